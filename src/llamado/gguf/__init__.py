@@ -1,0 +1,18 @@
+"""The model file: a memory-mapped GGUF reader, its metadata, and where models come from."""
+
+from llamado.gguf.errors import GgufError, SourceError
+from llamado.gguf.metadata import Metadata, StringArray, Value, ValueType
+from llamado.gguf.reader import GGUFFile, TensorInfo
+from llamado.gguf.types import TensorType
+
+__all__ = [
+    "GGUFFile",
+    "GgufError",
+    "Metadata",
+    "SourceError",
+    "StringArray",
+    "TensorInfo",
+    "TensorType",
+    "Value",
+    "ValueType",
+]

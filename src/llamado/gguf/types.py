@@ -1,4 +1,4 @@
-"""Tensor element types of GGUF files: numbers, block sizes and row sizes (ggml.h, `enum ggml_type`; ggml-common.h, block layouts)."""
+"""Tensor element types of GGUF files: numbers and block layouts (ggml.h, `enum ggml_type`; ggml-common.h)."""
 
 from __future__ import annotations
 
