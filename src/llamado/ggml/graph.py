@@ -1,0 +1,645 @@
+"""Building graphs: one function per operation, and the Graph that puts them in order.
+
+Each function checks what ggml checks, and gives the result the shape, strides and parameter bytes that ggml gives it
+(ggml.c), so that a graph built here is the graph a ggml back end expects. Nothing is computed. Every function raises
+ShapeError.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from llamado.ggml.errors import ShapeError
+from llamado.ggml.ops import GluOp, Op, PrecType, RopeMode, SortOrder, TensorFlag, UnaryOp
+from llamado.ggml.tensor import BLOCK, NO_PARAMS, Shape, Tensor, contiguous_strides
+from llamado.gguf.types import TensorType
+
+# Names looked up once: members of an Enum class are slow to reach, and a graph has a thousand nodes.
+_F32, _F16, _I32, _I64 = TensorType.F32, TensorType.F16, TensorType.I32, TensorType.I64
+_COMPUTE = int(TensorFlag.COMPUTE)
+_NONE = Op.NONE
+_ADD, _SUB, _MUL, _DIV = Op.ADD, Op.SUB, Op.MUL, Op.DIV
+_VIEW, _RESHAPE, _PERMUTE = Op.VIEW, Op.RESHAPE, Op.PERMUTE
+_MUL_MAT, _RMS_NORM, _ROPE, _GLU, _SET_ROWS = Op.MUL_MAT, Op.RMS_NORM, Op.ROPE, Op.GLU, Op.SET_ROWS
+
+_pack_f = Struct("<f60x").pack
+_pack_ff = Struct("<2f56x").pack
+_pack_i = Struct("<i60x").pack
+_pack_if = Struct("<if56x").pack
+_pack_iiff = Struct("<2i2f48x").pack
+_pack_offset = Struct("<Q56x").pack
+_pack_axes = Struct("<4i48x").pack
+_pack_rope = Struct("<5i6f5i").pack
+_pack_flash = Struct("<3f2i44x").pack
+
+
+def _make(
+    type: TensorType, ne: Shape, op: Op, src: tuple[Tensor | None, ...], params: bytes = NO_PARAMS, name: str = ""
+) -> Tensor:
+    """A result with memory of its own, without gaps."""
+    block, size = BLOCK[type]
+    nb1 = size * (ne[0] // block)
+    nb2 = nb1 * ne[1]
+    return Tensor(type, ne, (size, nb1, nb2, nb2 * ne[2]), op, src, params, None, 0, name)
+
+
+def _alias(
+    a: Tensor, ne: Shape, nb: Shape, op: Op, src: tuple[Tensor | None, ...], params: bytes, offset: int, name: str
+) -> Tensor:
+    """A result that lies in the memory of `a`; a view of a view refers to the owner of the memory."""
+    owner = a.view_src
+    if owner is None:
+        return Tensor(a.type, ne, nb, op, src, params, a, offset, name)
+    return Tensor(a.type, ne, nb, op, src, params, owner, a.view_offs + offset, name)
+
+
+def _shape(op: str, ne: tuple[int, ...]) -> Shape:
+    if not 1 <= len(ne) <= 4 or min(ne) < 0:
+        raise ShapeError(op, f"a shape has 1 to 4 dimensions, none negative; got {list(ne)}")
+    return (*ne, 1, 1, 1)[:4]  # type: ignore[return-value]  # four by construction
+
+
+def new_tensor(type: TensorType, *ne: int, name: str = "") -> Tensor:
+    """Data that no operation computes: a weight, an input or a cache, without gaps."""
+    shape = _shape("new_tensor", ne)
+    if shape[0] % BLOCK[type][0]:
+        raise ShapeError("new_tensor", f"a row of {shape[0]} elements is not a whole number of {type.name} blocks")
+    return Tensor(type, shape, contiguous_strides(type, shape), name=name)
+
+
+# --- views: other shapes of the same memory ---------------------------------------------------------------------------
+
+
+def _view(op: str, a: Tensor, ne: Shape, nb: Shape, offset: int, name: str) -> Tensor:
+    block, size = BLOCK[a.type]
+    if ne[0] % block:
+        raise ShapeError(op, f"a row of {ne[0]} elements is not a whole number of blocks", a)
+    end = offset + size * (ne[0] // block)
+    if 0 not in ne:
+        end += (ne[1] - 1) * nb[1] + (ne[2] - 1) * nb[2] + (ne[3] - 1) * nb[3]
+        owner, start = (a, 0) if a.view_src is None else (a.view_src, a.view_offs)
+        if offset < 0 or start + end > owner.nbytes:
+            raise ShapeError(op, f"bytes {offset} to {end} lie outside the tensor", a)
+    return _alias(a, ne, nb, _VIEW, (a,), _pack_offset(offset), offset, name)
+
+
+def view_1d(a: Tensor, ne0: int, offset: int = 0, name: str = "") -> Tensor:
+    """`ne0` elements of `a` from byte `offset`."""
+    ne = _shape("view_1d", (ne0,))
+    return _view("view_1d", a, ne, contiguous_strides(a.type, ne), offset, name)
+
+
+def view_2d(a: Tensor, ne0: int, ne1: int, nb1: int, offset: int = 0, name: str = "") -> Tensor:
+    """`ne1` rows of `ne0` elements of `a`, `nb1` bytes apart, from byte `offset`."""
+    nb2 = nb1 * ne1
+    return _view("view_2d", a, (ne0, ne1, 1, 1), (BLOCK[a.type][1], nb1, nb2, nb2), offset, name)
+
+
+def view_3d(a: Tensor, ne0: int, ne1: int, ne2: int, nb1: int, nb2: int, offset: int = 0, name: str = "") -> Tensor:
+    """A three-dimensional window of `a` with strides `nb1` and `nb2` in bytes, from byte `offset`."""
+    return _view("view_3d", a, (ne0, ne1, ne2, 1), (BLOCK[a.type][1], nb1, nb2, nb2 * ne2), offset, name)
+
+
+def view_4d(
+    a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int, nb1: int, nb2: int, nb3: int, offset: int = 0, name: str = ""
+) -> Tensor:
+    """A four-dimensional window of `a` with strides in bytes, from byte `offset`."""
+    return _view("view_4d", a, (ne0, ne1, ne2, ne3), (BLOCK[a.type][1], nb1, nb2, nb3), offset, name)
+
+
+def reshape(a: Tensor, *ne: int, name: str = "") -> Tensor:
+    """The same elements in another shape; `a` must be contiguous."""
+    shape = _shape("reshape", ne)
+    if shape[0] * shape[1] * shape[2] * shape[3] != a.nelements:
+        raise ShapeError("reshape", f"{a.nelements} elements do not fill {list(ne)}", a)
+    if not a.is_contiguous():
+        raise ShapeError("reshape", "the tensor must be contiguous", a)
+    if shape[0] % BLOCK[a.type][0]:
+        raise ShapeError("reshape", f"a row of {shape[0]} elements is not a whole number of blocks", a)
+    return _alias(a, shape, contiguous_strides(a.type, shape), _RESHAPE, (a,), NO_PARAMS, 0, name)
+
+
+def permute(a: Tensor, axis0: int, axis1: int, axis2: int, axis3: int, name: str = "") -> Tensor:
+    """The same memory with dimension i of `a` becoming dimension `axis_i`."""
+    axes = (axis0, axis1, axis2, axis3)
+    if axes == (0, 2, 1, 3):  # the permutation of attention
+        (n0, n1, n2, n3), (b0, b1, b2, b3) = a.ne, a.nb
+        return _alias(a, (n0, n2, n1, n3), (b0, b2, b1, b3), _PERMUTE, (a,), _SWAP_12, 0, name)
+    if sorted(axes) != [0, 1, 2, 3]:
+        raise ShapeError("permute", f"axes must be 0, 1, 2, 3 in some order; got {list(axes)}", a)
+    source = [axes.index(i) for i in range(4)]
+    ne = (a.ne[source[0]], a.ne[source[1]], a.ne[source[2]], a.ne[source[3]])
+    nb = (a.nb[source[0]], a.nb[source[1]], a.nb[source[2]], a.nb[source[3]])
+    return _alias(a, ne, nb, _PERMUTE, (a,), _pack_axes(*axes), 0, name)
+
+
+_SWAP_12 = _pack_axes(0, 2, 1, 3)
+
+
+def transpose(a: Tensor, name: str = "") -> Tensor:
+    """The same memory with dimensions 0 and 1 exchanged."""
+    (n0, n1, n2, n3), (b0, b1, b2, b3) = a.ne, a.nb
+    return _alias(a, (n1, n0, n2, n3), (b1, b0, b2, b3), Op.TRANSPOSE, (a,), NO_PARAMS, 0, name)
+
+
+# --- moving data ------------------------------------------------------------------------------------------------------
+
+
+def dup(a: Tensor, name: str = "") -> Tensor:
+    """A copy of `a`, contiguous, of the same type."""
+    return _make(a.type, a.ne, Op.DUP, (a,), name=name)
+
+
+def cont(a: Tensor, *ne: int, name: str = "") -> Tensor:
+    """`a` without gaps, in shape `ne` (default: its own)."""
+    shape = _shape("cont", ne) if ne else a.ne
+    if shape[0] * shape[1] * shape[2] * shape[3] != a.nelements:
+        raise ShapeError("cont", f"{a.nelements} elements do not fill {list(ne)}", a)
+    return _make(a.type, shape, Op.CONT, (a,), name=name)
+
+
+def cpy(a: Tensor, b: Tensor, name: str = "") -> Tensor:
+    """Writes `a` into the memory of `b`, converting the type; the result is a view of `b`. Equally many elements."""
+    if a.nelements != b.nelements:
+        raise ShapeError("cpy", f"{a.nelements} elements do not fill {b.nelements}", a, b)
+    return _alias(b, b.ne, b.nb, Op.CPY, (a, b), NO_PARAMS, 0, name)
+
+
+def cast(a: Tensor, type: TensorType, name: str = "") -> Tensor:
+    """`a` converted to another type, contiguous."""
+    if a.ne[0] % BLOCK[type][0]:
+        raise ShapeError("cast", f"a row of {a.ne[0]} elements is not a whole number of {type.name} blocks", a)
+    result = _make(type, a.ne, Op.CPY, (), name=name)
+    result.src = (a, result)  # ggml names the destination twice
+    return result
+
+
+def get_rows(a: Tensor, ids: Tensor, name: str = "") -> Tensor:
+    """Rows `ids` (I32) of `a` as F32 (I32 stays I32): [a.ne0, ids.ne0, ids.ne1, ids.ne2]."""
+    an, bn = a.ne, ids.ne
+    if ids.type is not _I32 or an[2] != bn[1] or an[3] != bn[2] or bn[3] != 1:
+        raise ShapeError("get_rows", "row numbers must be I32 [n, a.ne2, a.ne3]", a, ids)
+    return _make(_I32 if a.type is _I32 else _F32, (an[0], bn[0], bn[1], bn[2]), Op.GET_ROWS, (a, ids), name=name)
+
+
+def set_rows(dst: Tensor, src: Tensor, ids: Tensor, name: str = "") -> Tensor:
+    """Writes row i of `src` (F32 or F16) into row `ids[i]` (I64 or I32) of `dst`, converting to its type.
+
+    `ids` is [src.ne1] and may repeat over dimensions 2 and 3. The result is a view of `dst`.
+    """
+    dn, sn, cn = dst.ne, src.ne, ids.ne
+    if dn[0] != sn[0] or dn[2] != sn[2] or dn[3] != sn[3]:
+        raise ShapeError("set_rows", "source and destination differ in dimension 0, 2 or 3", dst, src, ids)
+    if sn[1] != cn[0] or cn[3] != 1 or not cn[1] or not cn[2] or sn[2] % cn[1] or sn[3] % cn[2]:
+        raise ShapeError("set_rows", "there must be one row number for each source row", dst, src, ids)
+    if src.type is not _F32 and src.type is not _F16:
+        raise ShapeError("set_rows", "the source must be F32 or F16", dst, src, ids)
+    if ids.type is not _I64 and ids.type is not _I32:
+        raise ShapeError("set_rows", "row numbers must be I64 or I32", dst, src, ids)
+    if not (dst.has_contiguous_rows() and src.has_contiguous_rows()):
+        raise ShapeError("set_rows", "rows must be contiguous", dst, src, ids)
+    # The destination comes last: ggml's order of sources.
+    return _alias(dst, dn, dst.nb, _SET_ROWS, (src, ids, dst), NO_PARAMS, 0, name)
+
+
+def concat(a: Tensor, b: Tensor, dim: int, name: str = "") -> Tensor:
+    """`b` behind `a` along dimension `dim`; all other dimensions and the type are equal."""
+    if not 0 <= dim < 4 or a.type is not b.type:
+        raise ShapeError("concat", f"dimension {dim} must be 0 to 3 and the types equal", a, b)
+    ne = list(a.ne)
+    ne[dim] = b.ne[dim]
+    if tuple(ne) != b.ne:
+        raise ShapeError("concat", f"shapes differ outside dimension {dim}", a, b)
+    ne[dim] += a.ne[dim]
+    return _make(a.type, (ne[0], ne[1], ne[2], ne[3]), Op.CONCAT, (a, b), _pack_i(dim), name)
+
+
+def repeat(a: Tensor, *ne: int, name: str = "") -> Tensor:
+    """Copies of `a` side by side until they fill shape `ne`."""
+    shape = _shape("repeat", ne)
+    if 0 not in a.ne and any(n % m for n, m in zip(shape, a.ne, strict=True)):
+        raise ShapeError("repeat", f"whole copies do not fill {list(ne)}", a)
+    return _make(a.type, shape, Op.REPEAT, (a,), name=name)
+
+
+# --- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def _binary(op: Op, a: Tensor, b: Tensor, name: str) -> Tensor:
+    if a.ne != b.ne and not b.can_repeat_to(a):
+        raise ShapeError(op.name.lower(), "whole copies of the second tensor do not fill the first", a, b)
+    return _make(a.type, a.ne, op, (a, b), NO_PARAMS, name)
+
+
+def add(a: Tensor, b: Tensor, name: str = "") -> Tensor:
+    """a + b, with `b` repeated to the shape of `a`."""
+    return _binary(_ADD, a, b, name)
+
+
+def sub(a: Tensor, b: Tensor, name: str = "") -> Tensor:
+    """a - b, with `b` repeated to the shape of `a`."""
+    return _binary(_SUB, a, b, name)
+
+
+def mul(a: Tensor, b: Tensor, name: str = "") -> Tensor:
+    """a × b element by element, with `b` repeated to the shape of `a`."""
+    return _binary(_MUL, a, b, name)
+
+
+def div(a: Tensor, b: Tensor, name: str = "") -> Tensor:
+    """a / b element by element, with `b` repeated to the shape of `a`."""
+    return _binary(_DIV, a, b, name)
+
+
+def scale(a: Tensor, s: float, b: float = 0.0, name: str = "") -> Tensor:
+    """a × s + b with numbers s and b."""
+    ne, nb = a.ne, a.nb
+    if nb[0] != BLOCK[a.type][1] or nb[2] != nb[1] * ne[1] or nb[3] != nb[2] * ne[2]:
+        raise ShapeError("scale", "only rows may have gaps between them", a)
+    return _make(a.type, ne, Op.SCALE, (a,), _pack_ff(s, b), name)
+
+
+def _map(op: Op, a: Tensor, name: str) -> Tensor:
+    return _make(a.type, a.ne, op, (a,), NO_PARAMS, name)
+
+
+def sqr(a: Tensor, name: str = "") -> Tensor:
+    """a² element by element."""
+    return _map(Op.SQR, a, name)
+
+
+def sqrt(a: Tensor, name: str = "") -> Tensor:
+    """The square root of each element."""
+    return _map(Op.SQRT, a, name)
+
+
+def log(a: Tensor, name: str = "") -> Tensor:
+    """The natural logarithm of each element."""
+    return _map(Op.LOG, a, name)
+
+
+def sin(a: Tensor, name: str = "") -> Tensor:
+    """The sine of each element."""
+    return _map(Op.SIN, a, name)
+
+
+def cos(a: Tensor, name: str = "") -> Tensor:
+    """The cosine of each element."""
+    return _map(Op.COS, a, name)
+
+
+def clamp(a: Tensor, low: float, high: float, name: str = "") -> Tensor:
+    """Each element limited to `low`..`high`."""
+    return _make(a.type, a.ne, Op.CLAMP, (a,), _pack_ff(low, high), name)
+
+
+def unary(a: Tensor, op: UnaryOp, name: str = "") -> Tensor:
+    """The function `op` of each element; rows must be contiguous."""
+    if not a.has_contiguous_rows():
+        raise ShapeError(f"unary {op.name}", "rows must be contiguous", a)
+    return _make(a.type, a.ne, Op.UNARY, (a,), _pack_i(op), name)
+
+
+def relu(a: Tensor, name: str = "") -> Tensor:
+    """max(a, 0)."""
+    return unary(a, UnaryOp.RELU, name)
+
+
+def silu(a: Tensor, name: str = "") -> Tensor:
+    """a × sigmoid(a)."""
+    return unary(a, UnaryOp.SILU, name)
+
+
+def gelu(a: Tensor, name: str = "") -> Tensor:
+    """GELU, the tanh approximation."""
+    return unary(a, UnaryOp.GELU, name)
+
+
+def tanh(a: Tensor, name: str = "") -> Tensor:
+    """The hyperbolic tangent of each element."""
+    return unary(a, UnaryOp.TANH, name)
+
+
+def sigmoid(a: Tensor, name: str = "") -> Tensor:
+    """1 / (1 + exp(-a))."""
+    return unary(a, UnaryOp.SIGMOID, name)
+
+
+def leaky_relu(a: Tensor, slope: float, name: str = "") -> Tensor:
+    """a where positive, a × slope elsewhere."""
+    return _make(a.type, a.ne, Op.LEAKY_RELU, (a,), _pack_f(slope), name)
+
+
+def glu_split(a: Tensor, b: Tensor, op: GluOp, name: str = "") -> Tensor:
+    """activation(a) × b: the gated activation with the gate in one tensor and the values in another."""
+    if a.ne != b.ne or a.type is not b.type:
+        raise ShapeError(f"glu {op.name}", "gate and values differ in shape or type", a, b)
+    if not (a.is_contiguous(1) and b.is_contiguous(1)):
+        raise ShapeError(f"glu {op.name}", "elements of a row must be contiguous", a, b)
+    return _make(a.type, a.ne, _GLU, (a, b), _pack_iiff(op, 0, 0.0, 0.0), name)
+
+
+def glu(a: Tensor, op: GluOp, swapped: bool = False, name: str = "") -> Tensor:
+    """activation(first half of each row) × second half; `swapped` exchanges the halves."""
+    if not a.is_contiguous(1):
+        raise ShapeError(f"glu {op.name}", "elements of a row must be contiguous", a)
+    ne = a.ne
+    return _make(a.type, (ne[0] // 2, ne[1], ne[2], ne[3]), _GLU, (a, None), _pack_iiff(op, swapped, 0.0, 0.0), name)
+
+
+_SWIGLU, _GEGLU = GluOp.SWIGLU, GluOp.GEGLU
+
+
+def swiglu_split(gate: Tensor, up: Tensor, name: str = "") -> Tensor:
+    """silu(gate) × up."""
+    return glu_split(gate, up, _SWIGLU, name)
+
+
+def geglu_split(gate: Tensor, up: Tensor, name: str = "") -> Tensor:
+    """gelu(gate) × up, with the tanh approximation."""
+    return glu_split(gate, up, _GEGLU, name)
+
+
+def swiglu_oai(gate: Tensor, up: Tensor, alpha: float, limit: float, name: str = "") -> Tensor:
+    """min(gate, limit) × sigmoid(alpha × gate) × (1 + clamp(up, ±limit))."""
+    result = glu_split(gate, up, GluOp.SWIGLU_OAI, name)
+    result.op_params = _pack_iiff(GluOp.SWIGLU_OAI, 0, alpha, limit)
+    return result
+
+
+# --- along rows -------------------------------------------------------------------------------------------------------
+
+
+def norm(a: Tensor, eps: float, name: str = "") -> Tensor:
+    """(a - mean) / sqrt(variance + eps) of each row."""
+    return _make(a.type, a.ne, Op.NORM, (a,), _pack_f(eps), name)
+
+
+def rms_norm(a: Tensor, eps: float, name: str = "") -> Tensor:
+    """a / sqrt(mean(a²) + eps) of each row."""
+    return _make(a.type, a.ne, _RMS_NORM, (a,), _pack_f(eps), name)
+
+
+def group_norm(a: Tensor, n_groups: int, eps: float, name: str = "") -> Tensor:
+    """`norm` over groups of channels (dimension 2)."""
+    return _make(a.type, a.ne, Op.GROUP_NORM, (a,), _pack_if(n_groups, eps), name)
+
+
+def l2_norm(a: Tensor, eps: float, name: str = "") -> Tensor:
+    """a / max(sqrt(sum(a²)), eps) of each row."""
+    return _make(a.type, a.ne, Op.L2_NORM, (a,), _pack_f(eps), name)
+
+
+def sum_rows(a: Tensor, name: str = "") -> Tensor:
+    """The sum of each row: [1, ne1, ne2, ne3]."""
+    return _make(a.type, (1, *a.ne[1:]), Op.SUM_ROWS, (a,), name=name)
+
+
+def sum_all(a: Tensor, name: str = "") -> Tensor:
+    """The sum of all elements: [1]."""
+    return _make(a.type, (1, 1, 1, 1), Op.SUM, (a,), name=name)
+
+
+def mean(a: Tensor, name: str = "") -> Tensor:
+    """The mean of each row, F32: [1, ne1, ne2, ne3]."""
+    return _make(_F32, (1, *a.ne[1:]), Op.MEAN, (a,), name=name)
+
+
+def cumsum(a: Tensor, name: str = "") -> Tensor:
+    """Running sums along each row of an F32 tensor."""
+    if a.type is not _F32:
+        raise ShapeError("cumsum", "the tensor must be F32", a)
+    return _map(Op.CUMSUM, a, name)
+
+
+def argmax(a: Tensor, name: str = "") -> Tensor:
+    """The place of the largest element of each row of a matrix: I32 [ne1]."""
+    if a.ne[2] != 1 or a.ne[3] != 1:
+        raise ShapeError("argmax", "the tensor must be a matrix", a)
+    return _make(_I32, (a.ne[1], 1, 1, 1), Op.ARGMAX, (a,), name=name)
+
+
+def argsort(a: Tensor, order: SortOrder = SortOrder.ASC, name: str = "") -> Tensor:
+    """The order that sorts each row: I32, the shape of `a`."""
+    return _make(_I32, a.ne, Op.ARGSORT, (a,), _pack_i(order), name)
+
+
+def argsort_top_k(a: Tensor, k: int, name: str = "") -> Tensor:
+    """The places of the `k` largest elements of each row in falling order: a view of a sort."""
+    if a.ne[0] < k:
+        raise ShapeError("argsort_top_k", f"rows have fewer than {k} elements", a)
+    order = argsort(a, SortOrder.DESC)
+    return view_4d(order, k, *order.ne[1:], *order.nb[1:], name=name)
+
+
+def top_k(a: Tensor, k: int, name: str = "") -> Tensor:
+    """The places of the `k` largest elements of each row, in no order: I32 [k, ne1, ne2, ne3]."""
+    if a.ne[0] < k:
+        raise ShapeError("top_k", f"rows have fewer than {k} elements", a)
+    return _make(_I32, (k, *a.ne[1:]), Op.TOP_K, (a,), name=name)
+
+
+def soft_max_ext(a: Tensor, mask: Tensor | None, scale: float, max_bias: float = 0.0, name: str = "") -> Tensor:
+    """softmax(a × scale + mask) of each row.
+
+    `mask` is F16 or F32 [ne0, at least ne1, …], repeated over dimensions 2 and 3; `max_bias` > 0 weighs it per head
+    (ALiBi).
+    """
+    if not a.is_contiguous():
+        raise ShapeError("soft_max", "the tensor must be contiguous", a, mask)
+    if mask is not None:
+        an, mn = a.ne, mask.ne
+        if mask.type not in (_F16, _F32) or not mask.is_contiguous():
+            raise ShapeError("soft_max", "the mask must be F16 or F32 and contiguous", a, mask)
+        if mn[0] != an[0] or mn[1] < an[1] or not mn[2] or not mn[3] or an[2] % mn[2] or an[3] % mn[3]:
+            raise ShapeError("soft_max", "the mask does not cover the scores", a, mask)
+    elif max_bias > 0.0:
+        raise ShapeError("soft_max", "ALiBi needs a mask", a)
+    return _make(a.type, a.ne, Op.SOFT_MAX, (a, mask, None), _pack_ff(scale, max_bias), name)
+
+
+# --- matrices, positions, attention -----------------------------------------------------------------------------------
+
+
+def mul_mat(a: Tensor, b: Tensor, precision: PrecType = PrecType.DEFAULT, name: str = "") -> Tensor:
+    """Dot products of every row of `a` with every row of `b`: F32 [a.ne1, b.ne1, b.ne2, b.ne3].
+
+    Rows are equally long; `a` is repeated over dimensions 2 and 3 of `b`.
+    """
+    an, bn = a.ne, b.ne
+    if an[0] != bn[0]:
+        raise ShapeError("mul_mat", f"rows of {an[0]} and {bn[0]} elements", a, b)
+    if (an[2] != 1 or an[3] != 1) and (not an[2] or not an[3] or bn[2] % an[2] or bn[3] % an[3]):
+        raise ShapeError("mul_mat", "whole copies of the first tensor do not fill dimensions 2 and 3", a, b)
+    if a.nb[0] > a.nb[1]:
+        raise ShapeError("mul_mat", "the first tensor must not be transposed", a, b)
+    params = _pack_i(precision) if precision else NO_PARAMS
+    return _make(_F32, (an[1], bn[1], bn[2], bn[3]), _MUL_MAT, (a, b), params, name)
+
+
+def mul_mat_id(experts: Tensor, b: Tensor, ids: Tensor, name: str = "") -> Tensor:
+    """`mul_mat` with a matrix chosen for each row: F32 [experts.ne1, ids.ne0, b.ne2].
+
+    `experts` is one matrix per dimension 2; `ids` is I32 [experts per token, tokens]; `b` is [row, 1 or experts per
+    token, tokens].
+    """
+    en, bn, cn = experts.ne, b.ne, ids.ne
+    if ids.type is not _I32 or en[3] != 1 or bn[3] != 1 or cn[2] != 1 or cn[3] != 1:
+        raise ShapeError("mul_mat_id", "needs 3-d experts and rows, and I32 [experts, tokens]", experts, b, ids)
+    if cn[1] != bn[2] or en[0] != bn[0] or not bn[1] or cn[0] % bn[1] or experts.is_transposed():
+        raise ShapeError("mul_mat_id", "experts, rows and choices do not fit", experts, b, ids)
+    return _make(_F32, (en[1], cn[0], bn[2], 1), Op.MUL_MAT_ID, (experts, b, ids), name=name)
+
+
+def add_id(a: Tensor, b: Tensor, ids: Tensor, name: str = "") -> Tensor:
+    """Adds to row [i, j] of `a` the row `ids[i, j]` of `b`."""
+    if ids.type is not _I32 or a.ne[0] != b.ne[0] or a.ne[1] != ids.ne[0] or a.ne[2] != ids.ne[1]:
+        raise ShapeError("add_id", "rows and choices do not fit", a, b, ids)
+    return _make(a.type, a.ne, Op.ADD_ID, (a, b, ids), name=name)
+
+
+def rope_ext(
+    a: Tensor,
+    pos: Tensor,
+    freq_factors: Tensor | None,
+    n_dims: int,
+    mode: RopeMode | int,
+    n_ctx_orig: int,
+    freq_base: float,
+    freq_scale: float,
+    ext_factor: float,
+    attn_factor: float,
+    beta_fast: float,
+    beta_slow: float,
+    name: str = "",
+) -> Tensor:
+    """Rotary position embedding of the first `n_dims` elements of each head of `a` [head_dim, n_head, n_tokens].
+
+    `pos` is I32 [n_tokens]; `freq_factors` F32 [n_dims / 2] divides the frequencies; `ext_factor` to `beta_slow` are
+    YaRN's.
+    """
+    if mode & 1 or mode & RopeMode.MROPE:
+        raise ShapeError("rope", f"mode {int(mode)} is not NORMAL or NEOX", a)
+    if pos.type is not _I32 or pos.ne != (a.ne[2], 1, 1, 1):
+        raise ShapeError("rope", "there must be one I32 position for each token (dimension 2)", a, pos)
+    if freq_factors is not None and (freq_factors.type is not _F32 or freq_factors.ne[0] < n_dims // 2):
+        raise ShapeError("rope", f"needs {n_dims // 2} F32 frequency factors", a, pos, freq_factors)
+    if n_dims > a.ne[0]:
+        raise ShapeError("rope", f"cannot turn {n_dims} elements of a head", a, pos)
+    params = _pack_rope(
+        *(0, n_dims, mode, 0, n_ctx_orig),
+        *(freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow),
+        *(0, 0, 0, 0, 0),
+    )
+    return _make(a.type, a.ne, _ROPE, (a, pos, freq_factors), params, name)
+
+
+def flash_attn_ext(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    max_bias: float = 0.0,
+    logit_softcap: float = 0.0,
+    precision: PrecType = PrecType.DEFAULT,
+    name: str = "",
+) -> Tensor:
+    """softmax(q·k × scale + mask) · v for each head: F32 [v.ne0, n_head, n_tokens, q.ne3].
+
+    q [head_dim, n_tokens, n_head], k and v [head_dim, n_kv, n_head_kv] with n_head a multiple of n_head_kv; `mask` F16
+    [n_kv, at least n_tokens]. A `logit_softcap` c > 0 turns scores s into c × tanh(s / c).
+    """
+    qn, kn, vn = q.ne, k.ne, v.ne
+    if qn[0] != kn[0] or not kn[2] or not kn[3] or qn[2] % kn[2] or qn[3] % kn[3] or qn[3] != kn[3] or qn[3] != vn[3]:
+        raise ShapeError("flash_attn_ext", "queries and keys do not fit", q, k, v, mask)
+    if vn[1] != kn[1] or not vn[2] or qn[2] % vn[2]:
+        raise ShapeError("flash_attn_ext", "keys and values do not fit", q, k, v, mask)
+    if mask is not None:
+        mn = mask.ne
+        if mask.type is not _F16 or not mask.is_contiguous():
+            raise ShapeError("flash_attn_ext", "the mask must be F16 and contiguous", q, k, v, mask)
+        if mn[0] != kn[1] or mn[1] < qn[1] or not mn[2] or not mn[3] or qn[2] % mn[2] or qn[3] % mn[3]:
+            raise ShapeError("flash_attn_ext", "the mask does not cover the scores", q, k, v, mask)
+    elif max_bias > 0.0:
+        raise ShapeError("flash_attn_ext", "ALiBi needs a mask", q, k, v)
+    params = _pack_flash(scale, max_bias, logit_softcap, precision, 0)
+    return _make(_F32, (vn[0], qn[2], qn[1], qn[3]), Op.FLASH_ATTN_EXT, (q, k, v, mask, None), params, name)
+
+
+# --- the graph --------------------------------------------------------------------------------------------------------
+
+
+class Graph:
+    """Operations in an order in which they can be computed.
+
+    `nodes` are the operations, each after its sources; `leafs` the data they start from; `inputs` and `outputs` name the
+    tensors that a caller writes before and reads after a run.
+    """
+
+    __slots__ = ("_seen", "inputs", "leafs", "nodes", "outputs")
+
+    def __init__(self) -> None:
+        self.nodes: list[Tensor] = []
+        self.leafs: list[Tensor] = []
+        self.inputs: dict[str, Tensor] = {}
+        self.outputs: dict[str, Tensor] = {}
+        self._seen: set[Tensor] = set()
+
+    def __repr__(self) -> str:
+        return f"<Graph {len(self.nodes)} nodes, {len(self.leafs)} leafs, in {[*self.inputs]}, out {[*self.outputs]}>"
+
+    def input(self, name: str, type: TensorType, *ne: int) -> Tensor:
+        """A new tensor that the caller fills before each run."""
+        tensor = new_tensor(type, *ne, name=name)
+        tensor.flags = int(TensorFlag.INPUT)
+        self.inputs[name] = tensor
+        return tensor
+
+    def output(self, name: str, tensor: Tensor) -> Tensor:
+        """Adds `tensor` and all it needs; the caller may read it after a run."""
+        tensor.flags |= int(TensorFlag.OUTPUT)
+        self.outputs[name] = tensor
+        return self.expand(tensor)
+
+    def expand(self, tensor: Tensor) -> Tensor:
+        """Adds `tensor` and all it needs that is not there yet: depth first, sources left to right, a node after them.
+
+        This is the order of ggml_build_forward_expand: nodes go on the wire in the order a ggml program sends them.
+        """
+        seen, nodes, leafs = self._seen, self.nodes, self.leafs
+        if tensor in seen:
+            return tensor
+        seen.add(tensor)
+        # An own stack instead of recursion: a graph may be deeper than Python's call stack.
+        path = [(tensor, iter(tensor.src))]
+        while path:
+            node, sources = path[-1]
+            for source in sources:
+                if source is not None and source not in seen:
+                    seen.add(source)
+                    if source.src:
+                        path.append((source, iter(source.src)))
+                        break
+                    leafs.append(source) if source.op is _NONE else self._add(source)
+            else:
+                path.pop()
+                if node.op is _NONE:
+                    leafs.append(node)
+                else:
+                    node.flags |= _COMPUTE
+                    nodes.append(node)
+        return tensor
+
+    def _add(self, node: Tensor) -> None:
+        node.flags |= _COMPUTE
+        self.nodes.append(node)
+
+    def use_counts(self) -> dict[Tensor, int]:
+        """How many times each tensor is a source of a node."""
+        counts: dict[Tensor, int] = {}
+        for node in self.nodes:
+            for source in node.src:
+                if source is not None:
+                    counts[source] = counts.get(source, 0) + 1
+        return counts
