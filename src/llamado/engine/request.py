@@ -1,0 +1,395 @@
+"""What goes into the engine and what comes out: requests, events, results, snapshots.
+
+Field names, defaults and limits are those of llama-server's `/completion` (tools/server/README.md), so that the server
+room passes JSON fields through by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest
+
+__all__ = [
+    "SAMPLER_LETTERS",
+    "ContextExceeded",
+    "Counters",
+    "Defaults",
+    "Done",
+    "EngineClosed",
+    "EngineSnapshot",
+    "Event",
+    "Failed",
+    "InvalidRequest",
+    "Progress",
+    "Request",
+    "Result",
+    "Sampling",
+    "SlotSnapshot",
+    "StopType",
+    "Timings",
+    "Token",
+    "TokenProb",
+    "TokenProbs",
+    "sampler_names",
+]
+
+StopType = Literal["none", "eos", "limit", "word"]
+
+# One letter per sampler, as in llama.cpp's `--sampling-seq`.
+SAMPLER_LETTERS: Mapping[str, str] = {
+    "e": "penalties",
+    "d": "dry",
+    "s": "top_n_sigma",
+    "k": "top_k",
+    "y": "typ_p",
+    "p": "top_p",
+    "m": "min_p",
+    "x": "xtc",
+    "t": "temperature",
+}
+DEFAULT_SAMPLERS = tuple(SAMPLER_LETTERS.values())
+
+# Other spellings llama.cpp accepts beside `top-k` and `topk` forms, which are derived below.
+_SAMPLER_ALIASES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p"} | {
+    name.replace("_", joint): name for name in DEFAULT_SAMPLERS for joint in ("_", "-", "")
+}
+
+# llama.cpp writes "no seed given" as this number or as -1.
+RANDOM_SEEDS = frozenset({-1, 0xFFFF_FFFF})
+
+
+def sampler_names(spec: str | Sequence[str]) -> tuple[str, ...]:
+    """Canonical sampler names from a list of names or a string of letters (`"edskypmxt"`).
+
+    Raises InvalidRequest for a sampler this engine does not know (llama-server drops those silently).
+    """
+    names = []
+    for item in spec:
+        name = SAMPLER_LETTERS.get(item) if isinstance(spec, str) else _SAMPLER_ALIASES.get(item.lower())
+        if name is None:
+            raise InvalidRequest(f"unknown sampler {item!r}; known are {', '.join(DEFAULT_SAMPLERS)}")
+        names.append(name)
+    return tuple(names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the next token is drawn from the logits; defaults are llama.cpp's (`common_params_sampling`)."""
+
+    seed: int | None = None
+    """Key of the random numbers; None, -1 and 4294967295 mean a fresh one, which the result reports."""
+    temperature: float = 0.8
+    """≤ 0 is greedy."""
+    top_k: int = 40
+    """≤ 0 is the whole vocabulary."""
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    repeat_last_n: int = 64
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these tokens; -inf bans a token. Ids outside the vocabulary are ignored."""
+    ignore_eos: bool = False
+    min_keep: int = 0
+    samplers: tuple[str, ...] = DEFAULT_SAMPLERS
+
+    # Samplers that exist in llama.cpp and not here yet: refused when turned on.
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+
+    def validate(self) -> None:
+        """Raise InvalidRequest for values no sampler can work with."""
+        floats = ("temperature", "top_p", "min_p", "typical_p")
+        penalties = ("repeat_penalty", "presence_penalty", "frequency_penalty")
+        for name in floats + penalties:
+            value = getattr(self, name)
+            if not math.isfinite(value):
+                raise InvalidRequest(f"{name} must be a finite number, not {value}")
+        if self.repeat_penalty <= 0 or not math.isfinite(1 / self.repeat_penalty):
+            raise InvalidRequest(f"repeat_penalty must be greater than 0, not {self.repeat_penalty}")
+        for name in ("repeat_last_n", "min_keep"):
+            if getattr(self, name) < 0:
+                raise InvalidRequest(f"{name} must be 0 or more, not {getattr(self, name)}")
+        for token, bias in self.logit_bias.items():
+            if math.isnan(bias) or bias == math.inf:
+                raise InvalidRequest(f"logit_bias of token {token} must be a number or -inf, not {bias}")
+        unknown = set(self.samplers) - set(DEFAULT_SAMPLERS)
+        if unknown:
+            raise InvalidRequest(f"unknown sampler {min(unknown)!r}; known are {', '.join(DEFAULT_SAMPLERS)}")
+        turned_on = {
+            "dynatemp_range": self.dynatemp_range > 0,
+            "top_n_sigma": self.top_n_sigma > 0 and "top_n_sigma" in self.samplers,
+            "xtc_probability": self.xtc_probability > 0 and self.xtc_threshold <= 0.5 and "xtc" in self.samplers,
+            "dry_multiplier": self.dry_multiplier != 0 and self.dry_penalty_last_n != 0 and "dry" in self.samplers,
+            "mirostat": self.mirostat != 0,
+        }
+        for name, on in turned_on.items():
+            if on:
+                raise InvalidRequest(f"{name} = {getattr(self, name)}: this sampler is not available; leave it off")
+
+
+@dataclass(slots=True, kw_only=True)
+class Request:
+    """One prompt to continue."""
+
+    prompt: list[int]
+    n_predict: int = -1
+    """Most tokens to generate; -1: until the context is full; 0: only evaluate the prompt into the cache."""
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: list[str] = field(default_factory=list)
+    n_keep: int = 0
+    cache_prompt: bool = True
+    id_slot: int = -1
+    n_probs: int = 0
+    post_sampling_probs: bool = False
+    return_tokens: bool = False
+    return_progress: bool = False
+    """Emit a Progress event after each chunk of the prompt."""
+    timings_per_token: bool = False
+    """Put timings into each Token event."""
+    t_max_predict_ms: int = -1
+    """Stop at the first newline written after this time (from the first token on); ≤ 0: no limit."""
+    n_indent: int = 0
+    special: bool = False
+    """Write special tokens out as text (llama-server's `--special`)."""
+
+    def validate(self) -> None:
+        """Raise InvalidRequest for limits out of range."""
+        if not self.prompt:
+            raise InvalidRequest("the prompt has no tokens")
+        for name, low in (("n_predict", -1), ("n_keep", -1), ("n_probs", 0), ("n_indent", 0)):
+            if getattr(self, name) < low:
+                raise InvalidRequest(f"{name} must be {low} or more, not {getattr(self, name)}")
+        self.sampling.validate()
+
+
+_SAMPLING_FIELDS = frozenset(f.name for f in dataclasses.fields(Sampling))
+_REQUEST_FIELDS = frozenset(f.name for f in dataclasses.fields(Request)) - {"prompt", "sampling"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """What a request gets for the fields it leaves out: llama.cpp's values, changed by the server's flags."""
+
+    sampling: Sampling = field(default_factory=Sampling)
+    n_predict: int = -1
+    n_keep: int = 0
+    cache_prompt: bool = True
+    stop: tuple[str, ...] = ()
+    special: bool = False
+
+    def request(self, prompt: Sequence[int], **fields: object) -> Request:
+        """A validated request; `fields` are names of Request or of Sampling, None meaning "not given".
+
+        A `n_predict` of -1 falls back to the default's. Raises InvalidRequest for an unknown name or a bad value.
+        """
+        given = {name: value for name, value in fields.items() if value is not None}
+        unknown = given.keys() - _SAMPLING_FIELDS - _REQUEST_FIELDS
+        if unknown:
+            raise InvalidRequest(f"unknown field {min(unknown)!r}")
+        samplers = given.get("samplers")
+        if isinstance(samplers, (str, list, tuple)):
+            given["samplers"] = sampler_names(samplers)
+        if given.get("n_predict") == -1:
+            del given["n_predict"]
+        sampling = dataclasses.replace(
+            self.sampling, **{name: value for name, value in given.items() if name in _SAMPLING_FIELDS}  # type: ignore[arg-type]
+        )
+        own: dict[str, object] = {
+            "n_predict": self.n_predict,
+            "n_keep": self.n_keep,
+            "cache_prompt": self.cache_prompt,
+            "stop": list(self.stop),
+            "special": self.special,
+        }
+        own |= {name: value for name, value in given.items() if name in _REQUEST_FIELDS}
+        request = Request(prompt=list(prompt), sampling=sampling, **own)  # type: ignore[arg-type]
+        request.validate()
+        return request
+
+
+class TokenProb(NamedTuple):
+    """A token and how likely it was."""
+
+    id: int
+    piece: bytes
+    """The token's text; may be part of a UTF-8 character."""
+    prob: float
+    """Probability after the sampler chain with `post_sampling_probs`, else in the softmax over all raw logits."""
+    logprob: float
+    """Natural logarithm of the probability; -inf for 0."""
+
+
+class TokenProbs(NamedTuple):
+    """A generated token and the `n_probs` most likely ones at its place."""
+
+    token: TokenProb
+    top: tuple[TokenProb, ...]
+
+
+class Timings(NamedTuple):
+    """Counts and milliseconds of one request, as llama-server's `timings`.
+
+    The first token comes out of the prompt's last batch, so generation rates divide by one token less.
+    """
+
+    cache_n: int = 0
+    """Prompt tokens taken from the cache."""
+    prompt_n: int = 0
+    """Prompt tokens computed."""
+    prompt_ms: float = 0.0
+    predicted_n: int = 0
+    predicted_ms: float = 0.0
+
+    @property
+    def prompt_per_token_ms(self) -> float:
+        return self.prompt_ms / self.prompt_n if self.prompt_n else 0.0
+
+    @property
+    def prompt_per_second(self) -> float:
+        return 1e3 * self.prompt_n / self.prompt_ms if self.prompt_ms > 0 else 0.0
+
+    @property
+    def predicted_per_token_ms(self) -> float:
+        return self.predicted_ms / (self.predicted_n - 1) if self.predicted_n > 1 else 0.0
+
+    @property
+    def predicted_per_second(self) -> float:
+        return 1e3 * (self.predicted_n - 1) / self.predicted_ms if self.predicted_ms > 0 and self.predicted_n else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token was generated."""
+
+    text: str
+    """Complete UTF-8; "" while a character is incomplete or a stop string may be starting."""
+    tokens: list[int]
+    probs: list[TokenProbs] | None
+    index: int
+    """Place of the first of `tokens` in the answer, from 0."""
+    timings: Timings | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A chunk of the prompt was evaluated."""
+
+    total: int
+    cache: int
+    processed: int
+    """Tokens of the prompt in the cache now, reused ones included."""
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished answer."""
+
+    content: str
+    tokens: list[int]
+    probs: list[TokenProbs]
+    stop_type: StopType
+    stopping_word: str
+    truncated: bool
+    """The context became full."""
+    n_prompt: int
+    n_cached: int
+    """Prompt tokens taken from the cache."""
+    n_predicted: int
+    n_tokens_cached: int
+    """Tokens the slot keeps for the next request (llama-server's `tokens_cached`)."""
+    has_new_line: bool
+    timings: Timings
+    id_slot: int
+    id_task: int
+    seed: int
+    """The seed used, also where the request left it open."""
+    request: Request
+    """The generation settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The answer is finished. Text that was held back to the end comes in a Token event before this."""
+
+    result: Result
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The answer ended by an error."""
+
+    error: Exception
+    """A LlamadoError."""
+
+
+Event = Token | Progress | Done | Failed
+
+
+class SlotSnapshot(NamedTuple):
+    """One slot as llama-server's `/slots` shows it; the request's fields stay after it ended."""
+
+    id: int
+    n_ctx: int
+    is_processing: bool
+    id_task: int
+    """-1 before the slot's first request."""
+    request: Request | None
+    n_prompt_tokens: int
+    """Tokens in the slot's cache."""
+    n_prompt_tokens_processed: int
+    n_prompt_tokens_cache: int
+    has_next_token: bool
+    has_new_line: bool
+    n_remain: int
+    """Tokens left of `n_predict`, -1 without a limit."""
+    n_decoded: int
+
+
+class Counters(NamedTuple):
+    """Totals since the engine started; seconds are wall time."""
+
+    prompt_tokens_total: int = 0
+    """Prompt tokens computed (cached ones are counted apart)."""
+    prompt_seconds_total: float = 0.0
+    prompt_tokens_cached_total: int = 0
+    tokens_predicted_total: int = 0
+    tokens_predicted_steps_total: int = 0
+    """tokens_predicted_total without each answer's first token, which costs no step: the numerator of rates."""
+    tokens_predicted_seconds_total: float = 0.0
+    """Sum over the answers, counted as each one ends."""
+    n_decode_total: int = 0
+    """Forward passes."""
+    n_busy_slots_total: int = 0
+    """Sum over the passes of the slots at work; divided by n_decode_total: `n_busy_slots_per_decode`."""
+    n_tokens_max: int = 0
+    """Longest sequence seen."""
+
+
+class EngineSnapshot(NamedTuple):
+    """The engine's state after a step."""
+
+    slots: tuple[SlotSnapshot, ...]
+    counters: Counters
+    requests_processing: int
+    requests_deferred: int
+    kv_cells_used: int
+    kv_cells_total: int
