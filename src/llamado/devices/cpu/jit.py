@@ -1,0 +1,196 @@
+"""Kernels to machine code: traces a kernel, compiles it with LLVM for this very CPU, keeps the object on disk.
+
+The name of a cached object is a hash of the kernels' own source, the CPU, the lowering, LLVM's version and the kernel's
+parameters, so an edited kernel is compiled anew and one cache folder serves many machines. Files are written whole or
+not at all; one that cannot be read is compiled again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import struct
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from llamado.devices.cpu.lowering import Lowering, choose
+from llamado.errors import LlamadoError
+
+Trace = Callable[..., None]
+
+
+class JitError(LlamadoError):
+    """A kernel could not be compiled or loaded."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel's name, its argument fields (each 8 bytes) and the function that writes its code.
+
+    The machine function is `void kernel(fields*, thread, threads, counter*)`: `counter` is an i64 that is zero when the
+    operation starts, for sharing work out.
+    """
+
+    name: str
+    fields: tuple[str, ...]
+    trace: Trace
+
+    def pack(self, values: dict[str, int | float]) -> list[int]:
+        """Argument values in field order as 64-bit integers; floats by the bits of their f32."""
+        if values.keys() != set(self.fields):
+            raise ValueError(f"{self.name}: fields {sorted(set(self.fields) ^ values.keys())} missing or unknown")
+        return [_bits(values[field]) for field in self.fields]
+
+
+def _bits(value: int | float) -> int:
+    return struct.unpack("<i", struct.pack("<f", value))[0] if isinstance(value, float) else int(value)
+
+
+def kernel(*fields: str) -> Callable[[Trace], Kernel]:
+    """Makes a kernel of `trace(code, arguments, thread, threads, counter, **parameters)`."""
+
+    def wrap(trace: Trace) -> Kernel:
+        return Kernel(trace.__name__, fields, trace)
+
+    return wrap
+
+
+@cache
+def _source_hash() -> bytes:
+    """Hash of every source file that decides what a kernel compiles to."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.digest()
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: `$LLAMADO_CACHE/kernels`, by default under the user's cache folder."""
+    root = os.environ.get("LLAMADO_CACHE")
+    return (Path(root) if root else Path.home() / ".cache" / "llamado") / "kernels"
+
+
+class Jit:
+    """Compiles and loads kernels for one lowering; addresses live as long as the Jit does."""
+
+    def __init__(self, lowering: Lowering | None = None, folder: Path | None = None) -> None:
+        import llvmlite
+        import llvmlite.binding as llvm
+
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        self._llvm = llvm
+        features = llvm.get_host_cpu_features()
+        self.lowering = lowering or choose(dict(features))
+        self.cpu = llvm.get_host_cpu_name()
+        self._features = features.flatten()
+        self.folder = folder or cache_folder()
+        self.compiled = 0
+        identity = [llvmlite.__version__, self.cpu, self._features, self.lowering.name]
+        self._identity = hashlib.sha256(_source_hash() + "\0".join(identity).encode())
+        self._addresses: dict[tuple[str, tuple[tuple[str, Any], ...]], int] = {}
+        target = llvm.Target.from_triple(llvm.get_process_triple())
+        self._machine = target.create_target_machine(
+            cpu=self.cpu, features=self._features, opt=3, reloc="pic", codemodel="small"
+        )
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), self._machine)
+
+    def _path(self, kernel: Kernel, parameters: dict[str, Any]) -> Path:
+        digest = self._identity.copy()
+        digest.update(repr((kernel.name, kernel.fields, sorted(parameters.items()))).encode())
+        return self.folder / f"{kernel.name}-{digest.hexdigest()[:32]}.o"
+
+    def address(self, kernel: Kernel, **parameters: Any) -> int:
+        """The address of a kernel made with these parameters: from memory, from disk, or compiled now."""
+        key = (kernel.name, tuple(sorted(parameters.items())))
+        found = self._addresses.get(key)
+        if found is None:
+            path = self._path(kernel, parameters)
+            symbol = f"{kernel.name}_{path.stem[-32:]}"
+            code = _read(path)
+            if code is None:
+                code = self.compile(kernel, symbol, parameters)
+                _write(path, code)
+            found = self._addresses[key] = self._load(code, symbol)
+        return found
+
+    def function(self, kernel: Kernel, **parameters: Any) -> Callable[[int, int, int, int], None]:
+        """The kernel as a function that Python calls (without the GIL): fields address, thread, threads, counter address."""
+        return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(self.address(kernel, **parameters))
+
+    def module(self, kernel: Kernel, symbol: str, parameters: dict[str, Any]) -> Any:
+        """Traces a kernel; gives the optimised LLVM module."""
+        from llvmlite import ir
+
+        from llamado.devices.cpu.simd import I64, Code
+
+        module = ir.Module(kernel.name)
+        i64 = ir.IntType(64)
+        function = ir.Function(module, ir.FunctionType(ir.VoidType(), [i64] * 4), symbol)
+        code = Code(module, function, self.lowering)
+        from llamado.devices.cpu.simd import Value
+
+        fields, thread, threads, counter = (Value(code, I64, a) for a in function.args)
+        arguments = SimpleNamespace(
+            **{name: code.load(I64, fields + 8 * i) for i, name in enumerate(kernel.fields)}
+        )
+        kernel.trace(code, arguments, thread, threads, counter, **parameters)
+        code.close()
+        parsed = self._llvm.parse_assembly(str(module))
+        parsed.verify()
+        tuning = self._llvm.create_pipeline_tuning_options(speed_level=3)
+        # the vectors are written by hand; LLVM's own vectoriser and unroller would only bloat them
+        tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = tuning.loop_interleaving = False
+        builder = self._llvm.create_pass_builder(self._machine, tuning)
+        builder.getModulePassManager().run(parsed, builder)
+        return parsed
+
+    def compile(self, kernel: Kernel, symbol: str, parameters: dict[str, Any]) -> bytes:
+        """Traces and compiles a kernel to an object file."""
+        self.compiled += 1
+        try:
+            return bytes(self._machine.emit_object(self.module(kernel, symbol, parameters)))
+        except RuntimeError as error:
+            raise JitError(f"kernel {kernel.name} {parameters} did not compile for {self.cpu}: {error}") from error
+
+    def assembly(self, kernel: Kernel, **parameters: Any) -> str:
+        """The machine code of a kernel as text, for reading."""
+        return str(self._machine.emit_assembly(self.module(kernel, kernel.name, parameters)))
+
+    def _load(self, code: bytes, symbol: str) -> int:
+        self._engine.add_object_file(self._llvm.ObjectFileRef.from_data(code))
+        self._engine.finalize_object()
+        address = int(self._engine.get_function_address(symbol))
+        if not address:
+            raise JitError(f"compiled kernel {symbol} cannot be loaded; delete {self.folder} and start again")
+        return address
+
+
+_MAGIC = b"llamado kernel 1"
+
+
+def _read(path: Path) -> bytes | None:
+    """A cached object, or None where there is none or its check sum fails."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    code = data[len(_MAGIC) + 32 :]
+    return code if data[: len(_MAGIC) + 32] == _MAGIC + hashlib.sha256(code).digest() else None
+
+
+def _write(path: Path, code: bytes) -> None:
+    """Keeps an object; a folder that cannot be written costs only the next start its time."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(_MAGIC + hashlib.sha256(code).digest() + code)
+        os.replace(file.name, path)
+    except OSError:
+        pass

@@ -1,0 +1,89 @@
+"""Quantised activations: the int8 columns that the matmul kernels multiply weights with.
+
+Columns lie in groups of `columns`, interleaved cell by cell so that a group is one stream: a matrix of n columns is whole groups of
+`Lowering.columns` and a last group of 4 where that holds the rest (the padding columns hold anything). Per block and group of n columns:
+
+blocks of 32 (44 bytes a column):   8 cells × n × 4 int8 | n × f32 d | n × f32 d·Σq | n × i32 −Σq
+blocks of 256 (308 bytes a column): 64 cells × n × 4 int8 | n × f32 d | 4 × n × pairs of i16 sums of 32 | 8 × n × pairs of i16 sums of 16
+
+with d = max|x| / 127, q = round(x / d). Sums come in the pairs in which formats.py reads mins and scales: (0, 2), (1, 3), (4, 6), ….
+The scale lies per 32 or 256 weights as in ggml's Q8_0 and Q8_K, but in f32 throughout.
+"""
+
+from __future__ import annotations
+
+from llamado.devices.cpu.simd import F32, F32x8, I16, I32, I32x8, Code, Value
+
+BYTES_PER_COLUMN = {32: 44, 256: 308}
+
+
+def quantized_bytes(block: int, n: int, columns: int, group: int) -> int:
+    """Bytes of `columns` quantised columns of n values, padded to whole groups."""
+    padded = columns if columns <= group else padded_columns(columns, group)
+    return n // block * BYTES_PER_COLUMN[block] * padded
+
+
+def padded_columns(columns: int, group: int) -> int:
+    """Columns with the padding of the last group (more columns than one group)."""
+    whole, rest = divmod(columns, group)
+    return whole * group + (0 if rest == 0 else 4 if rest <= 4 else group)
+
+
+def quantize_row(
+    c: Code, source: Value, n: Value, target: Value, column: Value, columns: Value, *, block: int
+) -> None:
+    """Quantises n f32 at `source` into place `column` of a group of `columns` columns at `target` (column, columns: I64)."""
+    per_block = BYTES_PER_COLUMN[block]
+    at = column * 4
+    with c.range(0, n // block) as i:
+        from_, to = source + i * (4 * block), target + i * per_block * columns
+        peak = c.const(F32x8, 0.0)
+        if block == 32:
+            values = [c.load(F32x8, from_ + 32 * v) for v in range(4)]
+            for v in values:
+                peak = c.max(peak, c.abs(v))
+        else:
+            greatest = c.var(peak)
+            with c.range(0, 8) as s:
+                for v in range(4):
+                    greatest.value = c.max(greatest.value, c.abs(c.load(F32x8, from_ + s * 128 + 32 * v)))
+            peak = greatest.value
+        most = c.max_lanes(peak)
+        d = most / 127.0
+        inverse = c.select(most > 0.0, c.f32(127.0) / most, c.f32(0.0)).splat(8)
+        c.store(to + block * columns + at, d)
+        if block == 32:
+            quads = [c.round(v * inverse).to(I32x8) for v in values]
+            total = _store(c, quads, to + at, columns)
+            c.store(to + 36 * columns + at, d * total.to(F32))
+            c.store(to + 40 * columns + at, -total)
+        else:
+            sums = c.scratch(16 * 2)
+            with c.range(0, 16) as s:
+                part = [c.load(F32x8, from_ + s * 64 + 32 * v) for v in range(2)]
+                quads = [c.round(v * inverse).to(I32x8) for v in part]
+                c.store(sums + s * 2, _store(c, quads, to + s * 16 * columns + at, columns).to(I16))
+            pairs = to + 260 * columns + at
+            s16 = [c.load(I16, sums + 2 * s) for s in range(16)]
+            s32 = [s16[2 * s] + s16[2 * s + 1] for s in range(8)]
+            for p, (low, high) in enumerate(_pairs(s32) + _pairs(s16)):
+                c.store(pairs + columns * (4 * p), low)
+                c.store(pairs + columns * (4 * p) + 2, high)
+
+
+def _pairs(sums: list[Value]) -> list[tuple[Value, Value]]:
+    return [(sums[q + k], sums[q + k + 2]) for q in range(0, len(sums), 4) for k in range(2)]
+
+
+def _store(c: Code, quads: list[Value], to: Value, columns: Value) -> Value:
+    """Stores vectors of eight small integers as cells of four bytes, 4·columns apart; gives the sum of all."""
+    total = quads[0]
+    for more in quads[1:]:
+        total = total + more
+    for v, quad in enumerate(quads):
+        cells = quad.to(quad.type._replace(elem="i8")).bits(I32._replace(lanes=2))
+        for k in range(2):
+            c.store(to + columns * (4 * (2 * v + k)), cells.lane(k))
+    half = c.shuffle(total, None, (0, 1, 2, 3)) + c.shuffle(total, None, (4, 5, 6, 7))
+    pair = c.shuffle(half, None, (0, 1)) + c.shuffle(half, None, (2, 3))
+    return pair.lane(0) + pair.lane(1)

@@ -1,0 +1,205 @@
+"""Matrix products of quantised weights with quantised activations: y = W·x.
+
+One arithmetic for every batch size (the law "one numerics"): for each output, blocks are taken in order along K; within a block
+the integer dot product is exact; then one fused multiply-add into the f32 sum. `matmul_few` keeps a block's unpacked weights
+in registers for up to `Lowering.columns` columns; `matmul_many` unpacks eight rows of a stretch of K into scratch (L1) and spends them on
+all columns. Lanes are rows in both, so the float operations are the same ones in the same order.
+
+Layout of x: see `activations.py`. W: row r at w + r·row_bytes as in the file. y: f32, column j at y + j·y_stride.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+from llamado.devices.cpu.jit import kernel
+from llamado.devices.cpu.kernels.activations import BYTES_PER_COLUMN
+from llamado.devices.cpu.kernels.formats import FORMATS, Block32, Block256, Small, Super
+from llamado.devices.cpu.simd import F32x8, I8x32, I16x16, I32x8, Code, Value, Var
+from llamado.gguf.types import TensorType
+
+_FIELDS = ("w", "row_bytes", "n_blocks", "n_rows", "x", "n_columns", "y", "y_stride", "share")
+
+STRETCH = 2048
+"""Weights of a row unpacked at a time by `matmul_many`: eight rows of it stay in L1."""
+
+
+def _step32(c: Code, form: Small, block: Block32, x: Value, sums: Sequence[Var]) -> None:
+    """Adds one 32-weight block of eight rows times the columns at x to the f32 sums."""
+    n = len(sums)
+    if form.zero_shift is not None and (form.type != TensorType.Q8_0 or c.lowering.full_u8):
+        totals = [c.splat_load(I32x8, x + 40 * n + 4 * j) << form.zero_shift for j in range(n)]
+    else:
+        totals = [c.const(I32x8, 0)] * n
+    addresses = [[x + 4 * (g * n + j) for j in range(n)] for g in range(8)]
+    if form.type == TensorType.Q8_0 and not c.lowering.full_u8:
+        c.lowering.dot_signed(c, totals, block.groups, addresses)
+    else:
+        c.lowering.dot(c, totals, block.groups, addresses, form.peak)
+    for j, total in enumerate(totals):
+        scale = block.d * c.splat_load(F32x8, x + 32 * n + 4 * j)
+        value = c.fma(total.to(F32x8), scale, sums[j].value)
+        if block.m is not None:
+            value = c.fma(block.m, c.splat_load(F32x8, x + 36 * n + 4 * j), value)
+        sums[j].value = value
+
+
+def _finish256(c: Code, form: Super, block: Block256, totals: Sequence[Value], x: Value, sums: Sequence[Var]) -> None:
+    """Adds a super-block's scaled integer sums to the f32 sums."""
+    n = len(sums)
+    first = 260 * n + (16 * n if form.n_pairs == 8 else 0)
+    for j in range(n):
+        mins = c.const(I32x8, 0)
+        for p, pair in enumerate(block.pairs):
+            sum_pair = c.splat_load(I32x8, x + first + 4 * (p * n + j)).bits(I16x16)
+            mins = c.lowering.dot_pairs(c, mins, pair, sum_pair)
+        d = c.splat_load(F32x8, x + 256 * n + 4 * j)
+        if block.dmin is None:
+            value = block.d * (totals[j] - (mins << (form.zero_shift or 0))).to(F32x8)
+        else:
+            value = block.d * totals[j].to(F32x8) - block.dmin * mins.to(F32x8)
+        sums[j].value = c.fma(value, d, sums[j].value)
+
+
+def _step256(c: Code, form: Super, block: Block256, x: Value, sums: Sequence[Var]) -> None:
+    """Adds one super-block of eight rows times the columns at x to the f32 sums."""
+    n, group = len(sums), 0
+    totals = [c.const(I32x8, 0)] * n
+    for groups, scale in block.parts:
+        addresses = [[x + 4 * ((group + g) * n + j) for j in range(n)] for g in range(len(groups))]
+        c.lowering.dot_scaled(c, totals, groups, addresses, scale, form.peak)
+        group += len(groups)
+    _finish256(c, form, block, totals, x, sums)
+
+
+def _row_addresses(a: SimpleNamespace, first: Value) -> list[Value]:
+    return [a.w + (first + r) * a.row_bytes for r in range(8)]
+
+
+@kernel(*_FIELDS)
+def matmul_few(
+    c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Value, *, weights: str, columns: int
+) -> None:
+    """y for `columns` columns (one group of x)."""
+    form = FORMATS[TensorType[weights]]
+    x_step = BYTES_PER_COLUMN[form.block] * columns
+    with c.shares(counter, (a.n_rows + 7) // 8, a.share) as panel:
+        first = c.min(panel * 8, a.n_rows - 8)
+        rows = _row_addresses(a, first)
+        sums = [c.var(c.const(F32x8, 0.0)) for _ in range(columns)]
+        with c.range(0, a.n_blocks) as i:
+            here = [row + i * form.block_bytes for row in rows]
+            x = a.x + i * x_step
+            if isinstance(form, Small):
+                _step32(c, form, form.unpack(c, here), x, sums)
+            else:
+                _step256(c, form, form.unpack(c, here), x, sums)
+        for j, total in enumerate(sums):
+            c.store(a.y + j * a.y_stride + first * 4, total.value)
+
+
+def _panel_bytes(form: Small | Super) -> int:
+    """Bytes of eight unpacked rows of one block in scratch."""
+    return 8 * 32 + 64 if isinstance(form, Small) else 2048 + 32 * (256 // form.part) + 32 * form.n_pairs + 64
+
+
+def _unpack(c: Code, form: Small | Super, rows: Sequence[Value], to: Value) -> None:
+    """Stores one unpacked block: groups, then scales, pairs, d and dmin (m)."""
+    if isinstance(form, Small):
+        small = form.unpack(c, rows)
+        for g, group in enumerate(small.groups):
+            c.store(to + 32 * g, group)
+        c.store(to + 256, small.d)
+        if small.m is not None:
+            c.store(to + 288, small.m)
+        return
+    block, g = form.unpack(c, rows), 0
+    at = to + 2048
+    for s, (groups, scale) in enumerate(block.parts):
+        for group in groups:
+            c.store(to + 32 * g, group)
+            g += 1
+        c.store(at + 32 * s, scale)
+    at = at + 32 * (256 // form.part)
+    for p, pair in enumerate(block.pairs):
+        c.store(at + 32 * p, pair)
+    at = at + 32 * form.n_pairs
+    c.store(at, block.d)
+    if block.dmin is not None:
+        c.store(at + 32, block.dmin)
+
+
+def _step_panel(c: Code, form: Small | Super, panel: Value, x: Value, sums: Sequence[Var]) -> None:
+    """As `_step32` and `_step256`, from scratch."""
+    n = len(sums)
+    if isinstance(form, Small):
+        groups = [c.load(I8x32, panel + 32 * g) for g in range(8)]
+        has_min = form.type in (TensorType.Q4_1, TensorType.Q5_1)
+        m = c.load(F32x8, panel + 288) if has_min else None
+        _step32(c, form, Block32(groups, c.load(F32x8, panel + 256), m), x, sums)
+        return
+    per_part, n_parts = form.part // 4, 256 // form.part
+    totals = [c.var(c.const(I32x8, 0)) for _ in sums]
+    scale_type = c.lowering.scale(c, c.const(I32x8, 0)).type
+    with c.range(0, n_parts) as s:
+        values = [t.value for t in totals]
+        at = panel + s * (32 * per_part)
+        groups = [c.load(I8x32, at + 32 * g) for g in range(per_part)]
+        x_part = x + s * (4 * n * per_part)
+        addresses = [[x_part + 4 * (g * n + j) for j in range(n)] for g in range(per_part)]
+        c.lowering.dot_scaled(c, values, groups, addresses, c.load(scale_type, panel + 2048 + s * 32), form.peak)
+        for t, v in zip(totals, values, strict=True):
+            t.value = v
+    at = panel + 2048 + 32 * n_parts
+    pairs = [c.load(I16x16, at + 32 * p) for p in range(form.n_pairs)]
+    at = at + 32 * form.n_pairs
+    dmin = None if form.type == TensorType.Q6_K else c.load(F32x8, at + 32)
+    _finish256(c, form, Block256(c.load(F32x8, at), dmin, pairs), [t.value for t in totals], x, sums)
+
+
+@kernel(*_FIELDS)
+def matmul_many(c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Value, *, weights: str) -> None:
+    """y for any number of columns: x in groups of `Lowering.columns`, the last group of 4 where that holds the rest."""
+    form = FORMATS[TensorType[weights]]
+    per_column, size = BYTES_PER_COLUMN[form.block], _panel_bytes(form)
+    stretch = STRETCH // form.block
+    scratch, nowhere = c.scratch(stretch * size), c.scratch(32)
+    wide = c.lowering.columns
+    n_wide = a.n_columns // wide
+    rest = a.n_columns - n_wide * wide
+    if wide > 4:
+        n_wide = n_wide + (rest > 4).zext(n_wide.type)
+    x_column = a.n_blocks * per_column
+
+    def columns(first_row: Value, start: Value, blocks: Value, column: Value, n: int) -> None:
+        """One group of n columns over the blocks in scratch."""
+        x = a.x + column * x_column + start * (per_column * n)
+        targets = []
+        for j in range(n):
+            inside = column + j < a.n_columns
+            targets.append(c.select(inside, a.y + (column + j) * a.y_stride + first_row * 4, nowhere))
+        sums = [c.var(c.const(F32x8, 0.0)) for _ in range(n)]
+        with c.when(start > 0):
+            for total, target in zip(sums, targets, strict=True):
+                total.value = c.load(F32x8, target)
+        with c.range(0, blocks) as i:
+            _step_panel(c, form, scratch + i * size, x + i * (per_column * n), sums)
+        for total, target in zip(sums, targets, strict=True):
+            c.store(target, total.value)
+
+    with c.shares(counter, (a.n_rows + 7) // 8, a.share) as panel:
+        first = c.min(panel * 8, a.n_rows - 8)
+        rows = _row_addresses(a, first)
+        with c.range(0, a.n_blocks, stretch) as start:
+            blocks = c.min(a.n_blocks - start, stretch)
+            with c.range(0, blocks) as i:
+                _unpack(c, form, [row + (start + i) * form.block_bytes for row in rows], scratch + i * size)
+            with c.range(0, n_wide) as group:
+                columns(first, start, blocks, group * wide, wide)
+            if wide > 4:
+                with c.when(n_wide * wide < a.n_columns):
+                    columns(first, start, blocks, n_wide * wide, 4)
+            else:
+                with c.when(rest > 0):
+                    columns(first, start, blocks, n_wide * wide, wide)

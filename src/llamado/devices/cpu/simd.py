@@ -1,0 +1,454 @@
+"""The SIMD language kernels are written in: Python that writes LLVM IR.
+
+A kernel is a Python function that runs once, when it is compiled. The values it handles (`Value`) stand for registers:
+arithmetic on them appends instructions, an ordinary Python loop unrolls, `Code.range` makes a loop of the machine.
+Vectors are 256 bits wide (`F32x8`, `I32x8`, `I16x16`, `I8x32`); what one instruction set does better than another is
+a word of its `Lowering` (`lowering.py`), everything else is plain LLVM vector arithmetic and runs anywhere.
+
+No instruction carries a fast-math flag, and nothing is contracted or reordered behind the author's back: the order of
+float operations is the order written here. That is what makes results equal to the bit whatever kernel computed them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from llvmlite import ir
+
+if TYPE_CHECKING:
+    from llamado.devices.cpu.lowering import Lowering
+
+
+class Type(NamedTuple):
+    """Element kind ("i8" … "f64", "i1") and number of lanes; one lane is a scalar."""
+
+    elem: str
+    lanes: int = 1
+
+    @property
+    def is_float(self) -> bool:
+        return self.elem[0] == "f"
+
+    @property
+    def bytes(self) -> int:
+        return max(1, int(self.elem[1:]) // 8) * self.lanes
+
+    @property
+    def llvm(self) -> Any:
+        elem = _ELEMENTS[self.elem]
+        return elem if self.lanes == 1 else ir.VectorType(elem, self.lanes)
+
+
+_ELEMENTS: dict[str, Any] = {
+    **{f"i{bits}": ir.IntType(bits) for bits in (1, 8, 16, 32, 64)},
+    "f16": ir.HalfType(),
+    "f32": ir.FloatType(),
+    "f64": ir.DoubleType(),
+}
+_POINTER = ir.PointerType()
+
+I1, I8, I16, I32, I64 = Type("i1"), Type("i8"), Type("i16"), Type("i32"), Type("i64")
+F16, F32, F64 = Type("f16"), Type("f32"), Type("f64")
+I8x8, I8x16, I8x32 = Type("i8", 8), Type("i8", 16), Type("i8", 32)
+I16x8, I16x16 = Type("i16", 8), Type("i16", 16)
+I32x4, I32x8 = Type("i32", 4), Type("i32", 8)
+F16x8, F32x8, F64x8 = Type("f16", 8), Type("f32", 8), Type("f64", 8)
+
+Number = int | float
+
+
+class Value:
+    """A register: the result of an instruction. Operators work lane by lane; integers are signed unless a name says so."""
+
+    __slots__ = ("code", "ir", "type")
+
+    def __init__(self, code: Code, type_: Type, ir_value: Any) -> None:
+        self.code, self.type, self.ir = code, type_, ir_value
+
+    def _other(self, other: Value | Number) -> Any:
+        return other.ir if isinstance(other, Value) else self.code.const(self.type, other).ir
+
+    def _binary(self, other: Value | Number, integer: str, floating: str | None = None) -> Value:
+        name = (floating or "") if self.type.is_float else integer
+        return Value(self.code, self.type, getattr(self.code.llvm, name)(self.ir, self._other(other)))
+
+    def __add__(self, other: Value | Number) -> Value:
+        return self._binary(other, "add", "fadd")
+
+    def __sub__(self, other: Value | Number) -> Value:
+        return self._binary(other, "sub", "fsub")
+
+    def __mul__(self, other: Value | Number) -> Value:
+        return self._binary(other, "mul", "fmul")
+
+    def __radd__(self, other: Number) -> Value:
+        return self + other
+
+    def __rmul__(self, other: Number) -> Value:
+        return self * other
+
+    def __rsub__(self, other: Number) -> Value:
+        return self.code.const(self.type, other) - self
+
+    def __truediv__(self, other: Value | Number) -> Value:
+        return self._binary(other, "", "fdiv")
+
+    def __floordiv__(self, other: Value | Number) -> Value:
+        """Unsigned division of integers: addresses and counts."""
+        return self._binary(other, "udiv")
+
+    def __mod__(self, other: Value | Number) -> Value:
+        """Unsigned remainder of integers."""
+        return self._binary(other, "urem")
+
+    def __and__(self, other: Value | Number) -> Value:
+        return self._binary(other, "and_")
+
+    def __or__(self, other: Value | Number) -> Value:
+        return self._binary(other, "or_")
+
+    def __xor__(self, other: Value | Number) -> Value:
+        return self._binary(other, "xor")
+
+    def __lshift__(self, other: Value | Number) -> Value:
+        return self._binary(other, "shl")
+
+    def __rshift__(self, other: Value | Number) -> Value:
+        """Logical shift right; `sar` is the arithmetic one."""
+        return self._binary(other, "lshr")
+
+    def sar(self, other: Value | Number) -> Value:
+        """Arithmetic shift right."""
+        return self._binary(other, "ashr")
+
+    def __neg__(self) -> Value:
+        builder = self.code.llvm
+        return Value(self.code, self.type, builder.fneg(self.ir) if self.type.is_float else builder.neg(self.ir))
+
+    def _compare(self, op: str, other: Value | Number) -> Value:
+        builder = self.code.llvm
+        compare = builder.fcmp_ordered if self.type.is_float else builder.icmp_signed
+        return Value(self.code, Type("i1", self.type.lanes), compare(op, self.ir, self._other(other)))
+
+    def __lt__(self, other: Value | Number) -> Value:
+        return self._compare("<", other)
+
+    def __le__(self, other: Value | Number) -> Value:
+        return self._compare("<=", other)
+
+    def __gt__(self, other: Value | Number) -> Value:
+        return self._compare(">", other)
+
+    def __ge__(self, other: Value | Number) -> Value:
+        return self._compare(">=", other)
+
+    def equals(self, other: Value | Number) -> Value:
+        """Lane-wise equality as i1 (Python's `==` is left alone)."""
+        return self._compare("==", other)
+
+    def differs(self, other: Value | Number) -> Value:
+        """Lane-wise inequality as i1."""
+        return self._compare("!=", other)
+
+    # --- conversions ---------------------------------------------------------------------------------------------
+    def bits(self, type_: Type) -> Value:
+        """The same bits as another type of the same size."""
+        return self if type_ == self.type else Value(self.code, type_, self.code.llvm.bitcast(self.ir, type_.llvm))
+
+    def to(self, type_: Type) -> Value:
+        """Signed integer ↔ integer, integer ↔ float, float ↔ float conversion, lane by lane (floats truncate to integers)."""
+        builder, here = self.code.llvm, self.type
+        if type_ == here:
+            return self
+        if here.is_float and type_.is_float:
+            made = (builder.fpext if type_.bytes > here.bytes else builder.fptrunc)(self.ir, type_.llvm)
+        elif here.is_float:
+            made = builder.fptosi(self.ir, type_.llvm)
+        elif type_.is_float:
+            made = builder.sitofp(self.ir, type_.llvm)
+        else:
+            wider = int(type_.elem[1:]) > int(here.elem[1:])
+            made = (builder.sext if wider else builder.trunc)(self.ir, type_.llvm)
+        return Value(self.code, type_, made)
+
+    def zext(self, type_: Type) -> Value:
+        """Zero-extends integers lane by lane."""
+        return Value(self.code, type_, self.code.llvm.zext(self.ir, type_.llvm))
+
+    def splat(self, lanes: int) -> Value:
+        """A vector of `lanes` copies of this scalar."""
+        type_ = Type(self.type.elem, lanes)
+        builder = self.code.llvm
+        empty = ir.Constant(type_.llvm, ir.Undefined)
+        one = builder.insert_element(empty, self.ir, ir.Constant(_ELEMENTS["i32"], 0))
+        zeros = ir.Constant(ir.VectorType(_ELEMENTS["i32"], lanes), [0] * lanes)
+        return Value(self.code, type_, builder.shuffle_vector(one, empty, zeros))
+
+    def lane(self, index: int) -> Value:
+        """One lane as a scalar."""
+        element = self.code.llvm.extract_element(self.ir, ir.Constant(_ELEMENTS["i32"], index))
+        return Value(self.code, Type(self.type.elem), element)
+
+
+class Var:
+    """A variable that loops may change (LLVM turns it into a register)."""
+
+    __slots__ = ("_slot", "code", "type")
+
+    def __init__(self, code: Code, initial: Value) -> None:
+        self.code, self.type = code, initial.type
+        self._slot = code.stack(initial.type.llvm)
+        self.value = initial
+
+    @property
+    def value(self) -> Value:
+        return Value(self.code, self.type, self.code.llvm.load(self._slot, typ=self.type.llvm))
+
+    @value.setter
+    def value(self, new: Value) -> None:
+        self.code.llvm.store(new.ir, self._slot)
+
+
+class Code:
+    """The kernel under construction: instructions are appended where the last one ended."""
+
+    def __init__(self, module: Any, function: Any, lowering: Lowering) -> None:
+        self.module, self.function, self.lowering = module, function, lowering
+        self._entry = function.append_basic_block("entry")
+        self.llvm = ir.IRBuilder(function.append_basic_block("body"))
+
+    def close(self) -> None:
+        """Ends the function (void)."""
+        self.llvm.ret_void()
+        ir.IRBuilder(self._entry).branch(self.function.blocks[1])
+
+    def stack(self, llvm_type: Any, align: int = 0) -> Any:
+        """A stack slot that lives as long as the call."""
+        slot = ir.IRBuilder(self._entry).alloca(llvm_type)
+        if align:
+            slot.align = align
+        return slot
+
+    def scratch(self, n_bytes: int) -> Value:
+        """Address of `n_bytes` of stack memory, aligned to 64."""
+        slot = self.stack(ir.ArrayType(_ELEMENTS["i8"], n_bytes), 64)
+        return Value(self, I64, self.llvm.ptrtoint(slot, _ELEMENTS["i64"]))
+
+    # --- values --------------------------------------------------------------------------------------------------
+    def const(self, type_: Type, number: Number | Sequence[Number]) -> Value:
+        """A constant; one number is repeated over all lanes."""
+        if type_.lanes == 1:
+            return Value(self, type_, ir.Constant(type_.llvm, number))
+        numbers = list(number) if isinstance(number, Sequence) else [number] * type_.lanes
+        elem = _ELEMENTS[type_.elem]
+        return Value(self, type_, ir.Constant(type_.llvm, [ir.Constant(elem, n) for n in numbers]))
+
+    def i64(self, number: int) -> Value:
+        return self.const(I64, number)
+
+    def f32(self, number: float) -> Value:
+        return self.const(F32, number)
+
+    def var(self, initial: Value) -> Var:
+        return Var(self, initial)
+
+    # --- memory --------------------------------------------------------------------------------------------------
+    def _pointer(self, address: Value) -> Any:
+        return self.llvm.inttoptr(address.ir, _POINTER)
+
+    def load(self, type_: Type, address: Value) -> Value:
+        """Loads from any address (no alignment assumed)."""
+        return Value(self, type_, self.llvm.load(self._pointer(address), align=1, typ=type_.llvm))
+
+    def store(self, address: Value, value: Value) -> None:
+        """Stores to any address (no alignment assumed)."""
+        self.llvm.store(value.ir, self._pointer(address), align=1)
+
+    def load_f16(self, address: Value) -> Value:
+        """A half at `address` as f32."""
+        return self.load(F16, address).to(F32)
+
+    def splat_load(self, type_: Type, address: Value) -> Value:
+        """A vector whose lanes all hold the element at `address`."""
+        return self.load(Type(type_.elem), address).splat(type_.lanes)
+
+    def gather(self, elem: Type, addresses: Sequence[Value]) -> Value:
+        """One element from each address, as a vector."""
+        type_ = Type(elem.elem, len(addresses))
+        vector = ir.Constant(type_.llvm, ir.Undefined)
+        for i, address in enumerate(addresses):
+            vector = self.llvm.insert_element(vector, self.load(elem, address).ir, ir.Constant(_ELEMENTS["i32"], i))
+        return Value(self, type_, vector)
+
+    def prefetch(self, address: Value) -> None:
+        """Asks for the cache line at `address`."""
+        i32 = _ELEMENTS["i32"]
+        arguments = [self._pointer(address), ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)]
+        self.intrinsic("llvm.prefetch.p0", None, arguments)
+
+    def atomic_add(self, address: Value, amount: int) -> Value:
+        """Adds to the i64 at `address`, sequentially consistent; gives the value before."""
+        old = self.llvm.atomic_rmw("add", self._pointer(address), ir.Constant(_ELEMENTS["i64"], amount), "seq_cst")
+        return Value(self, I64, old)
+
+    def atomic_load(self, address: Value) -> Value:
+        """The i64 at `address`, with acquire ordering."""
+        return Value(self, I64, self.llvm.load_atomic(self._pointer(address), "seq_cst", 8, typ=_ELEMENTS["i64"]))
+
+    def atomic_store(self, address: Value, value: Value) -> None:
+        """Stores an i64 with sequentially consistent ordering."""
+        self.llvm.store_atomic(value.ir, self._pointer(address), "seq_cst", 8)
+
+    # --- functions -----------------------------------------------------------------------------------------------
+    def intrinsic(self, name: str, result: Type | None, arguments: Sequence[Any]) -> Value:
+        """Calls an LLVM intrinsic or a C function by name."""
+        values = [a.ir if isinstance(a, Value) else a for a in arguments]
+        returns = ir.VoidType() if result is None else result.llvm
+        function = self.module.globals.get(name)
+        if function is None:
+            function = ir.Function(self.module, ir.FunctionType(returns, [v.type for v in values]), name)
+        return Value(self, result or I64, self.llvm.call(function, values))
+
+    def call_address(self, address: Value, arguments: Sequence[Value]) -> None:
+        """Calls the function at `address`: i64 arguments, no result."""
+        pointer = self.llvm.inttoptr(address.ir, _POINTER)
+        # llvmlite asks an opaque pointer for the type it is called with
+        pointer.function_type = ir.FunctionType(ir.VoidType(), [a.type.llvm for a in arguments])
+        self.llvm.call(pointer, [a.ir for a in arguments])
+
+    def fma(self, a: Value, b: Value, c: Value) -> Value:
+        """a·b + c with one rounding."""
+        suffix = a.type.elem if a.type.lanes == 1 else f"v{a.type.lanes}{a.type.elem}"
+        return self.intrinsic(f"llvm.fma.{suffix}", a.type, [a, b, c])
+
+    def _unary(self, name: str, a: Value) -> Value:
+        suffix = a.type.elem if a.type.lanes == 1 else f"v{a.type.lanes}{a.type.elem}"
+        return self.intrinsic(f"llvm.{name}.{suffix}", a.type, [a])
+
+    def sqrt(self, a: Value) -> Value:
+        return self._unary("sqrt", a)
+
+    def abs(self, a: Value) -> Value:
+        return self._unary("fabs", a)
+
+    def round(self, a: Value) -> Value:
+        """To the nearest integer, ties to even."""
+        return self._unary("rint", a)
+
+    def max(self, a: Value, b: Value | Number) -> Value:
+        """The greater lane; b where a is not a number."""
+        other = b if isinstance(b, Value) else self.const(a.type, b)
+        return self.select(a > other, a, other)
+
+    def min(self, a: Value, b: Value | Number) -> Value:
+        """The smaller lane; b where a is not a number."""
+        other = b if isinstance(b, Value) else self.const(a.type, b)
+        return self.select(a < other, a, other)
+
+    def select(self, condition: Value, yes: Value, no: Value) -> Value:
+        return Value(self, yes.type, self.llvm.select(condition.ir, yes.ir, no.ir))
+
+    # --- shuffles ------------------------------------------------------------------------------------------------
+    def shuffle(self, a: Value, b: Value | None, lanes: Sequence[int]) -> Value:
+        """Picks lanes out of a (0 … n−1) and b (n … 2n−1)."""
+        other = ir.Constant(a.type.llvm, ir.Undefined) if b is None else b.ir
+        mask = ir.Constant(ir.VectorType(_ELEMENTS["i32"], len(lanes)), list(lanes))
+        return Value(self, Type(a.type.elem, len(lanes)), self.llvm.shuffle_vector(a.ir, other, mask))
+
+    def concat(self, a: Value, b: Value) -> Value:
+        """One vector of a's lanes, then b's."""
+        return self.shuffle(a, b, range(2 * a.type.lanes))
+
+    def transpose8(self, rows: Sequence[Value]) -> list[Value]:
+        """Transposes an 8 × 8 matrix of 4-byte cells held in eight vectors."""
+        low, high = (0, 8, 1, 9, 4, 12, 5, 13), (2, 10, 3, 11, 6, 14, 7, 15)
+        pairs = [self.shuffle(rows[r], rows[r + 1], m) for r in (0, 2, 4, 6) for m in (low, high)]
+        low2, high2 = (0, 1, 8, 9, 4, 5, 12, 13), (2, 3, 10, 11, 6, 7, 14, 15)
+        quads = [self.shuffle(pairs[q], pairs[q + 2], m) for q in (0, 1, 4, 5) for m in (low2, high2)]
+        front, back = (0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15)
+        return [self.shuffle(quads[i], quads[i + 4], m) for m in (front, back) for i in range(4)]
+
+    def transpose8x4(self, rows: Sequence[Value]) -> list[Value]:
+        """Eight rows of four 4-byte cells (I32x4) → four vectors, lane = row."""
+        both = [self.concat(rows[r], rows[r + 4]) for r in range(4)]
+        low, high = (0, 8, 1, 9, 4, 12, 5, 13), (2, 10, 3, 11, 6, 14, 7, 15)
+        pairs = [self.shuffle(both[r], both[r + 1], m) for r in (0, 2) for m in (low, high)]
+        low2, high2 = (0, 1, 8, 9, 4, 5, 12, 13), (2, 3, 10, 11, 6, 7, 14, 15)
+        return [self.shuffle(pairs[i], pairs[i + 2], m) for i in (0, 1) for m in (low2, high2)]
+
+    def sum_lanes8(self, vectors: Sequence[Value]) -> Value:
+        """Eight F32x8 → one whose lane i is the sum of vector i's lanes, added in one fixed tree."""
+        cells = self.transpose8(vectors)
+        return ((cells[0] + cells[4]) + (cells[2] + cells[6])) + ((cells[1] + cells[5]) + (cells[3] + cells[7]))
+
+    def sum_lanes(self, v: Value) -> Value:
+        """The sum of eight lanes in the same tree as `sum_lanes8`."""
+        half = self.shuffle(v, None, (0, 1, 2, 3)) + self.shuffle(v, None, (4, 5, 6, 7))
+        pair = self.shuffle(half, None, (0, 1)) + self.shuffle(half, None, (2, 3))
+        return pair.lane(0) + pair.lane(1)
+
+    def max_lanes(self, v: Value) -> Value:
+        """The greatest of eight lanes."""
+        half = self.max(self.shuffle(v, None, (0, 1, 2, 3)), self.shuffle(v, None, (4, 5, 6, 7)))
+        pair = self.max(self.shuffle(half, None, (0, 1)), self.shuffle(half, None, (2, 3)))
+        return self.max(pair.lane(0), pair.lane(1))
+
+    # --- control -------------------------------------------------------------------------------------------------
+    @contextmanager
+    def range(self, start: Value | int, stop: Value | int, step: int = 1) -> Iterator[Value]:
+        """A loop of the machine: `with code.range(0, n) as i:`."""
+        first = start if isinstance(start, Value) else self.i64(start)
+        last = stop if isinstance(stop, Value) else self.i64(stop)
+        counter = self.var(first)
+        head, body, after = (self.function.append_basic_block(name) for name in ("head", "body", "after"))
+        self.llvm.branch(head)
+        self.llvm.position_at_end(head)
+        i = counter.value
+        self.llvm.cbranch((i < last).ir, body, after)
+        self.llvm.position_at_end(body)
+        yield i
+        counter.value = i + step
+        self.llvm.branch(head)
+        self.llvm.position_at_end(after)
+
+    @contextmanager
+    def loop(self) -> Iterator[Any]:
+        """An endless loop; `code.leave(loop, condition)` inside it ends it."""
+        body, after = self.function.append_basic_block("loop"), self.function.append_basic_block("done")
+        self.llvm.branch(body)
+        self.llvm.position_at_end(body)
+        yield after
+        self.llvm.branch(body)
+        self.llvm.position_at_end(after)
+
+    def leave(self, loop: Any, condition: Value) -> None:
+        """Leaves `loop` where the condition holds."""
+        on = self.function.append_basic_block("on")
+        self.llvm.cbranch(condition.ir, loop, on)
+        self.llvm.position_at_end(on)
+
+    @contextmanager
+    def when(self, condition: Value) -> Iterator[None]:
+        """Runs the body where the (scalar) condition holds."""
+        body, after = self.function.append_basic_block("then"), self.function.append_basic_block("after")
+        self.llvm.cbranch(condition.ir, body, after)
+        self.llvm.position_at_end(body)
+        yield
+        self.llvm.branch(after)
+        self.llvm.position_at_end(after)
+
+    @contextmanager
+    def shares(self, counter: Value, n: Value, share: Value) -> Iterator[Value]:
+        """Work divided among the threads as they come: each takes `share` of the n items at a time; gives each item."""
+        with self.loop() as loop:
+            first = self.atomic_add_value(counter, share)
+            self.leave(loop, first >= n)
+            with self.range(first, self.min(first + share, n)) as item:
+                yield item
+
+    def atomic_add_value(self, address: Value, amount: Value) -> Value:
+        """`atomic_add` of an amount known only at run time."""
+        return Value(self, I64, self.llvm.atomic_rmw("add", self._pointer(address), amount.ir, "seq_cst"))
+
