@@ -1,0 +1,628 @@
+"""The one table of flags: spellings, environment names, types, defaults and what each means here.
+
+argparse, the environment, `--help` and `docs/flags.md` are all made from `FLAGS`. Spellings, environment names and
+defaults are llama-server's (b11434, its `--help`); older guides' spellings are further names of the same rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import enum
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from llamado.errors import LlamadoError
+
+
+class FlagError(LlamadoError):
+    """A flag or environment variable that is unknown, refused, or has a bad value."""
+
+
+class Kind(enum.Enum):
+    """What a flag does here."""
+
+    USED = "used"
+    MEANINGLESS = "meaningless"  # accepted, said once at start
+    REFUSED = "refused"  # an error with the reason, unless its value means "off"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One row: `names` turn the flag on or take its value, `off_names` turn it off."""
+
+    names: tuple[str, ...]
+    help: str
+    type: str = "bool"
+    default: Any = None
+    env: tuple[str, ...] = ()
+    off_names: tuple[str, ...] = ()
+    kind: Kind = Kind.USED
+    dest: str = ""
+    metavar: str = ""
+    choices: tuple[str, ...] = ()
+    bare: str | None = None  # value of a flag given without one, where the value may be left out
+    off_values: tuple[str, ...] = ()  # values of a refused flag that ask for nothing
+    many: bool = False
+    group: str = ""
+    commands: frozenset[str] = field(default_factory=lambda: frozenset({"serve"}))
+
+    @property
+    def key(self) -> str:
+        """Attribute of the parsed namespace."""
+        longest = next((n for n in self.names if n.startswith("--")), self.names[0])
+        return self.dest or longest.lstrip("-").replace("-", "_")
+
+    @property
+    def label(self) -> str:
+        """How messages name the flag."""
+        return "/".join(self.names[:2])
+
+
+_TYPES: dict[str, tuple[Callable[[str], Any], str]] = {
+    "int": (int, "a whole number"),
+    "float": (float, "a number"),
+    "str": (str, "a text"),
+}
+_TRUE = {"1", "true", "on", "enabled", "yes"}
+_FALSE = {"0", "false", "off", "disabled", "no"}
+_SAMPLING = frozenset({"serve", "run"})
+_ENGINE = frozenset({"serve", "run", "perplexity", "bench"})
+KV_TYPES = ("f32", "f16", "bf16", "q8_0")
+
+
+def _used(names: str, help: str, **kw: Any) -> Flag:
+    return Flag(tuple(names.split()), help, **_split(kw))
+
+
+def _none(names: str, why: str, **kw: Any) -> Flag:
+    kw.setdefault("type", "str")
+    return Flag(tuple(names.split()), why, kind=Kind.MEANINGLESS, **_split(kw))
+
+
+def _refused(names: str, why: str, **kw: Any) -> Flag:
+    kw.setdefault("type", "str")
+    return Flag(tuple(names.split()), why, kind=Kind.REFUSED, **_split(kw))
+
+
+def _split(kw: dict[str, Any]) -> dict[str, Any]:
+    for key in ("env", "off_names", "off_values", "choices"):
+        if isinstance(kw.get(key), str):
+            kw[key] = tuple(kw[key].split())
+    return kw
+
+
+def _group(title: str, *flags: Flag) -> tuple[Flag, ...]:
+    return tuple(Flag(**{**f.__dict__, "group": title}) for f in flags)
+
+
+_CPU = "the model runs on the CPU"
+_LATER = "not supported yet"
+_VISION = "multimodal models are not supported yet"
+_DRAFT = "speculative decoding is not supported yet"
+_ROUTER = "several models in one server are not supported yet: start one `llamado serve` per model"
+
+# fmt: off
+MODEL = _group(
+    "model",
+    _used("-m --model",
+          "model: a GGUF path, a catalogue name (smollm2, gemma3), hf:user/repo[:quant], ollama:name[:tag]",
+          type="str", metavar="MODEL", env="LLAMA_ARG_MODEL", many=True, commands=_ENGINE),
+    _used("-hf -hfr --hf-repo", "model from Hugging Face: user/repo[:quant]", type="str", metavar="REPO",
+          env="LLAMA_ARG_HF_REPO", commands=_ENGINE),
+    _used("-hff --hf-file", "file inside --hf-repo", type="str", metavar="FILE", env="LLAMA_ARG_HF_FILE",
+          commands=_ENGINE),
+    _used("-hft --hf-token", "Hugging Face access token", type="str", metavar="TOKEN", env="HF_TOKEN",
+          commands=_ENGINE),
+    _used("--offline", "never use the network for models", env="LLAMA_ARG_OFFLINE", default=False, commands=_ENGINE),
+    _used("-a --alias", "names of the model in the API, comma-separated", type="str", metavar="NAME",
+          env="LLAMA_ARG_ALIAS", many=True),
+    _used("--tags", "tags of the model, comma-separated (informational)", type="str", default="", metavar="TAGS",
+          env="LLAMA_ARG_TAGS"),
+    _refused("-mu --model-url", f"{_LATER}: download the file, or use -hf", env="LLAMA_ARG_MODEL_URL"),
+    _refused("-dr --docker-repo", f"{_LATER}: use -hf", env="LLAMA_ARG_DOCKER_REPO"),
+    _refused("--lora", f"LoRA adapters are {_LATER}"),
+    _refused("--lora-scaled", f"LoRA adapters are {_LATER}"),
+    _none("--lora-init-without-apply", "there are no LoRA adapters", type="bool"),
+    _refused("--control-vector", f"control vectors are {_LATER}"),
+    _refused("--control-vector-scaled", f"control vectors are {_LATER}"),
+    _refused("--control-vector-layer-range", f"control vectors are {_LATER}"),
+    _refused("--override-kv", f"overriding metadata is {_LATER}"),
+    _refused("-mm --mmproj", _VISION, env="LLAMA_ARG_MMPROJ"),
+    _refused("-mmu --mmproj-url", _VISION, env="LLAMA_ARG_MMPROJ_URL"),
+    _none("--mmproj-auto", _VISION, type="bool", off_names="--no-mmproj --no-mmproj-auto",
+          env="LLAMA_ARG_MMPROJ_AUTO"),
+    _none("--mmproj-offload", _VISION, type="bool", off_names="--no-mmproj-offload", env="LLAMA_ARG_MMPROJ_OFFLOAD"),
+    _none("-mmdev --mmproj-device", _VISION),
+    _none("--image-min-tokens", _VISION, env="LLAMA_ARG_IMAGE_MIN_TOKENS"),
+    _none("--image-max-tokens", _VISION, env="LLAMA_ARG_IMAGE_MAX_TOKENS"),
+    _none("--mtmd-batch-max-tokens", _VISION, env="LLAMA_ARG_MTMD_BATCH_MAX_TOKENS"),
+    _none("--media-path", _VISION),
+    _none("--check-tensors", "every tensor's range is always checked", type="bool"),
+)
+
+COMPUTE = _group(
+    "compute",
+    _used("-t --threads", "CPU threads for decoding (default: all cores)", type="int", metavar="N",
+          env="LLAMA_ARG_THREADS LLAMA_N_THREADS", commands=_ENGINE),
+    _used("-tb --threads-batch", "CPU threads for prompts (default: --threads)", type="int", metavar="N",
+          env="LLAMA_ARG_THREADS_BATCH", commands=_ENGINE),
+    _used("-c --ctx-size", "context size in tokens (0: the model's own, limited by memory)", type="int", default=0,
+          metavar="N", env="LLAMA_ARG_CTX_SIZE LLAMA_N_CTX", commands=_ENGINE),
+    _used("-b --batch-size", "tokens scheduled per step at most", type="int", default=2048, metavar="N",
+          env="LLAMA_ARG_BATCH LLAMA_N_BATCH", commands=_ENGINE),
+    _used("-ub --ubatch-size", "tokens per forward pass at most", type="int", default=512, metavar="N",
+          env="LLAMA_ARG_UBATCH", commands=_ENGINE),
+    _used("-np --parallel", "slots: requests decoded at the same time (-1: 4 slots sharing the whole context)",
+          type="int", default=-1, metavar="N", env="LLAMA_ARG_N_PARALLEL"),
+    _used("-cb --cont-batching", "decode requests together as they come", default=True,
+          off_names="-nocb --no-cont-batching", env="LLAMA_ARG_CONT_BATCHING"),
+    _used("-kvu --kv-unified", "slots share one context of --ctx-size (default: only when --parallel is automatic)",
+          off_names="-no-kvu --no-kv-unified", env="LLAMA_ARG_KV_UNIFIED"),
+    _used("-ctk --cache-type-k", "type of the K cache", type="str", default="f16", choices=" ".join(KV_TYPES),
+          metavar="TYPE", env="LLAMA_ARG_CACHE_TYPE_K", commands=_ENGINE),
+    _used("-ctv --cache-type-v", "type of the V cache", type="str", default="f16", choices=" ".join(KV_TYPES),
+          metavar="TYPE", env="LLAMA_ARG_CACHE_TYPE_V", commands=_ENGINE),
+    _used("--memory-f32", "older spelling of -ctk f32 -ctv f32", default=False),
+    _used("--mmap", "map the file into memory instead of reading it", default=True, off_names="--no-mmap",
+          env="LLAMA_ARG_MMAP", commands=_ENGINE),
+    _used("--mlock", "keep the weights in RAM", default=False, env="LLAMA_ARG_MLOCK", commands=_ENGINE),
+    _used("-lm --load-mode", "auto, none (read the file), mmap, mlock, mmap+mlock", type="str", default="auto",
+          choices="auto none mmap mlock mmap+mlock", metavar="MODE", env="LLAMA_ARG_LOAD_MODE", commands=_ENGINE),
+    _used("--numa", "distribute, isolate or numactl: place threads by NUMA node", type="str", bare="distribute",
+          choices="distribute isolate numactl", metavar="TYPE", env="LLAMA_ARG_NUMA", commands=_ENGINE),
+    _none("-fa --flash-attn", "attention is always computed block by block", bare="on", choices="on off auto",
+          env="LLAMA_ARG_FLASH_ATTN", off_names="--no-flash-attn", commands=_ENGINE, dest="flash_attn"),
+    _none("-ngl --gpu-layers --n-gpu-layers", _CPU, env="LLAMA_ARG_N_GPU_LAYERS LLAMA_N_GPU_LAYERS",
+          commands=_ENGINE),
+    _none("-sm --split-mode", _CPU, env="LLAMA_ARG_SPLIT_MODE"),
+    _none("-ts --tensor-split", _CPU, env="LLAMA_ARG_TENSOR_SPLIT"),
+    _none("-mg --main-gpu", _CPU, env="LLAMA_ARG_MAIN_GPU"),
+    _none("-dev --device", _CPU, env="LLAMA_ARG_DEVICE"),
+    _none("--metal", _CPU, type="bool"),
+    _none("-fit --fit", "memory is planned before anything is allocated", bare="on", choices="on off",
+          env="LLAMA_ARG_FIT"),
+    _none("-fitt --fit-target", "memory is planned before anything is allocated", env="LLAMA_ARG_FIT_TARGET"),
+    _none("-fitc --fit-ctx", "memory is planned before anything is allocated", env="LLAMA_ARG_FIT_CTX"),
+    _none("-kvo --kv-offload", _CPU, type="bool", off_names="-nkvo --no-kv-offload", env="LLAMA_ARG_KV_OFFLOAD"),
+    _none("--op-offload", _CPU, type="bool", off_names="--no-op-offload"),
+    _none("--no-host", _CPU, type="bool", env="LLAMA_ARG_NO_HOST"),
+    _none("--repack", "weights are never repacked", type="bool", off_names="-nr --no-repack", env="LLAMA_ARG_REPACK"),
+    _none("-ot --override-tensor", _CPU, env="LLAMA_ARG_OVERRIDE_TENSOR"),
+    _none("-cmoe --cpu-moe", _CPU, type="bool", env="LLAMA_ARG_CPU_MOE"),
+    _none("-ncmoe --n-cpu-moe", _CPU, env="LLAMA_ARG_N_CPU_MOE"),
+    _none("-ncffn --n-cpu-ffn", _CPU, env="LLAMA_ARG_N_CPU_FFN"),
+    _none("-lzm --lazy-mode", "a mapped file is read on demand anyway", env="LLAMA_ARG_LAZY_MODE"),
+    _none("-dt --defrag-thold", "a sequence's cells are never fragmented", env="LLAMA_ARG_DEFRAG_THOLD"),
+    _none("--swa-full", "the cache always holds the full context", type="bool", env="LLAMA_ARG_SWA_FULL"),
+    _none("-ctxcp --ctx-checkpoints --swa-checkpoints", "the cache always holds the full context",
+          env="LLAMA_ARG_CTX_CHECKPOINTS"),
+    _none("-cms --checkpoint-min-step", "the cache always holds the full context"),
+    _none("--kv-unified-per-slot", "use --ctx-size and --parallel", env="LLAMA_ARG_KV_UNIFIED_PER_SLOT"),
+    _none("-C --cpu-mask", "threads are placed by the system; see --numa"),
+    _none("-Cr --cpu-range", "threads are placed by the system; see --numa"),
+    _none("--cpu-strict", "threads are placed by the system; see --numa"),
+    _none("-Cb --cpu-mask-batch", "threads are placed by the system; see --numa"),
+    _none("-Crb --cpu-range-batch", "threads are placed by the system; see --numa"),
+    _none("--cpu-strict-batch", "threads are placed by the system; see --numa"),
+    _none("--prio", "use nice"),
+    _none("--prio-batch", "use nice"),
+    _none("--poll", "threads spin briefly, then sleep"),
+    _none("--poll-batch", "threads spin briefly, then sleep"),
+    _none("--perf", "timings are always measured", type="bool", off_names="--no-perf", env="LLAMA_ARG_PERF"),
+    _none("--warmup", "kernels are compiled while loading", type="bool", off_names="--no-warmup",
+          env="LLAMA_ARG_WARMUP"),
+    _refused("--rpc", f"splitting a model over machines is {_LATER}", env="LLAMA_ARG_RPC"),
+    _refused("--rope-scaling", f"{_LATER}: RoPE settings are the model's own", env="LLAMA_ARG_ROPE_SCALING_TYPE",
+             off_values="none"),
+    _refused("--rope-scale", f"{_LATER}: RoPE settings are the model's own", env="LLAMA_ARG_ROPE_SCALE",
+             off_values="1"),
+    _refused("--rope-freq-base", f"{_LATER}: RoPE settings are the model's own", env="LLAMA_ARG_ROPE_FREQ_BASE",
+             off_values="0"),
+    _refused("--rope-freq-scale", f"{_LATER}: RoPE settings are the model's own", env="LLAMA_ARG_ROPE_FREQ_SCALE",
+             off_values="1"),
+    _refused("--yarn-orig-ctx", f"{_LATER}: RoPE settings are the model's own", env="LLAMA_ARG_YARN_ORIG_CTX",
+             off_values="0"),
+    _refused("--yarn-ext-factor", f"{_LATER}: RoPE settings are the model's own", env="LLAMA_ARG_YARN_EXT_FACTOR",
+             off_values="-1"),
+    _refused("--yarn-attn-factor", f"{_LATER}: RoPE settings are the model's own", env="LLAMA_ARG_YARN_ATTN_FACTOR",
+             off_values="-1 1"),
+    _refused("--yarn-beta-slow", f"{_LATER}: RoPE settings are the model's own", env="LLAMA_ARG_YARN_BETA_SLOW",
+             off_values="-1 1"),
+    _refused("--yarn-beta-fast", f"{_LATER}: RoPE settings are the model's own", env="LLAMA_ARG_YARN_BETA_FAST",
+             off_values="-1 32"),
+    _refused("-md --model-draft --spec-draft-model", _DRAFT, env="LLAMA_ARG_SPEC_DRAFT_MODEL"),
+    _refused("-hfd -hfrd --hf-repo-draft --spec-draft-hf", _DRAFT, env="LLAMA_ARG_SPEC_DRAFT_HF_REPO"),
+    _refused("--spec-type", _DRAFT, env="LLAMA_ARG_SPEC_TYPE", off_values="none"),
+    _refused("--spec-default", _DRAFT, type="bool"),
+)
+
+SAMPLING = _group(
+    "sampling (defaults of requests)",
+    _used("-n --predict --n-predict", "tokens to predict (-1: no limit)", type="int", default=-1, metavar="N",
+          env="LLAMA_ARG_N_PREDICT", commands=_SAMPLING, dest="predict"),
+    _used("--keep", "tokens of the prompt kept when the context is full (-1: all)", type="int", default=0,
+          metavar="N", commands=_SAMPLING),
+    _used("-s --seed", "seed of the sampler (-1: random)", type="int", default=-1, metavar="SEED",
+          commands=_SAMPLING),
+    _used("--samplers", "samplers in order, separated by ';'", type="str", metavar="NAMES", commands=_SAMPLING),
+    _used("--sampler-seq --sampling-seq", "samplers in order, one letter each (edskypmxt)", type="str",
+          metavar="LETTERS", commands=_SAMPLING),
+    _used("--temp --temperature", "temperature (0: greedy)", type="float", default=0.8, metavar="T",
+          env="LLAMA_ARG_TEMPERATURE", commands=_SAMPLING),
+    _used("--top-k", "sample among the K likeliest tokens (0: all)", type="int", default=40, metavar="K",
+          env="LLAMA_ARG_TOP_K", commands=_SAMPLING),
+    _used("--top-p", "sample among the likeliest tokens of total probability P (1: all)", type="float", default=0.95,
+          metavar="P", env="LLAMA_ARG_TOP_P", commands=_SAMPLING),
+    _used("--min-p", "least probability relative to the likeliest token's (0: any)", type="float", default=0.05,
+          metavar="P", env="LLAMA_ARG_MIN_P", commands=_SAMPLING),
+    _used("--typical --typical-p", "locally typical sampling (1: off)", type="float", default=1.0, metavar="P",
+          commands=_SAMPLING),
+    _used("--repeat-last-n", "tokens looked back at by the penalties (0: none)", type="int", default=64, metavar="N",
+          commands=_SAMPLING),
+    _used("--repeat-penalty", "penalty of repeated tokens (1: off)", type="float", default=1.0, metavar="X",
+          env="LLAMA_ARG_REPEAT_PENALTY", commands=_SAMPLING),
+    _used("--presence-penalty", "penalty of tokens that were there (0: off)", type="float", default=0.0, metavar="X",
+          env="LLAMA_ARG_PRESENCE_PENALTY", commands=_SAMPLING),
+    _used("--frequency-penalty", "penalty by how often a token was there (0: off)", type="float", default=0.0,
+          metavar="X", env="LLAMA_ARG_FREQUENCY_PENALTY", commands=_SAMPLING),
+    _used("--ignore-eos", "never end by itself", default=False, commands=_SAMPLING),
+    _used("-l --logit-bias", "TOKEN_ID+BIAS or TOKEN_ID-BIAS; may be repeated", type="str", many=True, metavar="BIAS",
+          commands=_SAMPLING),
+    _used("-r --reverse-prompt", "stop string; may be repeated", type="str", many=True, metavar="TEXT",
+          commands=_SAMPLING, dest="stop"),
+    _refused("--top-nsigma --top-n-sigma", f"top-n-sigma sampling is {_LATER}", off_values="-1"),
+    _refused("--xtc-probability", f"XTC sampling is {_LATER}", off_values="0"),
+    _none("--xtc-threshold", "XTC sampling is off"),
+    _refused("--dry-multiplier", f"DRY sampling is {_LATER}", off_values="0"),
+    _none("--dry-base", "DRY sampling is off"),
+    _none("--dry-allowed-length", "DRY sampling is off"),
+    _none("--dry-penalty-last-n", "DRY sampling is off"),
+    _none("--dry-sequence-breaker", "DRY sampling is off"),
+    _refused("--dynatemp-range", f"dynamic temperature is {_LATER}", off_values="0"),
+    _none("--dynatemp-exp", "dynamic temperature is off"),
+    _refused("--mirostat", f"Mirostat is {_LATER}", off_values="0"),
+    _none("--mirostat-lr", "Mirostat is off"),
+    _none("--mirostat-ent", "Mirostat is off"),
+    _refused("--adaptive-target", f"adaptive-p sampling is {_LATER}", off_values="-1"),
+    _none("--adaptive-decay", "adaptive-p sampling is off"),
+    _refused("--grammar", f"grammars are {_LATER}"),
+    _refused("--grammar-file", f"grammars are {_LATER}"),
+    _refused("-j --json-schema", f"grammars are {_LATER}"),
+    _refused("-jf --json-schema-file", f"grammars are {_LATER}"),
+    _none("-bs --backend-sampling", "sampling is done once, on the CPU", type="bool",
+          env="LLAMA_ARG_BACKEND_SAMPLING"),
+    _none("-e --escape", "requests carry their own escapes", type="bool", off_names="--no-escape"),
+)
+
+SERVER = _group(
+    "server",
+    _used("--host", "address to listen on", type="str", default="127.0.0.1", metavar="HOST", env="LLAMA_ARG_HOST"),
+    _used("--port", "port to listen on (0: any free one)", type="int", default=8080, metavar="PORT",
+          env="LLAMA_ARG_PORT"),
+    _used("--reuse-port", "let several servers listen on the same port", default=False, env="LLAMA_ARG_REUSE_PORT"),
+    _used("--api-key", "keys that clients must send, comma-separated; may be repeated", type="str", many=True,
+          metavar="KEY", env="LLAMA_API_KEY"),
+    _used("--api-key-file", "file of keys, one a line, # for comments", type="str", metavar="FILE",
+          env="LLAMA_ARG_API_KEY_FILE"),
+    _used("--ssl-key-file", "PEM file of the TLS key", type="str", metavar="FILE", env="LLAMA_ARG_SSL_KEY_FILE"),
+    _used("--ssl-cert-file", "PEM file of the TLS certificate", type="str", metavar="FILE",
+          env="LLAMA_ARG_SSL_CERT_FILE"),
+    _used("--cors-origins --cors-origin", "origins that browsers may call from, comma-separated (*: any; localhost)",
+          type="str", default="*", metavar="ORIGINS", env="LLAMA_ARG_CORS_ORIGINS"),
+    _used("--cors-methods", "methods that browsers may use", type="str", default="GET, POST, DELETE, OPTIONS",
+          metavar="METHODS", env="LLAMA_ARG_CORS_METHODS"),
+    _used("--cors-headers", "headers that browsers may send", type="str", default="*", metavar="HEADERS",
+          env="LLAMA_ARG_CORS_HEADERS"),
+    _used("--cors-credentials", "let browsers send credentials", default=True, off_names="--no-cors-credentials",
+          env="LLAMA_ARG_CORS_CREDENTIALS"),
+    _none("--cors", "CORS is on by default; see --cors-origins", type="bool"),
+    _used("--metrics", "serve /metrics for Prometheus", default=False, env="LLAMA_ARG_ENDPOINT_METRICS"),
+    _used("--slots", "serve /slots", default=True, off_names="--no-slots", env="LLAMA_ARG_ENDPOINT_SLOTS"),
+    _used("--props", "accept POST /props", default=False, env="LLAMA_ARG_ENDPOINT_PROPS"),
+    _used("--cache-prompt", "reuse the cache of earlier requests", default=True, off_names="--no-cache-prompt",
+          env="LLAMA_ARG_CACHE_PROMPT"),
+    _used("--sse-ping-interval", "seconds of silence before a stream sends a comment (-1: never)", type="int",
+          default=30, metavar="N", env="LLAMA_ARG_SSE_PING_INTERVAL"),
+    _used("--chat-template", "Jinja chat template instead of the model's (or: chatml)", type="str", metavar="JINJA",
+          env="LLAMA_ARG_CHAT_TEMPLATE", commands=_SAMPLING),
+    _used("--chat-template-file", "file of a Jinja chat template", type="str", metavar="FILE",
+          env="LLAMA_ARG_CHAT_TEMPLATE_FILE", commands=_SAMPLING),
+    _used("--chat-template-kwargs", "JSON object of further template variables", type="str", metavar="JSON",
+          env="LLAMA_ARG_CHAT_TEMPLATE_KWARGS"),
+    _used("--prefill-assistant", "continue a last message of the assistant", default=True,
+          off_names="--no-prefill-assistant", env="LLAMA_ARG_PREFILL_ASSISTANT"),
+    _none("--jinja", "chat templates are always Jinja", type="bool", off_names="--no-jinja", env="LLAMA_ARG_JINJA"),
+    _none("--skip-chat-parsing", "answers are returned as content", type="bool", off_names="--no-skip-chat-parsing",
+          env="LLAMA_ARG_SKIP_CHAT_PARSING"),
+    _none("--reasoning-format", "answers are returned as content", env="LLAMA_ARG_THINK"),
+    _none("-rea --reasoning", "the chat template decides", env="LLAMA_ARG_REASONING"),
+    _none("--reasoning-effort", "use --chat-template-kwargs", env="LLAMA_ARG_REASONING_EFFORT"),
+    _refused("--reasoning-budget", f"a budget for thinking is {_LATER}", env="LLAMA_ARG_THINK_BUDGET",
+             off_values="-1"),
+    _none("--reasoning-budget-message", "there is no budget for thinking", env="LLAMA_ARG_THINK_BUDGET_MESSAGE"),
+    _none("--reasoning-preserve", "the chat template decides", type="bool", off_names="--no-reasoning-preserve",
+          env="LLAMA_ARG_REASONING_PRESERVE"),
+    _none("--ui --webui", "there is no web page", type="bool", off_names="--no-ui --no-webui", env="LLAMA_ARG_UI"),
+    _none("--ui-config --webui-config", "there is no web page", env="LLAMA_ARG_UI_CONFIG"),
+    _none("--ui-config-file --webui-config-file", "there is no web page", env="LLAMA_ARG_UI_CONFIG_FILE"),
+    _none("-to --timeout", "connections have no time limit", env="LLAMA_ARG_TIMEOUT"),
+    _none("--threads-http", "one event loop serves all connections", env="LLAMA_ARG_THREADS_HTTP"),
+    _none("-sps --slot-prompt-similarity", "the slot with the longest common prefix is always taken"),
+    _none("-cram --cache-ram", "finished slots keep their cache", env="LLAMA_ARG_CACHE_RAM"),
+    _none("--cache-idle-slots", "finished slots keep their cache", type="bool", off_names="--no-cache-idle-slots",
+          env="LLAMA_ARG_CACHE_IDLE_SLOTS"),
+    _none("-sp --special", "special tokens are not shown", type="bool"),
+    _none("--spm-infill", "there is no /infill yet", type="bool"),
+    _refused("--cache-reuse", f"{_LATER}: a common prefix is always reused", env="LLAMA_ARG_CACHE_REUSE",
+             off_values="0"),
+    _refused("--context-shift", f"shifting a full context is {_LATER}", type="bool", off_names="--no-context-shift",
+             env="LLAMA_ARG_CONTEXT_SHIFT"),
+    _refused("--embedding --embeddings", f"embeddings are {_LATER}", type="bool", env="LLAMA_ARG_EMBEDDINGS"),
+    _refused("--rerank --reranking", f"reranking is {_LATER}", type="bool", env="LLAMA_ARG_RERANKING"),
+    _refused("--pooling", f"embeddings are {_LATER}", env="LLAMA_ARG_POOLING", off_values="none"),
+    _none("--embd-normalize", "there are no embeddings"),
+    _refused("--slot-save-path", f"saving slots is {_LATER}"),
+    _refused("--api-prefix", _LATER, env="LLAMA_ARG_API_PREFIX"),
+    _refused("--path", f"serving files is {_LATER}", env="LLAMA_ARG_STATIC_PATH"),
+    _refused("--models-dir", _ROUTER, env="LLAMA_ARG_MODELS_DIR"),
+    _refused("--models-preset", _ROUTER, env="LLAMA_ARG_MODELS_PRESET"),
+    _none("--models-max", "one server serves one model", env="LLAMA_ARG_MODELS_MAX"),
+    _none("--models-autoload", "one server serves one model", type="bool", off_names="--no-models-autoload",
+          env="LLAMA_ARG_MODELS_AUTOLOAD"),
+    _refused("--sleep-idle-seconds", f"unloading an idle model is {_LATER}", off_values="-1"),
+    _refused("--tools", "this server never runs tools", env="LLAMA_ARG_TOOLS"),
+    _refused("--tools-runtime", "this server never runs tools"),
+    _refused("--mcp-servers-config", "this server never runs tools", env="LLAMA_ARG_MCP_SERVERS_CONFIG"),
+    _refused("--mcp-servers-json", "this server never runs tools", env="LLAMA_ARG_MCP_SERVERS_JSON"),
+    _refused("-ag --agent", "this server never runs tools", type="bool", off_names="-no-ag --no-agent",
+             env="LLAMA_ARG_AGENT"),
+    _refused("--ui-mcp-proxy --webui-mcp-proxy", "there is no web page", type="bool",
+             off_names="--no-ui-mcp-proxy --no-webui-mcp-proxy", env="LLAMA_ARG_UI_MCP_PROXY"),
+)
+
+LOGGING = _group(
+    "logging",
+    _used("-v --verbose --log-verbose", "log everything", default=False, commands=_ENGINE),
+    _used("-lv --verbosity --log-verbosity", "0 nothing but output, 1 errors, 2 warnings, 3 info, 4 and up debug",
+          type="int", default=3, metavar="N", env="LLAMA_ARG_LOG_VERBOSITY LLAMA_LOG_VERBOSITY", dest="log_verbosity",
+          commands=_ENGINE),
+    _used("--log-file", "write the log to a file as well", type="str", metavar="FILE", env="LLAMA_ARG_LOG_FILE"),
+    _used("--log-disable", "log nothing", default=False),
+    _used("--log-jsonl", "one JSON object a line", default=False, off_names="--no-log-jsonl",
+          env="LLAMA_ARG_LOG_JSONL"),
+    _used("--log-format", "older spelling: text or json", type="str", default="text", choices="text json",
+          metavar="FORMAT"),
+    _used("--log-timestamps", "time of each line", default=False, off_names="--no-log-timestamps",
+          env="LLAMA_ARG_LOG_TIMESTAMPS"),
+    _used("--log-prefix", "level of each line", default=False, off_names="--no-log-prefix",
+          env="LLAMA_ARG_LOG_PREFIX"),
+    _none("--log-colors", "the log has no colours", bare="on", env="LLAMA_ARG_LOG_COLORS"),
+    _none("--log-prompts-dir", "prompts are never logged"),
+)
+
+RUN = _group(
+    "chat",
+    _used("-p --prompt", "ask this once and exit", type="str", metavar="TEXT", commands=frozenset({"run"})),
+    _used("-sys --system-prompt", "system message", type="str", metavar="TEXT", commands=frozenset({"run"}),
+          dest="system_prompt"),
+)
+
+BENCH = _group(
+    "benchmark",
+    _used("-p --n-prompt", "prompt lengths, comma-separated", type="str", default="512", metavar="N,N",
+          commands=frozenset({"bench"})),
+    _used("-n --n-gen", "generation lengths, comma-separated", type="str", default="128", metavar="N,N",
+          commands=frozenset({"bench"})),
+    _used("-r --repetitions", "repetitions", type="int", default=5, metavar="N", commands=frozenset({"bench"})),
+    _used("-o --output", "md (a table) or json", type="str", default="md", choices="md json", metavar="FORMAT",
+          commands=frozenset({"bench"})),
+    _used("-f --file", "text to score", type="str", metavar="FILE", commands=frozenset({"perplexity"})),
+    _used("--chunks", "chunks to score at most (-1: all)", type="int", default=-1, metavar="N",
+          commands=frozenset({"perplexity"})),
+)
+# fmt: on
+
+FLAGS: tuple[Flag, ...] = MODEL + COMPUTE + SAMPLING + SERVER + LOGGING + RUN + BENCH
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """Values of all used flags of a command (by `Flag.key`) and the notes about flags that have no meaning here."""
+
+    values: Mapping[str, Any]
+    given: frozenset[str]
+    notes: tuple[str, ...]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.values[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that raises `FlagError` instead of leaving the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise FlagError(message.replace("argument ", "", 1))
+
+
+def _converter(flag: Flag) -> Callable[[str], Any]:
+    parse, expected = _TYPES[flag.type]
+
+    def convert(text: str) -> Any:
+        try:
+            value = parse(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}") from None
+        if flag.choices and value not in flag.choices:
+            raise argparse.ArgumentTypeError(f"expected one of {', '.join(flag.choices)}, got {text!r}")
+        return value
+
+    convert.__name__ = expected
+    return convert
+
+
+def _switch(text: str) -> bool:
+    word = text.strip().lower()
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise argparse.ArgumentTypeError(f"expected on or off, got {text!r}")
+
+
+def add_flags(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add every flag of a command; the parser's own `-h` stays."""
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for flag in FLAGS:
+        if command not in flag.commands:
+            continue
+        group = groups.setdefault(flag.group, parser.add_argument_group(flag.group))
+        help = flag.help
+        if flag.kind is not Kind.USED:
+            help = argparse.SUPPRESS
+        elif flag.default not in (None, "", False) or flag.type in ("int", "float"):
+            shown = {True: "on"}.get(flag.default, flag.default) if flag.default is not None else None
+            if shown is not None and "default" not in help:
+                help += f" (default: {shown})"
+        common: dict[str, Any] = {"dest": flag.key, "default": argparse.SUPPRESS, "help": help.replace("%", "%%")}
+        if flag.type == "bool":
+            group.add_argument(*flag.names, action="store_const", const=True, **common)
+        else:
+            extra: dict[str, Any] = {"type": _converter(flag), "metavar": flag.metavar or "VALUE"}
+            if flag.bare is not None:
+                extra |= {"nargs": "?", "const": flag.bare}
+            if flag.many:
+                extra["action"] = "append"
+            group.add_argument(*flag.names, **common, **extra)
+        if flag.off_names:
+            off = False if flag.type == "bool" else "off"
+            hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+            group.add_argument(*flag.off_names, action="store_const", dest=flag.key, const=off, **hidden)
+
+
+def spell(argument: str) -> str:
+    """An argument with dashes for underscores in a long flag's name, as llama.cpp reads it."""
+    if not argument.startswith("--"):
+        return argument
+    name, equals, value = argument.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def _from_environment(flag: Flag, environ: Mapping[str, str]) -> Any:
+    for name in flag.env:
+        negative = name.replace("LLAMA_ARG_", "LLAMA_ARG_NO_", 1)
+        if flag.type == "bool" and negative != name and negative in environ:
+            # llama.cpp takes the mere presence of the negative form as "off".
+            return False
+        text = environ.get(name)
+        if text is None:
+            continue
+        try:
+            if flag.type == "bool":
+                return _switch(text)
+            if flag.bare is not None and text.strip().lower() in _TRUE | _FALSE and text not in flag.choices:
+                text = "on" if text.strip().lower() in _TRUE else "off"
+            value = _converter(flag)(text)
+            return [value] if flag.many else value
+        except argparse.ArgumentTypeError as error:
+            raise FlagError(f"{name} (environment): {error}") from None
+    return None
+
+
+def _is_off(flag: Flag, value: Any) -> bool:
+    if value is False:
+        return True
+    if value is True:
+        return False
+    last = value[-1] if isinstance(value, list) else value
+    for off in flag.off_values:
+        try:
+            if float(last) == float(off):
+                return True
+        except ValueError:
+            if last == off:
+                return True
+    return False
+
+
+def unknown_flag(argument: str, command: str) -> FlagError:
+    """The error for an argument that no flag of the command takes, naming the nearest one."""
+    if not argument.startswith("-") or argument == "-":
+        return FlagError(f"unexpected argument {argument!r}: see llamado {command} --help")
+    name = argument.partition("=")[0]
+    known = [n for f in FLAGS if command in f.commands for n in f.names + f.off_names]
+    # A long name is compared without its dashes too, so that `-ctx-size` finds `--ctx-size`.
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if not near:
+        bare = {n.lstrip("-"): n for n in known}
+        near = [bare[m] for m in difflib.get_close_matches(name.lstrip("-"), list(bare), n=1, cutoff=0.5)]
+    hint = f"did you mean {near[0]}? " if near else ""
+    return FlagError(f"unknown flag {name}: {hint}(all flags: llamado {command} --help)")
+
+
+def parse(
+    parser: argparse.ArgumentParser, command: str, arguments: Sequence[str], environ: Mapping[str, str] | None = None
+) -> tuple[Parsed, argparse.Namespace]:
+    """Parse a command's arguments; a flag wins over the environment, the environment over the default.
+
+    Returns the flags' values and argparse's own namespace (positionals). Raises FlagError.
+    """
+    environ = os.environ if environ is None else environ
+    namespace, extra = parser.parse_known_args([spell(a) for a in arguments])
+    if extra:
+        raise unknown_flag(extra[0], command)
+    values: dict[str, Any] = {}
+    given: set[str] = set()
+    notes: dict[str, list[str]] = {}
+    for flag in FLAGS:
+        if command not in flag.commands:
+            continue
+        value = getattr(namespace, flag.key, None)
+        if value is None:
+            value = _from_environment(flag, environ)
+        if value is not None:
+            given.add(flag.key)
+            if flag.kind is Kind.REFUSED and not _is_off(flag, value):
+                raise FlagError(f"{flag.label}: {flag.help}")
+            if flag.kind is Kind.MEANINGLESS:
+                notes.setdefault(flag.help, []).append(flag.label)
+        if flag.kind is Kind.USED:
+            values[flag.key] = flag.default if value is None else value
+    said = tuple(f"{', '.join(names)}: accepted, no effect here ({why})" for why, names in notes.items())
+    return Parsed(values, frozenset(given), said), namespace
+
+
+def markdown() -> str:
+    """The flags of `llamado serve` as a Markdown page (`docs/flags.md`)."""
+    lines = [
+        "# Flags of `llamado serve`",
+        "",
+        "Made from `src/llamado/flags.py` by `python -m llamado.flags`. A flag wins over its environment variable.",
+        "",
+    ]
+    titles = {
+        Kind.USED: "In use",
+        Kind.MEANINGLESS: "Accepted without effect",
+        Kind.REFUSED: "Refused, with the reason",
+    }
+    for kind, title in titles.items():
+        lines += [f"## {title}", "", "| flag | environment | default | |", "|---|---|---|---|"]
+        for flag in FLAGS:
+            if flag.kind is not kind or "serve" not in flag.commands:
+                continue
+            names = ", ".join(f"`{n}`" for n in flag.names + flag.off_names)
+            env = ", ".join(f"`{e}`" for e in flag.env)
+            default = "" if flag.default in (None, "") else f"`{flag.default}`"
+            lines.append(f"| {names} | {env} | {default} | {flag.help.replace('|', '&#124;')} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())
