@@ -573,8 +573,8 @@ def flash_attn_ext(
 class Graph:
     """Operations in an order in which they can be computed.
 
-    `nodes` are the operations, each after its sources; `leafs` the data they start from; `inputs` and `outputs` name the
-    tensors that a caller writes before and reads after a run.
+    `nodes` are the operations, each after its sources; `leafs` the data they start from; `inputs` and `outputs` name
+    the tensors that a caller writes before and reads after a run.
     """
 
     __slots__ = ("_seen", "inputs", "leafs", "nodes", "outputs")

@@ -1,0 +1,39 @@
+"""The architectures: from a file's hyper-parameters and weight names to the graph of a forward pass."""
+
+from __future__ import annotations
+
+from llamado.gguf.reader import GGUFFile
+from llamado.models.base import KV_TYPES, BatchShape, KVCache, Model
+from llamado.models.errors import InvalidModel, UnsupportedModel
+from llamado.models.gemma3 import Gemma3
+from llamado.models.hparams import HyperParameters, Rope
+from llamado.models.llama import Llama
+
+ARCHITECTURES: dict[str, type[Model]] = {model.architecture: model for model in (Llama, Gemma3)}
+"""Every architecture by the name files give it in `general.architecture`."""
+
+
+def load_model(file: GGUFFile) -> Model:
+    """The model in a file; raises UnsupportedModel, InvalidModel or GgufError naming what is wrong."""
+    name = file.metadata.str_("general.architecture")
+    architecture = ARCHITECTURES.get(name)
+    if architecture is None:
+        raise UnsupportedModel(
+            f"{file.path}: architecture '{name}' is not known; known are {', '.join(sorted(ARCHITECTURES))}. "
+            "Files made by Ollama may carry names of its own: take a GGUF of the same model from Hugging Face instead"
+        )
+    return architecture(file)
+
+
+__all__ = [
+    "ARCHITECTURES",
+    "KV_TYPES",
+    "BatchShape",
+    "HyperParameters",
+    "InvalidModel",
+    "KVCache",
+    "Model",
+    "Rope",
+    "UnsupportedModel",
+    "load_model",
+]

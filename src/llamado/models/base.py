@@ -1,0 +1,270 @@
+"""What all architectures share: the batch, the key-value cache, and the frame of a forward pass around their layers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from llamado.ggml.graph import (
+    Graph,
+    flash_attn_ext,
+    get_rows,
+    mul,
+    mul_mat,
+    new_tensor,
+    permute,
+    reshape,
+    rms_norm,
+    rope_ext,
+    set_rows,
+    view_2d,
+    view_4d,
+)
+from llamado.ggml.ops import PrecType
+from llamado.ggml.tensor import Tensor
+from llamado.gguf.reader import GGUFFile
+from llamado.gguf.types import TensorType
+from llamado.models.errors import InvalidModel, UnsupportedModel
+from llamado.models.hparams import HyperParameters, Keys, Rope
+from llamado.models.weights import Weights
+
+_F32_PRECISION = PrecType.F32
+
+KV_TYPES = (TensorType.F32, TensorType.F16, TensorType.BF16, TensorType.Q8_0)
+"""Types a cache can have. ggml's GPU back ends want F16 or Q8_0."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """The sizes a graph is built for: tokens computed, rows that get logits, cells of the cache that attention reads.
+
+    `n_outputs` may be 0: a chunk of a prompt that only fills the cache.
+    """
+
+    n_tokens: int
+    n_outputs: int
+    n_kv: int
+
+    def __post_init__(self) -> None:
+        if self.n_tokens < 1 or not 0 <= self.n_outputs <= self.n_tokens or self.n_kv < 1:
+            raise ValueError(f"not a batch: {self}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KVCache:
+    """Keys and values of all layers: `k[layer]` and `v[layer]` are [elements of a token, n_cells]; a cell is a row."""
+
+    k: tuple[Tensor, ...]
+    v: tuple[Tensor, ...]
+    n_cells: int
+
+
+class Pass:
+    """A forward pass being built: its graph, and the inputs, each made when a layer first asks for it."""
+
+    __slots__ = ("_hparams", "_kv", "_last", "graph", "shape")
+
+    def __init__(self, hparams: HyperParameters, shape: BatchShape, kv: KVCache, head: bool) -> None:
+        self.graph = Graph()
+        self.shape = shape
+        self._hparams = hparams
+        self._kv = kv
+        # The layer after which only the rows with logits go on.
+        self._last = hparams.n_layer - 1 if head else -1
+
+    def _input(self, name: str, type: TensorType, *ne: int) -> Tensor:
+        return self.graph.inputs.get(name) or self.graph.input(name, type, *ne)
+
+    def tokens(self) -> Tensor:
+        """I32 [n_tokens]: the tokens."""
+        return self._input("tokens", TensorType.I32, self.shape.n_tokens)
+
+    def positions(self) -> Tensor:
+        """I32 [n_tokens]: the place of each token in its sequence."""
+        return self._input("positions", TensorType.I32, self.shape.n_tokens)
+
+    def cells(self) -> Tensor:
+        """I64 [n_tokens]: the cell of the cache each token's keys and values go to."""
+        return self._input("cells", TensorType.I64, self.shape.n_tokens)
+
+    def mask(self, layer: int) -> Tensor:
+        """F16 [n_kv, n_tokens]: 0 where a token (row) sees a cell, minus infinity elsewhere."""
+        name = "mask_swa" if self._hparams.is_swa(layer) else "mask"
+        return self._input(name, TensorType.F16, self.shape.n_kv, self.shape.n_tokens)
+
+    def out_rows(self) -> Tensor:
+        """I32 [n_outputs]: the rows of the batch that get logits."""
+        return self._input("out_rows", TensorType.I32, self.shape.n_outputs)
+
+    def norm(self, x: Tensor, weight: Tensor, name: str) -> Tensor:
+        """RMS norm, scaled by a weight."""
+        return mul(rms_norm(x, self._hparams.rms_eps), weight, name)
+
+    def rotate(self, x: Tensor, rope: Rope, freq_factors: Tensor | None, name: str) -> Tensor:
+        """Rotary position embedding of heads [head_dim, n_head, n_tokens]."""
+        return rope_ext(
+            x,
+            self.positions(),
+            freq_factors,
+            rope.n_dims,
+            rope.mode,
+            rope.n_ctx_orig,
+            rope.freq_base,
+            rope.freq_scale,
+            rope.ext_factor,
+            rope.attn_factor,
+            rope.beta_fast,
+            rope.beta_slow,
+            name,
+        )
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor | None:
+        """Writes keys and values to the cache and attends: F32 [head_dim × n_head, n_tokens].
+
+        q, k, v are [head_dim, heads, n_tokens]. None when nothing behind the cache is wanted: the last layer of a batch
+        without logits.
+        """
+        graph, kv, n_kv = self.graph, self._kv, self.shape.n_kv
+        only_cache = layer == self._last and not self.shape.n_outputs
+        # The order in which llama.cpp expands them; models with sliding windows have their own.
+        wanted = (q, k, v) if self._hparams.n_swa else (q, v, k)
+        for tensor in wanted[1:] if only_cache else wanted:
+            graph.expand(tensor)
+        cells = self.cells()
+        k_cache, v_cache = kv.k[layer], kv.v[layer]
+        graph.expand(set_rows(k_cache, view_2d(k, k.ne[0] * k.ne[1], k.ne[2], k.nb[2]), cells))
+        graph.expand(set_rows(v_cache, view_2d(v, v.ne[0] * v.ne[1], v.ne[2], v.nb[2]), cells))
+        if only_cache:
+            return None
+        q = view_4d(q, *q.ne, q.nb[1], q.nb[2], q.nb[3])
+        out = flash_attn_ext(
+            permute(q, 0, 2, 1, 3),
+            permute(_heads(k_cache, k, n_kv), 0, 2, 1, 3),
+            permute(_heads(v_cache, v, n_kv), 0, 2, 1, 3),
+            self.mask(layer),
+            scale,
+            precision=_F32_PRECISION,
+        )
+        return graph.expand(reshape(out, out.ne[0] * out.ne[1], out.ne[2], name=f"kqv_out-{layer}"))
+
+    def keep_outputs(self, layer: int, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """In the last layer, only the rows that get logits: nothing after attention mixes rows."""
+        if layer != self._last:
+            return attended, residual
+        rows = self.out_rows()
+        return get_rows(attended, rows), get_rows(residual, rows)
+
+
+def _heads(cache: Tensor, now: Tensor, n_kv: int) -> Tensor:
+    """The first `n_kv` cells of a cache as [head_dim, n_head_kv, n_kv]."""
+    head_dim, n_head, row = now.ne[0], now.ne[1], cache.nb[1]
+    return view_4d(cache, head_dim, n_head, n_kv, 1, row // n_head, row, cache.nb[2])
+
+
+class Model(ABC):
+    """An architecture bound to one file: its sizes, its weights, and how they make a forward pass.
+
+    `hparams` are the sizes; `weights` the file's tensors by their GGUF names.
+    """
+
+    architecture: ClassVar[str]
+    hparams: HyperParameters
+    weights: dict[str, Tensor]
+
+    def __init__(self, file: GGUFFile) -> None:
+        """Raises GgufError, InvalidModel or UnsupportedModel, naming the key or tensor that is wrong."""
+        weights = Weights(file)
+        n_vocab = weights.ne("token_embd.weight")[1]
+        tokens = file.metadata.strings("tokenizer.ggml.tokens", None)
+        if tokens is not None and len(tokens) != n_vocab:
+            raise InvalidModel(
+                f"{file.path}: tensor 'token_embd.weight' has {n_vocab} rows, but 'tokenizer.ggml.tokens' names "
+                f"{len(tokens)} tokens"
+            )
+        self.hparams = self._read_hparams(Keys(file.metadata), n_vocab)
+        self._token_embd = weights.need("token_embd.weight", self.hparams.n_embd, n_vocab)
+        self._output_norm = weights.need("output_norm.weight", self.hparams.n_embd)
+        # Without a matrix of its own the head shares the embedding's.
+        self._output = weights.maybe("output.weight", self.hparams.n_embd, n_vocab) or self._token_embd
+        self._take_weights(weights)
+        weights.check_all_taken()
+        self.weights = weights.taken
+
+    @abstractmethod
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters: ...
+
+    @abstractmethod
+    def _take_weights(self, weights: Weights) -> None: ...
+
+    @abstractmethod
+    def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
+        """The hidden state after a layer; None when `step.attend` gave none."""
+
+    def _embed(self, step: Pass) -> Tensor:
+        return get_rows(self._token_embd, step.tokens(), "embd")
+
+    def _head(self, step: Pass, x: Tensor) -> Tensor:
+        return mul_mat(self._output, step.norm(x, self._output_norm, "result_norm"), name="result_output")
+
+    def kv_tensors(
+        self, n_cells: int, type_k: TensorType = TensorType.F16, type_v: TensorType = TensorType.F16
+    ) -> KVCache:
+        """A cache of `n_cells` cells, not yet placed in memory; raises UnsupportedModel for types that do not fit."""
+        hp = self.hparams
+        for type in (type_k, type_v):
+            if type not in KV_TYPES:
+                raise UnsupportedModel(f"a cache of type {type.name}; known are {', '.join(t.name for t in KV_TYPES)}")
+            if hp.head_dim_k % type.block_size:
+                raise UnsupportedModel(
+                    f"a {type.name} cache needs heads of whole blocks, not of {hp.head_dim_k} elements"
+                )
+        return KVCache(
+            k=tuple(new_tensor(type_k, hp.n_embd_k(i), n_cells, name=f"cache_k_l{i}") for i in range(hp.n_layer)),
+            v=tuple(new_tensor(type_v, hp.n_embd_v(i), n_cells, name=f"cache_v_l{i}") for i in range(hp.n_layer)),
+            n_cells=n_cells,
+        )
+
+    def build(
+        self,
+        shape: BatchShape,
+        kv: KVCache,
+        *,
+        first_layer: int = 0,
+        last_layer: int | None = None,
+        embed: bool = True,
+        head: bool = True,
+    ) -> Graph:
+        """The forward pass of layers `first_layer` up to but not including `last_layer` (None: all the rest).
+
+        Inputs (those that are used): "tokens" I32 [n_tokens] (embed) or "hidden" F32 [n_embd, n_tokens]; "positions"
+        I32 [n_tokens]; "cells" I64 [n_tokens]; "mask", "mask_swa" F16 [n_kv, n_tokens]; "out_rows" I32 [n_outputs]
+        (head). Outputs: "logits" F32 [n_vocab, n_outputs] with head (none when n_outputs is 0), otherwise "hidden" F32
+        [n_embd, n_tokens]. Raises ValueError for layers that do not exist or do not join up with embed and head.
+        """
+        n_layer = self.hparams.n_layer
+        last_layer = n_layer if last_layer is None else last_layer
+        if not 0 <= first_layer <= last_layer <= n_layer or (first_layer == last_layer and not (embed or head)):
+            raise ValueError(f"layers {first_layer} to {last_layer} of {n_layer}")
+        if (embed and first_layer) or (head and last_layer != n_layer):
+            raise ValueError("only the first layer takes tokens, and only the last one gives logits")
+        if shape.n_kv > kv.n_cells:
+            raise ValueError(f"attention over {shape.n_kv} cells of a cache of {kv.n_cells}")
+        step = Pass(self.hparams, shape, kv, head)
+        graph = step.graph
+        x: Tensor | None
+        if embed:
+            x = graph.expand(self._embed(step))
+        else:
+            x = graph.input("hidden", TensorType.F32, self.hparams.n_embd, shape.n_tokens)
+        for layer in range(first_layer, last_layer):
+            x = self._layer(step, layer, x)
+            if x is None:
+                return graph
+        if not head:
+            graph.output("hidden", x)
+        elif shape.n_outputs:
+            if first_layer == last_layer:
+                x = get_rows(x, step.out_rows())
+            graph.output("logits", self._head(step, x))
+        return graph

@@ -1,0 +1,13 @@
+"""The errors of the `models` room."""
+
+from __future__ import annotations
+
+from llamado.errors import LlamadoError
+
+
+class UnsupportedModel(LlamadoError):
+    """The file is sound, but no architecture here computes what it asks for."""
+
+
+class InvalidModel(LlamadoError):
+    """A hyper-parameter or weight contradicts the architecture the file names."""

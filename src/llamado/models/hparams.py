@@ -1,0 +1,192 @@
+"""Hyper-parameters: what a GGUF file says about the shape of a model (key names: llama-arch.cpp)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+
+import numpy as np
+
+from llamado.ggml.ops import RopeMode
+from llamado.gguf.metadata import Metadata
+from llamado.models.errors import InvalidModel, UnsupportedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary embedding of a kind of layer, in the words of `ggml.graph.rope_ext`."""
+
+    n_dims: int
+    mode: RopeMode
+    n_ctx_orig: int
+    freq_base: float
+    freq_scale: float
+    ext_factor: float
+    attn_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class HyperParameters:
+    """The sizes and constants of a model. Tuples have one entry per layer.
+
+    `n_swa` is the width of the sliding window in tokens (0: no such layers), `swa_layers` the layers that have it: there
+    a token at position p sees positions p - n_swa + 1 to p. `rope_swa` is the rotary embedding of those layers.
+    """
+
+    architecture: str
+    n_layer: int
+    n_embd: int
+    n_head: tuple[int, ...]
+    n_head_kv: tuple[int, ...]
+    head_dim_k: int
+    head_dim_v: int
+    n_ff: tuple[int, ...]
+    n_vocab: int
+    n_ctx_train: int
+    rms_eps: float
+    rope: Rope
+    attention_scale: float
+    n_swa: int = 0
+    swa_layers: tuple[bool, ...] = ()
+    rope_swa: Rope | None = None
+    embedding_scale: float = 1.0
+    final_logit_softcap: float = 0.0
+
+    def n_embd_k(self, layer: int) -> int:
+        """Elements of one token's keys in a layer."""
+        return self.head_dim_k * self.n_head_kv[layer]
+
+    def n_embd_v(self, layer: int) -> int:
+        """Elements of one token's values in a layer."""
+        return self.head_dim_v * self.n_head_kv[layer]
+
+    def is_swa(self, layer: int) -> bool:
+        """Whether a layer attends through the sliding window."""
+        return bool(self.swa_layers) and self.swa_layers[layer]
+
+
+class Keys:
+    """The metadata of one architecture: `keys.int_("block_count")` reads `llama.block_count` of a llama file."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        self.metadata = metadata
+        self.architecture = metadata.str_("general.architecture")
+
+    def name(self, suffix: str) -> str:
+        """The full name of a key."""
+        return f"{self.architecture}.{suffix}"
+
+    def has(self, suffix: str) -> bool:
+        """Whether the file has the key."""
+        return self.name(suffix) in self.metadata
+
+    def int_(self, suffix: str, default: int | None = None, *, at_least: int = 1) -> int:
+        """An integer no smaller than `at_least`; required when there is no default."""
+        key = self.name(suffix)
+        value = self.metadata.int_(key) if default is None else self.metadata.int_(key, default)
+        if value < at_least:
+            raise InvalidModel(f"metadata key '{key}' is {value}; at least {at_least} is expected")
+        return value
+
+    def float_(self, suffix: str, default: float | None = None) -> float:
+        """A finite number; required when there is no default."""
+        key = self.name(suffix)
+        value = self.metadata.float_(key) if default is None else self.metadata.float_(key, default)
+        if not np.isfinite(value):
+            raise InvalidModel(f"metadata key '{key}' is {value}; a finite number is expected")
+        return value
+
+    def per_layer(self, suffix: str, n_layer: int, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
+        """One positive integer per layer, from a single number or an array."""
+        key = self.name(suffix)
+        values = self.metadata.ints(key, n=n_layer) if default is None else self.metadata.ints(key, default, n=n_layer)
+        if min(values) < 1:
+            raise InvalidModel(f"metadata key '{key}' is {list(values)}; every layer needs at least 1")
+        return values
+
+
+def inverse_sqrt(n: int) -> float:
+    """1 / sqrt(n), rounded to float32 at each step as C++ does with floats."""
+    return float(np.float32(1) / np.sqrt(np.float32(n)))
+
+
+def read_rope(keys: Keys, head_dim: int, n_ctx_train: int, mode: RopeMode) -> Rope:
+    """The rotary embedding of the global layers: base, linear or YaRN scaling (llama-model.cpp, llama-context.cpp)."""
+    n_dims = keys.int_("rope.dimension_count", head_dim)
+    if n_dims > head_dim or n_dims % 2:
+        raise InvalidModel(
+            f"metadata key '{keys.name('rope.dimension_count')}' is {n_dims}; an even number up to {head_dim} is "
+            "expected"
+        )
+    kind = keys.metadata.str_(keys.name("rope.scaling.type"), "linear")
+    if kind not in ("none", "linear", "yarn"):
+        raise UnsupportedModel(
+            f"metadata key '{keys.name('rope.scaling.type')}' is '{kind}'; none, linear and yarn are known here"
+        )
+    factor = keys.float_("rope.scaling.factor", 0.0) or keys.float_("rope.scale_linear", 0.0)
+    if factor < 0:
+        raise InvalidModel(f"metadata key '{keys.name('rope.scaling.factor')}' is {factor}; 0 or more is expected")
+    freq_scale = 1.0 if factor == 0 or kind == "none" else float(np.float32(1) / np.float32(factor))
+    attn_factor = 1.0
+    if kind == "yarn":
+        # The rotation multiplies by 1 + 0.1 ln(factor) itself; what is passed to it cancels that where a model has none.
+        stretch = 1.0 / freq_scale
+        wanted = 1.0 if stretch <= 1.0 else 0.1 * log(stretch) + 1.0
+        attn_factor = float(np.float32(wanted / (1.0 + 0.1 * log(stretch))))
+    return Rope(
+        n_dims=n_dims,
+        mode=mode,
+        n_ctx_orig=keys.int_("rope.scaling.original_context_length", n_ctx_train),
+        freq_base=keys.float_("rope.freq_base", 10000.0),
+        freq_scale=freq_scale,
+        ext_factor=1.0 if kind == "yarn" else 0.0,
+        attn_factor=attn_factor * keys.float_("rope.scaling.attn_factor", 1.0),
+    )
+
+
+def read_hparams(keys: Keys, *, n_vocab: int, rope_mode: RopeMode, embedding_scale: float = 1.0) -> HyperParameters:
+    """The hyper-parameters every decoder has; an architecture replaces those it treats otherwise.
+
+    Raises GgufError (missing key, wrong type), InvalidModel (impossible value) or UnsupportedModel, naming the key.
+    """
+    if keys.int_("expert_count", 0, at_least=0):
+        raise UnsupportedModel(
+            f"metadata key '{keys.name('expert_count')}' is {keys.int_('expert_count')}: mixtures of experts are not "
+            "supported yet"
+        )
+    n_layer = keys.int_("block_count")
+    n_embd = keys.int_("embedding_length")
+    n_head = keys.per_layer("attention.head_count", n_layer)
+    n_head_kv = keys.per_layer("attention.head_count_kv", n_layer, n_head)
+    for layer, (heads, heads_kv) in enumerate(zip(n_head, n_head_kv, strict=True)):
+        if heads % heads_kv:
+            raise InvalidModel(
+                f"metadata key '{keys.name('attention.head_count_kv')}' gives layer {layer} {heads_kv} heads for "
+                f"{heads} query heads; a divisor is expected"
+            )
+    head_dim_k = keys.int_("attention.key_length", n_embd // n_head[0])
+    head_dim_v = keys.int_("attention.value_length", n_embd // n_head[0])
+    if head_dim_k != head_dim_v:
+        raise UnsupportedModel(
+            f"metadata keys '{keys.name('attention.key_length')}' and '{keys.name('attention.value_length')}' differ: "
+            f"{head_dim_k} and {head_dim_v}"
+        )
+    n_ctx_train = keys.int_("context_length")
+    return HyperParameters(
+        architecture=keys.architecture,
+        n_layer=n_layer,
+        n_embd=n_embd,
+        n_head=n_head,
+        n_head_kv=n_head_kv,
+        head_dim_k=head_dim_k,
+        head_dim_v=head_dim_v,
+        n_ff=keys.per_layer("feed_forward_length", n_layer),
+        n_vocab=n_vocab,
+        n_ctx_train=n_ctx_train,
+        rms_eps=keys.float_("attention.layer_norm_rms_epsilon"),
+        rope=read_rope(keys, head_dim_k, n_ctx_train, rope_mode),
+        attention_scale=inverse_sqrt(head_dim_k),
+        embedding_scale=embedding_scale,
+    )
