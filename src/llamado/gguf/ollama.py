@@ -1,0 +1,94 @@
+"""Models that Ollama has fetched, straight from its store: a manifest names the blob that is the GGUF file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+from llamado.gguf.errors import GgufError, SourceError
+from llamado.gguf.reader import GGUFFile
+from llamado.gguf.report import Warn
+
+DEFAULT_HOST, DEFAULT_USER, DEFAULT_TAG = "registry.ollama.ai", "library", "latest"
+MODEL_LAYER = "application/vnd.ollama.image.model"
+# Architecture names that only Ollama writes, and what the same model is called in GGUF files made for llama.cpp.
+OWN_ARCHITECTURES = {"glm4moelite": "deepseek2", "gptoss": "gpt-oss", "qwen25vl": "qwen2vl", "mllama": "mllama"}
+_PART = re.compile(r"(?!\.+$)[A-Za-z0-9._-]+")
+_HOST = re.compile(r"(?!\.+$)[A-Za-z0-9._-]+(:\d+)?")
+_DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
+
+
+def store() -> Path:
+    """Ollama's models folder: `$OLLAMA_MODELS` or `~/.ollama/models`."""
+    return Path(os.environ.get("OLLAMA_MODELS") or "~/.ollama/models").expanduser()
+
+
+def find_ollama_model(name: str, *, warn: Warn) -> Path:
+    """The GGUF blob of `[[host/]user/]name[:tag]`; raises `SourceError` when Ollama does not have it.
+
+    `warn` hears of architecture names that nothing but Ollama can load.
+    """
+    host, user, model, tag = _parse(name)
+    root = store()
+    manifest = root / "manifests" / host / user / model / tag
+    if not manifest.is_file():
+        known = _installed(root)
+        has = f"; it has {', '.join(known[:10])}{' …' if len(known) > 10 else ''}" if known else ""
+        raise SourceError(
+            f"Ollama's store {root} has no model '{name}'{has}: run `ollama pull {name}`, or set OLLAMA_MODELS to the "
+            "folder it uses"
+        )
+    try:
+        layers = json.loads(manifest.read_bytes())["layers"]
+        digests = [layer["digest"] for layer in layers if layer.get("mediaType") == MODEL_LAYER]
+        match = _DIGEST.fullmatch(digests[0]) if digests else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SourceError(f"Ollama's manifest {manifest} cannot be read: {error}; run `ollama pull {name}`") from error
+    if match is None:
+        raise SourceError(
+            f"Ollama's manifest {manifest} names no GGUF file (layer {MODEL_LAYER}); use the model's GGUF from the "
+            "Hugging Face hub: -hf user/model"
+        )
+    blob = root / "blobs" / f"sha256-{match[1]}"
+    if not blob.is_file():
+        raise SourceError(f"Ollama's manifest {manifest} points to {blob}, which is missing: run `ollama pull {name}`")
+    _warn_of_own_architecture(blob, name, warn)
+    return blob
+
+
+def _parse(name: str) -> tuple[str, str, str, str]:
+    path, colon, tag = name.rpartition(":")
+    if not colon or "/" in tag:  # no colon, or that of a port
+        path, tag = name, DEFAULT_TAG
+    parts = path.split("/")
+    if len(parts) > 3:
+        raise SourceError(f"'{name}' is not an Ollama model; write name, user/name or host/user/name, then :tag")
+    host, user, model = (DEFAULT_HOST, DEFAULT_USER, "")[: 3 - len(parts)] + tuple(parts)
+    if not _HOST.fullmatch(host) or not all(_PART.fullmatch(part) for part in (user, model, tag)):
+        raise SourceError(f"'{name}' is not an Ollama model; write name, user/name or host/user/name, then :tag")
+    return host, user, model, tag
+
+
+def _installed(root: Path) -> list[str]:
+    names = []
+    for manifest in sorted((root / "manifests").glob("*/*/*/*")):
+        host, user, model, tag = manifest.parts[-4:]
+        short = [part for part, usual in ((host, DEFAULT_HOST), (user, DEFAULT_USER)) if part != usual]
+        names.append("/".join([*short, model]) + f":{tag}")
+    return names
+
+
+def _warn_of_own_architecture(blob: Path, name: str, warn: Warn) -> None:
+    try:
+        with GGUFFile.open(blob) as file:
+            architecture = file.metadata.str_("general.architecture", "")
+    except GgufError:
+        return  # whoever loads the file says better what is wrong with it
+    if architecture in OWN_ARCHITECTURES:
+        warn(
+            f"Ollama's file of '{name}' has Ollama's own architecture name '{architecture}' "
+            f"(elsewhere '{OWN_ARCHITECTURES[architecture]}') and will not load here; use the model's GGUF from the "
+            "Hugging Face hub instead: -hf user/model"
+        )
