@@ -1,0 +1,102 @@
+"""Running a program: the loop over its operations, the barrier between them, and the threads that wait for the next one.
+
+A program is an array of (kernel address, fields address, barrier before it: 0 or 1). Operations with no barrier between them touch
+nothing of each other's, so a thread that finds no work left in one goes on with the next. Every operation has a
+counter of its own (64 bytes apart) by which its work is shared out.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from types import SimpleNamespace
+
+from llamado.devices.cpu.jit import kernel
+from llamado.devices.cpu.simd import I32, I64, Code, Value
+
+STATE_WORDS = 64
+"""Words (i64) of the block the threads share; the numbers below are byte offsets, each on its own cache line."""
+GENERATION, PROGRAM, LENGTH, COUNTERS, THREADS, ARRIVED, FINISHED, SLEEPERS = (64 * i for i in range(8))
+
+_FUTEX = {"x86_64": 202, "aarch64": 98, "arm64": 98}.get(platform.machine()) if sys.platform == "linux" else None
+_WAIT, _WAKE = 128, 129  # private to the process
+_SPINS = 4000  # about 50 to 100 µs of looking before sleeping
+
+
+def _pause(c: Code) -> None:
+    if platform.machine() in ("x86_64", "AMD64"):
+        c.intrinsic("llvm.x86.sse2.pause", None, [])
+
+
+def _run(c: Code, state: Value, thread: Value, threads: Value) -> None:
+    """Runs the program of `state` as one of its threads."""
+    program, length, counters = (c.load(I64, state + at) for at in (PROGRAM, LENGTH, COUNTERS))
+    due = c.var(c.i64(0))
+    with c.range(0, length) as i:
+        op = program + i * 24
+        with c.when(c.load(I64, op + 16).differs(0)):
+            due.value = due.value + threads
+            _barrier(c, state, due.value)
+        c.call_address(c.load(I64, op), [c.load(I64, op + 8), thread, threads, counters + i * 64])
+
+
+def _barrier(c: Code, state: Value, due: Value) -> None:
+    c.atomic_add(state + ARRIVED, 1)
+    _spin_until(c, lambda: c.atomic_load(state + ARRIVED) >= due)
+
+
+def _spin_until(c: Code, done: object) -> None:
+    """Looks at a condition that another running thread is about to make true; lets others run when it takes long."""
+    assert callable(done)
+    spins = c.var(c.i64(0))
+    with c.loop() as loop:
+        c.leave(loop, done())
+        _pause(c)
+        spins.value = spins.value + 1
+        with c.when(spins.value > 2000):
+            c.intrinsic("sched_yield", I32, [])
+
+
+@kernel("state")
+def dispatch(c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Value) -> None:
+    """Starts the program that `state` names on all threads, takes part as thread 0, returns when all are done."""
+    n = c.load(I64, a.state + THREADS)
+    c.atomic_store(a.state + ARRIVED, c.i64(0))
+    c.atomic_store(a.state + FINISHED, c.i64(0))
+    with c.when(n > 1):
+        c.atomic_add(a.state + GENERATION, 1)
+        if _FUTEX is not None:
+            with c.when(c.atomic_load(a.state + SLEEPERS) > 0):
+                _futex(c, a.state + GENERATION, _WAKE, c.i64(1 << 20))
+    _run(c, a.state, c.i64(0), n)
+    _spin_until(c, lambda: c.atomic_load(a.state + FINISHED) >= n - 1)
+
+
+@kernel("state")
+def work(c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Value) -> None:
+    """The life of thread `thread` ≥ 1: waits for a program (looks a while, then sleeps), runs it, until the program is 0."""
+    seen = c.var(c.i64(0))
+    with c.loop() as life:
+        spins = c.var(c.i64(0))
+        with c.loop() as waiting:
+            c.leave(waiting, c.atomic_load(a.state + GENERATION).differs(seen.value))
+            _pause(c)
+            spins.value = spins.value + 1
+            with c.when(spins.value > _SPINS):
+                if _FUTEX is None:
+                    c.intrinsic("usleep", I32, [c.const(I32, 200)])
+                else:
+                    c.atomic_add(a.state + SLEEPERS, 1)
+                    _futex(c, a.state + GENERATION, _WAIT, seen.value)
+                    c.atomic_add(a.state + SLEEPERS, -1)
+        seen.value = c.atomic_load(a.state + GENERATION)
+        c.leave(life, c.load(I64, a.state + PROGRAM).equals(0))
+        n = c.load(I64, a.state + THREADS)
+        with c.when(thread < n):
+            _run(c, a.state, thread, n)
+            c.atomic_add(a.state + FINISHED, 1)
+
+
+def _futex(c: Code, address: Value, operation: int, value: Value) -> None:
+    zero = c.i64(0)
+    c.intrinsic("syscall", I64, [c.i64(_FUTEX or 0), address, c.i64(operation), value, zero, zero, zero])

@@ -1,0 +1,71 @@
+"""Matrix products of F32, F16 and BF16 weights with f32 activations, and plain copies.
+
+Lanes run over K: each output has eight partial sums (k mod 8) added in one fixed tree at the end, for any number of columns.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from llamado.devices.cpu.jit import kernel
+from llamado.devices.cpu.kernels import elements
+from llamado.devices.cpu.simd import F32, F32x8, I32, Code, Value
+from llamado.gguf.types import TensorType
+
+_ROWS, _COLUMNS = 4, 2
+
+
+@kernel(
+    "w", "w1", "w2", "w3", "x", "x1", "x2", "x3", "y", "y1", "y2", "y3", "n", "n_rows", "n_columns", "n2", "n3", "r2", "r3"
+)
+def matmul_float(c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Value, *, weights: str) -> None:
+    """y[i3, i2, column, row] = w[i3/r3, i2/r2, row] · x[i3, i2, column]; a unit of work is four rows and all columns."""
+    type_ = TensorType[weights]
+    quads = (a.n_rows + (_ROWS - 1)) // _ROWS
+    n8 = a.n // 8 * 8
+    with c.shares(counter, quads * a.n2 * a.n3, c.i64(4)) as unit:
+        quad, rest = unit % quads, unit // quads
+        i2, i3 = rest % a.n2, rest // a.n2
+        w = a.w + i2 // a.r2 * a.w2 + i3 // a.r3 * a.w3
+        x, y = a.x + i2 * a.x2 + i3 * a.x3, a.y + i2 * a.y2 + i3 * a.y3
+        row_numbers = [c.min(quad * _ROWS + r, a.n_rows - 1) for r in range(_ROWS)]
+        rows = [w + number * a.w1 for number in row_numbers]
+        with c.range(0, a.n_columns, _COLUMNS) as column:
+            numbers = [c.min(column + j, a.n_columns - 1) for j in range(_COLUMNS)]
+            columns = [x + number * a.x1 for number in numbers]
+            sums = [[c.var(c.const(F32x8, 0.0)) for _ in columns] for _ in rows]
+            tails = [[c.var(c.f32(0.0)) for _ in columns] for _ in rows]
+            for lanes, totals, start, stop in ((8, sums, c.i64(0), n8), (1, tails, n8, a.n)):
+                with c.range(start, stop, lanes) as k:
+                    xs = [c.load(F32._replace(lanes=lanes), at + k * 4) for at in columns]
+                    for r, row in enumerate(rows):
+                        weight = elements.load(c, type_, row, k, lanes)
+                        for j, v in enumerate(xs):
+                            totals[r][j].value = c.fma(weight, v, totals[r][j].value)
+            for r in range(_ROWS):
+                for j in range(_COLUMNS):
+                    total = c.sum_lanes(sums[r][j].value) + tails[r][j].value
+                    c.store(y + numbers[j] * a.y1 + row_numbers[r] * 4, total)
+
+
+@kernel(*(f"{side}{part}" for side in "xy" for part in ("", "0", "1", "2", "3")), "n0", "n1", "n2", "n3")
+def copy(c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Value, *, source: str, target: str) -> None:
+    """y = x element by element, any strides (of a shared shape), converting between plain types."""
+    from_, to = TensorType[source], TensorType[target]
+    with c.shares(counter, a.n1 * a.n2 * a.n3, c.i64(8)) as row:
+        i1, rest = row % a.n1, row // a.n1
+        i2, i3 = rest % a.n2, rest // a.n2
+        x = a.x + i1 * a.x1 + i2 * a.x2 + i3 * a.x3
+        y = a.y + i1 * a.y1 + i2 * a.y2 + i3 * a.y3
+        with c.range(0, a.n0) as i:
+            at_x, at_y = x + i * a.x0, y + i * a.y0
+            if from_ == to:
+                c.store(at_y, c.load(elements.SCALAR[from_], at_x))
+            elif to == TensorType.I32:
+                c.store(at_y, elements.load(c, from_, at_x, c.i64(0), 1).to(I32))
+            elif from_ == TensorType.I32:
+                elements.store(c, to, at_y, c.i64(0), c.load(I32, at_x).to(F32))
+            else:
+                elements.store(c, to, at_y, c.i64(0), elements.load(c, from_, at_x, c.i64(0), 1))
+
+

@@ -1,0 +1,100 @@
+"""Elementary functions on values of the SIMD language, the same for one lane and for eight.
+
+`exp` reduces by ln 2 in two parts and evaluates the degree-6 polynomial of Cephes' `expf` (relative error below 2e-7);
+`sincos` reduces by π/2 in two parts and sums the Taylor series, in double.
+"""
+
+from __future__ import annotations
+
+from llamado.devices.cpu.simd import Code, Value
+from llamado.ggml.ops import GluOp, UnaryOp
+
+_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+_SIN = (-1 / 39916800, 1 / 362880, -1 / 5040, 1 / 120, -1 / 6)
+_COS = (1 / 479001600, -1 / 3628800, 1 / 40320, -1 / 720, 1 / 24, -1 / 2)
+
+
+def exp(c: Code, x: Value) -> Value:
+    """eˣ for f32; 0 below −87.3, that of 88 above 88."""
+    t = x.type
+    bounded = c.max(c.min(x, 88.0), -87.3)
+    n = c.round(bounded * 1.44269504088896341)
+    r = c.fma(n, c.const(t, -0.693359375), bounded)
+    r = c.fma(n, c.const(t, 2.12194440e-4), r)
+    p = c.const(t, _EXP[0])
+    for coefficient in _EXP[1:]:
+        p = c.fma(p, r, c.const(t, coefficient))
+    y = c.fma(p, r * r, r) + 1.0
+    whole = t._replace(elem="i32")
+    power = ((n.to(whole) + 127) << 23).bits(t)
+    return c.select(x < -87.3, c.const(t, 0.0), y * power)
+
+
+def sigmoid(c: Code, x: Value) -> Value:
+    return c.const(x.type, 1.0) / (exp(c, -x) + 1.0)
+
+
+def silu(c: Code, x: Value) -> Value:
+    return x / (exp(c, -x) + 1.0)
+
+
+def tanh(c: Code, x: Value) -> Value:
+    """1 − 2 / (e²ˣ + 1)."""
+    return c.const(x.type, 1.0) - c.const(x.type, 2.0) / (exp(c, x * 2.0) + 1.0)
+
+
+def gelu(c: Code, x: Value) -> Value:
+    """The tanh form: x/2 · (1 + tanh(√(2/π) · x · (1 + 0.044715 x²))), written as x · sigmoid(2 · …)."""
+    inner = x * 0.79788456080286535588 * c.fma(x * x, c.const(x.type, 0.044715), c.const(x.type, 1.0))
+    return x * sigmoid(c, inner * 2.0)
+
+
+def gelu_quick(c: Code, x: Value) -> Value:
+    return x * sigmoid(c, x * 1.702)
+
+
+def relu(c: Code, x: Value) -> Value:
+    return c.max(x, 0.0)
+
+
+def sincos(c: Code, x: Value) -> tuple[Value, Value]:
+    """sin x and cos x for f64, |x| ≤ 1e6: absolute error below 1e-10."""
+    t = x.type
+    k = c.round(x * 0.63661977236758134308)
+    r = c.fma(k, c.const(t, -1.57079632673412561417), x)
+    r = c.fma(k, c.const(t, -6.07710050650619224932e-11), r)
+    square = r * r
+    s = c.const(t, _SIN[0])
+    for coefficient in _SIN[1:]:
+        s = c.fma(s, square, c.const(t, coefficient))
+    s = c.fma(s * square, r, r)
+    v = c.const(t, _COS[0])
+    for coefficient in _COS[1:]:
+        v = c.fma(v, square, c.const(t, coefficient))
+    v = c.fma(v, square, c.const(t, 1.0))
+    quadrant = k.to(t._replace(elem="i64"))
+    odd = (quadrant & 1).equals(1)
+    sine, cosine = c.select(odd, v, s), c.select(odd, s, v)
+    sine = c.select((quadrant & 2).equals(2), -sine, sine)
+    cosine = c.select(((quadrant + 1) & 2).equals(2), -cosine, cosine)
+    return sine, cosine
+
+
+UNARY = {
+    UnaryOp.RELU: relu,
+    UnaryOp.SILU: silu,
+    UnaryOp.GELU: gelu,
+    UnaryOp.GELU_QUICK: gelu_quick,
+    UnaryOp.TANH: tanh,
+    UnaryOp.SIGMOID: sigmoid,
+    UnaryOp.EXP: exp,
+    UnaryOp.NEG: lambda c, x: -x,
+    UnaryOp.ABS: lambda c, x: c.abs(x),
+}
+
+GATE = {
+    GluOp.REGLU: relu,
+    GluOp.GEGLU: gelu,
+    GluOp.SWIGLU: silu,
+    GluOp.GEGLU_QUICK: gelu_quick,
+}

@@ -1,0 +1,287 @@
+"""Row operations: everything that works along one row at a time, any chain of it as one kernel.
+
+A chain is a tuple of stages. The first brings a row in; the others change it or put it somewhere. One pass over the row
+carries as many stages as need nothing but the element itself; a norm ends a pass, because it needs the whole row first.
+So RMS_NORM → MUL → ADD → RMS_NORM → MUL → quantise is one kernel, one trip through memory and one place among the threads.
+
+Rows are counted over three dimensions (n1, n2, n3). An operand lies at address + i1·s1 + i2·s2 + i3·s3; a stride of 0 repeats it.
+
+stage                          fields                    meaning
+("row",)                       x s1 s2 s3                the row itself, f32
+("get_rows", type)             x nb1 ids                 row ids[i2] of a table (n1 = 1)
+("add"|"sub"|"mul"|"div",)     x s1 s2 s3                with an operand row
+("element", op)                x s1 s2 s3                the same with one number for the whole row
+("rms_norm",) ("norm",)        eps                       by the row's root mean square; by its mean and deviation
+("scale",)                     factor, bias              ·factor + bias
+("unary", op)
+("glu", op)                    x s1 s2 s3                op(row) · operand
+("rope", mode)                 table step n_dims         rotation by the table of token i2 (rope_table)
+("store",)                     x s1 s2 s3                to memory, f32
+("set_rows", type, wide)       x nb1 ids part            to row ids[i2] of a cache, at byte i1·part (wide: 64-bit ids)
+("quantize", block)            x columns                 to column (flat row number) of quantised activations
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+from llamado.devices.cpu.jit import Kernel, kernel
+from llamado.devices.cpu.kernels import elements, maths
+from llamado.devices.cpu.kernels.activations import BYTES_PER_COLUMN, quantize_row
+from llamado.devices.cpu.simd import F32, F64, I32, I64, Code, Type, Value, Var
+from llamado.ggml.ops import GluOp, RopeMode, UnaryOp
+from llamado.gguf.types import TensorType
+
+Stage = tuple[Any, ...]
+
+_OPERAND = ("x", "s1", "s2", "s3")
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "row": _OPERAND,
+    "get_rows": ("x", "nb1", "ids"),
+    "add": _OPERAND,
+    "sub": _OPERAND,
+    "mul": _OPERAND,
+    "div": _OPERAND,
+    "element": _OPERAND,
+    "rms_norm": ("eps",),
+    "norm": ("eps",),
+    "scale": ("factor", "bias"),
+    "unary": (),
+    "glu": _OPERAND,
+    "rope": ("table", "step", "n_dims"),
+    "store": _OPERAND,
+    "set_rows": ("x", "nb1", "ids", "part"),
+    "quantize": ("x", "columns"),
+}
+_ARITHMETIC: dict[str, Callable[[Value, Value], Value]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b,
+}
+
+
+@cache
+def rows_kernel(stages: tuple[Stage, ...]) -> Kernel:
+    """The kernel for a chain; a stage's fields carry its number as prefix ("2x", "2s1", …)."""
+    fields = ["n", "n1", "n2", "n3", "scratch", "scratch_step", "share"]
+    for i, stage in enumerate(stages):
+        fields += [f"s{i}_{name}" for name in _FIELDS[stage[0]]]
+    return Kernel("rows", tuple(fields), _trace)
+
+
+def _trace(
+    c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Value, *, stages: tuple[Stage, ...]
+) -> None:
+    scratch = a.scratch + thread * a.scratch_step
+    with c.shares(counter, a.n1 * a.n2 * a.n3, a.share) as row:
+        rest = row // a.n1
+        _Chain(c, a, scratch, row, (row % a.n1, rest % a.n2, rest // a.n2)).run(stages)
+
+
+class _Chain:
+    """Writes the code of one row: where it is now, what is still to be done to each element on the next pass."""
+
+    def __init__(
+        self, c: Code, a: SimpleNamespace, scratch: Value, row: Value, index: tuple[Value, Value, Value]
+    ) -> None:
+        self.c, self.a, self.scratch, self.row, self.index = c, a, scratch, row, index
+        self.at = scratch
+        self.pending: list[Callable[[Value, Value], Value]] = []
+
+    def field(self, i: int, name: str) -> Value:
+        value: Value = getattr(self.a, f"s{i}_{name}")
+        return value
+
+    def number(self, i: int, name: str) -> Value:
+        return self.field(i, name).to(I32).bits(F32)
+
+    def operand(self, i: int) -> Value:
+        i1, i2, i3 = self.index
+        return (
+            self.field(i, "x") + i1 * self.field(i, "s1") + i2 * self.field(i, "s2") + i3 * self.field(i, "s3")
+        )
+
+    def run(self, stages: tuple[Stage, ...]) -> None:
+        for i, stage in enumerate(stages):
+            match stage[0]:
+                case "row":
+                    self.at = self.operand(i)
+                case "get_rows":
+                    self._get_rows(i, TensorType[stage[1]])
+                case "add" | "sub" | "mul" | "div":
+                    self._with_operand(_ARITHMETIC[stage[0]], self.operand(i))
+                case "element":
+                    number, op = self.c.load(F32, self.operand(i)), _ARITHMETIC[stage[1]]
+                    self.pending.append(lambda v, _, number=number, op=op: op(v, _like(number, v)))
+                case "rms_norm":
+                    self._rms_norm(i)
+                case "norm":
+                    self._norm(i)
+                case "scale":
+                    factor, bias = self.number(i, "factor"), self.number(i, "bias")
+                    self.pending.append(lambda v, _, f=factor, b=bias: self.c.fma(v, _like(f, v), _like(b, v)))
+                case "unary":
+                    function = maths.UNARY[UnaryOp[stage[1]]]
+                    self.pending.append(lambda v, _, f=function: f(self.c, v))
+                case "glu":
+                    gate = maths.GATE[GluOp[stage[1]]]
+                    self._with_operand(lambda v, up, g=gate: g(self.c, v) * up, self.operand(i))
+                case "rope":
+                    self._rope(i, RopeMode[stage[1]])
+                case "store":
+                    self.settle(self.operand(i))
+                case "set_rows":
+                    self._set_rows(i, TensorType[stage[1]], wide=stage[2])
+                case "quantize":
+                    self._quantize(i, stage[1])
+
+    def _with_operand(self, op: Callable[[Value, Value], Value], operand: Value) -> None:
+        self.pending.append(lambda v, j: op(v, self.c.load(v.type, operand + j * 4)))
+
+    def sweep(self, each: Callable[[Value, Value], None]) -> None:
+        """One pass: every vector of the row, with what is pending done to it; single elements at the end."""
+        c, n8 = self.c, self.a.n // 8 * 8
+        for lanes, start, stop in ((8, c.i64(0), n8), (1, n8, self.a.n)):
+            with c.range(start, stop, lanes) as j:
+                v = c.load(Type("f32", lanes), self.at + j * 4)
+                for function in self.pending:
+                    v = function(v, j)
+                each(v, j)
+
+    def settle(self, to: Value) -> None:
+        """Does what is pending and leaves the row at `to`."""
+        self.sweep(lambda v, j: self.c.store(to + j * 4, v))
+        self.at, self.pending = to, []
+
+    def _sum(self, sums: tuple[Var, Var], v: Value) -> None:
+        total = sums[0] if v.type.lanes == 8 else sums[1]
+        total.value = total.value + v
+
+    def _rms_norm(self, i: int) -> None:
+        c = self.c
+        sums = (c.var(c.const(Type("f32", 8), 0.0)), c.var(c.f32(0.0)))
+        move = bool(self.pending)
+
+        def each(v: Value, j: Value) -> None:
+            self._sum(sums, v * v)
+            if move:
+                c.store(self.scratch + j * 4, v)
+
+        self.sweep(each)
+        if move:
+            self.at, self.pending = self.scratch, []
+        mean = (c.sum_lanes(sums[0].value) + sums[1].value) / self.a.n.to(F32)
+        factor = c.f32(1.0) / c.sqrt(mean + self.number(i, "eps"))
+        self.pending.append(lambda v, _: v * _like(factor, v))
+
+    def _norm(self, i: int) -> None:
+        c = self.c
+        if self.pending:
+            self.settle(self.scratch)
+        sums = (c.var(c.const(Type("f32", 8), 0.0)), c.var(c.f32(0.0)))
+        self.sweep(lambda v, _: self._sum(sums, v))
+        mean = (c.sum_lanes(sums[0].value) + sums[1].value) / self.a.n.to(F32)
+        squares = (c.var(c.const(Type("f32", 8), 0.0)), c.var(c.f32(0.0)))
+
+        def each(v: Value, _: Value) -> None:
+            away = v - _like(mean, v)
+            self._sum(squares, away * away)
+
+        self.sweep(each)
+        variance = (c.sum_lanes(squares[0].value) + squares[1].value) / self.a.n.to(F32)
+        factor = c.f32(1.0) / c.sqrt(variance + self.number(i, "eps"))
+        self.pending.append(lambda v, _: (v - _like(mean, v)) * _like(factor, v))
+
+    def _get_rows(self, i: int, type_: TensorType) -> None:
+        c = self.c
+        id_ = c.load(I32, self.field(i, "ids") + self.index[1] * 4).to(I64)
+        row = self.field(i, "x") + id_ * self.field(i, "nb1")
+        if type_ == TensorType.F32:
+            self.at = row
+            return
+        self.at = self.scratch
+        if type_ in (TensorType.F16, TensorType.BF16):
+            n8 = self.a.n // 8 * 8
+            for lanes, start, stop in ((8, c.i64(0), n8), (1, n8, self.a.n)):
+                with c.range(start, stop, lanes) as j:
+                    c.store(self.scratch + j * 4, elements.load(c, type_, row, j, lanes))
+            return
+        with c.range(0, self.a.n // type_.block_size) as b:
+            to = self.scratch + b * (4 * type_.block_size)
+            elements.dequantize_block(c, type_, row + b * type_.block_bytes, to)
+
+    def _rope(self, i: int, mode: RopeMode) -> None:
+        c = self.c
+        if self.pending:
+            self.settle(self.scratch)
+        source, to = self.at, self.scratch
+        n_dims = self.field(i, "n_dims")
+        table = self.field(i, "table") + self.index[1] * self.field(i, "step")
+        half = n_dims // 2
+        if mode == RopeMode.NEOX:
+            with c.range(0, half) as j:
+                x0, x1 = c.load(F32, source + j * 4), c.load(F32, source + (half + j) * 4)
+                cos, sin = c.load(F32, table + j * 8), c.load(F32, table + j * 8 + 4)
+                c.store(to + j * 4, c.fma(x0, cos, -(x1 * sin)))
+                c.store(to + (half + j) * 4, c.fma(x0, sin, x1 * cos))
+        else:
+            with c.range(0, half) as j:
+                x0, x1 = c.load(F32, source + j * 8), c.load(F32, source + j * 8 + 4)
+                cos, sin = c.load(F32, table + j * 8), c.load(F32, table + j * 8 + 4)
+                c.store(to + j * 8, c.fma(x0, cos, -(x1 * sin)))
+                c.store(to + j * 8 + 4, c.fma(x0, sin, x1 * cos))
+        with c.range(n_dims, self.a.n) as j:
+            c.store(to + j * 4, c.load(F32, source + j * 4))
+        self.at = to
+
+    def _set_rows(self, i: int, type_: TensorType, *, wide: bool) -> None:
+        c = self.c
+        if self.pending:
+            self.settle(self.scratch)
+        i1, i2, _ = self.index
+        ids = self.field(i, "ids")
+        id_ = c.load(I64, ids + i2 * 8) if wide else c.load(I32, ids + i2 * 4).to(I64)
+        row = self.field(i, "x") + id_ * self.field(i, "nb1") + i1 * self.field(i, "part")
+        if type_ == TensorType.Q8_0:
+            with c.range(0, self.a.n // 32) as b:
+                elements.store_q8_0_block(c, row + b * 34, self.at + b * 128)
+        else:
+            self.sweep(lambda v, j: elements.store(c, type_, row, j, v))
+
+    def _quantize(self, i: int, block: int) -> None:
+        c = self.c
+        if self.pending:
+            self.settle(self.scratch)
+        wide = c.lowering.columns
+        per_column = self.a.n // block * BYTES_PER_COLUMN[block]
+        columns = self.field(i, "columns")
+        # one group holds all columns where they fit; else whole groups, the last of 4 where that holds the rest
+        first = self.row // wide * wide
+        rest = columns - first
+        last = c.select(rest > 4, c.i64(wide), c.i64(min(4, wide)))
+        group = c.select(columns > wide, c.select(rest >= wide, c.i64(wide), last), columns)
+        column = c.select(columns > wide, self.row - first, self.row)
+        target = self.field(i, "x") + c.select(columns > wide, first, c.i64(0)) * per_column
+        quantize_row(c, self.at, self.a.n, target, column, group, block=block)
+
+
+def _like(number: Value, v: Value) -> Value:
+    """A scalar as wide as v."""
+    return number if v.type.lanes == 1 else number.splat(v.type.lanes)
+
+
+@kernel("positions", "frequencies", "table", "n_tokens", "n_pairs", "magnitude")
+def rope_table(c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Value) -> None:
+    """cos and sin (interleaved f32, times magnitude) of position · frequency (f64) per token and pair."""
+    magnitude = a.magnitude.to(I32).bits(F32)
+    with c.shares(counter, a.n_tokens, c.i64(4)) as token:
+        position = c.load(I32, a.positions + token * 4).to(F64)
+        with c.range(0, a.n_pairs) as i:
+            sine, cosine = maths.sincos(c, position * c.load(F64, a.frequencies + i * 8))
+            to = a.table + (token * a.n_pairs + i) * 8
+            c.store(to, cosine.to(F32) * magnitude)
+            c.store(to + 4, sine.to(F32) * magnitude)
