@@ -31,8 +31,8 @@ class Rope:
 class HyperParameters:
     """The sizes and constants of a model. Tuples have one entry per layer.
 
-    `n_swa` is the width of the sliding window in tokens (0: no such layers), `swa_layers` the layers that have it: there
-    a token at position p sees positions p - n_swa + 1 to p. `rope_swa` is the rotary embedding of those layers.
+    `n_swa` is the width of the sliding window in tokens (0: no such layers), `swa_layers` the layers that have it:
+    there a token at position p sees positions p - n_swa + 1 to p. `rope_swa` is the rotary embedding of those layers.
     """
 
     architecture: str
@@ -131,7 +131,7 @@ def read_rope(keys: Keys, head_dim: int, n_ctx_train: int, mode: RopeMode) -> Ro
     freq_scale = 1.0 if factor == 0 or kind == "none" else float(np.float32(1) / np.float32(factor))
     attn_factor = 1.0
     if kind == "yarn":
-        # The rotation multiplies by 1 + 0.1 ln(factor) itself; what is passed to it cancels that where a model has none.
+        # The rotation multiplies by 1 + 0.1 ln(factor) itself; what is passed to it cancels that.
         stretch = 1.0 / freq_scale
         wanted = 1.0 if stretch <= 1.0 else 0.1 * log(stretch) + 1.0
         attn_factor = float(np.float32(wanted / (1.0 + 0.1 * log(stretch))))

@@ -10,7 +10,7 @@ from llamado.models.errors import InvalidModel, UnsupportedModel
 class Weights:
     """Hands out a file's tensors by name; `taken` are those an architecture has asked for.
 
-    No byte is read: a weight is a Tensor with the type and shape in the file; whoever runs the model binds it to memory.
+    No byte is read: a weight is a Tensor with the type and shape in the file; who runs the model binds it to memory.
     """
 
     def __init__(self, file: GGUFFile) -> None:

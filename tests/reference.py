@@ -1,0 +1,564 @@
+"""A slow interpreter of graphs in numpy: what every operation means, as plainly as it can be said.
+
+The oracle for kernels and models. Arithmetic is float64 (or float32 on request) on values de-quantised by the `gguf`
+package; results are stored in each tensor's own type, so a graph of F32 tensors rounds once per operation. Arrays have
+ggml's dimensions in numpy's order: a tensor of ne [a, b, c, d] is an array of shape (d, c, b, a).
+
+Activations are not quantised, as real kernels do for quantised weights: compare with a tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import erf, floor, log, log2, pi
+from pathlib import Path
+from struct import unpack_from
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from llamado.ggml import GluOp, Graph, Op, RopeMode, SortOrder, Tensor, UnaryOp
+from llamado.gguf.reader import GGUFFile
+from llamado.gguf.types import TensorType
+from llamado.models import BatchShape, Model, load_model
+
+Array = NDArray[Any]
+
+PLAIN: dict[TensorType, type[np.generic]] = {
+    TensorType.F32: np.float32,
+    TensorType.F16: np.float16,
+    TensorType.F64: np.float64,
+    TensorType.I8: np.int8,
+    TensorType.I16: np.int16,
+    TensorType.I32: np.int32,
+    TensorType.I64: np.int64,
+}
+FLOATS = (TensorType.F32, TensorType.F16, TensorType.F64)
+
+
+def decode_rows(rows: NDArray[np.uint8], type: TensorType) -> NDArray[np.float32]:
+    """Weights from rows of bytes (..., row bytes)."""
+    return dequantize(np.ascontiguousarray(rows), GGMLQuantizationType(int(type)))
+
+
+def encode_rows(values: Array, type: TensorType) -> NDArray[np.uint8]:
+    """Rows of bytes from weights (..., ne0)."""
+    encoded = quantize(np.ascontiguousarray(values, np.float32), GGMLQuantizationType(int(type)))
+    return np.ascontiguousarray(encoded).view(np.uint8)
+
+
+class ReferenceDevice:
+    """Runs graphs one node at a time. Memory is a byte array per tensor that owns memory; data nobody wrote is zero.
+
+    Results nobody computed yet are filled with NaN, so that an order which reads too early shows.
+    """
+
+    def __init__(self, dtype: type[np.floating[Any]] = np.float64) -> None:
+        self.dtype = dtype
+        self.memory: dict[Tensor, NDArray[np.uint8]] = {}
+
+    def bind(self, tensor: Tensor, data: NDArray[np.uint8]) -> None:
+        """Lets a tensor lie in `data`, without a copy."""
+        assert tensor.view_src is None
+        assert data.nbytes >= tensor.nbytes, f"{tensor}: {data.nbytes} bytes for {tensor.nbytes}"
+        self.memory[tensor] = data.reshape(-1)
+
+    def _bytes(self, tensor: Tensor) -> tuple[NDArray[np.uint8], int]:
+        root, offset = tensor.root()
+        memory = self.memory.get(root)
+        if memory is None:
+            memory = np.full(root.nbytes, 0 if root.op == Op.NONE else 0xFF, np.uint8)
+            self.memory[root] = memory
+        return memory, offset
+
+    def _strided(self, tensor: Tensor) -> Array:
+        """The elements in place for plain types; rows of bytes for block types."""
+        memory, offset = self._bytes(tensor)
+        ne, nb = tensor.ne, tensor.nb
+        dtype = PLAIN.get(tensor.type)
+        if 0 in ne:
+            return np.empty(ne[::-1], dtype or np.uint8)
+        if dtype is not None:
+            start = memory[offset:]
+            flat = start[: start.nbytes // np.dtype(dtype).itemsize * np.dtype(dtype).itemsize].view(dtype)
+            return as_strided(flat, ne[::-1], nb[::-1], writeable=memory.flags.writeable)
+        block, size = tensor.type.block_size, tensor.type.block_bytes
+        assert nb[0] == size, f"{tensor}: blocks must be contiguous"
+        shape = (ne[3], ne[2], ne[1], ne[0] // block * size)
+        return as_strided(memory[offset:], shape, (*nb[:0:-1], 1), writeable=memory.flags.writeable)
+
+    def get(self, tensor: Tensor) -> Array:
+        """A copy of the values of a tensor: integers as they are, all else in the device's float type."""
+        raw = self._strided(tensor)
+        if tensor.type in PLAIN:
+            return raw.astype(self.dtype) if tensor.type in FLOATS else raw.copy()
+        return decode_rows(raw, tensor.type).reshape(tensor.ne[::-1]).astype(self.dtype)
+
+    def get_rows(self, tensor: Tensor, rows: slice | Array) -> Array:
+        """Some rows (dimension 1) of a tensor with nothing in dimensions 2 and 3."""
+        raw = self._strided(tensor)[0, 0][rows]
+        return (raw if tensor.type in PLAIN else decode_rows(raw, tensor.type)).astype(self.dtype)
+
+    def set(self, tensor: Tensor, values: Any) -> None:
+        """Writes values, converted to the tensor's type; any shape with as many elements will do."""
+        values = np.asarray(values)
+        target = self._strided(tensor)
+        if tensor.type in PLAIN:
+            target[...] = values.reshape(target.shape)
+        else:
+            target[...] = encode_rows(values.reshape(tensor.ne[::-1]), tensor.type).reshape(target.shape)
+
+    def run(self, graph: Graph, values: Mapping[Tensor, Any] | None = None) -> dict[str, Array]:
+        """Writes `values`, computes every node in order, and gives the outputs by name as (rows, ne0)."""
+        for tensor, value in (values or {}).items():
+            self.set(tensor, value)
+        for node in graph.nodes:
+            self.compute(node)
+        return {name: self.get(t).reshape(-1, t.ne[0]) for name, t in graph.outputs.items()}
+
+    def compute(self, node: Tensor) -> None:
+        """Computes one node from its sources."""
+        if node.is_noop:
+            return
+        rule = RULES.get(node.op)
+        if rule is None:
+            raise NotImplementedError(f"the reference does not know {node.op.name}")
+        values = rule(self, node)
+        if values is not None:
+            self.set(node, values)
+
+
+Rule = Callable[[ReferenceDevice, Tensor], "Array | None"]
+RULES: dict[Op, Rule] = {}
+
+
+def rule(*ops: Op) -> Callable[[Rule], Rule]:
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
+
+
+def source(node: Tensor, index: int) -> Tensor:
+    tensor = node.source(index)
+    assert tensor is not None, f"{node} lacks source {index}"
+    return tensor
+
+
+def f32(node: Tensor, index: int) -> float:
+    """Parameter number `index` as a float."""
+    return float(unpack_from("<f", node.op_params, 4 * index)[0])
+
+
+def i32(node: Tensor, index: int) -> int:
+    """Parameter number `index` as an integer."""
+    return int(unpack_from("<i", node.op_params, 4 * index)[0])
+
+
+def repeat_to(values: Array, shape: Sequence[int]) -> Array:
+    """Whole copies of an array side by side until they fill a shape (numpy broadcasts only single elements)."""
+    return np.tile(values, [n // m for n, m in zip(shape, values.shape, strict=True)])
+
+
+# --- moving data ------------------------------------------------------------------------------------------------------
+
+
+@rule(Op.DUP, Op.CONT, Op.CPY)
+def copy(device: ReferenceDevice, node: Tensor) -> Array:
+    return device.get(source(node, 0))
+
+
+@rule(Op.GET_ROWS)
+def get_rows(device: ReferenceDevice, node: Tensor) -> Array:
+    a, ids = source(node, 0), device.get(source(node, 1))
+    if ids.shape[:2] == (1, 1) and ids.shape[2] == 1:
+        return device.get_rows(a, ids.reshape(-1))
+    values = device.get(a)
+    i, j = np.ogrid[: ids.shape[1], : ids.shape[2]]
+    return values[i[..., None], j[..., None], ids[0]]
+
+
+@rule(Op.SET_ROWS)
+def set_rows(device: ReferenceDevice, node: Tensor) -> None:
+    values, ids = device.get(source(node, 0)), device.get(source(node, 1))
+    target = device._strided(node)
+    rows = values if node.type in PLAIN else encode_rows(values, node.type).reshape(*values.shape[:3], -1)
+    for i3, i2, i1 in np.ndindex(values.shape[:3]):
+        target[i3, i2, ids[0, i3 % ids.shape[1], i2 % ids.shape[2], i1]] = rows[i3, i2, i1]
+
+
+@rule(Op.CONCAT)
+def concat(device: ReferenceDevice, node: Tensor) -> Array:
+    return np.concatenate([device.get(source(node, 0)), device.get(source(node, 1))], axis=3 - i32(node, 0))
+
+
+@rule(Op.REPEAT)
+def repeat(device: ReferenceDevice, node: Tensor) -> Array:
+    return repeat_to(device.get(source(node, 0)), node.ne[::-1])
+
+
+# --- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+@rule(Op.ADD, Op.SUB, Op.MUL, Op.DIV)
+def binary(device: ReferenceDevice, node: Tensor) -> Array:
+    a = device.get(source(node, 0))
+    b = repeat_to(device.get(source(node, 1)), a.shape)
+    return {Op.ADD: np.add, Op.SUB: np.subtract, Op.MUL: np.multiply, Op.DIV: np.divide}[node.op](a, b)
+
+
+@rule(Op.SCALE)
+def scale(device: ReferenceDevice, node: Tensor) -> Array:
+    return device.get(source(node, 0)) * f32(node, 0) + f32(node, 1)
+
+
+@rule(Op.SQR, Op.SQRT, Op.LOG, Op.SIN, Op.COS)
+def function(device: ReferenceDevice, node: Tensor) -> Array:
+    functions = {Op.SQR: np.square, Op.SQRT: np.sqrt, Op.LOG: np.log, Op.SIN: np.sin, Op.COS: np.cos}
+    return functions[node.op](device.get(source(node, 0)))
+
+
+@rule(Op.CLAMP)
+def clamp(device: ReferenceDevice, node: Tensor) -> Array:
+    return np.clip(device.get(source(node, 0)), f32(node, 0), f32(node, 1))
+
+
+@rule(Op.LEAKY_RELU)
+def leaky_relu(device: ReferenceDevice, node: Tensor) -> Array:
+    x = device.get(source(node, 0))
+    return np.where(x > 0, x, x * f32(node, 0))
+
+
+def sigmoid(x: Array) -> Array:
+    return 0.5 * (1 + np.tanh(0.5 * x))
+
+
+def gelu(x: Array) -> Array:
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / pi) * x * (1 + 0.044715 * x * x)))
+
+
+def gelu_erf(x: Array) -> Array:
+    return 0.5 * x * (1 + np.vectorize(erf, otypes=[x.dtype])(x / np.sqrt(2)))
+
+
+def gelu_quick(x: Array) -> Array:
+    return x * sigmoid(1.702 * x)
+
+
+def silu(x: Array) -> Array:
+    return x * sigmoid(x)
+
+
+UNARY: dict[UnaryOp, Callable[[Array], Array]] = {
+    UnaryOp.ABS: np.abs,
+    UnaryOp.SGN: np.sign,
+    UnaryOp.NEG: np.negative,
+    UnaryOp.STEP: lambda x: (x > 0).astype(x.dtype),
+    UnaryOp.TANH: np.tanh,
+    UnaryOp.ELU: lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    UnaryOp.RELU: lambda x: np.maximum(x, 0),
+    UnaryOp.SIGMOID: sigmoid,
+    UnaryOp.GELU: gelu,
+    UnaryOp.GELU_QUICK: gelu_quick,
+    UnaryOp.SILU: silu,
+    UnaryOp.HARDSWISH: lambda x: x * np.clip((x + 3) / 6, 0, 1),
+    UnaryOp.HARDSIGMOID: lambda x: np.clip((x + 3) / 6, 0, 1),
+    UnaryOp.EXP: np.exp,
+    UnaryOp.EXPM1: np.expm1,
+    UnaryOp.SOFTPLUS: lambda x: np.logaddexp(x, 0),
+    UnaryOp.GELU_ERF: gelu_erf,
+    UnaryOp.FLOOR: np.floor,
+    UnaryOp.CEIL: np.ceil,
+    UnaryOp.ROUND: lambda x: np.copysign(np.floor(np.abs(x) + 0.5), x),
+    UnaryOp.TRUNC: np.trunc,
+}
+
+
+@rule(Op.UNARY)
+def unary(device: ReferenceDevice, node: Tensor) -> Array:
+    return UNARY[UnaryOp(i32(node, 0))](device.get(source(node, 0)))
+
+
+GATES: dict[GluOp, Callable[[Array], Array]] = {
+    GluOp.REGLU: lambda x: np.maximum(x, 0),
+    GluOp.GEGLU: gelu,
+    GluOp.SWIGLU: silu,
+    GluOp.GEGLU_ERF: gelu_erf,
+    GluOp.GEGLU_QUICK: gelu_quick,
+}
+
+
+@rule(Op.GLU)
+def glu(device: ReferenceDevice, node: Tensor) -> Array:
+    op, values = GluOp(i32(node, 0)), node.source(1)
+    if values is None:
+        gate, up = np.split(device.get(source(node, 0)), 2, axis=3)
+        if i32(node, 1):
+            gate, up = up, gate
+    else:
+        gate, up = device.get(source(node, 0)), device.get(values)
+    if op == GluOp.SWIGLU_OAI:
+        alpha, limit = f32(node, 2), f32(node, 3)
+        gate = np.minimum(gate, limit)
+        return gate * sigmoid(alpha * gate) * (1 + np.clip(up, -limit, limit))
+    return GATES[op](gate) * up
+
+
+# --- along rows -------------------------------------------------------------------------------------------------------
+
+
+@rule(Op.NORM)
+def norm(device: ReferenceDevice, node: Tensor) -> Array:
+    x = device.get(source(node, 0))
+    x = x - x.mean(axis=3, keepdims=True)
+    return x / np.sqrt(np.square(x).mean(axis=3, keepdims=True) + f32(node, 0))
+
+
+@rule(Op.RMS_NORM)
+def rms_norm(device: ReferenceDevice, node: Tensor) -> Array:
+    x = device.get(source(node, 0))
+    return x / np.sqrt(np.square(x).mean(axis=3, keepdims=True) + f32(node, 0))
+
+
+@rule(Op.L2_NORM)
+def l2_norm(device: ReferenceDevice, node: Tensor) -> Array:
+    x = device.get(source(node, 0))
+    return x / np.maximum(np.sqrt(np.square(x).sum(axis=3, keepdims=True)), f32(node, 0))
+
+
+@rule(Op.GROUP_NORM)
+def group_norm(device: ReferenceDevice, node: Tensor) -> Array:
+    x, n_groups, eps = device.get(source(node, 0)), i32(node, 0), f32(node, 1)
+    width = -(-x.shape[1] // n_groups)
+    out = np.empty_like(x)
+    for i3 in range(x.shape[0]):
+        for start in range(0, x.shape[1], width):
+            group = x[i3, start : start + width]
+            group = group - group.mean()
+            out[i3, start : start + width] = group / np.sqrt(np.square(group).mean() + eps)
+    return out
+
+
+@rule(Op.SUM_ROWS)
+def sum_rows(device: ReferenceDevice, node: Tensor) -> Array:
+    return device.get(source(node, 0)).sum(axis=3, keepdims=True)
+
+
+@rule(Op.SUM)
+def sum_all(device: ReferenceDevice, node: Tensor) -> Array:
+    return device.get(source(node, 0)).sum()
+
+
+@rule(Op.MEAN)
+def mean(device: ReferenceDevice, node: Tensor) -> Array:
+    return device.get(source(node, 0)).mean(axis=3, keepdims=True)
+
+
+@rule(Op.CUMSUM)
+def cumsum(device: ReferenceDevice, node: Tensor) -> Array:
+    return device.get(source(node, 0)).cumsum(axis=3)
+
+
+@rule(Op.ARGMAX)
+def argmax(device: ReferenceDevice, node: Tensor) -> Array:
+    return device.get(source(node, 0)).argmax(axis=3)
+
+
+@rule(Op.ARGSORT)
+def argsort(device: ReferenceDevice, node: Tensor) -> Array:
+    x = device.get(source(node, 0))
+    return np.argsort(-x if SortOrder(i32(node, 0)) == SortOrder.DESC else x, axis=3, kind="stable")
+
+
+@rule(Op.TOP_K)
+def top_k(device: ReferenceDevice, node: Tensor) -> Array:
+    """In falling order, though the operation promises none."""
+    return np.argsort(-device.get(source(node, 0)), axis=3, kind="stable")[..., : node.ne[0]]
+
+
+def alibi_slopes(n_head: int, max_bias: float) -> Array:
+    """The weight of the mask for each head: even powers down to 2^-max_bias, heads beyond a power of two in between."""
+    if max_bias <= 0:
+        return np.ones(n_head)
+    n = 1 << floor(log2(n_head))
+    whole, half = 2.0 ** (-max_bias / n), 2.0 ** (-max_bias / 2 / n)
+    return np.array([whole ** (h + 1) if h < n else half ** (2 * (h - n) + 1) for h in range(n_head)])
+
+
+def soft_max(scores: Array, mask: Array | None, max_bias: float) -> Array:
+    """Softmax over the last axis of (batch, head, row, key); a row that sees nothing gives zeros."""
+    if mask is not None:
+        batch, n_head, n_rows, _ = scores.shape
+        mask = repeat_to(mask[:, :, :n_rows], (batch, n_head, n_rows, scores.shape[3]))
+        with np.errstate(invalid="ignore"):
+            scores = scores + alibi_slopes(n_head, max_bias)[:, None, None] * mask
+    top = scores.max(axis=3, keepdims=True)
+    weights = np.exp(scores - np.where(np.isneginf(top), 0, top))
+    total = weights.sum(axis=3, keepdims=True)
+    return weights / np.where(total == 0, 1, total)
+
+
+@rule(Op.SOFT_MAX)
+def soft_max_ext(device: ReferenceDevice, node: Tensor) -> Array:
+    mask = node.source(1)
+    scores = device.get(source(node, 0)) * f32(node, 0)
+    return soft_max(scores, None if mask is None else device.get(mask), f32(node, 1))
+
+
+# --- matrices, positions, attention -----------------------------------------------------------------------------------
+
+
+@rule(Op.MUL_MAT)
+def mul_mat(device: ReferenceDevice, node: Tensor) -> Array:
+    a, b = source(node, 0), device.get(source(node, 1))
+    if a.ne[2] == a.ne[3] == 1:
+        # A weight is de-quantised some rows at a time: a head of 262,144 rows does not fit otherwise.
+        parts = [b @ device.get_rows(a, slice(r, r + 8192)).T for r in range(0, a.ne[1], 8192)]
+        return np.concatenate(parts, axis=3)
+    weights = device.get(a)
+    # Row i of dimension 2 of b meets row i // (n_b / n_a) of a: heads that share keys are neighbours.
+    weights = np.repeat(np.repeat(weights, b.shape[0] // a.ne[3], axis=0), b.shape[1] // a.ne[2], axis=1)
+    return b @ weights.swapaxes(2, 3)
+
+
+@rule(Op.MUL_MAT_ID)
+def mul_mat_id(device: ReferenceDevice, node: Tensor) -> Array:
+    experts, b = device.get(source(node, 0))[0], device.get(source(node, 1))[0]
+    ids = device.get(source(node, 2))[0, 0]
+    out = np.empty((ids.shape[0], ids.shape[1], experts.shape[1]), device.dtype)
+    for token, slot in np.ndindex(ids.shape):
+        out[token, slot] = experts[ids[token, slot]] @ b[token, slot % b.shape[1]]
+    return out
+
+
+@rule(Op.ADD_ID)
+def add_id(device: ReferenceDevice, node: Tensor) -> Array:
+    a, b = device.get(source(node, 0)), device.get(source(node, 1))[0, 0]
+    return a + b[device.get(source(node, 2))[0, 0]]
+
+
+def rope_angles(node: Tensor, positions: Array, freq_factors: Array | None) -> tuple[Array, float]:
+    """Angles (token, pair) of a ROPE, and the factor on cosine and sine. YaRN mixes stretched and plain angles."""
+    n_dims, n_ctx_orig = i32(node, 1), i32(node, 4)
+    base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow = (f32(node, i) for i in range(5, 11))
+    pair = np.arange(n_dims // 2)
+    angles = positions[:, None] * base ** (-2.0 * pair / n_dims)
+    if freq_factors is not None:
+        angles = angles / freq_factors[: n_dims // 2]
+    stretched = freq_scale * angles
+    if not ext_factor:
+        return stretched, attn_factor
+
+    def pair_that_turns(times: float) -> float:
+        return n_dims * log(n_ctx_orig / (times * 2 * pi)) / (2 * log(base))
+
+    low = max(0.0, np.floor(pair_that_turns(beta_fast)))
+    high = min(n_dims - 1.0, np.ceil(pair_that_turns(beta_slow)))
+    mix = (1 - np.clip((pair - low) / max(0.001, high - low), 0, 1)) * ext_factor
+    return stretched * (1 - mix) + angles * mix, attn_factor * (1 + 0.1 * log(1 / freq_scale))
+
+
+@rule(Op.ROPE)
+def rope(device: ReferenceDevice, node: Tensor) -> Array:
+    x, positions = device.get(source(node, 0)), device.get(source(node, 1)).reshape(-1)
+    factors = node.source(2)
+    angles, magnitude = rope_angles(node, positions, None if factors is None else device.get(factors).reshape(-1))
+    n_dims, mode = i32(node, 1), RopeMode(i32(node, 2))
+    cos, sin = (magnitude * f(angles)[None, :, None, :] for f in (np.cos, np.sin))
+    first, second = {
+        RopeMode.NORMAL: (slice(0, n_dims, 2), slice(1, n_dims, 2)),
+        RopeMode.NEOX: (slice(0, n_dims // 2), slice(n_dims // 2, n_dims)),
+    }[mode]
+    out = x.copy()
+    out[..., first] = x[..., first] * cos - x[..., second] * sin
+    out[..., second] = x[..., first] * sin + x[..., second] * cos
+    return out
+
+
+@rule(Op.FLASH_ATTN_EXT)
+def flash_attn_ext(device: ReferenceDevice, node: Tensor) -> Array:
+    q, k, v = (device.get(source(node, i)) for i in range(3))
+    mask, softcap = node.source(3), f32(node, 2)
+    k, v = (np.repeat(np.repeat(x, q.shape[0] // x.shape[0], 0), q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = q @ k.swapaxes(2, 3) * f32(node, 0)
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    weights = soft_max(scores, None if mask is None else device.get(mask), f32(node, 1))
+    return (weights @ v).swapaxes(1, 2)
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def attention_masks(model: Model, positions: Sequence[int], starts: Sequence[int], n_kv: int) -> dict[str, Array]:
+    """The masks (token, cell) for tokens at `positions` of sequences whose cells begin at `starts`."""
+    cell = np.arange(n_kv)
+    position, start = np.array(positions)[:, None], np.array(starts)[:, None]
+    there = cell - start
+    sees = (there >= 0) & (there <= position)
+    in_window = sees & (position - there < (model.hparams.n_swa or n_kv + 1))
+    return {name: np.where(m, 0.0, -np.inf) for name, m in (("mask", sees), ("mask_swa", in_window))}
+
+
+class ReferenceModel:
+    """A model file run by the reference, with a cache of its own."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        n_cells: int = 256,
+        type_k: TensorType = TensorType.F16,
+        type_v: TensorType = TensorType.F16,
+        dtype: type[np.floating[Any]] = np.float64,
+    ) -> None:
+        self.file = GGUFFile.open(path)
+        self.model = load_model(self.file)
+        self.kv = self.model.kv_tensors(n_cells, type_k, type_v)
+        self.device = ReferenceDevice(dtype)
+        for name, tensor in self.model.weights.items():
+            self.device.bind(tensor, self.file.data(name))
+
+    def logits(
+        self,
+        tokens: Sequence[int],
+        *,
+        positions: Sequence[int] | None = None,
+        starts: Sequence[int] | None = None,
+        outputs: Sequence[int] | None = None,
+        n_kv: int | None = None,
+    ) -> Array:
+        """Logits (output, vocabulary) of a batch: token i sits at `positions[i]` of the run of cells from `starts[i]`.
+
+        By default one sequence from position 0, and the logits of its last token.
+        """
+        n = len(tokens)
+        positions = range(n) if positions is None else positions
+        starts = [0] * n if starts is None else starts
+        outputs = [n - 1] if outputs is None else outputs
+        n_kv = self.kv.n_cells if n_kv is None else n_kv
+        graph = self.model.build(BatchShape(n, len(outputs), n_kv), self.kv)
+        values: dict[str, Any] = {
+            "tokens": tokens,
+            "positions": positions,
+            "cells": np.add(positions, starts),
+            "out_rows": outputs,
+            **attention_masks(self.model, positions, starts, n_kv),
+        }
+        result = self.device.run(graph, {tensor: values[name] for name, tensor in graph.inputs.items()})
+        return result.get("logits", np.empty((0, self.model.hparams.n_vocab)))
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        """The `n` likeliest tokens after a prompt, one after another."""
+        found: list[int] = []
+        logits = self.logits(prompt)
+        for i in range(n):
+            found.append(int(logits[-1].argmax()))
+            if i + 1 < n:
+                logits = self.logits([found[-1]], positions=[len(prompt) + i])
+        return found
