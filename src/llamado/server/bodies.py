@@ -1,0 +1,54 @@
+"""Request bodies: bounded, and JSON or a 400 that says where it is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+
+from llamado.server.errors import ApiError, invalid
+
+# A 128k-token prompt is under 1 MB of text, 5 MB as JSON numbers; parsing this much stays within the event loop's
+# patience.
+MAX_BODY = 16 * 2**20
+
+
+async def read_body(request: Request) -> bytes:
+    """The whole body. Raises ApiError (413) when it is larger than MAX_BODY."""
+    too_large = ApiError("invalid_request_error", f"request body exceeds {MAX_BODY} bytes", status=413)
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > MAX_BODY:
+        raise too_large
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > MAX_BODY:
+                raise too_large
+            chunks.append(chunk)
+    except ClientDisconnect:
+        raise invalid("the client went away while sending its body") from None
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def read_json(request: Request) -> Any:
+    """The body as JSON. Raises ApiError."""
+    body = await read_body(request)
+    if not body:
+        raise invalid("parse error at line 1, column 1: attempting to parse an empty input")
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise invalid(f"parse error at line {error.lineno}, column {error.colno}: {error.msg}") from None
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """The body as a JSON object; null and an empty array count as an empty one. Raises ApiError."""
+    value = await read_json(request)
+    if value is None or value == []:
+        return {}
+    if not isinstance(value, dict):
+        raise invalid("the request body must be a JSON object")
+    return value

@@ -1,0 +1,216 @@
+"""The endpoints that look without touching: health, slots, properties, models, metrics. All answer from snapshots."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from llamado.engine.request import Request as EngineRequest
+from llamado.engine.request import SlotSnapshot
+from llamado.server.errors import ApiError, loading, not_supported
+from llamado.server.formats import FINGERPRINT
+from llamado.server.options import generation_settings
+from llamado.server.served import ModelInfo, Served
+from llamado.server.state import ServerState
+from llamado.server.streaming import json_response
+
+_HEALTHY = b'{"status":"ok"}'
+
+
+def model_json(info: ModelInfo) -> dict[str, Any]:
+    """The model as an entry of `/v1/models`."""
+    return {
+        "id": info.name,
+        "aliases": list(info.aliases),
+        "tags": list(info.tags),
+        "object": "model",
+        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "created": int(time.time()),
+        "owned_by": "llamado",
+        "meta": {
+            "vocab_type": info.vocab_type,
+            "n_vocab": info.n_vocab,
+            "n_ctx": info.n_ctx,
+            "n_ctx_train": info.n_ctx_train,
+            "n_embd": info.n_embd,
+            "n_params": info.n_params,
+            "size": info.size,
+            "ftype": info.ftype,
+        },
+    }
+
+
+def models_json(info: ModelInfo) -> dict[str, Any]:
+    """`/v1/models` in OpenAI's form and, under `models`, in Ollama's."""
+    ollama = {
+        "name": info.name,
+        "model": info.name,
+        "modified_at": "",
+        "size": "",
+        "digest": "",
+        "type": "model",
+        "description": "",
+        "tags": [""],
+        "capabilities": ["completion"],
+        "parameters": "",
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": "",
+            "families": [""],
+            "parameter_size": "",
+            "quantization_level": "",
+        },
+    }
+    return {"models": [ollama], "object": "list", "data": [model_json(info)]}
+
+
+def props_json(served: Served, state: ServerState) -> dict[str, Any]:
+    """`/props`."""
+    info, switches = served.info, state.switches
+    defaults = dataclasses.replace(EngineRequest(prompt=[0]), sampling=served.defaults.sampling)
+    return {
+        "default_generation_settings": {
+            "params": generation_settings(defaults, stream=False, brief=True),
+            "n_ctx": info.n_ctx,
+        },
+        "total_slots": served.n_slots,
+        "model_alias": info.name,
+        "model_ftype": info.ftype,
+        "model_path": info.path,
+        "modalities": {"vision": False, "video": False, "audio": False},
+        "media_marker": "<__media__>",
+        "endpoint_slots": switches.slots,
+        "endpoint_props": switches.props,
+        "endpoint_metrics": switches.metrics,
+        "ui": False,
+        "ui_settings": {},
+        "chat_template": info.chat_template,
+        "chat_template_caps": info.chat_template_caps,
+        "bos_token": info.bos_token,
+        "eos_token": info.eos_token,
+        "build_info": FINGERPRINT,
+        "is_sleeping": False,
+        "cors_proxy_enabled": False,
+    }
+
+
+def slot_json(slot: SlotSnapshot) -> dict[str, Any]:
+    """One slot of `/slots`; a slot that never worked has no task fields."""
+    shown: dict[str, Any] = {
+        "id": slot.id,
+        "n_ctx": slot.n_ctx,
+        "speculative": False,
+        "is_processing": slot.is_processing,
+    }
+    if slot.request is not None:
+        next_token = {
+            "has_next_token": slot.has_next_token,
+            "has_new_line": slot.has_new_line,
+            "n_remain": slot.n_remain,
+            "n_decoded": slot.n_decoded,
+        }
+        shown |= {
+            "id_task": slot.id_task,
+            "n_prompt_tokens": slot.n_prompt_tokens,
+            "n_prompt_tokens_processed": slot.n_prompt_tokens_processed,
+            "n_prompt_tokens_cache": slot.n_prompt_tokens_cache,
+            "params": generation_settings(slot.request, stream=True, brief=True),
+            "next_token": [next_token],
+        }
+    return shown
+
+
+def health_body(state: ServerState) -> tuple[int, bytes]:
+    """Status and body of `/health`; while loading, also of every other path."""
+    if state.failure is not None:
+        error = ApiError("unavailable_error", f"Failed to load model: {state.failure}")
+    elif state.served is None:
+        error = loading()
+    else:
+        return 200, _HEALTHY
+    body = {"error": error.error, "progress": round(state.progress, 4), "stage": state.stage}
+    return error.status, orjson.dumps(body)
+
+
+def monitor_router(state: ServerState) -> APIRouter:
+    """Endpoints for people and machines that watch the server."""
+    router = APIRouter(tags=["monitor"])
+    scrape = None
+    if state.switches.metrics:
+        from llamado.server.metrics import Scrape
+
+        scrape = Scrape(state)
+
+    def served() -> Served:
+        if state.served is None:
+            raise loading()
+        return state.served
+
+    @router.get("/health")
+    @router.get("/v1/health")
+    async def health() -> Response:
+        status, body = health_body(state)
+        return json_response(body, status)
+
+    @router.get("/v1/models")
+    @router.get("/models")
+    async def models() -> Response:
+        return json_response(orjson.dumps(models_json(served().info)))
+
+    @router.get("/props")
+    async def props() -> Response:
+        return json_response(orjson.dumps(props_json(served(), state)))
+
+    @router.post("/props")
+    async def change_props() -> Response:
+        if not state.switches.props:
+            raise not_supported("This server does not support changing global properties. Start it with `--props`")
+        return json_response(b'{"success":true}')
+
+    @router.get("/slots")
+    async def slots(request: Request) -> Response:
+        if not state.switches.slots:
+            raise not_supported("This server does not support slots endpoint. Start it with `--slots`")
+        snapshot = served().engine.snapshot()
+        if request.query_params.get("fail_on_no_slot") and all(s.is_processing for s in snapshot.slots):
+            raise ApiError("unavailable_error", "no slot available")
+        return json_response(orjson.dumps([slot_json(s) for s in snapshot.slots]))
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        if scrape is None:
+            raise not_supported("This server does not support metrics endpoint. Start it with `--metrics`")
+        headers = {"Process-Start-Time-Unix": str(int(state.started))}
+        return Response(
+            scrape.text(served().engine.snapshot()), headers=headers, media_type="text/plain; version=0.0.4"
+        )
+
+    @router.get("/lora-adapters")
+    async def lora_adapters() -> Response:
+        return json_response(b"[]")
+
+    def refused(paths: tuple[str, ...], message: str) -> None:
+        async def refuse() -> Response:
+            raise not_supported(message)
+
+        for path in paths:
+            router.add_api_route(path, refuse, methods=["POST"])
+
+    refused(
+        ("/embedding", "/embeddings", "/v1/embeddings"),
+        "This server does not support embeddings. Start it with `--embeddings`",
+    )
+    refused(
+        ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"),
+        "This server does not support reranking. Start it with `--reranking`",
+    )
+    refused(("/infill",), "Infill is not supported by this server yet")
+    refused(("/slots/{id_slot}",), "This server does not support slots action. Start it with `--slot-save-path`")
+    refused(("/lora-adapters",), "LoRA adapters are not supported by this server yet")
+    return router

@@ -1,0 +1,368 @@
+"""Request options: one table of fields, read leniently where llama-server is lenient and refused where it refuses.
+
+Names, aliases, types and limits are those of `/completion` (tools/server/README.md and server-schema.cpp, b11434):
+null counts as absent, unknown fields are ignored, numbers with soft limits are clamped, others must lie within theirs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from llamado.engine.request import SAMPLER_LETTERS, Defaults, Request, sampler_names
+from llamado.errors import LlamadoError
+from llamado.server.errors import invalid, not_supported
+from llamado.server.served import Tokenizer
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Field:
+    """One option: JSON names in order of preference, its type, and its limits."""
+
+    names: tuple[str, ...]
+    type: str
+    low: float = -(2**31)
+    high: float = INT32_MAX
+    hard: bool = False  # outside the limits: an error instead of clamping
+    help: str = ""
+
+    @property
+    def key(self) -> str:
+        return self.names[0]
+
+
+def _bool(name: str, help: str) -> Field:
+    return Field((name,), "boolean", help=help)
+
+
+def _int(names: str, low: int, help: str, *, high: int = INT32_MAX, hard: bool = True) -> Field:
+    return Field(tuple(names.split()), "integer", low, high, hard, help)
+
+
+def _float(name: str, help: str, low: float = -math.inf, high: float = math.inf) -> Field:
+    return Field((name,), "number", low, high, False, help)
+
+
+# Options that the engine's Request or Sampling takes under the same name.
+ENGINE_FIELDS: tuple[Field, ...] = (
+    _int("n_predict max_completion_tokens max_tokens", -1, "tokens to generate at most; -1: no limit"),
+    _int("n_indent", 0, "least indentation of generated lines"),
+    _int("n_keep", -1, "prompt tokens kept when the context is full; -1: all"),
+    _int("t_max_predict_ms", -1, "time limit of generation, at the first new line after it", high=INT64_MAX),
+    _int("n_probs logprobs", 0, "report the likeliest tokens at each place", hard=False),
+    _int("top_k", 0, "sample among the K likeliest tokens; 0: all", hard=False),
+    _int("repeat_last_n", 0, "tokens the penalties look back at"),
+    _int("min_keep", 0, "least number of candidates the samplers leave"),
+    _int("dry_allowed_length", 0, "DRY: length of repetition that is free"),
+    _int("dry_penalty_last_n", 0, "DRY: tokens looked back at"),
+    _int("mirostat", 0, "Mirostat version; 0: off", high=2, hard=False),
+    _float("temperature", "0: greedy", 0.0),
+    _float("top_p", "sample among the likeliest tokens of this total probability", 0.0, 1.0),
+    _float("min_p", "least probability relative to the likeliest token's", 0.0, 1.0),
+    _float("typical_p", "locally typical sampling; 1: off"),
+    _float("repeat_penalty", "penalty of repeated tokens; 1: off"),
+    _float("presence_penalty", "penalty of tokens that were there"),
+    _float("frequency_penalty", "penalty by how often a token was there"),
+    _float("dynatemp_range", "range of the dynamic temperature; 0: off"),
+    _float("dynatemp_exponent", "exponent of the dynamic temperature"),
+    _float("top_n_sigma", "keep tokens within n standard deviations; -1: off"),
+    _float("xtc_probability", "XTC: chance of removing the top tokens; 0: off", 0.0, 1.0),
+    _float("xtc_threshold", "XTC: least probability of a removed token", 0.0, 1.0),
+    _float("dry_multiplier", "DRY: strength; 0: off"),
+    _float("dry_base", "DRY: base"),
+    _float("mirostat_tau", "Mirostat: target entropy"),
+    _float("mirostat_eta", "Mirostat: learning rate"),
+    _bool("cache_prompt", "reuse the cache of an earlier request with the same beginning"),
+    _bool("return_tokens", "return the ids of the generated tokens"),
+    _bool("return_progress", "report progress of the prompt in a stream"),
+    _bool("post_sampling_probs", "report probabilities after the sampler chain"),
+    _bool("ignore_eos", "never end by itself"),
+    _bool("timings_per_token", "timings in every part of a stream"),
+)
+# Options of the server itself, or accepted for llama.cpp's sake.
+SERVER_FIELDS: tuple[Field, ...] = (
+    _bool("stream", "send the answer in parts as it is made"),
+    _int("n_cmpl n", 1, "answers per prompt"),
+    _int("n_discard", 0, "for context shift"),
+    _int("n_cache_reuse", 0, "for reuse by shifting"),
+    _int("sse_ping_interval", -1, "seconds of silence before a stream sends a comment; -1: never"),
+    _float("adaptive_target", "adaptive-p: off when negative", high=1.0),
+    _float("adaptive_decay", "adaptive-p: decay", 0.0, 0.99),
+    _bool("verbose", "accepted"),
+    _bool("backend_sampling", "accepted"),
+)
+
+
+@dataclass(slots=True)
+class Options:
+    """What a request asked for, checked: `engine` holds fields of the engine's Request and Sampling."""
+
+    engine: dict[str, Any]
+    stream: bool = False
+    include_usage: bool = False
+    n: int = 1
+    id_slot: int = -1
+    sse_ping_interval: int = 30
+    response_fields: list[str] = field(default_factory=list)
+    n_discard: int = 0
+
+
+def type_name(value: object) -> str:
+    """The JSON name of a value's type, as llama-server's messages say it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, (int, float)):
+        return "number"
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object"
+
+
+def _wrong_type(name: str, expected: str, value: object) -> LlamadoError:
+    return invalid(f"Field '{name}': type must be {expected}, but is {type_name(value)}")
+
+
+def _read(spec: Field, body: Mapping[str, Any]) -> Any:
+    for name in spec.names:
+        value = body.get(name)
+        if value is None:
+            continue
+        if spec.type == "boolean":
+            if not isinstance(value, bool):
+                raise _wrong_type(name, "boolean", value)
+            return value
+        if not isinstance(value, (bool, int, float)):
+            raise _wrong_type(name, "number", value)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise invalid(f"Field '{name}': number overflow")
+        number: float = int(value) if spec.type == "integer" else float(value)
+        if spec.hard and not spec.low <= number <= spec.high:
+            raise invalid(f"Field '{name}': Value must be between {spec.low} <= value <= {spec.high}, but got {number}")
+        return type(number)(max(spec.low, min(spec.high, number)))
+    return None
+
+
+def _stops(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value] if value else []
+    if not isinstance(value, list):
+        return []
+    for word in value:
+        if not isinstance(word, str) and word not in (None, [], {}):
+            raise _wrong_type("stop", "string", word)
+    return [word for word in value if isinstance(word, str) and word]
+
+
+def _bias(value: Any) -> float | None:
+    if value is False:
+        return -math.inf
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    return None
+
+
+def _logit_bias(value: Any, tokenizer: Tokenizer) -> dict[int, float]:
+    """All forms: [[id, bias], ["text", bias], [id, false]] and {"id or text": bias}; biases of one token add up."""
+    pairs: list[tuple[Any, Any]] = []
+    if isinstance(value, list):
+        pairs = [(p[0], p[1]) for p in value if isinstance(p, list) and len(p) == 2]
+    elif isinstance(value, dict):
+        for key, amount in value.items():
+            try:
+                pairs.append((int(key), amount))
+            except ValueError:
+                pairs.append((key, amount))
+    biases: dict[int, float] = {}
+    for key, amount in pairs:
+        bias = _bias(amount)
+        if bias is None:
+            continue
+        if isinstance(key, int) and not isinstance(key, bool):
+            tokens = [key] if 0 <= key < tokenizer.n_vocab else []
+        elif isinstance(key, str):
+            tokens = tokenizer.encode(key, add_special=False, parse_special=False)
+        else:
+            continue
+        for token in tokens:
+            biases[token] = biases.get(token, 0.0) + bias
+    return biases
+
+
+def _samplers(value: Any) -> tuple[str, ...] | None:
+    """Known samplers in the given order; like llama-server, unknown names are left out."""
+    if isinstance(value, str):
+        return tuple(SAMPLER_LETTERS[c] for c in value if c in SAMPLER_LETTERS)
+    if not isinstance(value, list):
+        return None
+    names: list[str] = []
+    for item in value:
+        if not isinstance(item, str):
+            raise _wrong_type("samplers", "string", item)
+        try:
+            names += sampler_names([item])
+        except LlamadoError:
+            continue
+    return tuple(names)
+
+
+def _refuse_missing_features(body: Mapping[str, Any]) -> None:
+    if body.get("grammar"):
+        raise not_supported("Field 'grammar': grammars are not supported yet")
+    if body.get("json_schema") is not None:
+        raise not_supported("Field 'json_schema': JSON schemas are not supported yet")
+    if body.get("lora"):
+        if not isinstance(body["lora"], list):
+            raise invalid("Field 'lora': Error: 'lora' must be an array of objects with 'id' and 'scale' fields")
+        raise not_supported("Field 'lora': LoRA adapters are not supported yet")
+    breakers = body.get("dry_sequence_breakers")
+    if breakers is not None and not (isinstance(breakers, list) and breakers):
+        raise invalid(
+            "Field 'dry_sequence_breakers': Error: dry_sequence_breakers must be a non-empty array of strings"
+        )
+    target = body.get("adaptive_target")
+    if isinstance(target, (int, float)) and not isinstance(target, bool) and target >= 0:
+        raise not_supported("Field 'adaptive_target': adaptive-p sampling is not supported yet")
+
+
+def read_options(
+    body: Mapping[str, Any], *, tokenizer: Tokenizer, n_slots: int, sse_ping_interval: int = 30
+) -> Options:
+    """Read and check every option of a `/completion`-like body. Raises ApiError."""
+    engine: dict[str, Any] = {}
+    for spec in ENGINE_FIELDS:
+        value = _read(spec, body)
+        if value is not None:
+            engine[spec.key] = value
+    server = {spec.key: _read(spec, body) for spec in SERVER_FIELDS}
+    n = server["n_cmpl"]
+    if n is not None and n > n_slots:
+        name = "n_cmpl" if body.get("n_cmpl") is not None else "n"
+        raise invalid(f"Field '{name}': Value must be between 1 <= value <= {n_slots}, but got {n}")
+    _refuse_missing_features(body)
+
+    seed = body.get("seed")
+    if seed is not None:
+        if not isinstance(seed, (bool, int, float)):
+            raise _wrong_type("seed", "number", seed)
+        if not math.isfinite(seed):
+            raise invalid("Field 'seed': number overflow")
+        engine["seed"] = int(seed) & 0xFFFF_FFFF  # llama-server keeps seeds as uint32
+    if "n_probs" in engine:
+        engine["n_probs"] = min(engine["n_probs"], tokenizer.n_vocab)
+    if body.get("stop") is not None and (stops := _stops(body["stop"])):
+        engine["stop"] = stops
+    if body.get("logit_bias") is not None:
+        engine["logit_bias"] = _logit_bias(body["logit_bias"], tokenizer)
+    if body.get("samplers") is not None and (samplers := _samplers(body["samplers"])) is not None:
+        engine["samplers"] = samplers
+
+    stream_options = body.get("stream_options")
+    include_usage = False
+    if isinstance(stream_options, dict):
+        include_usage = bool(_read(_bool("include_usage", ""), stream_options))
+    fields = body.get("response_fields")
+    if not (isinstance(fields, list) and all(isinstance(f, str) for f in fields)):
+        fields = []
+    slot = body.get("id_slot")
+    ping = server["sse_ping_interval"]
+    return Options(
+        engine=engine,
+        stream=bool(server["stream"]),
+        include_usage=include_usage,
+        n=n or 1,
+        id_slot=int(slot) if isinstance(slot, (int, float)) and abs(slot) <= INT32_MAX else -1,
+        sse_ping_interval=sse_ping_interval if ping is None else ping,
+        response_fields=fields,
+        n_discard=server["n_discard"] or 0,
+    )
+
+
+def make_requests(options: Options, prompts: list[list[int]], defaults: Defaults) -> list[Request]:
+    """One engine request per prompt and answer; the answers of one prompt get seeds counted up from the given one."""
+    requests = []
+    for prompt in prompts:
+        for i in range(options.n):
+            fields = dict(options.engine)
+            if i and fields.get("seed") not in (None, 0xFFFF_FFFF):
+                fields["seed"] = (fields["seed"] + i) & 0xFFFF_FFFF
+            if i == 0:
+                fields["id_slot"] = options.id_slot
+            # The engine takes no empty prompt; `Generation` answers it. The placeholder only passes its check.
+            request = defaults.request(prompt or [0], **fields)
+            request.prompt = prompt
+            requests.append(request)
+    return requests
+
+
+def generation_settings(
+    request: Request, *, stream: bool, seed: int | None = None, brief: bool = False
+) -> dict[str, Any]:
+    """`generation_settings` of a result; `brief` leaves out what `/slots` and `/props` leave out."""
+    s = request.sampling
+    shown_seed = seed if seed is not None else s.seed
+    settings: dict[str, Any] = {
+        "seed": 0xFFFF_FFFF if shown_seed is None else shown_seed & 0xFFFF_FFFF,
+        "temperature": s.temperature,
+        "dynatemp_range": s.dynatemp_range,
+        "dynatemp_exponent": s.dynatemp_exponent,
+        "top_k": s.top_k,
+        "top_p": s.top_p,
+        "min_p": s.min_p,
+        "top_n_sigma": s.top_n_sigma,
+        "xtc_probability": s.xtc_probability,
+        "xtc_threshold": s.xtc_threshold,
+        "typical_p": s.typical_p,
+        "repeat_last_n": s.repeat_last_n,
+        "repeat_penalty": s.repeat_penalty,
+        "presence_penalty": s.presence_penalty,
+        "frequency_penalty": s.frequency_penalty,
+        "dry_multiplier": s.dry_multiplier,
+        "dry_base": s.dry_base,
+        "dry_allowed_length": s.dry_allowed_length,
+        "dry_penalty_last_n": s.dry_penalty_last_n,
+    }
+    if not brief:
+        settings["dry_sequence_breakers"] = ["\n", ":", '"', "*"]
+    settings |= {
+        "mirostat": s.mirostat,
+        "mirostat_tau": s.mirostat_tau,
+        "mirostat_eta": s.mirostat_eta,
+        "adaptive_target": -1.0,
+        "adaptive_decay": 0.9,
+    }
+    if not brief:
+        settings["stop"] = request.stop
+    settings |= {
+        "max_tokens": request.n_predict,
+        "n_predict": request.n_predict,
+        "n_keep": request.n_keep,
+        "n_discard": 0,
+        "ignore_eos": s.ignore_eos,
+        "stream": stream,
+    }
+    if not brief:
+        # JSON has no infinity: a banned token's bias is null, as llama-server's JSON library writes it.
+        settings["logit_bias"] = [{"bias": b, "token": t} for t, b in s.logit_bias.items()]
+    settings |= {"n_probs": request.n_probs, "min_keep": s.min_keep}
+    if not brief:
+        settings |= {"grammar": "", "grammar_lazy": False, "grammar_triggers": [], "preserved_tokens": []}
+    settings |= {
+        "chat_format": "Content-only",
+        "reasoning_format": "none",
+        "reasoning_in_content": False,
+        "generation_prompt": "",
+        "samplers": list(s.samplers),
+        "speculative.types": "none",
+        "timings_per_token": request.timings_per_token,
+        "post_sampling_probs": request.post_sampling_probs,
+        "backend_sampling": False,
+        "lora": [],
+    }
+    return settings

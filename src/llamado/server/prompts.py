@@ -1,0 +1,97 @@
+"""Prompts in all shapes llama-server takes: text, tokens, both mixed, objects, and arrays of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from llamado.server.errors import invalid
+from llamado.server.served import Tokenizer
+
+T = TypeVar("T")
+
+# Above this many characters, tokenizing or rendering is done by a thread, so that the event loop keeps answering.
+LONG_TEXT = 4096
+
+_SHAPES = (
+    '"prompt" elements must be a string, a list of tokens, a JSON object containing a prompt string, or a list of '
+    "mixed strings & tokens."
+)
+_workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="llamado-text")
+
+
+async def off_loop(work: Callable[[], T], size: int) -> T:
+    """Run `work` here when `size` characters are few, else in a thread."""
+    if size <= LONG_TEXT:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(_workers, work)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def tokenize_mixed(content: Any, tokenizer: Tokenizer, *, add_special: bool, parse_special: bool) -> list[int]:
+    """A string, or a list of strings and tokens; only a string that comes first gets BOS. Raises ApiError."""
+    if isinstance(content, str):
+        return tokenizer.encode(content, add_special=add_special, parse_special=parse_special)
+    if not isinstance(content, list):
+        raise invalid(f"type must be string, but is {_kind(content)}")
+    tokens: list[int] = []
+    for i, item in enumerate(content):
+        if isinstance(item, str):
+            tokens += tokenizer.encode(item, add_special=add_special and i == 0, parse_special=parse_special)
+        elif isinstance(item, (int, float)):
+            tokens.append(int(item))
+        else:
+            raise invalid(f"type must be number, but is {_kind(item)}")
+    return tokens
+
+
+def _kind(value: Any) -> str:
+    from llamado.server.options import type_name
+
+    return type_name(value)
+
+
+def _one(prompt: Any, tokenizer: Tokenizer) -> list[int]:
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt, add_special=True, parse_special=True)
+    if isinstance(prompt, list):
+        if all(_is_int(item) for item in prompt):
+            return list(prompt)
+        if any(_is_int(item) for item in prompt) and any(isinstance(item, str) for item in prompt):
+            return tokenize_mixed(prompt, tokenizer, add_special=True, parse_special=True)
+    elif isinstance(prompt, dict) and "prompt_string" in prompt:
+        if prompt.get("multimodal_data") is not None:
+            raise invalid("Multimodal data provided, but model does not support multimodal requests.")
+        return tokenize_mixed(prompt["prompt_string"], tokenizer, add_special=True, parse_special=True)
+    raise invalid(_SHAPES)
+
+
+def tokenize_prompts(prompt: Any, tokenizer: Tokenizer) -> list[list[int]]:
+    """All prompts of a request as tokens. Raises ApiError for a wrong shape or a token outside the vocabulary."""
+    if isinstance(prompt, list) and not any(_is_int(item) for item in prompt):
+        prompts = [_one(item, tokenizer) for item in prompt]
+    else:
+        prompts = [_one(prompt, tokenizer)]
+    if not prompts:
+        raise invalid('"prompt" must not be empty')
+    n_vocab = tokenizer.n_vocab
+    for tokens in prompts:
+        if tokens and not (min(tokens) >= 0 and max(tokens) < n_vocab):
+            raise invalid("Prompt contains invalid tokens")
+    return prompts
+
+
+def size_of(value: Any) -> int:
+    """Roughly how many characters of text a JSON value holds."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, list):
+        return sum(size_of(item) for item in value)
+    if isinstance(value, dict):
+        return sum(size_of(item) for item in value.values())
+    return 1

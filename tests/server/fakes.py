@@ -1,0 +1,218 @@
+"""A model that needs no model: bytes are tokens, the answer to a prompt is a fixed text, one thread makes it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+
+from llamado.engine.errors import ContextExceeded
+from llamado.engine.request import (
+    Counters,
+    Done,
+    EngineSnapshot,
+    Event,
+    Failed,
+    Progress,
+    Request,
+    Result,
+    SlotSnapshot,
+    StopType,
+    Timings,
+    Token,
+    TokenProb,
+    TokenProbs,
+)
+from llamado.server.app import create_app
+from llamado.server.served import ModelInfo, Served
+from llamado.server.state import AccessRules, ServerState, Switches
+from llamado.text.errors import TemplateError
+
+ANSWER = "Hello, wörld!\nAll is well."
+EOS = 256
+N_VOCAB = 257
+
+
+class FakeTokenizer:
+    n_vocab = N_VOCAB
+
+    def encode(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        return bytes([token]) if token < 256 else b"<eos>" if special else b""
+
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        return b"".join(self.piece(t, special=special) for t in tokens).decode("utf-8", "replace")
+
+
+class FakeTemplate:
+    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, **extra: Any) -> str:
+        if any(m["role"] == "forbidden" for m in messages):
+            raise TemplateError("no such role")
+        text = "".join(f"<{m['role']}>{m['content']}</>" for m in messages)
+        return text + ("<assistant>" if add_generation_prompt else "")
+
+
+class FakeEngine:
+    """Answers like the real one: events from its own thread, cancel at the next token, a snapshot at any time."""
+
+    def __init__(self, answer: str = ANSWER, delay: float = 0.0, n_slots: int = 4) -> None:
+        self.answer = answer
+        self.delay = delay
+        self.n_slots = n_slots
+        self.cancelled: list[int] = []
+        self.requests: list[Request] = []
+        self.fail: Exception | None = None
+        self._wake = threading.Condition()
+        self._running: list[tuple[int, Request, Callable[[Event], None]]] = []
+        self._next = 0
+        self._stop = False
+        self._thread = threading.Thread(target=self._run, name="fake-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, emit: Callable[[Event], None]) -> int:
+        request.validate()
+        if len(request.prompt) >= 4096:
+            raise ContextExceeded(len(request.prompt), 4096)
+        with self._wake:
+            self._next += 1
+            self.requests.append(request)
+            self._running.append((self._next, request, emit))
+            self._wake.notify()
+            return self._next
+
+    def cancel(self, task_id: int) -> None:
+        self.cancelled.append(task_id)
+
+    @property
+    def busy(self) -> int:
+        return len(self._running)
+
+    def snapshot(self) -> EngineSnapshot:
+        running = list(self._running)
+        slots = []
+        for i in range(self.n_slots):
+            task, request = (running[i][0], running[i][1]) if i < len(running) else (-1, None)
+            slots.append(SlotSnapshot(i, 4096, request is not None, task, request, 1, 1, 0, True, False, -1, 1))
+        return EngineSnapshot(tuple(slots), Counters(10, 2.0, 1, 20, 18, 3.0, 7, 14, 30), len(running), 0, 30, 4096)
+
+    def close(self, timeout: float = 1.0) -> None:
+        with self._wake:
+            self._stop = True
+            self._wake.notify()
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not self._running and not self._stop:
+                    self._wake.wait()
+                if self._stop:
+                    return
+                task, request, emit = self._running[0]
+            self._answer(task, request, emit)
+            self._running.pop(0)
+
+    def _answer(self, task: int, request: Request, emit: Callable[[Event], None]) -> None:
+        if self.fail is not None:
+            emit(Failed(self.fail))
+            return
+        n_prompt = len(request.prompt)
+        if request.return_progress:
+            emit(Progress(n_prompt, 0, n_prompt, 1))
+        text, stop, word = self.answer, "eos", ""
+        for candidate in request.stop:
+            if candidate in text:
+                text, stop, word = text[: text.index(candidate)], "word", candidate
+        tokens = list(text.encode())
+        if 0 <= request.n_predict < len(tokens):
+            tokens, stop, word = tokens[: request.n_predict], "limit", ""
+        sent, content, all_probs = b"", "", []
+        for i, token in enumerate(tokens):
+            if task in self.cancelled:
+                return
+            if self.delay:
+                time.sleep(self.delay)
+            sent += bytes([token])
+            try:
+                piece = sent.decode()
+                sent = b""
+            except UnicodeDecodeError:
+                piece = ""
+            content += piece
+            probs = None
+            if request.n_probs:
+                one = TokenProb(token, bytes([token]), 0.5, math.log(0.5))
+                probs = [TokenProbs(one, (one, TokenProb(7, b"\x07", 0.0, -math.inf))[: request.n_probs])]
+                all_probs += probs
+            timings = Timings(0, n_prompt, 1.0, i + 1, 1.0) if request.timings_per_token else None
+            emit(Token(piece, [token], probs, i, timings))
+        kind: StopType = stop  # type: ignore[assignment]
+        timings = Timings(0, n_prompt, 2.0, len(tokens), 3.0)
+        seed = request.sampling.seed
+        emit(
+            Done(
+                Result(
+                    content=content, tokens=tokens, probs=all_probs, stop_type=kind, stopping_word=word,
+                    truncated=False, n_prompt=n_prompt, n_cached=0, n_predicted=len(tokens),
+                    n_tokens_cached=n_prompt + len(tokens), has_new_line="\n" in content, timings=timings, id_slot=0,
+                    id_task=task, seed=42 if seed is None else seed, request=request,
+                )
+            )
+        )  # fmt: skip
+
+
+INFO = ModelInfo(
+    name="fake", path="/models/fake.gguf", aliases=("fake",), n_ctx=4096, n_ctx_train=8192, n_vocab=N_VOCAB, n_embd=64,
+    n_params=1000, size=2000, ftype="Q4_1", vocab_type=2, chat_template="{{ x }}", bos_token="<s>", eos_token="<eos>",
+)  # fmt: skip
+
+
+def served(engine: FakeEngine) -> Served:
+    return Served(
+        engine=engine, tokenizer=FakeTokenizer(), template=FakeTemplate(), info=INFO, n_slots=engine.n_slots
+    )
+
+
+@asynccontextmanager
+async def client(
+    engine: FakeEngine | None = None,
+    *,
+    loaded: bool = True,
+    access: AccessRules | None = None,
+    **switches: Any,
+) -> AsyncIterator[httpx.AsyncClient]:
+    """An HTTP client of an application inside this process; `client.state` and `client.engine` reach behind it."""
+    engine = engine or FakeEngine()
+    state = ServerState(access=access or AccessRules(), switches=Switches(**switches))
+    if loaded:
+        state.served = served(engine)
+    transport = httpx.ASGITransport(app=create_app(state))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        http.state, http.engine = state, engine  # type: ignore[attr-defined]
+        try:
+            yield http
+        finally:
+            engine.close()
+
+
+def run(coroutine: Any) -> Any:
+    """Run an async test."""
+    return asyncio.run(coroutine)
+
+
+def events(body: str) -> list[str]:
+    """The data of each SSE message."""
+    return [part.removeprefix("data: ") for part in body.split("\n\n") if part.startswith("data: ")]
+
+
+def replace(request: Request, **changes: Any) -> Request:
+    return dataclasses.replace(request, **changes)
