@@ -64,13 +64,21 @@ def download(
             raise SourceError(f"cannot fetch {shown(url)}: {error or type(error).__name__}") from error
         except OSError as error:
             raise disk_error(error, part) from error
-    if sha256 is not None and file_sha256(part) != sha256.lower():
-        part.unlink()
-        raise SourceError(
-            f"what came from {shown(url)} is damaged (its SHA-256 is not the one the index gives) and was deleted; "
-            "try again, or use another index"
-        )
-    os.replace(part, target)
+    put_in_place(part, target, sha256, shown(url))
+
+
+def put_in_place(part: Path, target: Path, sha256: str | None, source: str) -> None:
+    """Give a fetched file its name; raises `SourceError`, and deletes it, when its SHA-256 is another."""
+    try:
+        if sha256 is not None and file_sha256(part) != sha256.lower():
+            part.unlink()
+            raise SourceError(
+                f"what came from {source} is damaged (its SHA-256 is not the one the index gives) and was deleted; "
+                "try again, or use another index"
+            )
+        os.replace(part, target)
+    except OSError as error:
+        raise disk_error(error, target) from error
 
 
 class _Incomplete(Exception):
@@ -99,9 +107,12 @@ def _fetch_rest(client: httpx.Client, url: httpx.URL | str, part: Path, progress
         if not resumed:
             have = 0  # the server ignores ranges
         length = response.headers.get("content-length")
-        total_bytes = have + int(length) if length and length.isdigit() else 0
+        # Of a compressed body (the server was asked not to) the length says nothing about the file.
+        plain = response.headers.get("content-encoding", "identity") == "identity"
+        total_bytes = have + int(length) if plain and length and length.isdigit() else 0
         with open(part, "ab" if resumed else "wb") as stream:
-            for chunk in response.iter_bytes(CHUNK):
+            # As they come in, not gathered: what has come is kept when the connection breaks.
+            for chunk in response.iter_bytes():
                 stream.write(chunk)
                 have += len(chunk)
                 if progress is not None:

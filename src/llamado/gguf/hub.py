@@ -8,8 +8,6 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from llamado.gguf.errors import SourceError
 from llamado.gguf.reader import shard_names
 from llamado.gguf.report import Progress
@@ -18,6 +16,7 @@ from llamado.gguf.report import Progress
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
 # Files that go along with a model and are none themselves (common/download.cpp).
 _COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
+_NO_ACCESS = (401, 403, 404)
 _REPO = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 
@@ -75,11 +74,14 @@ def fetch_hub_model(
 
     endpoint = os.environ.get("HF_ENDPOINT") or None
     token = os.environ.get("HF_TOKEN") or None
+    cached: Path | None = None
     try:
-        files, cached = huggingface_hub.HfApi(endpoint=endpoint, token=token).list_repo_files(repo), None
-    except HfHubHTTPError as error:
-        raise _refused(repo, error) from error
-    except (httpx.HTTPError, OSError) as error:  # requests' errors, of older versions, are OSErrors
+        # Not list_repo_files: that tries for half a minute before it gives up, and there may be a copy in the cache.
+        info = huggingface_hub.HfApi(endpoint=endpoint, token=token).model_info(repo, timeout=20)
+        files = [sibling.rfilename for sibling in info.siblings or []]
+    except Exception as error:  # by its version the library raises errors of requests, httpx or httpx2
+        if isinstance(error, HfHubHTTPError) and _status(error) in _NO_ACCESS:
+            raise _refused(repo, error) from error
         cached = _cached_snapshot(repo, cache_dir)
         if cached is None:
             raise SourceError(
@@ -124,7 +126,7 @@ def fetch_hub_model(
             ) from error
         except HfHubHTTPError as error:
             raise _refused(repo, error) from error
-        except (httpx.HTTPError, OSError) as error:
+        except Exception as error:
             raise SourceError(
                 f"cannot fetch {part} from {repo}: {error or type(error).__name__}; run the same command again, it "
                 "goes on where it stopped"
@@ -133,17 +135,24 @@ def fetch_hub_model(
 
 
 def _cached_snapshot(repo: str, cache_dir: Path | None) -> Path | None:
-    import huggingface_hub
+    from huggingface_hub.constants import HF_HUB_CACHE
 
+    # The layout is documented: refs/<branch> holds the commit, snapshots/<commit> the files.
+    folder = (cache_dir or Path(HF_HUB_CACHE)) / f"models--{repo.replace('/', '--')}"
     try:
-        return Path(huggingface_hub.snapshot_download(repo, cache_dir=cache_dir, local_files_only=True))
-    except (OSError, ValueError):  # LocalEntryNotFoundError is one or the other, by version
+        snapshot = folder / "snapshots" / (folder / "refs" / "main").read_text("ascii").strip()
+    except (OSError, ValueError):
         return None
+    return snapshot if snapshot.is_dir() else None
+
+
+def _status(error: Exception) -> int | None:
+    return getattr(getattr(error, "response", None), "status_code", None)
 
 
 def _refused(repo: str, error: Exception) -> SourceError:
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if status in (401, 403, 404):
+    status = _status(error)
+    if status in _NO_ACCESS:
         return SourceError(
             f"the Hugging Face hub gives no access to {repo} (status {status}): check the spelling; for a gated or "
             "private repository accept its terms on the hub and set HF_TOKEN"

