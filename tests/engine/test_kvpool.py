@@ -40,7 +40,7 @@ class Cells:
         for run in runs:
             assert run.start >= end, "runs overlap or are out of order"
             assert run.start % ALIGN == 0 and run.capacity % ALIGN == 0 and run.capacity > 0
-            assert run.used <= run.capacity
+            assert max(run.used, run.need) <= run.capacity
             assert self.memory[run.start : run.start + run.used].tolist() == self.content[run]
             end = run.end
         assert end <= self.pool.n_cells
@@ -57,7 +57,7 @@ def test_any_history(n_blocks: int, history: list[tuple[int, int, int]]) -> None
     pool = cells.pool
     for action, a, b in history:
         runs = list(pool.runs)
-        least = sum(align(max(run.used, 1)) for run in runs)
+        least = sum(align(max(run.used, run.need, 1)) for run in runs)
         if action == 0 or not runs:
             run = pool.allocate(a, b)
             assert (run is not None) == (least + align(max(a, 1)) <= pool.n_cells)
@@ -70,11 +70,13 @@ def test_any_history(n_blocks: int, history: list[tuple[int, int, int]]) -> None
             del cells.content[run]
         elif action == 2:
             run = runs[a % len(runs)]
-            fits = least - align(max(run.used, 1)) + align(b) <= pool.n_cells
+            fits = least - align(max(run.used, run.need, 1)) + align(b) <= pool.n_cells
             assert pool.grow(run, b, b + a) == (fits or b <= run.capacity)
             assert run.capacity >= b or not fits
         else:
             run = runs[a % len(runs)]
+            if a % 5 == 0:
+                run.need = 0
             cells.write(run, min(b, run.capacity - run.used))
         cells.check()
 

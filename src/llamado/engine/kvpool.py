@@ -18,13 +18,17 @@ def align(n: int) -> int:
 
 
 class Run:
-    """Cells `[start, start + capacity)` of one sequence, of which the first `used` hold its tokens."""
+    """Cells `[start, start + capacity)` of one sequence, of which the first `used` hold its tokens.
 
-    __slots__ = ("capacity", "start", "used")
+    The pool may take back cells beyond the first `need`, which is what the last `allocate` or `grow` asked for.
+    """
+
+    __slots__ = ("capacity", "need", "start", "used")
 
     def __init__(self, start: int, capacity: int) -> None:
         self.start = start
         self.capacity = capacity
+        self.need = 0
         self.used = 0
 
     @property
@@ -36,7 +40,7 @@ class Run:
 
 
 def _least(run: Run) -> int:
-    return align(max(run.used, 1))
+    return align(max(run.used, run.need, 1))
 
 
 class KVPool:
@@ -63,7 +67,7 @@ class KVPool:
 
     def allocate(self, need: int, want: int = 0) -> Run | None:
         """A run of at least `need` cells, of up to `want` where a gap offers them; None where even compacting fails."""
-        need = align(max(need, 1))
+        asked, need = need, align(max(need, 1))
         want = max(align(want), need)
         gap = self._fit(need, want)
         if gap is None:
@@ -74,6 +78,7 @@ class KVPool:
             gap = (start, need)
         start, room = gap
         run = Run(start, min(room, want))
+        run.need = asked
         self._runs.append(run)
         self._runs.sort(key=lambda run: run.start)
         return run
@@ -89,10 +94,12 @@ class KVPool:
         In place where the cells behind are free, else in the best fitting gap, else after compacting the pool. False,
         with the run as it was, where the pool cannot hold it.
         """
-        need = align(need)
-        want = max(align(want), need)
-        if run.capacity >= need:
+        if run.capacity >= need or self._extend(run, align(need), max(align(want), align(need))):
+            run.need = need
             return True
+        return False
+
+    def _extend(self, run: Run, need: int, want: int) -> bool:
         place = self._runs.index(run)
         limit = self._runs[place + 1].start if place + 1 < len(self._runs) else self.n_cells
         if limit - run.start >= need:
@@ -132,11 +139,11 @@ class KVPool:
         return best
 
     def _spare(self, but: Run | None) -> int:
-        """Cells free for one run when all others are trimmed to what they use."""
+        """Cells free for one run when all others are trimmed to what they need."""
         return self.n_cells - sum(_least(run) for run in self._runs if run is not but)
 
     def _compact(self, growing: Run | None = None, need: int = 0) -> None:
-        """Pack all runs to the start of the pool in their order, trimmed to what they use; `growing` gets `need`."""
+        """Pack all runs to the start of the pool in their order, trimmed to what they need; `growing` gets `need`."""
         start = 0
         moves = []
         for run in self._runs:

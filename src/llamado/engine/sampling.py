@@ -299,6 +299,8 @@ class Sampler:
 
     def _apply_top_p(self) -> None:
         p, min_keep = self._sampling.top_p, self._min_keep
+        if self._sorted and self._logits[0] == -math.inf:
+            return
         if self._sorted:
             mass = np.exp(self._logits - self._logits[0]).cumsum()
             n = max(int(mass.searchsorted(p * mass[-1])) + 1, min_keep)

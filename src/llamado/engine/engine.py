@@ -1,0 +1,588 @@
+"""The engine: many requests, one thread, one forward pass after the other.
+
+Each step evaluates the next token of every slot that is generating and, in the same batch, a piece of the prompts that
+are being read. What a request answers never depends on the others (law 1), so everything here is free to choose what is
+fastest: which slot, which cells, how much of a prompt, in which order.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.engine.errors import ComputeFailed, ContextExceeded, EngineClosed, InvalidRequest
+from llamado.engine.forward import Forward
+from llamado.engine.kvpool import KVPool
+from llamado.engine.request import (
+    RANDOM_SEEDS,
+    Counters,
+    Done,
+    EngineSnapshot,
+    Event,
+    Failed,
+    Progress,
+    Request,
+    Result,
+    StopType,
+    Token,
+    TokenProb,
+    TokenProbs,
+)
+from llamado.engine.sampling import Sampler, TopK, log_softmax_top, top_k_numpy
+from llamado.engine.slots import Slot, Task, choose_slot
+from llamado.errors import LlamadoError
+
+log = logging.getLogger(__name__)
+
+# Copying a token's K and V costs microseconds, evaluating it up to milliseconds; below this many tokens the extra call
+# is not worth it.
+MIN_COPY = 16
+# Cells a sequence gets beyond those it needs now, at most, so that it seldom has to move.
+HEADROOM = 1024
+
+
+class Vocabulary(Protocol):
+    """What the engine asks of a tokenizer."""
+
+    @property
+    def eog(self) -> frozenset[int]: ...
+
+    def piece(self, token: int, *, special: bool = False) -> bytes: ...
+
+
+class Engine:
+    """Answers requests on one thread of its own; all methods may be called from any thread.
+
+    `n_ctx`: most tokens of one sequence. `n_batch`: most tokens in one step (never more than `forward.max_batch`).
+    `prefill_chunk`: most tokens in a step while some slot is generating, so that a long prompt delays the others'
+    tokens by little. `cont_batching` off: prompts wait until no slot is generating. `top_k`: a faster kernel.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        tokenizer: Vocabulary,
+        *,
+        n_slots: int = 1,
+        n_ctx: int | None = None,
+        n_batch: int = 2048,
+        prefill_chunk: int = 256,
+        cont_batching: bool = True,
+        slot_prompt_similarity: float = 0.1,
+        top_k: TopK = top_k_numpy,
+    ) -> None:
+        n_ctx = forward.n_cells if n_ctx is None else n_ctx
+        if not 0 < n_ctx <= forward.n_cells:
+            raise ValueError(f"a sequence of {n_ctx} tokens does not fit the pool of {forward.n_cells} cells")
+        if n_slots < 1:
+            raise ValueError(f"at least one slot is needed, not {n_slots}")
+        self.n_ctx = n_ctx
+        self._forward = forward
+        self._tokenizer = tokenizer
+        self._top_k = top_k
+        self._similarity = slot_prompt_similarity
+        self._cont_batching = cont_batching
+        self._max_batch = max(1, min(n_batch, forward.max_batch))
+        self._busy_batch = max(1, min(prefill_chunk, self._max_batch))
+        self._slots = [Slot(i, n_ctx) for i in range(n_slots)]
+        self._pool = KVPool(forward.n_cells, forward.copy_cells)
+        self._turn = 0
+
+        self._batch_tokens = np.zeros(self._max_batch, np.int32)
+        self._batch_positions = np.zeros(self._max_batch, np.int32)
+        self._batch_starts = np.zeros(self._max_batch, np.int64)
+
+        self._wake = threading.Condition()
+        self._inbox: deque[Task] = deque()
+        self._tasks: dict[int, Task] = {}
+        self._next_id = 0
+        self._closing = False
+        self._deadline = math.inf
+        self._waiting: list[Task] = []  # of the engine thread alone
+
+        self._n_prompt = self._n_cached = self._n_predicted = self._n_steps = 0
+        self._n_decode = self._n_busy = self._n_tokens_max = 0
+        self._prompt_seconds = self._predicted_seconds = 0.0
+        self._snapshot = self._take_snapshot()
+        self._thread = threading.Thread(target=self._work, name="llamado-engine", daemon=True)
+        self._thread.start()
+
+    # -- called from any thread --------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, emit: Callable[[Event], None]) -> int:
+        """Queue a request; returns its task id.
+
+        `emit` is called on the engine thread, in order, and must be quick: Token and Progress events, then one Done or
+        Failed. Raises InvalidRequest, ContextExceeded or EngineClosed; nothing is emitted then.
+        """
+        request.validate()
+        if len(request.prompt) >= self.n_ctx:
+            raise ContextExceeded(len(request.prompt), self.n_ctx)
+        if min(request.prompt) < 0 or max(request.prompt) >= self._forward.n_vocab:
+            raise InvalidRequest("Prompt contains invalid tokens")
+        if request.id_slot >= len(self._slots):
+            raise InvalidRequest(f"Invalid slot ID {request.id_slot}: there are {len(self._slots)} slots")
+        seed = request.sampling.seed
+        if seed is None or seed in RANDOM_SEEDS:
+            seed = secrets.randbits(32)
+        sampler = Sampler(
+            request.sampling,
+            seed=seed,
+            n_vocab=self._forward.n_vocab,
+            eog=self._tokenizer.eog,
+            top_k=self._top_k,
+        )
+        sampler.start(request.prompt)
+        with self._wake:
+            if self._closing:
+                raise EngineClosed("the server is shutting down and takes no more requests")
+            task = Task(self._next_id, request, emit, sampler=sampler, seed=seed)
+            self._next_id += 1
+            self._tasks[task.id] = task
+            self._inbox.append(task)
+            self._wake.notify()
+        return task.id
+
+    def cancel(self, task_id: int) -> None:
+        """Drop a request: its slot is free at the next step, and no more events come (one may be under way).
+
+        A task that is over or unknown is ignored.
+        """
+        with self._wake:
+            task = self._tasks.get(task_id)
+            if task is not None:
+                task.cancelled = True
+                self._wake.notify()
+
+    def snapshot(self) -> EngineSnapshot:
+        """The state after the last step; never blocks."""
+        return self._snapshot
+
+    def close(self, timeout: float = 0.0) -> None:
+        """Take no more requests, go on with those accepted for up to `timeout` seconds, then end the rest.
+
+        Those that are cut off get Failed(EngineClosed). Returns when the engine thread has ended, which takes at most
+        one forward pass longer than the timeout.
+        """
+        with self._wake:
+            self._closing = True
+            self._deadline = min(self._deadline, time.monotonic() + timeout)
+            self._wake.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    # -- the engine thread -------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._inbox or self._waiting or self._closing or any(slot.task for slot in self._slots)):
+                    self._wake.wait()
+                self._waiting.extend(self._inbox)
+                self._inbox.clear()
+                closing, deadline = self._closing, self._deadline
+            if closing:
+                idle = not self._waiting and not any(slot.task for slot in self._slots)
+                if idle or time.monotonic() >= deadline:
+                    self._end_all(EngineClosed("the server was shut down before the answer was finished"))
+                    return
+            try:
+                self._step()
+            except Exception as error:
+                # Nothing is known about the cells after a failure outside the forward pass.
+                log.exception("engine step failed")
+                self._end_all(_named(error))
+                self._pool = KVPool(self._forward.n_cells, self._forward.copy_cells)
+                for slot in self._slots:
+                    slot.run = None
+                    slot.length = 0
+            self._snapshot = self._take_snapshot()
+
+    def _step(self) -> None:
+        changed = self._drop_cancelled()
+        changed |= self._admit()
+        if changed:
+            self._snapshot = self._take_snapshot()
+        slots, counts = self._plan()
+        if not slots:
+            return
+
+        n = 0
+        tokens, positions, starts = self._batch_tokens, self._batch_positions, self._batch_starts
+        outputs: list[int] = []
+        finished: list[Slot] = []
+        n_prompt = 0
+        for slot, count in zip(slots, counts, strict=True):
+            run = slot.run
+            assert run is not None
+            used = run.used
+            if count == 1:
+                tokens[n] = slot.tokens[used]
+                positions[n] = used
+            else:
+                tokens[n : n + count] = slot.tokens[used : used + count]
+                positions[n : n + count] = np.arange(used, used + count, dtype=np.int32)
+            starts[n : n + count] = run.start
+            n += count
+            if used + count == slot.length:
+                outputs.append(n - 1)
+                finished.append(slot)
+            assert slot.task is not None
+            if not slot.task.generated:
+                n_prompt += count
+
+        began = time.perf_counter()
+        try:
+            rows = self._forward.run(tokens[:n], positions[:n], starts[:n], np.array(outputs, np.int32))
+        except Exception as error:
+            log.exception("forward pass of %d tokens failed", n)
+            named = _named(error)
+            for slot in slots:
+                self._drop_cells(slot)
+                self._end(slot, named)
+            return
+        now = time.perf_counter()
+
+        self._n_decode += 1
+        self._n_busy += sum(slot.task is not None for slot in self._slots)
+        if n_prompt:
+            self._n_prompt += n_prompt
+            self._prompt_seconds += now - began
+        for slot, count in zip(slots, counts, strict=True):
+            assert slot.run is not None and slot.task is not None
+            slot.run.used += count
+            self._n_tokens_max = max(self._n_tokens_max, slot.run.used)
+            task = slot.task
+            if not task.generated:
+                task.n_processed += count
+                if task.request.return_progress:
+                    elapsed = round(1e3 * (now - task.t_start))
+                    self._emit(task, Progress(task.n_prompt, task.n_cached, slot.run.used, elapsed))
+        for i, slot in enumerate(finished):
+            assert slot.task is not None
+            if slot.task.cancelled:
+                continue
+            try:
+                self._advance(slot, slot.task, rows[i])
+            except Exception as error:
+                log.exception("sampling of task %d failed", slot.task.id)
+                self._end(slot, _named(error))
+
+    def _drop_cancelled(self) -> bool:
+        changed = False
+        for slot in self._slots:
+            if slot.task is not None and slot.task.cancelled:
+                self._release(slot)
+                changed = True
+        if any(task.cancelled for task in self._waiting):
+            for task in self._waiting:
+                if task.cancelled:
+                    self._tasks.pop(task.id, None)
+            self._waiting = [task for task in self._waiting if not task.cancelled]
+            changed = True
+        return changed
+
+    def _admit(self) -> bool:
+        """Give waiting requests their slots in order; one that asked for a busy slot lets others pass."""
+        if not self._waiting:
+            return False
+        left = []
+        free = sum(slot.task is None for slot in self._slots)
+        for task in self._waiting:
+            slot = None
+            if free:
+                prompt = np.array(task.request.prompt, np.int32)
+                slot = choose_slot(self._slots, task, prompt, self._similarity)
+            if slot is None:
+                left.append(task)
+            else:
+                free -= 1
+                self._begin(slot, task, prompt)
+        changed = len(left) < len(self._waiting)
+        self._waiting = left
+        return changed
+
+    def _begin(self, slot: Slot, task: Task, prompt: NDArray[np.int32]) -> None:
+        n_keep = 0
+        if task.request.cache_prompt:
+            # The last token is always evaluated: its logits are not kept.
+            n_keep = min(slot.common_prefix(prompt), prompt.size - 1)
+            longest = n_keep + MIN_COPY - 1
+            for other in self._slots:
+                if other is slot or (other.task is None and other.run is None):
+                    continue
+                shared = min(other.common_prefix(prompt, other.length), prompt.size - 1)
+                if shared > longest:
+                    longest = shared
+                    slot.leader = (other, other.last_task) if other.last_task is not None else None
+        slot.begin(task, prompt, n_keep)
+        self._n_cached += n_keep
+
+    def _plan(self) -> tuple[list[Slot], list[int]]:
+        """Slots of the next batch and how many tokens of each, decoding ones first."""
+        active = [slot for slot in self._slots if slot.task is not None]
+        if len(active) > 1:
+            active.sort(key=_age)
+        slots: list[Slot] = []
+        reading: list[Slot] = []
+        for slot in active:
+            task = slot.task
+            assert task is not None
+            if slot.run is None or not task.generated or slot.length - slot.run.used > 1:
+                reading.append(slot)
+            elif slot.length <= slot.run.capacity:
+                slot.run.need = slot.length
+                slots.append(slot)
+            elif self._make_room(slot):
+                slots.append(slot)
+        # Making room for one may have taken the cells of another.
+        slots = [slot for slot in slots if slot.run is not None]
+        if len(slots) > self._max_batch:
+            self._turn = (self._turn + self._max_batch) % len(slots)
+            slots = (slots[self._turn :] + slots[: self._turn])[: self._max_batch]
+        counts = [1] * len(slots)
+        if not reading or (slots and not self._cont_batching):
+            return slots, counts
+        room = self._max_batch
+        if slots:
+            # Even with more slots generating than the smaller batch holds, prompts must move on.
+            room = min(self._max_batch, max(self._busy_batch, len(slots) + 1))
+        room -= len(slots)
+        for slot in reading:
+            if room <= 0:
+                break
+            if slot.leader is not None and not self._leader_done(slot):
+                continue
+            if slot.run is None or slot.run.need < slot.length:
+                got_room = self._make_room(slot)
+                if any(other.run is None for other in slots):
+                    keep = [i for i, other in enumerate(slots) if other.run is not None]
+                    slots = [slots[i] for i in keep]
+                    counts = [counts[i] for i in keep]
+                if not got_room:
+                    break  # the younger ones would only take what this one waits for
+            if slot.leader is not None:
+                self._copy_prefix(slot)
+            count = min(slot.pending, room)
+            slots.append(slot)
+            counts.append(count)
+            room -= count
+        return slots, counts
+
+    def _leader_done(self, slot: Slot) -> bool:
+        """Whether the beginning that is to be copied is there, or will not come."""
+        assert slot.leader is not None
+        leader, task = slot.leader
+        if leader.task is not task or leader.run is None:
+            return True
+        wanted = min(leader.common_prefix(slot.tokens[: slot.length], leader.length), slot.length - 1)
+        return leader.run.used >= wanted
+
+    def _copy_prefix(self, slot: Slot) -> None:
+        assert slot.leader is not None and slot.run is not None and slot.task is not None
+        leader, _ = slot.leader
+        slot.leader = None
+        shared = min(leader.common_prefix(slot.tokens[: slot.length]), slot.length - 1)
+        used = slot.run.used
+        n = shared - used
+        if leader.run is not None and n >= MIN_COPY:
+            self._forward.copy_cells(leader.run.start + used, slot.run.start + used, n)
+            slot.run.used = shared
+            slot.task.n_cached += n
+            self._n_cached += n
+
+    def _make_room(self, slot: Slot) -> bool:
+        """Cells for all tokens of the slot's sequence, taken from idle slots and, if need be, from younger requests.
+
+        A request that loses its cells keeps its tokens, and reads them again when there is room: it is late, but its
+        answer is the same. The oldest request always gets room, so all get done.
+        """
+        task = slot.task
+        assert task is not None
+        need = slot.length
+        ahead = HEADROOM if task.budget < 0 else min(task.budget, HEADROOM)
+        want = min(need + ahead, self.n_ctx)
+        while True:
+            if slot.run is None:
+                slot.run = self._pool.allocate(need, want)
+                if slot.run is not None:
+                    return True
+            elif self._pool.grow(slot.run, need, want):
+                return True
+            leader = slot.leader[0] if slot.leader is not None else None
+            idle = [other for other in self._slots if other.task is None and other.run is not None]
+            if idle:
+                victim = min(idle, key=lambda other: (other is leader, other.t_last_used))
+            else:
+                younger = [other for other in self._slots if other.run is not None and _age(other) > task.id]
+                if not younger:
+                    return False
+                victim = max(younger, key=_age)
+            self._drop_cells(victim)
+
+    def _drop_cells(self, slot: Slot) -> None:
+        if slot.run is not None:
+            self._pool.free(slot.run)
+            slot.run = None
+        if slot.task is None:
+            slot.length = 0
+
+    def _advance(self, slot: Slot, task: Task, row: NDArray[np.float32]) -> None:
+        """A sequence was evaluated to its end: choose its next token and see whether the answer goes on."""
+        request = task.request
+        now = time.perf_counter()
+        if not task.generated:
+            task.t_first = now
+            if request.n_predict == 0:
+                self._finish(slot, task, "limit")
+                return
+        token = task.sampler.sample(row, slot.length)
+        probs = self._probs(task, row, token) if request.n_probs else None
+        task.sampler.accept(token)
+        task.generated.append(token)
+        task.t_last = now
+        self._n_predicted += 1
+
+        answer = task.answer
+        begin = answer.length
+        text = answer.push(self._tokenizer.piece(token, special=request.special))
+        if probs is not None:
+            task.probs.append(probs)
+            task.probs_at.append(begin)
+
+        stop: StopType = "none"
+        truncated = False
+        if token in self._tokenizer.eog:
+            stop = "eos"
+        elif answer.stopping_word:
+            stop = "word"
+        elif answer.outdented or request.n_predict == len(task.generated):
+            stop = "limit"
+        elif slot.length + 1 >= self.n_ctx:
+            stop, truncated = "limit", True
+        elif 0 < request.t_max_predict_ms < 1e3 * (now - task.t_first) and "\n" in text:
+            stop = "limit"
+        if stop != "none":
+            text += answer.finish()
+
+        timings = task.timings() if request.timings_per_token or stop != "none" else None
+        index = len(task.generated) - 1
+        self._emit(task, Token(text, [token], None if probs is None else [probs], index, timings))
+        if stop != "none":
+            self._finish(slot, task, stop, truncated)
+        else:
+            slot.append(token)
+
+    def _probs(self, task: Task, row: NDArray[np.float32], token: int) -> TokenProbs:
+        request = task.request
+        if request.post_sampling_probs:
+            own, top = task.sampler.candidates(request.n_probs, token)
+            pairs = [(i, p, math.log(p) if p > 0 else -math.inf) for i, p in [(token, own), *top]]
+        else:
+            own, top = log_softmax_top(row, request.n_probs, token, self._top_k)
+            pairs = [(i, math.exp(logp), logp) for i, logp in [(token, own), *top]]
+        named = [TokenProb(i, self._tokenizer.piece(i, special=request.special), p, logp) for i, p, logp in pairs]
+        return TokenProbs(named[0], tuple(named[1:]))
+
+    def _finish(self, slot: Slot, task: Task, stop: StopType, truncated: bool = False) -> None:
+        content = task.answer.content
+        probs = task.probs
+        if stop == "word":
+            probs = [item for item, at in zip(task.probs, task.probs_at, strict=True) if at < len(content)]
+        timings = task.timings()
+        self._predicted_seconds += 1e-3 * timings.predicted_ms
+        self._n_steps += max(0, len(task.generated) - 1)
+        result = Result(
+            content=content,
+            tokens=task.generated,
+            probs=probs,
+            stop_type=stop,
+            stopping_word=task.answer.stopping_word,
+            truncated=truncated,
+            n_prompt=task.n_prompt,
+            n_cached=task.n_cached,
+            n_predicted=len(task.generated),
+            n_tokens_cached=slot.used,
+            has_new_line=task.answer.has_new_line,
+            timings=timings,
+            id_slot=slot.id,
+            id_task=task.id,
+            seed=task.seed,
+            request=task.request,
+        )
+        self._release(slot)
+        self._emit(task, Done(result))
+
+    def _release(self, slot: Slot) -> None:
+        if slot.task is not None:
+            self._tasks.pop(slot.task.id, None)
+        slot.release()
+
+    def _end(self, slot: Slot, error: LlamadoError) -> None:
+        task = slot.task
+        assert task is not None
+        self._release(slot)
+        self._emit(task, Failed(error))
+
+    def _end_all(self, error: LlamadoError) -> None:
+        for slot in self._slots:
+            if slot.task is not None:
+                self._end(slot, error)
+        with self._wake:
+            waiting = [*self._waiting, *self._inbox]
+            self._inbox.clear()
+        self._waiting = []
+        for task in waiting:
+            self._tasks.pop(task.id, None)
+            self._emit(task, Failed(error))
+        self._snapshot = self._take_snapshot()
+
+    def _emit(self, task: Task, event: Event) -> None:
+        if task.cancelled:
+            return
+        try:
+            task.emit(event)
+        except Exception:
+            # Whoever asked cannot be told any more.
+            log.exception("the receiver of task %d failed; the task is dropped", task.id)
+            task.cancelled = True
+
+    def _take_snapshot(self) -> EngineSnapshot:
+        n_used = sum(run.used for run in self._pool.runs)
+        counters = Counters(
+            self._n_prompt,
+            self._prompt_seconds,
+            self._n_cached,
+            self._n_predicted,
+            self._n_steps,
+            self._predicted_seconds,
+            self._n_decode,
+            self._n_busy,
+            self._n_tokens_max,
+        )
+        slots = tuple(slot.snapshot() for slot in self._slots)
+        n_busy = sum(slot.is_processing for slot in slots)
+        n_deferred = len(self._waiting) + len(self._inbox)
+        return EngineSnapshot(slots, counters, n_busy, n_deferred, n_used, self._pool.n_cells)
+
+
+def _age(slot: Slot) -> int:
+    """Task id of a slot's request: lower came first; -1 for an idle slot."""
+    return slot.task.id if slot.task is not None else -1
+
+
+def _named(error: Exception) -> LlamadoError:
+    if isinstance(error, LlamadoError):
+        return error
+    named = ComputeFailed(f"the forward pass failed: {type(error).__name__}: {error}")
+    named.__cause__ = error
+    return named

@@ -1,0 +1,151 @@
+"""Slots: the places where requests are worked on, and what is known of the tokens in their KV cells."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.engine.answer import Answer
+from llamado.engine.kvpool import Run
+from llamado.engine.request import Event, Request, SlotSnapshot, Timings, TokenProbs
+from llamado.engine.sampling import Sampler
+
+
+class Task:
+    """A request on its way from `submit` to its last event."""
+
+    __slots__ = (
+        "answer", "cancelled", "emit", "generated", "id", "n_cached", "n_processed", "n_prompt", "probs", "probs_at",
+        "request", "sampler", "seed", "t_first", "t_last", "t_start",
+    )  # fmt: skip
+
+    def __init__(
+        self, id: int, request: Request, emit: Callable[[Event], None], *, sampler: Sampler, seed: int
+    ) -> None:
+        self.id = id
+        self.request = request
+        self.emit = emit
+        self.sampler = sampler
+        self.seed = seed
+        self.answer = Answer(request.stop, request.n_indent)
+        self.cancelled = False
+        self.generated: list[int] = []
+        self.probs: list[TokenProbs] = []
+        self.probs_at: list[int] = []
+        """Where in the text each of `probs` begins."""
+        self.n_prompt = len(request.prompt)
+        self.n_cached = 0
+        self.n_processed = 0
+        self.t_start = self.t_first = self.t_last = 0.0
+
+    @property
+    def budget(self) -> int:
+        """Tokens still to generate, -1 without a limit."""
+        n = self.request.n_predict
+        return n if n < 0 else max(0, n - len(self.generated))
+
+    def timings(self) -> Timings:
+        """As llama-server measures them: the prompt's time ends with the first token."""
+        generating = bool(self.generated)
+        return Timings(
+            cache_n=self.n_cached,
+            prompt_n=self.n_processed,
+            prompt_ms=1e3 * (self.t_first - self.t_start) if self.t_first else 0.0,
+            predicted_n=len(self.generated),
+            predicted_ms=max(1e3 * (self.t_last - self.t_first), 1e-3) if generating else 0.0,
+        )
+
+
+class Slot:
+    """A place for one request at a time, and the sequence it leaves behind for later requests to continue.
+
+    `tokens[:length]` is the sequence, `tokens[:used]` the part of it that lies in the run's cells. So `length - used`
+    tokens are to be evaluated: 1 while decoding, more while a prompt (or a sequence that lost its cells) is read.
+    """
+
+    __slots__ = ("id", "last_task", "leader", "length", "n_ctx", "run", "t_last_used", "task", "tokens")
+
+    def __init__(self, id: int, n_ctx: int) -> None:
+        self.id = id
+        self.n_ctx = n_ctx
+        self.tokens: NDArray[np.int32] = np.zeros(n_ctx, np.int32)
+        self.length = 0
+        self.run: Run | None = None
+        self.task: Task | None = None
+        self.last_task: Task | None = None
+        self.leader: tuple[Slot, Task] | None = None
+        """A slot that is reading the same beginning of a prompt, from which it will be copied."""
+        self.t_last_used = 0.0
+
+    @property
+    def used(self) -> int:
+        return self.run.used if self.run is not None else 0
+
+    @property
+    def pending(self) -> int:
+        return self.length - (self.run.used if self.run is not None else 0)
+
+    def common_prefix(self, prompt: NDArray[np.int32], length: int | None = None) -> int:
+        """How many first tokens of the prompt are in the cells (or in the first `length` tokens of the sequence)."""
+        n = min(self.used if length is None else length, prompt.size)
+        differing = np.flatnonzero(self.tokens[:n] != prompt[:n])
+        return int(differing[0]) if differing.size else n
+
+    def begin(self, task: Task, prompt: NDArray[np.int32], n_keep: int) -> None:
+        """Start on a request, keeping the cells of the sequence's first `n_keep` tokens."""
+        self.task = self.last_task = task
+        self.tokens[: prompt.size] = prompt
+        self.length = prompt.size
+        if self.run is not None:
+            self.run.used = self.run.need = n_keep
+        task.n_cached = n_keep
+        task.t_start = time.perf_counter()
+
+    def append(self, token: int) -> None:
+        self.tokens[self.length] = token
+        self.length += 1
+
+    def release(self) -> None:
+        """The request is over; what is in the cells stays."""
+        self.task = None
+        self.leader = None
+        self.length = self.used
+        if self.run is not None:
+            self.run.need = 0
+        self.t_last_used = time.perf_counter()
+
+    def snapshot(self) -> SlotSnapshot:
+        task = self.last_task
+        busy = self.task is not None
+        if task is None:
+            return SlotSnapshot(self.id, self.n_ctx, False, -1, None, 0, 0, 0, False, False, -1, 0)
+        return SlotSnapshot(
+            self.id, self.n_ctx, busy, task.id, task.request, self.used, task.n_processed, task.n_cached,
+            busy, task.answer.has_new_line, task.budget, len(task.generated),
+        )  # fmt: skip
+
+
+def choose_slot(slots: Sequence[Slot], task: Task, prompt: NDArray[np.int32], similarity: float) -> Slot | None:
+    """The slot for a request; None while it must wait.
+
+    As llama-server chooses: the idle slot whose cells share the longest beginning with the prompt, where that is more
+    than `similarity` of the prompt; else the one idle for longest. But where taking the most similar slot would throw
+    away more than half of what it holds, the slot idle for longest is taken, and the common beginning copied over.
+    """
+    idle = [slot for slot in slots if slot.task is None]
+    if task.request.id_slot >= 0:
+        return next((slot for slot in idle if slot.id == task.request.id_slot), None)
+    if not idle:
+        return None
+    oldest = min(idle, key=lambda slot: (slot.t_last_used, slot.id))
+    if similarity <= 0:
+        return oldest
+    best, longest = oldest, 0
+    for slot in idle:
+        shared = slot.common_prefix(prompt)
+        if shared > longest and shared > similarity * prompt.size:
+            best, longest = slot, shared
+    return best if 2 * longest >= best.used else oldest
