@@ -39,6 +39,7 @@ MAX_KEY = 65535  # docs/gguf.md: keys are at most 2^16-1 bytes long
 MAX_ENTRIES = 1 << 17  # metadata keys, and tensors, per shard
 MAX_NESTED_ARRAYS = 1 << 14
 MAX_ARRAY_DEPTH = 4
+MAX_STRINGS = 1 << 24  # per array; scanning that many takes two seconds
 MAX_ALIGNMENT = 1 << 24
 MAX_ELEMENTS = 2**63 - 1
 READ_CHUNK = 32 << 20
@@ -408,7 +409,7 @@ def _read_numbers(cursor: _Cursor, field: str, element: ValueType) -> NDArray[An
 
 
 def _read_strings(cursor: _Cursor, field: str) -> StringArray:
-    n = cursor.count(field, 8)
+    n = cursor.count(field, 8, MAX_STRINGS)
     start = pos = cursor.pos
     # A vocabulary has a quarter of a million of these: the loop does one unpack, one addition and one append each, and
     # leaves the bounds to unpack_from, which refuses an offset beyond the end.
