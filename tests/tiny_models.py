@@ -233,7 +233,7 @@ def make_llama(
         w.gguf.add_rope_scaling_factor(rope_scaling[1])
         w.gguf.add_rope_scaling_orig_ctx_len(n_ctx)
     add_bpe_vocabulary(w.gguf, n_vocab)
-    w.matrix("token_embd", n_embd, n_vocab, std=1.0)
+    w.matrix("token_embd", n_embd, n_vocab, std=3 * n_embd**-0.5 if tied else 1.0)
     w.vector("output_norm.weight", n_embd)
     if not tied:
         w.matrix("output", n_embd, n_vocab, std=3 * n_embd**-0.5)
