@@ -299,7 +299,7 @@ class Code:
 
     def atomic_store(self, address: Value, value: Value) -> None:
         """Stores an i64 with sequentially consistent ordering."""
-        self.llvm.store_atomic(value.ir, self._pointer(address), "seq_cst", 8)
+        self.llvm.atomic_rmw("xchg", self._pointer(address), value.ir, "seq_cst")
 
     # --- functions -----------------------------------------------------------------------------------------------
     def intrinsic(self, name: str, result: Type | None, arguments: Sequence[Any]) -> Value:
@@ -313,10 +313,8 @@ class Code:
 
     def call_address(self, address: Value, arguments: Sequence[Value]) -> None:
         """Calls the function at `address`: i64 arguments, no result."""
-        pointer = self.llvm.inttoptr(address.ir, _POINTER)
-        # llvmlite asks an opaque pointer for the type it is called with
-        pointer.function_type = ir.FunctionType(ir.VoidType(), [a.type.llvm for a in arguments])
-        self.llvm.call(pointer, [a.ir for a in arguments])
+        kind = ir.FunctionType(ir.VoidType(), [a.type.llvm for a in arguments])
+        self.llvm.call(self.llvm.inttoptr(address.ir, ir.PointerType(kind)), [a.ir for a in arguments])
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         """a·b + c with one rounding."""

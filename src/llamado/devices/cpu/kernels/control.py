@@ -14,12 +14,12 @@ from types import SimpleNamespace
 from llamado.devices.cpu.jit import kernel
 from llamado.devices.cpu.simd import I32, I64, Code, Value
 
-STATE_WORDS = 64
+STATE_WORDS = 72
 """Words (i64) of the block the threads share; the numbers below are byte offsets, each on its own cache line."""
-GENERATION, PROGRAM, LENGTH, COUNTERS, THREADS, ARRIVED, FINISHED, SLEEPERS = (64 * i for i in range(8))
+GENERATION, PROGRAM, LENGTH, COUNTERS, THREADS, ARRIVED, FINISHED, SLEEPERS, TEAM = (64 * i for i in range(9))
 
-_FUTEX = {"x86_64": 202, "aarch64": 98, "arm64": 98}.get(platform.machine()) if sys.platform == "linux" else None
-_WAIT, _WAKE = 128, 129  # private to the process
+FUTEX = {"x86_64": 202, "aarch64": 98, "arm64": 98}.get(platform.machine()) if sys.platform == "linux" else None
+WAIT, WAKE = 128, 129  # private to the process
 _SPINS = 4000  # about 50 to 100 µs of looking before sleeping
 
 
@@ -60,16 +60,16 @@ def _spin_until(c: Code, done: object) -> None:
 @kernel("state")
 def dispatch(c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Value) -> None:
     """Starts the program that `state` names on all threads, takes part as thread 0, returns when all are done."""
-    n = c.load(I64, a.state + THREADS)
+    n, team = c.load(I64, a.state + THREADS), c.load(I64, a.state + TEAM)
     c.atomic_store(a.state + ARRIVED, c.i64(0))
     c.atomic_store(a.state + FINISHED, c.i64(0))
-    with c.when(n > 1):
+    with c.when(team > 1):
         c.atomic_add(a.state + GENERATION, 1)
-        if _FUTEX is not None:
+        if FUTEX is not None:
             with c.when(c.atomic_load(a.state + SLEEPERS) > 0):
-                _futex(c, a.state + GENERATION, _WAKE, c.i64(1 << 20))
+                _futex(c, a.state + GENERATION, WAKE, c.i64(1 << 20))
     _run(c, a.state, c.i64(0), n)
-    _spin_until(c, lambda: c.atomic_load(a.state + FINISHED) >= n - 1)
+    _spin_until(c, lambda: c.atomic_load(a.state + FINISHED) >= team - 1)
 
 
 @kernel("state")
@@ -83,20 +83,21 @@ def work(c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Va
             _pause(c)
             spins.value = spins.value + 1
             with c.when(spins.value > _SPINS):
-                if _FUTEX is None:
+                if FUTEX is None:
                     c.intrinsic("usleep", I32, [c.const(I32, 200)])
                 else:
                     c.atomic_add(a.state + SLEEPERS, 1)
-                    _futex(c, a.state + GENERATION, _WAIT, seen.value)
+                    _futex(c, a.state + GENERATION, WAIT, seen.value)
                     c.atomic_add(a.state + SLEEPERS, -1)
         seen.value = c.atomic_load(a.state + GENERATION)
         c.leave(life, c.load(I64, a.state + PROGRAM).equals(0))
         n = c.load(I64, a.state + THREADS)
         with c.when(thread < n):
             _run(c, a.state, thread, n)
-            c.atomic_add(a.state + FINISHED, 1)
+        # also the threads this program did not want report, so that none can take the next program for this one
+        c.atomic_add(a.state + FINISHED, 1)
 
 
 def _futex(c: Code, address: Value, operation: int, value: Value) -> None:
     zero = c.i64(0)
-    c.intrinsic("syscall", I64, [c.i64(_FUTEX or 0), address, c.i64(operation), value, zero, zero, zero])
+    c.intrinsic("syscall", I64, [c.i64(FUTEX or 0), address, c.i64(operation), value, zero, zero, zero])

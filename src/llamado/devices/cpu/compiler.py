@@ -1,0 +1,526 @@
+"""The graph compiler: ggml graph → operations of this device.
+
+What it fuses: chains of row operations (norm, scale, add, gate, rotation, cache write) into one kernel each (`rows.py`); the
+quantisation of activations into the chain that makes them, once for all products that use them; rotation angles once per
+graph; the visible range of each mask row once per graph. Views cost nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.devices.cpu.kernels import attention, floats, matmul, rows
+from llamado.devices.cpu.kernels.activations import quantized_bytes
+from llamado.devices.cpu.kernels.formats import FORMATS
+from llamado.devices.cpu.kernels.maths import GATE, UNARY
+from llamado.devices.cpu.lowering import Lowering
+from llamado.devices.cpu.memory import CpuBuffer, view_of
+from llamado.devices.cpu.program import Operation, Place, Span, Temporary
+from llamado.devices.device import DeviceError
+from llamado.ggml.graph import Graph
+from llamado.ggml.ops import GluOp, Op, RopeMode, UnaryOp
+from llamado.ggml.tensor import Tensor
+from llamado.gguf.types import TensorType
+
+_FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
+_BINARY = {Op.ADD: "add", Op.SUB: "sub", Op.MUL: "mul", Op.DIV: "div"}
+_CHAIN_OPS = {*_BINARY, Op.RMS_NORM, Op.NORM, Op.SCALE, Op.UNARY, Op.GLU, Op.ROPE, Op.GET_ROWS, Op.SET_ROWS}
+_COPIES = {Op.CPY, Op.DUP, Op.CONT}
+_TILE = 16
+"""Queries that share one expanded key block in prompt processing."""
+
+
+@dataclass
+class _Chain:
+    """A chain of row operations being built: dimensions of the rows, stages, fields of each."""
+
+    value: Tensor  # what the row is now
+    stages: list[rows.Stage] = field(default_factory=list)
+    fields: dict[str, int | float | Place] = field(default_factory=dict)
+    reads: list[Span] = field(default_factory=list)
+    writes: list[Span] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+
+    def add(self, stage: rows.Stage, name: str, **fields: int | float | Place) -> None:
+        prefix = f"s{len(self.stages)}_"
+        self.stages.append(stage)
+        self.fields.update({prefix + key: value for key, value in fields.items()})
+        self.names.append(name)
+
+
+class Compiler:
+    """Compiles one graph. `operations` come in order; temporaries are placed later (program.py)."""
+
+    def __init__(self, graph: Graph, lowering: Lowering, n_threads: int) -> None:
+        self.graph, self.lowering, self.n_threads = graph, lowering, n_threads
+        self.operations: list[Operation] = []
+        self.constants: list[NDArray[Any]] = []  # kept alive as long as the program
+        self.places: dict[Tensor, Temporary] = {}
+        self._readers: dict[Tensor, list[Tensor]] = {}
+        self._done: set[Tensor] = set()
+        self._quantized: dict[tuple[Tensor, int, int], Temporary] = {}
+        self._tables: dict[tuple[Any, ...], tuple[Temporary, int]] = {}
+        self._ranges: dict[tuple[Tensor, int], Temporary] = {}
+        self._outputs = {t.root()[0] for t in graph.outputs.values()}
+        self.scratch = Temporary(0)
+        self.scratch_step = 0
+
+    # --- places ----------------------------------------------------------------------------------------------------
+    def place(self, tensor: Tensor, offset: int = 0) -> Place:
+        """Where a tensor's first byte is."""
+        root, inside = (tensor, 0) if tensor.view_src is None else tensor.root()
+        buffer = root.buffer
+        if buffer is not None:
+            if not isinstance(buffer, CpuBuffer):
+                raise DeviceError(f"tensor {root.name} lies on another device")
+            return Place(None, buffer.address + root.offset + inside + offset)
+        temporary = self.places.get(root)
+        if temporary is None:
+            temporary = self.places[root] = Temporary(root.nbytes, keep=root in self._outputs)
+        return Place(temporary, inside + offset)
+
+    def span(self, tensor: Tensor) -> Span:
+        return Span(self.place(tensor), tensor.nbytes)
+
+    def temporary(self, size: int) -> Place:
+        return Place(Temporary(size), 0)
+
+    def _constant(self, values: NDArray[Any]) -> Place:
+        self.constants.append(values)
+        return Place(None, values.ctypes.data)
+
+    # --- the walk --------------------------------------------------------------------------------------------------
+    def compile(self) -> list[Operation]:
+        """All operations of the graph; DeviceError names what this device cannot do."""
+        nodes = self.graph.nodes
+        for node in nodes:
+            for source in node.src:
+                if source is not None:
+                    self._readers.setdefault(source, []).append(node)
+        for node in nodes:
+            if node in self._done or node.is_noop:
+                continue
+            if node.op in _CHAIN_OPS:
+                self._chain(node)
+            elif node.op is Op.MUL_MAT:
+                self._mul_mat(node)
+            elif node.op is Op.FLASH_ATTN_EXT:
+                self._attention(node)
+            elif node.op in _COPIES:
+                self._copy(node)
+            else:
+                raise DeviceError(f"the CPU device has no operation {node.op.name} (tensor {node.name or '?'})")
+            self._done.add(node)
+        if self.scratch_step:
+            self.scratch.size = self.scratch_step * self.n_threads
+        return self.operations
+
+    def _emit(
+        self, kernel: Any, parameters: dict[str, Any], fields: dict[str, int | float | Place],
+        reads: list[Span], writes: list[Span], label: str = "",
+    ) -> None:  # fmt: skip
+        self.operations.append(Operation(kernel, parameters, fields, reads, writes, label=label))
+
+    def _scratch(self, size: int) -> dict[str, int | float | Place]:
+        """Fields of per-thread scratch. Its threads never meet, so it counts as nobody's read or write."""
+        size = -(-size // 64) * 64
+        self.scratch_step = max(self.scratch_step, size)
+        return {"scratch": Place(self.scratch, 0), "scratch_step": size}
+
+    def _consumers(self, tensor: Tensor) -> list[Tensor]:
+        """Operations that read a tensor, also through views."""
+        found: list[Tensor] = []
+        for reader in self._readers.get(tensor, ()):
+            if reader.is_noop:
+                found += self._consumers(reader)
+            else:
+                found.append(reader)
+        return found
+
+    # --- chains of row operations ------------------------------------------------------------------------------------
+    def _chain(self, first: Tensor) -> None:
+        if first.op is not Op.SET_ROWS and first.type != TensorType.F32:
+            raise DeviceError(f"{first.op.name} of type {first.type.name} (tensor {first.name or '?'})")
+        chain = _Chain(first)
+        node: Tensor | None = first
+        source = first.src[0]
+        assert source is not None
+        if first.op is Op.GET_ROWS:
+            self._start_get_rows(chain, first)
+        else:
+            self._check_rows(source, first)
+            self._operand(chain, ("row",), source, first if first.op is not Op.SET_ROWS else source, "row")
+            chain.value = source
+            self._stage(chain, first)
+        self._done.add(first)
+        chain.value = first
+        while node is not None and node.op is not Op.SET_ROWS:
+            consumers = self._consumers(node)
+            after = self._next(node, consumers)
+            products = [c for c in consumers if c is not after and self._quantized_input(c, node)]
+            stored = node.root()[0] in self._outputs or node.view_src is not None or node.buffer is not None
+            if stored or len(consumers) - (after is not None) > len(products) or not consumers:
+                self._operand(chain, ("store",), node, node, "store", write=True)
+            for block in sorted({self._block(c) for c in products}):
+                self._quantize_stage(chain, node, block)
+            if after is not None:
+                self._stage(chain, after)
+                self._done.add(after)
+                chain.value = after
+            node = after
+        self._finish(chain, first if first.op is not Op.SET_ROWS else source)
+
+    def _next(self, node: Tensor, consumers: list[Tensor]) -> Tensor | None:
+        """The row operation that takes over from `node`, if everything else it needs is there already."""
+        for reader in consumers:
+            if reader in self._done or reader.op not in _CHAIN_OPS or reader.op is Op.GET_ROWS:
+                continue
+            if reader.op is Op.SET_ROWS:
+                rows_in = reader.src[0]
+                assert rows_in is not None
+                whole = rows_in.root()[0] is node and rows_in.nelements == node.nelements
+                if not (whole and rows_in.is_contiguous() and node.is_contiguous() and rows_in.ne[2] == rows_in.ne[3] == 1):
+                    continue
+                if rows_in is not node and (node.ne[0] * node.ne[1] != rows_in.ne[0] or node.ne[3] != 1):
+                    continue
+                if reader.type == TensorType.Q8_0 and node.ne[0] % 32:
+                    continue
+            elif reader.ne != node.ne or node not in reader.src or reader.type != TensorType.F32:
+                continue
+            elif reader.op in _BINARY and reader.src[0] is not node:
+                # only a sum or a product may take the row as its second operand
+                if reader.op not in (Op.ADD, Op.MUL) or reader.src[0] is None or reader.src[0].ne != node.ne:
+                    continue
+            elif reader.op is Op.GLU and (reader.src[0] is not node or len(reader.src) < 2 or reader.src[1] is None):
+                continue
+            if all(s is None or s is node or self._is_ready(s, node) for s in reader.src):
+                return reader
+        return None
+
+    def _is_ready(self, tensor: Tensor, node: Tensor) -> bool:
+        """Whether a tensor's bytes are there (or it is `node` itself in another shape)."""
+        root = tensor.root()[0]
+        return root is node or root.op is Op.NONE or root in self._done
+
+    def _check_rows(self, source: Tensor, node: Tensor) -> None:
+        if source.type != TensorType.F32 or source.nb[0] != 4:
+            raise DeviceError(f"{node.op.name} needs f32 rows, not {source.type.name} with stride {source.nb[0]}")
+
+    def _strides(self, operand: Tensor, like: Tensor) -> dict[str, int]:
+        """Strides of an operand over the row numbers of `like`; a dimension of one is repeated."""
+        nb = [0 if operand.ne[d] == 1 and like.ne[d] != 1 else operand.nb[d] for d in (1, 2, 3)]
+        for d in (1, 2, 3):
+            if operand.ne[d] not in (1, like.ne[d]):
+                raise DeviceError(f"{like.op.name} repeats {list(operand.ne)} over {list(like.ne)}: not supported here")
+        if like.ne[2] == like.ne[3] == 1:  # rows of a matrix count as tokens: dimension 2
+            return {"s1": 0, "s2": nb[0], "s3": 0}
+        return {"s1": nb[0], "s2": nb[1], "s3": nb[2]}
+
+    def _operand(
+        self, chain: _Chain, stage: rows.Stage, operand: Tensor, like: Tensor, name: str, *, write: bool = False
+    ) -> None:
+        chain.add(stage, name, x=self.place(operand), **self._strides(operand, like))
+        (chain.writes if write else chain.reads).append(self.span(operand))
+
+    def _stage(self, chain: _Chain, node: Tensor) -> None:
+        """Appends the stage of one operation."""
+        params = node.op_params
+        match node.op:
+            case Op.ADD | Op.SUB | Op.MUL | Op.DIV:
+                current = chain.value
+                other = node.src[1] if node.src[0] is current else node.src[0]
+                assert other is not None
+                if other.type != TensorType.F32 or other.nb[0] != 4:
+                    raise DeviceError(f"{node.op.name} with {other.type.name} (tensor {other.name or '?'})")
+                kind = _BINARY[node.op]
+                if other.ne[0] == node.ne[0]:
+                    self._operand(chain, (kind,), other, node, kind)
+                elif other.ne[0] == 1:
+                    self._operand(chain, ("element", kind), other, node, kind)
+                else:
+                    raise DeviceError(f"{node.op.name} repeats a row of {other.ne[0]} over {node.ne[0]}: not supported here")
+            case Op.RMS_NORM | Op.NORM:
+                chain.add((node.op.name.lower(),), node.op.name, eps=struct.unpack_from("<f", params)[0])
+            case Op.SCALE:
+                factor, bias = struct.unpack_from("<2f", params)
+                chain.add(("scale",), "scale", factor=factor, bias=bias)
+            case Op.UNARY:
+                op = UnaryOp(struct.unpack_from("<i", params)[0])
+                if op not in UNARY:
+                    raise DeviceError(f"the CPU device has no function {op.name}")
+                chain.add(("unary", op.name), op.name)
+            case Op.GLU:
+                kind_, swapped = struct.unpack_from("<2i", params)
+                gate = GluOp(kind_)
+                up = node.source(1)
+                if gate not in GATE or up is None or swapped:
+                    raise DeviceError(f"gated activation {gate.name} of this form is not supported here")
+                self._operand(chain, ("glu", gate.name), up, node, gate.name)
+            case Op.ROPE:
+                self._rope(chain, node)
+            case Op.SET_ROWS:
+                self._set_rows(chain, node)
+
+    def _start_get_rows(self, chain: _Chain, node: Tensor) -> None:
+        table, ids = node.src[0], node.src[1]
+        assert table is not None and ids is not None
+        if ids.ne[1] * ids.ne[2] * ids.ne[3] != 1 or table.ne[2] * table.ne[3] != 1:
+            raise DeviceError("GET_ROWS of more than two dimensions is not supported here")
+        if table.type not in FORMATS and table.type not in _FLOATS:
+            raise DeviceError(f"GET_ROWS from {table.type.name} is not supported here")
+        chain.add(
+            ("get_rows", table.type.name), "get_rows", x=self.place(table), nb1=table.nb[1], ids=self.place(ids)
+        )
+        chain.reads += [self.span(table), self.span(ids)]
+
+    def _set_rows(self, chain: _Chain, node: Tensor) -> None:
+        source, ids = node.src[0], node.src[1]
+        assert source is not None and ids is not None
+        if node.type not in (*_FLOATS, TensorType.Q8_0):
+            raise DeviceError(f"SET_ROWS to {node.type.name} is not supported here")
+        if source.ne[2] * source.ne[3] != 1:
+            raise DeviceError("SET_ROWS of more than two dimensions is not supported here")
+        part = 0 if chain.value.ne[2] * chain.value.ne[3] == 1 else node.type.row_bytes(chain.value.ne[0])
+        chain.add(
+            ("set_rows", node.type.name, ids.type == TensorType.I64),
+            "set_rows",
+            x=self.place(node),
+            nb1=node.nb[1],
+            ids=self.place(ids),
+            part=part,
+        )
+        chain.reads.append(self.span(ids))
+        chain.writes.append(self.span(node))
+
+    def _rope(self, chain: _Chain, node: Tensor) -> None:
+        positions, factors = node.src[1], node.source(2)
+        assert positions is not None
+        values = struct.unpack_from("<5i6f", node.op_params)
+        n_dims, mode_number, n_ctx_orig = values[1], values[2], values[4]
+        mode = RopeMode(mode_number)
+        if mode not in (RopeMode.NORMAL, RopeMode.NEOX):
+            raise DeviceError(f"rotation mode {mode.name} is not supported here")
+        key = (self.place(positions), node.op_params, None if factors is None else self.place(factors), node.ne[2])
+        if key not in self._tables:
+            frequencies, magnitude = rope_frequencies(n_dims, n_ctx_orig, *values[5:], factors=_host_values(factors))
+            table = self.temporary(8 * node.ne[2] * (n_dims // 2))
+            assert table.base is not None
+            fields: dict[str, int | float | Place] = {
+                "positions": self.place(positions),
+                "frequencies": self._constant(frequencies),
+                "table": table,
+                "n_tokens": node.ne[2],
+                "n_pairs": n_dims // 2,
+                "magnitude": magnitude,
+            }
+            self._emit(rows.rope_table, {}, fields, [self.span(positions)], [Span(table, table.base.size)])
+            self._tables[key] = (table.base, 8 * (n_dims // 2))
+        made, step = self._tables[key]
+        chain.add(("rope", mode.name), "rope", table=Place(made, 0), step=step, n_dims=n_dims)
+        chain.reads.append(Span(Place(made, 0), made.size))
+
+    def _finish(self, chain: _Chain, shape: Tensor) -> None:
+        n1, n2, n3 = shape.ne[1:]
+        if n2 == n3 == 1:
+            n1, n2 = 1, n1
+        count = n1 * n2 * n3
+        fields = chain.fields | {"n": shape.ne[0], "n1": n1, "n2": n2, "n3": n3}
+        fields |= {"share": max(1, min(16, count // (4 * self.n_threads)))}
+        fields |= self._scratch(4 * shape.ne[0])
+        stages = tuple(chain.stages)
+        self._emit(rows.rows_kernel(stages), {"stages": stages}, fields, chain.reads, chain.writes, " ".join(chain.names))
+
+    # --- quantised activations ---------------------------------------------------------------------------------------
+    def _block(self, product: Tensor) -> int:
+        weights = product.src[0]
+        assert weights is not None
+        return weights.type.block_size
+
+    def _quantized_input(self, product: Tensor, node: Tensor) -> bool:
+        """Whether `product` multiplies quantised weights with `node` itself, row for column."""
+        if product.op is not Op.MUL_MAT or product.src[0] is None or product.src[1] is not node:
+            return False
+        return product.src[0].type in FORMATS and node.is_contiguous()
+
+    def _quantize_stage(self, chain: _Chain, node: Tensor, block: int) -> None:
+        columns = node.nrows
+        size = quantized_bytes(block, node.ne[0], columns, self.lowering.columns)
+        target = self.temporary(size)
+        assert target.base is not None
+        self._quantized[(*node.root(), block)] = target.base
+        chain.add(("quantize", block), "quantize", x=target, columns=columns)
+        chain.writes.append(Span(target, size))
+
+    def _activations(self, x: Tensor, block: int) -> Temporary:
+        """Quantised columns of x, made here unless the chain that computed x has."""
+        key = (*x.root(), block)
+        if key not in self._quantized:
+            if x.type != TensorType.F32 or not x.is_contiguous():
+                raise DeviceError(f"a product needs contiguous f32 activations (tensor {x.name or '?'})")
+            chain = _Chain(x)
+            self._operand(chain, ("row",), x, x, "row")
+            self._quantize_stage(chain, x, block)
+            self._finish(chain, x)
+        return self._quantized[key]
+
+    # --- products ----------------------------------------------------------------------------------------------------
+    def _mul_mat(self, node: Tensor) -> None:
+        w, x = node.src[0], node.src[1]
+        assert w is not None and x is not None
+        if w.type in _FLOATS:
+            self._mul_mat_float(node, w, x)
+            return
+        if w.type not in FORMATS:
+            raise DeviceError(f"weights of type {w.type.name} are not supported here (tensor {w.name or '?'})")
+        if w.ne[2] * w.ne[3] != 1 or w.ne[1] < 8 or not node.is_contiguous():
+            raise DeviceError(f"a product with weights {list(w.ne)} is not supported here (tensor {w.name or '?'})")
+        form, columns = FORMATS[w.type], x.nrows
+        acts = self._activations(x, form.block)
+        panels = -(-w.ne[1] // 8)
+        few = columns <= self.lowering.columns
+        kernel = matmul.matmul_few if few else matmul.matmul_many
+        parameters: dict[str, Any] = {"weights": w.type.name} | ({"columns": columns} if few else {})
+        fields: dict[str, int | float | Place] = {
+            "w": self.place(w),
+            "row_bytes": w.nb[1],
+            "n_blocks": w.ne[0] // form.block,
+            "n_rows": w.ne[1],
+            "x": Place(acts, 0),
+            "n_columns": columns,
+            "y": self.place(node),
+            "y_stride": node.nb[1],
+            "share": max(1, min(32, panels // (8 * self.n_threads))),
+        }
+        reads = [self.span(w), Span(Place(acts, 0), acts.size)]
+        self._emit(kernel, parameters, fields, reads, [self.span(node)], f"{w.type.name} {w.name}")
+
+    def _mul_mat_float(self, node: Tensor, w: Tensor, x: Tensor) -> None:
+        if x.type != TensorType.F32 or x.nb[0] != 4 or w.nb[0] != w.type.block_bytes:
+            raise DeviceError(f"a product of {w.type.name} needs f32 columns and rows without gaps")
+        fields: dict[str, int | float | Place] = {
+            "n": w.ne[0], "n_rows": w.ne[1], "n_columns": x.ne[1], "n2": x.ne[2], "n3": x.ne[3],
+            "r2": x.ne[2] // w.ne[2], "r3": x.ne[3] // w.ne[3],
+            "w": self.place(w), "w1": w.nb[1], "w2": w.nb[2], "w3": w.nb[3],
+            "x": self.place(x), "x1": x.nb[1], "x2": x.nb[2], "x3": x.nb[3],
+            "y": self.place(node), "y1": node.nb[1], "y2": node.nb[2], "y3": node.nb[3],
+        }  # fmt: skip
+        self._emit(
+            floats.matmul_float, {"weights": w.type.name}, fields, [self.span(w), self.span(x)], [self.span(node)],
+            f"{w.type.name} {w.name}",
+        )  # fmt: skip
+
+    # --- attention ---------------------------------------------------------------------------------------------------
+    def _attention(self, node: Tensor) -> None:
+        q, k, v, mask = node.src[0], node.src[1], node.src[2], node.source(3)
+        assert q is not None and k is not None and v is not None
+        scale, max_bias, softcap = struct.unpack_from("<3f", node.op_params)
+        head_k, head_v = k.ne[0], v.ne[0]
+        if max_bias or node.source(4) is not None:
+            raise DeviceError("attention with ALiBi or sinks is not supported here")
+        if head_k % 8 or head_v % 8 or q.type != TensorType.F32 or q.nb[0] != 4:
+            raise DeviceError(f"attention with heads of {head_k} and {head_v} {q.type.name} is not supported here")
+        for cache in (k, v):
+            if cache.type not in (*_FLOATS, TensorType.Q8_0):
+                raise DeviceError(f"a {cache.type.name} cache is not supported here; use f32, f16, bf16 or q8_0")
+        n_tokens, n_heads, n_streams = q.ne[1], q.ne[2], q.ne[3]
+        n_kv, n_heads_kv = k.ne[1], k.ne[2]
+        ranges = self._mask_ranges(mask) if mask is not None else None
+        tile = 1 if n_tokens <= 8 else _TILE
+        scratch = self._scratch(attention.scratch_bytes(head_k, head_v, tile))
+        nothing = Place(None, 0)
+        fields: dict[str, int | float | Place] = {
+            "q": self.place(q), "q_token": q.nb[1], "q_head": q.nb[2], "q_stream": q.nb[3],
+            "k": self.place(k), "k_cell": k.nb[1], "k_head": k.nb[2], "k_stream": k.nb[3],
+            "v": self.place(v), "v_cell": v.nb[1], "v_head": v.nb[2], "v_stream": v.nb[3],
+            "mask": nothing if mask is None else self.place(mask),
+            "mask_token": 0 if mask is None else mask.nb[1],
+            "mask_stream": 0 if mask is None or mask.ne[3] == 1 else mask.nb[3],
+            "ranges": nothing if ranges is None else Place(ranges, 0),
+            "ranges_stream": 0 if mask is None or mask.ne[3] == 1 else 8 * mask.ne[1],
+            "out": self.place(node), "out_head": node.nb[1], "out_token": node.nb[2], "out_stream": node.nb[3],
+            "n_tokens": n_tokens, "n_heads_kv": n_heads_kv, "n_streams": n_streams, "group": n_heads // n_heads_kv,
+            "n_kv": n_kv, "scale": scale / softcap if softcap else scale, "softcap": softcap, **scratch,
+        }  # fmt: skip
+        parameters = {
+            "head_k": head_k, "head_v": head_v, "keys": k.type.name, "values": v.type.name,
+            "tile": tile, "masked": mask is not None, "capped": bool(softcap),
+        }  # fmt: skip
+        reads = [self.span(t) for t in (q, k, v, mask) if t is not None]
+        if ranges is not None:
+            reads.append(Span(Place(ranges, 0), ranges.size))
+        self._emit(attention.flash_attention, parameters, fields, reads, [self.span(node)], "attention")
+
+    def _mask_ranges(self, mask: Tensor) -> Temporary:
+        if mask.type != TensorType.F16 or mask.nb[0] != 2:
+            raise DeviceError("attention needs an f16 mask")
+        key = mask.root()
+        if key not in self._ranges:
+            n_rows = mask.ne[1] * mask.ne[3]
+            if mask.ne[2] != 1 or (mask.ne[3] > 1 and mask.nb[3] != mask.nb[1] * mask.ne[1]):
+                raise DeviceError("attention with a mask per head is not supported here")
+            made = self.temporary(8 * n_rows)
+            assert made.base is not None
+            fields: dict[str, int | float | Place] = {
+                "mask": self.place(mask), "nb1": mask.nb[1], "n_kv": mask.ne[0], "n_rows": n_rows, "ranges": made
+            }  # fmt: skip
+            self._emit(attention.mask_ranges, {}, fields, [self.span(mask)], [Span(made, made.base.size)])
+            self._ranges[key] = made.base
+        return self._ranges[key]
+
+    # --- copies ------------------------------------------------------------------------------------------------------
+    def _copy(self, node: Tensor) -> None:
+        source = node.src[0]
+        assert source is not None
+        plain = (*_FLOATS, TensorType.I32)
+        if source.type not in plain or node.type not in plain or source.nelements != node.nelements:
+            raise DeviceError(f"copying {source.type.name} to {node.type.name} is not supported here")
+        if source.ne != node.ne:
+            if not (source.is_contiguous() and node.is_contiguous()):
+                raise DeviceError(f"copying {list(source.ne)} to {list(node.ne)} with gaps is not supported here")
+            shape: tuple[int, ...] = (node.nelements, 1, 1, 1)
+            x_strides, y_strides = ((t.type.block_bytes, 0, 0, 0) for t in (source, node))
+        else:
+            shape, x_strides, y_strides = node.ne, source.nb, node.nb
+        fields: dict[str, int | float | Place] = {"x": self.place(source), "y": self.place(node)}
+        for d in range(4):
+            fields |= {f"x{d}": x_strides[d], f"y{d}": y_strides[d], f"n{d}": shape[d]}
+        parameters = {"source": source.type.name, "target": node.type.name}
+        self._emit(floats.copy, parameters, fields, [self.span(source)], [self.span(node)], "copy")
+
+
+def _host_values(factors: Tensor | None) -> NDArray[np.float32] | None:
+    """Frequency factors (a weight: its bytes are there when the graph is compiled)."""
+    return None if factors is None else view_of(factors).view(np.float32)
+
+
+def rope_frequencies(
+    n_dims: int, n_ctx_orig: int, base: float, scale: float, ext_factor: float, attn_factor: float, beta_fast: float,
+    beta_slow: float, factors: NDArray[np.float32] | None = None,
+) -> tuple[NDArray[np.float64], float]:  # fmt: skip
+    """Angle per position of each pair (f64[n_dims/2]) and the magnitude of the rotation.
+
+    RoPE (Su et al. 2021) with position interpolation by `scale`, frequency factors, and YaRN (Peng et al. 2023) where
+    `ext_factor` > 0: pairs below the ramp keep their frequency, those above are interpolated.
+    """
+    i = np.arange(n_dims // 2, dtype=np.float64)
+    plain = float(base) ** (-2.0 * i / n_dims)
+    if factors is not None:
+        plain = plain / factors[: n_dims // 2].astype(np.float64)
+    frequencies, magnitude = plain * scale, attn_factor
+    if ext_factor:
+
+        def pair(rotations: float) -> float:
+            return n_dims * math.log(n_ctx_orig / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+        low, high = max(0.0, math.floor(pair(beta_fast))), min(n_dims - 1.0, math.ceil(pair(beta_slow)))
+        ramp = 1.0 - np.clip((i - low) / max(0.001, high - low), 0.0, 1.0)
+        mix = ramp * ext_factor
+        frequencies = frequencies * (1 - mix) + plain * mix
+        magnitude *= 1.0 + 0.1 * math.log(1.0 / scale)
+    return np.ascontiguousarray(frequencies), float(magnitude)

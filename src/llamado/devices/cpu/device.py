@@ -1,0 +1,150 @@
+"""The CPU device: graphs compiled to programs of machine code, run by a thread team."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.devices.cpu.compiler import Compiler
+from llamado.devices.cpu.jit import Jit
+from llamado.devices.cpu.memory import CpuBuffer, view_of
+from llamado.devices.cpu.program import Program, Temporary, link, plan
+from llamado.devices.cpu.team import Team
+from llamado.devices.device import DeviceError
+from llamado.ggml.graph import Graph
+from llamado.ggml.tensor import Tensor
+
+_PROGRAMS_KEPT = 96
+
+
+@dataclass
+class _Compiled:
+    graph: Graph
+    program: Program
+    n_threads: int
+    constants: list[NDArray[Any]]
+    places: dict[Tensor, Temporary]
+
+
+class CpuDevice:
+    """Runs graphs on this machine's cores. One caller at a time.
+
+    `n_threads` serve small batches, `n_threads_batch` larger ones. A graph object that comes again runs without being
+    compiled again: keep it and change what its inputs hold.
+    """
+
+    def __init__(self, n_threads: int | None = None, n_threads_batch: int | None = None, jit: Jit | None = None) -> None:
+        self.name = "CPU"
+        self.n_threads = n_threads or default_threads()
+        self.n_threads_batch = n_threads_batch or self.n_threads
+        self.jit = jit or Jit()
+        self.team = Team(self.jit, max(self.n_threads, self.n_threads_batch))
+        self._arena = CpuBuffer.allocate(1 << 16)
+        self._programs: OrderedDict[int, _Compiled] = OrderedDict()
+
+    def alloc(self, size: int) -> CpuBuffer:
+        """Zeroed memory; its pages are taken when they are first touched."""
+        return CpuBuffer.allocate(size)
+
+    def adopt(self, memory: NDArray[np.uint8]) -> CpuBuffer:
+        """Memory of the caller's, used where it is."""
+        return CpuBuffer(memory)
+
+    def write(self, tensor: Tensor, data: NDArray[Any], offset: int = 0) -> None:
+        """Copies `data` into a bound tensor."""
+        source = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        target = view_of(tensor)
+        if offset < 0 or offset + source.nbytes > target.nbytes:
+            raise DeviceError(f"{source.nbytes} bytes at {offset} do not fit tensor {tensor.name} of {target.nbytes}")
+        target[offset : offset + source.nbytes] = source
+
+    def submit(self, graph: Graph) -> None:
+        """Computes a graph; returns when it is done."""
+        compiled = self._programs.get(id(graph))
+        if compiled is None or compiled.graph is not graph:
+            compiled = self.prepare(graph)
+        else:
+            self._programs.move_to_end(id(graph))
+        self.team.run(compiled.program.table, compiled.program.counters, compiled.n_threads)
+
+    def prepare(self, graph: Graph) -> _Compiled:
+        """Compiles a graph without running it."""
+        n_threads = self.n_threads if _columns(graph) <= 8 else self.n_threads_batch
+        compiler = Compiler(graph, self.jit.lowering, n_threads)
+        operations = compiler.compile()
+        size = plan(operations)
+        if compiler.scratch.size:  # every thread's own, used by all operations
+            compiler.scratch.offset = size
+            size += compiler.scratch.size
+        if size > self._arena.size:
+            # programs already linked point into the old arena
+            self._programs.clear()
+            self._arena.free()
+            self._arena = CpuBuffer.allocate(size + size // 4)
+        program = link(operations, self.jit, self._arena.address, size)
+        compiled = _Compiled(graph, program, n_threads, compiler.constants, compiler.places)
+        self._programs[id(graph)] = compiled
+        if len(self._programs) > _PROGRAMS_KEPT:
+            self._programs.popitem(last=False)
+        return compiled
+
+    def read(self, tensor: Tensor, offset: int, size: int) -> Future[NDArray[np.uint8]]:
+        """Bytes of a bound tensor, or of an output of the last graph; the future is done."""
+        future: Future[NDArray[np.uint8]] = Future()
+        future.set_result(self._bytes(tensor)[offset : offset + size])
+        return future
+
+    def _bytes(self, tensor: Tensor) -> NDArray[np.uint8]:
+        root, inside = tensor.root()
+        if root.buffer is not None:
+            return view_of(tensor)
+        for compiled in reversed(self._programs.values()):
+            place = compiled.places.get(root)
+            if place is not None:
+                start = place.offset + inside
+                return self._arena.memory[start : start + tensor.nbytes]
+        raise DeviceError(f"tensor {tensor.name or '?'} was not computed here")
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Copies bytes between bound tensors, as if through a third place where they overlap."""
+        if source.nbytes != target.nbytes:
+            raise DeviceError(f"copy of {source.nbytes} bytes to a tensor of {target.nbytes}")
+        np.copyto(view_of(target), view_of(source))
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes available and in all, as the system counts them."""
+        page = os.sysconf("SC_PAGE_SIZE")
+        total = page * os.sysconf("SC_PHYS_PAGES")
+        free = page * os.sysconf("SC_AVPHYS_PAGES")
+        try:
+            with open("/proc/meminfo") as lines:
+                for line in lines:
+                    if line.startswith("MemAvailable:"):
+                        free = 1024 * int(line.split()[1])
+        except OSError:
+            pass
+        return free, total
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self.team.close()
+        self._programs.clear()
+
+
+def default_threads() -> int:
+    """One thread per core this process may use."""
+    try:
+        return max(1, len(os.sched_getaffinity(0)))
+    except AttributeError:
+        return max(1, os.cpu_count() or 1)
+
+
+def _columns(graph: Graph) -> int:
+    tokens = graph.inputs.get("tokens") or graph.inputs.get("hidden")
+    return 0 if tokens is None else tokens.nrows if tokens.name == "hidden" else tokens.ne[0]

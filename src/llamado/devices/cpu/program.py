@@ -1,0 +1,159 @@
+"""Programs: operations with their memory planned, their barriers placed and their fields packed for the machine.
+
+An operation names the memory it reads and writes. That alone decides where activations lie (memory is used again once its last
+reader is past) and where threads must wait for each other: only before an operation that touches what another has written, or
+writes what another touches, since the last barrier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.devices.cpu.jit import Jit, Kernel
+
+_ALIGN = 64
+_LINGER = 2
+"""Operations for which freed memory is left alone: using it at once would only add a barrier."""
+
+
+@dataclass(eq=False)
+class Temporary:
+    """Memory the plan places: an activation, or something a kernel makes for another."""
+
+    size: int
+    keep: bool = False  # readable after the program has run
+    first: int = -1
+    last: int = -1
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Place:
+    """An address: `offset` bytes into a temporary, or absolute where `base` is None."""
+
+    base: Temporary | None
+    offset: int
+
+
+@dataclass(frozen=True)
+class Span:
+    """`size` bytes from a place, read or written."""
+
+    place: Place
+    size: int
+
+
+@dataclass
+class Operation:
+    """One kernel call; fields are numbers or places."""
+
+    kernel: Kernel
+    parameters: dict[str, Any]
+    fields: dict[str, int | float | Place]
+    reads: list[Span]
+    writes: list[Span]
+    address: int = 0
+    label: str = ""
+
+
+@dataclass
+class Program:
+    """Operations ready to run, and the memory they need."""
+
+    table: NDArray[np.int64]
+    counters: NDArray[np.int64]
+    fields: NDArray[np.int64]
+    arena_size: int
+    labels: list[str] = field(default_factory=list)
+
+    @property
+    def barriers(self) -> int:
+        """How often the threads wait for each other."""
+        return int(self.table[:, 2].sum())
+
+
+def plan(operations: list[Operation]) -> int:
+    """Places every temporary; gives the size of the arena."""
+    temporaries: dict[Temporary, None] = {}
+    for i, operation in enumerate(operations):
+        for span in (*operation.reads, *operation.writes):
+            base = span.place.base
+            if base is not None:
+                if base.first < 0:
+                    base.first = i
+                    temporaries[base] = None
+                base.last = i
+    ends: dict[int, list[Temporary]] = {}
+    starts: dict[int, list[Temporary]] = {}
+    for temporary in temporaries:
+        starts.setdefault(temporary.first, []).append(temporary)
+        if not temporary.keep:
+            ends.setdefault(temporary.last + _LINGER, []).append(temporary)
+    free: list[tuple[int, int]] = []  # (offset, size), by offset
+    top = 0
+    for i in range(len(operations)):
+        for temporary in starts.get(i, ()):
+            size = -(-max(temporary.size, 1) // _ALIGN) * _ALIGN
+            fits = [(length, at) for at, length in free if length >= size]
+            if fits:
+                length, at = min(fits)
+                free.remove((at, length))
+                if length > size:
+                    _give(free, at + size, length - size)
+            else:
+                at, top = top, top + size
+            temporary.offset = at
+        for temporary in ends.get(i, ()):
+            _give(free, temporary.offset, -(-max(temporary.size, 1) // _ALIGN) * _ALIGN)
+    return top
+
+
+def _give(free: list[tuple[int, int]], at: int, size: int) -> None:
+    """Puts a gap back, merged with its neighbours."""
+    for gap in list(free):
+        if gap[0] + gap[1] == at:
+            free.remove(gap)
+            at, size = gap[0], gap[1] + size
+        elif at + size == gap[0]:
+            free.remove(gap)
+            size += gap[1]
+    free.append((at, size))
+
+
+def link(operations: list[Operation], jit: Jit, arena: int, arena_size: int) -> Program:
+    """Packs planned operations for an arena at address `arena`."""
+    n_fields = sum(len(o.kernel.fields) for o in operations)
+    fields = np.zeros(max(n_fields, 1), np.int64)
+    table = np.zeros((len(operations), 3), np.int64)
+    base, at = fields.ctypes.data, 0
+    since: list[tuple[int, int, bool]] = []
+    for i, operation in enumerate(operations):
+        values = {
+            name: (value.offset + (arena + value.base.offset if value.base else 0) if isinstance(value, Place) else value)
+            for name, value in operation.fields.items()
+        }
+        packed = operation.kernel.pack(values)
+        fields[at : at + len(packed)] = packed
+        touched = [(*_absolute(span, arena), False) for span in operation.reads]
+        touched += [(*_absolute(span, arena), True) for span in operation.writes]
+        barrier = any(
+            (write or wrote) and start < stopped and began < stop
+            for start, stop, write in touched
+            for began, stopped, wrote in since
+        )
+        since = touched if barrier else since + touched
+        address = jit.address(operation.kernel, **operation.parameters)
+        table[i] = (address, base + 8 * at, barrier)
+        at += len(packed)
+    counters = np.zeros(8 * max(len(operations), 1), np.int64)
+    return Program(table, counters, fields, arena_size, [o.label or o.kernel.name for o in operations])
+
+
+def _absolute(span: Span, arena: int) -> tuple[int, int]:
+    place = span.place
+    start = place.offset + (arena + place.base.offset if place.base else 0)
+    return start, start + span.size

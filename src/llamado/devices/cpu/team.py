@@ -1,0 +1,73 @@
+"""The thread team: threads that live in machine code, look for work a moment, then sleep until a program comes."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.devices.cpu.jit import Jit
+from llamado.devices.cpu.kernels import control
+
+
+class Team:
+    """`n` threads, the caller being the first. One program at a time; `run` returns when it is done.
+
+    Threads never hold Python's lock while they work or wait.
+    """
+
+    def __init__(self, jit: Jit, n: int) -> None:
+        self.n = n
+        self._state = np.zeros(control.STATE_WORDS + 8, np.int64)
+        aligned = (-self._state.ctypes.data // 8) % 8
+        self._state = self._state[aligned : aligned + control.STATE_WORDS]
+        self._state[control.TEAM // 8] = n
+        self._fields = np.array([self._state.ctypes.data], np.int64)
+        self._idle = np.zeros(1, np.int64)
+        self._dispatch = jit.function(control.dispatch)
+        self._work = jit.function(control.work)
+        self._lock = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._serve, args=(i,), name=f"llamado-cpu-{i}", daemon=True) for i in range(1, n)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _serve(self, number: int) -> None:
+        self._work(self._fields.ctypes.data, number, self.n, 0)
+
+    def run(self, program: NDArray[np.int64], counters: NDArray[np.int64], n_threads: int) -> None:
+        """Runs a packed program (rows of kernel, fields, barrier) on the first `n_threads` threads."""
+        with self._lock:
+            state = self._state
+            counters.fill(0)
+            state[control.PROGRAM // 8] = program.ctypes.data
+            state[control.LENGTH // 8] = len(program)
+            state[control.COUNTERS // 8] = counters.ctypes.data
+            state[control.THREADS // 8] = min(n_threads, self.n)
+            self._dispatch(self._fields.ctypes.data, 0, self.n, 0)
+
+    def close(self) -> None:
+        """Ends the threads."""
+        with self._lock:
+            if self._threads:
+                # no program: the threads leave their loop when they see the next generation
+                self._state[control.PROGRAM // 8] = 0
+                self._state[control.GENERATION // 8] += 1
+                self._wake()
+                for thread in self._threads:
+                    thread.join()
+                self._threads = []
+
+    def _wake(self) -> None:
+        if control.FUTEX is not None:
+            libc = ctypes.CDLL(None)
+            libc.syscall(
+                ctypes.c_long(control.FUTEX),
+                ctypes.c_void_p(self._state.ctypes.data + control.GENERATION),
+                ctypes.c_long(control.WAKE),
+                ctypes.c_long(1 << 20),
+                None, None, ctypes.c_long(0),
+            )  # fmt: skip

@@ -1,0 +1,154 @@
+"""A whole model on one device: the Forward that the engine drives.
+
+Weights stay where the file's mapping has them. Inputs, the KV cache and the logits have fixed places, so that a graph built
+once per shape is run again with new contents. Attention reads the cache up to the last cell in use, rounded up to 256: one shape
+serves many tokens.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.memory import CpuBuffer
+from llamado.engine.forward import ForwardError
+from llamado.ggml.graph import Graph
+from llamado.ggml.tensor import Tensor
+from llamado.gguf.reader import GGUFFile
+from llamado.gguf.types import TensorType
+from llamado.models.base import BatchShape, Model
+
+_PAD = 256
+_GRAPHS_KEPT = 64
+_HIDDEN = 0xFC00  # f16 −inf
+
+Progress = Callable[[str, int, int], None]
+
+
+class LocalForward:
+    """Runs `model` (read from `file`) on `device` with a pool of `n_cells` KV cells and batches of up to `max_batch` tokens."""
+
+    def __init__(
+        self,
+        file: GGUFFile,
+        model: Model,
+        device: CpuDevice,
+        *,
+        n_cells: int,
+        max_batch: int = 512,
+        type_k: TensorType = TensorType.F16,
+        type_v: TensorType = TensorType.F16,
+    ) -> None:
+        hp = model.hparams
+        self.file, self.model, self.device = file, model, device
+        self.n_vocab = hp.n_vocab
+        self.n_cells = -(-n_cells // _PAD) * _PAD
+        self.max_batch = max_batch
+        self._n_swa = hp.n_swa
+        shards = [device.adopt(file.shard_data(i)) for i in range(file.n_shards)]
+        for name, tensor in model.weights.items():
+            info = file.tensors[name]
+            tensor.buffer, tensor.offset = shards[info.shard], info.offset
+        self._kv = model.kv_tensors(self.n_cells, type_k, type_v)
+        cache = device.alloc(sum(t.nbytes + 64 for t in (*self._kv.k, *self._kv.v)))
+        at = 0
+        for tensor in (*self._kv.k, *self._kv.v):
+            tensor.buffer, tensor.offset = cache, at
+            at += -(-tensor.nbytes // 64) * 64
+        self.kv_bytes = at
+        self._inputs: dict[str, CpuBuffer] = {
+            name: device.alloc(size)
+            for name, size in {
+                "tokens": 4 * max_batch,
+                "positions": 4 * max_batch,
+                "cells": 8 * max_batch,
+                "out_rows": 4 * max_batch,
+                "mask": 2 * self.n_cells * max_batch,
+                "mask_swa": 2 * self.n_cells * max_batch,
+            }.items()
+        }
+        self._logits = device.alloc(4 * self.n_vocab * max_batch)
+        self._graphs: OrderedDict[BatchShape, Graph] = OrderedDict()
+
+    def _graph(self, shape: BatchShape) -> Graph:
+        """The graph for a shape, built and bound to its inputs once."""
+        graph = self._graphs.get(shape)
+        if graph is None:
+            graph = self._graphs[shape] = self.model.build(shape, self._kv)
+            for name, tensor in graph.inputs.items():
+                tensor.buffer = self._inputs[name]
+            for tensor in graph.outputs.values():
+                tensor.buffer = self._logits
+            if len(self._graphs) > _GRAPHS_KEPT:
+                self._graphs.popitem(last=False)
+        else:
+            self._graphs.move_to_end(shape)
+        return graph
+
+    def warm_up(self, batch_sizes: list[int], progress: Progress | None = None) -> None:
+        """Compiles the kernels for these batch sizes (from the disk cache where they are there)."""
+        shapes = [BatchShape(n, min(n, 8), min(_PAD, self.n_cells)) for n in batch_sizes if n <= self.max_batch]
+        for i, shape in enumerate(shapes):
+            if progress is not None:
+                progress("compiling kernels", i, len(shapes))
+            self.device.prepare(self._graph(shape))
+
+    def run(
+        self,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        starts: NDArray[np.int64],
+        outputs: NDArray[np.int32],
+    ) -> NDArray[np.float32]:
+        """Logits f32[len(outputs), n_vocab] of a batch (see Forward.run)."""
+        n, n_out = len(tokens), len(outputs)
+        if not 0 < n <= self.max_batch:
+            raise ForwardError(f"a batch of {n} tokens; the device takes 1 to {self.max_batch}")
+        cells = starts + positions
+        used = int(cells.max()) + 1
+        if used > self.n_cells or int(starts.min()) < 0 or int(positions.min()) < 0:
+            raise ForwardError(f"a token at KV cell {used - 1} of a cache of {self.n_cells}")
+        n_kv = min(-(-used // _PAD) * _PAD, self.n_cells)
+        graph = self._graph(BatchShape(n, n_out, n_kv))
+        self._fill("tokens", tokens)
+        self._fill("positions", positions)
+        self._fill("cells", cells)
+        self._fill("out_rows", outputs)
+        self._fill_mask("mask", starts, cells, n_kv)
+        if self._n_swa:
+            self._fill_mask("mask_swa", np.maximum(starts, cells - self._n_swa + 1), cells, n_kv)
+        self.device.submit(graph)
+        return self._logits.memory[: 4 * n_out * self.n_vocab].view(np.float32).reshape(n_out, self.n_vocab)
+
+    def _fill(self, name: str, values: NDArray[np.int32] | NDArray[np.int64]) -> None:
+        memory = self._inputs[name].memory[: values.nbytes].view(values.dtype)
+        np.copyto(memory, values)
+
+    def _fill_mask(self, name: str, first: NDArray[np.int64], last: NDArray[np.int64], n_kv: int) -> None:
+        mask = self._inputs[name].memory[: 2 * n_kv * len(first)].view(np.uint16).reshape(len(first), n_kv)
+        mask.fill(_HIDDEN)
+        for row, start, stop in zip(mask, first.tolist(), last.tolist(), strict=True):
+            row[start : stop + 1] = 0
+
+    def copy_cells(self, src: int, dst: int, n: int) -> None:
+        """Copies n cells of all layers from `src` to `dst`; the ranges may overlap."""
+        if min(src, dst, n) < 0 or max(src, dst) + n > self.n_cells:
+            raise ForwardError(f"copy of {n} KV cells from {src} to {dst} of {self.n_cells}")
+        for cache in (*self._kv.k, *self._kv.v):
+            row = cache.nb[1]
+            rows = _rows(cache).reshape(self.n_cells, row)
+            rows[dst : dst + n] = rows[src : src + n]
+
+    def close(self) -> None:
+        """Ends the device's threads and lets go of the memory."""
+        self.device.close()
+
+
+def _rows(tensor: Tensor) -> NDArray[np.uint8]:
+    from llamado.devices.cpu.memory import view_of
+
+    return view_of(tensor)
