@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llamado.engine.errors import ComputeFailed
 from llamado.engine.request import InvalidRequest, Sampling, sampler_names
 from llamado.engine.sampling import Sampler, log_softmax_top, top_k_numpy, uniform
 
@@ -193,6 +194,14 @@ def test_log_softmax_top() -> None:
 def test_everything_banned_still_gives_a_token() -> None:
     sampler = Sampler(Sampling(logit_bias=dict.fromkeys(range(9), -math.inf)), seed=1, n_vocab=9)
     assert 0 <= sampler.sample(np.zeros(9, np.float32), 0) < 9
+
+
+def test_nan_is_an_error_and_not_a_token() -> None:
+    row = np.zeros(9, np.float32)
+    row[4] = math.nan
+    for case in ({}, {"temperature": 0.0}, OFF):
+        with pytest.raises(ComputeFailed):
+            Sampler(Sampling(**case), seed=1, n_vocab=9).sample(row, 0)
 
 
 def test_sampler_names() -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from llamado.engine.errors import ComputeFailed
 from llamado.engine.request import Sampling
 
 F32 = NDArray[np.float32]
@@ -183,8 +184,11 @@ class Sampler:
     def sample(self, row: F32, position: int) -> int:
         """Choose the token at `position` of the sequence from its logits `[n_vocab]`.
 
-        The row is changed while this runs and is as before when it returns; a read-only row is copied.
+        The row is changed while this runs and is as before when it returns; a read-only row is copied. Raises
+        ComputeFailed where the logits hold NaN.
         """
+        if math.isnan(row.max()):
+            raise ComputeFailed("the model gave logits that are not numbers; its file may be damaged")
         self._logits = whole = row if row.flags.writeable else row.copy()
         self._ids = None
         self._sorted = False

@@ -1,0 +1,239 @@
+"""The Python API: a model that is loaded once and answers any number of requests, from any thread.
+
+>>> from llamado.engine.llama import Llama
+>>> with Llama.load("smollm2") as llama:
+...     print(llama.chat([{"role": "user", "content": "Hello!"}], n_predict=32))
+...     for piece in llama.generate("Once upon a time", stream=True, seed=1):
+...         print(piece, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
+
+from llamado.engine.engine import Engine
+from llamado.engine.errors import EngineError
+from llamado.engine.forward import Forward
+from llamado.engine.kvpool import align
+from llamado.engine.request import Defaults, Done, Event, Failed, Result, Token
+from llamado.engine.sampling import top_k_numpy
+from llamado.gguf.reader import GGUFFile
+from llamado.gguf.sources import resolve
+from llamado.gguf.types import TensorType
+from llamado.models import KV_TYPES, Model, load_model
+from llamado.text.chat import ChatTemplate
+from llamado.text.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from llamado.engine.local import LocalForward
+
+Prompt = str | Sequence[int]
+
+
+class Llama:
+    """A loaded model: `file`, `model`, `tokenizer`, `template`, `forward`, `engine`, and `defaults` of requests.
+
+    Options of `generate` and `chat` are the fields of Request and Sampling by name: `n_predict`, `stop`, `seed`,
+    `temperature`, `top_k` …
+    """
+
+    def __init__(
+        self,
+        file: GGUFFile,
+        model: Model,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        forward: Forward,
+        engine: Engine,
+        defaults: Defaults | None = None,
+    ) -> None:
+        self.file = file
+        self.model = model
+        self.tokenizer = tokenizer
+        self.template = template
+        self.forward = forward
+        self.engine = engine
+        self.defaults = defaults if defaults is not None else Defaults()
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        n_ctx: int | None = None,
+        n_slots: int = 1,
+        unified: bool = True,
+        n_batch: int = 2048,
+        n_ubatch: int = 512,
+        cont_batching: bool = True,
+        n_threads: int | None = None,
+        n_threads_batch: int | None = None,
+        type_k: str = "f16",
+        type_v: str = "f16",
+        mmap: bool = True,
+        chat_template: str | None = None,
+        defaults: Defaults | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> Self:
+        """Load a model: a path, or a spec of `llamado.gguf.sources.resolve` ("smollm2", "hf:user/repo").
+
+        `n_ctx`: tokens of context (None or 0: as many as the model was trained with), shared by all slots, or with
+        `unified=False` divided by `n_slots`. `n_batch`, `n_ubatch`: most tokens in a step and in a forward pass.
+        `type_k`, `type_v`: types of the KV cache. `progress(what, done, total)` is told how far loading is. Raises the
+        rooms' errors: SourceError, GgufError, UnsupportedModel, TokenizerError, TemplateError.
+        """
+        # The compiler takes longest to import, and a file with a wrong name should not wait for it.
+        file = GGUFFile.open(resolve(path), mmap=mmap)
+        forward: LocalForward | None = None
+        try:
+            model = load_model(file)
+            tokenizer = load_tokenizer(file.metadata)
+            template = ChatTemplate.from_metadata(file.metadata, tokenizer, chat_template)
+            n_ctx_slot, n_cells = context_size(n_ctx or model.hparams.n_ctx_train, n_slots, unified)
+            from llamado.devices.cpu.device import CpuDevice
+            from llamado.engine.local import LocalForward
+
+            forward = LocalForward(
+                file,
+                model,
+                CpuDevice(n_threads, n_threads_batch),
+                n_cells=n_cells,
+                max_batch=min(n_batch, n_ubatch),
+                type_k=_cache_type(type_k),
+                type_v=_cache_type(type_v),
+            )
+            forward.warm_up(sorted({1, min(n_slots, forward.max_batch), forward.max_batch}), progress)
+            engine = Engine(
+                forward,
+                tokenizer,
+                n_slots=n_slots,
+                n_ctx=min(n_ctx_slot, model.hparams.n_ctx_train),
+                n_batch=n_batch,
+                cont_batching=cont_batching,
+                top_k=getattr(forward, "top_k", top_k_numpy),
+            )
+        except BaseException:
+            _close(forward)
+            file.close()
+            raise
+        return cls(file, model, tokenizer, template, forward, engine, defaults)
+
+    def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
+        """Token ids of a text; `add_special` adds the model's begin (and end) token."""
+        return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """The text of tokens; `special` writes control tokens out."""
+        return self.tokenizer.decode(tokens, special=special)
+
+    @overload
+    def generate(self, prompt: Prompt, *, stream: Literal[False] = False, **options: Any) -> str: ...
+    @overload
+    def generate(self, prompt: Prompt, *, stream: Literal[True], **options: Any) -> Iterator[str]: ...
+    def generate(self, prompt: Prompt, *, stream: bool = False, **options: Any) -> str | Iterator[str]:
+        """Continue a text (or token ids): the whole continuation, or with `stream` an iterator of its pieces.
+
+        Leaving the iterator early (`close()`, or letting it go) ends the request. Raises InvalidRequest,
+        ContextExceeded and whatever ended the answer.
+        """
+        if stream:
+            return self._stream(prompt, options)
+        return self.complete(prompt, **options).content
+
+    def complete(self, prompt: Prompt, **options: Any) -> Result:
+        """As `generate`, with all that is known of the answer: tokens, probabilities, timings, why it ended."""
+        pieces = self._run(prompt, options)
+        try:
+            while True:
+                next(pieces)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+    @overload
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, stream: Literal[False] = False,
+        template_options: Mapping[str, Any] | None = None, **options: Any,
+    ) -> str: ...  # fmt: skip
+    @overload
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, stream: Literal[True],
+        template_options: Mapping[str, Any] | None = None, **options: Any,
+    ) -> Iterator[str]: ...  # fmt: skip
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        stream: bool = False,
+        template_options: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> str | Iterator[str]:
+        """The assistant's next message in a conversation (`{"role", "content"}` each), as `generate` gives it.
+
+        `template_options` go to the model's chat template (`tools`, `enable_thinking` …).
+        """
+        text = self.template.render(messages, **(template_options or {}))
+        prompt = self.tokenize(text, add_special=True)
+        return self._stream(prompt, options) if stream else self.complete(prompt, **options).content
+
+    def close(self, timeout: float = 0.0) -> None:
+        """End the engine, giving running answers `timeout` seconds, then free memory and the file."""
+        self.engine.close(timeout)
+        _close(self.forward)
+        self.file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _stream(self, prompt: Prompt, options: Mapping[str, Any]) -> Iterator[str]:
+        yield from self._run(prompt, options)
+
+    def _run(self, prompt: Prompt, options: Mapping[str, Any]) -> Generator[str, None, Result]:
+        tokens = self.tokenize(prompt, add_special=True) if isinstance(prompt, str) else prompt
+        request = self.defaults.request(tokens, **options)
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        task = self.engine.submit(request, events.put)
+        try:
+            while True:
+                event = events.get()
+                if isinstance(event, Token):
+                    if event.text:
+                        yield event.text
+                elif isinstance(event, Done):
+                    return event.result
+                elif isinstance(event, Failed):
+                    raise event.error
+        finally:
+            self.engine.cancel(task)
+
+
+def context_size(n_ctx: int, n_slots: int, unified: bool) -> tuple[int, int]:
+    """Tokens of one slot's context, and cells of the pool, for `n_ctx` tokens in all. Raises EngineError."""
+    if n_ctx < n_slots:
+        raise EngineError(f"a context of {n_ctx} tokens cannot be divided among {n_slots} slots")
+    if unified:
+        return n_ctx, align(n_ctx)
+    return n_ctx // n_slots, n_slots * align(n_ctx // n_slots)
+
+
+def _cache_type(name: str) -> TensorType:
+    try:
+        return TensorType[name.upper()]
+    except KeyError:
+        known = ", ".join(type.name.lower() for type in KV_TYPES)
+        raise EngineError(f"a KV cache of type {name!r} is not known; known are {known}") from None
+
+
+def _close(forward: Forward | None) -> None:
+    close = getattr(forward, "close", None)
+    if close is not None:
+        close()
