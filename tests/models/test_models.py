@@ -1,0 +1,376 @@
+"""Hyper-parameters, weights and forward passes of the architectures."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFWriter
+from reference import ReferenceModel, attention_masks
+from tiny_models import make_gemma3, make_llama
+
+from llamado.errors import LlamadoError
+from llamado.ggml import Graph, Op, RopeMode, Tensor
+from llamado.gguf.metadata import StringArray
+from llamado.gguf.reader import GGUFFile
+from llamado.gguf.types import TensorType as T
+from llamado.models import BatchShape, InvalidModel, Model, UnsupportedModel, load_model
+
+Array = np.ndarray[Any, Any]
+MAKERS = [make_llama, make_gemma3]
+
+
+def load(path: Path) -> Model:
+    with GGUFFile.open(path) as file:
+        return load_model(file)
+
+
+def rewrite(source: Path, target: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> Path:
+    """A copy of a model file after `change(metadata, tensors)`; tensors are (bytes, type, ne)."""
+    with GGUFFile.open(source) as file:
+        metadata: dict[str, Any] = dict(file.metadata)
+        tensors: dict[str, Any] = {n: (file.data(n).copy(), t.type, t.ne) for n, t in file.tensors.items()}
+    change(metadata, tensors)
+    writer = GGUFWriter(target, metadata.pop("general.architecture"))
+    for key, value in metadata.items():
+        match value:
+            case bool():
+                writer.add_bool(key, value)
+            case int():
+                writer.add_uint32(key, value)
+            case float():
+                writer.add_float32(key, value)
+            case str():
+                writer.add_string(key, value)
+            case StringArray():
+                writer.add_array(key, list(value))
+            case _:
+                writer.add_array(key, value.tolist() if isinstance(value, np.ndarray) else value)
+    for name, (data, type, ne) in tensors.items():
+        rows = data.reshape(*[n for n in ne[:0:-1] if n > 1], -1)
+        writer.add_tensor(name, rows.view(np.float32) if type == T.F32 else rows, raw_dtype=type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+# --- hyper-parameters -------------------------------------------------------------------------------------------------
+
+
+def test_smollm2(smollm2_path: Path) -> None:
+    hp = load(smollm2_path).hparams
+    assert (hp.n_layer, hp.n_embd, hp.n_head[0], hp.n_head_kv[0], hp.head_dim_k) == (30, 576, 9, 3, 64)
+    assert (hp.n_ff[0], hp.n_vocab, hp.n_ctx_train, hp.n_swa) == (1536, 49152, 8192, 0)
+    assert (hp.rope.mode, hp.rope.n_dims, hp.rope.freq_base) == (RopeMode.NORMAL, 64, 100000.0)
+    assert (hp.attention_scale, hp.embedding_scale) == (0.125, 1.0)
+
+
+def test_gemma3(gemma3_path: Path) -> None:
+    hp = load(gemma3_path).hparams
+    assert (hp.n_layer, hp.n_embd, hp.n_head[0], hp.n_head_kv[0], hp.head_dim_k) == (18, 640, 4, 1, 256)
+    assert (hp.n_swa, [i for i in range(18) if not hp.is_swa(i)]) == (512, [5, 11, 17])
+    assert (hp.rope.mode, hp.rope.freq_base) == (RopeMode.NEOX, 1e6)
+    assert hp.rope_swa is not None and (hp.rope_swa.freq_base, hp.rope_swa.freq_scale) == (1e4, 1.0)
+    assert (hp.attention_scale, hp.embedding_scale) == (0.0625, float(np.float32(np.sqrt(640))))
+
+
+def test_the_head_shares_the_embedding_when_there_is_no_other(tmp_path: Path) -> None:
+    shape = BatchShape(1, 1, 256)
+    for tied in (True, False):
+        model = load(make_llama(tmp_path / "model.gguf", tied=tied))
+        head = model.build(shape, model.kv_tensors(256)).outputs["logits"].src[0]
+        assert head is model.weights["token_embd.weight" if tied else "output.weight"]
+
+
+def test_rope_scaling(tmp_path: Path) -> None:
+    linear = load(make_llama(tmp_path / "l.gguf", rope_scaling=("linear", 4.0))).hparams.rope
+    assert (linear.freq_scale, linear.ext_factor, linear.attn_factor) == (0.25, 0.0, 1.0)
+    yarn = load(make_llama(tmp_path / "y.gguf", rope_scaling=("yarn", 4.0))).hparams.rope
+    assert (yarn.freq_scale, yarn.ext_factor, yarn.attn_factor, yarn.n_ctx_orig) == (0.25, 1.0, 1.0, 512)
+    none = load(make_llama(tmp_path / "n.gguf", rope_scaling=("none", 4.0))).hparams.rope
+    assert none.freq_scale == 1.0
+
+
+def test_frequency_factors_reach_queries_and_keys(tmp_path: Path) -> None:
+    model = load(make_llama(tmp_path / "m.gguf", freq_factors=True))
+    graph = model.build(BatchShape(1, 1, 256), model.kv_tensors(256))
+    ropes = [node for node in graph.nodes if node.op == Op.ROPE]
+    assert len(ropes) == 4
+    assert all(node.src[2] is model.weights["rope_freqs.weight"] for node in ropes)
+
+
+def test_sizes_may_differ_by_layer(tmp_path: Path) -> None:
+    """Arrays instead of numbers: two layers that happen to be alike here."""
+
+    def change(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+        metadata["llama.attention.head_count_kv"] = [2, 2]
+        metadata["llama.feed_forward_length"] = [256, 256]
+
+    plain = make_llama(tmp_path / "a.gguf")
+    arrays = rewrite(plain, tmp_path / "b.gguf", change)
+    assert load(arrays).hparams == load(plain).hparams
+
+
+def test_swa_pattern_as_a_list(tmp_path: Path) -> None:
+    def change(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+        metadata["gemma3.attention.sliding_window_pattern"] = [False, True]
+
+    path = rewrite(make_gemma3(tmp_path / "a.gguf"), tmp_path / "b.gguf", change)
+    assert load(path).hparams.swa_layers == (False, True)
+
+
+def test_gemma3_without_a_window_sees_everything(tmp_path: Path) -> None:
+    def change(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+        metadata["gemma3.attention.sliding_window"] = 0
+
+    model = load(rewrite(make_gemma3(tmp_path / "a.gguf"), tmp_path / "b.gguf", change))
+    graph = model.build(BatchShape(1, 1, 256), model.kv_tensors(256))
+    assert "mask_swa" not in graph.inputs and "mask" in graph.inputs
+
+
+# --- what is wrong has a name -----------------------------------------------------------------------------------------
+
+
+def _drop(*names: str) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    def change(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+        for name in names:
+            (metadata if name in metadata else tensors).pop(name)
+
+    return change
+
+
+def _put(key: str, value: Any) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    return lambda metadata, tensors: metadata.__setitem__(key, value)
+
+
+def _tensor(name: str, *ne: int) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    data = np.zeros(int(np.prod(ne)) * 4, np.uint8)
+    return lambda metadata, tensors: tensors.__setitem__(name, (data, T.F32, (*ne, 1, 1, 1)[:4]))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        (_put("general.architecture", "glm4moelite"), UnsupportedModel, "'glm4moelite'.*gemma3, llama.*Hugging Face"),
+        (_put("llama.expert_count", 8), UnsupportedModel, "'llama.expert_count' is 8"),
+        (_put("llama.rope.scaling.type", "longrope"), UnsupportedModel, "'llama.rope.scaling.type' is 'longrope'"),
+        (_put("llama.attention.head_count_kv", 3), InvalidModel, "'llama.attention.head_count_kv'.*divisor"),
+        (_put("llama.attention.head_count", 0), InvalidModel, "'llama.attention.head_count'"),
+        (_put("llama.rope.dimension_count", 16), InvalidModel, "'llama.rope.dimension_count' is 16; 32 is expected"),
+        (_put("llama.attention.layer_norm_rms_epsilon", float("nan")), InvalidModel, "layer_norm_rms_epsilon"),
+        (_put("llama.attention.value_length", 64), UnsupportedModel, "'llama.attention.value_length'"),
+        (_put("llama.block_count", "two"), LlamadoError, "'llama.block_count'.*integer"),
+        (_put("llama.attention.head_count_kv", [2, 2, 2]), LlamadoError, "'llama.attention.head_count_kv'"),
+        (_drop("llama.embedding_length"), LlamadoError, "'llama.embedding_length' is missing"),
+        (_put("llama.block_count", 3), InvalidModel, r"'blk.2.attn_norm.weight' is missing; expected shape \[128\]"),
+        (_put("llama.block_count", 1), UnsupportedModel, "no use for tensors blk.1"),
+        (_drop("token_embd.weight"), InvalidModel, "'token_embd.weight' is missing"),
+        (_drop("blk.1.ffn_up.weight"), InvalidModel, r"'blk.1.ffn_up.weight' is missing; expected shape \[128, 256\]"),
+        (
+            _tensor("blk.0.attn_k.weight", 128, 65),
+            InvalidModel,
+            r"'blk.0.attn_k.weight' has shape \[128, 65\]; expected \[128, 64\]",
+        ),
+        (_tensor("blk.0.attn_q_norm.weight", 32), UnsupportedModel, "no use for tensors blk.0.attn_q_norm.weight"),
+        (_put("tokenizer.ggml.tokens", ["a", "b"]), InvalidModel, "320 rows.*names 2 tokens"),
+    ],
+)
+def test_faults_name_the_key_or_tensor(
+    tmp_path: Path, change: Callable[[dict[str, Any], dict[str, Any]], None], error: type[Exception], says: str
+) -> None:
+    path = rewrite(make_llama(tmp_path / "good.gguf"), tmp_path / "bad.gguf", change)
+    with pytest.raises(error, match=says):
+        load(path)
+
+
+def test_a_cache_type_must_fit(tmp_path: Path) -> None:
+    model = load(make_llama(tmp_path / "m.gguf", n_embd=96, n_head=6))
+    with pytest.raises(UnsupportedModel, match="not of 16 elements"):
+        model.kv_tensors(256, T.Q8_0, T.F16)
+    with pytest.raises(UnsupportedModel, match="Q4_0; known are F32, F16, BF16, Q8_0"):
+        model.kv_tensors(256, T.F16, T.Q4_0)
+
+
+@pytest.mark.parametrize(("n_tokens", "n_outputs", "n_kv"), [(0, 0, 256), (2, 3, 256), (2, -1, 256), (2, 1, 0)])
+def test_impossible_batches(n_tokens: int, n_outputs: int, n_kv: int) -> None:
+    with pytest.raises(ValueError, match="not a batch"):
+        BatchShape(n_tokens, n_outputs, n_kv)
+
+
+def test_impossible_parts(tmp_path: Path) -> None:
+    model = load(make_llama(tmp_path / "m.gguf"))
+    kv, shape = model.kv_tensors(256), BatchShape(1, 1, 256)
+    for options in (
+        {"first_layer": 1},
+        {"last_layer": 1},
+        {"last_layer": 3, "head": False},
+        {"first_layer": 1, "last_layer": 1, "embed": False, "head": False},
+    ):
+        with pytest.raises(ValueError):
+            model.build(shape, kv, **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="512 cells of a cache of 256"):
+        model.build(BatchShape(1, 1, 512), kv)
+
+
+# --- graphs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_inputs_and_outputs(tmp_path: Path, make: Callable[..., Path]) -> None:
+    model = load(make(tmp_path / "m.gguf"))
+    n_vocab, n_embd = model.hparams.n_vocab, model.hparams.n_embd
+    graph = model.build(BatchShape(5, 2, 256), model.kv_tensors(512))
+    described = {name: (t.type, t.ne[:2]) for name, t in graph.inputs.items()}
+    expected = {
+        "tokens": (T.I32, (5, 1)),
+        "positions": (T.I32, (5, 1)),
+        "cells": (T.I64, (5, 1)),
+        "mask": (T.F16, (256, 5)),
+        "out_rows": (T.I32, (2, 1)),
+    }
+    if model.hparams.n_swa:
+        expected["mask_swa"] = (T.F16, (256, 5))
+    assert described == expected
+    assert {name: t.ne for name, t in graph.outputs.items()} == {"logits": (n_vocab, 2, 1, 1)}
+    part = model.build(BatchShape(5, 2, 256), model.kv_tensors(512), last_layer=1, head=False)
+    assert {name: t.ne for name, t in part.outputs.items()} == {"hidden": (n_embd, 5, 1, 1)}
+    assert "out_rows" not in part.inputs
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_batch_without_outputs_writes_every_cache_and_nothing_more(tmp_path: Path, make: Callable[..., Path]) -> None:
+    model = load(make(tmp_path / "m.gguf"))
+    kv = model.kv_tensors(256)
+    graph = model.build(BatchShape(5, 0, 256), kv)
+    assert graph.outputs == {} and "out_rows" not in graph.inputs
+    writes = [node for node in graph.nodes if node.op == Op.SET_ROWS]
+    assert {node.view_src for node in writes} == {*kv.k, *kv.v}
+    assert graph.nodes[-1] is writes[-1]
+    assert not any("blk.1.ffn" in leaf.name or "output" in leaf.name.split(".")[0] for leaf in graph.leafs)
+
+
+def test_graphs_are_built_quickly(smollm2_path: Path) -> None:
+    """A thousand nodes within 6 ms; the best of several, for a busy machine."""
+    model = load(smollm2_path)
+    kv = model.kv_tensors(1024)
+
+    def build() -> float:
+        start = time.perf_counter()
+        graph = model.build(BatchShape(8, 1, 256), kv)
+        assert len(graph.nodes) == 936
+        return time.perf_counter() - start
+
+    assert min(build() for _ in range(10)) < 0.006
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("type_kv", [T.F32, T.F16, T.BF16, T.Q8_0])
+def test_a_prompt_in_chunks_gives_what_it_gives_whole(tmp_path: Path, make: Callable[..., Path], type_kv: T) -> None:
+    path = make(tmp_path / "m.gguf")
+    tokens = np.random.default_rng(0).integers(3, 200, 50).tolist()
+    whole = ReferenceModel(path, type_k=type_kv, type_v=type_kv).logits(tokens)
+    model = ReferenceModel(path, type_k=type_kv, type_v=type_kv)
+    assert model.logits(tokens[:30], outputs=[]).shape == (0, model.model.hparams.n_vocab)
+    model.logits(tokens[30:49], positions=range(30, 49), outputs=[3])
+    last = model.logits(tokens[49:], positions=[49])
+    np.testing.assert_allclose(last, whole, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_sequences_of_a_batch_do_not_see_each_other(tmp_path: Path, make: Callable[..., Path]) -> None:
+    path = make(tmp_path / "m.gguf")
+    a, b = [10, 11, 12, 13], [20, 21, 22]
+    alone = [ReferenceModel(path).logits(tokens)[0] for tokens in (a, b)]
+    model = ReferenceModel(path, n_cells=512)
+    together = model.logits(
+        a + b, positions=[*range(4), *range(3)], starts=[0] * 4 + [256] * 3, outputs=[3, 6], n_kv=512
+    )
+    np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("cut", [0, 1, 2])
+def test_layers_split_over_graphs_give_the_same(tmp_path: Path, make: Callable[..., Path], cut: int) -> None:
+    """Embedding and layers up to `cut` in one graph, the others and the head in the next."""
+    path = make(tmp_path / "m.gguf")
+    tokens = [7, 8, 9, 10]
+    whole = ReferenceModel(path).logits(tokens, outputs=[1, 3])
+    model = ReferenceModel(path)
+    shape, device = BatchShape(4, 2, 256), model.device
+    values = {"tokens": tokens, "positions": range(4), "cells": range(4), "out_rows": [1, 3]}
+    values |= attention_masks(model.model, range(4), [0] * 4, 256)
+
+    def feed(graph: Graph) -> dict[Tensor, Any]:
+        return {tensor: values[name] for name, tensor in graph.inputs.items()}
+
+    first = model.model.build(shape, model.kv, last_layer=cut, head=False)
+    values["hidden"] = device.run(first, feed(first))["hidden"]
+    second = model.model.build(shape, model.kv, first_layer=cut, embed=False)
+    np.testing.assert_array_equal(device.run(second, feed(second))["logits"], whole)
+
+
+def test_the_window_hides_what_is_far(tmp_path: Path) -> None:
+    """With windowed layers only, tokens further back than layers × window cannot matter; within they do."""
+    path = make_gemma3(tmp_path / "m.gguf", n_swa=8, swa_period=0, n_layer=2)
+    tokens = np.random.default_rng(0).integers(6, 200, 40).tolist()
+    base = ReferenceModel(path).logits(tokens)
+    far, near = list(tokens), list(tokens)
+    far[39 - 15] = 300
+    near[39 - 14] = 300
+    np.testing.assert_array_equal(ReferenceModel(path).logits(far), base)
+    assert np.abs(ReferenceModel(path).logits(near) - base).max() > 1e-6
+
+
+def test_softcap_limits_logits(tmp_path: Path) -> None:
+    tokens = [7, 8, 9]
+    free = ReferenceModel(make_gemma3(tmp_path / "a.gguf")).logits(tokens)
+    capped = ReferenceModel(make_gemma3(tmp_path / "b.gguf", softcap=2.0)).logits(tokens)
+    np.testing.assert_allclose(capped, 2 * np.tanh(free / 2), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("wtype", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL"])
+def test_every_small_type_makes_a_model(tmp_path: Path, wtype: str) -> None:
+    logits = ReferenceModel(make_llama(tmp_path / "m.gguf", wtype=wtype)).logits([5, 6, 7])
+    assert np.isfinite(logits).all() and logits.std() > 0.5
+
+
+@pytest.mark.parametrize("wtype", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"])
+def test_every_super_block_type_makes_a_model(tmp_path: Path, wtype: str) -> None:
+    path = make_llama(tmp_path / "m.gguf", wtype=wtype, n_embd=256, n_ff=512)
+    logits = ReferenceModel(path).logits([5, 6, 7])
+    assert np.isfinite(logits).all() and logits.std() > 0.5
+
+
+def _tokens(path: Path, pieces: list[str]) -> list[int]:
+    with GGUFFile.open(path) as file:
+        vocabulary = file.metadata.strings("tokenizer.ggml.tokens").raw_list()
+    return [vocabulary.index(piece.encode()) for piece in pieces]
+
+
+def test_smollm2_knows_the_capital_of_france(smollm2_path: Path) -> None:
+    prompt = _tokens(smollm2_path, ["The", "Ġcapital", "Ġof", "ĠFrance", "Ġis"])
+    found = ReferenceModel(smollm2_path, dtype=np.float32).greedy(prompt, 2)
+    assert found == _tokens(smollm2_path, ["ĠParis", "."])
+
+
+def test_gemma3_goes_on_as_llama_cpp_does(gemma3_path: Path) -> None:
+    prompt = _tokens(gemma3_path, ["<bos>", "The", "▁capital", "▁of", "▁France", "▁is"])
+    found = ReferenceModel(gemma3_path, dtype=np.float32).greedy(prompt, 2)
+    assert found == _tokens(gemma3_path, ["▁the", "▁capital"])
+
+
+def test_epsilon_reaches_the_norm_as_stored(smollm2_path: Path) -> None:
+    model = load(smollm2_path)
+    graph = model.build(BatchShape(1, 1, 256), model.kv_tensors(256))
+    norm = next(node for node in graph.nodes if node.op == Op.RMS_NORM)
+    assert norm.op_params[:4] == struct.pack("<f", 1e-5)
