@@ -135,6 +135,16 @@ def test_gemma3_without_a_window_sees_everything(tmp_path: Path) -> None:
     assert "mask_swa" not in graph.inputs and "mask" in graph.inputs
 
 
+def test_gemma3_with_ollamas_names_of_the_rope_bases(tmp_path: Path) -> None:
+    def change(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+        metadata["gemma3.rope.global.freq_base"] = metadata.pop("gemma3.rope.freq_base")
+        metadata["gemma3.rope.local.freq_base"] = 5000.0
+
+    hp = load(rewrite(make_gemma3(tmp_path / "a.gguf"), tmp_path / "b.gguf", change)).hparams
+    assert hp.rope_swa is not None
+    assert (hp.rope.freq_base, hp.rope_swa.freq_base) == (1e6, 5000.0)
+
+
 # --- what is wrong has a name -----------------------------------------------------------------------------------------
 
 

@@ -42,6 +42,8 @@ class Gemma3(Model):
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
         hp = replace(
             hp,
+            # Files made by Ollama may call the two bases "global" and "local".
+            rope=replace(hp.rope, freq_base=keys.float_("rope.global.freq_base", hp.rope.freq_base)),
             embedding_scale=float(np.sqrt(np.float32(hp.n_embd))),
             # The 27B model alone scales by the width per head instead of the head's own.
             attention_scale=inverse_sqrt(hp.n_embd // hp.n_head[0] if hp.n_layer == _LAYERS_OF_27B else hp.head_dim_k),
@@ -55,7 +57,11 @@ class Gemma3(Model):
             n_swa=n_swa,
             swa_layers=_swa_layers(keys, hp.n_layer),
             # Context is stretched in the global layers only.
-            rope_swa=replace(hp.rope, freq_base=keys.float_("rope.freq_base_swa", 10000.0), freq_scale=1.0),
+            rope_swa=replace(
+                hp.rope,
+                freq_base=keys.float_("rope.freq_base_swa", keys.float_("rope.local.freq_base", 10000.0)),
+                freq_scale=1.0,
+            ),
         )
 
     def _take_weights(self, weights: Weights) -> None:
