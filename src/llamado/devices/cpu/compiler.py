@@ -385,7 +385,9 @@ class Compiler:
         panels = -(-w.ne[1] // 8)
         few = columns <= self.lowering.columns
         kernel = matmul.matmul_few if few else matmul.matmul_many
-        parameters: dict[str, Any] = {"weights": w.type.name} | ({"columns": columns} if few else {})
+        parameters: dict[str, Any] = {"weights": w.type.name} | (
+            {"columns": columns, "near": 8 * w.nb[1] <= matmul.NEAR} if few else {}
+        )
         fields: dict[str, int | float | Place] = {
             "w": self.place(w),
             "row_bytes": w.nb[1],

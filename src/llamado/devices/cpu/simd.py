@@ -282,10 +282,10 @@ class Code:
             vector = self.llvm.insert_element(vector, self.load(elem, address).ir, ir.Constant(_ELEMENTS["i32"], i))
         return Value(self, type_, vector)
 
-    def prefetch(self, address: Value) -> None:
-        """Asks for the cache line at `address`."""
+    def prefetch(self, address: Value, *, near: bool) -> None:
+        """Asks for the cache line at `address`, into L1 (near) or L2."""
         i32 = _ELEMENTS["i32"]
-        arguments = [self._pointer(address), ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)]
+        arguments = [self._pointer(address), ir.Constant(i32, 0), ir.Constant(i32, 3 if near else 2), ir.Constant(i32, 1)]
         self.intrinsic("llvm.prefetch.p0", None, arguments)
 
     def atomic_add(self, address: Value, amount: int) -> Value:

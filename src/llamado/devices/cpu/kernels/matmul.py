@@ -21,6 +21,9 @@ from llamado.gguf.types import TensorType
 
 _FIELDS = ("w", "row_bytes", "n_blocks", "n_rows", "x", "n_columns", "y", "y_stride", "share")
 
+NEAR = 10240
+"""Bytes of eight rows up to which the next eight are fetched into L1, beyond which into L2 only."""
+
 STRETCH = 2048
 """Weights of a row unpacked at a time by `matmul_many`: eight rows of it stay in L1."""
 
@@ -79,16 +82,22 @@ def _row_addresses(a: SimpleNamespace, first: Value) -> list[Value]:
 
 @kernel(*_FIELDS)
 def matmul_few(
-    c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Value, *, weights: str, columns: int
+    c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Value, *, weights: str, columns: int, near: bool
 ) -> None:
-    """y for `columns` columns (one group of x)."""
+    """y for `columns` columns (one group of x).
+
+    Eight rows are eight short streams, which defeat the hardware's prefetching: the next eight rows are asked for here.
+    """
     form = FORMATS[TensorType[weights]]
     x_step = BYTES_PER_COLUMN[form.block] * columns
     with c.shares(counter, (a.n_rows + 7) // 8, a.share) as panel:
         first = c.min(panel * 8, a.n_rows - 8)
         rows = _row_addresses(a, first)
         sums = [c.var(c.const(F32x8, 0.0)) for _ in range(columns)]
+        ahead = rows[0] + a.row_bytes * 8
         with c.range(0, a.n_blocks) as i:
+            for line in range(0, 8 * form.block_bytes, 64):
+                c.prefetch(ahead + i * (8 * form.block_bytes) + line, near=near)
             here = [row + i * form.block_bytes for row in rows]
             x = a.x + i * x_step
             if isinstance(form, Small):
