@@ -163,7 +163,7 @@ def test_context_full(make: Make) -> None:
     assert (result.stop_type, result.truncated, result.n_prompt + result.n_predicted) == ("limit", True, 40)
     result = ask(engine, req([3] * 39, -1))
     assert (result.stop_type, result.truncated, result.n_predicted) == ("limit", True, 1)
-    with pytest.raises(ContextExceeded, match=r"request \(40 tokens\) exceeds the available context size \(40 tok") as e:
+    with pytest.raises(ContextExceeded, match=r"request \(40 tokens\) exceeds the available .* \(40 tokens\)") as e:
         engine.submit(req([3] * 40), Client())
     assert (e.value.n_prompt_tokens, e.value.n_ctx) == (40, 40)
 
@@ -370,7 +370,7 @@ def random_request(rng: random.Random) -> Request:
 def test_nobody_notices_the_others(make: Make, shape: dict[str, Any], seed: int) -> None:
     rng = random.Random(seed)
     requests = [random_request(rng) for _ in range(100)]
-    engine, forward = make(**shape)
+    engine, _ = make(**shape)
     clients: list[Client] = []
     cancelled: set[int] = set()
     for i, request in enumerate(requests):
@@ -592,7 +592,7 @@ def test_an_idle_engine_sleeps(make: Make) -> None:
 
 
 def test_snapshot_and_counters(make: Make) -> None:
-    engine, forward = make(n_slots=2, max_batch=64)
+    engine, _ = make(n_slots=2, max_batch=64)
     empty = engine.snapshot()
     assert [slot.id_task for slot in empty.slots] == [-1, -1] and empty.kv_cells_total == 4096
     seen: list[Any] = []
@@ -633,7 +633,7 @@ def test_step_overhead(capsys: pytest.CaptureFixture[str]) -> None:
         forward = Instant(8192, n_vocab=32, max_batch=512)
         engine = Engine(forward, FakeTokenizer(), n_slots=8)
         gate = threading.Event()
-        first = engine.submit(req([1], 1, s=s), lambda e: gate.wait() and None)
+        first = engine.submit(req([1], 1, s=s), lambda e, gate=gate: gate.wait() and None)  # type: ignore[misc]
         assert first == 0
         time.sleep(0.01)
         clients = [send(engine, req([1, 2], 500, s=s)) for _ in range(8)]

@@ -1,0 +1,130 @@
+"""The Python API on a tiny model file."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tiny_models import make_llama
+
+from llamado.engine.engine import Engine
+from llamado.engine.errors import ContextExceeded, EngineError, InvalidRequest
+from llamado.engine.llama import Llama, context_size
+from llamado.engine.request import Defaults, Sampling
+from llamado.gguf.errors import SourceError
+from llamado.gguf.reader import GGUFFile
+from llamado.models import load_model
+from llamado.text.chat import ChatTemplate
+from llamado.text.tokenizer import load_tokenizer
+
+from .fake import FakeForward
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", n_vocab=320)
+
+
+@pytest.fixture
+def llama(tiny: Path) -> Iterator[Llama]:
+    """A Llama that computes nothing."""
+    file = GGUFFile.open(tiny)
+    tokenizer = load_tokenizer(file.metadata)
+    forward = FakeForward(n_vocab=tokenizer.n_vocab)
+    template = ChatTemplate.from_metadata(file.metadata, tokenizer)
+    engine = Engine(forward, tokenizer, n_slots=2, n_ctx=512)
+    defaults = Defaults(sampling=Sampling(seed=3, ignore_eos=True), n_predict=16)
+    with Llama(file, load_model(file), tokenizer, template, forward, engine, defaults) as llama:
+        yield llama
+
+
+def test_generate_whole_and_in_pieces(llama: Llama) -> None:
+    whole = llama.generate("Hello world")
+    assert whole and "".join(llama.generate("Hello world", stream=True)) == whole
+    assert llama.generate(llama.tokenize("Hello world", add_special=True)) == whole
+    assert llama.generate("Hello world", seed=4) != whole
+    result = llama.complete("Hello world", n_predict=5, n_probs=2)
+    assert result.n_predicted == 5 and len(result.probs) == 5 and whole.startswith(result.content[:-1])
+
+
+def test_chat_renders_the_template(llama: Llama) -> None:
+    messages = [{"role": "user", "content": "How are you?"}]
+    prompt = llama.template.render(messages)
+    expected = llama.generate(llama.tokenize(prompt, add_special=True), n_predict=7)
+    assert llama.chat(messages, n_predict=7) == expected
+    assert "".join(llama.chat(messages, stream=True, n_predict=7)) == expected
+
+
+def test_leaving_a_stream_ends_its_request(llama: Llama) -> None:
+    stream = llama.generate("Hello", stream=True, n_predict=-1, logit_bias={})
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    for _ in range(1000):
+        if not llama.engine.snapshot().requests_processing:
+            return
+        threading.Event().wait(0.005)
+    pytest.fail("the request still runs")
+
+
+def test_errors_reach_the_caller(llama: Llama) -> None:
+    with pytest.raises(InvalidRequest, match="temprature"):
+        llama.generate("Hello", temprature=0.5)
+    with pytest.raises(ContextExceeded):
+        llama.generate([1] * 512)
+    llama.forward.before = lambda n: 1 / 0  # type: ignore[attr-defined]
+    with pytest.raises(EngineError, match="ZeroDivisionError"):
+        llama.generate("Hello")
+
+
+def test_tokens_and_text(llama: Llama) -> None:
+    tokens = llama.tokenize("The quick brown fox")
+    assert llama.detokenize(tokens) == "The quick brown fox"
+
+
+def test_many_threads(llama: Llama) -> None:
+    expected = {i: llama.generate("Hello", seed=i) for i in range(8)}
+    got: dict[int, str] = {}
+    threads = [threading.Thread(target=lambda i=i: got.update({i: llama.generate("Hello", seed=i)})) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == expected
+
+
+def test_context_size() -> None:
+    assert context_size(4096, 4, True) == (4096, 4096)
+    assert context_size(4000, 4, False) == (1000, 4096)
+    assert context_size(100, 1, True) == (100, 256)
+    with pytest.raises(EngineError):
+        context_size(3, 4, False)
+
+
+def test_a_real_forward_pass_gives_each_its_own_answer(tiny: Path) -> None:
+    """Alone, among others, after others: the same text, on the real device."""
+    prompt, options = "One two three", {"n_predict": 24, "ignore_eos": True}
+    with Llama.load(tiny, n_slots=1, n_ctx=512) as alone:
+        expected = [alone.generate(prompt, seed=i, **options) for i in range(6)]
+        assert [alone.generate(prompt, seed=i, **options) for i in range(6)] == expected
+    with Llama.load(tiny, n_slots=4, n_ctx=512, n_ubatch=32) as llama:
+        streams = [llama.generate(prompt, stream=True, seed=i, **options) for i in range(6)]
+        got = [""] * 6
+
+        def read(i: int) -> None:
+            got[i] = "".join(streams[i])
+
+        threads = [threading.Thread(target=read, args=(i,)) for i in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert got == expected
+
+
+def test_load_errors_are_named(tiny: Path) -> None:
+    with pytest.raises(SourceError):
+        Llama.load("/nowhere/at/all.gguf")
+    with pytest.raises(EngineError, match="q3_x"):
+        Llama.load(tiny, type_k="q3_x")

@@ -1,0 +1,40 @@
+"""Requests made from defaults and given fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llamado.engine.request import Defaults, InvalidRequest, Request, Sampling, Timings
+
+
+def test_given_fields_win_over_the_defaults() -> None:
+    defaults = Defaults(sampling=Sampling(temperature=0.1, top_k=7), n_predict=33, n_keep=4, stop=("x",))
+    request = defaults.request([1, 2], top_k=9, n_predict=-1, stop=["y"], seed=None)
+    assert request == Request(
+        prompt=[1, 2], sampling=Sampling(temperature=0.1, top_k=9), n_predict=33, n_keep=4, stop=["y"]
+    )
+    assert defaults.request([1]).stop == ["x"] and defaults.request([1], n_predict=2).n_predict == 2
+    assert defaults.request([1], samplers="tk").sampling.samplers == ("temperature", "top_k")
+    assert defaults.request([1], samplers=["temp", "top-k"]).sampling.samplers == ("temperature", "top_k")
+
+
+@pytest.mark.parametrize(
+    "bad", [{"prompt_": 1}, {"n_predict": -2}, {"n_probs": -1}, {"temperature": float("nan")}, {"samplers": "q"}]
+)
+def test_bad_fields_are_named(bad: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        Defaults().request([1], **bad)
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="no tokens"):
+        Defaults().request([])
+
+
+def test_rates_do_not_count_the_first_token() -> None:
+    timings = Timings(cache_n=5, prompt_n=10, prompt_ms=20.0, predicted_n=5, predicted_ms=8.0)
+    assert (timings.prompt_per_token_ms, timings.prompt_per_second) == (2.0, 500.0)
+    assert (timings.predicted_per_token_ms, timings.predicted_per_second) == (2.0, 500.0)
+    assert Timings().predicted_per_second == Timings().prompt_per_second == Timings().predicted_per_token_ms == 0.0
