@@ -228,7 +228,7 @@ class Vocabulary:
             if token is None and role in _ROLES:
                 token = next((self.ids[text] for text in _ROLES[role] if text in self.ids), None)
                 if token is not None:
-                    self.attributes[token] |= Attribute.CONTROL
+                    self.attributes[token] |= np.uint8(Attribute.CONTROL)
             found[role] = token
         return SpecialIds(**found)
 
@@ -238,7 +238,7 @@ class Vocabulary:
         for text in _END_OF_GENERATION:
             if text in ids:
                 eog.add(ids[text])
-                self.attributes[ids[text]] |= Attribute.CONTROL
+                self.attributes[ids[text]] |= np.uint8(Attribute.CONTROL)
         for text in _ALWAYS_SHOWN:
             if text in ids:
                 self.attributes[ids[text]] = Attribute.USER_DEFINED
@@ -263,18 +263,18 @@ class Vocabulary:
         if any(part in pre for part in jina) or any(p in architecture for p in ("nomic-bert-moe", "jina-bert-v3")):
             self._mark(("<mask>",), Attribute.LSTRIP)
         elif "phi-3" in name or "phi3" in name:
-            self.attributes[self.specials] |= Attribute.RSTRIP
+            self.attributes[self.specials] |= np.uint8(Attribute.RSTRIP)
             self._mark(("</s>",), Attribute.RSTRIP)
             for text in ("<unk>", "<s>", "<|endoftext|>"):
                 if text in self.ids:
-                    self.attributes[self.ids[text]] &= 0xFF ^ Attribute.RSTRIP
+                    self.attributes[self.ids[text]] &= ~np.uint8(Attribute.RSTRIP)
         elif "modern-bert" in name:
             self._mark(("[MASK]",), Attribute.LSTRIP)
 
     def _mark(self, texts: Iterable[str], attribute: Attribute) -> None:
         for text in texts:
             if text in self.ids:
-                self.attributes[self.ids[text]] |= attribute
+                self.attributes[self.ids[text]] |= np.uint8(attribute)
 
 
 def _ids(strings: StringArray) -> dict[str, int]:
