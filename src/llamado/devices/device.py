@@ -1,7 +1,7 @@
 """The contract of everything that runs graphs: an in-order stream of writes, graphs, copies and reads.
 
-The engine sees only this. A tensor is bound to a device by its `buffer` and `offset`; a tensor without a buffer is an activation
-that the device places itself. What is submitted is done in order; a read gives a future.
+The engine sees only this. A tensor is bound to a device by its `buffer` and `offset`; a tensor without a buffer is an
+activation that the device places itself. What is submitted is done in order; a read gives a future.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A whole model on one device: the Forward that the engine drives.
 
-Weights stay where the file's mapping has them. Inputs, the KV cache and the logits have fixed places, so that a graph built
-once per shape is run again with new contents. Attention reads the cache up to the last cell in use, rounded up to 256: one shape
-serves many tokens.
+Weights stay where the file's mapping has them. Inputs, the KV cache and the logits have fixed places, so that a graph
+built once per shape is run again with new contents. Attention reads the cache up to the last cell in use, rounded up
+to 256: one shape serves many tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ Progress = Callable[[str, int, int], None]
 
 
 class LocalForward:
-    """Runs `model` (read from `file`) on `device` with a pool of `n_cells` KV cells and batches of up to `max_batch` tokens."""
+    """Runs `model` (read from `file`) on `device` with a pool of `n_cells` KV cells and batches of up to
+    `max_batch` tokens.
+    """
 
     def __init__(
         self,

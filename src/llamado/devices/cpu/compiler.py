@@ -1,8 +1,8 @@
 """The graph compiler: ggml graph → operations of this device.
 
-What it fuses: chains of row operations (norm, scale, add, gate, rotation, cache write) into one kernel each (`rows.py`); the
-quantisation of activations into the chain that makes them, once for all products that use them; rotation angles once per
-graph; the visible range of each mask row once per graph. Views cost nothing.
+What it fuses: chains of row operations (norm, scale, add, gate, rotation, cache write) into one kernel each
+(`rows.py`); the quantisation of activations into the chain that makes them, once for all products that use them;
+rotation angles once per graph; the visible range of each mask row once per graph. Views cost nothing.
 """
 
 from __future__ import annotations
@@ -185,7 +185,9 @@ class Compiler:
                 rows_in = reader.src[0]
                 assert rows_in is not None
                 whole = rows_in.root()[0] is node and rows_in.nelements == node.nelements
-                if not (whole and rows_in.is_contiguous() and node.is_contiguous() and rows_in.ne[2] == rows_in.ne[3] == 1):
+                if not (
+                    whole and rows_in.is_contiguous() and node.is_contiguous() and rows_in.ne[2] == rows_in.ne[3] == 1
+                ):
                     continue
                 if rows_in is not node and (node.ne[0] * node.ne[1] != rows_in.ne[0] or node.ne[3] != 1):
                     continue
@@ -244,7 +246,9 @@ class Compiler:
                 elif other.ne[0] == 1:
                     self._operand(chain, ("element", kind), other, node, kind)
                 else:
-                    raise DeviceError(f"{node.op.name} repeats a row of {other.ne[0]} over {node.ne[0]}: not supported here")
+                    raise DeviceError(
+                        f"{node.op.name} repeats a row of {other.ne[0]} over {node.ne[0]}: not supported here"
+                    )
             case Op.RMS_NORM | Op.NORM:
                 chain.add((node.op.name.lower(),), node.op.name, eps=struct.unpack_from("<f", params)[0])
             case Op.SCALE:
@@ -274,9 +278,7 @@ class Compiler:
             raise DeviceError("GET_ROWS of more than two dimensions is not supported here")
         if table.type not in FORMATS and table.type not in _FLOATS:
             raise DeviceError(f"GET_ROWS from {table.type.name} is not supported here")
-        chain.add(
-            ("get_rows", table.type.name), "get_rows", x=self.place(table), nb1=table.nb[1], ids=self.place(ids)
-        )
+        chain.add(("get_rows", table.type.name), "get_rows", x=self.place(table), nb1=table.nb[1], ids=self.place(ids))
         chain.reads += [self.span(table), self.span(ids)]
 
     def _set_rows(self, chain: _Chain, node: Tensor) -> None:
@@ -308,7 +310,7 @@ class Compiler:
             raise DeviceError(f"rotation mode {mode.name} is not supported here")
         key = (self.place(positions), node.op_params, None if factors is None else self.place(factors), node.ne[2])
         if key not in self._tables:
-            frequencies, magnitude = rope_frequencies(n_dims, n_ctx_orig, *values[5:], factors=_host_values(factors))
+            frequencies, magnitude = rope_frequencies(n_dims, n_ctx_orig, values[5:], _host_values(factors))
             table = self.temporary(8 * node.ne[2] * (n_dims // 2))
             assert table.base is not None
             fields: dict[str, int | float | Place] = {
@@ -334,7 +336,9 @@ class Compiler:
         fields |= {"share": max(1, min(16, count // (4 * self.n_threads)))}
         fields |= self._scratch(4 * shape.ne[0])
         stages = tuple(chain.stages)
-        self._emit(rows.rows_kernel(stages), {"stages": stages}, fields, chain.reads, chain.writes, " ".join(chain.names))
+        self._emit(
+            rows.rows_kernel(stages), {"stages": stages}, fields, chain.reads, chain.writes, " ".join(chain.names)
+        )
 
     # --- quantised activations ---------------------------------------------------------------------------------------
     def _block(self, product: Tensor) -> int:
@@ -502,14 +506,15 @@ def _host_values(factors: Tensor | None) -> NDArray[np.float32] | None:
 
 
 def rope_frequencies(
-    n_dims: int, n_ctx_orig: int, base: float, scale: float, ext_factor: float, attn_factor: float, beta_fast: float,
-    beta_slow: float, factors: NDArray[np.float32] | None = None,
-) -> tuple[NDArray[np.float64], float]:  # fmt: skip
+    n_dims: int, n_ctx_orig: int, parameters: tuple[float, ...], factors: NDArray[np.float32] | None = None
+) -> tuple[NDArray[np.float64], float]:
     """Angle per position of each pair (f64[n_dims/2]) and the magnitude of the rotation.
 
-    RoPE (Su et al. 2021) with position interpolation by `scale`, frequency factors, and YaRN (Peng et al. 2023) where
-    `ext_factor` > 0: pairs below the ramp keep their frequency, those above are interpolated.
+    RoPE (Su et al. 2021) with `parameters` (base, scale, ext_factor, attn_factor, beta_fast, beta_slow) as in ROPE's
+    op_params: position interpolation by `scale`, frequency factors, and YaRN (Peng et al. 2023) where `ext_factor` > 0:
+    pairs below the ramp keep their frequency, those above are interpolated.
     """
+    base, scale, ext_factor, attn_factor, beta_fast, beta_slow = parameters
     i = np.arange(n_dims // 2, dtype=np.float64)
     plain = float(base) ** (-2.0 * i / n_dims)
     if factors is not None:

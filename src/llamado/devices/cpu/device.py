@@ -39,7 +39,9 @@ class CpuDevice:
     compiled again: keep it and change what its inputs hold.
     """
 
-    def __init__(self, n_threads: int | None = None, n_threads_batch: int | None = None, jit: Jit | None = None) -> None:
+    def __init__(
+        self, n_threads: int | None = None, n_threads_batch: int | None = None, jit: Jit | None = None
+    ) -> None:
         self.name = "CPU"
         self.n_threads = n_threads or default_threads()
         self.n_threads_batch = n_threads_batch or self.n_threads

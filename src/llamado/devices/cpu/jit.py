@@ -121,7 +121,9 @@ class Jit:
         return found
 
     def function(self, kernel: Kernel, **parameters: Any) -> Callable[[int, int, int, int], None]:
-        """The kernel as a function that Python calls (without the GIL): fields address, thread, threads, counter address."""
+        """The kernel as a function that Python calls (without the GIL): fields address, thread, threads,
+        counter address.
+        """
         return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(self.address(kernel, **parameters))
 
     def module(self, kernel: Kernel, symbol: str, parameters: dict[str, Any]) -> Any:
@@ -137,9 +139,7 @@ class Jit:
         from llamado.devices.cpu.simd import Value
 
         fields, thread, threads, counter = (Value(code, I64, a) for a in function.args)
-        arguments = SimpleNamespace(
-            **{name: code.load(I64, fields + 8 * i) for i, name in enumerate(kernel.fields)}
-        )
+        arguments = SimpleNamespace(**{name: code.load(I64, fields + 8 * i) for i, name in enumerate(kernel.fields)})
         kernel.trace(code, arguments, thread, threads, counter, **parameters)
         code.close()
         parsed = self._llvm.parse_assembly(str(module))

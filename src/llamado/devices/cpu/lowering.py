@@ -1,8 +1,8 @@
 """Words of the SIMD language that instruction sets spell differently: integer dot products.
 
 `VNNI` multiplies 32 unsigned by 32 signed bytes and adds groups of four in one instruction (AVX-512 VNNI on 256-bit
-registers, or AVX-VNNI). `AVX2` needs a multiply to i16 pairs and keeps adding in i16 while that cannot overflow. `Portable` is
-plain LLVM arithmetic. All three give the same integers, so the same bits.
+registers, or AVX-VNNI). `AVX2` needs a multiply to i16 pairs and keeps adding in i16 while that cannot overflow.
+`Portable` is plain LLVM arithmetic. All three give the same integers, so the same bits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llamado.devices.cpu.simd import I8x32, I16x16, I32, I32x8, Code, Type, Value
+from llamado.devices.cpu.simd import I32, Code, I8x32, I16x16, I32x8, Type, Value
 
 _I32x16, _I32x32 = Type("i32", 16), Type("i32", 32)
 
@@ -23,18 +23,29 @@ class Lowering:
     name: str
     columns: int
 
-    # A weight of zero point z is held as u = w + z, unsigned; 8-bit weights need all of u8, which AVX2's saturating multiply
+    # A weight of zero point z is held as u = w + z, unsigned; 8-bit weights need all of u8, which AVX2's saturating
+    # multiply
     # does not allow: there they stay signed.
     full_u8: bool = True
 
-    def dot(self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], peak: int) -> None:
-        """sums[j] (I32x8) += Σ_g groups of four of weights[g] (unsigned bytes ≤ `peak`) · x[g][j] (address of 4 signed bytes)."""
+    def dot(
+        self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], peak: int
+    ) -> None:
+        """sums[j] (I32x8) += Σ_g groups of four of weights[g] (unsigned bytes ≤ `peak`) · x[g][j] (address of 4
+        signed bytes).
+        """
         for w, addresses in zip(weights, x, strict=True):
             for j, address in enumerate(addresses):
                 sums[j] = sums[j] + _dot4(c, w.zext(_I32x32), self._spread(c, address).to(_I32x32))
 
     def dot_scaled(
-        self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], scale: Value, peak: int
+        self,
+        c: Code,
+        sums: list[Value],
+        weights: Sequence[Value],
+        x: Sequence[Sequence[Value]],
+        scale: Value,
+        peak: int,
     ) -> None:
         """sums[j] += scale · (the dot product of `dot`), `scale` as made by `scale`."""
         part = [c.const(I32x8, 0) for _ in sums]
@@ -71,13 +82,21 @@ def _dot4(c: Code, a: Value, b: Value) -> Value:
 class Avx2(Lowering):
     """AVX2 with FMA and F16C."""
 
-    def dot(self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], peak: int) -> None:
+    def dot(
+        self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], peak: int
+    ) -> None:
         ones = c.const(I16x16, 1)
         for part, j in self._parts(c, len(sums), weights, x, peak):
             sums[j] = sums[j] + _madd(c, part, ones)
 
     def dot_scaled(
-        self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], scale: Value, peak: int
+        self,
+        c: Code,
+        sums: list[Value],
+        weights: Sequence[Value],
+        x: Sequence[Sequence[Value]],
+        scale: Value,
+        peak: int,
     ) -> None:
         for part, j in self._parts(c, len(sums), weights, x, peak):
             sums[j] = sums[j] + _madd(c, part, scale)
@@ -126,12 +145,12 @@ def _madd(c: Code, a: Value, b: Value) -> Value:
 class Vnni(Avx2):
     """AVX-512 VNNI on 256-bit registers (AVX-512VL: 32 registers, operands broadcast from memory)."""
 
-    def dot(self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], peak: int) -> None:
+    def dot(
+        self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], peak: int
+    ) -> None:
         for w, addresses in zip(weights, x, strict=True):
             for j, address in enumerate(addresses):
-                sums[j] = c.intrinsic(
-                    "llvm.x86.avx512.vpdpbusd.256", I32x8, [sums[j], w, self._spread(c, address)]
-                )
+                sums[j] = c.intrinsic("llvm.x86.avx512.vpdpbusd.256", I32x8, [sums[j], w, self._spread(c, address)])
 
     dot_scaled = Lowering.dot_scaled
     scale = Lowering.scale

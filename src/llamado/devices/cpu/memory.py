@@ -43,5 +43,7 @@ def view_of(tensor: Tensor) -> NDArray[np.uint8]:
     buffer = cast(CpuBuffer, root.buffer)
     start = root.offset + inside
     if start + tensor.nbytes > buffer.size:
-        raise DeviceError(f"tensor {tensor.name or '?'} ends at byte {start + tensor.nbytes} of a buffer of {buffer.size}")
+        raise DeviceError(
+            f"tensor {tensor.name or '?'} ends at byte {start + tensor.nbytes} of a buffer of {buffer.size}"
+        )
     return buffer.memory[start : start + tensor.nbytes]

@@ -1,8 +1,8 @@
 """Programs: operations with their memory planned, their barriers placed and their fields packed for the machine.
 
-An operation names the memory it reads and writes. That alone decides where activations lie (memory is used again once its last
-reader is past) and where threads must wait for each other: only before an operation that touches what another has written, or
-writes what another touches, since the last barrier.
+An operation names the memory it reads and writes. That alone decides where activations lie (memory is used again once
+its last reader is past) and where threads must wait for each other: only before an operation that touches what
+another has written, or writes what another touches, since the last barrier.
 """
 
 from __future__ import annotations
@@ -133,7 +133,9 @@ def link(operations: list[Operation], jit: Jit, arena: int, arena_size: int) -> 
     since: list[tuple[int, int, bool]] = []
     for i, operation in enumerate(operations):
         values = {
-            name: (value.offset + (arena + value.base.offset if value.base else 0) if isinstance(value, Place) else value)
+            name: (
+                value.offset + (arena + value.base.offset if value.base else 0) if isinstance(value, Place) else value
+            )
             for name, value in operation.fields.items()
         }
         packed = operation.kernel.pack(values)

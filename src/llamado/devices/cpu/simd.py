@@ -60,7 +60,9 @@ Number = int | float
 
 
 class Value:
-    """A register: the result of an instruction. Operators work lane by lane; integers are signed unless a name says so."""
+    """A register: the result of an instruction. Operators work lane by lane; integers are signed unless a name
+    says so.
+    """
 
     __slots__ = ("code", "ir", "type")
 
@@ -158,7 +160,9 @@ class Value:
         return self if type_ == self.type else Value(self.code, type_, self.code.llvm.bitcast(self.ir, type_.llvm))
 
     def to(self, type_: Type) -> Value:
-        """Signed integer ↔ integer, integer ↔ float, float ↔ float conversion, lane by lane (floats truncate to integers)."""
+        """Signed integer ↔ integer, integer ↔ float, float ↔ float conversion, lane by lane (floats truncate to
+        integers).
+        """
         builder, here = self.code.llvm, self.type
         if type_ == here:
             return self
@@ -285,7 +289,12 @@ class Code:
     def prefetch(self, address: Value, *, near: bool) -> None:
         """Asks for the cache line at `address`, into L1 (near) or L2."""
         i32 = _ELEMENTS["i32"]
-        arguments = [self._pointer(address), ir.Constant(i32, 0), ir.Constant(i32, 3 if near else 2), ir.Constant(i32, 1)]
+        arguments = [
+            self._pointer(address),
+            ir.Constant(i32, 0),
+            ir.Constant(i32, 3 if near else 2),
+            ir.Constant(i32, 1),
+        ]
         self.intrinsic("llvm.prefetch.p0", None, arguments)
 
     def atomic_add(self, address: Value, amount: int) -> Value:
@@ -449,4 +458,3 @@ class Code:
     def atomic_add_value(self, address: Value, amount: Value) -> Value:
         """`atomic_add` of an amount known only at run time."""
         return Value(self, I64, self.llvm.atomic_rmw("add", self._pointer(address), amount.ir, "seq_cst"))
-

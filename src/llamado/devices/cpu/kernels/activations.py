@@ -1,18 +1,21 @@
 """Quantised activations: the int8 columns that the matmul kernels multiply weights with.
 
-Columns lie in groups of `columns`, interleaved cell by cell so that a group is one stream: a matrix of n columns is whole groups of
-`Lowering.columns` and a last group of 4 where that holds the rest (the padding columns hold anything). Per block and group of n columns:
+Columns lie in groups of `columns`, interleaved cell by cell so that a group is one stream: a matrix of n columns is
+whole groups of `Lowering.columns` and a last group of 4 where that holds the rest (the padding columns hold
+anything). Per block and group of n columns:
 
 blocks of 32 (44 bytes a column):   8 cells × n × 4 int8 | n × f32 d | n × f32 d·Σq | n × i32 −Σq
-blocks of 256 (308 bytes a column): 64 cells × n × 4 int8 | n × f32 d | 4 × n × pairs of i16 sums of 32 | 8 × n × pairs of i16 sums of 16
+blocks of 256 (308 bytes a column): 64 cells × n × 4 int8 | n × f32 d | 4 × n × pairs of i16 sums of 32
+                                    | 8 × n × pairs of i16 sums of 16
 
-with d = max|x| / 127, q = round(x / d). Sums come in the pairs in which formats.py reads mins and scales: (0, 2), (1, 3), (4, 6), ….
-The scale lies per 32 or 256 weights as in ggml's Q8_0 and Q8_K, but in f32 throughout.
+with q = round(x · 127 / max|x|) and d = max|x| / 127: the values of ggml's Q8_0, Q8_1 and Q8_K (ggml-quants.c), the
+scales of the blocks of 32 rounded through f16 as theirs are. Sums come in the pairs in which formats.py reads mins and
+scales: (0, 2), (1, 3), (4, 6), ….
 """
 
 from __future__ import annotations
 
-from llamado.devices.cpu.simd import F32, F32x8, I16, I32, I32x8, Code, Value
+from llamado.devices.cpu.simd import F16, F32, I16, I32, Code, F32x8, I32x8, Value
 
 BYTES_PER_COLUMN = {32: 44, 256: 308}
 
@@ -29,10 +32,10 @@ def padded_columns(columns: int, group: int) -> int:
     return whole * group + (0 if rest == 0 else 4 if rest <= 4 else group)
 
 
-def quantize_row(
-    c: Code, source: Value, n: Value, target: Value, column: Value, columns: Value, *, block: int
-) -> None:
-    """Quantises n f32 at `source` into place `column` of a group of `columns` columns at `target` (column, columns: I64)."""
+def quantize_row(c: Code, source: Value, n: Value, target: Value, column: Value, columns: Value, *, block: int) -> None:
+    """Quantises n f32 at `source` into place `column` of a group of `columns` columns at `target` (column,
+    columns: I64).
+    """
     per_block = BYTES_PER_COLUMN[block]
     at = column * 4
     with c.range(0, n // block) as i:
@@ -51,13 +54,14 @@ def quantize_row(
         most = c.max_lanes(peak)
         d = most / 127.0
         inverse = c.select(most > 0.0, c.f32(127.0) / most, c.f32(0.0)).splat(8)
-        c.store(to + block * columns + at, d)
         if block == 32:
+            c.store(to + 32 * columns + at, d.to(F16).to(F32))
             quads = [c.round(v * inverse).to(I32x8) for v in values]
             total = _store(c, quads, to + at, columns)
-            c.store(to + 36 * columns + at, d * total.to(F32))
+            c.store(to + 36 * columns + at, (d * total.to(F32)).to(F16).to(F32))
             c.store(to + 40 * columns + at, -total)
         else:
+            c.store(to + 256 * columns + at, d)
             sums = c.scratch(16 * 2)
             with c.range(0, 16) as s:
                 part = [c.load(F32x8, from_ + s * 64 + 32 * v) for v in range(2)]

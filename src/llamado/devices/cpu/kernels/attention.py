@@ -1,20 +1,21 @@
 """Flash attention: softmax(q·kᵀ·scale + mask)·v with a running maximum, over key blocks of one fixed size in order.
 
-What a query gets depends on its own visible keys alone. Blocks start at multiples of `BLOCK` cells; dot products run over lanes of the
-head in one fixed tree; values are added key by key. So one query alone (`whole` blocks read straight from the cache) and
-a tile of many (the block expanded to f32 once for all of them) give the same bits, and a block that is masked for every query of a
-tile is skipped without changing any (its weights would be exactly zero).
+What a query gets depends on its own visible keys alone. Blocks start at multiples of `BLOCK` cells; dot products run
+over lanes of the head in one fixed tree; values are added key by key. So one query alone (`whole` blocks read
+straight from the cache) and a tile of many (the block expanded to f32 once for all of them) give the same bits, and a
+block that is masked for every query of a tile is skipped without changing any (its weights would be exactly zero).
 
 Source of the method: Dao et al., FlashAttention (2022), online softmax of Milakov & Gimelshein (2018).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 from llamado.devices.cpu.jit import kernel
 from llamado.devices.cpu.kernels import elements, maths
-from llamado.devices.cpu.simd import F16x8, F32, F32x8, I16, I32, I64, Code, Value, Var
+from llamado.devices.cpu.simd import F32, I16, I32, I64, Code, F16x8, F32x8, Value, Var
 from llamado.gguf.types import TensorType
 
 BLOCK = 32
@@ -86,7 +87,9 @@ def flash_attention(
     masked: bool,
     capped: bool,
 ) -> None:
-    """One unit of work is a tile of `tile` queries (token and head of one key head's group, heads fastest) of one key head."""
+    """One unit of work is a tile of `tile` queries (token and head of one key head's group, heads fastest) of
+    one key head.
+    """
     k_type, v_type = TensorType[keys], TensorType[values]
     scale, softcap = a.scale.to(I32).bits(F32), a.softcap.to(I32).bits(F32)
     rows = a.n_tokens * a.group
@@ -148,7 +151,17 @@ def flash_attention(
                     at = scores + (j + s) * (4 * BLOCK)
                     fades.append(_soften(c, at, here, peaks + (j + s) * 4, sums + (j + s) * 32))
                 out = outputs + j * (4 * head_v)
-                _mix(c, value, TensorType.F32 if tile > 1 else v_type, head_v, scores + j * (4 * BLOCK), out, step, here, fades)
+                _mix(
+                    c,
+                    value,
+                    TensorType.F32 if tile > 1 else v_type,
+                    head_v,
+                    scores + j * (4 * BLOCK),
+                    out,
+                    step,
+                    here,
+                    fades,
+                )
 
         with c.range(0, tile) as j:
             total = c.sum_lanes(c.load(F32x8, sums + j * 32))
@@ -169,11 +182,21 @@ def _expand(
 
 
 def _score(
-    c: Code, key: object, k_type: TensorType, head: int, places: Value, scores: Value, step: int, first: Value,
-    here: Value, stop: Value, scale: Value, softcap: Value | None, masked: bool,
-) -> None:  # fmt: skip
+    c: Code,
+    key: Callable[[Value], Value],
+    k_type: TensorType,
+    head: int,
+    places: Value,
+    scores: Value,
+    step: int,
+    first: Value,
+    here: Value,
+    stop: Value,
+    scale: Value,
+    softcap: Value | None,
+    masked: bool,
+) -> None:
     """scores[query][key] of `step` queries for the keys of a block, eight at a time."""
-    assert callable(key)
     queries = [c.load(I64, places + 32 * s) for s in range(step)]
     with c.range(0, here, 8) as k8:
         rows = [key(k8 + i) for i in range(8)]
@@ -215,11 +238,17 @@ def _soften(c: Code, scores: Value, here: Value, peak: Value, sums: Value) -> Va
 
 
 def _mix(
-    c: Code, value: object, v_type: TensorType, head: int, scores: Value, out: Value, step: int, here: Value,
+    c: Code,
+    value: Callable[[Value], Value],
+    v_type: TensorType,
+    head: int,
+    scores: Value,
+    out: Value,
+    step: int,
+    here: Value,
     fades: list[Value],
-) -> None:  # fmt: skip
+) -> None:
     """outputs = outputs · fade + Σ weight · value, key by key, in tiles of eight vectors of the head."""
-    assert callable(value)
     n = min(8, head // 8)
     while (head // 8) % n:
         n -= 1
@@ -239,5 +268,3 @@ def _mix(
         for s in range(step):
             for i in range(n):
                 c.store(out + s * (4 * head) + (d + 8 * i) * 4, sums[s][i].value)
-
-

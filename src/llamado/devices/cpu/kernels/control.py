@@ -1,14 +1,16 @@
-"""Running a program: the loop over its operations, the barrier between them, and the threads that wait for the next one.
+"""Running a program: the loop over its operations, the barrier between them, and the threads that wait for the next
+one.
 
-A program is an array of (kernel address, fields address, barrier before it: 0 or 1). Operations with no barrier between them touch
-nothing of each other's, so a thread that finds no work left in one goes on with the next. Every operation has a
-counter of its own (64 bytes apart) by which its work is shared out.
+A program is an array of (kernel address, fields address, barrier before it: 0 or 1). Operations with no barrier
+between them touch nothing of each other's, so a thread that finds no work left in one goes on with the next. Every
+operation has a counter of its own (64 bytes apart) by which its work is shared out.
 """
 
 from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 
 from llamado.devices.cpu.jit import kernel
@@ -45,9 +47,8 @@ def _barrier(c: Code, state: Value, due: Value) -> None:
     _spin_until(c, lambda: c.atomic_load(state + ARRIVED) >= due)
 
 
-def _spin_until(c: Code, done: object) -> None:
+def _spin_until(c: Code, done: Callable[[], Value]) -> None:
     """Looks at a condition that another running thread is about to make true; lets others run when it takes long."""
-    assert callable(done)
     spins = c.var(c.i64(0))
     with c.loop() as loop:
         c.leave(loop, done())
@@ -74,7 +75,9 @@ def dispatch(c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter
 
 @kernel("state")
 def work(c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Value) -> None:
-    """The life of thread `thread` ≥ 1: waits for a program (looks a while, then sleeps), runs it, until the program is 0."""
+    """The life of thread `thread` ≥ 1: waits for a program (looks a while, then sleeps), runs it, until the
+    program is 0.
+    """
     seen = c.var(c.i64(0))
     with c.loop() as life:
         spins = c.var(c.i64(0))

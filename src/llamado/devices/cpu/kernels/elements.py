@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from llamado.devices.cpu.kernels.formats import FORMATS, Small
-from llamado.devices.cpu.simd import F16, F32, I8, I8x8, I8x32, I16, I32, Code, Type, Value
+from llamado.devices.cpu.simd import F16, F32, I8, I16, I32, Code, I8x8, I8x32, Type, Value
 from llamado.gguf.types import TensorType
 
 
 def load(c: Code, type_: TensorType, row: Value, index: Value, lanes: int = 8) -> Value:
-    """`lanes` (8 or 1) values from element `index` of the row at `row`, as f32; eight of Q8_0 must not cross a block."""
+    """`lanes` (8 or 1) values from element `index` of the row at `row`, as f32; eight of Q8_0 must not cross a
+    block.
+    """
     f32 = Type("f32", lanes)
     match type_:
         case TensorType.F32:

@@ -1,6 +1,7 @@
 """Matrix products of F32, F16 and BF16 weights with f32 activations, and plain copies.
 
-Lanes run over K: each output has eight partial sums (k mod 8) added in one fixed tree at the end, for any number of columns.
+Lanes run over K: each output has eight partial sums (k mod 8) added in one fixed tree at the end, for any number of
+columns.
 """
 
 from __future__ import annotations
@@ -9,17 +10,37 @@ from types import SimpleNamespace
 
 from llamado.devices.cpu.jit import kernel
 from llamado.devices.cpu.kernels import elements
-from llamado.devices.cpu.simd import F32, F32x8, I32, Code, Value
+from llamado.devices.cpu.simd import F32, I32, Code, F32x8, Value
 from llamado.gguf.types import TensorType
 
 _ROWS, _COLUMNS = 4, 2
 
 
 @kernel(
-    "w", "w1", "w2", "w3", "x", "x1", "x2", "x3", "y", "y1", "y2", "y3", "n", "n_rows", "n_columns", "n2", "n3", "r2", "r3"
+    "w",
+    "w1",
+    "w2",
+    "w3",
+    "x",
+    "x1",
+    "x2",
+    "x3",
+    "y",
+    "y1",
+    "y2",
+    "y3",
+    "n",
+    "n_rows",
+    "n_columns",
+    "n2",
+    "n3",
+    "r2",
+    "r3",
 )
 def matmul_float(c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Value, *, weights: str) -> None:
-    """y[i3, i2, column, row] = w[i3/r3, i2/r2, row] · x[i3, i2, column]; a unit of work is four rows and all columns."""
+    """y[i3, i2, column, row] = w[i3/r3, i2/r2, row] · x[i3, i2, column]; a unit of work is four rows and all
+    columns.
+    """
     type_ = TensorType[weights]
     quads = (a.n_rows + (_ROWS - 1)) // _ROWS
     n8 = a.n // 8 * 8
@@ -49,7 +70,9 @@ def matmul_float(c: Code, a: SimpleNamespace, thread: Value, threads: Value, cou
 
 
 @kernel(*(f"{side}{part}" for side in "xy" for part in ("", "0", "1", "2", "3")), "n0", "n1", "n2", "n3")
-def copy(c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Value, *, source: str, target: str) -> None:
+def copy(
+    c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Value, *, source: str, target: str
+) -> None:
     """y = x element by element, any strides (of a shared shape), converting between plain types."""
     from_, to = TensorType[source], TensorType[target]
     with c.shares(counter, a.n1 * a.n2 * a.n3, c.i64(8)) as row:
@@ -67,5 +90,3 @@ def copy(c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Va
                 elements.store(c, to, at_y, c.i64(0), c.load(I32, at_x).to(F32))
             else:
                 elements.store(c, to, at_y, c.i64(0), elements.load(c, from_, at_x, c.i64(0), 1))
-
-

@@ -1,9 +1,10 @@
-"""Quantised weight formats as the matmul kernels see them: eight rows of a block at once, straight from the file's layout.
+"""Quantised weight formats as the matmul kernels see them: eight rows of a block at once, straight from the file's
+layout.
 
-Sources of the layouts: ggml-common.h (`block_q4_0` … `block_q6_K`) and the dequantisation in ggml-quants.c. A row's block is
-read as 4-byte cells and transposed with its seven neighbours, so that lane r of every vector belongs to row r and a vector holds
-four consecutive weights of eight rows ("a group"). A weight of zero point z is held as the unsigned byte w + z; z times the sum
-of the activations is taken off in integers, so nothing is lost.
+Sources of the layouts: ggml-common.h (`block_q4_0` … `block_q6_K`) and the dequantisation in ggml-quants.c. A row's
+block is read as 4-byte cells and transposed with its seven neighbours, so that lane r of every vector belongs to row
+r and a vector holds four consecutive weights of eight rows ("a group"). A weight of zero point z is held as the
+unsigned byte w + z; z times the sum of the activations is taken off in integers, so nothing is lost.
 
 Two families by the activation format they multiply with (`activations.py`): blocks of 32 weights with float scales, and
 super-blocks of 256 with integer scales for their 8 or 16 sub-blocks.
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from llamado.devices.cpu.simd import F16x8, F32x8, I8x32, I16, I16x8, I16x16, I32, I32x4, I32x8, Code, Value
+from llamado.devices.cpu.simd import I16, I32, Code, F16x8, F32x8, I8x32, I16x8, I16x16, I32x4, I32x8, Value
 from llamado.gguf.types import TensorType
 
 

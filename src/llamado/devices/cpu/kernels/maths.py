@@ -6,8 +6,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from llamado.devices.cpu.simd import Code, Value
 from llamado.ggml.ops import GluOp, UnaryOp
+
+Function = Callable[[Code, Value], Value]
 
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 _SIN = (-1 / 39916800, 1 / 362880, -1 / 5040, 1 / 120, -1 / 6)
@@ -80,7 +84,7 @@ def sincos(c: Code, x: Value) -> tuple[Value, Value]:
     return sine, cosine
 
 
-UNARY = {
+UNARY: dict[UnaryOp, Function] = {
     UnaryOp.RELU: relu,
     UnaryOp.SILU: silu,
     UnaryOp.GELU: gelu,
@@ -92,7 +96,7 @@ UNARY = {
     UnaryOp.ABS: lambda c, x: c.abs(x),
 }
 
-GATE = {
+GATE: dict[GluOp, Function] = {
     GluOp.REGLU: relu,
     GluOp.GEGLU: gelu,
     GluOp.SWIGLU: silu,

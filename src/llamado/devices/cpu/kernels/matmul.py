@@ -1,9 +1,10 @@
 """Matrix products of quantised weights with quantised activations: y = W·x.
 
-One arithmetic for every batch size (the law "one numerics"): for each output, blocks are taken in order along K; within a block
-the integer dot product is exact; then one fused multiply-add into the f32 sum. `matmul_few` keeps a block's unpacked weights
-in registers for up to `Lowering.columns` columns; `matmul_many` unpacks eight rows of a stretch of K into scratch (L1) and spends them on
-all columns. Lanes are rows in both, so the float operations are the same ones in the same order.
+One arithmetic for every batch size (the law "one numerics"): for each output, blocks are taken in order along K;
+within a block the integer dot product is exact; then one fused multiply-add into the f32 sum. `matmul_few` keeps a
+block's unpacked weights in registers for up to `Lowering.columns` columns; `matmul_many` unpacks eight rows of a
+stretch of K into scratch (L1) and spends them on all columns. Lanes are rows in both, so the float operations are the
+same ones in the same order.
 
 Layout of x: see `activations.py`. W: row r at w + r·row_bytes as in the file. y: f32, column j at y + j·y_stride.
 """
@@ -16,7 +17,7 @@ from types import SimpleNamespace
 from llamado.devices.cpu.jit import kernel
 from llamado.devices.cpu.kernels.activations import BYTES_PER_COLUMN
 from llamado.devices.cpu.kernels.formats import FORMATS, Block32, Block256, Small, Super
-from llamado.devices.cpu.simd import F32x8, I8x32, I16x16, I32x8, Code, Value, Var
+from llamado.devices.cpu.simd import Code, F32x8, I8x32, I16x16, I32x8, Value, Var
 from llamado.gguf.types import TensorType
 
 _FIELDS = ("w", "row_bytes", "n_blocks", "n_rows", "x", "n_columns", "y", "y_stride", "share")
@@ -82,7 +83,15 @@ def _row_addresses(a: SimpleNamespace, first: Value) -> list[Value]:
 
 @kernel(*_FIELDS)
 def matmul_few(
-    c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Value, *, weights: str, columns: int, near: bool
+    c: Code,
+    a: SimpleNamespace,
+    thread: Value,
+    threads: Value,
+    counter: Value,
+    *,
+    weights: str,
+    columns: int,
+    near: bool,
 ) -> None:
     """y for `columns` columns (one group of x).
 

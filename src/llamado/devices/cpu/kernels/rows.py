@@ -2,9 +2,11 @@
 
 A chain is a tuple of stages. The first brings a row in; the others change it or put it somewhere. One pass over the row
 carries as many stages as need nothing but the element itself; a norm ends a pass, because it needs the whole row first.
-So RMS_NORM → MUL → ADD → RMS_NORM → MUL → quantise is one kernel, one trip through memory and one place among the threads.
+So RMS_NORM → MUL → ADD → RMS_NORM → MUL → quantise is one kernel, one trip through memory and one place among the
+threads.
 
-Rows are counted over three dimensions (n1, n2, n3). An operand lies at address + i1·s1 + i2·s2 + i3·s3; a stride of 0 repeats it.
+Rows are counted over three dimensions (n1, n2, n3). An operand lies at address + i1·s1 + i2·s2 + i3·s3; a stride of 0
+repeats it.
 
 stage                          fields                    meaning
 ("row",)                       x s1 s2 s3                the row itself, f32
@@ -101,9 +103,7 @@ class _Chain:
 
     def operand(self, i: int) -> Value:
         i1, i2, i3 = self.index
-        return (
-            self.field(i, "x") + i1 * self.field(i, "s1") + i2 * self.field(i, "s2") + i3 * self.field(i, "s3")
-        )
+        return self.field(i, "x") + i1 * self.field(i, "s1") + i2 * self.field(i, "s2") + i3 * self.field(i, "s3")
 
     def run(self, stages: tuple[Stage, ...]) -> None:
         for i, stage in enumerate(stages):
@@ -115,21 +115,17 @@ class _Chain:
                 case "add" | "sub" | "mul" | "div":
                     self._with_operand(_ARITHMETIC[stage[0]], self.operand(i))
                 case "element":
-                    number, op = self.c.load(F32, self.operand(i)), _ARITHMETIC[stage[1]]
-                    self.pending.append(lambda v, _, number=number, op=op: op(v, _like(number, v)))
+                    self._with_number(_ARITHMETIC[stage[1]], self.c.load(F32, self.operand(i)))
                 case "rms_norm":
                     self._rms_norm(i)
                 case "norm":
                     self._norm(i)
                 case "scale":
-                    factor, bias = self.number(i, "factor"), self.number(i, "bias")
-                    self.pending.append(lambda v, _, f=factor, b=bias: self.c.fma(v, _like(f, v), _like(b, v)))
+                    self._scale(self.number(i, "factor"), self.number(i, "bias"))
                 case "unary":
-                    function = maths.UNARY[UnaryOp[stage[1]]]
-                    self.pending.append(lambda v, _, f=function: f(self.c, v))
+                    self._apply(maths.UNARY[UnaryOp[stage[1]]])
                 case "glu":
-                    gate = maths.GATE[GluOp[stage[1]]]
-                    self._with_operand(lambda v, up, g=gate: g(self.c, v) * up, self.operand(i))
+                    self._gate(maths.GATE[GluOp[stage[1]]], self.operand(i))
                 case "rope":
                     self._rope(i, RopeMode[stage[1]])
                 case "store":
@@ -139,8 +135,24 @@ class _Chain:
                 case "quantize":
                     self._quantize(i, stage[1])
 
+    def _then(self, function: Callable[[Value], Value]) -> None:
+        """Leaves something to be done to each element on the next pass."""
+        self.pending.append(lambda v, _: function(v))
+
     def _with_operand(self, op: Callable[[Value, Value], Value], operand: Value) -> None:
         self.pending.append(lambda v, j: op(v, self.c.load(v.type, operand + j * 4)))
+
+    def _with_number(self, op: Callable[[Value, Value], Value], number: Value) -> None:
+        self._then(lambda v: op(v, _like(number, v)))
+
+    def _scale(self, factor: Value, bias: Value) -> None:
+        self._then(lambda v: self.c.fma(v, _like(factor, v), _like(bias, v)))
+
+    def _apply(self, function: maths.Function) -> None:
+        self._then(lambda v: function(self.c, v))
+
+    def _gate(self, function: maths.Function, operand: Value) -> None:
+        self._with_operand(lambda v, up: function(self.c, v) * up, operand)
 
     def sweep(self, each: Callable[[Value, Value], None]) -> None:
         """One pass: every vector of the row, with what is pending done to it; single elements at the end."""
@@ -176,7 +188,7 @@ class _Chain:
             self.at, self.pending = self.scratch, []
         mean = (c.sum_lanes(sums[0].value) + sums[1].value) / self.a.n.to(F32)
         factor = c.f32(1.0) / c.sqrt(mean + self.number(i, "eps"))
-        self.pending.append(lambda v, _: v * _like(factor, v))
+        self._then(lambda v: v * _like(factor, v))
 
     def _norm(self, i: int) -> None:
         c = self.c
@@ -194,7 +206,7 @@ class _Chain:
         self.sweep(each)
         variance = (c.sum_lanes(squares[0].value) + squares[1].value) / self.a.n.to(F32)
         factor = c.f32(1.0) / c.sqrt(variance + self.number(i, "eps"))
-        self.pending.append(lambda v, _: (v - _like(mean, v)) * _like(factor, v))
+        self._then(lambda v: (v - _like(mean, v)) * _like(factor, v))
 
     def _get_rows(self, i: int, type_: TensorType) -> None:
         c = self.c
