@@ -355,7 +355,7 @@ SERVER = _group(
     _none("-cram --cache-ram", "finished slots keep their cache", env="LLAMA_ARG_CACHE_RAM"),
     _none("--cache-idle-slots", "finished slots keep their cache", type="bool", off_names="--no-cache-idle-slots",
           env="LLAMA_ARG_CACHE_IDLE_SLOTS"),
-    _none("-sp --special", "special tokens are not shown", type="bool"),
+    _used("-sp --special", "write special tokens out as text", default=False),
     _none("--spm-infill", "there is no /infill yet", type="bool"),
     _refused("--cache-reuse", f"{_LATER}: a common prefix is always reused", env="LLAMA_ARG_CACHE_REUSE",
              off_values="0"),
@@ -574,7 +574,13 @@ def parse(
     Returns the flags' values and argparse's own namespace (positionals). Raises FlagError.
     """
     environ = os.environ if environ is None else environ
-    namespace, extra = parser.parse_known_args([spell(a) for a in arguments])
+    spelled = [spell(a) for a in arguments]
+    known = parser._option_string_actions
+    for argument in spelled:
+        # argparse would read `-ctx-size 4` as `-c` with the value "tx-size".
+        if argument[:1] == "-" and argument[1:2].isalpha() and argument not in known:
+            raise unknown_flag(argument, command)
+    namespace, extra = parser.parse_known_args(spelled)
     if extra:
         raise unknown_flag(extra[0], command)
     values: dict[str, Any] = {}

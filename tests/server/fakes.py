@@ -177,9 +177,7 @@ INFO = ModelInfo(
 
 
 def served(engine: FakeEngine) -> Served:
-    return Served(
-        engine=engine, tokenizer=FakeTokenizer(), template=FakeTemplate(), info=INFO, n_slots=engine.n_slots
-    )
+    return Served(engine=engine, tokenizer=FakeTokenizer(), template=FakeTemplate(), info=INFO, n_slots=engine.n_slots)
 
 
 @asynccontextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import traceback
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI
@@ -32,8 +31,7 @@ PUBLIC = frozenset({"/health", "/v1/health"})
 async def _answer_error(request: Request, error: Exception) -> Response:
     api = translate(error)
     if api.status == 500:
-        log.error("%s %s: %s", request.method, request.url.path, error)
-        log.debug("%s", "".join(traceback.format_exception(error)))
+        log.error("%s %s", request.method, request.url.path, exc_info=error)
     return json_response(api.body, api.status)
 
 

@@ -271,13 +271,15 @@ def read_options(
     if not (isinstance(fields, list) and all(isinstance(f, str) for f in fields)):
         fields = []
     slot = body.get("id_slot")
+    if not isinstance(slot, (int, float)) or not 0 <= slot < n_slots:
+        slot = -1  # as llama-server: a slot that does not exist means any
     ping = server["sse_ping_interval"]
     return Options(
         engine=engine,
         stream=bool(server["stream"]),
         include_usage=include_usage,
         n=n or 1,
-        id_slot=int(slot) if isinstance(slot, (int, float)) and abs(slot) <= INT32_MAX else -1,
+        id_slot=int(slot),
         sse_ping_interval=sse_ping_interval if ping is None else ping,
         response_fields=fields,
         n_discard=server["n_discard"] or 0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,12 +22,11 @@ class Engine(Protocol):
 class Tokenizer(Protocol):
     """Text to tokens and back."""
 
-    @property
-    def n_vocab(self) -> int: ...
+    n_vocab: int
 
     def encode(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]: ...
 
-    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str: ...
+    def decode(self, tokens: Iterable[int], *, special: bool = False) -> str: ...
 
     def piece(self, token: int, *, special: bool = False) -> bytes: ...
 
@@ -35,7 +34,9 @@ class Tokenizer(Protocol):
 class Template(Protocol):
     """Messages to a prompt."""
 
-    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, **extra: Any) -> str: ...
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **extra: Any
+    ) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True)

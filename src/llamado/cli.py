@@ -1,0 +1,167 @@
+"""The command `llamado`: sub-commands and their flags, nothing else. Heavy rooms are imported by the one that runs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+from llamado import __version__
+from llamado.errors import LlamadoError
+from llamado.flags import FlagError, Parsed, Parser, add_flags, parse
+
+USAGE = """\
+llamado: serve and run GGUF language models
+
+  llamado serve -m MODEL        HTTP server with llama-server's and OpenAI's API
+  llamado run [MODEL]           chat in the terminal
+  llamado pull MODEL            fetch a model
+  llamado inspect FILE          what is in a GGUF file
+  llamado bench -m MODEL        speed of prompts and of generation
+  llamado perplexity -m MODEL -f TEXT
+
+MODEL: a GGUF path, a name (smollm2, gemma3), hf:user/repo[:quant], ollama:name[:tag]
+llamado COMMAND --help shows a command's flags; llamado --version the version.
+"""
+
+
+def _serve(flags: Parsed, _: argparse.Namespace) -> int:
+    from llamado.server import logs
+    from llamado.server.settings import serve_settings
+    from llamado.server.sockets import check_tls, listen
+
+    settings = serve_settings(flags)
+    logs.configure(
+        verbosity=9 if flags.verbose else flags.log_verbosity,
+        file=flags.log_file,
+        as_json=flags.log_jsonl or flags.log_format == "json",
+        prefix=flags.log_prefix,
+        timestamps=flags.log_timestamps,
+        disabled=flags.log_disable,
+    )
+    if settings.ssl_key and settings.ssl_cert:
+        check_tls(settings.ssl_key, settings.ssl_cert)
+    sockets = listen(settings.hosts, settings.port, reuse_port=settings.reuse_port)
+
+    from llamado.server.lifecycle import serve
+    from llamado.server.load import load_served
+
+    return serve(settings, load_served, sockets)
+
+
+def _run(flags: Parsed, namespace: argparse.Namespace) -> int:
+    from llamado.terminal import run_chat
+
+    return run_chat(flags, namespace.spec)
+
+
+def _bench(flags: Parsed, _: argparse.Namespace) -> int:
+    from llamado.bench.speed import bench
+
+    return bench(flags)
+
+
+def _perplexity(flags: Parsed, _: argparse.Namespace) -> int:
+    from llamado.bench.perplexity import perplexity
+
+    return perplexity(flags)
+
+
+def _pull(_: Parsed, namespace: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from llamado.gguf.sources import progress_bar, resolve
+
+    console = Console(stderr=True)
+    if not namespace.spec and not namespace.hf_repo:
+        raise FlagError("pull: which model? Try: llamado pull smollm2")
+    label = namespace.spec or namespace.hf_repo
+    with progress_bar(console, label) as progress:
+        path = resolve(
+            namespace.spec, hf_repo=namespace.hf_repo, hf_file=namespace.hf_file, progress=progress, warn=console.print
+        )
+    print(path)
+    return 0
+
+
+def _inspect(_: Parsed, namespace: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from llamado.gguf.inspect import render
+    from llamado.gguf.sources import resolve
+
+    # A table that goes into a pipe or a file keeps its full width.
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    render(resolve(namespace.spec), console, tensors=not namespace.no_tensors)
+    return 0
+
+
+COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
+    "serve": (_serve, "HTTP server with llama-server's and OpenAI's API"),
+    "run": (_run, "chat in the terminal"),
+    "pull": (_pull, "fetch a model and print its path"),
+    "inspect": (_inspect, "show a GGUF file's metadata and tensors"),
+    "bench": (_bench, "measure prompt and generation speed"),
+    "perplexity": (_perplexity, "score a text with the method of llama-perplexity"),
+}
+
+
+def _parser(command: str) -> argparse.ArgumentParser:
+    parser = Parser(prog=f"llamado {command}", description=COMMANDS[command][1], allow_abbrev=False)
+    if command == "run":
+        parser.add_argument("spec", nargs="?", metavar="MODEL", help="instead of -m (default: smollm2)")
+    elif command == "pull":
+        parser.add_argument("spec", nargs="?", metavar="MODEL", help="smollm2, gemma3, hf:user/repo[:quant], …")
+        parser.add_argument("-hf", "-hfr", "--hf-repo", metavar="REPO", help="user/repo[:quant] of Hugging Face")
+        parser.add_argument("-hff", "--hf-file", metavar="FILE", help="file inside --hf-repo")
+    elif command == "inspect":
+        parser.add_argument("spec", metavar="FILE", help="a GGUF path, or a name as -m takes it")
+        parser.add_argument("--no-tensors", action="store_true", help="leave out the table of tensors")
+    add_flags(parser, command)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0 done, 1 failed, 2 wrong flags, 130 interrupted."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    command = given[0] if given else ""
+    if command in ("", "-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0 if given else 2
+    if command in ("-V", "--version", "version"):
+        print(f"llamado {__version__}")
+        return 0
+    try:
+        if command not in COMMANDS:
+            raise _unknown_command(command)
+        flags, namespace = parse(_parser(command), command, given[1:])
+        return COMMANDS[command][0](flags, namespace)
+    except FlagError as error:
+        print(f"llamado: {error}", file=sys.stderr)
+        return 2
+    except LlamadoError as error:
+        print(f"llamado: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`); nothing is left to say, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _unknown_command(command: str) -> FlagError:
+    import difflib
+
+    if command.startswith("-"):
+        return FlagError(f"which command? llamado serve {command} …, or one of {', '.join(COMMANDS)}")
+    near = difflib.get_close_matches(command, COMMANDS, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+    return FlagError(f"unknown command {command!r}: {hint}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

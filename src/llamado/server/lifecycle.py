@@ -1,0 +1,124 @@
+"""A server process from its first socket to its last answer."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+
+from llamado.errors import LlamadoError
+from llamado.server.app import create_app
+from llamado.server.served import Served
+from llamado.server.settings import Settings
+from llamado.server.sockets import address_of
+from llamado.server.state import ServerState
+
+log = logging.getLogger("llamado.server")
+
+Report = Callable[[float, str], None]
+Load = Callable[[Settings, Report], Served]
+
+GRACE = 10  # seconds that running answers get after the first signal
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with this project's manners: the second signal of any kind ends everything at once."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            self.force_exit = True
+            return
+        self.should_exit = True
+        count = len(self.server_state.tasks)
+        if count:
+            log.info("finishing %d running answer(s), up to %d s; interrupt again to stop at once", count, GRACE)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # uvicorn's own raises the signal once more after a clean end; a clean end is exit code 0 here.
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for sig, handler in before.items():
+                signal.signal(sig, handler)
+
+
+def serve(settings: Settings, load: Load, sockets: list[socket.socket]) -> int:
+    """Serve until a signal comes or loading fails; returns the exit code.
+
+    `load` runs in a thread of its own while `/health` already answers.
+    """
+    state = ServerState(access=settings.access, switches=settings.switches)
+    config = uvicorn.Config(
+        lambda: create_app(state),
+        factory=True,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=GRACE,
+        ssl_keyfile=settings.ssl_key,
+        ssl_certfile=settings.ssl_cert,
+    )
+    server = _Server(config)
+    for sock in sockets:
+        log.info("listening on %s", address_of(sock, tls=bool(settings.ssl_cert)))
+    for note in settings.notes:
+        log.info("%s", note)
+
+    def work() -> None:
+        began = time.perf_counter()
+        try:
+            served = load(settings, state.report)
+        except LlamadoError as error:
+            state.failure = str(error)
+            log.error("%s", error)
+        except Exception as error:
+            state.failure = f"{type(error).__name__}: {error}"
+            log.exception("loading failed unexpectedly")
+        except BaseException as error:  # SystemExit of a library must not leave the server loading for ever
+            state.failure = repr(error)
+            log.error("loading failed: %r", error)
+        else:
+            # Everything made so far stays: the garbage collector need not walk it in the middle of an answer.
+            gc.freeze()
+            state.served = served
+            state.report(1.0, "ready")
+            log.info("model loaded in %.2f s: %s", time.perf_counter() - began, served.info.name)
+        if state.failure is not None:
+            time.sleep(0.5)  # whoever asks for /health in this moment hears the reason
+            server.should_exit = True
+
+    loader = threading.Thread(target=work, name="llamado-load", daemon=True)
+    loader.start()
+    server.run(sockets=sockets)
+    code = 0 if state.failure is None else 1
+    if state.served is not None:
+        state.served.close(0.0)
+    elif loader.is_alive():
+        # The loader may be inside native code that knows no interruption.
+        _leave(code)
+    return code
+
+
+def _leave(code: int) -> None:
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

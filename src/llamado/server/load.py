@@ -1,0 +1,112 @@
+"""From settings to a loaded model behind the endpoints."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from llamado.gguf.sources import resolve
+from llamado.server.served import ModelInfo, Served
+from llamado.server.settings import EngineOptions, ModelSource, Settings
+
+if TYPE_CHECKING:
+    from llamado.engine.llama import Llama
+    from llamado.engine.request import Defaults
+
+log = logging.getLogger("llamado.server")
+
+Report = Callable[[float, str], None]
+
+# Shares of the progress bar: fetching takes long or no time at all, compiling is the rest.
+_FETCHED = 0.5
+
+# `general.file_type` → name (`llama_ftype` in include/llama.h, b11434).
+_FILE_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K - Small",
+    12: "Q3_K - Medium", 13: "Q3_K - Large", 14: "Q4_K - Small", 15: "Q4_K - Medium", 16: "Q5_K - Small",
+    17: "Q5_K - Medium", 18: "Q6_K", 32: "BF16",
+}  # fmt: skip
+# `tokenizer.ggml.model` → `llama_vocab_type`.
+_VOCAB_TYPES = {"llama": 1, "gpt2": 2, "bert": 3, "t5": 4, "rwkv": 5, "plamo2": 6}
+
+
+def load_llama(source: ModelSource, options: EngineOptions, defaults: Defaults, report: Report) -> Llama:
+    """Fetch the model where that is needed and load it. Raises LlamadoError."""
+
+    def fetching(done: int, total: int) -> None:
+        report(_FETCHED * done / total if total else 0.0, f"fetching {source.name}")
+
+    path = resolve(source.spec, hf_repo=source.hf_repo, hf_file=source.hf_file, progress=fetching, warn=log.warning)
+    report(_FETCHED, "opening the model")
+
+    from llamado.engine.llama import Llama
+
+    def preparing(what: str, done: int, total: int) -> None:
+        report(_FETCHED + (1 - _FETCHED) * done / total if total else _FETCHED, what)
+
+    return Llama.load(
+        path,
+        n_ctx=options.n_ctx,
+        n_slots=options.n_slots,
+        unified=options.unified,
+        n_batch=options.n_batch,
+        n_ubatch=options.n_ubatch,
+        cont_batching=options.cont_batching,
+        n_threads=options.n_threads,
+        n_threads_batch=options.n_threads_batch,
+        type_k=options.type_k,
+        type_v=options.type_v,
+        mmap=options.mmap,
+        chat_template=options.chat_template,
+        defaults=defaults,
+        progress=preparing,
+    )
+
+
+def load_served(settings: Settings, report: Report) -> Served:
+    """Load the model of a server and describe it. Raises LlamadoError."""
+    llama = load_llama(settings.source, settings.engine, settings.defaults, report)
+    metadata, tokenizer, takes = llama.file.metadata, llama.tokenizer, llama.template.takes
+    names = settings.aliases or (settings.source.name,)
+
+    def text(token: int | None) -> str:
+        return "" if token is None else tokenizer.piece(token, special=True).decode("utf-8", "replace")
+
+    info = ModelInfo(
+        name=names[0],
+        path=str(llama.file.path),
+        aliases=names,
+        tags=settings.tags,
+        n_ctx=llama.engine.n_ctx,
+        n_ctx_train=llama.model.hparams.n_ctx_train,
+        n_vocab=tokenizer.n_vocab,
+        n_embd=llama.model.hparams.n_embd,
+        n_params=sum(tensor.n_elements for tensor in llama.file.tensors.values()),
+        size=llama.file.nbytes,
+        ftype=_FILE_TYPES.get(metadata.int_("general.file_type", -1), "unknown"),
+        vocab_type=_VOCAB_TYPES.get(metadata.str_("tokenizer.ggml.model", ""), 0),
+        chat_template=llama.template.source,
+        chat_template_caps={
+            "supports_object_arguments": takes.argument_objects,
+            "supports_parallel_tool_calls": False,
+            "supports_preserve_reasoning": False,
+            "supports_reasoning_effort": "reasoning_effort" in llama.template.source,
+            "supports_string_content": takes.strings,
+            "supports_system_role": True,
+            "supports_tool_calls": False,
+            "supports_tools": False,
+            "supports_typed_content": takes.parts,
+        },
+        bos_token=text(tokenizer.bos),
+        eos_token=text(tokenizer.eos),
+    )
+    return Served(
+        engine=llama.engine,
+        tokenizer=tokenizer,
+        template=llama.template,
+        info=info,
+        n_slots=settings.engine.n_slots,
+        defaults=settings.defaults,
+        close=llama.close,
+    )

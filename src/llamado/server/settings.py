@@ -1,0 +1,259 @@
+"""What `llamado serve` was told: the flags' values in the shape the rooms take them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from llamado.engine.request import Defaults, Sampling, sampler_names
+from llamado.errors import LlamadoError
+from llamado.flags import FlagError, Parsed
+from llamado.server.state import AccessRules, Switches
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """Which model; see `llamado.gguf.sources.resolve`."""
+
+    spec: str | None = None
+    hf_repo: str | None = None
+    hf_file: str | None = None
+
+    @property
+    def name(self) -> str:
+        """How the API calls the model when no alias is given."""
+        return self.spec or self.hf_repo or ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How the model is loaded and run."""
+
+    n_ctx: int = 0
+    """0: the model's own."""
+    n_slots: int = 4
+    unified: bool = True
+    """All slots share one context of n_ctx, instead of n_ctx / n_slots each."""
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    cont_batching: bool = True
+    n_threads: int | None = None
+    n_threads_batch: int | None = None
+    type_k: str = "f16"
+    type_v: str = "f16"
+    mmap: bool = True
+    mlock: bool = False
+    numa: str | None = None
+    chat_template: str | None = None
+
+    def with_context(self, n_ctx: int) -> EngineOptions:
+        """The same with another context size."""
+        return replace(self, n_ctx=n_ctx)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything `serve` needs."""
+
+    source: ModelSource
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    access: AccessRules = field(default_factory=AccessRules)
+    switches: Switches = field(default_factory=Switches)
+    defaults: Defaults = field(default_factory=Defaults)
+    hosts: tuple[str, ...] = ("127.0.0.1",)
+    port: int = 8080
+    reuse_port: bool = False
+    ssl_key: str | None = None
+    ssl_cert: str | None = None
+    aliases: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def model_source(flags: Parsed) -> ModelSource:
+    """The model of any command. Raises FlagError."""
+    models = flags.model or []
+    if len(models) > 1:
+        raise FlagError("-m/--model: one server serves one model; start one `llamado serve` per model")
+    if flags.hf_token:
+        os.environ["HF_TOKEN"] = flags.hf_token
+    if flags.offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+    if not models and not flags.hf_repo:
+        raise FlagError("no model: give -m MODEL (a GGUF path or a name, try -m smollm2) or -hf user/repo")
+    return ModelSource(spec=models[0] if models else None, hf_repo=flags.hf_repo, hf_file=flags.hf_file)
+
+
+def sampling_defaults(flags: Parsed) -> Defaults:
+    """Defaults of requests. Raises FlagError."""
+    samplers: dict[str, Any] = {}
+    try:
+        if flags.samplers:
+            samplers["samplers"] = sampler_names([s for s in flags.samplers.split(";") if s])
+        elif flags.sampler_seq:
+            samplers["samplers"] = sampler_names(flags.sampler_seq)
+        sampling = Sampling(
+            seed=None if flags.seed < 0 else flags.seed & 0xFFFF_FFFF,
+            temperature=flags.temp,
+            top_k=flags.top_k,
+            top_p=flags.top_p,
+            min_p=flags.min_p,
+            typical_p=flags.typical,
+            repeat_last_n=flags.repeat_last_n,
+            repeat_penalty=flags.repeat_penalty,
+            presence_penalty=flags.presence_penalty,
+            frequency_penalty=flags.frequency_penalty,
+            ignore_eos=flags.ignore_eos,
+            logit_bias=_biases(flags.logit_bias or []),
+            **samplers,
+        )
+        sampling.validate()
+    except LlamadoError as error:
+        raise FlagError(str(error)) from None
+    if flags.predict < -1:
+        raise FlagError(f"-n/--predict: expected -1 or more, got {flags.predict}")
+    if flags.keep < -1:
+        raise FlagError(f"--keep: expected -1 or more, got {flags.keep}")
+    return Defaults(sampling=sampling, n_predict=flags.predict, n_keep=flags.keep, stop=tuple(flags.stop or ()))
+
+
+def _biases(given: list[str]) -> Mapping[int, float]:
+    biases = {}
+    for text in given:
+        split = max(text.find("+"), text.find("-"))
+        try:
+            token, bias = int(text[:split]), float(text[split:])
+        except ValueError:
+            raise FlagError(f"-l/--logit-bias: expected TOKEN_ID+BIAS or TOKEN_ID-BIAS, got {text!r}") from None
+        if math.isnan(bias) or bias == math.inf:
+            raise FlagError(f"-l/--logit-bias: expected a number or -inf, got {text!r}")
+        biases[token] = bias
+    return biases
+
+
+def engine_options(flags: Parsed, *, n_slots: int | None = None) -> EngineOptions:
+    """How any command runs the model. Raises FlagError."""
+    for key, low in (("ctx_size", 0), ("batch_size", 1), ("ubatch_size", 1)):
+        if flags.values[key] < low:
+            raise FlagError(f"--{key.replace('_', '-')}: expected {low} or more, got {flags.values[key]}")
+    for key in ("threads", "threads_batch"):
+        if flags.values[key] == 0:
+            raise FlagError(f"--{key.replace('_', '-')}: expected 1 or more, got 0")
+    mode = flags.load_mode
+    unified = n_slots is not None
+    cont_batching = True
+    if n_slots is None:
+        given = flags.parallel
+        if given == 0 or given < -1:
+            raise FlagError(f"-np/--parallel: expected 1 or more, got {given}")
+        # llama-server: an automatic number is 4 slots over one shared context; a given number divides the context.
+        n_slots = 4 if given < 0 else given
+        unified = given < 0 if flags.kv_unified is None else flags.kv_unified
+        cont_batching = flags.cont_batching
+    f32 = flags.values.get("memory_f32", False)
+    return EngineOptions(
+        n_ctx=flags.ctx_size,
+        n_slots=n_slots,
+        unified=unified,
+        n_batch=flags.batch_size,
+        n_ubatch=min(flags.ubatch_size, flags.batch_size),
+        cont_batching=cont_batching,
+        n_threads=_threads(flags.threads),
+        n_threads_batch=_threads(flags.threads_batch),
+        type_k="f32" if f32 else flags.cache_type_k,
+        type_v="f32" if f32 else flags.cache_type_v,
+        mmap=flags.mmap and mode not in ("none", "mlock"),
+        mlock=flags.mlock or "mlock" in mode,
+        numa=flags.numa,
+        chat_template=_template(flags),
+    )
+
+
+def _threads(given: int | None) -> int | None:
+    return None if given is None or given < 0 else given  # llama-server: negative is automatic
+
+
+def _template(flags: Parsed) -> str | None:
+    file = flags.values.get("chat_template_file")
+    if file:
+        try:
+            return Path(file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise FlagError(f"--chat-template-file {file}: {error}") from None
+    given: str | None = flags.values.get("chat_template")
+    return given
+
+
+def _keys(flags: Parsed) -> tuple[bytes, ...]:
+    keys = [key.strip() for given in flags.api_key or [] for key in given.split(",")]
+    if flags.api_key_file:
+        try:
+            lines = Path(flags.api_key_file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise FlagError(f"--api-key-file {flags.api_key_file}: {error}") from None
+        keys += [line.strip() for line in lines if not line.startswith("#")]
+    found = tuple(key.encode() for key in keys if key)
+    if not found and (flags.api_key or flags.api_key_file):
+        # An empty list would leave the server open to everybody.
+        raise FlagError("--api-key: no key in it; leave the flag out for a server without keys")
+    return found
+
+
+def serve_settings(flags: Parsed) -> Settings:
+    """Settings of `llamado serve`. Raises FlagError."""
+    kwargs: dict[str, Any] = {}
+    if flags.chat_template_kwargs:
+        try:
+            kwargs = json.loads(flags.chat_template_kwargs)
+        except ValueError:
+            kwargs = []  # type: ignore[assignment]
+        if not isinstance(kwargs, dict):
+            raise FlagError(f"--chat-template-kwargs: expected a JSON object, got {flags.chat_template_kwargs!r}")
+    if not 0 <= flags.port <= 65535:
+        raise FlagError(f"--port: expected 0 to 65535, got {flags.port}")
+    if bool(flags.ssl_key_file) != bool(flags.ssl_cert_file):
+        raise FlagError("--ssl-key-file and --ssl-cert-file: give both or none")
+    hosts = tuple(host.strip() for host in flags.host.split(",") if host.strip())
+    if not hosts:
+        raise FlagError("--host: expected an address, got an empty text")
+    defaults = sampling_defaults(flags)
+    return Settings(
+        source=model_source(flags),
+        engine=engine_options(flags),
+        access=AccessRules(
+            api_keys=_keys(flags),
+            cors_origins=flags.cors_origins,
+            cors_methods=flags.cors_methods,
+            cors_headers=flags.cors_headers,
+            cors_credentials=flags.cors_credentials,
+        ),
+        switches=Switches(
+            metrics=flags.metrics,
+            slots=flags.slots,
+            props=flags.props,
+            prefill_assistant=flags.prefill_assistant,
+            sse_ping_interval=flags.sse_ping_interval,
+            chat_template_kwargs=kwargs,
+        ),
+        defaults=Defaults(
+            sampling=defaults.sampling,
+            n_predict=defaults.n_predict,
+            n_keep=defaults.n_keep,
+            stop=defaults.stop,
+            cache_prompt=flags.cache_prompt,
+            special=flags.special,
+        ),
+        hosts=hosts,
+        port=flags.port,
+        reuse_port=flags.reuse_port,
+        ssl_key=flags.ssl_key_file,
+        ssl_cert=flags.ssl_cert_file,
+        aliases=tuple(a.strip() for given in flags.alias or [] for a in given.split(",") if a.strip()),
+        tags=tuple(t.strip() for t in flags.tags.split(",") if t.strip()),
+        notes=flags.notes,
+    )

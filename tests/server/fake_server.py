@@ -1,0 +1,39 @@
+"""A server process over the fake engine: `python fake_server.py PORT_FILE [load=SECONDS] [fail] [delay=SECONDS]`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fakes import FakeEngine, served
+
+from llamado.errors import LlamadoError
+from llamado.server import logs
+from llamado.server.lifecycle import serve
+from llamado.server.served import Served
+from llamado.server.settings import ModelSource, Settings
+from llamado.server.sockets import listen
+
+
+def main() -> int:
+    options = dict(argument.partition("=")[::2] for argument in sys.argv[2:])
+    logs.configure()
+
+    def load(settings: Settings, report: Callable[[float, str], None]) -> Served:
+        seconds = float(options.get("load", "0"))
+        for step in range(10):
+            report(step / 10, "pretending to load")
+            time.sleep(seconds / 10)
+        if "fail" in options:
+            raise LlamadoError("the model file is broken")
+        return served(FakeEngine(delay=float(options.get("delay", "0")), answer="x" * 50))
+
+    sockets = listen(("127.0.0.1",), 0)
+    Path(sys.argv[1]).write_text(str(sockets[0].getsockname()[1]))
+    return serve(Settings(source=ModelSource(spec="fake")), load, sockets)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,498 @@
+"""Requests and responses of every endpoint, as llama-server b11434 forms them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from fakes import ANSWER, FakeEngine, client, events, run
+
+from llamado.engine.errors import ComputeFailed
+from llamado.server.state import AccessRules
+
+USER = [{"role": "user", "content": "Hi"}]
+# Keys of real responses of llama-server b11434.
+RESULT_KEYS = {
+        "index",
+        "content",
+        "tokens",
+        "id_slot",
+        "stop",
+        "model",
+        "tokens_predicted",
+        "tokens_evaluated",
+        "generation_settings",
+        "prompt",
+        "has_new_line",
+        "truncated",
+        "stop_type",
+        "stopping_word",
+        "tokens_cached",
+        "timings",
+    }
+PART_KEYS = {"index", "content", "tokens", "stop", "id_slot", "tokens_predicted", "tokens_evaluated"}
+TIMING_KEYS = {
+        "cache_n",
+        "prompt_n",
+        "prompt_ms",
+        "prompt_per_token_ms",
+        "prompt_per_second",
+        "predicted_n",
+        "predicted_ms",
+        "predicted_per_token_ms",
+        "predicted_per_second",
+    }
+
+
+def post(path: str, body: Any, engine: FakeEngine | None = None, **options: Any) -> tuple[int, Any]:
+    """Status and JSON of one request to a fresh application."""
+
+    async def work() -> tuple[int, Any]:
+        async with client(engine, **options) as http:
+            content = body if isinstance(body, bytes) else orjson.dumps(body)
+            response = await http.post(path, content=content)
+            kind = response.headers["content-type"]
+            return response.status_code, response.text if kind.startswith("text/") else response.json()
+
+    result: tuple[int, Any] = run(work())
+    return result
+
+
+def get(path: str, **options: Any) -> tuple[int, Any]:
+    async def work() -> tuple[int, Any]:
+        async with client(**options) as http:
+            response = await http.get(path)
+            kind = response.headers["content-type"]
+            return response.status_code, response.text if kind.startswith("text/") else response.json()
+
+    result: tuple[int, Any] = run(work())
+    return result
+
+
+def error(type: str, status: int, message: str) -> tuple[int, Any]:
+    return status, {"error": {"code": status, "message": message, "type": type}}
+
+
+# -- native ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/completion", "/completions"])
+def test_completion(path: str) -> None:
+    status, body = post(path, {"prompt": "hi", "n_predict": 5, "return_tokens": True})
+    assert status == 200
+    assert set(body) == RESULT_KEYS
+    assert set(body["timings"]) == TIMING_KEYS
+    assert body["content"] == "Hello" and body["tokens"] == list(b"Hello")
+    assert body["stop"] is True and body["stop_type"] == "limit"
+    assert body["prompt"] == "hi" and body["tokens_evaluated"] == 2 and body["tokens_predicted"] == 5
+    assert body["model"] == "fake" and body["generation_settings"]["n_predict"] == 5
+
+
+def test_tokens_are_returned_only_on_request() -> None:
+    assert post("/completion", {"prompt": "hi"})[1]["tokens"] == []
+
+
+def test_stop_word_ends_the_answer() -> None:
+    _, body = post("/completion", {"prompt": "hi", "stop": ["wör", ""]})
+    assert (body["content"], body["stop_type"], body["stopping_word"]) == ("Hello, ", "word", "wör")
+
+
+def test_stream_parts_and_final() -> None:
+    status, text = post("/completion", {"prompt": "hi", "n_predict": 3, "stream": True})
+    parts = [orjson.loads(e) for e in events(text)]
+    assert status == 200 and text.endswith("\n\n") and "[DONE]" not in text
+    assert [set(p) for p in parts[:-1]] == [PART_KEYS] * 3
+    assert [p["content"] for p in parts] == ["H", "e", "l", ""]
+    assert [p["tokens"] for p in parts] == [[72], [101], [108], []]
+    assert [p["tokens_predicted"] for p in parts] == [1, 2, 3, 3]
+    assert set(parts[-1]) == RESULT_KEYS and parts[-1]["stop"] is True
+
+
+def test_stream_gives_the_whole_answer_and_never_half_a_character() -> None:
+    _, text = post("/completion", {"prompt": "hi", "stream": True})
+    assert "".join(orjson.loads(e)["content"] for e in events(text)) == ANSWER
+
+
+def test_stream_progress_and_timings() -> None:
+    body = {"prompt": "hi", "n_predict": 1, "stream": True, "return_progress": True, "timings_per_token": True}
+    parts = [orjson.loads(e) for e in events(post("/completion", body)[1])]
+    assert parts[0]["prompt_progress"] == {"total": 2, "cache": 0, "processed": 2, "time_ms": 1}
+    assert set(parts[1]["timings"]) == TIMING_KEYS
+
+
+def test_several_prompts_give_a_list() -> None:
+    _, body = post("/completion", {"prompt": ["a", [98, 99], ["d", 101]], "n_predict": 1})
+    assert [(r["index"], r["prompt"]) for r in body] == [(0, "a"), (1, "bc"), (2, "de")]
+
+
+def test_several_answers_to_one_prompt_have_their_own_seeds() -> None:
+    engine = FakeEngine()
+    _, body = post("/completion", {"prompt": "a", "n_predict": 1, "n_cmpl": 3, "seed": 7}, engine)
+    assert [r["generation_settings"]["seed"] for r in body] == [7, 8, 9]
+
+
+def test_n_is_limited_by_the_slots() -> None:
+    message = "Field 'n': Value must be between 1 <= value <= 4, but got 99"
+    assert post("/completion", {"prompt": "a", "n": 99}) == error("invalid_request_error", 400, message)
+
+
+def test_probabilities() -> None:
+    body = {"prompt": "a", "n_predict": 1, "n_probs": 2}
+    (entry,) = post("/completion", body)[1]["completion_probabilities"]
+    assert set(entry) == {"id", "token", "bytes", "logprob", "top_logprobs"}
+    assert entry["bytes"] == [72] and entry["top_logprobs"][1]["logprob"] == pytest.approx(-3.4028e38, rel=1e-3)
+    (entry,) = post("/completion", {**body, "post_sampling_probs": True})[1]["completion_probabilities"]
+    assert set(entry) == {"id", "token", "bytes", "prob", "top_probs"}
+
+
+def test_response_fields() -> None:
+    body = {"prompt": "a", "n_predict": 1, "response_fields": ["content", "generation_settings/n_predict", "nothing"]}
+    assert post("/completion", body)[1] == {"content": "H", "generation_settings/n_predict": 1}
+
+
+def test_empty_prompt_gets_an_empty_answer() -> None:
+    status, body = post("/completion", {"prompt": ""})
+    assert status == 200 and set(body) == RESULT_KEYS
+    assert (body["content"], body["tokens_evaluated"], body["tokens_predicted"]) == ("", 0, 0)
+
+
+BAD_PROMPT = (
+    '"prompt" elements must be a string, a list of tokens, a JSON object containing a prompt string, or a list of '
+    "mixed strings & tokens."
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "key 'prompt' not found"),
+        ({"prompt": []}, '"prompt" must not be empty'),
+        ({"prompt": 5}, BAD_PROMPT),
+        ({"prompt": [1.5, 2.5]}, BAD_PROMPT),
+        ({"prompt": {"a": 1}}, BAD_PROMPT),
+        ({"prompt": [1, 999999]}, "Prompt contains invalid tokens"),
+        ({"prompt": "a", "n_predict": "x"}, "Field 'n_predict': type must be number, but is string"),
+        ({"prompt": "a", "stream": "yes"}, "Field 'stream': type must be boolean, but is string"),
+        ({"prompt": "a", "stop": [5]}, "Field 'stop': type must be string, but is number"),
+        (
+            {"prompt": "a", "n_predict": -5},
+            "Field 'n_predict': Value must be between -1 <= value <= 2147483647, but got -5",
+        ),
+        (b"{bad", "parse error at line 1, column 2"),
+        (b"", "parse error at line 1, column 1"),
+        (b'{"prompt": "\xff"}', "parse error at line 1"),
+        (b'{"prompt": "\\ud800"}', "parse error at line 1"),
+        (b'{"prompt": NaN}', "parse error at line 1"),
+        (b"[" * 5000, "parse error at line 1"),
+        (b'"text"', "must be a JSON object"),
+    ],
+)
+def test_bad_requests(body: Any, message: str) -> None:
+    status, answer = post("/completion", body)
+    assert status == 400 and answer["error"]["type"] == "invalid_request_error"
+    assert message in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompt_longer_than_the_context(stream: bool) -> None:
+    status, body = post("/completion", {"prompt": "a" * 5000, "stream": stream})
+    assert status == 400
+    assert body["error"] == {
+        "code": 400,
+        "message": "request (5000 tokens) exceeds the available context size (4096 tokens), try increasing it",
+        "type": "exceed_context_size_error",
+        "n_prompt_tokens": 5000,
+        "n_ctx": 4096,
+    }
+
+
+def test_features_that_are_missing_are_refused_by_name() -> None:
+    for body in ({"grammar": "root ::= x"}, {"json_schema": {}}, {"lora": [{"id": 0}]}):
+        status, answer = post("/completion", {"prompt": "a", **body})
+        assert status == 501 and answer["error"]["type"] == "not_supported_error"
+        assert next(iter(body)) in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_engine_failure_is_an_error_body(stream: bool) -> None:
+    engine = FakeEngine()
+    engine.fail = ComputeFailed("out of luck")
+    status, body = post("/completion", {"prompt": "a", "stream": stream}, engine)
+    expected = {"error": {"code": 500, "message": "out of luck", "type": "server_error"}}
+    if stream:  # the headers are out: the error is the stream's last message
+        assert status == 200 and [orjson.loads(e) for e in events(body)] == [expected]
+    else:
+        assert (status, body) == (500, expected)
+
+
+# -- OpenAI ----------------------------------------------------------------------------------------------------------
+
+
+def test_openai_completion() -> None:
+    status, body = post("/v1/completions", {"prompt": ["a", "bc"], "max_tokens": 2})
+    assert status == 200
+    keys = {"choices", "created", "model", "system_fingerprint", "object", "usage", "id", "timings"}
+    assert set(body) == keys and body["object"] == "text_completion"
+    assert [set(c) for c in body["choices"]] == [{"text", "index", "logprobs", "finish_reason"}] * 2
+    assert body["usage"] == {
+        "completion_tokens": 4,
+        "prompt_tokens": 3,
+        "total_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+def test_openai_completion_stream() -> None:
+    _, text = post("/v1/completions", {"prompt": "a", "max_tokens": 2, "stream": True})
+    *parts, last = events(text)
+    parsed = [orjson.loads(p) for p in parts]
+    assert last == "[DONE]"
+    assert [p["choices"][0]["text"] for p in parsed] == ["H", "e", ""]
+    assert [p["choices"][0]["finish_reason"] for p in parsed] == [None, None, "length"]
+    assert {"usage", "timings"} <= set(parsed[-1]) and len({p["id"] for p in parsed}) == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions"])
+def test_chat(path: str) -> None:
+    engine = FakeEngine()
+    status, body = post(path, {"messages": USER}, engine)
+    assert status == 200 and body["object"] == "chat.completion" and body["id"].startswith("chatcmpl-")
+    assert body["choices"] == [
+        {"finish_reason": "stop", "index": 0, "message": {"role": "assistant", "content": ANSWER}}
+    ]
+    assert bytes(engine.requests[0].prompt).decode() == "<user>Hi</><assistant>"
+
+
+@pytest.mark.parametrize("usage", [False, True])
+def test_chat_stream(usage: bool) -> None:
+    body = {"messages": USER, "max_tokens": 2, "stream": True, "stream_options": {"include_usage": usage}}
+    *parts, last = events(post("/v1/chat/completions", body)[1])
+    parsed = [orjson.loads(p) for p in parts]
+    assert last == "[DONE]"
+    assert parsed[0]["choices"][0]["delta"] == {"role": "assistant", "content": None}
+    assert [p["choices"][0]["delta"] for p in parsed[1:3]] == [{"content": "H"}, {"content": "e"}]
+    assert parsed[3]["choices"] == [{"finish_reason": "length", "index": 0, "delta": {}}]
+    assert all(p["object"] == "chat.completion.chunk" for p in parsed)
+    if usage:
+        assert parsed[4]["choices"] == [] and parsed[4]["usage"]["completion_tokens"] == 2
+    assert ("usage" in parsed[-1]) is usage and "timings" in parsed[-1]
+
+
+def test_chat_logprobs() -> None:
+    body = {"messages": USER, "max_tokens": 1, "logprobs": True, "top_logprobs": 1}
+    (choice,) = post("/v1/chat/completions", body)[1]["choices"]
+    assert len(choice["logprobs"]["content"]) == 1 and len(choice["logprobs"]["content"][0]["top_logprobs"]) == 1
+    status, answer = post("/v1/chat/completions", {"messages": USER, "top_logprobs": 1})
+    assert status == 400 and "requires logprobs" in answer["error"]["message"]
+
+
+def test_chat_choices_are_streamed_with_their_index() -> None:
+    body = {"messages": USER, "max_tokens": 1, "n": 2, "stream": True}
+    *parts, _ = events(post("/v1/chat/completions", body)[1])
+    assert {orjson.loads(p)["choices"][0]["index"] for p in parts} == {0, 1}
+
+
+def test_assistant_message_at_the_end_is_continued() -> None:
+    messages = [*USER, {"role": "assistant", "content": "I th"}]
+    assert post("/apply-template", {"messages": messages})[1] == {"prompt": "<user>Hi</><assistant>I th"}
+    status, _ = post("/apply-template", {"messages": [*messages, messages[-1]]})
+    assert status == 400
+
+
+def test_text_parts_are_joined() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    body = post("/apply-template", {"messages": [{"role": "user", "content": parts}]})[1]
+    assert body == {"prompt": "<user>a\nb</><assistant>"}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({}, 400, "'messages' is required"),
+        ({"messages": "x"}, 400, "Expected 'messages' to be an array"),
+        ({"messages": [5]}, 400, "must contain 'content'"),
+        ({"messages": [{"role": "user"}]}, 400, "must contain 'content'"),
+        ({"messages": [{"content": "x"}]}, 400, "Missing 'role'"),
+        ({"messages": [{"role": "user", "content": 5}]}, 400, "Expected 'content' to be a string or an array"),
+        ({"messages": [{"role": "user", "content": [{"type": "zz"}]}]}, 400, "unsupported content[].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "image input is not supported"),
+        ({"messages": [{"role": "forbidden", "content": ""}]}, 400, "no such role"),
+        ({"messages": USER, "response_format": {"type": "zzz"}}, 400, "response_format type"),
+        ({"messages": USER, "response_format": {"type": "json_object"}}, 501, "response_format"),
+        ({"messages": USER, "tools": [{"type": "function"}]}, 501, "tools"),
+        ({"messages": USER, "tool_choice": "zz"}, 400, "Invalid tool_choice: zz"),
+    ],
+)
+def test_bad_chats(body: Any, status: int, message: str) -> None:
+    answered, answer = post("/v1/chat/completions", body)
+    assert answered == status and message in answer["error"]["message"]
+
+
+# -- text ------------------------------------------------------------------------------------------------------------
+
+
+def test_tokenize() -> None:
+    assert post("/tokenize", {"content": "ab"})[1] == {"tokens": [97, 98]}
+    assert post("/tokenize", {"content": [1, "ab", 2]})[1] == {"tokens": [1, 97, 98, 2]}
+    pieces = post("/tokenize", {"content": "aé", "with_pieces": True})[1]["tokens"]
+    assert pieces == [{"id": 97, "piece": "a"}, {"id": 195, "piece": [195]}, {"id": 169, "piece": [169]}]
+    assert post("/tokenize", {})[1] == post("/tokenize", b"null")[1] == {"tokens": []}
+    assert post("/tokenize", {"content": 5})[0] == 400
+
+
+def test_detokenize() -> None:
+    assert post("/detokenize", {"tokens": [97, 256]})[1] == {"content": "a<eos>"}
+    assert post("/detokenize", {})[1] == {"content": ""}
+    for bad in ("x", [999999], [-1], ["x"], [None]):
+        assert post("/detokenize", {"tokens": bad})[0] == 400
+
+
+# -- monitoring ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/health"])
+def test_health(path: str) -> None:
+    assert get(path) == (200, {"status": "ok"})
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/nope"])
+def test_loading(path: str) -> None:
+    status, body = get(path, loaded=False)
+    assert status == 503
+    assert body["error"] == {"code": 503, "message": "Loading model", "type": "unavailable_error"}
+    assert body["progress"] == 0.0 and body["stage"] == "starting"
+
+
+def test_models_and_props() -> None:
+    for path in ("/v1/models", "/models"):
+        _, body = get(path)
+        assert body["object"] == "list" and body["data"][0]["id"] == "fake" and body["models"][0]["name"] == "fake"
+        assert body["data"][0]["meta"]["n_ctx_train"] == 8192
+    _, props = get("/props")
+    assert props["total_slots"] == 4 and props["default_generation_settings"]["n_ctx"] == 4096
+    assert props["default_generation_settings"]["params"]["temperature"] == 0.8
+    assert props["chat_template"] == "{{ x }}" and props["bos_token"] == "<s>"
+
+
+def test_slots() -> None:
+    status, body = get("/slots")
+    assert status == 200 and len(body) == 4
+    assert set(body[0]) == {"id", "n_ctx", "speculative", "is_processing"}
+    assert get("/slots", slots=False) == error(
+        "not_supported_error", 501, "This server does not support slots endpoint. Start it with `--slots`"
+    )
+
+
+def test_metrics() -> None:
+    status, text = get("/metrics", metrics=True)
+    assert status == 200
+    for name in [
+        "prompt_tokens_total",
+        "prompt_tokens_cached_total",
+        "prompt_seconds_total",
+        "tokens_predicted_total",
+        "n_decode_total",
+        "tokens_predicted_seconds_total",
+        "n_tokens_max",
+        "prompt_tokens_seconds",
+        "predicted_tokens_seconds",
+        "requests_processing",
+        "requests_deferred",
+        "n_busy_slots_per_decode",
+        "kv_cache_usage_ratio",
+        "kv_cache_tokens",
+    ]:
+        assert f"\nllamacpp:{name} " in text, name
+    assert "llamacpp:prompt_tokens_seconds 5.0" in text and "llamacpp:predicted_tokens_seconds 6.0" in text
+    status, body = get("/metrics")
+    assert status == 501 and body["error"]["type"] == "not_supported_error"
+
+
+def test_rates_are_those_since_the_last_scrape() -> None:
+    async def work() -> str:
+        async with client(metrics=True) as http:
+            await http.get("/metrics")
+            return (await http.get("/metrics")).text
+
+    assert "llamacpp:prompt_tokens_seconds 0.0" in run(work())
+
+
+def test_unknown_paths_and_methods() -> None:
+    expected = error("not_found_error", 404, "File Not Found")
+    assert get("/nope") == get("/completion") == post("/health", {}) == expected
+
+
+@pytest.mark.parametrize("path", ["/embedding", "/v1/embeddings", "/v1/rerank", "/infill", "/slots/0", "/props"])
+def test_endpoints_that_are_not_served(path: str) -> None:
+    status, body = post(path, {})
+    assert status == 501 and body["error"]["type"] == "not_supported_error"
+
+
+# -- the door --------------------------------------------------------------------------------------------------------
+
+
+def test_api_keys() -> None:
+    async def work() -> None:
+        async with client(access=AccessRules(api_keys=(b"one", b"two"))) as http:
+            refused = await http.get("/props")
+            assert refused.status_code == 401
+            assert refused.json()["error"] == {
+                "code": 401,
+                "message": "Invalid API Key",
+                "type": "authentication_error",
+            }
+            assert (await http.get("/health")).status_code == 200
+            for headers in (
+                {"Authorization": "Bearer one"},
+                {"Authorization": "two"},
+                {"X-Api-Key": "two"},
+            ):
+                assert (await http.get("/props", headers=headers)).status_code == 200
+            for key in ("Bearer three", "Bearer ", "Bearer onetwo", ""):
+                assert (await http.get("/props", headers={"Authorization": key})).status_code == 401
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("rules", "origin", "allowed"),
+    [
+        (AccessRules(), "http://a.b", "http://a.b"),
+        (AccessRules(), None, None),
+        (AccessRules(cors_credentials=False), "http://a.b", "*"),
+        (AccessRules(cors_origins="localhost"), "http://localhost:3000", "http://localhost:3000"),
+        (AccessRules(cors_origins="localhost"), "http://localhost.evil.com", None),
+        (AccessRules(cors_origins="http://x.y,http://a.b"), "http://a.b", "http://a.b"),
+        (AccessRules(cors_origins="http://x.y"), "http://a.b", "http://x.y"),
+    ],
+)
+def test_cors(rules: AccessRules, origin: str | None, allowed: str | None) -> None:
+    async def work() -> None:
+        async with client(access=rules) as http:
+            headers = {} if origin is None else {"Origin": origin}
+            for method, path in (("GET", "/health"), ("OPTIONS", "/completion"), ("GET", "/nope")):
+                response = await http.request(method, path, headers=headers)
+                assert response.headers.get("access-control-allow-origin") == allowed
+                if method == "OPTIONS":
+                    assert response.status_code == 200
+                    assert response.headers["access-control-allow-methods"] == "GET, POST, DELETE, OPTIONS"
+
+    run(work())
+
+
+def test_large_bodies_are_refused_by_their_announced_length() -> None:
+    async def work() -> None:
+        async with client() as http:
+            response = await http.post("/completion", content=b"{}", headers={"Content-Length": str(10**12)})
+            assert response.status_code == 413
+
+    run(work())
+
+
+def test_head() -> None:
+    async def work() -> None:
+        async with client() as http:
+            assert (await http.head("/health")).status_code == 200
+
+    run(work())
