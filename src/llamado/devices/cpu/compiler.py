@@ -220,8 +220,6 @@ class Compiler:
         for d in (1, 2, 3):
             if operand.ne[d] not in (1, like.ne[d]):
                 raise DeviceError(f"{like.op.name} repeats {list(operand.ne)} over {list(like.ne)}: not supported here")
-        if like.ne[2] == like.ne[3] == 1:  # rows of a matrix count as tokens: dimension 2
-            return {"s1": 0, "s2": nb[0], "s3": 0}
         return {"s1": nb[0], "s2": nb[1], "s3": nb[2]}
 
     def _operand(
@@ -288,9 +286,11 @@ class Compiler:
             raise DeviceError(f"SET_ROWS to {node.type.name} is not supported here")
         if source.ne[2] * source.ne[3] != 1:
             raise DeviceError("SET_ROWS of more than two dimensions is not supported here")
-        part = 0 if chain.value.ne[2] * chain.value.ne[3] == 1 else node.type.row_bytes(chain.value.ne[0])
+        # the row may be one head of what the cache keeps as one row
+        heads = chain.value.ne[0] != source.ne[0]
+        part = node.type.row_bytes(chain.value.ne[0]) if heads else 0
         chain.add(
-            ("set_rows", node.type.name, ids.type == TensorType.I64),
+            ("set_rows", node.type.name, ids.type == TensorType.I64, heads),
             "set_rows",
             x=self.place(node),
             nb1=node.nb[1],
@@ -329,8 +329,6 @@ class Compiler:
 
     def _finish(self, chain: _Chain, shape: Tensor) -> None:
         n1, n2, n3 = shape.ne[1:]
-        if n2 == n3 == 1:
-            n1, n2 = 1, n1
         count = n1 * n2 * n3
         fields = chain.fields | {"n": shape.ne[0], "n1": n1, "n2": n2, "n3": n3}
         fields |= {"share": max(1, min(16, count // (4 * self.n_threads)))}

@@ -10,7 +10,7 @@ repeats it.
 
 stage                          fields                    meaning
 ("row",)                       x s1 s2 s3                the row itself, f32
-("get_rows", type)             x nb1 ids                 row ids[i2] of a table (n1 = 1)
+("get_rows", type)             x nb1 ids                 row ids[flat row number] of a table
 ("add"|"sub"|"mul"|"div",)     x s1 s2 s3                with an operand row
 ("element", op)                x s1 s2 s3                the same with one number for the whole row
 ("rms_norm",) ("norm",)        eps                       by the row's root mean square; by its mean and deviation
@@ -19,7 +19,8 @@ stage                          fields                    meaning
 ("glu", op)                    x s1 s2 s3                op(row) · operand
 ("rope", mode)                 table step n_dims         rotation by the table of token i2 (rope_table)
 ("store",)                     x s1 s2 s3                to memory, f32
-("set_rows", type, wide)       x nb1 ids part            to row ids[i2] of a cache, at byte i1·part (wide: 64-bit ids)
+("set_rows", type, wide, heads) x nb1 ids part           to row ids[flat row number] of a cache (wide: 64-bit ids);
+                                                         heads: to byte i1·part of row ids[i2]
 ("quantize", block)            x columns                 to column (flat row number) of quantised activations
 """
 
@@ -131,7 +132,7 @@ class _Chain:
                 case "store":
                     self.settle(self.operand(i))
                 case "set_rows":
-                    self._set_rows(i, TensorType[stage[1]], wide=stage[2])
+                    self._set_rows(i, TensorType[stage[1]], wide=stage[2], heads=stage[3])
                 case "quantize":
                     self._quantize(i, stage[1])
 
@@ -210,7 +211,7 @@ class _Chain:
 
     def _get_rows(self, i: int, type_: TensorType) -> None:
         c = self.c
-        id_ = c.load(I32, self.field(i, "ids") + self.index[1] * 4).to(I64)
+        id_ = c.load(I32, self.field(i, "ids") + self.row * 4).to(I64)
         row = self.field(i, "x") + id_ * self.field(i, "nb1")
         if type_ == TensorType.F32:
             self.at = row
@@ -250,13 +251,14 @@ class _Chain:
             c.store(to + j * 4, c.load(F32, source + j * 4))
         self.at = to
 
-    def _set_rows(self, i: int, type_: TensorType, *, wide: bool) -> None:
+    def _set_rows(self, i: int, type_: TensorType, *, wide: bool, heads: bool) -> None:
         c = self.c
         if self.pending:
             self.settle(self.scratch)
         i1, i2, _ = self.index
+        token = i2 if heads else self.row
         ids = self.field(i, "ids")
-        id_ = c.load(I64, ids + i2 * 8) if wide else c.load(I32, ids + i2 * 4).to(I64)
+        id_ = c.load(I64, ids + token * 8) if wide else c.load(I32, ids + token * 4).to(I64)
         row = self.field(i, "x") + id_ * self.field(i, "nb1") + i1 * self.field(i, "part")
         if type_ == TensorType.Q8_0:
             with c.range(0, self.a.n // 32) as b:
