@@ -17,13 +17,13 @@ LONGEST_CACHED = 64  # characters; keeps the cache below some 10 MiB whatever th
 # GPT-2 spells each byte as a printable character: those of Latin-1 stand for themselves, the rest are U+0100 onwards.
 _PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _REST = [byte for byte in range(256) if byte not in _PRINTABLE]
-_SPELLING = "".join(chr(byte if byte in _PRINTABLE else 0x100 + _REST.index(byte)) for byte in range(256))
-_BYTE = {character: byte for byte, character in enumerate(_SPELLING)}
+SPELLING = "".join(chr(byte if byte in _PRINTABLE else 0x100 + _REST.index(byte)) for byte in range(256))
+_BYTE = {character: byte for byte, character in enumerate(SPELLING)}
 
 
 def spell_bytes(text: str) -> str:
     """The bytes of `text` in UTF-8, each as GPT-2 spells it."""
-    return text.encode().decode("latin-1").translate(_SPELLING)
+    return text.encode().decode("latin-1").translate(SPELLING)
 
 
 def unspell(text: str) -> bytes:

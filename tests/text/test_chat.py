@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llamado.gguf.reader import Metadata, StringArray
+from llamado.text.chat import ChatTemplate, TemplateError
+from llamado.text.templates import TEMPLATES
+from llamado.text.tokenizer import load_tokenizer
+
+USER = [{"role": "user", "content": "hi"}]
+TALK = [
+    {"role": "system", "content": "S"},
+    {"role": "user", "content": "U"},
+    {"role": "assistant", "content": "A"},
+    {"role": "user", "content": "V"},
+]
+
+
+def render(source: str, messages: list[dict[str, Any]] = USER, **values: Any) -> str:
+    return ChatTemplate(source, bos="<s>", eos="</s>").render(messages, **values)
+
+
+def test_jinja_is_set_up_as_hugging_face_does() -> None:
+    assert render("  {% if true %}\nx\n  {% endif %}\ny") == "x\ny"  # trim_blocks, lstrip_blocks
+    assert render("{% for i in [1, 2, 3] %}{% if i == 2 %}{% continue %}{% endif %}{{ i }}{% endfor %}") == "13"
+    assert render("a{% generation %}b{{ 1 }}{% endgeneration %}c") == "ab1c"
+    assert render("{{ strftime_now('%Y') | length }}") == "4"
+    assert render("{{ bos_token }}|{{ eos_token }}|{{ missing }}") == "<s>|</s>|"
+
+
+def test_tojson_is_hugging_faces() -> None:
+    assert render("{{ x | tojson }}", x={"a": "é<&'", "b": [1, None]}) == '{"a": "é<&\'", "b": [1, null]}'
+    assert render("{{ x | tojson(indent=2) }}", x={"a": 1}) == '{\n  "a": 1\n}'
+    assert render("{{ x | tojson(ensure_ascii=true) }}", x="é") == '"\\u00e9"'
+
+
+def test_values() -> None:
+    source = "{{ messages[0].role }} {{ tools is none }} {{ documents is none }} {{ add_generation_prompt }}"
+    assert render(source, add_generation_prompt=False) == "user True True False"
+    assert render("{{ tools[0].name }}{{ documents[0].t }}", tools=[{"name": "f"}], documents=[{"t": 1}]) == "f1"
+    assert render("{{ enable_thinking }}") == "True"
+    assert render("{{ enable_thinking }} {{ level }}", enable_thinking=False, level="low") == "False low"
+
+
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+STRINGS_ONLY = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+PARTS_ONLY = "{% for m in messages %}{% for p in m.content %}[{{ p['text'] }}]{% endfor %}{% endfor %}"
+BOTH = (
+    "{% for m in messages %}{% if m.content is string %}[{{ m.content }}]{% else %}"
+    "{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endif %}{% endfor %}"
+)
+
+
+def test_content_takes_the_form_that_the_template_knows() -> None:
+    assert render(STRINGS_ONLY, PARTS) == "[a\nb]"
+    assert render(PARTS_ONLY, USER) == "[hi]"
+    assert render(PARTS_ONLY, PARTS) == "[a][b]"
+    assert render(BOTH, PARTS) == "<a><b>"
+    assert render(BOTH, USER) == "[hi]"
+    assert render(STRINGS_ONLY, [{"role": "assistant", "content": None}, {"role": "assistant"}]) == "[][]"
+
+
+def call(arguments: Any) -> list[dict[str, Any]]:
+    function = {"name": "f", "arguments": arguments}
+    return [*USER, {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": function}]}]
+
+
+@pytest.mark.parametrize(
+    ("show", "expected"),
+    [
+        ("c.function.arguments", '{"a": "b"}'),
+        ("c.function.arguments | tojson", '{"a": "b"}'),
+        ("c.function.arguments | items | list", "[('a', 'b')]"),
+        ("c.function.arguments if c.function.arguments is string else c.function.arguments | tojson", '{"a": "b"}'),
+    ],
+)
+def test_arguments_of_calls_take_the_form_that_the_template_knows(show: str, expected: str) -> None:
+    source = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ " + show + " }}{% endfor %}{% endfor %}"
+    assert render(source, call(json.dumps({"a": "b"}))) == expected
+
+
+def test_arguments_that_are_no_json_stay_as_they_are() -> None:
+    show = "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}"
+    source = "{% for m in messages %}" + show + "{% endfor %}"
+    assert render(source, call("not json")) == '"not json"'
+
+
+def test_errors_name_the_line() -> None:
+    with pytest.raises(TemplateError, match=r"line 2: is not valid Jinja.*--chat-template") as caught:
+        ChatTemplate("a\n{% for %}", bos="", eos="")
+    assert caught.value.line == 2
+    with pytest.raises(TemplateError, match="line 3: roles must alternate"):
+        render("a\n\n{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(TemplateError, match="line 2: TypeError"):
+        render("x\n{{ 1 + 'a' }}")
+    with pytest.raises(TemplateError):
+        render("{% include 'x' %}")
+
+
+HOSTILE = [
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "{% macro f() %}{% for i in range(99) %}{{ g() }}{% endfor %}{% endmacro %}"
+    "{% set g = f %}{% for i in range(99999) %}{% for j in range(99999) %}{{ f() }}{% endfor %}{% endfor %}",
+    "{{ 'a' * 1000000000 }}",
+    "{{ [1] * 1000000000 }}",
+    "{% set n = namespace(s='aaaaaaaa') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s }}",
+    "{% set n = namespace(s='aaaaaaaa') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}",
+    "{% set n = namespace(s=[1]) %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s | length }}",
+    "{% set n = namespace(s=[1]) %}{% for i in range(60) %}{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s }}",
+    "{% set n = namespace(s=[1]) %}{% for i in range(60) %}{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s | tojson }}",
+    "{{ 'a' | center(1000000000) }}",
+    "{{ 'a'.ljust(1000000000) }}",
+    "{{ '%1000000000d' % 1 }}",
+    "{{ '%1000000000d' | format(1) }}",
+    "{{ '%*d' % (1000000000, 1) }}",
+    "{{ '{:>1000000000}'.format(1) }}",
+    "{{ '{:{}}'.format(1, 1000000000) }}",
+    "{{ 'a'.replace('', 'b' * 1000000).replace('b', 'c' * 1000000) }}",
+    "{{ 'aaaa' | replace('a', 'b' * 8000000) }}",
+    "{{ ('\n' * 1000000) | indent(9999) }}",
+    "{{ (['a' * 1000000] * 100000) | join }}",
+    "{{ ''.join(['a' * 1000000] * 100000) }}",
+    "{{ 10 ** 1000000000 }}",
+    "{% set n = namespace(x=10) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}{{ n.x }}",
+    "{% for i in range(99999) %}{{ 'a' * 1000000 }}{% endfor %}",
+    "{{ range(10 ** 9) | list }}",
+    "{{ ''.__class__.__mro__ }}",
+    "{{ messages.append(1) }}",
+    "{{ raise_exception.__globals__['time'] }}",
+    "{{ cycler.__init__.__globals__ }}",
+]
+
+
+@pytest.mark.parametrize("source", HOSTILE)
+def test_hostile_templates_end_soon_and_as_an_error(source: str) -> None:
+    start = time.process_time()
+    with pytest.raises(TemplateError):
+        render(source)
+    assert time.process_time() - start < 10
+
+
+@pytest.mark.parametrize("inside", ["raise_exception.__globals__", "strftime_now.__code__", "range.__self__", "step_"])
+def test_insides_do_not_show(inside: str) -> None:
+    assert render("{{ " + inside + " }}") == ""
+
+
+def test_a_template_cannot_switch_off_the_counting() -> None:
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    for trick in ("{% set step_ = 1 %}", "{% set environment = 1 %}", "{% set budget = 1 %}", ""):
+        with pytest.raises(TemplateError, match="too many steps"):
+            render(trick + loop)
+
+
+def test_long_conversations_are_within_the_limits() -> None:
+    messages = [{"role": "user", "content": "x" * 1000}, {"role": "assistant", "content": "y"}] * 4000
+    assert len(render(TEMPLATES["chatml"], messages)) > 4_000_000
+
+
+# From llama.cpp b11434 (`llama_chat_apply_template` with these names).
+KNOWN = {
+    "chatml": "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n"
+    "<|im_start|>user\nV<|im_end|>\n<|im_start|>assistant\n",
+    "gemma": "<start_of_turn>user\nS\n\nU<end_of_turn>\n<start_of_turn>model\nA<end_of_turn>\n"
+    "<start_of_turn>user\nV<end_of_turn>\n<start_of_turn>model\n",
+    "llama2-sys": "[INST] <<SYS>>\nS\n<</SYS>>\n\nU [/INST]A</s>[INST] V [/INST]",
+    "mistral-v7": "[SYSTEM_PROMPT] S[/SYSTEM_PROMPT][INST] U[/INST] A</s>[INST] V[/INST]",
+    "zephyr": "<|system|>\nS<|endoftext|>\n<|user|>\nU<|endoftext|>\n<|assistant|>\nA<|endoftext|>\n"
+    "<|user|>\nV<|endoftext|>\n<|assistant|>\n",
+    "vicuna": "S\n\nUSER: U\nASSISTANT: A</s>\nUSER: V\nASSISTANT:",
+    "deepseek": "S### Instruction:\nU\n### Response:\nA\n<|EOT|>\n### Instruction:\nV\n### Response:\n",
+}
+
+
+@pytest.mark.parametrize("name", sorted(TEMPLATES))
+def test_built_in_templates(name: str) -> None:
+    text = render(TEMPLATES[name], TALK)
+    assert all(content in text for content in "SUAV")
+    if name in KNOWN:
+        assert text == KNOWN[name]
+    assert len(render(TEMPLATES[name], TALK, add_generation_prompt=False)) <= len(text)
+
+
+def model(**extra: Any) -> Metadata:
+    tokens = ["<s>", "</s>", "a", "b"]
+    return Metadata(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "gpt-2",
+            "tokenizer.ggml.tokens": StringArray.of(tokens),
+            "tokenizer.ggml.token_type": np.array([3, 3, 1, 1], np.int32),
+            "tokenizer.ggml.merges": StringArray.of(["a b"]),
+            "tokenizer.ggml.bos_token_id": 0,
+            "tokenizer.ggml.eos_token_id": 1,
+            **extra,
+        }
+    )
+
+
+def from_model(name: str | None = None, **extra: Any) -> ChatTemplate:
+    data = model(**extra)
+    return ChatTemplate.from_metadata(data, load_tokenizer(data), name)
+
+
+def test_the_models_template() -> None:
+    source = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
+    assert from_model(**{"tokenizer.chat_template": source}).render(USER) == "<s>hi</s>"
+    added = {"tokenizer.chat_template": source, "tokenizer.ggml.add_bos_token": True}
+    assert from_model(**added).render(USER) == "hi</s>"  # the tokenizer will add it
+    assert from_model().render(USER) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_named_templates() -> None:
+    both = {"tokenizer.chat_template": "plain", "tokenizer.chat_template.tool_use": "with tools"}
+    assert from_model(**both).render(USER) == "plain"
+    assert from_model(**both).render(USER, tools=[{"name": "f"}]) == "with tools"
+    assert from_model("tool_use", **both).render(USER) == "with tools"
+    assert from_model("gemma", **both).render(USER).startswith("<start_of_turn>")
+    assert from_model("{{ 1 }}", **both).render(USER) == "1"
+    with pytest.raises(TemplateError, match=r"'nonsense'.*chatml"):
+        from_model("nonsense")
