@@ -14,35 +14,35 @@ from llamado.server.state import AccessRules
 USER = [{"role": "user", "content": "Hi"}]
 # Keys of real responses of llama-server b11434.
 RESULT_KEYS = {
-        "index",
-        "content",
-        "tokens",
-        "id_slot",
-        "stop",
-        "model",
-        "tokens_predicted",
-        "tokens_evaluated",
-        "generation_settings",
-        "prompt",
-        "has_new_line",
-        "truncated",
-        "stop_type",
-        "stopping_word",
-        "tokens_cached",
-        "timings",
-    }
+    "index",
+    "content",
+    "tokens",
+    "id_slot",
+    "stop",
+    "model",
+    "tokens_predicted",
+    "tokens_evaluated",
+    "generation_settings",
+    "prompt",
+    "has_new_line",
+    "truncated",
+    "stop_type",
+    "stopping_word",
+    "tokens_cached",
+    "timings",
+}
 PART_KEYS = {"index", "content", "tokens", "stop", "id_slot", "tokens_predicted", "tokens_evaluated"}
 TIMING_KEYS = {
-        "cache_n",
-        "prompt_n",
-        "prompt_ms",
-        "prompt_per_token_ms",
-        "prompt_per_second",
-        "predicted_n",
-        "predicted_ms",
-        "predicted_per_token_ms",
-        "predicted_per_second",
-    }
+    "cache_n",
+    "prompt_n",
+    "prompt_ms",
+    "prompt_per_token_ms",
+    "prompt_per_second",
+    "predicted_n",
+    "predicted_ms",
+    "predicted_per_token_ms",
+    "predicted_per_second",
+}
 
 
 def post(path: str, body: Any, engine: FakeEngine | None = None, **options: Any) -> tuple[int, Any]:

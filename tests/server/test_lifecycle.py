@@ -1,0 +1,231 @@
+"""A server process on loopback: loading, failing, streaming, clients that go away, signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import pytest
+from fakes import FakeEngine, events, served
+
+from llamado.server.lifecycle import GRACE
+from llamado.server.sockets import PortError, check_tls, listen
+from llamado.server.streaming import Generation, Mailbox
+
+Start = Callable[..., tuple[subprocess.Popen[str], str]]
+
+
+def wait_ready(url: str) -> None:
+    for _ in range(500):
+        if httpx.get(f"{url}/health").status_code == 200:
+            return
+        time.sleep(0.01)
+    raise AssertionError("not ready")
+
+
+def test_port_is_open_at_once_and_health_tells_progress(fake_server: Start) -> None:
+    process, url = fake_server("load=1.5")
+    seen: list[tuple[float, str]] = []
+    while (response := httpx.get(f"{url}/health")).status_code == 503:
+        body = response.json()
+        assert body["error"] == {"code": 503, "message": "Loading model", "type": "unavailable_error"}
+        seen.append((body["progress"], body["stage"]))
+        time.sleep(0.05)
+    assert response.json() == {"status": "ok"}
+    assert len(set(seen)) > 3 and seen == sorted(seen, key=lambda s: s[0])
+    assert "pretending to load" in {stage for _, stage in seen}
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(5) == 0
+
+
+def test_failed_load_says_why_and_exits(fake_server: Start) -> None:
+    process, url = fake_server("fail", "load=0.5")
+    messages = set()
+    try:
+        while True:
+            messages.add(httpx.get(f"{url}/health").json()["error"]["message"])
+            time.sleep(0.02)
+    except httpx.HTTPError:
+        pass
+    assert process.wait(5) == 1
+    assert messages == {"Loading model", "Failed to load model: the model file is broken"}
+    assert process.stderr is not None
+    log = process.stderr.read()
+    assert "error: the model file is broken" in log and "Traceback" not in log
+
+
+def test_signal_while_loading_ends_at_once(fake_server: Start) -> None:
+    process, url = fake_server("load=60")
+    assert httpx.get(f"{url}/health").status_code == 503
+    process.send_signal(signal.SIGINT)
+    assert process.wait(5) == 0
+
+
+def test_running_answers_are_finished_after_a_signal(fake_server: Start) -> None:
+    process, url = fake_server("delay=0.02")
+    wait_ready(url)
+    text = ""
+    with httpx.stream("POST", f"{url}/completion", json={"prompt": "a", "stream": True}) as response:
+        for i, chunk in enumerate(response.iter_text()):
+            text += chunk
+            if i == 3:
+                process.send_signal(signal.SIGTERM)
+    assert len(events(text)) == 51  # 50 tokens and the final part
+    assert process.wait(5) == 0
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/health")
+
+
+def test_second_signal_stops_at_once(fake_server: Start) -> None:
+    process, url = fake_server("delay=0.5")
+    wait_ready(url)
+    with (
+        pytest.raises(httpx.HTTPError),
+        httpx.stream("POST", f"{url}/completion", json={"prompt": "a", "stream": True}, timeout=20) as response,
+    ):
+        for i, _ in enumerate(response.iter_text()):
+            if i < 2:
+                process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    process.wait(5)
+    assert time.monotonic() - began < GRACE / 2
+
+
+def test_a_client_that_goes_away_cancels_its_answer(fake_server: Start) -> None:
+    """Both kinds of answers; seen from outside by the slots."""
+    _, url = fake_server("delay=0.1")
+    wait_ready(url)
+
+    def busy() -> int:
+        return sum(slot["is_processing"] for slot in httpx.get(f"{url}/slots").json())
+
+    for stream in (True, False):
+        body = {"prompt": "a", "stream": stream}
+        if stream:
+            with httpx.stream("POST", f"{url}/completion", json=body) as response:
+                next(response.iter_raw())
+                assert busy() == 1
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(f"{url}/completion", json=body, timeout=0.3)
+        for _ in range(100):
+            if not busy():
+                break
+            time.sleep(0.01)
+        assert not busy()  # the whole answer would take 5 s
+
+
+def test_parts_arrive_as_they_are_made(fake_server: Start) -> None:
+    _, url = fake_server("delay=0.05")
+    wait_ready(url)
+    stamps = []
+    with httpx.stream("POST", f"{url}/completion", json={"prompt": "a", "n_predict": 10, "stream": True}) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        for _ in response.iter_raw():
+            stamps.append(time.monotonic())
+    gaps = [b - a for a, b in pairwise(stamps)]
+    assert sum(gap > 0.02 for gap in gaps) >= 8
+
+
+def test_silent_streams_are_pinged(fake_server: Start) -> None:
+    _, url = fake_server("delay=1.5")
+    wait_ready(url)
+    body = {"prompt": "a", "n_predict": 1, "stream": True, "sse_ping_interval": 1}
+    assert httpx.post(f"{url}/completion", json=body, timeout=20).text.startswith(":\n\ndata: ")
+
+
+def test_health_answers_while_the_engine_works(fake_server: Start) -> None:
+    _, url = fake_server("delay=0.01")
+    wait_ready(url)
+    stop = threading.Event()
+
+    def load() -> None:
+        while not stop.is_set():
+            httpx.post(f"{url}/completion", json={"prompt": "a" * 4000})
+
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        with httpx.Client() as http:
+            times = []
+            for _ in range(50):
+                began = time.perf_counter()
+                assert http.get(f"{url}/health").status_code == 200
+                times.append(time.perf_counter() - began)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert sorted(times)[len(times) // 2] < 0.05
+
+
+def test_taken_port_is_an_error_that_says_so() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(PortError, match=rf"127\.0\.0\.1:{port}: Address already in use; .*--port"):
+            listen(("127.0.0.1",), port)
+        command = [sys.executable, "-m", "llamado.cli", "serve", "-m", "nothing.gguf", "--port", str(port)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 1 and "Address already in use" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_unix_socket(tmp_path: Any) -> None:
+    path = str(tmp_path / "x.sock")
+    (sock,) = listen((path,), 0)
+    try:
+        assert os.path.exists(path) and sock.getsockname() == path
+    finally:
+        sock.close()
+
+
+def test_bad_tls_files_are_named(tmp_path: Any) -> None:
+    with pytest.raises(PortError, match="--ssl-cert-file"):
+        check_tls(str(tmp_path / "no.key"), str(tmp_path / "no.pem"))
+
+
+def test_one_wake_up_for_many_events() -> None:
+    """Events of many streams posted while the loop is busy are delivered in one callback, in order."""
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        calls = []
+        original = loop.call_soon_threadsafe
+
+        def counting(callback: Any, *args: Any, **kwargs: Any) -> Any:
+            calls.append(callback)
+            return original(callback, *args, **kwargs)
+
+        loop.call_soon_threadsafe = counting  # type: ignore[method-assign]
+        engine = FakeEngine()
+        mailbox = Mailbox(loop)
+        generations = [Generation(mailbox, engine, [served(engine).defaults.request([1])]) for _ in range(100)]
+        from llamado.engine.request import Token
+
+        def step() -> None:
+            for i in range(3):
+                for generation in generations:
+                    mailbox.post(generation, 0, Token(str(i), [i], None, i))
+
+        thread = threading.Thread(target=step)
+        thread.start()
+        thread.join()  # the loop is held up here
+        for generation in generations:
+            read = await generation.read()
+            assert [event.text for _, event in read if isinstance(event, Token)] == ["0", "1", "2"]
+        assert len(calls) == 1
+        engine.close()
+
+    asyncio.run(work())

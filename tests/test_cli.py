@@ -1,0 +1,226 @@
+"""The command line: flags from one table, the environment, errors a person can act on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llamado import cli, flags
+from llamado.flags import FlagError, Kind, Parsed, Parser, add_flags, parse
+from llamado.server.settings import serve_settings
+
+ROOT = Path(__file__).parent.parent
+
+LLAMA_SERVER = (
+    "-m x.gguf -a one,two --host 0.0.0.0 --port 9999 -t 3 -tb 2 -c 4096 -n 77 -b 1024 -ub 256 -np 2 -cb --keep 5 "
+    "-ngl 99 -fa on -ctk q8_0 -ctv f16 --mlock --no-mmap --numa distribute -s 42 --temp 0.5 --top-k 10 --top-p 0.9 "
+    "--min-p 0.1 --api-key a,b --metrics --no-slots -v --log-verbosity 2 --repeat-penalty 1.1 --typical 0.9"
+)
+
+
+def parsed(*arguments: str, command: str = "serve", environ: Mapping[str, str] | None = None) -> Parsed:
+    parser = Parser(prog="llamado", allow_abbrev=False)
+    add_flags(parser, command)
+    return parse(parser, command, arguments, environ or {})[0]
+
+
+def settings(*arguments: str, environ: Mapping[str, str] | None = None) -> Any:
+    return serve_settings(parsed(*arguments, environ=environ))
+
+
+def test_llama_servers_flags_are_taken_by_their_spellings() -> None:
+    s = settings(*LLAMA_SERVER.split())
+    assert s.source.spec == "x.gguf" and s.aliases == ("one", "two")
+    assert (s.hosts, s.port) == (("0.0.0.0",), 9999)
+    e = s.engine
+    assert (e.n_threads, e.n_threads_batch, e.n_ctx, e.n_batch, e.n_ubatch, e.n_slots) == (3, 2, 4096, 1024, 256, 2)
+    assert (e.type_k, e.type_v, e.mmap, e.mlock, e.numa, e.unified) == ("q8_0", "f16", False, True, "distribute", False)
+    d = s.defaults
+    assert (d.n_predict, d.n_keep, d.sampling.seed, d.sampling.temperature) == (77, 5, 42, 0.5)
+    assert (d.sampling.top_k, d.sampling.top_p, d.sampling.min_p, d.sampling.typical_p) == (10, 0.9, 0.1, 0.9)
+    assert d.sampling.repeat_penalty == 1.1
+    assert s.access.api_keys == (b"a", b"b") and s.switches.metrics and not s.switches.slots
+    assert len(s.notes) == 2 and any("-ngl" in n for n in s.notes) and any("-fa" in n for n in s.notes)
+
+
+def test_defaults_are_llama_servers() -> None:
+    s = settings("-m", "x")
+    assert (s.hosts, s.port, s.engine.n_slots, s.engine.unified) == (("127.0.0.1",), 8080, 4, True)
+    assert (s.engine.n_batch, s.engine.n_ubatch, s.engine.type_k, s.engine.mmap) == (2048, 512, "f16", True)
+    sampling = s.defaults.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.8, 40, 0.95, 0.05)
+    assert sampling.seed is None and s.notes == () and s.switches.slots and not s.switches.metrics
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--no-flash-attn",
+        "-fa",
+        "-fa auto",
+        "--flash-attn on --no-webui",
+        "-fit off",
+        "--no-webui",
+        "--jinja",
+        "--no-jinja",
+        "--no-warmup",
+        "--tensor-split 3,1",
+        "--main-gpu 0",
+        "--metal",
+        "--cors",
+        "-ngl all",
+        "--mirostat 0",
+        "--xtc-probability 0.0",
+        "--no-context-shift",
+        "--rope-scaling none",
+        "--log-format json",
+        "--numa",
+        "--cache_type_k f32",
+    ],
+)
+def test_older_and_meaningless_spellings_are_accepted(arguments: str) -> None:
+    settings("-m", "x", *arguments.split())
+
+
+def test_memory_f32_means_the_cache() -> None:
+    engine = settings("-m", "x", "--memory-f32").engine
+    assert (engine.type_k, engine.type_v) == ("f32", "f32")
+
+
+def test_meaningless_flags_are_said_once_each() -> None:
+    notes = parsed("-m", "x", "-ngl", "1", "-ngl", "2", "-sm", "row", "-fit", "off").notes
+    assert len(notes) == 2  # those with the same reason share a line
+    assert any("-ngl/--gpu-layers, -sm/--split-mode" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--ctx-sise 4", "unknown flag --ctx-sise: did you mean --ctx-size?"),
+        ("-ctx-size 4", "unknown flag -ctx-size: did you mean --ctx-size?"),
+        ("--thread=4", "unknown flag --thread: did you mean --threads?"),
+        ("-nlg 4", "did you mean -n"),
+        ("stray", "unexpected argument 'stray'"),
+        ("-c abc", "-c/--ctx-size: expected a whole number, got 'abc'"),
+        ("-c 1.5", "-c/--ctx-size: expected a whole number"),
+        ("-c -4", "--ctx-size: expected 0 or more"),
+        ("--temp warm", "--temp/--temperature: expected a number, got 'warm'"),
+        ("--temp nan", "temperature must be a finite number"),
+        ("-ctk q4_0", "expected one of f32, f16, bf16, q8_0, got 'q4_0'"),
+        ("--port 70000", "--port: expected 0 to 65535"),
+        ("-np 0", "-np/--parallel"),
+        ("--model", "-m/--model: expected one argument"),
+        ("-m y", "one server serves one model"),
+        ("--mirostat 2", "--mirostat: Mirostat is not supported yet"),
+        ("--rpc a:1", "--rpc: splitting a model over machines"),
+        ("--grammar x", "--grammar: grammars are"),
+        ("--samplers top_k;nonsense", "nonsense"),
+        ("--logit-bias x", "-l/--logit-bias: expected TOKEN_ID+BIAS"),
+        ("--chat-template-kwargs [1]", "expected a JSON object"),
+        ("--api-key ,", "no key in it"),
+        ("--api-key-file /nonexistent", "--api-key-file /nonexistent"),
+        ("--chat-template-file /nonexistent", "--chat-template-file /nonexistent"),
+        ("--ssl-key-file x", "give both or none"),
+    ],
+)
+def test_wrong_flags_are_refused_by_name(arguments: str, message: str) -> None:
+    with pytest.raises(FlagError) as error:
+        settings("-m", "x", *arguments.split())
+    assert message in str(error.value)
+
+
+def test_the_environment_fills_in_and_a_flag_wins() -> None:
+    environ = {
+        "LLAMA_ARG_MODEL": "env.gguf",
+        "LLAMA_ARG_PORT": "1234",
+        "LLAMA_N_CTX": "512",
+        "LLAMA_ARG_ENDPOINT_METRICS": "1",
+        "LLAMA_ARG_ENDPOINT_SLOTS": "off",
+        "LLAMA_ARG_NO_MMAP": "1",
+        "LLAMA_API_KEY": "k",
+        "LLAMA_ARG_N_GPU_LAYERS": "9",
+        "LLAMA_ARG_FLASH_ATTN": "true",
+    }
+    s = settings("--port", "4321", environ=environ)
+    assert (s.source.spec, s.port, s.engine.n_ctx, s.engine.mmap) == ("env.gguf", 4321, 512, False)
+    assert s.switches.metrics and not s.switches.slots and s.access.api_keys == (b"k",)
+    assert any("-ngl" in note for note in s.notes)
+
+
+def test_bad_environment_values_name_the_variable() -> None:
+    with pytest.raises(FlagError, match=r"LLAMA_ARG_PORT \(environment\): expected a whole number"):
+        settings("-m", "x", environ={"LLAMA_ARG_PORT": "http"})
+    with pytest.raises(FlagError, match="LLAMA_ARG_ENDPOINT_METRICS"):
+        settings("-m", "x", environ={"LLAMA_ARG_ENDPOINT_METRICS": "maybe"})
+
+
+def test_every_spelling_and_variable_means_one_flag() -> None:
+    for command in cli.COMMANDS:
+        names = [n for f in flags.FLAGS if command in f.commands for n in f.names + f.off_names]
+        assert len(names) == len(set(names)), command
+    rows = [f for f in flags.FLAGS if "serve" in f.commands]
+    variables = [e for f in rows for e in f.env]
+    assert len(variables) == len(set(variables))
+    assert len({f.key for f in rows}) == len(rows)
+    assert all(f.help for f in rows) and all(f.commands <= set(cli.COMMANDS) for f in flags.FLAGS)
+
+
+def test_refused_switches_can_be_turned_off() -> None:
+    for flag in flags.FLAGS:
+        if flag.kind is Kind.REFUSED and "serve" in flag.commands:
+            for name in flag.off_names:
+                settings("-m", "x", name)
+            for value in flag.off_values:
+                settings("-m", "x", flag.names[0], value)
+
+
+def test_flag_page_is_up_to_date() -> None:
+    page = (ROOT / "docs" / "flags.md").read_text()
+    assert page == flags.markdown(), "run: python -m llamado.flags > docs/flags.md"
+
+
+def test_exit_codes_and_messages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0 and capsys.readouterr().out.startswith("llamado ")
+    assert cli.main(["--help"]) == 0 and "llamado serve" in capsys.readouterr().out
+    assert cli.main([]) == 2
+    assert cli.main(["serv"]) == 2 and "did you mean serve?" in capsys.readouterr().err
+    assert cli.main(["-m", "x"]) == 2 and "which command?" in capsys.readouterr().err
+    assert cli.main(["serve"]) == 2 and "no model" in capsys.readouterr().err
+    assert cli.main(["serve", "--nonsense"]) == 2
+    assert cli.main(["pull"]) == 2
+    assert cli.main(["inspect", "/nonexistent.gguf"]) == 1
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in cli.COMMANDS:
+        with pytest.raises(SystemExit) as exit:
+            cli.main([command, "--help"])
+        assert exit.value.code == 0 and command in capsys.readouterr().out
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys; from llamado.cli import main; main(['--help']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert not loaded & {"numpy", "numba", "fastapi", "uvicorn", "rich", "jinja2"}
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "llamado.cli", "--help"], capture_output=True, check=True)
+    assert time.perf_counter() - began < 1.0
+
+
+def test_broken_pipe_is_silent() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "llamado.cli", "serve", "--help"], stdout=write, stderr=subprocess.PIPE
+    )
+    os.close(write)
+    assert b"Traceback" not in done.stderr
