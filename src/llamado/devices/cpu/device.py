@@ -133,6 +133,10 @@ class CpuDevice:
             pass
         return free, total
 
+    def __del__(self) -> None:
+        if hasattr(self, "team"):
+            self.team.close()
+
     def close(self) -> None:
         """Ends the threads."""
         self.team.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import threading
 
@@ -26,6 +27,7 @@ class Team:
         self._state[control.TEAM // 8] = n
         self._fields = np.array([self._state.ctypes.data], np.int64)
         self._idle = np.zeros(1, np.int64)
+        self._jit = jit  # its machine code is what the threads are in
         self._dispatch = jit.function(control.dispatch)
         self._work = jit.function(control.work)
         self._lock = threading.Lock()
@@ -34,6 +36,7 @@ class Team:
         ]
         for thread in self._threads:
             thread.start()
+        atexit.register(self.close)
 
     def _serve(self, number: int) -> None:
         self._work(self._fields.ctypes.data, number, self.n, 0)
@@ -51,6 +54,7 @@ class Team:
 
     def close(self) -> None:
         """Ends the threads."""
+        atexit.unregister(self.close)
         with self._lock:
             if self._threads:
                 # no program: the threads leave their loop when they see the next generation
