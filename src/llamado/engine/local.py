@@ -1,8 +1,9 @@
 """A whole model on one device: the Forward that the engine drives.
 
 Weights stay where the file's mapping has them. Inputs, the KV cache and the logits have fixed places, so that a graph
-built once per shape is run again with new contents. Attention reads the cache up to the last cell in use, rounded up
-to 256: one shape serves many tokens.
+built once per shape is run again with new contents. Shapes are few: larger batches are filled up with tokens that see
+nothing and are seen by none (their keys go to a spare cell), and attention gets the cache in powers of two; it looks
+only at the cells a token may see, so the size costs nothing but the mask.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.memory import CpuBuffer
+from llamado.devices.cpu.memory import CpuBuffer, view_of
 from llamado.engine.forward import ForwardError
 from llamado.ggml.graph import Graph
-from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models.base import BatchShape, Model
 
 _PAD = 256
+_SPARE = 32  # cells behind the pool: the first takes what the filling tokens write
 _GRAPHS_KEPT = 64
 _HIDDEN = 0xFC00  # f16 −inf
 
@@ -55,7 +56,7 @@ class LocalForward:
         for name, tensor in model.weights.items():
             info = file.tensors[name]
             tensor.buffer, tensor.offset = shards[info.shard], info.offset
-        self._kv = model.kv_tensors(self.n_cells, type_k, type_v)
+        self._kv = model.kv_tensors(self.n_cells + _SPARE, type_k, type_v)
         cache = device.alloc(sum(t.nbytes + 64 for t in (*self._kv.k, *self._kv.v)))
         at = 0
         for tensor in (*self._kv.k, *self._kv.v):
@@ -93,7 +94,7 @@ class LocalForward:
 
     def warm_up(self, batch_sizes: list[int], progress: Progress | None = None) -> None:
         """Compiles the kernels for these batch sizes (from the disk cache where they are there)."""
-        shapes = [BatchShape(n, min(n, 8), min(_PAD, self.n_cells)) for n in batch_sizes if n <= self.max_batch]
+        shapes = [self._shape(n, min(n, 8), 1) for n in batch_sizes if n <= self.max_batch]
         for i, shape in enumerate(shapes):
             if progress is not None:
                 progress("compiling kernels", i, len(shapes))
@@ -114,26 +115,37 @@ class LocalForward:
         used = int(cells.max()) + 1
         if used > self.n_cells or int(starts.min()) < 0 or int(positions.min()) < 0:
             raise ForwardError(f"a token at KV cell {used - 1} of a cache of {self.n_cells}")
-        n_kv = min(-(-used // _PAD) * _PAD, self.n_cells)
-        graph = self._graph(BatchShape(n, n_out, n_kv))
-        self._fill("tokens", tokens)
-        self._fill("positions", positions)
-        self._fill("cells", cells)
-        self._fill("out_rows", outputs)
-        self._fill_mask("mask", starts, cells, n_kv)
+        shape = self._shape(n, n_out, used)
+        filling = shape.n_tokens - n
+        graph = self._graph(shape)
+        self._fill("tokens", tokens, filling, 0)
+        self._fill("positions", positions, filling, 0)
+        self._fill("cells", cells, filling, self.n_cells)
+        self._fill("out_rows", outputs, shape.n_outputs - n_out, 0)
+        self._fill_mask("mask", starts, cells, shape)
         if self._n_swa:
-            self._fill_mask("mask_swa", np.maximum(starts, cells - self._n_swa + 1), cells, n_kv)
+            self._fill_mask("mask_swa", np.maximum(starts, cells - self._n_swa + 1), cells, shape)
         self.device.submit(graph)
         return self._logits.memory[: 4 * n_out * self.n_vocab].view(np.float32).reshape(n_out, self.n_vocab)
 
-    def _fill(self, name: str, values: NDArray[np.int32] | NDArray[np.int64]) -> None:
-        memory = self._inputs[name].memory[: values.nbytes].view(values.dtype)
-        np.copyto(memory, values)
+    def _shape(self, n: int, n_out: int, used: int) -> BatchShape:
+        """The shape that serves a batch: a few sizes, so that graphs are found again."""
+        step = 1 if n <= 8 else 4 if n <= 32 else 16 if n <= 128 else 32
+        n_tokens = min(-(-n // step) * step, self.max_batch)
+        n_outputs = n_out if n_out <= 2 or n <= 8 else min(n_tokens, 1 << (n_out - 1).bit_length())
+        return BatchShape(n_tokens, n_outputs, min(max(_PAD, 1 << (used - 1).bit_length()), self.n_cells))
 
-    def _fill_mask(self, name: str, first: NDArray[np.int64], last: NDArray[np.int64], n_kv: int) -> None:
-        mask = self._inputs[name].memory[: 2 * n_kv * len(first)].view(np.uint16).reshape(len(first), n_kv)
+    def _fill(self, name: str, values: NDArray[np.int32] | NDArray[np.int64], filling: int, filler: int) -> None:
+        n = len(values)
+        memory = self._inputs[name].memory[: (n + filling) * values.itemsize].view(values.dtype)
+        memory[:n] = values
+        memory[n:] = filler
+
+    def _fill_mask(self, name: str, first: NDArray[np.int64], last: NDArray[np.int64], shape: BatchShape) -> None:
+        size = shape.n_tokens * shape.n_kv
+        mask = self._inputs[name].memory[: 2 * size].view(np.uint16).reshape(shape.n_tokens, shape.n_kv)
         mask.fill(_HIDDEN)
-        for row, start, stop in zip(mask, first.tolist(), last.tolist(), strict=True):
+        for row, start, stop in zip(mask, first.tolist(), last.tolist(), strict=False):
             row[start : stop + 1] = 0
 
     def copy_cells(self, src: int, dst: int, n: int) -> None:
@@ -142,15 +154,9 @@ class LocalForward:
             raise ForwardError(f"copy of {n} KV cells from {src} to {dst} of {self.n_cells}")
         for cache in (*self._kv.k, *self._kv.v):
             row = cache.nb[1]
-            rows = _rows(cache).reshape(self.n_cells, row)
+            rows = view_of(cache).reshape(-1, row)
             rows[dst : dst + n] = rows[src : src + n]
 
     def close(self) -> None:
         """Ends the device's threads and lets go of the memory."""
         self.device.close()
-
-
-def _rows(tensor: Tensor) -> NDArray[np.uint8]:
-    from llamado.devices.cpu.memory import view_of
-
-    return view_of(tensor)
