@@ -296,6 +296,8 @@ def test_chat_choices_are_streamed_with_their_index() -> None:
 def test_assistant_message_at_the_end_is_continued() -> None:
     messages = [*USER, {"role": "assistant", "content": "I th"}]
     assert post("/apply-template", {"messages": messages})[1] == {"prompt": "<user>Hi</><assistant>I th"}
+    body = {"messages": messages, "max_tokens": 2}
+    assert post("/v1/chat/completions", body)[1]["choices"][0]["message"]["content"] == "I thHe"
     status, _ = post("/apply-template", {"messages": [*messages, messages[-1]]})
     assert status == 400
 

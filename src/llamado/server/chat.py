@@ -16,6 +16,8 @@ class ChatPrompt:
 
     prompt: str
     options: dict[str, Any]
+    prefill: str
+    """The beginning of the answer that the client gave; it is the end of the prompt too."""
 
 
 def _text_content(content: Any) -> str | None:
@@ -111,4 +113,4 @@ def render_chat(
         prefill = messages.pop()["content"]
         generate = True
     prompt = template.render(messages, add_generation_prompt=generate, **extra)
-    return ChatPrompt(prompt + prefill, options)
+    return ChatPrompt(prompt + prefill, options, prefill)

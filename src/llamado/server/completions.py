@@ -47,7 +47,7 @@ class Generator:
             raise loading()
         return served
 
-    async def respond(self, body: Mapping[str, Any], prompt: Any, api: Api) -> Response:
+    async def respond(self, body: Mapping[str, Any], prompt: Any, api: Api, prefill: str = "") -> Response:
         """Answer a body whose prompt is already rendered. Raises LlamadoError."""
         served = self.served
         options = read_options(
@@ -73,7 +73,7 @@ class Generator:
             texts = [await self._prompt_text(tokens) for tokens in prompts]
             format = NativeFormat(requests, options, served.info.name, texts)
         else:
-            format = OpenAIFormat(requests, options, served.info.name, chat=api == "chat")
+            format = OpenAIFormat(requests, options, served.info.name, chat=api == "chat", prefill=prefill)
         generation = Generation(self._mailbox, served.engine, requests)
         generation.start()
         if options.stream:
@@ -119,7 +119,7 @@ def completions_router(generator: Generator) -> APIRouter:
     @router.post("/chat/completions", openapi_extra=_body_schema("messages"))
     async def chat_completions(request: Request) -> Response:
         chat = await generator.chat_prompt(await read_object(request))
-        return await generator.respond(chat.options, chat.prompt, "chat")
+        return await generator.respond(chat.options, chat.prompt, "chat", chat.prefill)
 
     @router.post("/apply-template", openapi_extra=_body_schema("messages"))
     async def apply_template(request: Request) -> Response:

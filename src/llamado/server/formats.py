@@ -171,9 +171,15 @@ def pick(answer: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
 
 
 class OpenAIFormat:
-    """`/v1/completions` (`chat=False`) and `/v1/chat/completions`."""
+    """`/v1/completions` (`chat=False`) and `/v1/chat/completions`.
 
-    def __init__(self, requests: Sequence[Request], options: Options, model: str, *, chat: bool) -> None:
+    Like llama-server, a whole answer begins with the client's `prefill` and a streamed one does not.
+    """
+
+    def __init__(
+        self, requests: Sequence[Request], options: Options, model: str, *, chat: bool, prefill: str = ""
+    ) -> None:
+        self._prefill = prefill
         self._requests = requests
         self._options = options
         self._chat = chat
@@ -248,7 +254,7 @@ class OpenAIFormat:
             if result.probs:
                 logprobs = {"content": probs_json(result.probs, result.request.post_sampling_probs)}
             if self._chat:
-                message = {"role": "assistant", "content": result.content}
+                message = {"role": "assistant", "content": self._prefill + result.content}
                 choice: dict[str, Any] = {"finish_reason": reason, "index": index, "message": message}
                 if logprobs is not None:
                     choice["logprobs"] = logprobs

@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Chat with a model in one command. Needs Python 3.11 or newer and nothing else.
+#
+#   ./demo.sh              the default model (SmolLM2 135M)
+#   ./demo.sh gemma3       Gemma 3 270M
+#   ./demo.sh PATH.gguf    a file of yours
+#   ./demo.sh glm, qwen3   large models from the Hugging Face hub
+#   ./demo.sh stop         end the server that a demo left running
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+fail() { printf '%s\n' "$*" >&2; exit 1; }
+
+if [ "${1:-}" = "stop" ]; then
+  [ -f .demo/server ] || { echo "no demo is running"; exit 0; }
+  read -r pid url < .demo/server
+  rm -f .demo/server
+  # The number may belong to another program by now.
+  if ps -p "$pid" -o command= 2>/dev/null | grep -q "llamado.cli serve"; then
+    kill "$pid"
+    for _ in $(seq 120); do
+      kill -0 "$pid" 2>/dev/null || { echo "stopped $url"; exit 0; }
+      sleep 0.1
+    done
+    kill -9 "$pid" 2>/dev/null || true
+    echo "stopped $url (it had to be killed)"
+  else
+    echo "the demo had already ended"
+  fi
+  exit 0
+fi
+case "${1:-}" in -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+
+python=""
+for candidate in "${PYTHON:-}" python3 python3.14 python3.13 python3.12 python3.11 python; do
+  if [ -n "$candidate" ] && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    python=$candidate
+    break
+  fi
+done
+[ -n "$python" ] || fail "Python 3.11 or newer is needed (python.org, or your system's packages); PYTHON=… names one"
+LLAMADO_DEMO_BEGAN=$("$python" -c 'import time; print(time.time())')
+export LLAMADO_DEMO_BEGAN
+
+extras=""
+case "${1:-}" in glm | qwen3 | hf:*) extras="[hub]" ;; esac
+stamp=".venv/.llamado-installed$extras"
+if [ ! -x .venv/bin/python ] || [ pyproject.toml -nt "$stamp" ]; then
+  [ -x .venv/bin/python ] || "$python" -m venv .venv || fail "could not make .venv (on Debian and Ubuntu: apt install python3-venv)"
+  echo "installing llamado into .venv (the first time this takes a minute)"
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".$extras" </dev/null ||
+    fail "pip could not install llamado's dependencies: see the message above. Without a network: PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER ./demo.sh, with the wheels in FOLDER"
+  touch "$stamp"
+fi
+exec .venv/bin/python -m llamado.demo "$@"

