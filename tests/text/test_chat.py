@@ -90,6 +90,39 @@ def test_arguments_that_are_no_json_stay_as_they_are() -> None:
     assert render(source, call("not json")) == '"not json"'
 
 
+def test_a_template_may_append_but_only_to_its_own_copy() -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
+    source = (
+        "{% set l = [1] %}{{ l.append(2) }}{{ messages.append(3) }}{{ tools.append(4) }}{{ l }}{{ messages | length }}"
+    )
+    tools: list[dict[str, Any]] = [{"name": "f"}]
+    assert render(source, messages, tools=tools).endswith("[1, 2]2")
+    assert (len(messages), len(tools)) == (1, 1)
+
+
+def test_without_a_system_role_the_message_goes_into_the_next() -> None:
+    source = (
+        "{% if messages and messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+        "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
+    )
+    assert render(source, TALK) == "[user:S\nU][assistant:A][user:V]"
+    assert render(source, TALK[:1]) == ""
+    assert render(STRINGS_ONLY, TALK) == "[S][U][A][V]"
+
+
+def test_a_loop_over_none_does_nothing() -> None:
+    assert render("{% for t in tools %}{{ t }}{% else %}-{% endfor %}") == "-"
+
+
+def test_today() -> None:
+    assert render("{{ date_string | length }} {{ datetime | length }}") == "11 11"
+    assert render("{{ date_string }}", date_string="26 Jul 2024") == "26 Jul 2024"
+
+
+def test_filters_on_lists_are_lists_to_tojson() -> None:
+    assert render("{{ messages | map(attribute='role') | tojson }}") == '["user"]'
+
+
 def test_errors_name_the_line() -> None:
     with pytest.raises(TemplateError, match=r"line 2: is not valid Jinja.*--chat-template") as caught:
         ChatTemplate("a\n{% for %}", bos="", eos="")
@@ -131,7 +164,8 @@ HOSTILE = [
     "{% for i in range(99999) %}{{ 'a' * 1000000 }}{% endfor %}",
     "{{ range(10 ** 9) | list }}",
     "{{ ''.__class__.__mro__ }}",
-    "{{ messages.append(1) }}",
+    "{{ messages.clear() }}",
+    "{{ messages[0].update(a=1) }}",
     "{{ raise_exception.__globals__['time'] }}",
     "{{ cycler.__init__.__globals__ }}",
 ]

@@ -6,6 +6,7 @@ in. They come with the model, so they are foreign code: they run in Jinja's sand
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import threading
@@ -115,13 +116,17 @@ class ChatTemplate:
         """The text of a conversation; `extra` are the template's own variables (`chat_template_kwargs`).
 
         Messages are those of the OpenAI API. Content given as parts is joined by line feeds for a template that knows
-        only strings, and the other way round; missing content is "". Raises `TemplateError` when the template fails or
-        refuses the conversation.
+        only strings, and the other way round; missing content is ""; a system message goes in front of the next message
+        where the template has no system role. Raises `TemplateError` when the template fails or refuses the
+        conversation.
         """
         template = self._tool_use if tools and self._tool_use else self._template
+        today = datetime.now()
         values: dict[str, Any] = {
-            "messages": [self._message(message) for message in messages],
-            "tools": list(tools) if tools else None,
+            "date_string": today.strftime("%d %b %Y"),
+            "datetime": today.strftime("%b %d %Y"),
+            "messages": self._messages(messages),
+            "tools": copy.deepcopy(list(tools)) if tools else None,  # a template may append to what it is given
             "documents": list(documents) if documents else None,
             "add_generation_prompt": add_generation_prompt,
             "bos_token": self.bos,
@@ -141,8 +146,17 @@ class ChatTemplate:
         """What the template can be given, found by trying."""
         return _try_out(self._template, {"bos_token": self.bos, "eos_token": self.eos})
 
+    def _messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        out = [self._message(message) for message in messages]
+        if out and out[0].get("role") == "system" and not self.takes.system:
+            first = out.pop(0)
+            if out:
+                contents = [message["content"] for message in (first, out[0])]
+                out[0]["content"] = "\n".join(c if isinstance(c, str) else _join(c) for c in contents)
+        return out
+
     def _message(self, message: Message) -> dict[str, Any]:
-        out = dict(message)
+        out = copy.deepcopy(dict(message))
         content = out.get("content")
         if content is None:
             out["content"] = ""
@@ -181,11 +195,12 @@ def _with_argument_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Taken:
-    """What a template can be given: content as a string or in parts; a call's arguments as an object, not JSON text."""
+    """What a template can be given."""
 
-    strings: bool
-    parts: bool
-    argument_objects: bool
+    strings: bool  # content as a string
+    parts: bool  # content in parts
+    argument_objects: bool  # a call's arguments as an object, not as JSON text
+    system: bool  # a system message
 
 
 def _try_out(template: jinja2.Template, values: dict[str, Any]) -> Taken:
@@ -215,9 +230,10 @@ def _try_out(template: jinja2.Template, values: dict[str, Any]) -> Taken:
             {"role": "assistant", "content": "", "tool_calls": calls},
         )
 
-    as_json = call(json.dumps({needle: "x"}))
-    json_as_is = f'"{needle}"' in as_json or (needle in as_json and f'\\"{needle}' not in as_json)
-    return Taken(strings, parts, not json_as_is and needle in call({needle: "x"}))
+    with_object = call({needle: "x"})
+    objects = needle in with_object and f"{{'{needle}'" not in with_object  # Python's way of writing it: not meant so
+    system = answer({"role": "system", "content": needle}, {"role": "user", "content": "x"}) if strings else needle
+    return Taken(strings, parts, objects, needle in system)
 
 
 class _Budget(threading.local):
@@ -243,6 +259,8 @@ class _Meter(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
         node.body.insert(0, _count(node))
+        node.iter = nodes.Call(nodes.EnvironmentAttribute("items_"), [node.iter], [], None, None)
+        node.iter.set_lineno(node.lineno)
         return node
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
@@ -279,6 +297,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.filters = {name: _measured(function) for name, function in self.filters.items()}
         self.filters["tojson"] = _tojson
         self.filters["format"] = _format
+        self.filters["safe"] = str  # nothing here is HTML
         self.globals = {
             name: value
             for name, value in self.globals.items()
@@ -297,6 +316,10 @@ class _Environment(ImmutableSandboxedEnvironment):
         budget.steps -= 1
         if budget.steps < 0 or (budget.steps & 0xFF == 0 and time.monotonic() > budget.deadline):
             raise _Exceeded("takes too many steps; it may never end")
+
+    def items_(self, value: Any) -> Any:
+        """What a loop goes over: nothing where it is None, say tools in a template made for them."""
+        return () if value is None else value
 
     def concat_(self, *parts: Any) -> str:
         """The operator `~`."""
@@ -329,6 +352,10 @@ class _Environment(ImmutableSandboxedEnvironment):
             if operator == "**" and isinstance(right, (int, float)) and abs(right) > 64:
                 raise _Exceeded("computes with numbers that are too large")
         return super().call_binop(context, operator, left, right)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        # The changes that templates do make to lists; messages and tools are copies.
+        return (isinstance(obj, list) and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         owner = getattr(value, "__self__", None)
@@ -426,6 +453,8 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """JSON as Hugging Face's filter writes it: nothing escaped for HTML, which the filter of Jinja does."""
+    if isinstance(value, Iterator):
+        value = list(value)  # of a filter such as map
     if indent is not None and indent > 16:
         raise _Exceeded("indents JSON by more than 16")
     return json.dumps(
