@@ -68,6 +68,7 @@ class Compiler:
         self._tables: dict[tuple[Any, ...], tuple[Temporary, int]] = {}
         self._ranges: dict[tuple[Tensor, int], Temporary] = {}
         self._outputs = {t.root()[0] for t in graph.outputs.values()}
+        self._last_few: dict[str, int | float | Place] | None = None
         self.scratch = Temporary(0)
         self.scratch_step = 0
 
@@ -401,6 +402,11 @@ class Compiler:
             "y_stride": node.nb[1],
             "share": max(1, min(32, panels // (8 * self.n_threads))),
         }
+        if few:
+            fields |= {"next": 0, "next_panels": panels, "next_row_bytes": w.nb[1]}
+            if self._last_few is not None:  # the product before this one is told of it
+                self._last_few |= {"next": fields["w"], "next_panels": panels, "next_row_bytes": w.nb[1]}
+            self._last_few = fields
         reads = [self.span(w), Span(Place(acts, 0), acts.size)]
         self._emit(kernel, parameters, fields, reads, [self.span(node)], f"{w.type.name} {w.name}")
 

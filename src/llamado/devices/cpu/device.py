@@ -89,7 +89,7 @@ class CpuDevice:
             self._programs.clear()
             self._arena.free()
             self._arena = CpuBuffer.allocate(size + size // 4)
-        program = link(operations, self.jit, self._arena.address, size)
+        program = link(operations, self.jit, self._arena.address, size, self.team.counter_bytes)
         compiled = _Compiled(graph, program, n_threads, compiler.constants, compiler.places)
         self._programs[id(graph)] = compiled
         if len(self._programs) > _PROGRAMS_KEPT:

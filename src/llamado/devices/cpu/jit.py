@@ -33,7 +33,7 @@ class JitError(LlamadoError):
 class Kernel:
     """A kernel's name, its argument fields (each 8 bytes) and the function that writes its code.
 
-    The machine function is `void kernel(fields*, thread, threads, counter*)`: `counter` is an i64 that is zero when the
+    The machine function is `void kernel(fields*, thread, threads, counters*)`: one i64 per thread, zero when the
     operation starts, for sharing work out.
     """
 
@@ -53,7 +53,7 @@ def _bits(value: int | float) -> int:
 
 
 def kernel(*fields: str) -> Callable[[Trace], Kernel]:
-    """Makes a kernel of `trace(code, arguments, thread, threads, counter, **parameters)`."""
+    """Makes a kernel of `trace(code, arguments, work, **parameters)`."""
 
     def wrap(trace: Trace) -> Kernel:
         return Kernel(trace.__name__, fields, trace)
@@ -122,7 +122,7 @@ class Jit:
 
     def function(self, kernel: Kernel, **parameters: Any) -> Callable[[int, int, int, int], None]:
         """The kernel as a function that Python calls (without the GIL): fields address, thread, threads,
-        counter address.
+        counters address.
         """
         return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(self.address(kernel, **parameters))
 
@@ -130,17 +130,15 @@ class Jit:
         """Traces a kernel; gives the optimised LLVM module."""
         from llvmlite import ir
 
-        from llamado.devices.cpu.simd import I64, Code
+        from llamado.devices.cpu.simd import I64, Code, Value, Work
 
         module = ir.Module(kernel.name)
         i64 = ir.IntType(64)
         function = ir.Function(module, ir.FunctionType(ir.VoidType(), [i64] * 4), symbol)
         code = Code(module, function, self.lowering)
-        from llamado.devices.cpu.simd import Value
-
-        fields, thread, threads, counter = (Value(code, I64, a) for a in function.args)
+        fields, *work = (Value(code, I64, a) for a in function.args)
         arguments = SimpleNamespace(**{name: code.load(I64, fields + 8 * i) for i, name in enumerate(kernel.fields)})
-        kernel.trace(code, arguments, thread, threads, counter, **parameters)
+        kernel.trace(code, arguments, Work(*work), **parameters)
         code.close()
         parsed = self._llvm.parse_assembly(str(module))
         parsed.verify()

@@ -124,8 +124,8 @@ def _give(free: list[tuple[int, int]], at: int, size: int) -> None:
     free.append((at, size))
 
 
-def link(operations: list[Operation], jit: Jit, arena: int, arena_size: int) -> Program:
-    """Packs planned operations for an arena at address `arena`."""
+def link(operations: list[Operation], jit: Jit, arena: int, arena_size: int, counter_bytes: int) -> Program:
+    """Packs planned operations for an arena at address `arena`; each gets `counter_bytes` of counters."""
     n_fields = sum(len(o.kernel.fields) for o in operations)
     fields = np.zeros(max(n_fields, 1), np.int64)
     table = np.zeros((len(operations), 3), np.int64)
@@ -151,7 +151,7 @@ def link(operations: list[Operation], jit: Jit, arena: int, arena_size: int) -> 
         address = jit.address(operation.kernel, **operation.parameters)
         table[i] = (address, base + 8 * at, barrier)
         at += len(packed)
-    counters = np.zeros(8 * max(len(operations), 1), np.int64)
+    counters = np.zeros(counter_bytes // 8 * max(len(operations), 1), np.int64)
     return Program(table, counters, fields, arena_size, [o.label or o.kernel.name for o in operations])
 
 

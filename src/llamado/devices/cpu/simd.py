@@ -59,6 +59,14 @@ F16x8, F32x8, F64x8 = Type("f16", 8), Type("f32", 8), Type("f64", 8)
 Number = int | float
 
 
+class Work(NamedTuple):
+    """What a kernel knows of its threads: which it is, how many there are, where their counters (i64, zero) lie."""
+
+    thread: Value
+    threads: Value
+    counters: Value
+
+
 class Value:
     """A register: the result of an instruction. Operators work lane by lane; integers are signed unless a name
     says so.
@@ -447,13 +455,22 @@ class Code:
         self.llvm.position_at_end(after)
 
     @contextmanager
-    def shares(self, counter: Value, n: Value, share: Value) -> Iterator[Value]:
-        """Work divided among the threads as they come: each takes `share` of the n items at a time; gives each item."""
-        with self.loop() as loop:
-            first = self.atomic_add_value(counter, share)
-            self.leave(loop, first >= n)
-            with self.range(first, self.min(first + share, n)) as item:
-                yield item
+    def shares(self, work: Work, n: Value, share: Value) -> Iterator[Value]:
+        """Divides n items among the threads; gives each item.
+
+        Every thread has a stretch of its own and takes `share` items of it at a time, in order (memory likes that). Who
+        is through helps the next one, so that a thread the system has put aside does not hold up the rest.
+        """
+        with self.range(0, work.threads) as turn:
+            owner = (work.thread + turn) % work.threads
+            last = n * (owner + 1) // work.threads
+            counter = work.counters + owner * 8
+            offset = n * owner // work.threads
+            with self.loop() as loop:
+                first = offset + self.atomic_add_value(counter, share)
+                self.leave(loop, first >= last)
+                with self.range(first, self.min(first + share, last)) as item:
+                    yield item
 
     def atomic_add_value(self, address: Value, amount: Value) -> Value:
         """`atomic_add` of an amount known only at run time."""

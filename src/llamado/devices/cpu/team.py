@@ -25,6 +25,8 @@ class Team:
         aligned = (-self._state.ctypes.data // 8) % 8
         self._state = self._state[aligned : aligned + control.STATE_WORDS]
         self._state[control.TEAM // 8] = n
+        self.counter_bytes = -(-8 * n // 64) * 64
+        self._state[control.COUNTER_STEP // 8] = self.counter_bytes
         self._fields = np.array([self._state.ctypes.data], np.int64)
         self._idle = np.zeros(1, np.int64)
         self._jit = jit  # its machine code is what the threads are in

@@ -47,9 +47,9 @@ def quantize_row(c: Code, source: Value, n: Value, target: Value, column: Value,
                 peak = c.max(peak, c.abs(v))
         else:
             greatest = c.var(peak)
-            with c.range(0, 8) as s:
-                for v in range(4):
-                    greatest.value = c.max(greatest.value, c.abs(c.load(F32x8, from_ + s * 128 + 32 * v)))
+            with c.range(0, 8) as part:
+                for k in range(4):
+                    greatest.value = c.max(greatest.value, c.abs(c.load(F32x8, from_ + part * 128 + 32 * k)))
             peak = greatest.value
         most = c.max_lanes(peak)
         d = most / 127.0
@@ -63,10 +63,10 @@ def quantize_row(c: Code, source: Value, n: Value, target: Value, column: Value,
         else:
             c.store(to + 256 * columns + at, d)
             sums = c.scratch(16 * 2)
-            with c.range(0, 16) as s:
-                part = [c.load(F32x8, from_ + s * 64 + 32 * v) for v in range(2)]
-                quads = [c.round(v * inverse).to(I32x8) for v in part]
-                c.store(sums + s * 2, _store(c, quads, to + s * 16 * columns + at, columns).to(I16))
+            with c.range(0, 16) as part:
+                two = [c.load(F32x8, from_ + part * 64 + 32 * k) for k in range(2)]
+                quads = [c.round(v * inverse).to(I32x8) for v in two]
+                c.store(sums + part * 2, _store(c, quads, to + part * 16 * columns + at, columns).to(I16))
             pairs = to + 260 * columns + at
             s16 = [c.load(I16, sums + 2 * s) for s in range(16)]
             s32 = [s16[2 * s] + s16[2 * s + 1] for s in range(8)]

@@ -10,12 +10,12 @@ Source of the method: Dao et al., FlashAttention (2022), online softmax of Milak
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
+from typing import NamedTuple
 
 from llamado.devices.cpu.jit import kernel
 from llamado.devices.cpu.kernels import elements, maths
-from llamado.devices.cpu.simd import F32, I16, I32, I64, Code, F16x8, F32x8, Value, Var
+from llamado.devices.cpu.simd import F32, I16, I32, I64, Code, F16x8, F32x8, Value, Var, Work
 from llamado.gguf.types import TensorType
 
 BLOCK = 32
@@ -25,9 +25,9 @@ _NONE = -1e30  # the maximum before any key; finite, so that −inf − maximum 
 
 
 @kernel("mask", "nb1", "n_kv", "n_rows", "ranges")
-def mask_ranges(c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Value) -> None:
+def mask_ranges(c: Code, a: SimpleNamespace, work: Work) -> None:
     """For each row of an f16 mask: the first visible key and the one after the last (two i32; 0, 0 if none)."""
-    with c.shares(counter, a.n_rows, c.i64(1)) as row:
+    with c.shares(work, a.n_rows, c.i64(1)) as row:
         at = a.mask + row * a.nb1
 
         def hidden(key: Value) -> Value:
@@ -75,9 +75,7 @@ def scratch_bytes(head_k: int, head_v: int, tile: int) -> int:
 def flash_attention(
     c: Code,
     a: SimpleNamespace,
-    thread: Value,
-    threads: Value,
-    counter: Value,
+    work: Work,
     *,
     head_k: int,
     head_v: int,
@@ -94,18 +92,18 @@ def flash_attention(
     scale, softcap = a.scale.to(I32).bits(F32), a.softcap.to(I32).bits(F32)
     rows = a.n_tokens * a.group
     tiles = (rows + (tile - 1)) // tile
-    outputs = a.scratch + thread * a.scratch_step
+    outputs = a.scratch + work.thread * a.scratch_step
     scores = outputs + 4 * tile * head_v
     k_block = scores + 4 * tile * BLOCK
     v_block = k_block + 4 * BLOCK * head_k
     step = 2 if c.lowering.columns > 4 and tile % 2 == 0 else 1  # queries handled at once: what the registers hold
 
-    with c.shares(counter, tiles * a.n_heads_kv * a.n_streams, c.i64(1)) as unit:
+    with c.shares(work, tiles * a.n_heads_kv * a.n_streams, c.i64(1)) as unit:
         # the longest tiles (the last tokens see most keys) are handed out first
         number = tiles - 1 - unit // (a.n_heads_kv * a.n_streams)
         rest = unit % (a.n_heads_kv * a.n_streams)
         head, stream = rest % a.n_heads_kv, rest // a.n_heads_kv
-        places = c.scratch(8 * 4 * tile)  # per query: q address, mask address, out address, then maximum
+        places = c.scratch(8 * 4 * tile)  # per query: addresses of q, mask and output, first and last + 1 cell it sees
         peaks, sums = c.scratch(4 * tile), c.scratch(32 * tile)
         start, stop = c.var(a.n_kv), c.var(c.i64(0))
         with c.range(0, tile) as j:
@@ -118,6 +116,7 @@ def flash_attention(
             c.store(sums + j * 32, c.const(F32x8, 0.0))
             if masked:
                 range_ = a.ranges + token * 8 + stream * a.ranges_stream
+                c.store(places + j * 32 + 24, c.load(I64, range_))
                 start.value = c.min(start.value, c.load(I32, range_).to(I64))
                 stop.value = c.max(stop.value, c.load(I32, range_ + 4).to(I64))
         if not masked:
@@ -129,39 +128,29 @@ def flash_attention(
         v_head = a.v + head * a.v_head + stream * a.v_stream
         with c.range(start.value // BLOCK * BLOCK, stop.value, BLOCK) as first:
             here = c.min(stop.value - first, BLOCK)
-            if tile > 1:
-                _expand(c, k_type, k_head, a.k_cell, first, here, a.n_kv, head_k, k_block)
-                _expand(c, v_type, v_head, a.v_cell, first, here, a.n_kv, head_v, v_block)
-
-            def key(i: Value, first: Value = first) -> Value:
+            wanted = c.var(c.i64(0 if masked else 1))
+            if masked:
+                with c.range(0, tile) as j:
+                    wanted.value = wanted.value | _sees(c, places + j * 32, first)
+            with c.when(wanted.value > 0):
+                keys_, values_ = _Cells(k_head, a.k_cell, k_type), _Cells(v_head, a.v_cell, v_type)
                 if tile > 1:
-                    return k_block + i * (4 * head_k)
-                return k_head + c.min(first + i, a.n_kv - 1) * a.k_cell
-
-            def value(i: Value, first: Value = first) -> Value:
-                return v_block + i * (4 * head_v) if tile > 1 else v_head + (first + i) * a.v_cell
-
-            with c.range(0, tile, step) as j:
-                _score(
-                    c, key, TensorType.F32 if tile > 1 else k_type, head_k, places + j * 32, scores + j * (4 * BLOCK),
-                    step, first, here, stop.value, scale, softcap if capped else None, masked,
-                )  # fmt: skip
-                fades = []
-                for s in range(step):
-                    at = scores + (j + s) * (4 * BLOCK)
-                    fades.append(_soften(c, at, here, peaks + (j + s) * 4, sums + (j + s) * 32))
-                out = outputs + j * (4 * head_v)
-                _mix(
-                    c,
-                    value,
-                    TensorType.F32 if tile > 1 else v_type,
-                    head_v,
-                    scores + j * (4 * BLOCK),
-                    out,
-                    step,
-                    here,
-                    fades,
-                )
+                    keys_ = _expand(c, keys_, first, here, a.n_kv, head_k, k_block)
+                    values_ = _expand(c, values_, first, here, a.n_kv, head_v, v_block)
+                with c.range(0, tile, step) as j:
+                    seen = c.i64(0 if masked else 1)
+                    for s in range(step if masked else 0):
+                        seen = seen | _sees(c, places + (j + s) * 32, first)
+                    with c.when(seen > 0):
+                        at = scores + j * (4 * BLOCK)
+                        block = _Block(first, here, stop.value, a.n_kv)
+                        cap = softcap if capped else None
+                        _score(c, keys_, head_k, places + j * 32, at, step, block, scale, cap, masked=masked)
+                        fades = [
+                            _soften(c, at + s * (4 * BLOCK), here, peaks + (j + s) * 4, sums + (j + s) * 32)
+                            for s in range(step)
+                        ]
+                        _mix(c, values_, head_v, at, outputs + j * (4 * head_v), step, block, fades)
 
         with c.range(0, tile) as j:
             total = c.sum_lanes(c.load(F32x8, sums + j * 32))
@@ -171,51 +160,77 @@ def flash_attention(
                 c.store(to + d * 4, c.load(F32x8, outputs + (j * head_v + d) * 4) * inverse)
 
 
-def _expand(
-    c: Code, type_: TensorType, base: Value, step: Value, first: Value, here: Value, n_kv: Value, head: int, to: Value
-) -> None:
-    """A block of keys or values as f32, up to a whole number of eights (the last cell repeated)."""
+class _Cells(NamedTuple):
+    """Where keys or values lie: cell i of the cache at base + i·step, or (expanded) cell i of the block."""
+
+    base: Value
+    step: Value
+    type: TensorType
+    expanded: bool = False
+
+    def row(self, c: Code, block: _Block, i: Value) -> Value:
+        """Address of the block's cell i; cells past the cache repeat its last one."""
+        number = i if self.expanded else c.min(block.first + i, block.n_kv - 1)
+        return self.base + number * self.step
+
+
+class _Block(NamedTuple):
+    """A block of keys: its first cell, how many are wanted, the first no query of the tile sees, the cache's end."""
+
+    first: Value
+    here: Value
+    stop: Value
+    n_kv: Value
+
+
+def _sees(c: Code, place: Value, first: Value) -> Value:
+    """1 where the query at `place` sees a cell of the block at `first`, else 0."""
+    low, high = c.load(I32, place + 24).to(I64), c.load(I32, place + 28).to(I64)
+    return ((low < first + BLOCK) & (high > first)).zext(I64)
+
+
+def _expand(c: Code, cells: _Cells, first: Value, here: Value, n_kv: Value, head: int, to: Value) -> _Cells:
+    """A block of keys or values as f32, up to a whole number of eights."""
     with c.range(0, (here + 7) // 8 * 8) as i:
-        row = base + c.min(first + i, n_kv - 1) * step
+        row = cells.base + c.min(first + i, n_kv - 1) * cells.step
         with c.range(0, head, 8) as d:
-            c.store(to + (i * head + d) * 4, elements.load(c, type_, row, d))
+            c.store(to + (i * head + d) * 4, elements.load(c, cells.type, row, d))
+    return _Cells(to, c.i64(4 * head), TensorType.F32, expanded=True)
 
 
 def _score(
     c: Code,
-    key: Callable[[Value], Value],
-    k_type: TensorType,
+    keys: _Cells,
     head: int,
     places: Value,
     scores: Value,
     step: int,
-    first: Value,
-    here: Value,
-    stop: Value,
+    block: _Block,
     scale: Value,
     softcap: Value | None,
+    *,
     masked: bool,
 ) -> None:
     """scores[query][key] of `step` queries for the keys of a block, eight at a time."""
     queries = [c.load(I64, places + 32 * s) for s in range(step)]
-    with c.range(0, here, 8) as k8:
-        rows = [key(k8 + i) for i in range(8)]
+    with c.range(0, block.here, 8) as k8:
+        rows = [keys.row(c, block, k8 + i) for i in range(8)]
         sums = [[c.var(c.const(F32x8, 0.0)) for _ in range(8)] for _ in range(step)]
         with c.range(0, head, 8) as d:
             q = [c.load(F32x8, query + d * 4) for query in queries]
             for i, row in enumerate(rows):
-                k = elements.load(c, k_type, row, d)
+                k = elements.load(c, keys.type, row, d)
                 for s in range(step):
                     sums[s][i].value = c.fma(q[s], k, sums[s][i].value)
-        order = c.const(I64._replace(lanes=8), list(range(8))) + (first + k8).splat(8)
+        order = c.const(I64._replace(lanes=8), list(range(8))) + (block.first + k8).splat(8)
         for s in range(step):
             score = c.sum_lanes8([v.value for v in sums[s]]) * scale.splat(8)
             if softcap is not None:
                 score = maths.tanh(c, score / softcap.splat(8)) * softcap.splat(8)
             if masked:
                 mask = c.load(I64, places + 32 * s + 8)
-                score = score + c.load(F16x8, mask + (first + k8) * 2).to(F32x8)
-            score = c.select(order < stop.splat(8), score, c.const(F32x8, float("-inf")))
+                score = score + c.load(F16x8, mask + (block.first + k8) * 2).to(F32x8)
+            score = c.select(order < block.stop.splat(8), score, c.const(F32x8, float("-inf")))
             c.store(scores + 4 * BLOCK * s + k8 * 4, score)
 
 
@@ -238,15 +253,7 @@ def _soften(c: Code, scores: Value, here: Value, peak: Value, sums: Value) -> Va
 
 
 def _mix(
-    c: Code,
-    value: Callable[[Value], Value],
-    v_type: TensorType,
-    head: int,
-    scores: Value,
-    out: Value,
-    step: int,
-    here: Value,
-    fades: list[Value],
+    c: Code, values: _Cells, head: int, scores: Value, out: Value, step: int, block: _Block, fades: list[Value]
 ) -> None:
     """outputs = outputs · fade + Σ weight · value, key by key, in tiles of eight vectors of the head."""
     n = min(8, head // 8)
@@ -258,11 +265,11 @@ def _mix(
             fade = fades[s].splat(8)
             at = out + s * (4 * head)
             sums.append([c.var(c.load(F32x8, at + (d + 8 * i) * 4) * fade) for i in range(n)])
-        with c.range(0, here) as k:
-            row = value(k)
+        with c.range(0, block.here) as k:
+            row = values.row(c, block, k)
             weights = [c.splat_load(F32x8, scores + 4 * BLOCK * s + k * 4) for s in range(step)]
             for i in range(n):
-                v = elements.load(c, v_type, row, d + 8 * i)
+                v = elements.load(c, values.type, row, d + 8 * i)
                 for s in range(step):
                     sums[s][i].value = c.fma(weights[s], v, sums[s][i].value)
         for s in range(step):

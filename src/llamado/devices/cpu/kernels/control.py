@@ -3,7 +3,7 @@ one.
 
 A program is an array of (kernel address, fields address, barrier before it: 0 or 1). Operations with no barrier
 between them touch nothing of each other's, so a thread that finds no work left in one goes on with the next. Every
-operation has a counter of its own (64 bytes apart) by which its work is shared out.
+operation has counters of its own, one per thread, by which its work is shared out.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 from llamado.devices.cpu.jit import kernel
-from llamado.devices.cpu.simd import I32, I64, Code, Value
+from llamado.devices.cpu.simd import I32, I64, Code, Value, Work
 
-STATE_WORDS = 72
+STATE_WORDS = 80
 """Words (i64) of the block the threads share; the numbers below are byte offsets, each on its own cache line."""
-GENERATION, PROGRAM, LENGTH, COUNTERS, THREADS, ARRIVED, FINISHED, SLEEPERS, TEAM = (64 * i for i in range(9))
+GENERATION, PROGRAM, LENGTH, COUNTERS, THREADS, ARRIVED, FINISHED, SLEEPERS, TEAM, COUNTER_STEP = (
+    64 * i for i in range(10)
+)
 
 FUTEX = {"x86_64": 202, "aarch64": 98, "arm64": 98}.get(platform.machine()) if sys.platform == "linux" else None
 WAIT, WAKE = 128, 129  # private to the process
@@ -33,13 +35,14 @@ def _pause(c: Code) -> None:
 def _run(c: Code, state: Value, thread: Value, threads: Value) -> None:
     """Runs the program of `state` as one of its threads."""
     program, length, counters = (c.load(I64, state + at) for at in (PROGRAM, LENGTH, COUNTERS))
+    step = c.load(I64, state + COUNTER_STEP)
     due = c.var(c.i64(0))
     with c.range(0, length) as i:
         op = program + i * 24
         with c.when(c.load(I64, op + 16).differs(0)):
             due.value = due.value + threads
             _barrier(c, state, due.value)
-        c.call_address(c.load(I64, op), [c.load(I64, op + 8), thread, threads, counters + i * 64])
+        c.call_address(c.load(I64, op), [c.load(I64, op + 8), thread, threads, counters + i * step])
 
 
 def _barrier(c: Code, state: Value, due: Value) -> None:
@@ -59,7 +62,7 @@ def _spin_until(c: Code, done: Callable[[], Value]) -> None:
 
 
 @kernel("state")
-def dispatch(c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Value) -> None:
+def dispatch(c: Code, a: SimpleNamespace, work: Work) -> None:
     """Starts the program that `state` names on all threads, takes part as thread 0, returns when all are done."""
     n, team = c.load(I64, a.state + THREADS), c.load(I64, a.state + TEAM)
     c.atomic_store(a.state + ARRIVED, c.i64(0))
@@ -74,7 +77,7 @@ def dispatch(c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter
 
 
 @kernel("state")
-def work(c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Value) -> None:
+def work(c: Code, a: SimpleNamespace, work: Work) -> None:
     """The life of thread `thread` ≥ 1: waits for a program (looks a while, then sleeps), runs it, until the
     program is 0.
     """
@@ -95,8 +98,8 @@ def work(c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Va
         seen.value = c.atomic_load(a.state + GENERATION)
         c.leave(life, c.load(I64, a.state + PROGRAM).equals(0))
         n = c.load(I64, a.state + THREADS)
-        with c.when(thread < n):
-            _run(c, a.state, thread, n)
+        with c.when(work.thread < n):
+            _run(c, a.state, work.thread, n)
         # also the threads this program did not want report, so that none can take the next program for this one
         c.atomic_add(a.state + FINISHED, 1)
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 from llamado.devices.cpu.jit import kernel
 from llamado.devices.cpu.kernels import elements
-from llamado.devices.cpu.simd import F32, I32, Code, F32x8, Value
+from llamado.devices.cpu.simd import F32, I32, Code, F32x8, Work
 from llamado.gguf.types import TensorType
 
 _ROWS, _COLUMNS = 4, 2
@@ -37,14 +37,14 @@ _ROWS, _COLUMNS = 4, 2
     "r2",
     "r3",
 )
-def matmul_float(c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Value, *, weights: str) -> None:
+def matmul_float(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> None:
     """y[i3, i2, column, row] = w[i3/r3, i2/r2, row] · x[i3, i2, column]; a unit of work is four rows and all
     columns.
     """
     type_ = TensorType[weights]
     quads = (a.n_rows + (_ROWS - 1)) // _ROWS
     n8 = a.n // 8 * 8
-    with c.shares(counter, quads * a.n2 * a.n3, c.i64(4)) as unit:
+    with c.shares(work, quads * a.n2 * a.n3, c.i64(4)) as unit:
         quad, rest = unit % quads, unit // quads
         i2, i3 = rest % a.n2, rest // a.n2
         w = a.w + i2 // a.r2 * a.w2 + i3 // a.r3 * a.w3
@@ -70,12 +70,10 @@ def matmul_float(c: Code, a: SimpleNamespace, thread: Value, threads: Value, cou
 
 
 @kernel(*(f"{side}{part}" for side in "xy" for part in ("", "0", "1", "2", "3")), "n0", "n1", "n2", "n3")
-def copy(
-    c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Value, *, source: str, target: str
-) -> None:
+def copy(c: Code, a: SimpleNamespace, work: Work, *, source: str, target: str) -> None:
     """y = x element by element, any strides (of a shared shape), converting between plain types."""
     from_, to = TensorType[source], TensorType[target]
-    with c.shares(counter, a.n1 * a.n2 * a.n3, c.i64(8)) as row:
+    with c.shares(work, a.n1 * a.n2 * a.n3, c.i64(8)) as row:
         i1, rest = row % a.n1, row // a.n1
         i2, i3 = rest % a.n2, rest // a.n2
         x = a.x + i1 * a.x1 + i2 * a.x2 + i3 * a.x3

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from llamado.devices.cpu.jit import kernel
 from llamado.devices.cpu.kernels.activations import BYTES_PER_COLUMN
 from llamado.devices.cpu.kernels.formats import FORMATS, Block32, Block256, Small, Super
-from llamado.devices.cpu.simd import Code, F32x8, I8x32, I16x16, I32x8, Value, Var
+from llamado.devices.cpu.simd import Code, F32x8, I8x32, I16x16, I32x8, Value, Var, Work
 from llamado.gguf.types import TensorType
 
 _FIELDS = ("w", "row_bytes", "n_blocks", "n_rows", "x", "n_columns", "y", "y_stride", "share")
@@ -81,13 +81,11 @@ def _row_addresses(a: SimpleNamespace, first: Value) -> list[Value]:
     return [a.w + (first + r) * a.row_bytes for r in range(8)]
 
 
-@kernel(*_FIELDS)
+@kernel(*_FIELDS, "next", "next_panels", "next_row_bytes")
 def matmul_few(
     c: Code,
     a: SimpleNamespace,
-    thread: Value,
-    threads: Value,
-    counter: Value,
+    work: Work,
     *,
     weights: str,
     columns: int,
@@ -99,7 +97,7 @@ def matmul_few(
     """
     form = FORMATS[TensorType[weights]]
     x_step = BYTES_PER_COLUMN[form.block] * columns
-    with c.shares(counter, (a.n_rows + 7) // 8, a.share) as panel:
+    with c.shares(work, (a.n_rows + 7) // 8, a.share) as panel:
         first = c.min(panel * 8, a.n_rows - 8)
         rows = _row_addresses(a, first)
         sums = [c.var(c.const(F32x8, 0.0)) for _ in range(columns)]
@@ -115,6 +113,16 @@ def matmul_few(
                 _step256(c, form, form.unpack(c, here), x, sums)
         for j, total in enumerate(sums):
             c.store(a.y + j * a.y_stride + first * 4, total.value)
+    _fetch_next(c, a, work)
+
+
+def _fetch_next(c: Code, a: SimpleNamespace, work: Work) -> None:
+    """Asks for the first rows of this thread's stretch of the next product, so that they come while it waits."""
+    first = a.next + a.next_panels * work.thread // work.threads * 8 * a.next_row_bytes
+    with c.when(a.next.differs(0)), c.range(0, 8) as row:
+        start = first + row * a.next_row_bytes
+        with c.range(start, start + c.min(a.next_row_bytes, 1024), 64) as line:
+            c.prefetch(line, near=False)
 
 
 def _panel_bytes(form: Small | Super) -> int:
@@ -177,7 +185,7 @@ def _step_panel(c: Code, form: Small | Super, panel: Value, x: Value, sums: Sequ
 
 
 @kernel(*_FIELDS)
-def matmul_many(c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Value, *, weights: str) -> None:
+def matmul_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> None:
     """y for any number of columns: x in groups of `Lowering.columns`, the last group of 4 where that holds the rest."""
     form = FORMATS[TensorType[weights]]
     per_column, size = BYTES_PER_COLUMN[form.block], _panel_bytes(form)
@@ -206,7 +214,7 @@ def matmul_many(c: Code, a: SimpleNamespace, thread: Value, threads: Value, coun
         for total, target in zip(sums, targets, strict=True):
             c.store(target, total.value)
 
-    with c.shares(counter, (a.n_rows + 7) // 8, a.share) as panel:
+    with c.shares(work, (a.n_rows + 7) // 8, a.share) as panel:
         first = c.min(panel * 8, a.n_rows - 8)
         rows = _row_addresses(a, first)
         with c.range(0, a.n_blocks, stretch) as start:

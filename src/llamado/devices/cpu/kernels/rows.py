@@ -34,7 +34,7 @@ from typing import Any
 from llamado.devices.cpu.jit import Kernel, kernel
 from llamado.devices.cpu.kernels import elements, maths
 from llamado.devices.cpu.kernels.activations import BYTES_PER_COLUMN, quantize_row
-from llamado.devices.cpu.simd import F32, F64, I32, I64, Code, Type, Value, Var
+from llamado.devices.cpu.simd import F32, F64, I32, I64, Code, Type, Value, Var, Work
 from llamado.ggml.ops import GluOp, RopeMode, UnaryOp
 from llamado.gguf.types import TensorType
 
@@ -76,11 +76,9 @@ def rows_kernel(stages: tuple[Stage, ...]) -> Kernel:
     return Kernel("rows", tuple(fields), _trace)
 
 
-def _trace(
-    c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Value, *, stages: tuple[Stage, ...]
-) -> None:
-    scratch = a.scratch + thread * a.scratch_step
-    with c.shares(counter, a.n1 * a.n2 * a.n3, a.share) as row:
+def _trace(c: Code, a: SimpleNamespace, work: Work, *, stages: tuple[Stage, ...]) -> None:
+    scratch = a.scratch + work.thread * a.scratch_step
+    with c.shares(work, a.n1 * a.n2 * a.n3, a.share) as row:
         rest = row // a.n1
         _Chain(c, a, scratch, row, (row % a.n1, rest % a.n2, rest // a.n2)).run(stages)
 
@@ -289,10 +287,10 @@ def _like(number: Value, v: Value) -> Value:
 
 
 @kernel("positions", "frequencies", "table", "n_tokens", "n_pairs", "magnitude")
-def rope_table(c: Code, a: SimpleNamespace, thread: Value, threads: Value, counter: Value) -> None:
+def rope_table(c: Code, a: SimpleNamespace, work: Work) -> None:
     """cos and sin (interleaved f32, times magnitude) of position · frequency (f64) per token and pair."""
     magnitude = a.magnitude.to(I32).bits(F32)
-    with c.shares(counter, a.n_tokens, c.i64(4)) as token:
+    with c.shares(work, a.n_tokens, c.i64(4)) as token:
         position = c.load(I32, a.positions + token * 4).to(F64)
         with c.range(0, a.n_pairs) as i:
             sine, cosine = maths.sincos(c, position * c.load(F64, a.frequencies + i * 8))
