@@ -141,6 +141,27 @@ def test_cuts_never_change_the_outcome() -> None:
     check()
 
 
+# --- word pieces
+
+
+def test_word_pieces() -> None:
+    words = ["▁un", "known", "▁a", "b", "▁,", "▁漢", "▁e"]
+    tokens = [
+        ("[PAD]", CONTROL),
+        ("[UNK]", CONTROL),
+        ("[CLS]", CONTROL),
+        ("[SEP]", CONTROL),
+        *((w, NORMAL) for w in words),
+    ]
+    ids = {"bos_token_id": 2, "seperator_token_id": 3, "unknown_token_id": 1, "padding_token_id": 0}
+    tokenizer = load_tokenizer(metadata(tokens, model="bert", **ids))
+    assert spelled(tokenizer, "UNKNOWN ab,漢ÉX\u200d") == ["▁un", "known", "▁a", "b", "▁,", "▁漢", "[UNK]"]
+    assert spelled(tokenizer, "é", add_special=True) == ["[CLS]", "▁e", "[SEP]"]
+    assert tokenizer.decode(tokenizer.encode("a , un", add_special=True)) == " a, un"
+    cased = load_tokenizer(metadata(tokens, model="bert", **ids, **{"normalizer.lowercase": False}))
+    assert spelled(cased, "a A é") == ["▁a", "[UNK]", "[UNK]"]
+
+
 # --- special tokens
 
 

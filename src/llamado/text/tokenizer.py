@@ -15,6 +15,7 @@ from llamado.text.partition import Partition
 from llamado.text.pretokenizers import PreTokenizer, pre_tokenizer
 from llamado.text.spm import SPACE, ScoredPairs
 from llamado.text.vocabulary import KEY, Attribute, SpecialIds, Vocabulary
+from llamado.text.wpm import WordPieces
 
 __all__ = ["Tokenizer", "TokenizerError", "load_tokenizer"]
 
@@ -29,7 +30,7 @@ class Tokenizer:
     """One model's tokenizer. Safe to use from several threads.
 
     `bos`, `eos`, `eot`, `eom`, `unk`, `sep`, `pad`, `mask` and `fim_*` are ids or None; `eog` holds every id that ends
-    a generation; `add_bos` and `add_eos` say what `add_special` adds.
+    a generation; `add_bos`, `add_eos` and `add_sep` say what `add_special` adds.
     """
 
     def __init__(
@@ -43,12 +44,14 @@ class Tokenizer:
         clean_spaces: bool,
         spaces_spelled: bool,
         encodes_prefix: bool,
+        add_sep: bool = False,
     ) -> None:
         self.vocabulary = vocabulary
         self.n_vocab = vocabulary.n_vocab
         self.eog = vocabulary.eog
         self.add_bos = add_bos
         self.add_eos = add_eos
+        self.add_sep = add_sep
         self.add_space_prefix = add_space_prefix  # what decoding takes off; only SentencePiece also puts it there
         self.clean_spaces = clean_spaces
         self._spaces_spelled = spaces_spelled  # whether tokens write a space as ▁, or every byte as GPT-2 does
@@ -96,6 +99,8 @@ class Tokenizer:
                 after_special = False
         if add_special and self.add_eos and self.eos is not None:
             out.append(self.eos)
+        if add_special and self.add_sep and self.sep is not None:
+            out.append(self.sep)
         return out
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
@@ -207,7 +212,27 @@ def _load_spm(metadata: Metadata) -> Tokenizer:
     return _tokenizer(metadata, vocabulary, ScoredPairs(vocabulary, metadata), None)
 
 
-_KINDS: dict[str, Callable[[Metadata], Tokenizer]] = {"gpt2": _load_gpt2, "gemma4": _load_gemma4, "llama": _load_spm}
+def _load_wpm(metadata: Metadata) -> Tokenizer:
+    vocabulary = Vocabulary(metadata, SpecialIds(bos=101, unk=100, sep=102, pad=0, mask=103))
+    return Tokenizer(
+        vocabulary,
+        WordPieces(vocabulary, metadata),
+        add_bos=True,  # whatever the file says, as in llama.cpp
+        add_eos=False,
+        add_sep=True,
+        add_space_prefix=metadata.bool_(KEY + "add_space_prefix", False),
+        clean_spaces=True,
+        spaces_spelled=True,
+        encodes_prefix=False,
+    )
+
+
+_KINDS: dict[str, Callable[[Metadata], Tokenizer]] = {
+    "bert": _load_wpm,
+    "gemma4": _load_gemma4,
+    "gpt2": _load_gpt2,
+    "llama": _load_spm,
+}
 
 
 def _tokenizer(metadata: Metadata, vocabulary: Vocabulary, model: _Model, rule: PreTokenizer | None) -> Tokenizer:
