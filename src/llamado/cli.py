@@ -144,13 +144,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LlamadoError as error:
         print(f"llamado: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
-        return 128 + signal.SIGINT
     except BrokenPipeError:
         # The reader of our output went away (`| head`); nothing is left to say, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except Exception as error:  # a fault of this program: the reason for everybody, the traceback for who asks
+        if "-v" in given or "--verbose" in given:
+            raise
+        print(f"llamado: unexpected {type(error).__name__}: {error} (-v shows where)", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 def _unknown_command(command: str) -> FlagError:
