@@ -23,8 +23,8 @@ class Partition:
         by_size = sorted(texts, key=lambda text: (-len(text.encode("utf-8", "surrogateescape")), texts[text]))
         self._rank = {text: i for i, text in enumerate(by_size)}
         self._token = texts
-        self._left = {t for t, token in texts.items() if vocabulary.has(token, Attribute.LSTRIP)}
-        self._right = {t for t, token in texts.items() if vocabulary.has(token, Attribute.RSTRIP)}
+        self._left = {vocabulary.text(token) for token in vocabulary.having(Attribute.LSTRIP)}
+        self._right = {vocabulary.text(token) for token in vocabulary.having(Attribute.RSTRIP)}
         # First two characters (or the only one) of every token, with the lengths that begin so.
         lengths: dict[str, set[int]] = {}
         for text in texts:

@@ -187,7 +187,9 @@ def load_tokenizer(metadata: Metadata) -> Tokenizer:
         raise TokenizerError(
             f"vocabularies of kind '{kind}' ({KEY}model) are not supported; supported: {', '.join(sorted(_KINDS))}"
         )
-    return _KINDS[kind](metadata)
+    tokenizer = _KINDS[kind](metadata)
+    tokenizer.encode("ab")  # builds the tables of the first text now rather than in someone's request
+    return tokenizer
 
 
 def _load_gpt2(metadata: Metadata) -> Tokenizer:

@@ -189,6 +189,11 @@ class Vocabulary:
         """Whether the token has any of the bits of `attribute`."""
         return bool(self.attributes[token] & attribute)
 
+    def having(self, attribute: int) -> list[int]:
+        """Every token that has any of the bits of `attribute`, ascending."""
+        found: list[int] = np.flatnonzero(self.attributes & np.uint8(attribute)).tolist()
+        return found
+
     @cached_property
     def specials(self) -> NDArray[np.int64]:
         """Ids that are found in a text as a whole, before anything else cuts it; ascending."""
