@@ -12,7 +12,7 @@ import hashlib
 import os
 import struct
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -41,15 +41,21 @@ class Kernel:
     fields: tuple[str, ...]
     trace: Trace
 
-    def pack(self, values: dict[str, int | float]) -> list[int]:
-        """Argument values in field order as 64-bit integers; floats by the bits of their f32."""
-        if values.keys() != set(self.fields):
+    def pack(self, values: Mapping[str, Any], address: Callable[[Any], int] = int) -> list[int]:
+        """Argument values in field order as 64-bit integers: floats by the bits of their f32, places by `address`."""
+        if len(values) != len(self.fields):
             raise ValueError(f"{self.name}: fields {sorted(set(self.fields) ^ values.keys())} missing or unknown")
-        return [_bits(values[field]) for field in self.fields]
+        packed: list[int] = []
+        for field in self.fields:
+            value = values[field]
+            kind = type(value)
+            if kind is not int:
+                value = _FLOAT.unpack(_F32.pack(value))[0] if kind is float else address(value)
+            packed.append(value)
+        return packed
 
 
-def _bits(value: int | float) -> int:
-    return struct.unpack("<i", struct.pack("<f", value))[0] if isinstance(value, float) else int(value)
+_F32, _FLOAT = struct.Struct("<f"), struct.Struct("<i")
 
 
 def kernel(*fields: str) -> Callable[[Trace], Kernel]:

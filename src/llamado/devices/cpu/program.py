@@ -8,7 +8,7 @@ another has written, or writes what another touches, since the last barrier.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,16 +31,14 @@ class Temporary:
     offset: int = 0
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """An address: `offset` bytes into a temporary, or absolute where `base` is None."""
 
     base: Temporary | None
     offset: int
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """`size` bytes from a place, read or written."""
 
     place: Place
@@ -126,36 +124,39 @@ def _give(free: list[tuple[int, int]], at: int, size: int) -> None:
 
 def link(operations: list[Operation], jit: Jit, arena: int, arena_size: int, counter_bytes: int) -> Program:
     """Packs planned operations for an arena at address `arena`; each gets `counter_bytes` of counters."""
-    n_fields = sum(len(o.kernel.fields) for o in operations)
-    fields = np.zeros(max(n_fields, 1), np.int64)
     table = np.zeros((len(operations), 3), np.int64)
-    base, at = fields.ctypes.data, 0
+    values: list[int] = []
+    starts: list[int] = []
     since: list[tuple[int, int, bool]] = []
     for i, operation in enumerate(operations):
-        values = {
-            name: (
-                value.offset + (arena + value.base.offset if value.base else 0) if isinstance(value, Place) else value
-            )
-            for name, value in operation.fields.items()
-        }
-        packed = operation.kernel.pack(values)
-        fields[at : at + len(packed)] = packed
+        starts.append(len(values))
+        values += operation.kernel.pack(operation.fields, lambda place: _address(place, arena))
         touched = [(*_absolute(span, arena), False) for span in operation.reads]
         touched += [(*_absolute(span, arena), True) for span in operation.writes]
-        barrier = any(
-            (write or wrote) and start < stopped and began < stop
-            for start, stop, write in touched
-            for began, stopped, wrote in since
-        )
+        barrier = _conflict(touched, since)
         since = touched if barrier else since + touched
-        address = jit.address(operation.kernel, **operation.parameters)
-        table[i] = (address, base + 8 * at, barrier)
-        at += len(packed)
+        table[i, 0] = jit.address(operation.kernel, **operation.parameters)
+        table[i, 2] = barrier
+    fields = np.array(values or [0], np.int64)
+    table[:, 1] = fields.ctypes.data + 8 * np.array(starts, np.int64)
     counters = np.zeros(counter_bytes // 8 * max(len(operations), 1), np.int64)
     return Program(table, counters, fields, arena_size, [o.label or o.kernel.name for o in operations])
 
 
+def _conflict(touched: list[tuple[int, int, bool]], since: list[tuple[int, int, bool]]) -> bool:
+    """Whether one of `touched` (start, stop, written) meets one of `since`, and either is written."""
+    for start, stop, write in touched:
+        for began, stopped, wrote in since:
+            if start < stopped and began < stop and (write or wrote):
+                return True
+    return False
+
+
+def _address(place: Place, arena: int) -> int:
+    base, offset = place
+    return offset if base is None else arena + base.offset + offset
+
+
 def _absolute(span: Span, arena: int) -> tuple[int, int]:
-    place = span.place
-    start = place.offset + (arena + place.base.offset if place.base else 0)
+    start = _address(span.place, arena)
     return start, start + span.size
