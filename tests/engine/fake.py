@@ -73,6 +73,9 @@ class FakeForward:
                     rows[place[i]] = (mix(self._vocab ^ state[0]) >> U64(40)).astype(np.float32) / np.float32(1 << 22)
         return rows
 
+    def prepare_ahead(self) -> bool:
+        return False
+
     def copy_cells(self, src: int, dst: int, n: int) -> None:
         assert n > 0 and min(src, dst) >= 0 and max(src, dst) + n <= self.n_cells
         self.copies.append((src, dst, n))

@@ -113,6 +113,7 @@ class Engine:
         self._n_decode = self._n_busy = self._n_tokens_max = 0
         self._prompt_seconds = self._predicted_seconds = 0.0
         self._snapshot = self._take_snapshot()
+        self._prepared = False  # whether the forward has used all the spare time it wants
         self._thread = threading.Thread(target=self._work, name="llamado-engine", daemon=True)
         self._thread.start()
 
@@ -185,11 +186,15 @@ class Engine:
     def _work(self) -> None:
         while True:
             with self._wake:
-                while not (self._inbox or self._waiting or self._closing or any(slot.task for slot in self._slots)):
+                idle = not (self._inbox or self._waiting or self._closing or any(slot.task for slot in self._slots))
+                if idle and self._prepared:
                     self._wake.wait()
                 self._waiting.extend(self._inbox)
                 self._inbox.clear()
                 closing, deadline = self._closing, self._deadline
+            if idle:
+                self._prepared = self._prepared or not self._forward.prepare_ahead()
+                continue
             if closing:
                 idle = not self._waiting and not any(slot.task for slot in self._slots)
                 if idle or time.monotonic() >= deadline:

@@ -18,8 +18,7 @@ class ContextExceeded(InvalidRequest):
 
     def __init__(self, n_prompt_tokens: int, n_ctx: int) -> None:
         super().__init__(
-            f"request ({n_prompt_tokens} tokens) exceeds the available context size ({n_ctx} tokens), "
-            "try increasing it"
+            f"request ({n_prompt_tokens} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it"
         )
         self.n_prompt_tokens = n_prompt_tokens
         self.n_ctx = n_ctx

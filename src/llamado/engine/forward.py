@@ -41,6 +41,10 @@ class Forward(Protocol):
         """
         ...
 
+    def prepare_ahead(self) -> bool:
+        """Use spare time, some milliseconds of it, for what later runs will need; False when nothing is left to do."""
+        ...
+
     def copy_cells(self, src: int, dst: int, n: int) -> None:
         """Copy K and V of all layers from `n` cells at `src` to those at `dst`; the ranges may overlap (memmove)."""
         ...

@@ -106,7 +106,7 @@ class Llama:
                 type_k=_cache_type(type_k),
                 type_v=_cache_type(type_v),
             )
-            forward.warm_up(sorted({1, min(n_slots, forward.max_batch), forward.max_batch}), progress)
+            forward.warm_up([*range(1, min(n_slots, forward.max_batch, 8) + 1), forward.max_batch], progress)
             engine = Engine(
                 forward,
                 tokenizer,

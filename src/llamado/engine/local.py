@@ -24,7 +24,7 @@ from llamado.models.base import BatchShape, Model
 
 _PAD = 256
 _SPARE = 32  # cells behind the pool: the first takes what the filling tokens write
-_GRAPHS_KEPT = 64
+_GRAPHS_KEPT = 128
 _HIDDEN = 0xFC00  # f16 −inf
 
 Progress = Callable[[str, int, int], None]
@@ -76,6 +76,7 @@ class LocalForward:
         }
         self._logits = device.alloc(4 * self.n_vocab * max_batch)
         self._graphs: OrderedDict[BatchShape, Graph] = OrderedDict()
+        self._ahead: list[BatchShape] = []
 
     def _graph(self, shape: BatchShape) -> Graph:
         """The graph for a shape, built and bound to its inputs once."""
@@ -93,12 +94,32 @@ class LocalForward:
         return graph
 
     def warm_up(self, batch_sizes: list[int], progress: Progress | None = None) -> None:
-        """Compiles the kernels for these batch sizes (from the disk cache where they are there)."""
-        shapes = [self._shape(n, min(n, 8), 1) for n in batch_sizes if n <= self.max_batch]
+        """Compiles the kernels for these batch sizes (from the disk cache where they are there).
+
+        What else requests are likely to need is left to `prepare_ahead`.
+        """
+        # the largest first: it sets the size of the device's working memory
+        sizes = sorted({n for n in batch_sizes if n <= self.max_batch}, reverse=True)
+        shapes = [self._shape(n, min(n, 8), 1) for n in sizes]
         for i, shape in enumerate(shapes):
             if progress is not None:
                 progress("compiling kernels", i, len(shapes))
             self.device.prepare(self._graph(shape))
+        sizes = [n for n in (*range(12, 33, 4), *range(48, 129, 16), *range(160, 513, 32)) if n <= self.max_batch]
+        few = [n for n in batch_sizes if n <= 8]
+        ahead = [self._shape(n, 1, _PAD) for n in sizes]
+        for used in (2 * _PAD, 4 * _PAD):
+            ahead += [self._shape(n, n, used) for n in few] + [self._shape(n, 1, used) for n in sizes]
+        self._ahead = [shape for shape in ahead if shape.n_kv <= self.n_cells]
+
+    def prepare_ahead(self) -> bool:
+        """Compiles the program of one more shape that requests are likely to need."""
+        while self._ahead:
+            shape = self._ahead.pop(0)
+            if shape not in self._graphs:
+                self.device.prepare(self._graph(shape))
+                return True
+        return False
 
     def run(
         self,

@@ -210,7 +210,8 @@ class Defaults:
         if given.get("n_predict") == -1:
             del given["n_predict"]
         sampling = dataclasses.replace(
-            self.sampling, **{name: value for name, value in given.items() if name in _SAMPLING_FIELDS}  # type: ignore[arg-type]
+            self.sampling,
+            **{name: value for name, value in given.items() if name in _SAMPLING_FIELDS},  # type: ignore[arg-type]
         )
         own: dict[str, object] = {
             "n_predict": self.n_predict,
