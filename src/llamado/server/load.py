@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from llamado.gguf.sources import resolve
+from llamado.server.host import lock_weights, place_threads
 from llamado.server.served import ModelInfo, Served
 from llamado.server.settings import EngineOptions, ModelSource, Settings
 
@@ -45,7 +46,9 @@ def load_llama(source: ModelSource, options: EngineOptions, defaults: Defaults, 
     def preparing(what: str, done: int, total: int) -> None:
         report(_FETCHED + (1 - _FETCHED) * done / total if total else _FETCHED, what)
 
-    return Llama.load(
+    if options.numa:
+        place_threads(options.numa)
+    llama = Llama.load(
         path,
         n_ctx=options.n_ctx,
         n_slots=options.n_slots,
@@ -62,6 +65,9 @@ def load_llama(source: ModelSource, options: EngineOptions, defaults: Defaults, 
         defaults=defaults,
         progress=preparing,
     )
+    if options.mlock:
+        lock_weights(llama.file)
+    return llama
 
 
 def load_served(settings: Settings, report: Report) -> Served:
