@@ -32,7 +32,7 @@ _FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
 _BINARY = {Op.ADD: "add", Op.SUB: "sub", Op.MUL: "mul", Op.DIV: "div"}
 _CHAIN_OPS = {*_BINARY, Op.RMS_NORM, Op.NORM, Op.SCALE, Op.UNARY, Op.GLU, Op.ROPE, Op.GET_ROWS, Op.SET_ROWS}
 _COPIES = {Op.CPY, Op.DUP, Op.CONT}
-_TILE = 16
+_TILE = 32
 """Queries that share one expanded key block in prompt processing."""
 
 
@@ -441,7 +441,8 @@ class Compiler:
         n_tokens, n_heads, n_streams = q.ne[1], q.ne[2], q.ne[3]
         n_kv, n_heads_kv = k.ne[1], k.ne[2]
         ranges = self._mask_ranges(mask) if mask is not None else None
-        tile = 1 if n_tokens <= 8 else _TILE
+        # a pair of heads shares what it reads of the cache; more queries share an expanded block
+        tile = _TILE if n_tokens > 8 else 2 if (n_heads // n_heads_kv) % 2 == 0 else 1
         scratch = self._scratch(attention.scratch_bytes(head_k, head_v, tile))
         nothing = Place(None, 0)
         fields: dict[str, int | float | Place] = {

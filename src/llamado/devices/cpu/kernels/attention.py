@@ -134,7 +134,7 @@ def flash_attention(
                     wanted.value = wanted.value | _sees(c, places + j * 32, first)
             with c.when(wanted.value > 0):
                 keys_, values_ = _Cells(k_head, a.k_cell, k_type), _Cells(v_head, a.v_cell, v_type)
-                if tile > 1:
+                if tile > 2:
                     keys_ = _expand(c, keys_, first, here, a.n_kv, head_k, k_block)
                     values_ = _expand(c, values_, first, here, a.n_kv, head_v, v_block)
                 with c.range(0, tile, step) as j:
