@@ -24,7 +24,7 @@ from llamado.devices.cpu.memory import CpuBuffer, view_of
 from llamado.devices.cpu.program import Operation, Place, Span, Temporary
 from llamado.devices.device import DeviceError
 from llamado.ggml.graph import Graph
-from llamado.ggml.ops import GluOp, Op, RopeMode, UnaryOp
+from llamado.ggml.ops import VIEW_OPS, GluOp, Op, RopeMode, UnaryOp
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
@@ -34,6 +34,30 @@ _CHAIN_OPS = {*_BINARY, Op.RMS_NORM, Op.NORM, Op.SCALE, Op.UNARY, Op.GLU, Op.ROP
 _COPIES = {Op.CPY, Op.DUP, Op.CONT}
 _TILE = 32
 """Queries that share one expanded key block in prompt processing."""
+
+
+@dataclass(frozen=True)
+class _Access:
+    """Memory an operation touches: bytes `start` to `stop` of a tensor without a place yet (`base`), or absolute ones.
+
+    `layout` says where each row lies, None where that is not known: the same for two accesses means that row i of one
+    is row i of the other.
+    """
+
+    base: Tensor | None
+    start: int
+    stop: int
+    write: bool
+    layout: tuple[int, ...] | None = None
+
+    def meets(self, other: _Access) -> bool:
+        """Whether one of the two writes what the other touches."""
+        return (
+            (self.write or other.write)
+            and self.base is other.base
+            and self.start < other.stop
+            and other.start < self.stop
+        )
 
 
 @dataclass
@@ -46,6 +70,7 @@ class _Chain:
     reads: list[Span] = field(default_factory=list)
     writes: list[Span] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+    touched: list[_Access] = field(default_factory=list)
 
     def add(self, stage: rows.Stage, name: str, **fields: int | float | Place) -> None:
         prefix = f"s{len(self.stages)}_"
@@ -64,9 +89,12 @@ class Compiler:
         self.places: dict[Tensor, Temporary] = {}
         self._readers: dict[Tensor, list[Tensor]] = {}
         self._done: set[Tensor] = set()
-        self._quantized: dict[tuple[Tensor, int, int], Temporary] = {}
+        self._numbers = {node: i for i, node in enumerate(graph.nodes)}
+        self._at = 0  # number of the node being compiled
+        self._changes: dict[Tensor, int] = {}  # how often memory was written in place
+        self._quantized: dict[tuple[Any, ...], Temporary] = {}
         self._tables: dict[tuple[Any, ...], tuple[Temporary, int]] = {}
-        self._ranges: dict[tuple[Tensor, int], Temporary] = {}
+        self._ranges: dict[tuple[Any, ...], Temporary] = {}
         self._outputs = {t.root()[0] for t in graph.outputs.values()}
         self._last_few: dict[str, int | float | Place] | None = None
         self.scratch = Temporary(0)
@@ -104,23 +132,41 @@ class Compiler:
             for source in node.src:
                 if source is not None:
                     self._readers.setdefault(source, []).append(node)
-        for node in nodes:
-            if node in self._done or node.is_noop:
-                continue
-            if node.op in _CHAIN_OPS:
-                self._chain(node)
-            elif node.op is Op.MUL_MAT:
-                self._mul_mat(node)
-            elif node.op is Op.FLASH_ATTN_EXT:
-                self._attention(node)
-            elif node.op in _COPIES:
-                self._copy(node)
-            else:
-                raise DeviceError(f"the CPU device has no operation {node.op.name} (tensor {node.name or '?'})")
-            self._done.add(node)
+        for self._at, node in enumerate(nodes):
+            if node not in self._done and not node.is_noop:
+                self._node(node)
         if self.scratch_step:
+            # one step for all: a thread that is ahead must not meet another's scratch of the operation before
+            for operation in self.operations:
+                if "scratch_step" in operation.fields:
+                    operation.fields["scratch_step"] = self.scratch_step
             self.scratch.size = self.scratch_step * self.n_threads
         return self.operations
+
+    def _node(self, node: Tensor) -> None:
+        if node.op in _CHAIN_OPS:
+            self._chain(node)
+            return
+        if node.op is Op.MUL_MAT:
+            self._mul_mat(node)
+        elif node.op is Op.FLASH_ATTN_EXT:
+            self._attention(node)
+        elif node.op in _COPIES:
+            self._copy(node)
+        else:
+            raise DeviceError(f"the CPU device has no operation {node.op.name} (tensor {node.name or '?'})")
+        self._did(node)
+
+    def _did(self, node: Tensor) -> None:
+        self._done.add(node)
+        if node.view_src is not None:
+            root = node.root()[0]
+            self._changes[root] = self._changes.get(root, 0) + 1
+
+    def _contents(self, tensor: Tensor) -> tuple[Any, ...]:
+        """A key for what a tensor's bytes are now: where, in which shape, after how many writes in place."""
+        root, inside = tensor.root()
+        return root, inside, tensor.ne, tensor.nb, self._changes.get(root, 0)
 
     def _emit(
         self, kernel: Any, parameters: dict[str, Any], fields: dict[str, int | float | Place],
@@ -159,11 +205,12 @@ class Compiler:
             self._operand(chain, ("row",), source, first if first.op is not Op.SET_ROWS else source, "row")
             chain.value = source
             self._stage(chain, first)
-        self._done.add(first)
+        chain.touched += self._accesses(first)
+        self._did(first)
         chain.value = first
         while node is not None and node.op is not Op.SET_ROWS:
             consumers = self._consumers(node)
-            after = self._next(node, consumers)
+            after = self._next(chain, node, consumers)
             products = [c for c in consumers if c is not after and self._quantized_input(c, node)]
             stored = node.root()[0] in self._outputs or node.view_src is not None or node.buffer is not None
             if stored or len(consumers) - (after is not None) > len(products) or not consumers:
@@ -172,12 +219,13 @@ class Compiler:
                 self._quantize_stage(chain, node, block)
             if after is not None:
                 self._stage(chain, after)
-                self._done.add(after)
+                chain.touched += self._accesses(after)
+                self._did(after)
                 chain.value = after
             node = after
         self._finish(chain, first if first.op is not Op.SET_ROWS else source)
 
-    def _next(self, node: Tensor, consumers: list[Tensor]) -> Tensor | None:
+    def _next(self, chain: _Chain, node: Tensor, consumers: list[Tensor]) -> Tensor | None:
         """The row operation that takes over from `node`, if everything else it needs is there already."""
         for reader in consumers:
             if reader in self._done or reader.op not in _CHAIN_OPS or reader.op is Op.GET_ROWS:
@@ -202,14 +250,63 @@ class Compiler:
                     continue
             elif reader.op is Op.GLU and (reader.src[0] is not node or len(reader.src) < 2 or reader.src[1] is None):
                 continue
-            if all(s is None or s is node or self._is_ready(s, node) for s in reader.src):
+            if (
+                all(s is None or s is node or self._is_ready(s, node) for s in reader.src)
+                and self._keeps_to_rows(chain, reader)
+                and self._may_come_early(reader)
+            ):
                 return reader
         return None
 
     def _is_ready(self, tensor: Tensor, node: Tensor) -> bool:
         """Whether a tensor's bytes are there (or it is `node` itself in another shape)."""
-        root = tensor.root()[0]
-        return root is node or root.op is Op.NONE or root in self._done
+        while tensor.view_src is not None and (tensor.op in VIEW_OPS or tensor.op is Op.NONE):
+            tensor = next((s for s in tensor.src if s is not None), tensor.view_src)
+        return tensor is node or tensor.op is Op.NONE or tensor in self._done
+
+    def _access(self, tensor: Tensor, *, write: bool = False, like: Tensor | None = None) -> _Access:
+        root, start = tensor.root()
+        base: Tensor | None = root
+        if isinstance(root.buffer, CpuBuffer):
+            base, start = None, root.buffer.address + root.offset + start
+        layout = None
+        if like is not None:
+            steps = self._strides(tensor, like).values()
+            layout = (start, tensor.ne[0], *(s if n > 1 else 0 for s, n in zip(steps, like.ne[1:], strict=True)))
+        return _Access(base, start, start + tensor.nbytes, write, layout)
+
+    def _accesses(self, node: Tensor) -> list[_Access]:
+        """What a row operation touches, row by row where the chain's rows are meant."""
+        chosen = (Op.SET_ROWS, Op.GET_ROWS)
+        found = [self._access(node, write=True, like=None if node.op is Op.SET_ROWS else node)]
+        for i, source in enumerate(node.src):
+            if source is None or (node.op is Op.SET_ROWS and i == 0):
+                continue  # the rows a cache takes come in registers
+            aside = node.op in chosen or (node.op is Op.ROPE and i > 0)
+            found.append(self._access(source, like=None if aside else node))
+        return found
+
+    def _keeps_to_rows(self, chain: _Chain, reader: Tensor) -> bool:
+        """Whether a chain with `reader` in it touches nothing of other rows: their threads may be anywhere."""
+        return not any(
+            mine.meets(theirs) and (mine.layout is None or mine.layout != theirs.layout)
+            for mine in self._accesses(reader)
+            for theirs in chain.touched
+        )
+
+    def _may_come_early(self, reader: Tensor) -> bool:
+        """Whether `reader` may run now: nothing that stands between writes what it touches, or reads what it writes."""
+        between = self.graph.nodes[self._at + 1 : self._numbers[reader]]
+        others = [node for node in between if node not in self._done and not node.is_noop]
+        if not others:
+            return True
+        mine = [self._access(reader, write=True), *(self._access(s) for s in reader.src if s is not None)]
+        return not any(
+            access.meets(theirs)
+            for node in others
+            for theirs in (self._access(node, write=True), *(self._access(s) for s in node.src if s is not None))
+            for access in mine
+        )
 
     def _check_rows(self, source: Tensor, node: Tensor) -> None:
         if source.type != TensorType.F32 or source.nb[0] != 4:
@@ -309,7 +406,9 @@ class Compiler:
         mode = RopeMode(mode_number)
         if mode not in (RopeMode.NORMAL, RopeMode.NEOX):
             raise DeviceError(f"rotation mode {mode.name} is not supported here")
-        key = (self.place(positions), node.op_params, None if factors is None else self.place(factors), node.ne[2])
+        key = (
+            self._contents(positions), node.op_params, None if factors is None else self._contents(factors), node.ne[2]
+        )  # fmt: skip
         if key not in self._tables:
             frequencies, magnitude = rope_frequencies(n_dims, n_ctx_orig, values[5:], _host_values(factors))
             table = self.temporary(8 * node.ne[2] * (n_dims // 2))
@@ -356,13 +455,18 @@ class Compiler:
         size = quantized_bytes(block, node.ne[0], columns, self.lowering.columns)
         target = self.temporary(size)
         assert target.base is not None
-        self._quantized[(*node.root(), block)] = target.base
+        self._quantized[self._columns(node, block)] = target.base
         chain.add(("quantize", block), "quantize", x=target, columns=columns)
         chain.writes.append(Span(target, size))
 
+    def _columns(self, x: Tensor, block: int) -> tuple[Any, ...]:
+        """A key for the quantised columns of contiguous x: its further dimensions may be cut as they like."""
+        root, inside = x.root()
+        return root, inside, x.ne[0], x.nrows, block, self._changes.get(root, 0)
+
     def _activations(self, x: Tensor, block: int) -> Temporary:
         """Quantised columns of x, made here unless the chain that computed x has."""
-        key = (*x.root(), block)
+        key = self._columns(x, block)
         if key not in self._quantized:
             if x.type != TensorType.F32 or not x.is_contiguous():
                 raise DeviceError(f"a product needs contiguous f32 activations (tensor {x.name or '?'})")
@@ -470,7 +574,7 @@ class Compiler:
     def _mask_ranges(self, mask: Tensor) -> Temporary:
         if mask.type != TensorType.F16 or mask.nb[0] != 2:
             raise DeviceError("attention needs an f16 mask")
-        key = mask.root()
+        key = self._contents(mask)
         if key not in self._ranges:
             n_rows = mask.ne[1] * mask.ne[3]
             if mask.ne[2] != 1 or (mask.ne[3] > 1 and mask.nb[3] != mask.nb[1] * mask.ne[1]):

@@ -20,7 +20,7 @@ from llamado.devices.device import DeviceError
 from llamado.ggml.graph import Graph
 from llamado.ggml.tensor import Tensor
 
-_PROGRAMS_KEPT = 96
+_PROGRAMS_KEPT = 160
 
 
 @dataclass
@@ -106,6 +106,8 @@ class CpuDevice:
         root, inside = tensor.root()
         if root.buffer is not None:
             return view_of(tensor)
+        if not tensor.nbytes:
+            return np.empty(0, np.uint8)
         for compiled in reversed(self._programs.values()):
             place = compiled.places.get(root)
             if place is not None:

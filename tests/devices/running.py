@@ -1,0 +1,111 @@
+"""Runs one graph on the CPU device and on the reference, over the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from reference import ReferenceDevice
+from tiny_models import encode_weight
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.ggml import Graph, Tensor
+from llamado.ggml import graph as g
+from llamado.gguf.types import TensorType as T
+
+Array = np.ndarray[Any, Any]
+
+WEIGHTS = (T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.Q4_K, T.Q5_K, T.Q6_K)
+PLAIN = (T.F32, T.F16, T.BF16)
+
+
+def new(*ne: int, type: T = T.F32, name: str = "") -> Tensor:
+    return g.new_tensor(type, *ne, name=name)
+
+
+def values(*ne: int, seed: int = 0, scale: float = 1.0) -> Array:
+    """Normally distributed numbers for a tensor of shape `ne`."""
+    return (np.random.default_rng(seed).standard_normal(ne[::-1]) * scale).astype(np.float32)
+
+
+def weight_bytes(type: T, ne0: int, rows: int, seed: int = 0) -> Array:
+    """The bytes of a random weight."""
+    data, _ = encode_weight(np.random.default_rng(seed), type.name, rows, ne0, ne0**-0.5)
+    return np.ascontiguousarray(data).view(np.uint8).reshape(-1)
+
+
+@dataclass
+class Case:
+    """A graph, and the bytes of what it starts from: numbers for plain tensors, raw bytes (uint8) for any."""
+
+    outputs: Mapping[str, Tensor]
+    data: Mapping[Tensor, Any]
+    graph: Graph = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.graph = Graph()
+        for name, tensor in self.outputs.items():
+            self.graph.output(name, tensor)
+
+    def leaf_bytes(self) -> dict[Tensor, Array]:
+        """Fresh bytes of every leaf; those nobody gave numbers for are zero."""
+        device = ReferenceDevice()
+        found: dict[Tensor, Array] = {}
+        leafs = {t.root()[0] for t in (*self.graph.leafs, *(s for n in self.graph.nodes for s in n.src if s))}
+        for leaf in leafs:
+            if leaf.src:
+                continue
+            given = self.data.get(leaf)
+            if isinstance(given, np.ndarray) and given.dtype == np.uint8:
+                assert given.nbytes == leaf.nbytes
+                found[leaf] = given.copy()
+                continue
+            if given is not None:
+                device.set(leaf, given)
+            found[leaf] = device._bytes(leaf)[0].copy()
+        return found
+
+    def expected(self) -> dict[str, Array]:
+        """Every output (4-d) by the reference."""
+        device = ReferenceDevice()
+        for leaf, memory in self.leaf_bytes().items():
+            device.bind(leaf, memory)
+        for node in self.graph.nodes:
+            device.compute(node)
+        return {name: device.get(tensor) for name, tensor in self.outputs.items()}
+
+    def bind(self, device: CpuDevice) -> None:
+        """Writes every leaf, to memory it keeps: programs know where it is."""
+        for leaf, memory in self.leaf_bytes().items():
+            if leaf.buffer is None:
+                leaf.buffer, leaf.offset = device.alloc(memory.nbytes), 0
+            device.write(leaf, memory)
+
+    def run(self, device: CpuDevice) -> dict[str, Array]:
+        """Every output (4-d) by the device."""
+        self.bind(device)
+        device.submit(self.graph)
+        seen = ReferenceDevice(np.float32)
+        found = {}
+        for name, tensor in self.outputs.items():
+            root = tensor.root()[0]
+            seen.bind(root, np.array(device.read(root, 0, root.nbytes).result()))
+            found[name] = seen.get(tensor)
+        return found
+
+    def check(self, device: CpuDevice, rtol: float = 1e-5, atol: float = 1e-6) -> dict[str, Array]:
+        """Runs both; all outputs must be close, atol counted in units of each output's largest number."""
+        found, expected = self.run(device), self.expected()
+        for name, right in expected.items():
+            top = np.abs(right[np.isfinite(right)]).max(initial=1e-30)
+            np.testing.assert_allclose(found[name], right, rtol=rtol, atol=atol * top, err_msg=name)
+        return found
+
+
+def check(
+    device: CpuDevice, result: Tensor, data: Mapping[Tensor, Any], rtol: float = 1e-5, atol: float = 1e-6
+) -> Array:
+    """Checks one result; gives what the device computed."""
+    return Case({"result": result}, data).check(device, rtol, atol)["result"]
