@@ -62,6 +62,9 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket]) -> int:
 
     `load` runs in a thread of its own while `/health` already answers.
     """
+    # Three threads want the interpreter: the engine's, between two steps; this one; and those that tokenize long
+    # texts. With Python's own 5 ms a turn, each would wait too long for the others.
+    sys.setswitchinterval(0.0005)
     state = ServerState(access=settings.access, switches=settings.switches)
     config = uvicorn.Config(
         lambda: create_app(state),
