@@ -55,10 +55,10 @@ def quantize_row(c: Code, source: Value, n: Value, target: Value, column: Value,
         d = most / 127.0
         inverse = c.select(most > 0.0, c.f32(127.0) / most, c.f32(0.0)).splat(8)
         if block == 32:
-            c.store(to + 32 * columns + at, d.to(F16).to(F32))
+            c.store(to + 32 * columns + at, _through_half(c, d))
             quads = [c.round(v * inverse).to(I32x8) for v in values]
             total = _store(c, quads, to + at, columns)
-            c.store(to + 36 * columns + at, (d * total.to(F32)).to(F16).to(F32))
+            c.store(to + 36 * columns + at, _through_half(c, d * total.to(F32)))
             c.store(to + 40 * columns + at, -total)
         else:
             c.store(to + 256 * columns + at, d)
@@ -73,6 +73,11 @@ def quantize_row(c: Code, source: Value, n: Value, target: Value, column: Value,
             for p, (low, high) in enumerate(_pairs(s32) + _pairs(s16)):
                 c.store(pairs + columns * (4 * p), low)
                 c.store(pairs + columns * (4 * p) + 2, high)
+
+
+def _through_half(c: Code, v: Value) -> Value:
+    """An f32 rounded to f16, where it is not too great for one (a sum of large activations: ggml gets infinity)."""
+    return c.select(c.abs(v) > 65504.0, v, v.to(F16).to(F32))
 
 
 def _pairs(sums: list[Value]) -> list[tuple[Value, Value]]:

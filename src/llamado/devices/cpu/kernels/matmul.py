@@ -214,8 +214,8 @@ def matmul_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> Non
         for total, target in zip(sums, targets, strict=True):
             c.store(target, total.value)
 
-    with c.shares(work, (a.n_rows + 7) // 8, a.share) as panel:
-        first = c.min(panel * 8, a.n_rows - 8)
+    def panel(first: Value) -> None:
+        """Eight rows and all columns; sums wait in y from one stretch to the next."""
         rows = _row_addresses(a, first)
         with c.range(0, a.n_blocks, stretch) as start:
             blocks = c.min(a.n_blocks - start, stretch)
@@ -229,3 +229,11 @@ def matmul_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> Non
             else:
                 with c.when(rest > 0):
                     columns(first, start, blocks, n_wide * wide, wide)
+
+    # a last panel of fewer rows shares some with the one before it: one thread does both, or it would take up sums of
+    # the other's that are half done
+    panels = a.n_rows // 8
+    with c.shares(work, panels, a.share) as number:
+        stop = c.select((number + 1).equals(panels), a.n_rows, number * 8 + 8)
+        with c.range(number * 8, stop, 8) as first:
+            panel(c.min(first, a.n_rows - 8))
