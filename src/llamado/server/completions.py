@@ -74,7 +74,7 @@ class Generator:
             format = NativeFormat(requests, options, served.info.name, texts)
         else:
             format = OpenAIFormat(requests, options, served.info.name, chat=api == "chat", prefill=prefill)
-        generation = Generation(self._mailbox, served.engine, requests)
+        generation = Generation(self._mailbox, served.engine, requests, parts=options.stream)
         generation.start()
         if options.stream:
             return EventStream(generation, format, ping_interval=options.sse_ping_interval)

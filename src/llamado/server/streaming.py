@@ -50,8 +50,10 @@ class Mailbox:
 class Generation:
     """The engine's answers to one HTTP request: one or several, numbered in the order of its prompts."""
 
-    def __init__(self, mailbox: Mailbox, engine: Engine, requests: Sequence[Request]) -> None:
+    def __init__(self, mailbox: Mailbox, engine: Engine, requests: Sequence[Request], *, parts: bool = True) -> None:
+        """`parts`: whether tokens are wanted as they come, or only the results."""
         self.requests = requests
+        self._parts = parts
         self._mailbox = mailbox
         self._engine = engine
         self._tasks: list[int] = []
@@ -67,10 +69,15 @@ class Generation:
                 if not request.prompt:
                     self.deliver(i, Done(_nothing(request)))
                     continue
-                self._tasks.append(self._engine.submit(request, partial(self._mailbox.post, self, i)))
+                self._tasks.append(self._engine.submit(request, partial(self._emit, i)))
         except BaseException:
             self.cancel()
             raise
+
+    def _emit(self, index: int, event: Event) -> None:
+        # On the engine's thread. Where compute threads own all cores, every wake-up of the loop costs them time.
+        if self._parts or not isinstance(event, (Token, Progress)):
+            self._mailbox.post(self, index, event)
 
     def cancel(self) -> None:
         """Stop what is still running; harmless when nothing is."""
