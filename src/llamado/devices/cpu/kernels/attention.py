@@ -137,20 +137,33 @@ def flash_attention(
                 if tile > 2:
                     keys_ = _expand(c, keys_, first, here, a.n_kv, head_k, k_block)
                     values_ = _expand(c, values_, first, here, a.n_kv, head_v, v_block)
+                block, cap = _Block(first, here, stop.value, a.n_kv), softcap if capped else None
+
+                def attend(
+                    j: Value, n: int, cells: tuple[_Cells, _Cells] = (keys_, values_), block: _Block = block
+                ) -> None:
+                    """Queries j … j+n−1 over the block."""
+                    at = scores + j * (4 * BLOCK)
+                    _score(c, cells[0], head_k, places + j * 32, at, n, block, scale, cap, masked=masked)
+                    fades = [
+                        _soften(c, at + s * (4 * BLOCK), here, peaks + (j + s) * 4, sums + (j + s) * 32)
+                        for s in range(n)
+                    ]
+                    _mix(c, cells[1], head_v, at, outputs + j * (4 * head_v), n, block, fades)
+
                 with c.range(0, tile, step) as j:
-                    seen = c.i64(0 if masked else 1)
+                    seen = c.i64(0 if masked else step)
                     for s in range(step if masked else 0):
-                        seen = seen | _sees(c, places + (j + s) * 32, first)
-                    with c.when(seen > 0):
-                        at = scores + j * (4 * BLOCK)
-                        block = _Block(first, here, stop.value, a.n_kv)
-                        cap = softcap if capped else None
-                        _score(c, keys_, head_k, places + j * 32, at, step, block, scale, cap, masked=masked)
-                        fades = [
-                            _soften(c, at + s * (4 * BLOCK), here, peaks + (j + s) * 4, sums + (j + s) * 32)
-                            for s in range(step)
-                        ]
-                        _mix(c, values_, head_v, at, outputs + j * (4 * head_v), step, block, fades)
+                        seen = seen + _sees(c, places + (j + s) * 32, first)
+                    with c.when(seen.equals(step)):
+                        attend(j, step)
+                    if masked and step > 1:  # two sequences meet: what one of them does not see may be no number
+                        with (
+                            c.when(seen.equals(1)),
+                            c.range(j, j + step) as one,
+                            c.when(_sees(c, places + one * 32, first) > 0),
+                        ):
+                            attend(one, 1)
 
         with c.range(0, tile) as j:
             total = c.sum_lanes(c.load(F32x8, sums + j * 32))
@@ -226,7 +239,7 @@ def _score(
         for s in range(step):
             score = c.sum_lanes8([v.value for v in sums[s]]) * scale.splat(8)
             if softcap is not None:
-                score = maths.tanh(c, score / softcap.splat(8)) * softcap.splat(8)
+                score = maths.tanh(c, score) * softcap.splat(8)  # `scale` has the division by the cap in it
             if masked:
                 mask = c.load(I64, places + 32 * s + 8)
                 score = score + c.load(F16x8, mask + (block.first + k8) * 2).to(F32x8)

@@ -1,0 +1,192 @@
+"""Flash attention against the reference, and one numerics, as bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from running import Array, Case, new, values
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.ggml import Tensor
+from llamado.ggml import graph as g
+from llamado.gguf.types import TensorType as T
+
+CACHES = (T.F32, T.F16, T.BF16, T.Q8_0)
+
+
+def ids(type: T) -> str:
+    return type.name
+
+
+def causal(n_tokens: int, n_kv: int, first: int = 0, start: int = 0, window: int = 0) -> Array:
+    """Masks of the tokens from position `first` of a sequence whose cells begin at `start`."""
+    cell, own = np.arange(n_kv), (start + first + np.arange(n_tokens))[:, None]
+    sees = (cell >= start) & (cell <= own) & (cell > own - (window or n_kv))
+    return np.where(sees, 0.0, -np.inf).astype(np.float32)
+
+
+@dataclass
+class Attention:
+    """One attention over a cache as models lay it out: rows of all heads."""
+
+    head: int
+    n_heads: int
+    n_heads_kv: int
+    n_kv: int
+    type_k: T = T.F16
+    type_v: T = T.F16
+    softcap: float = 0.0
+    head_v: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.head_v = self.head_v or self.head
+        self.keys = values(self.head * self.n_heads_kv, self.n_kv, seed=self.seed + 1)
+        self.values = values(self.head_v * self.n_heads_kv, self.n_kv, seed=self.seed + 2)
+
+    def case(self, q: Array, mask: Array | None) -> Case:
+        """Queries (token, head, element) with a mask (token, cell)."""
+        n = len(q)
+        heads = new(self.head, self.n_heads, n)
+        k = new(self.head * self.n_heads_kv, self.n_kv, type=self.type_k)
+        v = new(self.head_v * self.n_heads_kv, self.n_kv, type=self.type_v)
+        data: dict[Tensor, Array] = {heads: q, k: self.keys, v: self.values}
+        m = None
+        if mask is not None:
+            m = new(self.n_kv, n, type=T.F16)
+            data[m] = mask
+        out = g.flash_attn_ext(
+            g.permute(heads, 0, 2, 1, 3), self._heads(k, self.head), self._heads(v, self.head_v), m,
+            self.head**-0.5, 0.0, self.softcap,
+        )  # fmt: skip
+        return Case({"out": out}, data)
+
+    def _heads(self, cache: Tensor, head: int) -> Tensor:
+        view = g.view_4d(
+            cache, head, self.n_heads_kv, self.n_kv, 1, cache.type.row_bytes(head), cache.nb[1], cache.nb[2]
+        )
+        return g.permute(view, 0, 2, 1, 3)
+
+    def queries(self, n: int) -> Array:
+        return values(self.head, self.n_heads, n, seed=self.seed)
+
+    def check(self, device: CpuDevice, mask: Array | None, n: int) -> None:
+        self.case(self.queries(n), mask).check(device, rtol=1e-4, atol=2e-5)
+
+    def run(self, device: CpuDevice, q: Array, mask: Array | None) -> Array:
+        return self.case(q, mask).run(device)["out"][0]
+
+
+@pytest.mark.parametrize("head", [8, 16, 40, 64, 72, 80, 96, 128, 256])
+def test_head_sizes(device: CpuDevice, head: int) -> None:
+    for n in (1, 11):
+        Attention(head, 6, 2, 64).check(device, causal(n, 64, 30), n)
+
+
+@pytest.mark.parametrize("type_k", CACHES, ids=ids)
+@pytest.mark.parametrize("type_v", CACHES, ids=ids)
+def test_cache_types(device: CpuDevice, type_k: T, type_v: T) -> None:
+    for n in (2, 9):
+        Attention(32, 4, 2, 96, type_k, type_v).check(device, causal(n, 96, 70), n)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (4, 1), (6, 2), (9, 3), (5, 5), (16, 2)])
+def test_groups_of_heads(device: CpuDevice, heads: tuple[int, int]) -> None:
+    for n in (1, 7, 8, 9, 40):
+        Attention(32, *heads, 64).check(device, causal(n, 64, 20), n)
+
+
+@pytest.mark.parametrize("n_kv", [1, 5, 8, 31, 32, 33, 100, 256, 1000, 1024])
+def test_any_number_of_cells(device: CpuDevice, n_kv: int) -> None:
+    for n in (1, 13):
+        attention = Attention(32, 3, 1, n_kv)
+        attention.check(device, None, n)
+        attention.check(device, causal(n, n_kv, max(0, n_kv - n)), n)
+
+
+@pytest.mark.parametrize("softcap", [0.0, 5.0, 50.0])
+def test_soft_caps(device: CpuDevice, softcap: float) -> None:
+    for n in (1, 12):
+        Attention(64, 4, 2, 64, softcap=softcap).check(device, causal(n, 64, 50), n)
+
+
+def test_values_of_another_size_than_keys(device: CpuDevice) -> None:
+    for n in (1, 20):
+        Attention(48, 4, 2, 64, head_v=24).check(device, causal(n, 64, 40), n)
+
+
+def test_masks_with_holes_windows_and_rows_that_see_nothing(device: CpuDevice) -> None:
+    rng = np.random.default_rng(5)
+    for n in (1, 3, 8, 9, 33):
+        attention = Attention(32, 4, 2, 300)
+        holes = np.where(rng.random((n, 300)) < 0.1, 0.0, -np.inf)
+        nothing = np.full((n, 300), -np.inf)
+        nothing[n // 2, 299] = 0.0
+        one = np.where(np.arange(300) == rng.integers(0, 300, (n, 1)), 0.0, -np.inf)
+        soft = np.where(rng.random((n, 300)) < 0.5, rng.standard_normal((n, 300)), -np.inf)
+        for mask in (holes, nothing, one, soft, causal(n, 300, 250, window=37), np.full((n, 300), -np.inf)):
+            attention.check(device, mask, n)
+
+
+def test_sequences_in_one_pool(device: CpuDevice) -> None:
+    attention = Attention(32, 6, 2, 1024)
+    rows = [causal(1, 1024, 77, 0), causal(3, 1024, 0, 256), causal(1, 1024, 255, 512), causal(12, 1024, 30, 768)]
+    for parts in (rows, rows[::-1], rows[:3]):
+        mask = np.concatenate(parts)
+        attention.check(device, mask, len(mask))
+
+
+def test_great_scores_do_not_overflow(device: CpuDevice) -> None:
+    attention = Attention(16, 2, 1, 64, T.F32, T.F32)
+    attention.keys = attention.keys * 200
+    attention.check(device, causal(9, 64, 50), 9)
+    attention.check(device, causal(1, 64, 50), 1)
+
+
+# --- one numerics -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("type", CACHES, ids=ids)
+@pytest.mark.parametrize("heads", [(4, 2), (9, 3)])
+def test_a_query_is_the_same_in_any_company(teams: list[CpuDevice], type: T, heads: tuple[int, int]) -> None:
+    """Bits: alone, among strangers, at any place of the batch, in a longer cache, on any number of threads."""
+    attention = Attention(64, *heads, 1024, type, type)
+    starts = [0, 256, 512, 512, 768]
+    mask = np.concatenate(
+        [causal(8, 1024, 90 - 13 * i, start, window=(0, 0, 50)[i % 3]) for i, start in enumerate(starts)]
+    )
+    q = attention.queries(40)
+    alone = [attention.run(teams[0], q[i : i + 1], mask[i : i + 1]).tobytes() for i in range(40)]
+    for count in (2, 5, 8, 9, 17, 40):
+        for device in teams:
+            order = np.random.default_rng(count + device.n_threads).permutation(40)[:count]
+            found = attention.run(device, q[order], mask[order])
+            assert [row.tobytes() for row in found] == [alone[i] for i in order], (count, device.n_threads)
+
+
+def test_unseen_cells_do_not_matter_whatever_they_hold(best: CpuDevice) -> None:
+    """Bits: cells that a query does not see may hold anything, infinities and NaN of another sequence too."""
+    clean, spoiled = (Attention(64, 3, 1, 1024) for _ in range(2))
+    spoiled.keys, spoiled.values = clean.keys.copy(), clean.values.copy()
+    for array in (spoiled.keys, spoiled.values):
+        array[256:512:2], array[257:512:2] = np.nan, np.inf
+        array[600:] = -np.inf
+    mask = np.concatenate([causal(4, 1024, 200, 0), causal(7, 1024, 10, 256), causal(6, 1024, 60, 512)])
+    q = clean.queries(len(mask))
+    others = [0, 1, 2, 3, *range(11, 17)]
+    right = clean.run(best, q, mask)
+    found = spoiled.run(best, q, mask)
+    assert found[others].tobytes() == right[others].tobytes()
+    for i in others:
+        assert spoiled.run(best, q[i : i + 1], mask[i : i + 1]).tobytes() == right[i : i + 1].tobytes()
+
+
+@pytest.mark.parametrize("type", CACHES, ids=ids)
+def test_lowerings_agree_to_the_bit(lowerings: dict[str, CpuDevice], type: T) -> None:
+    attention = Attention(64, 6, 2, 200, type, type, softcap=30.0)
+    for n in (1, 20):
+        mask, q = causal(n, 200, 150), attention.queries(n)
+        found = {name: attention.run(device, q, mask).tobytes() for name, device in lowerings.items()}
+        assert len(set(found.values())) == 1, list(found)
