@@ -57,7 +57,7 @@ def _spin_until(c: Code, done: Callable[[], Value]) -> None:
         c.leave(loop, done())
         _pause(c)
         spins.value = spins.value + 1
-        with c.when(spins.value > 2000):
+        with c.when(spins.value > 200):
             c.intrinsic("sched_yield", I32, [])
 
 
