@@ -91,6 +91,7 @@ class Compiler:
         self._done: set[Tensor] = set()
         self._numbers = {node: i for i, node in enumerate(graph.nodes)}
         self._at = 0  # number of the node being compiled
+        self._subject: Tensor | None = None  # what an error is about
         self._changes: dict[Tensor, int] = {}  # how often memory was written in place
         self._quantized: dict[tuple[Any, ...], Temporary] = {}
         self._tables: dict[tuple[Any, ...], tuple[Temporary, int]] = {}
@@ -107,8 +108,18 @@ class Compiler:
         buffer = root.buffer
         if buffer is not None:
             if not isinstance(buffer, CpuBuffer):
-                raise DeviceError(f"tensor {root.name} lies on another device")
-            return Place(None, buffer.address + root.offset + inside + offset)
+                raise DeviceError(f"tensor {root.name or '?'} lies on another device")
+            start = root.offset + inside
+            if start < 0 or start + tensor.nbytes > buffer.size:
+                raise DeviceError(
+                    f"tensor {tensor.name or root.name or '?'} ends at byte {start + tensor.nbytes} of a buffer of "
+                    f"{buffer.size}"
+                )
+            return Place(None, buffer.address + start + offset)
+        if root.op is Op.NONE:
+            raise DeviceError(f"tensor {root.name or '?'} has no memory: bind it before the graph runs")
+        if inside < 0 or inside + tensor.nbytes > root.nbytes:
+            raise DeviceError(f"tensor {tensor.name or '?'} lies outside tensor {root.name or '?'}")
         temporary = self.places.get(root)
         if temporary is None:
             temporary = self.places[root] = Temporary(root.nbytes, keep=root in self._outputs)
@@ -134,7 +145,12 @@ class Compiler:
                     self._readers.setdefault(source, []).append(node)
         for self._at, node in enumerate(nodes):
             if node not in self._done and not node.is_noop:
-                self._node(node)
+                self._subject = node
+                try:
+                    self._node(node)
+                except (DeviceError, ValueError) as error:  # an operation's number may be unknown
+                    node = self._subject
+                    raise DeviceError(f"{node.op.name} (tensor {node.name or '?'}): {error}") from error
         if self.scratch_step:
             # one step for all: a thread that is ahead must not meet another's scratch of the operation before
             for operation in self.operations:
@@ -144,6 +160,11 @@ class Compiler:
         return self.operations
 
     def _node(self, node: Tensor) -> None:
+        if not fits_sources(node):
+            shapes = ", ".join(str(list(s.ne)) for s in node.src if s is not None)
+            raise DeviceError(
+                f"sources {shapes or 'missing'} do not fit a result of {list(node.ne)}, or rows have gaps"
+            )
         if node.op in _CHAIN_OPS:
             self._chain(node)
             return
@@ -154,7 +175,7 @@ class Compiler:
         elif node.op in _COPIES:
             self._copy(node)
         else:
-            raise DeviceError(f"the CPU device has no operation {node.op.name} (tensor {node.name or '?'})")
+            raise DeviceError("the CPU device does not have this operation")
         self._did(node)
 
     def _did(self, node: Tensor) -> None:
@@ -218,6 +239,7 @@ class Compiler:
             for block in sorted({self._block(c) for c in products}):
                 self._quantize_stage(chain, node, block)
             if after is not None:
+                self._subject = after
                 self._stage(chain, after)
                 chain.touched += self._accesses(after)
                 self._did(after)
@@ -229,6 +251,8 @@ class Compiler:
         """The row operation that takes over from `node`, if everything else it needs is there already."""
         for reader in consumers:
             if reader in self._done or reader.op not in _CHAIN_OPS or reader.op is Op.GET_ROWS:
+                continue
+            if not fits_sources(reader):
                 continue
             if reader.op is Op.SET_ROWS:
                 rows_in = reader.src[0]
@@ -542,6 +566,8 @@ class Compiler:
         for cache in (k, v):
             if cache.type not in (*_FLOATS, TensorType.Q8_0):
                 raise DeviceError(f"a {cache.type.name} cache is not supported here; use f32, f16, bf16 or q8_0")
+            if cache.nb[0] != cache.type.block_bytes or cache.ne[0] % cache.type.block_size:
+                raise DeviceError(f"a {cache.type.name} cache needs heads of whole blocks without gaps")
         n_tokens, n_heads, n_streams = q.ne[1], q.ne[2], q.ne[3]
         n_kv, n_heads_kv = k.ne[1], k.ne[2]
         ranges = self._mask_ranges(mask) if mask is not None else None
@@ -607,6 +633,49 @@ class Compiler:
             fields |= {f"x{d}": x_strides[d], f"y{d}": y_strides[d], f"n{d}": shape[d]}
         parameters = {"source": source.type.name, "target": node.type.name}
         self._emit(floats.copy, parameters, fields, [self.span(source)], [self.span(node)], "copy")
+
+
+def fits_sources(node: Tensor) -> bool:
+    """Whether the sources of an operation have the shapes it needs (those of a graph from elsewhere may not: kernels
+    trust shapes).
+    """
+    op, ne = node.op, node.ne
+    sources = [node.source(i) for i in range(4)]
+    needed = {Op.SET_ROWS: 2, Op.GET_ROWS: 2, Op.ROPE: 2, Op.MUL_MAT: 2, Op.FLASH_ATTN_EXT: 3}
+    if any(s is None or 0 in s.ne for s in sources[: needed.get(op, 2 if op in _BINARY else 1)]):
+        return False
+    a, b, c, mask = (s.ne if s is not None else None for s in sources)
+    assert a is not None
+    if op in _COPIES:
+        return True
+    if not all(s.has_contiguous_rows() for s in (node, *sources) if s is not None):
+        return False
+    if b is None:
+        return op is Op.GLU or a == ne
+    match op:
+        case Op.GET_ROWS:
+            return a[0] == ne[0] and b[0] == ne[1] and _is_list(sources[1], TensorType.I32)
+        case Op.SET_ROWS:
+            return a[0] == ne[0] and b[0] == a[1] and _is_list(sources[1], TensorType.I32, TensorType.I64)
+        case Op.ROPE:
+            n_dims = struct.unpack_from("<i", node.op_params, 4)[0]
+            turned = a == ne and 0 < n_dims <= ne[0] and n_dims % 2 == 0 and (c is None or c[0] >= n_dims // 2)
+            return turned and b[0] >= ne[2] and _is_list(sources[1], TensorType.I32)
+        case Op.MUL_MAT:
+            return a[0] == b[0] and ne == (a[1], *b[1:]) and b[2] % a[2] == 0 and b[3] % a[3] == 0
+        case Op.FLASH_ATTN_EXT if c is not None:
+            heads = a[0] == b[0] and b[1:] == c[1:] and a[2] % b[2] == 0 and a[3] == b[3]
+            covered = mask is None or (mask[0] == b[1] and mask[1] >= a[1] and mask[3] in (1, a[3]))
+            return heads and covered and ne == (c[0], a[2], a[1], a[3])
+        case Op.GLU:
+            return a == b == ne
+        case _:
+            return a == ne
+
+
+def _is_list(ids: Tensor | None, *types: TensorType) -> bool:
+    """Whether a tensor holds integers without gaps."""
+    return ids is not None and ids.type in types and ids.is_contiguous()
 
 
 def _host_values(factors: Tensor | None) -> NDArray[np.float32] | None:
