@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import llvmlite.binding as llvm
 import numpy as np
+import pytest
 from reference import ReferenceDevice
 from tiny_models import encode_weight
 
 from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.jit import Jit
+from llamado.devices.cpu.lowering import LOWERINGS, choose
 from llamado.ggml import Graph, Tensor
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
@@ -109,3 +113,27 @@ def check(
 ) -> Array:
     """Checks one result; gives what the device computed."""
     return Case({"result": result}, data).check(device, rtol, atol)["result"]
+
+
+# --- lowerings ---
+
+_NEEDS = {"portable": (), "avx2": ("avx2", "fma", "f16c"), "vnni": ("avx512vnni", "avx512vl", "avx512bw")}
+BEST = choose(dict(llvm.get_host_cpu_features())).name
+
+
+def can_run(lowering: str) -> bool:
+    """Whether this machine has the instructions of a lowering."""
+    features = llvm.get_host_cpu_features()
+    return all(features.get(name) for name in _NEEDS[lowering])
+
+
+_jits: dict[str, Jit] = {}
+
+
+def jit_for(lowering: str) -> Jit:
+    """One Jit per lowering for the whole session: a kernel is loaded once."""
+    if not can_run(lowering):
+        pytest.skip(f"this machine has no {' '.join(_NEEDS[lowering])}")
+    if lowering not in _jits:
+        _jits[lowering] = Jit(LOWERINGS[lowering])
+    return _jits[lowering]

@@ -93,7 +93,10 @@ class Jit:
         llvm.initialize_native_asmprinter()
         self._llvm = llvm
         features = llvm.get_host_cpu_features()
-        self.lowering = lowering or choose(dict(features))
+        try:
+            self.lowering = lowering or choose(dict(features))
+        except ValueError as error:
+            raise JitError(str(error)) from error
         self.cpu = llvm.get_host_cpu_name()
         self._features = features.flatten()
         self.folder = folder or cache_folder()
@@ -194,7 +197,11 @@ def _write(path: Path, code: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(_MAGIC + hashlib.sha256(code).digest() + code)
-        os.replace(file.name, path)
+            try:
+                file.write(_MAGIC + hashlib.sha256(code).digest() + code)
+                file.flush()
+                os.replace(file.name, path)
+            except OSError:  # a full disk: leave nothing behind
+                os.unlink(file.name)
     except OSError:
         pass

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.kernels import control
+from llamado.devices.device import DeviceError
 
 
 class Team:
@@ -28,11 +29,11 @@ class Team:
         self.counter_bytes = -(-8 * n // 64) * 64
         self._state[control.COUNTER_STEP // 8] = self.counter_bytes
         self._fields = np.array([self._state.ctypes.data], np.int64)
-        self._idle = np.zeros(1, np.int64)
         self._jit = jit  # its machine code is what the threads are in
         self._dispatch = jit.function(control.dispatch)
         self._work = jit.function(control.work)
         self._lock = threading.Lock()
+        self._closed = False
         self._threads = [
             threading.Thread(target=self._serve, args=(i,), name=f"llamado-cpu-{i}", daemon=True) for i in range(1, n)
         ]
@@ -46,6 +47,8 @@ class Team:
     def run(self, program: NDArray[np.int64], counters: NDArray[np.int64], n_threads: int) -> None:
         """Runs a packed program (rows of kernel, fields, barrier) on the first `n_threads` threads."""
         with self._lock:
+            if self._closed:
+                raise DeviceError("the CPU device is closed")
             state = self._state
             counters.fill(0)
             state[control.PROGRAM // 8] = program.ctypes.data
@@ -58,6 +61,7 @@ class Team:
         """Ends the threads."""
         atexit.unregister(self.close)
         with self._lock:
+            self._closed = True
             if self._threads:
                 # no program: the threads leave their loop when they see the next generation
                 self._state[control.PROGRAM // 8] = 0

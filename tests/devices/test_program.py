@@ -1,0 +1,106 @@
+"""Planning of memory and barriers: properties of random lists of operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llamado.devices.cpu.jit import Kernel
+from llamado.devices.cpu.program import Operation, Place, Span, Temporary, link, plan
+
+ARENA = 1 << 20
+KERNEL = Kernel("nothing", ("x",), lambda *_: None)
+
+
+class FakeJit:
+    def address(self, kernel: Kernel, **parameters: Any) -> int:
+        return 4711
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> list[Operation]:
+    """Operations on a few temporaries (every one written before it is read) and on given memory."""
+    temporaries = [
+        Temporary(draw(st.integers(0, 400)), keep=draw(st.integers(0, 5)) == 0) for _ in range(draw(st.integers(1, 10)))
+    ]
+    operations = []
+    for _ in range(draw(st.integers(1, 16))):
+
+        def spans() -> list[Span]:
+            found = []
+            for _ in range(draw(st.integers(0, 3))):
+                if draw(st.booleans()):
+                    temporary = draw(st.sampled_from(temporaries))
+                    offset = draw(st.integers(0, temporary.size))
+                    size = draw(st.integers(0, temporary.size - offset))
+                    found.append(Span(Place(temporary, offset), size))
+                else:
+                    found.append(Span(Place(None, draw(st.integers(0, 300))), draw(st.integers(0, 100))))
+            return found
+
+        reads, writes = spans(), spans()
+        operations.append(
+            Operation(KERNEL, {}, {"x": (reads + writes)[0].place if reads + writes else 0}, reads, writes)
+        )
+    return operations
+
+
+def absolute(place: Place) -> int:
+    return place.offset + (ARENA + place.base.offset if place.base else 0)
+
+
+def conflict(a: Operation, b: Operation) -> bool:
+    """Whether two operations touch a byte that one of them writes."""
+    for mine, mine_writes in ((a.reads, False), (a.writes, True)):
+        for theirs, theirs_write in ((b.reads, False), (b.writes, True)):
+            if mine_writes or theirs_write:
+                for s in mine:
+                    for t in theirs:
+                        x, y = absolute(s.place), absolute(t.place)
+                        if x < y + t.size and y < x + s.size:
+                            return True
+    return False
+
+
+@settings(max_examples=300, deadline=None)
+@given(programs())
+def test_temporaries_alive_together_never_overlap(operations: list[Operation]) -> None:
+    size = plan(operations)
+    lives: dict[Temporary, list[int]] = {}
+    for i, operation in enumerate(operations):
+        for span in (*operation.reads, *operation.writes):
+            if span.place.base is not None:
+                lives.setdefault(span.place.base, []).append(i)
+    for a, used in lives.items():
+        assert a.offset % 64 == 0 and a.offset >= 0 and a.offset + a.size <= size
+        for b, used_b in lives.items():
+            if a is b:
+                continue
+            end_a, end_b = (len(operations) if t.keep else max(u) for t, u in ((a, used), (b, used_b)))
+            together = min(used) <= end_b and min(used_b) <= end_a
+            assert not together or a.offset + a.size <= b.offset or b.offset + b.size <= a.offset
+
+
+@settings(max_examples=300, deadline=None)
+@given(programs())
+def test_a_barrier_stands_between_operations_that_conflict_and_nowhere_else(operations: list[Operation]) -> None:
+    program = link(operations, FakeJit(), ARENA, plan(operations), 64)  # type: ignore[arg-type]
+    barriers = program.table[:, 2].astype(bool).tolist()
+    last = 0
+    for j, operation in enumerate(operations):
+        needed = any(conflict(operations[i], operation) for i in range(last, j))
+        assert barriers[j] == needed
+        last = j if needed else last
+    assert program.barriers == sum(barriers) and len(program.counters) >= 8 * len(operations)
+
+
+def test_fields_are_packed_by_name_and_places_become_addresses() -> None:
+    kernel = Kernel("k", ("a", "b", "c"), lambda *_: None)
+    temporary = Temporary(100)
+    spans = [Span(Place(temporary, 0), 100)]
+    operation = Operation(kernel, {}, {"c": 1.5, "a": Place(temporary, 8), "b": -7}, [], spans, label="one")
+    program = link([operation], FakeJit(), ARENA, plan([operation]), 64)  # type: ignore[arg-type]
+    assert program.fields.tolist() == [ARENA + temporary.offset + 8, -7, 0x3FC00000]
+    assert program.table[0].tolist() == [4711, program.fields.ctypes.data, 0] and program.labels == ["one"]

@@ -1,0 +1,129 @@
+"""The thread team: many programs, few threads, no work for idle hands, a clean end."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from running import Case, jit_for, new, values, weight_bytes
+
+from llamado.devices.cpu.device import CpuDevice, default_threads
+from llamado.devices.device import DeviceError
+from llamado.ggml import graph as g
+from llamado.gguf.types import TensorType as T
+
+
+def case() -> Case:
+    """A few operations that depend on one another."""
+    x, w, up = new(64, 11), new(64, 64, type=T.Q8_0), new(64, 11)
+    y = g.rms_norm(g.mul_mat(w, g.silu(x)), 1e-5)
+    y = g.add(g.mul_mat(w, y), up)
+    data = {x: values(64, 11), w: weight_bytes(T.Q8_0, 64, 64), up: values(64, 11, seed=1)}
+    return Case({"y": g.mul_mat(w, y)}, data)
+
+
+def team_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("llamado-cpu")]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_many_programs_in_a_row_on_any_number_of_threads(n: int) -> None:
+    """Also more threads than cores, and programs that want fewer threads than the team has."""
+    device, one = CpuDevice(n, jit=jit_for("portable")), case()
+    expected = one.run(device)["y"].tobytes()
+    compiled = device.prepare(one.graph)
+    for i in range(300):
+        device.team.run(compiled.program.table, compiled.program.counters, 1 + i % n)
+        if i % 25 == 0:
+            time.sleep(0.002)  # long enough to fall asleep
+        assert device.read(one.outputs["y"], 0, len(expected)).result().tobytes() == expected
+    device.close()
+
+
+def test_an_idle_team_takes_no_time() -> None:
+    device, one = CpuDevice(4, jit=jit_for("portable")), case()
+    one.run(device)
+    time.sleep(0.05)
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.1
+    device.close()
+
+
+def test_close_ends_the_threads_and_later_work_is_refused() -> None:
+    before = len(team_threads())
+    device, one = CpuDevice(3, jit=jit_for("portable")), case()
+    assert len(team_threads()) == before + 2
+    one.run(device)
+    device.close()
+    assert len(team_threads()) == before
+    device.close()
+    with pytest.raises(DeviceError, match="closed"):
+        device.submit(one.graph)
+    idle = CpuDevice(2, jit=jit_for("portable"))  # never ran a program
+    idle.close()
+    assert len(team_threads()) == before
+
+
+def test_python_runs_while_a_program_does() -> None:
+    """The caller gives Python's lock away: other threads of the server go on."""
+    device = CpuDevice(1, jit=jit_for("portable"))
+    w, x = new(4096, 2048, type=T.F32), new(4096, 64)
+    graph = Case({"y": g.mul_mat(w, x)}, {w: np.ones((2048, 4096), np.float32), x: values(4096, 64)})
+    graph.run(device)
+    gaps, stop = [], threading.Event()
+
+    def tick() -> None:
+        last = time.monotonic()
+        while not stop.is_set():
+            time.sleep(0.001)
+            gaps.append(time.monotonic() - last)
+            last = time.monotonic()
+
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    start = time.monotonic()
+    for _ in range(5):
+        device.submit(graph.graph)
+    took = time.monotonic() - start
+    stop.set()
+    ticker.join()
+    device.close()
+    assert len(gaps) > 3 and max(gaps) < max(0.5 * took, 0.05)
+
+
+def test_small_batches_take_the_threads_for_decoding() -> None:
+    device = CpuDevice(1, 3, jit=jit_for("portable"))
+    for n, threads in ((1, 1), (8, 1), (9, 3)):
+        ids, table = new(n, type=T.I32), new(8, 16)
+        one = Case({"y": g.get_rows(table, ids)}, {ids: np.arange(n), table: values(8, 16)})
+        one.graph.inputs["tokens"] = ids
+        one.bind(device)
+        assert device.prepare(one.graph).n_threads == threads
+    device.close()
+    assert CpuDevice(jit=jit_for("portable")).n_threads == default_threads() >= 1
+
+
+def test_two_devices_at_once() -> None:
+    """Each with its own threads, called from two threads of Python."""
+    devices = [CpuDevice(2, jit=jit_for("portable")) for _ in range(2)]
+    cases = [case(), case()]
+    expected = [c.run(d)["y"].tobytes() for c, d in zip(cases, devices, strict=True)]
+    wrong: list[int] = []
+
+    def work(i: int) -> None:
+        for _ in range(200):
+            devices[i].submit(cases[i].graph)
+            if devices[i].read(cases[i].outputs["y"], 0, len(expected[i])).result().tobytes() != expected[i]:
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for device in devices:
+        device.close()
+    assert not wrong
