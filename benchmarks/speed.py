@@ -1,0 +1,116 @@
+"""Prompts and generation without a server: `llamado bench` and llama-bench in turns, each measurement a new process.
+
+usage: speed.py [MODEL …] [--alternations 5 | --quick] [--prompt 512] [--generate 128] [--threads 2] [--json FILE]
+MODEL: smollm2, gemma3, synthetic-1b (these three by default), a path, or whatever `llamado -m` takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from machine import describe, limits
+from sides import MODELS, SIDES, model_path, our_command, peer_program, run
+
+
+@dataclass
+class Row:
+    """Tokens per second of one test on one model, by side, in the order measured; our GB/s or GOP/s at the median."""
+
+    model: str
+    test: str
+    tokens_per_second: dict[str, list[float]] = field(default_factory=lambda: {side: [] for side in SIDES})
+    gigabytes_per_token: float | None = None
+    gigaops_per_token: float | None = None
+
+    def median(self, side: str) -> float:
+        return statistics.median(self.tokens_per_second[side])
+
+    @property
+    def ratio(self) -> float:
+        """Our median over theirs."""
+        return self.median(SIDES[0]) / self.median(SIDES[1])
+
+    def summary(self) -> dict[str, Any]:
+        """All of it, and what is computed from it."""
+        medians = {side: self.median(side) for side in SIDES}
+        return {**asdict(self), "median": medians, "ratio": self.ratio}
+
+    def line(self) -> str:
+        """One line of the table."""
+        cells = [self.model, self.test]
+        for side in SIDES:
+            rates = self.tokens_per_second[side]
+            cells.append(f"{self.median(side):.1f} ({min(rates):.1f} … {max(rates):.1f})")
+        cells.append(f"**{self.ratio:.2f}**")
+        if self.gigabytes_per_token is not None:
+            reached = [f"{self.gigabytes_per_token * self.median(side):.1f}" for side in SIDES]
+            cells.append(f"{' / '.join(reached)} GB/s")
+        elif self.gigaops_per_token is not None:
+            reached = [f"{self.gigaops_per_token * self.median(side):.0f}" for side in SIDES]
+            cells.append(f"{' / '.join(reached)} GOP/s")
+        return f"| {' | '.join(cells)} |"
+
+
+HEADER = """| model | test | llamado tokens/s | llama.cpp tokens/s | ratio | reached, llamado / llama.cpp |
+|---|---|---:|---:|---:|---:|"""
+
+
+def measure_ours(row: Row, path: Path, test: list[str]) -> None:
+    """One process of ours; it warms up, then measures once."""
+    (result,) = json.loads(run(our_command("bench", "-m", str(path), *test, "-r", "1", "-o", "json")))
+    rate = result["tokens_per_second"]
+    row.tokens_per_second["llamado"].append(rate)
+    if result["gigabytes_per_second"] is not None:
+        row.gigabytes_per_token = result["gigabytes_per_second"] / rate
+    if result["gigaops_per_second"] is not None:
+        row.gigaops_per_token = result["gigaops_per_second"] / rate
+
+
+def measure_theirs(row: Row, path: Path, test: list[str]) -> None:
+    """One process of llama-bench; it does the same."""
+    (result,) = json.loads(run([peer_program("llama-bench"), "-m", str(path), *test, "-r", "1", "-o", "json"]))
+    row.tokens_per_second["llama.cpp"].append(result["avg_ts"])
+
+
+def main() -> None:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"default: {' '.join(MODELS)}")
+    parser.add_argument("--alternations", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="2 alternations")
+    parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--generate", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="write every figure to this file")
+    flags = parser.parse_args()
+    tests = {f"pp{flags.prompt}": [flags.prompt, 0], f"tg{flags.generate}": [0, flags.generate]}
+    measured = limits()
+    print(describe(measured), end="\n\n", flush=True)
+    rows = []
+    print(HEADER, flush=True)
+    for name in flags.models or MODELS:
+        path = model_path(name)
+        for test, (prompt, generate) in tests.items():
+            row = Row(name, test)
+            rows.append(row)
+            options = ["-p", str(prompt), "-n", str(generate), "-t", str(flags.threads)]
+            for turn in range(2 if flags.quick else flags.alternations):
+                # Who goes first changes, so that neither always finds the machine as the other left it.
+                for measure in (measure_ours, measure_theirs) if turn % 2 == 0 else (measure_theirs, measure_ours):
+                    measure(row, path, options)
+                both = " and ".join(f"{row.tokens_per_second[side][-1]:.1f}" for side in SIDES)
+                print(f"{name} {test} {turn + 1}: {both} tokens/s", file=sys.stderr, flush=True)
+            print(row.line(), flush=True)
+    if flags.json:
+        result = {"limits": measured, "threads": flags.threads, "rows": [row.summary() for row in rows]}
+        flags.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Models of real shapes with random weights, to measure speed at sizes no package registry ships.
+
+Blocks hold random bytes under small finite scales, so that logits are finite; text is noise. Which tensor has which
+type follows llama.cpp's mix Q4_K_M: Q6_K for the embedding and for part of the layers' V and down projections.
+
+usage: synthetic.py OUT.gguf [--shape 1b] [--mix q4_k_m] [--vocabulary-from MODEL]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGUFWriter
+from gguf import GGMLQuantizationType as Type
+from numpy.typing import NDArray
+
+from llamado.gguf.reader import GGUFFile
+from llamado.gguf.sources import resolve
+
+
+@dataclass(frozen=True)
+class Shape:
+    n_embd: int
+    n_layer: int
+    n_head: int
+    n_head_kv: int
+    n_ff: int
+
+
+SHAPES = {
+    "tiny": Shape(256, 4, 4, 2, 768),
+    "0.5b": Shape(896, 24, 14, 2, 4864),
+    "1b": Shape(2048, 16, 32, 8, 8192),  # Llama 3.2 1B
+    "3b": Shape(3072, 28, 24, 8, 8192),  # Llama 3.2 3B
+}
+# Type of most matrices, and of those that a mix gives more bits.
+MIXES = {
+    "q4_k_m": (Type.Q4_K, Type.Q6_K),
+    "q4_0": (Type.Q4_0, Type.Q6_K),
+    "q8_0": (Type.Q8_0, Type.Q8_0),
+    "q6_k": (Type.Q6_K, Type.Q6_K),
+}
+# Offset and value of each f16 of a block that scales its weights (layouts: ggml-common.h); weights come out below 0.1.
+_SCALES: dict[Type, tuple[tuple[int, float], ...]] = {
+    Type.Q4_K: ((0, 7e-5), (2, 5e-4)),
+    Type.Q6_K: ((208, 1e-5),),
+    Type.Q4_0: ((0, 2.5e-3),),
+    Type.Q8_0: ((0, 1.6e-4),),
+}
+
+
+def random_rows(random: np.random.Generator, type_: Type, rows: int, columns: int) -> NDArray[np.uint8]:
+    """Quantised rows of random weights: u8[rows, bytes of a row]."""
+    block, n_bytes = GGML_QUANT_SIZES[type_]
+    blocks = random.integers(0, 256, (rows * columns // block, n_bytes), dtype=np.uint8)
+    for offset, value in _SCALES[type_]:
+        blocks[:, offset : offset + 2] = np.frombuffer(np.float16(value).tobytes(), np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def has_more_bits(layer: int, n_layer: int) -> bool:
+    """Whether llama.cpp's mixes give this layer's V and down projections more bits (llama-quant.cpp, use_more_bits)."""
+    eighth = n_layer // 8
+    return layer < eighth or layer >= 7 * n_layer // 8 or (layer - eighth) % 3 == 2
+
+
+def write_model(out: Path, shape: Shape, mix: str, vocabulary_from: Path, seed: int = 0) -> None:
+    """Writes a model of the llama architecture, with the tokenizer of another model."""
+    low, high = MIXES[mix]
+    random = np.random.default_rng(seed)
+    head = shape.n_embd // shape.n_head
+    n_kv = shape.n_head_kv * head
+    writer = GGUFWriter(out, "llama")
+    writer.add_name(out.stem)
+    writer.add_context_length(8192)
+    writer.add_embedding_length(shape.n_embd)
+    writer.add_block_count(shape.n_layer)
+    writer.add_feed_forward_length(shape.n_ff)
+    writer.add_head_count(shape.n_head)
+    writer.add_head_count_kv(shape.n_head_kv)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(500000.0)
+    writer.add_rope_dimension_count(head)
+    with GGUFFile.open(vocabulary_from) as file:
+        metadata = file.metadata
+        tokens = metadata["tokenizer.ggml.tokens"]
+        writer.add_vocab_size(len(tokens))
+        writer.add_tokenizer_model(metadata.str_("tokenizer.ggml.model"))
+        writer.add_tokenizer_pre(metadata.str_("tokenizer.ggml.pre"))
+        writer.add_token_list(list(tokens))
+        writer.add_token_types(metadata.ints("tokenizer.ggml.token_type").tolist())
+        writer.add_token_merges(list(metadata["tokenizer.ggml.merges"]))
+        writer.add_bos_token_id(metadata.int_("tokenizer.ggml.bos_token_id"))
+        writer.add_eos_token_id(metadata.int_("tokenizer.ggml.eos_token_id"))
+
+    def norm(name: str) -> None:
+        writer.add_tensor(name, np.ones(shape.n_embd, np.float32))
+
+    def matrix(name: str, type_: Type, rows: int, columns: int) -> None:
+        writer.add_tensor(name, random_rows(random, type_, rows, columns), raw_dtype=type_)
+
+    matrix("token_embd.weight", high, len(tokens), shape.n_embd)
+    norm("output_norm.weight")
+    for layer in range(shape.n_layer):
+        some = high if has_more_bits(layer, shape.n_layer) else low
+        prefix = f"blk.{layer}."
+        norm(prefix + "attn_norm.weight")
+        norm(prefix + "ffn_norm.weight")
+        matrix(prefix + "attn_q.weight", low, shape.n_embd, shape.n_embd)
+        matrix(prefix + "attn_k.weight", low, n_kv, shape.n_embd)
+        matrix(prefix + "attn_v.weight", some, n_kv, shape.n_embd)
+        matrix(prefix + "attn_output.weight", low, shape.n_embd, shape.n_embd)
+        matrix(prefix + "ffn_gate.weight", low, shape.n_ff, shape.n_embd)
+        matrix(prefix + "ffn_up.weight", low, shape.n_ff, shape.n_embd)
+        matrix(prefix + "ffn_down.weight", some, shape.n_embd, shape.n_ff)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def synthetic_model(shape: str, mix: str = "q4_k_m") -> Path:
+    """The model of a shape's name, written into the cache on first use."""
+    if shape not in SHAPES:
+        sys.exit(f"synthetic-{shape}: no such shape; known are {', '.join(SHAPES)}")
+    root = os.environ.get("LLAMADO_CACHE")
+    folder = (Path(root) if root else Path.home() / ".cache" / "llamado") / "synthetic"
+    path = folder / f"{shape}-{mix}.gguf"
+    if not path.exists():
+        print(f"writing {path}", file=sys.stderr)
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".part")
+        write_model(unfinished, SHAPES[shape], mix, resolve("smollm2"))
+        unfinished.replace(path)
+    return path
+
+
+def main() -> None:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--shape", choices=SHAPES, default="1b")
+    parser.add_argument("--mix", choices=MIXES, default="q4_k_m")
+    parser.add_argument("--vocabulary-from", default="smollm2", help="a model with a BPE vocabulary")
+    parser.add_argument("--seed", type=int, default=0)
+    flags = parser.parse_args()
+    write_model(flags.out, SHAPES[flags.shape], flags.mix, resolve(flags.vocabulary_from), flags.seed)
+
+
+if __name__ == "__main__":
+    main()
