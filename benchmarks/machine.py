@@ -1,4 +1,4 @@
-"""What this machine can do: reading memory, and multiplying 8-bit integers in the cache. The limits of decode and prefill.
+"""What this machine can do: reading memory, which limits decode, and 8-bit products in the cache, which limit prefill.
 
 usage: machine.py
 """

@@ -19,6 +19,7 @@ from gguf import GGML_QUANT_SIZES, GGUFWriter
 from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
+from llamado.gguf.metadata import StringArray
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.sources import resolve
 
@@ -88,13 +89,14 @@ def write_model(out: Path, shape: Shape, mix: str, vocabulary_from: Path, seed: 
     writer.add_rope_dimension_count(head)
     with GGUFFile.open(vocabulary_from) as file:
         metadata = file.metadata
-        tokens = metadata["tokenizer.ggml.tokens"]
+        tokens, merges = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
+        assert isinstance(tokens, StringArray) and isinstance(merges, StringArray)
         writer.add_vocab_size(len(tokens))
         writer.add_tokenizer_model(metadata.str_("tokenizer.ggml.model"))
         writer.add_tokenizer_pre(metadata.str_("tokenizer.ggml.pre"))
         writer.add_token_list(list(tokens))
-        writer.add_token_types(metadata.ints("tokenizer.ggml.token_type").tolist())
-        writer.add_token_merges(list(metadata["tokenizer.ggml.merges"]))
+        writer.add_token_types(list(metadata.ints("tokenizer.ggml.token_type")))
+        writer.add_token_merges(list(merges))
         writer.add_bos_token_id(metadata.int_("tokenizer.ggml.bos_token_id"))
         writer.add_eos_token_id(metadata.int_("tokenizer.ggml.eos_token_id"))
 
