@@ -32,7 +32,7 @@ Progress = Callable[[str, int, int], None]
 
 class LocalForward:
     """Runs `model` (read from `file`) on `device` with a pool of `n_cells` KV cells and batches of up to
-    `max_batch` tokens.
+    `max_batch` tokens. `mlock` keeps the weights in RAM; a warning says so where the system refuses.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class LocalForward:
         max_batch: int = 512,
         type_k: TensorType = TensorType.F16,
         type_v: TensorType = TensorType.F16,
+        mlock: bool = False,
     ) -> None:
         hp = model.hparams
         self.file, self.model, self.device = file, model, device
@@ -53,6 +54,8 @@ class LocalForward:
         self.max_batch = max_batch
         self._n_swa = hp.n_swa
         shards = [device.adopt(file.shard_data(i)) for i in range(file.n_shards)]
+        if mlock:
+            all(shard.lock() for shard in shards)  # the first that is refused says why
         for name, tensor in model.weights.items():
             info = file.tensors[name]
             tensor.buffer, tensor.offset = shards[info.shard], info.offset

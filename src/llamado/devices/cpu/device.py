@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from llamado.devices.cpu.compiler import Compiler
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.memory import CpuBuffer, view_of
+from llamado.devices.cpu.nodes import Placement
 from llamado.devices.cpu.program import Program, Temporary, link, plan
 from llamado.devices.cpu.team import Team
 from llamado.devices.device import DeviceError
@@ -40,13 +41,19 @@ class CpuDevice:
     """
 
     def __init__(
-        self, n_threads: int | None = None, n_threads_batch: int | None = None, jit: Jit | None = None
+        self,
+        n_threads: int | None = None,
+        n_threads_batch: int | None = None,
+        jit: Jit | None = None,
+        numa: str | None = None,
     ) -> None:
+        """`numa`: where threads run on machines with several memory nodes, "distribute", "isolate" or "numactl"."""
         self.name = "CPU"
         self.n_threads = n_threads or default_threads()
         self.n_threads_batch = n_threads_batch or self.n_threads
+        placement = Placement(numa)
         self.jit = jit or Jit()
-        self.team = Team(self.jit, max(self.n_threads, self.n_threads_batch))
+        self.team = Team(self.jit, max(self.n_threads, self.n_threads_batch), placement)
         self._arena = CpuBuffer.allocate(1 << 16)
         self._programs: OrderedDict[int, _Compiled] = OrderedDict()
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import mmap
-from typing import cast
+import os
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceError
 from llamado.ggml.tensor import Tensor
+
+log = logging.getLogger("llamado.devices")
+
+_SLACK = 64
+"""Bytes after a buffer: kernels load eight elements at a time, also the last row of a mask of an odd length."""
 
 
 class CpuBuffer:
@@ -24,15 +32,54 @@ class CpuBuffer:
     def allocate(cls, size: int) -> CpuBuffer:
         """`size` zeroed bytes, page-aligned; DeviceError where the system gives none."""
         try:
-            pages = mmap.mmap(-1, max(size, 1))
+            pages = mmap.mmap(-1, size + _SLACK)
         except (OSError, ValueError, OverflowError) as error:
             raise DeviceError(f"no {size / 1e6:.0f} MB of memory to be had: {error}") from error
         return cls(np.frombuffer(pages, np.uint8, size))
+
+    def lock(self) -> bool:
+        """Keeps the pages in RAM (mlock(2)); False, and a warning that says what to do, where the system refuses."""
+        if not self.size:
+            return True
+        number = _mlock(self.address, self.size)
+        if not number:
+            return True
+        log.warning(
+            "cannot keep %.0f MB in RAM: %s%s",
+            self.size / 1e6,
+            os.strerror(number) if number > 0 else "this system has no mlock",
+            f"; the limit is {_lock_limit()}: raise it with `ulimit -l unlimited` (as root), or LimitMEMLOCK=infinity "
+            "in a systemd unit, and start again"
+            if number > 0
+            else "",
+        )
+        return False
 
     def free(self) -> None:
         """Lets go of the memory."""
         self.memory = np.empty(0, np.uint8)
         self.size = self.address = 0
+
+
+def _mlock(address: int, size: int) -> int:
+    """Locks pages; 0, the error number, or −1 where there is no such call."""
+    try:
+        function: Any = ctypes.CDLL(None, use_errno=True).mlock
+    except (AttributeError, OSError, TypeError):
+        return -1
+    done = function(ctypes.c_void_p(address), ctypes.c_size_t(size)) == 0
+    return 0 if done else ctypes.get_errno() or -1
+
+
+def _lock_limit() -> str:
+    """How much a process may lock, in words."""
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    except (ImportError, AttributeError, OSError, ValueError):
+        return "unknown"
+    return "none" if limit < 0 else f"{limit / 1e6:.1f} MB"
 
 
 def view_of(tensor: Tensor) -> NDArray[np.uint8]:

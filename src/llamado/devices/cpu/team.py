@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.kernels import control
+from llamado.devices.cpu.nodes import Placement
 from llamado.devices.device import DeviceError
 
 
@@ -20,8 +21,9 @@ class Team:
     Threads never hold Python's lock while they work or wait.
     """
 
-    def __init__(self, jit: Jit, n: int) -> None:
+    def __init__(self, jit: Jit, n: int, placement: Placement | None = None) -> None:
         self.n = n
+        self._placement = placement or Placement(None)
         self._state = np.zeros(control.STATE_WORDS + 8, np.int64)
         aligned = (-self._state.ctypes.data // 8) % 8
         self._state = self._state[aligned : aligned + control.STATE_WORDS]
@@ -42,6 +44,7 @@ class Team:
         atexit.register(self.close)
 
     def _serve(self, number: int) -> None:
+        self._placement.pin(number)
         self._work(self._fields.ctypes.data, number, self.n, 0)
 
     def run(self, program: NDArray[np.int64], counters: NDArray[np.int64], n_threads: int) -> None:
@@ -55,7 +58,8 @@ class Team:
             state[control.LENGTH // 8] = len(program)
             state[control.COUNTERS // 8] = counters.ctypes.data
             state[control.THREADS // 8] = min(n_threads, self.n)
-            self._dispatch(self._fields.ctypes.data, 0, self.n, 0)
+            with self._placement.pinned(0):
+                self._dispatch(self._fields.ctypes.data, 0, self.n, 0)
 
     def close(self) -> None:
         """Ends the threads."""

@@ -35,9 +35,8 @@ def mask_ranges(c: Code, a: SimpleNamespace, work: Work) -> None:
 
         first, last = c.var(c.i64(0)), c.var(a.n_kv)
         with c.loop() as loop:  # whole blocks of hidden keys first
-            eight = c.load(I64, at + first.value * 2)
             c.leave(loop, first.value + 4 > a.n_kv)
-            c.leave(loop, eight.differs(-0x03FF03FF03FF0400))
+            c.leave(loop, c.load(I64, at + first.value * 2).differs(-0x03FF03FF03FF0400))
             first.value = first.value + 4
         with c.loop() as loop:
             c.leave(loop, first.value >= a.n_kv)

@@ -1,0 +1,247 @@
+"""Host memory: buffers, locking, placement of threads."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import mmap
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from running import PLAIN, WEIGHTS, Array, Case, jit_for, new, values, weight_bytes
+
+from llamado.devices.cpu import memory
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.memory import CpuBuffer
+from llamado.devices.cpu.nodes import Placement, memory_nodes
+from llamado.devices.device import DeviceError
+from llamado.ggml import Graph
+from llamado.ggml import graph as g
+from llamado.gguf.types import TensorType as T
+
+
+def test_buffers_are_zeroed_and_refuse_what_does_not_fit(best: CpuDevice) -> None:
+    x = new(10)
+    x.buffer = best.alloc(40)
+    assert not best.read(x, 0, 40).result().any()
+    best.write(x, np.arange(10, dtype=np.float32))
+    best.write(x, np.array([7.0], np.float32), 8)
+    assert best.read(x, 0, 40).result().view(np.float32).tolist() == [0, 1, 7, 3, 4, 5, 6, 7, 8, 9]
+    for data, offset in ((np.zeros(11, np.float32), 0), (np.zeros(1, np.float32), 40), (np.zeros(1, np.uint8), -1)):
+        with pytest.raises(DeviceError, match="do not fit"):
+            best.write(x, data, offset)
+    x.offset = 4
+    with pytest.raises(DeviceError, match="buffer of 40"):
+        best.write(x, np.zeros(10, np.float32))
+    with pytest.raises(DeviceError, match="nowhere was not computed"):
+        best.read(new(4, name="nowhere"), 0, 16)
+    with pytest.raises(DeviceError, match="MB"):
+        best.alloc(1 << 62)
+    empty = best.alloc(0)
+    assert empty.size == 0
+    empty.free()
+
+
+def test_copies_between_tensors_may_overlap(best: CpuDevice) -> None:
+    whole = new(100)
+    whole.buffer = best.alloc(400)
+    best.write(whole, np.arange(100, dtype=np.float32))
+    low, high = g.view_1d(whole, 60), g.view_1d(whole, 60, 4 * 30)
+    best.copy(low, high)
+    assert best.read(high, 0, 240).result().view(np.float32).tolist() == list(range(60))
+    with pytest.raises(DeviceError, match="copy of 240"):
+        best.copy(low, whole)
+
+
+def test_memory_is_counted(best: CpuDevice) -> None:
+    free, total = best.memory()
+    assert 0 < free <= total
+
+
+def before_a_wall(size: int) -> Array:
+    """Memory that ends where the next page must not be touched."""
+    page = mmap.PAGESIZE
+    n = -(-size // page) * page
+    pages = mmap.mmap(-1, n + page)
+    array = np.frombuffer(pages, np.uint8)
+    if ctypes.CDLL(None).mprotect(ctypes.c_void_p(array.ctypes.data + n), ctypes.c_size_t(page), 0):
+        pytest.skip("no mprotect here")
+    return array[n - size : n]
+
+
+@pytest.mark.parametrize("type", [*WEIGHTS, *PLAIN], ids=lambda t: t.name)
+def test_weights_at_the_end_of_a_file_are_not_read_past(device: CpuDevice, type: T) -> None:
+    """A mapped file may end with the page: one byte more would end the process."""
+    n = 2 * type.block_size if type in WEIGHTS else 13
+    raw = weight_bytes(type, n, 9)
+    wall = before_a_wall(raw.size)
+    wall[:] = raw
+    for columns in (1, 12):
+        w, x, ids = new(n, 9, type=type), new(n, columns), new(2, type=T.I32)
+        w.buffer = device.adopt(wall)
+        data = {w: raw, x: values(n, columns), ids: [8, 0]}
+        Case({"y": g.mul_mat(w, x), "rows": g.get_rows(w, ids)}, data).check(device, rtol=0.05, atol=0.05)
+
+
+def test_masks_of_odd_length_stay_inside_their_buffer(best: CpuDevice) -> None:
+    for n_kv, n in ((2048, 1), (2041, 3), (4095, 16)):
+        mask = new(n_kv, n, type=T.F16)
+        mask.buffer = best.alloc(mask.nbytes)
+        q, k = new(16, n, 1), new(16, n_kv, 1, type=T.F16)
+        case = Case(
+            {"y": g.flash_attn_ext(q, k, k, mask, 1.0)}, {mask: np.full((n, n_kv), -np.inf), q: values(16, n, 1)}
+        )
+        assert not case.run(best)["y"].any()
+
+
+# --- mlock ------------------------------------------------------------------------------------------------------------
+
+
+def locked() -> int:
+    """Kilobytes of this process that are locked."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("no /proc here")
+    return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmLck"))
+
+
+def test_locked_memory_stays_in_ram(best: CpuDevice, caplog: pytest.LogCaptureFixture) -> None:
+    before = locked()
+    buffer = best.adopt(np.frombuffer(mmap.mmap(-1, 1 << 20), np.uint8))
+    if not buffer.lock():
+        pytest.skip("this process may not lock memory")
+    assert locked() >= before + 1024 and not caplog.records
+
+
+def test_a_refused_lock_is_a_warning_that_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    buffer = CpuBuffer.allocate(5_000_000)
+    monkeypatch.setattr(memory, "_mlock", lambda address, size: 12)
+    with caplog.at_level(logging.WARNING):
+        assert not buffer.lock()
+    assert "5 MB" in caplog.text and "ulimit -l" in caplog.text and os.strerror(12) in caplog.text
+    caplog.clear()
+    monkeypatch.setattr(memory, "_mlock", lambda address, size: -1)
+    assert not buffer.lock()
+    assert "no mlock" in caplog.text and "ulimit" not in caplog.text
+    assert CpuBuffer.allocate(0).lock()
+
+
+def test_the_system_call_reports_its_error() -> None:
+    assert memory._mlock(1 << 46, 1 << 40) > 0
+
+
+# --- memory nodes -----------------------------------------------------------------------------------------------------
+
+needs_two = pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs that can be chosen"
+)
+
+
+def halves() -> list[frozenset[int]]:
+    """A machine of two nodes, made of the CPUs there are."""
+    cpus = sorted(os.sched_getaffinity(0))
+    return [frozenset(cpus[::2]), frozenset(cpus[1::2])]
+
+
+def affinities(device: CpuDevice) -> list[frozenset[int]]:
+    """The CPUs of the team's own threads, in order."""
+    found = sorted((t for t in device.team._threads), key=lambda t: t.name)
+    return [frozenset(os.sched_getaffinity(t.native_id or 0)) for t in found]
+
+
+def spread(strategy: str, n: int, monkeypatch: pytest.MonkeyPatch) -> CpuDevice:
+    monkeypatch.setattr("llamado.devices.cpu.nodes.memory_nodes", halves)
+    device, x = CpuDevice(n, jit=jit_for("portable"), numa=strategy), new(8, 40)
+    Case({"y": g.silu(x)}, {x: values(8, 40)}).check(device)  # all threads have started
+    return device
+
+
+@needs_two
+def test_distributed_threads_take_turns_among_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = os.sched_getaffinity(0)
+    device = spread("distribute", 4, monkeypatch)
+    even, odd = halves()
+    assert affinities(device) == [odd, even, odd]
+    assert os.sched_getaffinity(0) == own  # the caller is only borrowed
+    device.close()
+
+
+@needs_two
+def test_isolated_threads_stay_on_the_node_they_were_started_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = os.sched_getaffinity(0)
+    home = halves()[1]
+    os.sched_setaffinity(0, {min(home)})
+    try:
+        monkeypatch.setattr(
+            "llamado.devices.cpu.nodes.os.sched_getaffinity", lambda pid, real=os.sched_getaffinity: own
+        )
+        placement = Placement("isolate", [frozenset(own) - home, home])
+    finally:
+        monkeypatch.undo()
+        os.sched_setaffinity(0, own)
+    with placement.pinned(0):
+        assert os.sched_getaffinity(0) == home
+    assert os.sched_getaffinity(0) == own
+
+
+@needs_two
+def test_numactl_threads_keep_the_cpus_they_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = spread("numactl", 3, monkeypatch)
+    assert affinities(device) == [frozenset(os.sched_getaffinity(0))] * 2
+    device.close()
+
+
+def test_one_node_means_nothing_to_do_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    from llamado.devices.cpu.nodes import _say_once
+
+    _say_once.cache_clear()
+    with caplog.at_level(logging.INFO, "llamado.devices"):
+        for _ in range(2):
+            placement = Placement("distribute", [frozenset({0})])
+    assert caplog.text.count("one memory node") == 1
+    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    placement.pin(1)
+    with placement.pinned(0):
+        assert before is None or os.sched_getaffinity(0) == before
+
+
+def test_an_unknown_strategy_is_refused_before_threads_are_made() -> None:
+    before = threading.active_count()
+    with pytest.raises(DeviceError, match="distribute, isolate, numactl"):
+        CpuDevice(2, jit=jit_for("portable"), numa="everywhere")
+    assert threading.active_count() == before
+
+
+def test_nodes_are_read_from_the_system(tmp_path: Path) -> None:
+    for name, cpus in (("node0", "0-3,8\n"), ("node1", "4-7\n"), ("node10", "9"), ("node2", "\n"), ("power", "x")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cpulist").write_text(cpus)
+    assert memory_nodes(tmp_path) == [frozenset({0, 1, 2, 3, 8}), frozenset({4, 5, 6, 7}), frozenset({9})]
+    assert memory_nodes(tmp_path / "missing") == []
+
+
+def test_programs_outlive_a_larger_one(best: CpuDevice) -> None:
+    """A graph that needs more working memory moves all programs; what was compiled before still runs."""
+    device = CpuDevice(2, jit=best.jit)
+    x = new(16, 2)
+    small = Case({"y": g.silu(g.scale(x, 2.0))}, {x: values(16, 2)})
+    first = small.check(device)["y"]
+    big, w = new(4096, 400), new(4096, 400)
+    Case({"y": g.mul(g.cont(g.permute(big, 0, 2, 1, 3)), g.reshape(w, 4096, 1, 400))}, {big: values(4096, 400)}).run(
+        device
+    )
+    assert np.array_equal(small.run(device)["y"], first)
+    graphs = []
+    for n in range(1, 200):  # more graphs than are kept
+        graph, y = Graph(), new(8, n)
+        y.buffer = device.alloc(32 * n)
+        graph.output("y", g.silu(y))
+        device.submit(graph)
+        graphs.append(graph)
+    assert np.array_equal(small.run(device)["y"], first)
+    device.close()
