@@ -139,6 +139,10 @@ class LocalForward:
         used = int(cells.max()) + 1
         if used > self.n_cells or int(starts.min()) < 0 or int(positions.min()) < 0:
             raise ForwardError(f"a token at KV cell {used - 1} of a cache of {self.n_cells}")
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self.n_vocab:
+            raise ForwardError(f"a token outside the vocabulary of {self.n_vocab}")
+        if n_out and (n_out > n or int(outputs.min()) < 0 or int(outputs.max()) >= n):
+            raise ForwardError(f"an output that is no row of a batch of {n}")
         shape = self._shape(n, n_out, used)
         filling = shape.n_tokens - n
         graph = self._graph(shape)

@@ -1,0 +1,286 @@
+"""A whole model on this machine: right by the reference, and the same bits however it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from reference import ReferenceModel
+from tiny_models import make_gemma3, make_llama
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.jit import Jit
+from llamado.engine.forward import ForwardError
+from llamado.engine.local import LocalForward
+from llamado.gguf.reader import GGUFFile
+from llamado.gguf.types import TensorType as T
+from llamado.models import load_model
+
+Array = np.ndarray[Any, Any]
+Open = Callable[..., LocalForward]
+
+TYPES = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
+MIXED = {"ffn_down": "Q6_K", "attn_v": "Q8_0", "token_embd": "Q5_0", "ffn_gate": "Q4_1", "attn_output": "F16"}
+
+
+@pytest.fixture(scope="module")
+def jit() -> Jit:
+    return Jit()
+
+
+@pytest.fixture
+def start(jit: Jit) -> Iterator[Open]:
+    """Opens model files; ends their threads after the test."""
+    opened: list[LocalForward] = []
+
+    def open_(path: Path, n_threads: int = 2, mmap: bool = True, **options: Any) -> LocalForward:
+        file = GGUFFile.open(path, mmap=mmap)
+        options = {"n_cells": 2048, **options}
+        opened.append(LocalForward(file, load_model(file), CpuDevice(n_threads, jit=jit), **options))
+        return opened[-1]
+
+    yield open_
+    for forward in opened:
+        forward.close()
+
+
+def text(n: int, n_vocab: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, n_vocab, n).tolist()
+
+
+def run(forward: LocalForward, rows: list[tuple[int, int, int]], outputs: list[int] | None = None) -> Array:
+    """Logits of a batch of (token, position, start)."""
+    tokens, positions, starts = zip(*rows, strict=True)
+    chosen = range(len(rows)) if outputs is None else outputs
+    found = forward.run(
+        np.array(tokens, np.int32),
+        np.array(positions, np.int32),
+        np.array(starts, np.int64),
+        np.array(chosen, np.int32),
+    )
+    return found.copy()
+
+
+def feed(forward: LocalForward, tokens: list[int], *, start: int = 0, first: int = 0, chunk: int = 512) -> Array:
+    """Logits of every token of a sequence, read in chunks."""
+    rows = [(token, first + i, start) for i, token in enumerate(tokens)]
+    return np.concatenate([run(forward, rows[i : i + chunk]) for i in range(0, len(rows), chunk)])
+
+
+def same(a: Array, b: Array) -> bool:
+    return a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+# --- against the reference --------------------------------------------------------------------------------------------
+
+
+def assert_close(found: Array, right: Array, tolerance: float) -> None:
+    """The greatest error, in deviations of the logits."""
+    assert np.abs(found - right).max() < tolerance * right.std()
+
+
+@pytest.mark.parametrize("wtype", TYPES)
+@pytest.mark.parametrize("make", [make_llama, make_gemma3])
+def test_logits_are_those_of_the_reference(tmp_path: Path, start: Open, make: Callable[..., Path], wtype: str) -> None:
+    path = make(tmp_path / "m.gguf", n_embd=256, n_ff=512, wtype=wtype)
+    tokens = text(40, 300)
+    reference = ReferenceModel(path)
+    right = reference.logits(tokens, outputs=range(40))
+    forward = start(path, n_cells=256)
+    tolerance = 0.01 if wtype in ("F32", "F16", "BF16") else 0.2
+    assert_close(feed(forward, tokens), right, tolerance)
+    assert_close(feed(forward, tokens, chunk=3), right, tolerance)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"biases": True},
+        {"freq_factors": True, "tied": True},
+        {"rope_scaling": ("linear", 4.0)},
+        {"rope_scaling": ("yarn", 4.0)},
+        {"n_head": 6, "n_head_kv": 2, "n_embd": 192, "n_vocab": 333},
+        {"n_head": 4, "n_head_kv": 4, "n_layer": 1},
+    ],
+    ids=str,
+)
+def test_variants_of_llama(tmp_path: Path, start: Open, options: dict[str, Any]) -> None:
+    path = make_llama(tmp_path / "m.gguf", wtype="F32", **options)
+    tokens = text(30, 300)
+    assert_close(feed(start(path), tokens), ReferenceModel(path).logits(tokens, outputs=range(30)), 0.01)
+
+
+@pytest.mark.parametrize(
+    "options", [{"softcap": 20.0}, {"n_swa": 8, "swa_period": 3, "n_layer": 3}, {"tied": False}], ids=str
+)
+def test_variants_of_gemma3(tmp_path: Path, start: Open, options: dict[str, Any]) -> None:
+    path = make_gemma3(tmp_path / "m.gguf", wtype="F32", **options)
+    tokens = text(60, 500)
+    assert_close(feed(start(path), tokens), ReferenceModel(path).logits(tokens, outputs=range(60)), 0.01)
+
+
+@pytest.mark.parametrize("types", [(T.F32, T.F32), (T.BF16, T.F16), (T.Q8_0, T.Q8_0), (T.F16, T.Q8_0)], ids=str)
+def test_types_of_the_cache(tmp_path: Path, start: Open, types: tuple[T, T]) -> None:
+    path = make_llama(tmp_path / "m.gguf", wtype="F32")
+    tokens = text(30, 300)
+    reference = ReferenceModel(path, type_k=types[0], type_v=types[1])
+    forward = start(path, type_k=types[0], type_v=types[1])
+    assert_close(feed(forward, tokens, chunk=9), reference.logits(tokens, outputs=range(30)), 0.05)
+
+
+def test_a_file_read_into_memory_gives_the_same(tmp_path: Path, start: Open) -> None:
+    """--no-mmap, and --mlock where it is allowed."""
+    path = make_llama(tmp_path / "m.gguf", n_embd=256, wtype="Q4_K", types=MIXED)
+    tokens = text(20, 300)
+    mapped, read = start(path), start(path, mmap=False, mlock=True)
+    path.unlink()  # what was read does not need the file any more
+    assert same(feed(mapped, tokens), feed(read, tokens))
+
+
+# --- one numerics -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every kind of product, rows that are not multiples of eight, a sliding window where there is one."""
+    path = tmp_path_factory.mktemp("model") / f"{request.param}.gguf"
+    if request.param == "llama":
+        return make_llama(
+            path, n_embd=256, n_ff=512, n_head=8, n_head_kv=2, n_vocab=331, wtype="Q4_K", types=MIXED, tied=True
+        )
+    return make_gemma3(path, n_embd=256, n_ff=512, n_head=3, n_swa=100, n_vocab=509, wtype="Q5_K", types=MIXED)
+
+
+N = 530
+
+
+@pytest.fixture
+def alone(model: Path, start: Open) -> Array:
+    return feed(start(model), text(N, 300))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_a_prompt_read_in_chunks(model: Path, start: Open, alone: Array, chunk: int) -> None:
+    assert same(feed(start(model), text(N, 300), chunk=chunk), alone)
+
+
+def test_places_in_the_pool(model: Path, start: Open, alone: Array) -> None:
+    forward = start(model)
+    feed(forward, text(2048, 300, seed=9)[:1900], chunk=512)  # what was there before does not matter
+    for place in (256, 1280, 0):
+        assert same(feed(forward, text(N, 300), start=place), alone)
+
+
+def test_threads(model: Path, start: Open, alone: Array) -> None:
+    for n_threads in (1, 3):
+        assert same(feed(start(model, n_threads), text(N, 300), chunk=100), alone)
+
+
+def test_among_strangers(model: Path, start: Open, alone: Array) -> None:
+    """One of eight sequences: some decode, some read their prompt, some come and go; ours is anywhere in the batch."""
+    forward = start(model, n_cells=8192)
+    ours = text(N, 300)
+    rng = np.random.default_rng(3)
+    others = [text(1000, 300, seed=20 + i) for i in range(7)]
+    places = [1024 * (i + 1) for i in range(7)]
+    read, got = [0] * 7, []
+    at = 0
+    while at < 200:
+        own = min(int(rng.choice([1, 1, 1, 2, 13, 40])), 200 - at)
+        groups: list[list[tuple[int, int, int]]] = [[(ours[at + i], at + i, 0) for i in range(own)]]
+        for i, tokens in enumerate(others):
+            count = int(rng.choice([0, 1, 1, 1, 5, 30]))
+            if read[i] + count > 1000:
+                read[i] = 0  # another sequence takes the cells
+            groups.append([(tokens[read[i] + j], read[i] + j, places[i]) for j in range(count)])
+            read[i] += count
+        order = rng.permutation(len(groups))
+        rows = [row for g in order for row in groups[g]]
+        first = sum(len(groups[g]) for g in order[: list(order).index(0)])
+        logits = run(forward, rows)
+        got.append(logits[first : first + own])
+        at += own
+    assert same(np.concatenate(got), alone[:200])
+
+
+def test_a_copied_prefix(model: Path, start: Open, alone: Array) -> None:
+    forward = start(model)
+    tokens = text(N, 300)
+    feed(forward, tokens[:300])
+    forward.copy_cells(0, 768, 300)
+    feed(forward, text(400, 300, seed=5))  # another takes the first place
+    assert same(feed(forward, tokens[300:], start=768, first=300, chunk=50), alone[300:])
+    forward.copy_cells(768, 1024, N)  # overlapping
+    assert same(feed(forward, tokens[-1:], start=1024, first=N - 1), alone[-1:])
+
+
+def test_a_sequence_taken_up_again_at_an_earlier_place(model: Path, start: Open, alone: Array) -> None:
+    """Rejected guesses leave their keys behind: the next tokens write over them."""
+    forward = start(model)
+    tokens = text(N, 300)
+    feed(forward, tokens[:100])
+    for at in range(100, 130, 3):
+        feed(forward, text(6, 300, seed=at), first=at)
+        assert same(feed(forward, tokens[at : at + 3], first=at), alone[at : at + 3])
+
+
+def test_some_outputs_or_none(model: Path, start: Open, alone: Array) -> None:
+    forward = start(model)
+    rows = [(token, i, 0) for i, token in enumerate(text(200, 300))]
+    assert run(forward, rows[:64], []).shape == (0, forward.n_vocab)
+    for outputs in ([0], [99], [3, 17, 18, 50, 99], list(range(0, 100, 9))):
+        assert same(run(forward, rows[:100], outputs), alone[outputs])
+    assert same(run(forward, rows[100:], [99]), alone[[199]])
+
+
+def test_faults_have_names(model: Path, start: Open) -> None:
+    forward = start(model, n_cells=300, max_batch=16)
+    assert forward.n_cells == 512
+    for rows in ([], [(1, 0, 0)] * 17, [(1, 0, 512)], [(1, 300, 256)], [(1, -1, 256)], [(1, 0, -1)]):
+        with pytest.raises(ForwardError):
+            forward.run(*(np.array([r[i] for r in rows], np.int64) for i in range(3)), np.array([0], np.int32))
+    for tokens in ([-1], [forward.n_vocab]):
+        with pytest.raises(ForwardError, match="token"):
+            run(forward, [(tokens[0], 0, 0)])
+    for outputs in ([1], [-1], [0, 0]):
+        with pytest.raises(ForwardError, match="output"):
+            run(forward, [(5, 0, 0)], outputs)
+    for cells in ((0, 300, 300), (-1, 0, 1), (0, 1, -1), (500, 0, 20)):
+        with pytest.raises(ForwardError, match="copy"):
+            forward.copy_cells(*cells)
+    assert np.isfinite(run(forward, [(5, 0, 256)])).all()
+
+
+# --- real models ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["smollm2_path", "gemma3_path"])
+def test_real_models_give_the_same_bits_however_they_are_asked(
+    name: str, request: pytest.FixtureRequest, start: Open
+) -> None:
+    path: Path = request.getfixturevalue(name)
+    tokens = text(66, 40000)
+    one, two = start(path, 1), start(path, 2)
+    rows = [(token, i, 0) for i, token in enumerate(tokens)]
+
+    def last(forward: LocalForward, rows: list[tuple[int, int, int]]) -> Array:
+        return run(forward, rows, [len(rows) - 1])
+
+    whole = last(two, rows)
+    assert same(last(one, rows), whole)
+    # in chunks, elsewhere in the pool
+    moved = [(token, i, 512) for token, i, _ in rows]
+    for i in range(0, 60, 7):
+        run(two, moved[i : min(i + 7, 60)], [])
+    for row in moved[60:65]:
+        run(two, [row], [0])
+    assert same(last(two, [moved[65]]), whole)
+    # with strangers, after a copy
+    two.copy_cells(512, 1024, 60)
+    for i in range(60, 66):
+        strangers = [(token, i, 256 * place) for place, token in ((1, 7), (6, 99), (3, 1234))]
+        logits = run(two, [*strangers[:2], (tokens[i], i, 1024), strangers[2]])
+    assert same(logits[2:3], whole)
