@@ -75,6 +75,8 @@ class Llama:
         type_k: str = "f16",
         type_v: str = "f16",
         mmap: bool = True,
+        mlock: bool = False,
+        numa: str | None = None,
         chat_template: str | None = None,
         defaults: Defaults | None = None,
         progress: Callable[[str, int, int], None] | None = None,
@@ -83,7 +85,8 @@ class Llama:
 
         `n_ctx`: tokens of context (None or 0: as many as the model was trained with), shared by all slots, or with
         `unified=False` divided by `n_slots`. `n_batch`, `n_ubatch`: most tokens in a step and in a forward pass.
-        `type_k`, `type_v`: types of the KV cache. `progress(what, done, total)` is told how far loading is. Raises the
+        `type_k`, `type_v`: types of the KV cache. `mmap=False` reads the file into memory, `mlock` keeps it there,
+        `numa` places the threads ("distribute", "isolate", "numactl"). `progress(what, done, total)` is told how far loading is. Raises the
         rooms' errors: SourceError, GgufError, UnsupportedModel, TokenizerError, TemplateError.
         """
         # The compiler takes longest to import, and a file with a wrong name should not wait for it.
@@ -100,11 +103,12 @@ class Llama:
             forward = LocalForward(
                 file,
                 model,
-                CpuDevice(n_threads, n_threads_batch),
+                CpuDevice(n_threads, n_threads_batch, numa=numa),
                 n_cells=n_cells,
                 max_batch=min(n_batch, n_ubatch),
                 type_k=_cache_type(type_k),
                 type_v=_cache_type(type_v),
+                mlock=mlock,
             )
             forward.warm_up([*range(1, min(n_slots, forward.max_batch, 8) + 1), forward.max_batch], progress)
             engine = Engine(

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from llamado.gguf.sources import resolve
-from llamado.server.host import lock_weights, place_threads
 from llamado.server.served import ModelInfo, Served
 from llamado.server.settings import EngineOptions, ModelSource, Settings
 
@@ -46,9 +45,7 @@ def load_llama(source: ModelSource, options: EngineOptions, defaults: Defaults, 
     def preparing(what: str, done: int, total: int) -> None:
         report(_FETCHED + (1 - _FETCHED) * done / total if total else _FETCHED, what)
 
-    if options.numa:
-        place_threads(options.numa)
-    llama = Llama.load(
+    return Llama.load(
         path,
         n_ctx=options.n_ctx,
         n_slots=options.n_slots,
@@ -61,13 +58,12 @@ def load_llama(source: ModelSource, options: EngineOptions, defaults: Defaults, 
         type_k=options.type_k,
         type_v=options.type_v,
         mmap=options.mmap,
+        mlock=options.mlock,
+        numa=options.numa,
         chat_template=options.chat_template,
         defaults=defaults,
         progress=preparing,
     )
-    if options.mlock:
-        lock_weights(llama.file)
-    return llama
 
 
 def load_served(settings: Settings, report: Report) -> Served:
