@@ -149,7 +149,8 @@ def main() -> None:
                         # The round before the first warms up: machine code for this number of clients, caches.
                         load = loads[side] if turn >= 0 else Load()
                         n_predict = flags.generate if turn >= 0 else 4
-                        asyncio.run(load.round(ports[side], n, flags.words, n_predict, 1000 * (turn + 1)))
+                        seed = 10_000 * n + 100 * (turn + 1)
+                        asyncio.run(load.round(ports[side], n, flags.words, n_predict, seed))
                 summaries = {side: load.summary() for side, load in loads.items()}
                 for side, summary in summaries.items():
                     print(line(name, n, side, summary), flush=True)

@@ -86,7 +86,8 @@ class Llama:
         `n_ctx`: tokens of context (None or 0: as many as the model was trained with), shared by all slots, or with
         `unified=False` divided by `n_slots`. `n_batch`, `n_ubatch`: most tokens in a step and in a forward pass.
         `type_k`, `type_v`: types of the KV cache. `mmap=False` reads the file into memory, `mlock` keeps it there,
-        `numa` places the threads ("distribute", "isolate", "numactl"). `progress(what, done, total)` is told how far loading is. Raises the
+        `numa` places the threads ("distribute", "isolate", "numactl").
+        `progress(what, done, total)` is told how far loading is. Raises the
         rooms' errors: SourceError, GgufError, UnsupportedModel, TokenizerError, TemplateError.
         """
         # The compiler takes longest to import, and a file with a wrong name should not wait for it.
