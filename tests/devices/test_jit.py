@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
+from running import Case, new, values, weight_bytes
 
+from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit, JitError
 from llamado.devices.cpu.kernels.rows import rows_kernel
 from llamado.devices.cpu.lowering import LOWERINGS
 from llamado.errors import LlamadoError
+from llamado.ggml import graph as g
+from llamado.gguf.types import TensorType as T
 
 STAGES = (("row",), ("scale",), ("unary", "RELU"), ("store",))
 KERNEL = rows_kernel(STAGES)
@@ -86,7 +93,7 @@ def test_a_full_disk_leaves_no_pieces(tmp_path: Path, monkeypatch: pytest.Monkey
 SCRIPT = """
 import sys
 from pathlib import Path
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from test_jit import double
 from llamado.devices.cpu.jit import Jit
 jit = Jit()
@@ -96,7 +103,7 @@ print(jit.lowering.name, jit.compiled)
 
 
 def start(cache: Path, **environment: str) -> subprocess.Popen[str]:
-    script = SCRIPT.format(tests=str(Path(__file__).parent))
+    script = SCRIPT.format(tests=[str(Path(__file__).parent), str(Path(__file__).parents[1])])
     env = {**os.environ, "LLAMADO_CACHE": str(cache), **environment}
     return subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, text=True)
 
@@ -118,6 +125,44 @@ def test_the_lowering_can_be_forced(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(JitError, match="portable, avx2, vnni") as caught:
         Jit(folder=tmp_path)
     assert isinstance(caught.value, LlamadoError)
+
+
+@pytest.fixture(scope="module")
+def old_cpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CpuDevice]:
+    """The first x86-64: no AVX, no fused multiply-add, no half floats."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("not an x86 machine")
+    kept = ("sse", "sse2", "cx8", "fxsr", "mmx", "cmov", "64bit", "x87")
+    features = dict.fromkeys((name for name in llvm.get_host_cpu_features() if name not in kept), False)
+    device = CpuDevice(2, jit=Jit(folder=tmp_path_factory.mktemp("old"), host=("x86-64", features)))
+    assert device.jit.lowering.name == "portable"
+    yield device
+    device.close()
+
+
+def test_half_floats_without_their_instructions(old_cpu: CpuDevice) -> None:
+    halves = np.arange(65536, dtype=np.uint16)
+    x = new(65536, type=T.F16)
+    found = Case({"y": g.cast(x, T.F32)}, {x: halves.view(np.uint8)}).run(old_cpu)["y"].reshape(-1)
+    assert np.array_equal(found, halves.view(np.float16).astype(np.float32), equal_nan=True)
+    middles = (found[:31743] + found[1:31744]) / 2  # ties
+    numbers = np.random.default_rng(0).integers(0, 1 << 32, 100000, np.uint64).astype(np.uint32).view(np.float32)
+    numbers = np.concatenate([numbers, middles, -middles, found[~np.isnan(found)]])
+    x = new(numbers.size)
+    found = Case({"y": g.cast(x, T.F16)}, {x: numbers.view(np.uint8)}).run(old_cpu)["y"].reshape(-1)
+    with np.errstate(over="ignore"):
+        right = numbers.astype(np.float16)
+    assert np.array_equal(found.astype(np.float16), right, equal_nan=True)
+
+
+def test_an_old_cpu_gives_the_same_bits(old_cpu: CpuDevice, best: CpuDevice) -> None:
+    w, x = new(256, 24, type=T.Q4_K), new(256, 5)
+    q, k = new(32, 5, 2), new(32, 40, 2, type=T.F16)
+    data = {w: weight_bytes(T.Q4_K, 256, 24), x: values(256, 5), q: values(32, 5, 2), k: values(32, 40, 2)}
+    outputs = {"product": g.mul_mat(w, g.rms_norm(x, 1e-5)), "attention": g.flash_attn_ext(q, k, k, None, 0.2)}
+    case = Case(outputs, data)
+    old, new_ = case.run(old_cpu), case.run(best)
+    assert all(old[name].tobytes() == new_[name].tobytes() for name in outputs)
 
 
 def test_fields_must_be_complete(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import platform
 import struct
 import tempfile
 from collections.abc import Callable, Mapping
@@ -85,20 +86,26 @@ def cache_folder() -> Path:
 class Jit:
     """Compiles and loads kernels for one lowering; addresses live as long as the Jit does."""
 
-    def __init__(self, lowering: Lowering | None = None, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        lowering: Lowering | None = None,
+        folder: Path | None = None,
+        host: tuple[str, dict[str, bool]] | None = None,
+    ) -> None:
+        """`host`: name and features of the CPU to compile for, as LLVM spells them (default: this machine's)."""
         import llvmlite
         import llvmlite.binding as llvm
 
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         self._llvm = llvm
-        features = llvm.get_host_cpu_features()
+        cpu, features = host or (llvm.get_host_cpu_name(), dict(llvm.get_host_cpu_features()))
+        self.cpu: str = cpu
         try:
-            self.lowering = lowering or choose(dict(features))
+            self.lowering = lowering or choose(features)
         except ValueError as error:
             raise JitError(str(error)) from error
-        self.cpu = llvm.get_host_cpu_name()
-        self._features = features.flatten()
+        self._features = ",".join(f"{'+' if on else '-'}{name}" for name, on in sorted(features.items()))
         self.folder = folder or cache_folder()
         self.compiled = 0
         identity = [llvmlite.__version__, self.cpu, self._features, self.lowering.name]
@@ -108,7 +115,12 @@ class Jit:
         self._machine = target.create_target_machine(
             cpu=self.cpu, features=self._features, opt=3, reloc="pic", codemodel="small"
         )
-        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), self._machine)
+        first = ""
+        if platform.machine() in ("x86_64", "AMD64") and not features.get("f16c"):
+            from llamado.devices.cpu import halves
+
+            first = str(halves.module())
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(first), self._machine)
 
     def _path(self, kernel: Kernel, parameters: dict[str, Any]) -> Path:
         digest = self._identity.copy()
