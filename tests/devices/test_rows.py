@@ -110,6 +110,20 @@ def test_set_rows_to_every_cache_type(device: CpuDevice, type: T, wide: bool) ->
             assert not found[0, 0, untouched].any()
 
 
+def test_row_numbers_that_do_not_exist_touch_no_other_memory(device: CpuDevice) -> None:
+    """They come over the wire like all data."""
+    wild = np.array([1, -1, 4, 1 << 30, -(1 << 31)])
+    table, ids, rows = new(16, 4), new(5, type=T.I32), new(16, 5)
+    data = {table: values(16, 4), ids: wild, rows: values(16, 5, seed=1)}
+    found = Case({"rows": g.get_rows(table, ids)}, data).run(device)["rows"][0, 0]
+    assert np.array_equal(found, data[table][[1, 0, 0, 0, 0]])
+    for type in (T.I32, T.I64):
+        ids = new(5, type=type)
+        cache = new(16, 4, type=T.F16)
+        kept = Case({"c": g.set_rows(cache, rows, ids)}, {ids: wild, rows: data[rows]}).run(device)["c"][0, 0]
+        assert np.array_equal(kept[1], data[rows][0].astype(np.float16)) and not kept[[0, 2, 3]].any()
+
+
 def test_conversions_round_to_nearest_even_and_keep_infinities_and_nan(device: CpuDevice) -> None:
     x = np.array([0.0, -0.0, 1 + 2**-11, 1 + 3 * 2**-11, 1 + 2**-8, 1 + 3 * 2**-8, 65519.0, 65520.0, 1e-8, 6e-8, -3e-8,
                   np.inf, -np.inf, 3.4e38, 1e-40], np.float32)  # fmt: skip

@@ -398,7 +398,14 @@ class Compiler:
             raise DeviceError("GET_ROWS of more than two dimensions is not supported here")
         if table.type not in FORMATS and table.type not in _FLOATS:
             raise DeviceError(f"GET_ROWS from {table.type.name} is not supported here")
-        chain.add(("get_rows", table.type.name), "get_rows", x=self.place(table), nb1=table.nb[1], ids=self.place(ids))
+        chain.add(
+            ("get_rows", table.type.name),
+            "get_rows",
+            x=self.place(table),
+            nb1=table.nb[1],
+            ids=self.place(ids),
+            rows=table.ne[1],
+        )
         chain.reads += [self.span(table), self.span(ids)]
 
     def _set_rows(self, chain: _Chain, node: Tensor) -> None:
@@ -418,6 +425,7 @@ class Compiler:
             nb1=node.nb[1],
             ids=self.place(ids),
             part=part,
+            rows=node.ne[1],
         )
         chain.reads.append(self.span(ids))
         chain.writes.append(self.span(node))

@@ -10,7 +10,8 @@ repeats it.
 
 stage                          fields                    meaning
 ("row",)                       x s1 s2 s3                the row itself, f32
-("get_rows", type)             x nb1 ids                 row ids[flat row number] of a table
+("get_rows", type)             x nb1 ids rows            row ids[flat row number] of a table of `rows` (its first
+                                                         row where there is none of that number)
 ("add"|"sub"|"mul"|"div",)     x s1 s2 s3                with an operand row
 ("element", op)                x s1 s2 s3                the same with one number for the whole row
 ("rms_norm",) ("norm",)        eps                       by the row's root mean square; by its mean and deviation
@@ -19,8 +20,9 @@ stage                          fields                    meaning
 ("glu", op)                    x s1 s2 s3                op(row) · operand
 ("rope", mode)                 table step n_dims         rotation by the table of token i2 (rope_table)
 ("store",)                     x s1 s2 s3                to memory, f32
-("set_rows", type, wide, heads) x nb1 ids part           to row ids[flat row number] of a cache (wide: 64-bit ids);
-                                                         heads: to byte i1·part of row ids[i2]
+("set_rows", type, wide, heads) x nb1 ids part rows      to row ids[flat row number] of a cache of `rows` (wide: 64-bit
+                                                         ids; nowhere for other numbers); heads: to byte i1·part of
+                                                         row ids[i2]
 ("quantize", block)            x columns                 to column (flat row number) of quantised activations
 """
 
@@ -43,7 +45,7 @@ Stage = tuple[Any, ...]
 _OPERAND = ("x", "s1", "s2", "s3")
 _FIELDS: dict[str, tuple[str, ...]] = {
     "row": _OPERAND,
-    "get_rows": ("x", "nb1", "ids"),
+    "get_rows": ("x", "nb1", "ids", "rows"),
     "add": _OPERAND,
     "sub": _OPERAND,
     "mul": _OPERAND,
@@ -56,7 +58,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "glu": _OPERAND,
     "rope": ("table", "step", "n_dims"),
     "store": _OPERAND,
-    "set_rows": ("x", "nb1", "ids", "part"),
+    "set_rows": ("x", "nb1", "ids", "part", "rows"),
     "quantize": ("x", "columns"),
 }
 _ARITHMETIC: dict[str, Callable[[Value, Value], Value]] = {
@@ -210,7 +212,8 @@ class _Chain:
     def _get_rows(self, i: int, type_: TensorType) -> None:
         c = self.c
         id_ = c.load(I32, self.field(i, "ids") + self.row * 4).to(I64)
-        row = self.field(i, "x") + id_ * self.field(i, "nb1")
+        inside = (id_ >= 0) & (id_ < self.field(i, "rows"))
+        row = self.field(i, "x") + c.select(inside, id_, c.i64(0)) * self.field(i, "nb1")
         if type_ == TensorType.F32:
             self.at = row
             return
@@ -258,11 +261,12 @@ class _Chain:
         ids = self.field(i, "ids")
         id_ = c.load(I64, ids + token * 8) if wide else c.load(I32, ids + token * 4).to(I64)
         row = self.field(i, "x") + id_ * self.field(i, "nb1") + i1 * self.field(i, "part")
-        if type_ == TensorType.Q8_0:
-            with c.range(0, self.a.n // 32) as b:
-                elements.store_q8_0_block(c, row + b * 34, self.at + b * 128)
-        else:
-            self.sweep(lambda v, j: elements.store(c, type_, row, j, v))
+        with c.when((id_ >= 0) & (id_ < self.field(i, "rows"))):
+            if type_ == TensorType.Q8_0:
+                with c.range(0, self.a.n // 32) as b:
+                    elements.store_q8_0_block(c, row + b * 34, self.at + b * 128)
+            else:
+                self.sweep(lambda v, j: elements.store(c, type_, row, j, v))
 
     def _quantize(self, i: int, block: int) -> None:
         c = self.c
