@@ -85,11 +85,17 @@ def test_head_sizes(device: CpuDevice, head: int) -> None:
         Attention(head, 6, 2, 64).check(device, causal(n, 64, 30), n)
 
 
+@pytest.mark.parametrize("type", CACHES, ids=ids)
+def test_cache_types(device: CpuDevice, type: T) -> None:
+    for n in (2, 9):
+        Attention(32, 4, 2, 96, type, type).check(device, causal(n, 96, 70), n)
+
+
 @pytest.mark.parametrize("type_k", CACHES, ids=ids)
 @pytest.mark.parametrize("type_v", CACHES, ids=ids)
-def test_cache_types(device: CpuDevice, type_k: T, type_v: T) -> None:
+def test_keys_and_values_of_different_types(best: CpuDevice, type_k: T, type_v: T) -> None:
     for n in (2, 9):
-        Attention(32, 4, 2, 96, type_k, type_v).check(device, causal(n, 96, 70), n)
+        Attention(32, 4, 2, 96, type_k, type_v).check(best, causal(n, 96, 70), n)
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (4, 1), (6, 2), (9, 3), (5, 5), (16, 2)])

@@ -110,6 +110,8 @@ def test_any_graph_on_any_memory(
         x = [made[-1 - i % len(made)], made[-1 - j % len(made)]]
         if name == "into" and (x[1].op is Op.NONE or x[0].root()[0] is x[1].root()[0]):
             continue
+        if name == "store" and x[0].root()[0] is weights[3]:
+            continue  # a cache's rows into itself: in what order, nobody says
         made.append(graph.expand(STEPS[name](x, weights)))
     # the last three that are not overwritten
     written = [t.view_src for t in made if t.op is Op.CPY]

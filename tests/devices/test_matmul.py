@@ -144,7 +144,7 @@ def test_lowerings_agree_to_the_bit(lowerings: dict[str, CpuDevice], type: T) ->
     n = 3 * type.block_size if type in WEIGHTS else 203
     raw, x = weight_bytes(type, n, 19), values(n, 13)
     found: dict[str, Any] = {
-        name: [multiply(device, type, raw, n, x[:count]).tobytes() for count in (1, 5, 13)]
+        name: [multiply(device, type, raw, n, x[:count]).tobytes() for count in (1, 3, 13)]
         for name, device in lowerings.items()
     }
     assert len(found) > 0 and all(answers == found["portable"] for answers in found.values())
