@@ -2,7 +2,7 @@
 
 Every client asks for 64 tokens after a prompt of 128 words, greedily, streaming, with nothing reused from earlier
 prompts. The generator is bare asyncio: it looks at bytes and parses only the last event of an answer, because it shares
-the processor with what it measures. Both servers run all the time; the one that is not asked sleeps.
+the processor with what it measures. Both servers run all the time; a round begins when neither does anything.
 
 usage: serving.py [MODEL …] [--clients 1,4,8] [--rounds 3 | --quick] [--threads 2] [--only SIDE] [--json FILE]
 """
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sides import HOST, MODELS, SIDES, model_path, server
+from sides import HOST, MODELS, SIDES, model_path, server, settle
 
 WORDS = """time year people way day man thing woman life child world school state family student group country
 problem hand part place case week company system program question work government number night point home water room
@@ -141,7 +141,7 @@ def main() -> None:
     for name in flags.models or MODELS:
         path = model_path(name)
         with ExitStack() as running:
-            ports = {side: running.enter_context(server(side, path, settings)).port for side in sides}
+            servers = {side: running.enter_context(server(side, path, settings)) for side in sides}
             for n in clients:
                 loads = {side: Load() for side in sides}
                 for turn in range(-1, 1 if flags.quick else flags.rounds):
@@ -150,7 +150,8 @@ def main() -> None:
                         load = loads[side] if turn >= 0 else Load()
                         n_predict = flags.generate if turn >= 0 else 4
                         seed = 10_000 * n + 100 * (turn + 1)
-                        asyncio.run(load.round(ports[side], n, flags.words, n_predict, seed))
+                        settle(servers.values())
+                        asyncio.run(load.round(servers[side].port, n, flags.words, n_predict, seed))
                 summaries = {side: load.summary() for side, load in loads.items()}
                 for side, summary in summaries.items():
                     print(line(name, n, side, summary), flush=True)

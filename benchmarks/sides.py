@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +70,24 @@ class Server:
             if line.startswith("VmHWM:"):
                 return 1024 * int(line.split()[1])
         raise OSError(f"no VmHWM for process {self.pid}")
+
+    def cpu_seconds(self) -> float:
+        """Processor time the process has used."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def settle(servers: Iterable[Server], *, timeout: float = 60) -> None:
+    """Waits until none of the servers does anything, so that none takes processor time from another.
+
+    A server may use idle time, for example to compile what requests are likely to need.
+    """
+    still = list(servers)
+    deadline = time.monotonic() + timeout
+    while still and time.monotonic() < deadline:
+        before = [one.cpu_seconds() for one in still]
+        time.sleep(0.25)
+        still = [one for one, used in zip(still, before, strict=True) if one.cpu_seconds() - used > 0.02]
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 import numpy as np
-from sides import HOST, SIDES, Server, model_path, server
+from sides import HOST, SIDES, Server, model_path, server, settle
 
 N_PROMPT, N_GENERATE = 512, 64
 
@@ -52,6 +52,7 @@ def main() -> None:
                 with server(side, path, settings) as running:
                     starts[side].append(running.start_seconds)
                     answer_once(running)
+                    settle([running])
                     memory[side].append(1e-6 * running.peak_memory())
         with (
             tempfile.TemporaryDirectory() as cache,

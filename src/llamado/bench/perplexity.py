@@ -111,6 +111,8 @@ def perplexity(flags: Parsed) -> int:
         raise FlagError("nothing to score: -c needs 4 tokens or more, --chunks 1 or more (or -1)")
     source = model_source(flags)
     with load_llama(source, options.with_context(n_ctx), Defaults(), lambda *_: None) as llama:
+        # The forward pass is ours alone: the engine, idle, would get it ready for requests.
+        llama.engine.close()
         # llama-perplexity takes text as text: `<|im_end|>` in it is no special token.
         text = text.removesuffix("\n")
         tokens = llama.tokenizer.encode(text, add_special=True, parse_special=False)

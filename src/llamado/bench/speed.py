@@ -124,6 +124,8 @@ def bench(flags: Parsed) -> int:
             raise FlagError("nothing to measure: give -p or -n a length")
         if need > llama.forward.n_cells:
             raise FlagError(f"a test of {need} tokens does not fit the model's context of {llama.forward.n_cells}")
+        # The engine would use its idle time, and the forward pass, to get ready for requests.
+        llama.engine.close()
         results = speeds(llama, prompts, generations, flags.repetitions)
     if flags.output == "json":
         print(json.dumps([{"model": source.name, **asdict(r)} for r in results], indent=2))
