@@ -22,7 +22,7 @@ from llamado.text.tokenizer import Tokenizer
 N_PREDICT = 64
 N_TOP = 10
 # Requests the real server answers at a time.
-N_SLOTS = 4
+N_SLOTS = 8
 # Two log-probabilities closer than this are as good as equal; who comes first is chance. (Counted as disagreement.)
 TIE = 1e-3
 
