@@ -7,11 +7,12 @@ to warm up. Only the last token of a prompt gets logits.
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,6 +110,29 @@ def feed_one_by_one(forward: Forward, tokens: NDArray[np.int32]) -> None:
         forward.run(tokens[i : i + 1], np.array([i], np.int32), zero, first)
 
 
+class Part(NamedTuple):
+    """Seconds that operations of one kind take in a forward pass, and that threads wait before them for each other."""
+
+    operation: str
+    n: int
+    work: float
+    wait: float
+
+
+def _profile(llama: Llama, n: int, start: int) -> list[Part]:
+    """Where the time of a forward pass goes: operations of all layers taken together, the longest first."""
+    from llamado.engine.local import LocalForward
+
+    assert isinstance(llama.forward, LocalForward)
+    n = min(n, llama.forward.max_batch)
+    parts: dict[str, Part] = {}
+    for time_ in llama.forward.profile(n, start):
+        name = re.sub(r"\bblk\.\d+\.", "", time_.label)
+        before = parts.get(name, Part(name, 0, 0.0, 0.0))
+        parts[name] = Part(name, before.n + 1, before.work + time_.work, before.wait + time_.wait)
+    return sorted(parts.values(), key=lambda part: part.work + part.wait, reverse=True)
+
+
 def bench(flags: Parsed) -> int:
     """The command. Raises LlamadoError."""
     logs.configure(verbosity=9 if flags.verbose else min(flags.log_verbosity, 2))
@@ -127,8 +151,16 @@ def bench(flags: Parsed) -> int:
         # The engine would use its idle time, and the forward pass, to get ready for requests.
         llama.engine.close()
         results = speeds(llama, prompts, generations, flags.repetitions)
+        profiles = {}
+        if flags.profile:
+            profiles = {f"pp{n}": _profile(llama, n, 0) for n in prompts}
+            profiles |= {f"tg{n}": _profile(llama, 1, n - 1) for n in generations}
     if flags.output == "json":
-        print(json.dumps([{"model": source.name, **asdict(r)} for r in results], indent=2))
+        rows = [{"model": source.name, **asdict(r)} for r in results]
+        for row in rows:
+            if profile := profiles.get(str(row["test"])):
+                row["profile"] = [part._asdict() for part in profile]
+        print(json.dumps(rows, indent=2))
         return 0
     print("| model | test | tokens/s | weights GB/s | GOP/s |")
     print("|---|---:|---:|---:|---:|")
@@ -137,4 +169,11 @@ def bench(flags: Parsed) -> int:
         computed = "" if r.gigaops_per_second is None else f"{r.gigaops_per_second:.1f}"
         rate = f"{r.tokens_per_second:.2f} ± {r.deviation:.2f}"
         print(f"| {source.name} | {r.test} | {rate} | {read} | {computed} |")
+    for test, profile in profiles.items():
+        print(f"\n| {test}: operation | times | work ms | wait ms | share |")
+        print("|---|---:|---:|---:|---:|")
+        whole = sum(part.work + part.wait for part in profile)
+        for part in profile:
+            share = (part.work + part.wait) / whole
+            print(f"| {part.operation} | {part.n} | {1e3 * part.work:.3f} | {1e3 * part.wait:.3f} | {share:.1%} |")
     return 0

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.device import CpuDevice, OperationTime
 from llamado.devices.cpu.memory import CpuBuffer, view_of
 from llamado.engine.forward import ForwardError
 from llamado.ggml.graph import Graph
@@ -155,6 +155,12 @@ class LocalForward:
             self._fill_mask("mask_swa", np.maximum(starts, cells - self._n_swa + 1), cells, shape)
         self.device.submit(graph)
         return self._logits.memory[: 4 * n_out * self.n_vocab].view(np.float32).reshape(n_out, self.n_vocab)
+
+    def profile(self, n: int, start: int = 0) -> list[OperationTime]:
+        """Times of each operation for `n` tokens of one sequence from position `start` on, the last with logits."""
+        positions = np.arange(start, start + n, dtype=np.int32)
+        self.run(np.zeros(n, np.int32), positions, np.zeros(n, np.int64), np.array([n - 1], np.int32))
+        return self.device.profile(self._graph(self._shape(n, 1, start + n)))
 
     def _shape(self, n: int, n_out: int, used: int) -> BatchShape:
         """The shape that serves a batch: a few sizes, so that graphs are found again."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import OrderedDict
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,14 @@ class _Compiled:
     n_threads: int
     constants: list[NDArray[Any]]
     places: dict[Tensor, Temporary]
+
+
+class OperationTime(NamedTuple):
+    """Seconds a thread spent in an operation, and before it waiting for the others (means over the threads)."""
+
+    label: str
+    work: float
+    wait: float
 
 
 class CpuDevice:
@@ -102,6 +111,21 @@ class CpuDevice:
         if len(self._programs) > _PROGRAMS_KEPT:
             self._programs.popitem(last=False)
         return compiled
+
+    def profile(self, graph: Graph, repeats: int = 20) -> list[OperationTime]:
+        """Runs a graph and gives the time of each operation: medians over `repeats` runs, in order."""
+        self.submit(graph)
+        compiled = self._programs[id(graph)]
+        program, n_threads = compiled.program, min(compiled.n_threads, self.team.n)
+        times = np.zeros((repeats, len(program.table), n_threads, 3), np.int64)
+        began = time.perf_counter()
+        for run in times:
+            self.team.run(program.table, program.counters, n_threads, run)
+        seconds = time.perf_counter() - began
+        cycles = float((times[:, -1].max(axis=(1, 2)) - times[:, 0].min(axis=(1, 2))).sum())
+        wait = np.median((times[..., 1] - times[..., 0]).mean(axis=2), axis=0) * seconds / cycles
+        work = np.median((times[..., 2] - times[..., 1]).mean(axis=2), axis=0) * seconds / cycles
+        return [OperationTime(*row) for row in zip(program.labels, work.tolist(), wait.tolist(), strict=True)]
 
     def read(self, tensor: Tensor, offset: int, size: int) -> Future[NDArray[np.uint8]]:
         """Bytes of a bound tensor, or of an output of the last graph; the future is done."""

@@ -47,8 +47,18 @@ class Team:
         self._placement.pin(number)
         self._work(self._fields.ctypes.data, number, self.n, 0)
 
-    def run(self, program: NDArray[np.int64], counters: NDArray[np.int64], n_threads: int) -> None:
-        """Runs a packed program (rows of kernel, fields, barrier) on the first `n_threads` threads."""
+    def run(
+        self,
+        program: NDArray[np.int64],
+        counters: NDArray[np.int64],
+        n_threads: int,
+        times: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Runs a packed program (rows of kernel, fields, barrier) on the first `n_threads` threads.
+
+        `times` [operations, n_threads, 3]: takes the cycle counter when a thread came to an operation, when it began
+        (the barrier was passed) and when it was through.
+        """
         with self._lock:
             if self._closed:
                 raise DeviceError("the CPU device is closed")
@@ -58,6 +68,7 @@ class Team:
             state[control.LENGTH // 8] = len(program)
             state[control.COUNTERS // 8] = counters.ctypes.data
             state[control.THREADS // 8] = min(n_threads, self.n)
+            state[control.TIMES // 8] = 0 if times is None else times.ctypes.data
             with self._placement.pinned(0):
                 self._dispatch(self._fields.ctypes.data, 0, self.n, 0)
 

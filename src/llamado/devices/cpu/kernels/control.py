@@ -16,10 +16,10 @@ from types import SimpleNamespace
 from llamado.devices.cpu.jit import kernel
 from llamado.devices.cpu.simd import I32, I64, Code, Value, Work
 
-STATE_WORDS = 80
+STATE_WORDS = 88
 """Words (i64) of the block the threads share; the numbers below are byte offsets, each on its own cache line."""
-GENERATION, PROGRAM, LENGTH, COUNTERS, THREADS, ARRIVED, FINISHED, SLEEPERS, TEAM, COUNTER_STEP = (
-    64 * i for i in range(10)
+GENERATION, PROGRAM, LENGTH, COUNTERS, THREADS, ARRIVED, FINISHED, SLEEPERS, TEAM, COUNTER_STEP, TIMES = (
+    64 * i for i in range(11)
 )
 
 FUTEX = {"x86_64": 202, "aarch64": 98, "arm64": 98}.get(platform.machine()) if sys.platform == "linux" else None
@@ -36,13 +36,24 @@ def _run(c: Code, state: Value, thread: Value, threads: Value) -> None:
     """Runs the program of `state` as one of its threads."""
     program, length, counters = (c.load(I64, state + at) for at in (PROGRAM, LENGTH, COUNTERS))
     step = c.load(I64, state + COUNTER_STEP)
+    times = c.load(I64, state + TIMES)
     due = c.var(c.i64(0))
     with c.range(0, length) as i:
         op = program + i * 24
+        stamps = times + (i * threads + thread) * 24
+        _stamp(c, times, stamps)
         with c.when(c.load(I64, op + 16).differs(0)):
             due.value = due.value + threads
             _barrier(c, state, due.value)
+        _stamp(c, times, stamps + 8)
         c.call_address(c.load(I64, op), [c.load(I64, op + 8), thread, threads, counters + i * step])
+        _stamp(c, times, stamps + 16)
+
+
+def _stamp(c: Code, times: Value, at: Value) -> None:
+    """Writes the cycle counter down where times are wanted (TIMES is not 0)."""
+    with c.when(times.differs(0)):
+        c.store(at, c.intrinsic("llvm.readcyclecounter", I64, []))
 
 
 def _barrier(c: Code, state: Value, due: Value) -> None:
