@@ -109,7 +109,7 @@ def test_distributions_of_quantised_weights(loaded: Loaded, peer_bin: Path, tmp_
     nudged.unlink()
     show(*ours.disagreements, HEADER, ours.row(loaded.name), itself.row(f"{loaded.name}: llama.cpp and itself nudged"))
     assert ours.positions >= 2000
-    assert ours.mean_difference <= max(MEAN_DIFFERENCE, 1.15 * itself.mean_difference)
+    assert ours.mean_difference <= max(MEAN_DIFFERENCE, 1.25 * itself.mean_difference)
     # 0.02 is what chance does to a share near 0.97 of 500 positions (2.5 standard errors).
     assert ours.agreement >= min(AGREEMENT, itself.agreement - 0.02)
 
