@@ -224,10 +224,3 @@ def test_broken_pipe_is_silent() -> None:
     )
     os.close(write)
     assert b"Traceback" not in done.stderr
-
-
-def test_lists_of_processors() -> None:
-    from llamado.server.host import cpu_list
-
-    assert cpu_list("0-3,8,10-11\n") == {0, 1, 2, 3, 8, 10, 11}
-    assert cpu_list("\n") == set()
