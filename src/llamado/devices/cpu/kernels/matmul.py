@@ -104,7 +104,10 @@ def matmul_few(
         ahead = rows[0] + a.row_bytes * 8
         with c.range(0, a.n_blocks) as i:
             for line in range(0, 8 * form.block_bytes, 64):
-                c.prefetch(ahead + i * (8 * form.block_bytes) + line, near=near)
+                at = ahead + i * (8 * form.block_bytes) + line
+                c.prefetch(at, near=near)
+                if near:  # from L2, where it was asked for two turns before
+                    c.prefetch(at + a.row_bytes * 16, near=False)
             here = [row + i * form.block_bytes for row in rows]
             x = a.x + i * x_step
             if isinstance(form, Small):
