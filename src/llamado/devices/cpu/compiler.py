@@ -536,7 +536,7 @@ class Compiler:
             "n_columns": columns,
             "y": self.place(node),
             "y_stride": node.nb[1],
-            "share": max(1, min(32, panels // (8 * self.n_threads))),
+            "share": max(1, min(8, panels // (16 * self.n_threads))),
         }
         if few:
             fields |= {"next": 0, "next_panels": panels, "next_row_bytes": w.nb[1]}

@@ -21,6 +21,9 @@ from llamado.gguf.types import TensorType
 BLOCK = 32
 """Keys per block, the same for every kernel and batch size: it decides where the running maximum moves."""
 
+_AHEAD = 4 * BLOCK
+"""Cells ahead at which a single query asks for keys and values."""
+
 _NONE = -1e30  # the maximum before any key; finite, so that −inf − maximum stays −inf
 
 
@@ -125,8 +128,15 @@ def flash_attention(
 
         k_head = a.k + head * a.k_head + stream * a.k_stream
         v_head = a.v + head * a.v_head + stream * a.v_stream
+        caches = ((_Cells(k_head, a.k_cell, k_type), head_k), (_Cells(v_head, a.v_cell, v_type), head_v))
+        if tile <= 2:  # weights have passed through all caches since these cells were last read
+            for cells, head_size in caches:
+                _fetch(c, cells, start.value, c.min(start.value + _AHEAD, stop.value), head_size)
         with c.range(start.value // BLOCK * BLOCK, stop.value, BLOCK) as first:
             here = c.min(stop.value - first, BLOCK)
+            if tile <= 2:
+                for cells, head_size in caches:
+                    _fetch(c, cells, first + _AHEAD, c.min(first + (_AHEAD + BLOCK), stop.value), head_size)
             wanted = c.var(c.i64(0 if masked else 1))
             if masked:
                 with c.range(0, tile) as j:
@@ -199,6 +209,13 @@ def _sees(c: Code, place: Value, first: Value) -> Value:
     """1 where the query at `place` sees a cell of the block at `first`, else 0."""
     low, high = c.load(I32, place + 24).to(I64), c.load(I32, place + 28).to(I64)
     return ((low < first + BLOCK) & (high > first)).zext(I64)
+
+
+def _fetch(c: Code, cells: _Cells, first: Value, stop: Value, head: int) -> None:
+    """Asks for cells: the rows of one head are far apart, which hardware does not foresee."""
+    with c.range(first, stop) as i:
+        for byte in range(0, cells.type.row_bytes(head), 64):
+            c.prefetch(cells.base + i * cells.step + byte, near=False)
 
 
 def _expand(c: Code, cells: _Cells, first: Value, here: Value, n_kv: Value, head: int, to: Value) -> _Cells:

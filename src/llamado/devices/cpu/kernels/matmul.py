@@ -22,8 +22,8 @@ from llamado.gguf.types import TensorType
 
 _FIELDS = ("w", "row_bytes", "n_blocks", "n_rows", "x", "n_columns", "y", "y_stride", "share")
 
-NEAR = 10240
-"""Bytes of eight rows up to which the next eight are fetched into L1, beyond which into L2 only."""
+NEAR = 8192
+"""Bytes of eight rows up to which they are asked for twice: far ahead into L2, and one turn ahead into L1."""
 
 STRETCH = 2048
 """Weights of a row unpacked at a time by `matmul_many`: eight rows of it stay in L1."""
@@ -101,13 +101,12 @@ def matmul_few(
         first = c.min(panel * 8, a.n_rows - 8)
         rows = _row_addresses(a, first)
         sums = [c.var(c.const(F32x8, 0.0)) for _ in range(columns)]
-        ahead = rows[0] + a.row_bytes * 8
         with c.range(0, a.n_blocks) as i:
             for line in range(0, 8 * form.block_bytes, 64):
-                at = ahead + i * (8 * form.block_bytes) + line
-                c.prefetch(at, near=near)
-                if near:  # from L2, where it was asked for two turns before
-                    c.prefetch(at + a.row_bytes * 16, near=False)
+                at = rows[0] + i * (8 * form.block_bytes) + line
+                if near:
+                    c.prefetch(at + a.row_bytes * 8, near=True)
+                c.prefetch(at + a.row_bytes * (24 if near else 16), near=False)
             here = [row + i * form.block_bytes for row in rows]
             x = a.x + i * x_step
             if isinstance(form, Small):
@@ -122,9 +121,9 @@ def matmul_few(
 def _fetch_next(c: Code, a: SimpleNamespace, work: Work) -> None:
     """Asks for the first rows of this thread's stretch of the next product, so that they come while it waits."""
     first = a.next + a.next_panels * work.thread // work.threads * 8 * a.next_row_bytes
-    with c.when(a.next.differs(0)), c.range(0, 8) as row:
+    with c.when(a.next.differs(0)), c.range(0, 16) as row:
         start = first + row * a.next_row_bytes
-        with c.range(start, start + c.min(a.next_row_bytes, 1024), 64) as line:
+        with c.range(start, start + c.min(a.next_row_bytes, 2048), 64) as line:
             c.prefetch(line, near=False)
 
 
