@@ -48,6 +48,10 @@ log = logging.getLogger(__name__)
 MIN_COPY = 16
 # Cells a sequence gets beyond those it needs now, at most, so that it seldom has to move.
 HEADROOM = 1024
+# How long a step should take at most while some slot is generating.
+STEP_SECONDS = 0.15
+# Prompt tokens that such a step takes at least; the pace of fewer says nothing.
+_PACE_UNIT = 16
 
 
 class Vocabulary(Protocol):
@@ -63,8 +67,9 @@ class Engine:
     """Answers requests on one thread of its own; all methods may be called from any thread.
 
     `n_ctx`: most tokens of one sequence. `n_batch`: most tokens in one step (never more than `forward.max_batch`).
-    `prefill_chunk`: most tokens in a step while some slot is generating, so that a long prompt delays the others'
-    tokens by little. `cont_batching` off: prompts wait until no slot is generating. `top_k`: a faster kernel.
+    `prefill_chunk`: most tokens in a step while some slot is generating; fewer where a step of that many would take
+    longer than STEP_SECONDS, so that a long prompt delays the others' tokens by little. `cont_batching` off: prompts
+    wait until no slot is generating. `top_k`: a faster kernel.
     """
 
     def __init__(
@@ -112,6 +117,7 @@ class Engine:
         self._n_prompt = self._n_cached = self._n_predicted = self._n_steps = 0
         self._n_decode = self._n_busy = self._n_tokens_max = 0
         self._prompt_seconds = self._predicted_seconds = 0.0
+        self._prompt_pace = 0.0  # tokens of prompts per second, lately
         self._snapshot = self._take_snapshot()
         self._prepared = False  # whether the forward has used all the spare time it wants
         self._thread = threading.Thread(target=self._work, name="llamado-engine", daemon=True)
@@ -262,6 +268,9 @@ class Engine:
         if n_prompt:
             self._n_prompt += n_prompt
             self._prompt_seconds += now - began
+            if n_prompt >= _PACE_UNIT:
+                pace = n_prompt / max(now - began, 1e-9)
+                self._prompt_pace = 0.7 * self._prompt_pace + 0.3 * pace if self._prompt_pace else pace
         for slot, count in zip(slots, counts, strict=True):
             assert slot.run is not None and slot.task is not None
             slot.run.used += count
@@ -360,7 +369,7 @@ class Engine:
         room = self._max_batch
         if slots:
             # Even with more slots generating than the smaller batch holds, prompts must move on.
-            room = min(self._max_batch, max(self._busy_batch, len(slots) + 1))
+            room = min(self._max_batch, max(self._busy_tokens(), len(slots) + 1))
         room -= len(slots)
         for slot in reading:
             if room <= 0:
@@ -382,6 +391,11 @@ class Engine:
             counts.append(count)
             room -= count
         return slots, counts
+
+    def _busy_tokens(self) -> int:
+        """Most tokens of a step that delays generating slots: as many as prompts were read in STEP_SECONDS lately."""
+        pace = int(self._prompt_pace * STEP_SECONDS) // _PACE_UNIT * _PACE_UNIT
+        return min(self._busy_batch, max(pace, _PACE_UNIT)) if pace else self._busy_batch
 
     def _leader_done(self, slot: Slot) -> bool:
         """Whether the beginning that is to be copied is there, or will not come."""
