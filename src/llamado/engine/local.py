@@ -108,11 +108,11 @@ class LocalForward:
             if progress is not None:
                 progress("compiling kernels", i, len(shapes))
             self.device.prepare(self._graph(shape))
-        sizes = [n for n in (*range(12, 33, 4), *range(48, 129, 16), *range(160, 513, 32)) if n <= self.max_batch]
+        sizes = [n for n in (*range(12, 33, 4), *range(40, 257, 8), *range(288, 513, 32)) if n <= self.max_batch]
         few = [n for n in batch_sizes if n <= 8]
-        ahead = [self._shape(n, 1, _PAD) for n in sizes]
-        for used in (2 * _PAD, 4 * _PAD):
-            ahead += [self._shape(n, n, used) for n in few] + [self._shape(n, 1, used) for n in sizes]
+        ahead = [self._shape(n, 1, _PAD) for n in sizes if n <= _PAD]
+        ahead += [self._shape(n, n, used) for used in (2 * _PAD, 4 * _PAD) for n in few]
+        ahead += [self._shape(n, 1, 2 * _PAD) for n in sizes]
         self._ahead = [shape for shape in ahead if shape.n_kv <= self.n_cells]
 
     def prepare_ahead(self) -> bool:
@@ -164,7 +164,7 @@ class LocalForward:
 
     def _shape(self, n: int, n_out: int, used: int) -> BatchShape:
         """The shape that serves a batch: a few sizes, so that graphs are found again."""
-        step = 1 if n <= 8 else 4 if n <= 32 else 16 if n <= 128 else 32
+        step = 1 if n <= 8 else 4 if n <= 32 else 8 if n <= 256 else 32
         n_tokens = min(-(-n // step) * step, self.max_batch)
         n_outputs = n_out if n_out <= 2 or n <= 8 else min(n_tokens, 1 << (n_out - 1).bit_length())
         return BatchShape(n_tokens, n_outputs, min(max(_PAD, 1 << (used - 1).bit_length()), self.n_cells))
