@@ -524,9 +524,11 @@ class Compiler:
         panels = -(-w.ne[1] // 8)
         few = columns <= self.lowering.columns
         kernel = matmul.matmul_few if few else matmul.matmul_many
-        parameters: dict[str, Any] = {"weights": w.type.name} | (
-            {"columns": columns, "near": 8 * w.nb[1] <= matmul.NEAR} if few else {}
-        )
+        parameters: dict[str, Any] = {"weights": w.type.name}
+        if few:
+            parameters |= {"columns": columns, "near": 8 * w.nb[1] <= matmul.NEAR}
+        else:
+            parameters |= {"panel_rows": self.lowering.panel_rows if w.ne[1] >= self.lowering.panel_rows else 8}
         fields: dict[str, int | float | Place] = {
             "w": self.place(w),
             "row_bytes": w.nb[1],

@@ -23,6 +23,9 @@ class Lowering:
     name: str
     columns: int
 
+    # Rows that `matmul_many` unpacks together: the lanes of its vectors.
+    panel_rows: int = 8
+
     # A weight of zero point z is held as u = w + z, unsigned; 8-bit weights need all of u8, which AVX2's saturating
     # multiply
     # does not allow: there they stay signed.
@@ -48,7 +51,7 @@ class Lowering:
         peak: int,
     ) -> None:
         """sums[j] += scale · (the dot product of `dot`), `scale` as made by `scale`."""
-        part = [c.const(I32x8, 0) for _ in sums]
+        part = [c.const(total.type, 0) for total in sums]
         self.dot(c, part, weights, x, peak)
         for j, value in enumerate(part):
             sums[j] = sums[j] + value * scale
@@ -143,25 +146,27 @@ def _madd(c: Code, a: Value, b: Value) -> Value:
 
 
 class Vnni(Avx2):
-    """AVX-512 VNNI on 256-bit registers (AVX-512VL: 32 registers, operands broadcast from memory)."""
+    """AVX-512 VNNI: 32 registers of 256 or, for panels of 16 rows, 512 bits, operands broadcast from memory."""
 
     def dot(
         self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], peak: int
     ) -> None:
         for w, addresses in zip(weights, x, strict=True):
+            name = f"llvm.x86.avx512.vpdpbusd.{8 * w.type.bytes}"
             for j, address in enumerate(addresses):
-                sums[j] = c.intrinsic("llvm.x86.avx512.vpdpbusd.256", I32x8, [sums[j], w, self._spread(c, address)])
+                operand = c.load(I32, address).splat(w.type.lanes // 4).bits(w.type)
+                sums[j] = c.intrinsic(name, sums[j].type, [sums[j], w, operand])
 
     dot_scaled = Lowering.dot_scaled
     scale = Lowering.scale
 
     def dot_pairs(self, c: Code, total: Value, a: Value, b: Value) -> Value:
-        return c.intrinsic("llvm.x86.avx512.vpdpwssd.256", I32x8, [total, a, b])
+        return c.intrinsic(f"llvm.x86.avx512.vpdpwssd.{8 * a.type.bytes}", total.type, [total, a, b])
 
 
 PORTABLE = Lowering("portable", columns=4)
 AVX2 = Avx2("avx2", columns=4, full_u8=False)
-VNNI = Vnni("vnni", columns=8)
+VNNI = Vnni("vnni", columns=8, panel_rows=16)
 LOWERINGS = {lowering.name: lowering for lowering in (PORTABLE, AVX2, VNNI)}
 
 

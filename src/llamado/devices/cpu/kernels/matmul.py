@@ -2,7 +2,7 @@
 
 One arithmetic for every batch size (the law "one numerics"): for each output, blocks are taken in order along K;
 within a block the integer dot product is exact; then one fused multiply-add into the f32 sum. `matmul_few` keeps a
-block's unpacked weights in registers for up to `Lowering.columns` columns; `matmul_many` unpacks eight rows of a
+block's unpacked weights in registers for up to `Lowering.columns` columns; `matmul_many` unpacks 8 or 16 rows of a
 stretch of K into scratch (L1) and spends them on all columns. Lanes are rows in both, so the float operations are the
 same ones in the same order.
 
@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from llamado.devices.cpu.jit import kernel
 from llamado.devices.cpu.kernels.activations import BYTES_PER_COLUMN
 from llamado.devices.cpu.kernels.formats import FORMATS, Block32, Block256, Small, Super
-from llamado.devices.cpu.simd import Code, F32x8, I8x32, I16x16, I32x8, Value, Var, Work
+from llamado.devices.cpu.simd import Code, F32x8, I32x8, Type, Value, Var, Work
 from llamado.gguf.types import TensorType
 
 _FIELDS = ("w", "row_bytes", "n_blocks", "n_rows", "x", "n_columns", "y", "y_stride", "share")
@@ -26,43 +26,45 @@ NEAR = 8192
 """Bytes of eight rows up to which they are asked for twice: far ahead into L2, and one turn ahead into L1."""
 
 STRETCH = 2048
-"""Weights of a row unpacked at a time by `matmul_many`: eight rows of it stay in L1."""
+"""Weights of a row unpacked at a time by `matmul_many` for eight rows, half as many for 16: they stay in L1."""
 
 
 def _step32(c: Code, form: Small, block: Block32, x: Value, sums: Sequence[Var]) -> None:
-    """Adds one 32-weight block of eight rows times the columns at x to the f32 sums."""
+    """Adds one 32-weight block of the panel's rows times the columns at x to the f32 sums."""
     n = len(sums)
+    i32, f32 = block.d.type._replace(elem="i32"), block.d.type
     if form.zero_shift is not None and (form.type != TensorType.Q8_0 or c.lowering.full_u8):
-        totals = [c.splat_load(I32x8, x + 40 * n + 4 * j) << form.zero_shift for j in range(n)]
+        totals = [c.splat_load(i32, x + 40 * n + 4 * j) << form.zero_shift for j in range(n)]
     else:
-        totals = [c.const(I32x8, 0)] * n
+        totals = [c.const(i32, 0)] * n
     addresses = [[x + 4 * (g * n + j) for j in range(n)] for g in range(8)]
     if form.type == TensorType.Q8_0 and not c.lowering.full_u8:
         c.lowering.dot_signed(c, totals, block.groups, addresses)
     else:
         c.lowering.dot(c, totals, block.groups, addresses, form.peak)
     for j, total in enumerate(totals):
-        scale = block.d * c.splat_load(F32x8, x + 32 * n + 4 * j)
-        value = c.fma(total.to(F32x8), scale, sums[j].value)
+        scale = block.d * c.splat_load(f32, x + 32 * n + 4 * j)
+        value = c.fma(total.to(f32), scale, sums[j].value)
         if block.m is not None:
-            value = c.fma(block.m, c.splat_load(F32x8, x + 36 * n + 4 * j), value)
+            value = c.fma(block.m, c.splat_load(f32, x + 36 * n + 4 * j), value)
         sums[j].value = value
 
 
 def _finish256(c: Code, form: Super, block: Block256, totals: Sequence[Value], x: Value, sums: Sequence[Var]) -> None:
     """Adds a super-block's scaled integer sums to the f32 sums."""
     n = len(sums)
+    i32, f32 = block.d.type._replace(elem="i32"), block.d.type
     first = 260 * n + (16 * n if form.n_pairs == 8 else 0)
     for j in range(n):
-        mins = c.const(I32x8, 0)
+        mins = c.const(i32, 0)
         for p, pair in enumerate(block.pairs):
-            sum_pair = c.splat_load(I32x8, x + first + 4 * (p * n + j)).bits(I16x16)
+            sum_pair = c.splat_load(i32, x + first + 4 * (p * n + j)).bits(pair.type)
             mins = c.lowering.dot_pairs(c, mins, pair, sum_pair)
-        d = c.splat_load(F32x8, x + 256 * n + 4 * j)
+        d = c.splat_load(f32, x + 256 * n + 4 * j)
         if block.dmin is None:
-            value = block.d * (totals[j] - (mins << (form.zero_shift or 0))).to(F32x8)
+            value = block.d * (totals[j] - (mins << (form.zero_shift or 0))).to(f32)
         else:
-            value = block.d * totals[j].to(F32x8) - block.dmin * mins.to(F32x8)
+            value = block.d * totals[j].to(f32) - block.dmin * mins.to(f32)
         sums[j].value = c.fma(value, d, sums[j].value)
 
 
@@ -127,72 +129,69 @@ def _fetch_next(c: Code, a: SimpleNamespace, work: Work) -> None:
             c.prefetch(line, near=False)
 
 
-def _panel_bytes(form: Small | Super) -> int:
-    """Bytes of eight unpacked rows of one block in scratch."""
-    return 8 * 32 + 64 if isinstance(form, Small) else 2048 + 32 * (256 // form.part) + 32 * form.n_pairs + 64
+def _slots(form: Small | Super) -> int:
+    """Vectors that one unpacked block takes in scratch: groups, scales, pairs, d and dmin (m)."""
+    return 8 + 2 if isinstance(form, Small) else 64 + 256 // form.part + form.n_pairs + 2
 
 
-def _unpack(c: Code, form: Small | Super, rows: Sequence[Value], to: Value) -> None:
-    """Stores one unpacked block: groups, then scales, pairs, d and dmin (m)."""
+def _unpack(c: Code, form: Small | Super, rows: Sequence[Value], to: Value, slot: int) -> None:
+    """Stores one unpacked block of eight rows, a vector every `slot` bytes."""
     if isinstance(form, Small):
         small = form.unpack(c, rows)
-        for g, group in enumerate(small.groups):
-            c.store(to + 32 * g, group)
-        c.store(to + 256, small.d)
-        if small.m is not None:
-            c.store(to + 288, small.m)
+        for g, group in enumerate([*small.groups, small.d, *([] if small.m is None else [small.m])]):
+            c.store(to + slot * g, group)
         return
     block, g = form.unpack(c, rows), 0
-    at = to + 2048
     for s, (groups, scale) in enumerate(block.parts):
         for group in groups:
-            c.store(to + 32 * g, group)
+            c.store(to + slot * g, group)
             g += 1
-        c.store(at + 32 * s, scale)
-    at = at + 32 * (256 // form.part)
-    for p, pair in enumerate(block.pairs):
-        c.store(at + 32 * p, pair)
-    at = at + 32 * form.n_pairs
-    c.store(at, block.d)
-    if block.dmin is not None:
-        c.store(at + 32, block.dmin)
+        c.store(to + slot * (64 + s), scale)
+    at = 64 + 256 // form.part
+    for p, vector in enumerate([*block.pairs, block.d, *([] if block.dmin is None else [block.dmin])]):
+        c.store(to + slot * (at + p), vector)
 
 
 def _step_panel(c: Code, form: Small | Super, panel: Value, x: Value, sums: Sequence[Var]) -> None:
-    """As `_step32` and `_step256`, from scratch."""
-    n = len(sums)
+    """As `_step32` and `_step256`, from scratch, for as many rows as the sums have lanes."""
+    n, lanes = len(sums), sums[0].type.lanes
+    slot = 4 * lanes
+    i8, i16, i32, f32 = Type("i8", 4 * lanes), Type("i16", 2 * lanes), Type("i32", lanes), Type("f32", lanes)
     if isinstance(form, Small):
-        groups = [c.load(I8x32, panel + 32 * g) for g in range(8)]
+        groups = [c.load(i8, panel + slot * g) for g in range(8)]
         has_min = form.type in (TensorType.Q4_1, TensorType.Q5_1)
-        m = c.load(F32x8, panel + 288) if has_min else None
-        _step32(c, form, Block32(groups, c.load(F32x8, panel + 256), m), x, sums)
+        m = c.load(f32, panel + slot * 9) if has_min else None
+        _step32(c, form, Block32(groups, c.load(f32, panel + slot * 8), m), x, sums)
         return
     per_part, n_parts = form.part // 4, 256 // form.part
-    totals = [c.var(c.const(I32x8, 0)) for _ in sums]
-    scale_type = c.lowering.scale(c, c.const(I32x8, 0)).type
+    totals = [c.var(c.const(i32, 0)) for _ in sums]
+    scale_type = c.lowering.scale(c, c.const(i32, 0)).type
     with c.range(0, n_parts) as s:
         values = [t.value for t in totals]
-        at = panel + s * (32 * per_part)
-        groups = [c.load(I8x32, at + 32 * g) for g in range(per_part)]
+        at = panel + s * (slot * per_part)
+        groups = [c.load(i8, at + slot * g) for g in range(per_part)]
         x_part = x + s * (4 * n * per_part)
         addresses = [[x_part + 4 * (g * n + j) for j in range(n)] for g in range(per_part)]
-        c.lowering.dot_scaled(c, values, groups, addresses, c.load(scale_type, panel + 2048 + s * 32), form.peak)
+        c.lowering.dot_scaled(c, values, groups, addresses, c.load(scale_type, panel + slot * (64 + s)), form.peak)
         for t, v in zip(totals, values, strict=True):
             t.value = v
-    at = panel + 2048 + 32 * n_parts
-    pairs = [c.load(I16x16, at + 32 * p) for p in range(form.n_pairs)]
-    at = at + 32 * form.n_pairs
-    dmin = None if form.type == TensorType.Q6_K else c.load(F32x8, at + 32)
-    _finish256(c, form, Block256(c.load(F32x8, at), dmin, pairs), [t.value for t in totals], x, sums)
+    at = panel + slot * (64 + n_parts)
+    pairs = [c.load(i16, at + slot * p) for p in range(form.n_pairs)]
+    at = at + slot * form.n_pairs
+    dmin = None if form.type == TensorType.Q6_K else c.load(f32, at + slot)
+    _finish256(c, form, Block256(c.load(f32, at), dmin, pairs), [t.value for t in totals], x, sums)
 
 
 @kernel(*_FIELDS)
-def matmul_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> None:
-    """y for any number of columns: x in groups of `Lowering.columns`, the last group of 4 where that holds the rest."""
+def matmul_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_rows: int) -> None:
+    """y for any number of columns: x in groups of `Lowering.columns`, the last group of 4 where that holds the rest.
+
+    `panel_rows`, 8 or 16: rows unpacked together, the lanes of the vectors that are multiplied.
+    """
     form = FORMATS[TensorType[weights]]
-    per_column, size = BYTES_PER_COLUMN[form.block], _panel_bytes(form)
-    stretch = STRETCH // form.block
-    scratch, nowhere = c.scratch(stretch * size), c.scratch(32)
+    per_column, size = BYTES_PER_COLUMN[form.block], 4 * panel_rows * _slots(form)
+    stretch = STRETCH * 8 // panel_rows // form.block
+    scratch, nowhere = c.scratch(stretch * size), c.scratch(4 * panel_rows)
     wide = c.lowering.columns
     n_wide = a.n_columns // wide
     rest = a.n_columns - n_wide * wide
@@ -207,22 +206,25 @@ def matmul_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> Non
         for j in range(n):
             inside = column + j < a.n_columns
             targets.append(c.select(inside, a.y + (column + j) * a.y_stride + first_row * 4, nowhere))
-        sums = [c.var(c.const(F32x8, 0.0)) for _ in range(n)]
+        f32 = Type("f32", panel_rows)
+        sums = [c.var(c.const(f32, 0.0)) for _ in range(n)]
         with c.when(start > 0):
             for total, target in zip(sums, targets, strict=True):
-                total.value = c.load(F32x8, target)
+                total.value = c.load(f32, target)
         with c.range(0, blocks) as i:
             _step_panel(c, form, scratch + i * size, x + i * (per_column * n), sums)
         for total, target in zip(sums, targets, strict=True):
             c.store(target, total.value)
 
     def panel(first: Value) -> None:
-        """Eight rows and all columns; sums wait in y from one stretch to the next."""
-        rows = _row_addresses(a, first)
+        """A panel's rows and all columns; sums wait in y from one stretch to the next."""
+        eights = [_row_addresses(a, first + eight) for eight in range(0, panel_rows, 8)]
         with c.range(0, a.n_blocks, stretch) as start:
             blocks = c.min(a.n_blocks - start, stretch)
             with c.range(0, blocks) as i:
-                _unpack(c, form, [row + (start + i) * form.block_bytes for row in rows], scratch + i * size)
+                for number, rows in enumerate(eights):
+                    here = [row + (start + i) * form.block_bytes for row in rows]
+                    _unpack(c, form, here, scratch + i * size + 32 * number, 4 * panel_rows)
             with c.range(0, n_wide) as group:
                 columns(first, start, blocks, group * wide, wide)
             if wide > 4:
@@ -234,8 +236,9 @@ def matmul_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> Non
 
     # a last panel of fewer rows shares some with the one before it: one thread does both, or it would take up sums of
     # the other's that are half done
-    panels = a.n_rows // 8
+    panels = a.n_rows // panel_rows
     with c.shares(work, panels, a.share) as number:
-        stop = c.select((number + 1).equals(panels), a.n_rows, number * 8 + 8)
-        with c.range(number * 8, stop, 8) as first:
-            panel(c.min(first, a.n_rows - 8))
+        start = number * panel_rows
+        stop = c.select((number + 1).equals(panels), a.n_rows, start + panel_rows)
+        with c.range(start, stop, panel_rows) as first:
+            panel(c.min(first, a.n_rows - panel_rows))
