@@ -123,7 +123,7 @@ def matmul_few(
 def _fetch_next(c: Code, a: SimpleNamespace, work: Work) -> None:
     """Asks for the first rows of this thread's stretch of the next product, so that they come while it waits."""
     first = a.next + a.next_panels * work.thread // work.threads * 8 * a.next_row_bytes
-    with c.when(a.next.differs(0)), c.range(0, 16) as row:
+    with c.when(a.next.differs(0)), c.range(0, 64) as row:
         start = first + row * a.next_row_bytes
         with c.range(start, start + c.min(a.next_row_bytes, 2048), 64) as line:
             c.prefetch(line, near=False)
