@@ -15,11 +15,13 @@ from rich.console import Console
 
 from llamado.errors import LlamadoError
 from llamado.gguf.catalogue import CATALOGUE
+from llamado.gguf.reader import GGUFFile
 from llamado.gguf.sources import progress_bar, resolve
 
 FOLDER = Path(".demo")
 PORT = 8080
 QUESTION = "What is a llama? Answer in two sentences."
+BEGINNING = "The llama is an animal that"
 
 # Architectures of the catalogue's large models: better to know before a download of 17 GB than after it.
 _ARCHITECTURES = {"glm": "deepseek2", "qwen3": "qwen3moe"}
@@ -118,12 +120,23 @@ def wait_ready(server: subprocess.Popen[bytes], url: str) -> None:
             time.sleep(0.02)
 
 
-def ask(url: str, question: str) -> float:
-    """Print the answer as it comes; returns seconds from the request to its first token. Raises DemoError."""
-    body = {"messages": [{"role": "user", "content": question}], "max_tokens": 128, "temperature": 0, "stream": True}
+def chats(model: Path) -> bool:
+    """Whether a model brings a chat template; one without only continues texts."""
+    with GGUFFile.open(model) as file:
+        return "tokenizer.chat_template" in file.metadata
+
+
+def ask(url: str, text: str, *, chat: bool) -> float:
+    """Print the answer to a question (chat) or the continuation of a text as it comes.
+
+    Returns seconds from the request to its first token. Raises DemoError.
+    """
+    route = "/v1/chat/completions" if chat else "/completion"
+    body: dict[str, object] = {"max_tokens": 128 if chat else 48, "temperature": 0, "stream": True}
+    body |= {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
     began = time.perf_counter()
     first = 0.0
-    with httpx.Client(timeout=None) as http, http.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
+    with httpx.Client(timeout=None) as http, http.stream("POST", url + route, json=body) as response:
         if response.status_code != 200:
             raise DemoError(f"{url}: {response.read().decode(errors='replace')}")
         for line in response.iter_lines():
@@ -132,10 +145,13 @@ def ask(url: str, question: str) -> float:
             message = orjson.loads(line.removeprefix("data: "))
             if "error" in message:
                 raise DemoError(message["error"]["message"])
-            text = message["choices"][0]["delta"].get("content") if message["choices"] else None
-            if text:
+            if chat:
+                piece = message["choices"][0]["delta"].get("content") if message["choices"] else None
+            else:
+                piece = message["content"]
+            if piece:
                 first = first or time.perf_counter() - began
-                sys.stdout.write(text)
+                sys.stdout.write(piece)
                 sys.stdout.flush()
     print()
     return first
@@ -156,9 +172,14 @@ def main() -> int:
         server = start(model, spec if spec in CATALOGUE else model.stem, port)
         wait_ready(server, url)
         console.print(f"ready: {url}")
-        console.print(f"[bold]> {QUESTION}[/bold]")
+        chat = chats(model)
+        if chat:
+            console.print(f"[bold]> {QUESTION}[/bold]")
+        else:
+            console.print("this model has no chat template: it continues a text")
+            console.print(f"[bold]{BEGINNING}[/bold]", end="")
         asked = time.time()
-        first = ask(url, QUESTION)
+        first = ask(url, QUESTION if chat else BEGINNING, chat=chat)
     except LlamadoError as error:
         console.print(str(error), style="red", markup=False)
         return 1
