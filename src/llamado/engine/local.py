@@ -2,8 +2,8 @@
 
 Weights stay where the file's mapping has them. Inputs, the KV cache and the logits have fixed places, so that a graph
 built once per shape is run again with new contents. Shapes are few: larger batches are filled up with tokens that see
-nothing and are seen by none (their keys go to a spare cell), and attention gets the cache in powers of two; it looks
-only at the cells a token may see, so the size costs nothing but the mask.
+nothing and are seen by none (their keys go to a spare cell), and attention gets the cache in few sizes; it looks only
+at the cells a token may see, so the size costs nothing but the mask.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from llamado.gguf.types import TensorType
 from llamado.models.base import BatchShape, Model
 
 _PAD = 256
+_REACH = 1024
+"""Cells that attention is given at least; where more are in use 8,192, then powers of two."""
 _SPARE = 32  # cells behind the pool: the first takes what the filling tokens write
 _GRAPHS_KEPT = 128
 _HIDDEN = 0xFC00  # f16 −inf
@@ -110,10 +112,8 @@ class LocalForward:
             self.device.prepare(self._graph(shape))
         sizes = [n for n in (*range(12, 33, 4), *range(40, 257, 8), *range(288, 513, 32)) if n <= self.max_batch]
         few = [n for n in batch_sizes if n <= 8]
-        ahead = [self._shape(n, 1, _PAD) for n in sizes if n <= _PAD]
-        ahead += [self._shape(n, n, used) for used in (2 * _PAD, 4 * _PAD) for n in few]
-        ahead += [self._shape(n, 1, 2 * _PAD) for n in sizes]
-        self._ahead = [shape for shape in ahead if shape.n_kv <= self.n_cells]
+        self._ahead = [self._shape(n, 1, 1) for n in sizes]
+        self._ahead += [self._shape(n, n, _REACH + 1) for n in few] + [self._shape(n, 1, _REACH + 1) for n in sizes]
 
     def prepare_ahead(self) -> bool:
         """Compiles the program of one more shape that requests are likely to need."""
@@ -167,7 +167,8 @@ class LocalForward:
         step = 1 if n <= 8 else 4 if n <= 32 else 8 if n <= 256 else 32
         n_tokens = min(-(-n // step) * step, self.max_batch)
         n_outputs = n_out if n_out <= 2 or n <= 8 else min(n_tokens, 1 << (n_out - 1).bit_length())
-        return BatchShape(n_tokens, n_outputs, min(max(_PAD, 1 << (used - 1).bit_length()), self.n_cells))
+        reach = _REACH if used <= _REACH else max(8 * _REACH, 1 << (used - 1).bit_length())
+        return BatchShape(n_tokens, n_outputs, min(reach, self.n_cells))
 
     def _fill(self, name: str, values: NDArray[np.int32] | NDArray[np.int64], filling: int, filler: int) -> None:
         n = len(values)
