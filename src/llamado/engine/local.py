@@ -67,7 +67,6 @@ class LocalForward:
         for tensor in (*self._kv.k, *self._kv.v):
             tensor.buffer, tensor.offset = cache, at
             at += -(-tensor.nbytes // 64) * 64
-        self.kv_bytes = at
         self._inputs: dict[str, CpuBuffer] = {
             name: device.alloc(size)
             for name, size in {

@@ -51,10 +51,6 @@ class TensorType(IntEnum):
         """Bytes per block."""
         return _LAYOUT[self][1]
 
-    @property
-    def is_quantized(self) -> bool:
-        return self.block_size > 1
-
     def row_bytes(self, ne0: int) -> int:
         """Bytes of a row of `ne0` weights; raises ValueError when `ne0` is not a whole number of blocks."""
         blocks, rest = divmod(ne0, self.block_size)

@@ -27,8 +27,7 @@ class Lowering:
     panel_rows: int = 8
 
     # A weight of zero point z is held as u = w + z, unsigned; 8-bit weights need all of u8, which AVX2's saturating
-    # multiply
-    # does not allow: there they stay signed.
+    # multiply does not allow: there they stay signed.
     full_u8: bool = True
 
     def dot(

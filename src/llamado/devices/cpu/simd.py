@@ -49,12 +49,12 @@ _ELEMENTS: dict[str, Any] = {
 }
 _POINTER = ir.PointerType()
 
-I1, I8, I16, I32, I64 = Type("i1"), Type("i8"), Type("i16"), Type("i32"), Type("i64")
+I8, I16, I32, I64 = Type("i8"), Type("i16"), Type("i32"), Type("i64")
 F16, F32, F64 = Type("f16"), Type("f32"), Type("f64")
-I8x8, I8x16, I8x32 = Type("i8", 8), Type("i8", 16), Type("i8", 32)
+I8x8, I8x32 = Type("i8", 8), Type("i8", 32)
 I16x8, I16x16 = Type("i16", 8), Type("i16", 16)
 I32x4, I32x8 = Type("i32", 4), Type("i32", 8)
-F16x8, F32x8, F64x8 = Type("f16", 8), Type("f32", 8), Type("f64", 8)
+F16x8, F32x8 = Type("f16", 8), Type("f32", 8)
 
 Number = int | float
 

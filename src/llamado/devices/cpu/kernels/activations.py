@@ -22,14 +22,9 @@ BYTES_PER_COLUMN = {32: 44, 256: 308}
 
 def quantized_bytes(block: int, n: int, columns: int, group: int) -> int:
     """Bytes of `columns` quantised columns of n values, padded to whole groups."""
-    padded = columns if columns <= group else padded_columns(columns, group)
-    return n // block * BYTES_PER_COLUMN[block] * padded
-
-
-def padded_columns(columns: int, group: int) -> int:
-    """Columns with the padding of the last group (more columns than one group)."""
     whole, rest = divmod(columns, group)
-    return whole * group + (0 if rest == 0 else 4 if rest <= 4 else group)
+    padded = columns if columns <= group else whole * group + (0 if rest == 0 else 4 if rest <= 4 else group)
+    return n // block * BYTES_PER_COLUMN[block] * padded
 
 
 def quantize_row(c: Code, source: Value, n: Value, target: Value, column: Value, columns: Value, *, block: int) -> None:
