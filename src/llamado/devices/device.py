@@ -6,6 +6,7 @@ activation that the device places itself. What is submitted is done in order; a 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -18,9 +19,24 @@ from llamado.ggml.tensor import Tensor
 
 Bytes = NDArray[np.uint8]
 
+Loaded = Callable[[int], None]
+"""Is told how many more bytes of weights a device has."""
+
 
 class DeviceError(LlamadoError):
     """A device cannot do what was asked: an operation it does not know, no memory, a tensor outside its buffer."""
+
+
+class DeviceLost(DeviceError):
+    """A device is gone with everything it held: its machine, its process or the way to it.
+
+    `device` is its name; a new one may be had from the same place.
+    """
+
+    def __init__(self, device: str, why: str) -> None:
+        super().__init__(f"worker {device} is lost: {why}")
+        self.device = device
+        self.why = why
 
 
 class Buffer(Protocol):
@@ -33,27 +49,40 @@ class Buffer(Protocol):
 
 
 class Device(Protocol):
-    """A place that holds tensors and computes graphs."""
+    """A place that holds tensors and computes graphs.
+
+    A device on another machine fails with DeviceLost, from any method or future, once it is gone.
+    """
 
     name: str
+    """How placements and messages call it: "CPU", "RPC0[host:port]"."""
 
-    def alloc(self, size: int) -> Buffer:
-        """`size` zeroed bytes; DeviceError where there is no room."""
+    def place(self, tensors: Sequence[Tensor]) -> list[Buffer]:
+        """Gives tensors memory here, zeroed, and binds them to it; DeviceError where there is no room.
 
-    def adopt(self, memory: Bytes) -> Buffer:
-        """Memory that is here already (a mapped file), as a buffer without a copy."""
+        Free the buffers to give it back.
+        """
+
+    def load(self, weights: Sequence[tuple[Tensor, Bytes]], progress: Loaded | None = None) -> list[Buffer]:
+        """Gives weights their bytes and binds them; a device on this machine uses the bytes where they are."""
 
     def write(self, tensor: Tensor, data: NDArray[Any], offset: int = 0) -> None:
-        """Copies the bytes of `data` to byte `offset` of a bound tensor."""
+        """Copies the bytes of `data` to byte `offset` of a bound tensor; `data` may change once this returns."""
+
+    def prepare(self, graph: Graph) -> object:
+        """Does now what `submit` of this graph would have to do the first time."""
 
     def submit(self, graph: Graph) -> None:
-        """Computes a graph; outputs stay readable until the next one."""
+        """Computes a graph; its outputs, which are bound, can be read after it."""
 
     def read(self, tensor: Tensor, offset: int, size: int) -> Future[Bytes]:
-        """`size` bytes of a tensor once everything submitted before is done."""
+        """`size` bytes of a bound tensor as they are once everything submitted before is done."""
 
     def copy(self, source: Tensor, target: Tensor) -> None:
-        """Copies the bytes of one bound tensor to another of the same size (which may overlap it)."""
+        """Copies the bytes of one bound tensor to another of the same size, which may overlap it (memmove)."""
 
     def memory(self) -> tuple[int, int]:
         """Bytes free, bytes in all."""
+
+    def close(self) -> None:
+        """Gives everything back."""

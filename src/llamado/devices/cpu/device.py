@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from llamado.devices.cpu.memory import CpuBuffer, view_of
 from llamado.devices.cpu.nodes import Placement
 from llamado.devices.cpu.program import Program, Temporary, link, plan
 from llamado.devices.cpu.team import Team
-from llamado.devices.device import DeviceError
+from llamado.devices.device import Buffer, Bytes, DeviceError, Loaded
 from llamado.ggml.graph import Graph
 from llamado.ggml.tensor import Tensor
 
@@ -73,6 +74,27 @@ class CpuDevice:
     def adopt(self, memory: NDArray[np.uint8]) -> CpuBuffer:
         """Memory of the caller's, used where it is."""
         return CpuBuffer(memory)
+
+    def place(self, tensors: Sequence[Tensor]) -> list[Buffer]:
+        """One zeroed buffer for all of them, each on a cache line of its own."""
+        offsets, size = [], 0
+        for tensor in tensors:
+            offsets.append(size)
+            size += -(-tensor.nbytes // 64) * 64
+        buffer = self.alloc(size)
+        for tensor, offset in zip(tensors, offsets, strict=True):
+            tensor.buffer, tensor.offset = buffer, offset
+        return [buffer]
+
+    def load(self, weights: Sequence[tuple[Tensor, Bytes]], progress: Loaded | None = None) -> list[Buffer]:
+        """Binds weights to where their bytes are already (a mapped file)."""
+        buffers: list[Buffer] = []
+        for tensor, data in weights:
+            tensor.buffer, tensor.offset = self.adopt(data), 0
+            buffers.append(tensor.buffer)
+            if progress is not None:
+                progress(data.nbytes)
+        return buffers
 
     def write(self, tensor: Tensor, data: NDArray[Any], offset: int = 0) -> None:
         """Copies `data` into a bound tensor."""

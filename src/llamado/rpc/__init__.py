@@ -1,0 +1,1 @@
+"""ggml's RPC: the wire, a remote device, a worker, a tap."""
