@@ -13,7 +13,7 @@ class TapError(LlamadoError):
 
 @dataclass(frozen=True)
 class TapOptions:
-    """What `llamado tap` is told. Port 0 listens on any free one; `bandwidth` in bits per second, None without limit."""
+    """What `llamado tap` is told. Port 0: any free one; `bandwidth` in bits per second, None: no limit."""
 
     listen_host: str = "127.0.0.1"
     listen_port: int = 60052
