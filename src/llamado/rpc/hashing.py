@@ -47,8 +47,8 @@ def fnv1a_lanes(c: Code, a: SimpleNamespace, work: Work, lanes: int) -> None:
         step([p + i for p in starts], _UNROLL)
     with c.range(whole, a.n) as i:
         step([p + i for p in starts], 1)
-    for i, h in enumerate(hashes):
-        c.store(a.hashes + 8 * i, h.value)
+    for lane, h in enumerate(hashes):
+        c.store(a.hashes + 8 * lane, h.value)
 
 
 @cache
