@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from llamado import cli, flags
+from llamado.devices.placement import ALL_LAYERS
 from llamado.flags import FlagError, Kind, Parsed, Parser, add_flags, parse
 from llamado.server.settings import serve_settings
 
@@ -94,6 +95,42 @@ def test_memory_f32_means_the_cache() -> None:
     assert (engine.type_k, engine.type_v) == ("f32", "f32")
 
 
+def test_how_a_model_is_divided() -> None:
+    s = settings("-m", "x", "--rpc", "a:1,b", "--rpc=tls://c:2", "-ngl", "99").engine.split
+    assert s.rpc == ("a:1", "b:50052", "tls://c:2")
+    assert (s.tensor_split, s.n_gpu_layers, s.devices, s.overrides) == (None, 99, (), ())
+    assert (s.failover, s.wait) == (None, 30.0)
+    split = ["-m", "x", "--rpc", "a:1"]
+    shares = {"3,1": (3, 1), "0.5,0.25,0.25": (0.5, 0.25, 0.25), "3/1": (3, 1), "memory": (), "0,0": (), "auto": None}
+    for text, expected in shares.items():
+        assert settings(*split, "-ts", text).engine.split.tensor_split == expected
+    for text, layers in {"auto": None, "-1": None, "all": ALL_LAYERS, "-2": ALL_LAYERS, "0": 0}.items():
+        assert settings(*split, "-ngl", text).engine.split.n_gpu_layers == layers
+    assert settings(*split, "-dev", "CPU,RPC0[a:1]").engine.split.devices == ("CPU", "RPC0[a:1]")
+    assert settings(*split, "-sm", "none").engine.split.devices == ("RPC0",)
+    assert settings(*split, "-sm", "none", "-mg", "1", "-dev", "RPC0,CPU").engine.split.devices == ("CPU",)
+    overrides = settings(*split, "-ot", r"blk\.\d{1,2}\.ffn=CPU,output=RPC0", "-ot", "x=CPU").engine.split.overrides
+    assert overrides == ((r"blk\.\d{1,2}\.ffn", "CPU"), ("output", "RPC0"), ("x", "CPU"))
+    environ = {"LLAMA_ARG_RPC": "a:1,b:2", "LLAMA_ARG_TENSOR_SPLIT": "3,1"}
+    s = settings("-m", "x", environ=environ).engine.split
+    assert (s.rpc, s.tensor_split) == (("a:1", "b:2"), (3, 1))
+
+
+def test_flags_of_a_division_say_nothing_without_workers() -> None:
+    s = settings("-m", "x", "-ngl", "7", "-ot", "blk.0=CPU", "-sm", "row", "-dev", "none", "--rpc-wait", "9")
+    assert s.engine.split is None and len(s.notes) == 1 and "--rpc names others" in s.notes[0]
+    assert settings("-m", "x", "--rpc", "a:1", "-ngl", "7", "-dev", "none").notes == ()
+
+
+def test_sizes_of_memory() -> None:
+    sizes = {"512": 512 << 20, "512K": 512 << 10, "1.5G": 3 << 29, "16GiB": 16 << 30, "800 MB": 800 << 20}
+    for text, size in sizes.items():
+        assert cli.memory_size(text) == size
+    for text in ("", "0", "-5", "much", "1E9", "5X"):
+        with pytest.raises(FlagError, match="-m/--mem: expected MiB"):
+            cli.memory_size(text)
+
+
 def test_meaningless_flags_are_said_once_each() -> None:
     notes = parsed("-m", "x", "-ngl", "1", "-ngl", "2", "-sm", "row", "-fit", "off").notes
     assert len(notes) == 2  # those with the same reason share a line
@@ -119,7 +156,23 @@ def test_meaningless_flags_are_said_once_each() -> None:
         ("--model", "-m/--model: expected one argument"),
         ("-m y", "one server serves one model"),
         ("--mirostat 2", "--mirostat: Mirostat is not supported yet"),
-        ("--rpc a:1", "--rpc: splitting a model over machines"),
+        ("--rpc ,", "--rpc: expected host:port"),
+        ("--rpc h:1,h:1", "--rpc: h:1 is named twice"),
+        ("--rpc h:port", "--rpc: "),
+        ("--rpc h:1 --rpc-wait -1", "--rpc-wait: expected seconds, 0 or more"),
+        ("--rpc h:1 --rpc-failover nan", "--rpc-failover: expected seconds"),
+        ("--rpc h:1 --rpc-cert x", "--rpc-cert and --rpc-key: give both or none"),
+        ("--rpc h:1 -ts 3,x", "-ts/--tensor-split: expected auto, memory, or proportions"),
+        ("--rpc h:1 -ts 3,-1", "-ts/--tensor-split: expected"),
+        ("--rpc h:1 -ts ,", "-ts/--tensor-split: expected"),
+        ("--rpc h:1 -ngl many", "-ngl/--gpu-layers: expected a whole number, all or auto"),
+        ("--rpc h:1 -sm row", "-sm/--split-mode row: devices share whole layers only"),
+        ("--rpc h:1 -sm none -mg -1", "-mg/--main-gpu: expected a device's number"),
+        ("--rpc h:1 -sm none -dev RPC0,CPU -mg 2", "-mg/--main-gpu: expected a device's number"),
+        ("--rpc h:1 -dev none,CPU", "-dev/--device: none stands alone"),
+        ("--rpc h:1 -dev ,", "-dev/--device: expected names"),
+        ("--rpc h:1 -ot blk.0", "-ot/--override-tensor: expected PATTERN=DEVICE"),
+        ("--rpc h:1 -ot (=CPU", "-ot/--override-tensor: '(' is no regular expression"),
         ("--grammar x", "--grammar: grammars are"),
         ("--samplers top_k;nonsense", "nonsense"),
         ("--logit-bias x", "-l/--logit-bias: expected TOKEN_ID+BIAS"),
@@ -196,6 +249,14 @@ def test_exit_codes_and_messages(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", "--nonsense"]) == 2
     assert cli.main(["pull"]) == 2
     assert cli.main(["inspect", "/nonexistent.gguf"]) == 1
+    assert cli.main(["worker", "-t", "0"]) == 2 and "-t/--threads" in capsys.readouterr().err
+    assert cli.main(["worker", "-m", "x"]) == 2 and "-m/--mem" in capsys.readouterr().err
+    assert cli.main(["worker", "-p", "70000"]) == 2 and "-p/--port" in capsys.readouterr().err
+    assert cli.main(["worker", "--tls-cert", "x"]) == 2 and "--tls-key" in capsys.readouterr().err
+    assert cli.main(["worker", "--tls-client-ca", "x"]) == 2 and "--tls-cert" in capsys.readouterr().err
+    assert cli.main(["tap", "--listen-port", "-1"]) == 2 and "--listen-port" in capsys.readouterr().err
+    assert cli.main(["tap", "--jitter-ms", "-1"]) == 2 and "--jitter-ms" in capsys.readouterr().err
+    assert cli.main(["plan", "--rpc", "h:1", "-ts", "x"]) == 2
     assert "Traceback" not in capsys.readouterr().err
 
 

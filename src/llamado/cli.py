@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -13,7 +15,7 @@ from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed, Parser, add_flags, parse
 
 USAGE = """\
-llamado: serve and run GGUF language models
+llamado: serve and run GGUF language models, on one machine or on many
 
   llamado serve -m MODEL        HTTP server with llama-server's and OpenAI's API
   llamado run [MODEL]           chat in the terminal
@@ -21,6 +23,10 @@ llamado: serve and run GGUF language models
   llamado inspect FILE          what is in a GGUF file
   llamado bench -m MODEL        speed of prompts and of generation
   llamado perplexity -m MODEL -f TEXT
+  llamado worker                lend this machine to a server elsewhere (ggml RPC)
+  llamado plan -m MODEL --rpc HOST:PORT,…
+                                which layers would go to which machine
+  llamado tap                   a proxy before a worker that delays and shows its traffic
 
 MODEL: a GGUF path, a name (smollm2, gemma3), hf:user/repo[:quant], ollama:name[:tag]
 llamado COMMAND --help shows a command's flags; llamado --version the version.
@@ -58,6 +64,10 @@ def _run(flags: Parsed, namespace: argparse.Namespace) -> int:
 
 
 def _bench(flags: Parsed, _: argparse.Namespace) -> int:
+    if flags.latency or flags.nodes:
+        from llamado.bench.latency import bench_latency
+
+        return bench_latency(flags)
     from llamado.bench.speed import bench
 
     return bench(flags)
@@ -98,6 +108,91 @@ def _inspect(_: Parsed, namespace: argparse.Namespace) -> int:
     return 0
 
 
+def _plan(flags: Parsed, _: argparse.Namespace) -> int:
+    from llamado.cluster.plan import plan
+
+    return plan(flags)
+
+
+def _list_devices(flags: Parsed) -> int:
+    from llamado.cluster.plan import list_devices
+
+    return list_devices(flags)
+
+
+def _worker(flags: Parsed, _: argparse.Namespace) -> int:
+    if flags.threads is not None and flags.threads < 1:
+        raise FlagError(f"-t/--threads: expected 1 or more, got {flags.threads}")
+    if bool(flags.tls_cert) != bool(flags.tls_key):
+        raise FlagError("--tls-cert and --tls-key: give both or none")
+    if flags.tls_client_ca and not flags.tls_cert:
+        raise FlagError("--tls-client-ca: it checks clients' certificates, so --tls-cert and --tls-key are needed, too")
+    mem = None if flags.mem is None else memory_size(flags.mem)
+    devices = tuple(name for name in re.split("[,/]+", flags.device or "") if name)
+    _check_port("-p/--port", flags.port)
+    _log_to_stderr(flags)
+
+    from llamado.rpc.worker import WorkerOptions, run_worker
+
+    options = WorkerOptions(
+        host=flags.host,
+        port=flags.port,
+        threads=flags.threads or max(1, (os.cpu_count() or 1) // 2),
+        devices=devices,
+        cache=flags.cache,
+        mem=mem,
+        tls_cert=flags.tls_cert,
+        tls_key=flags.tls_key,
+        tls_client_ca=flags.tls_client_ca,
+        allow=tuple(n.strip() for given in flags.allow or [] for n in given.split(",") if n.strip()),
+    )
+    return run_worker(options)
+
+
+def memory_size(text: str) -> int:
+    """Bytes of `--mem`: a plain number is MiB, as older rpc-servers took it. Raises FlagError."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:i?B)?)?", text.strip(), re.IGNORECASE)
+    size = int(float(found[1]) * units[(found[2] or "M").upper()]) if found else 0
+    if size <= 0:
+        raise FlagError(f"-m/--mem: expected MiB as a number, or a size as 512K, 800M, 16G; got {text!r}")
+    return size
+
+
+def _check_port(flag: str, port: int) -> None:
+    if not 0 <= port <= 65535:
+        raise FlagError(f"{flag}: expected 0 to 65535, got {port}")
+
+
+def _log_to_stderr(flags: Parsed) -> None:
+    level = logging.DEBUG if flags.verbose else logging.INFO
+    logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
+
+
+def _tap(flags: Parsed, _: argparse.Namespace) -> int:
+    _check_port("--listen-port", flags.listen_port)
+    _check_port("--target-port", flags.target_port)
+    for key in ("latency_ms", "jitter_ms"):
+        if not 0 <= flags.values[key] < 1e7:
+            raise FlagError(f"--{key.replace('_', '-')}: expected 0 or more, got {flags.values[key]}")
+    _log_to_stderr(flags)
+
+    from llamado.rpc.tap import TapOptions, parse_bandwidth, run_tap
+
+    options = TapOptions(
+        listen_host=flags.listen_host,
+        listen_port=flags.listen_port,
+        target_host=flags.target_host,
+        target_port=flags.target_port,
+        latency_ms=flags.latency_ms,
+        jitter_ms=flags.jitter_ms,
+        bandwidth=None if flags.bandwidth is None else parse_bandwidth(flags.bandwidth),
+        all=flags.all,
+        trace=flags.trace,
+    )
+    return run_tap(options)
+
+
 COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
     "serve": (_serve, "HTTP server with llama-server's and OpenAI's API"),
     "run": (_run, "chat in the terminal"),
@@ -105,6 +200,9 @@ COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
     "inspect": (_inspect, "show a GGUF file's metadata and tensors"),
     "bench": (_bench, "measure prompt and generation speed"),
     "perplexity": (_perplexity, "score a text with the method of llama-perplexity"),
+    "worker": (_worker, "lend this machine's devices to a server elsewhere: rpc-server's flags and protocol"),
+    "plan": (_plan, "which layers would go to which device, and how long a token would take"),
+    "tap": (_tap, "a proxy before a worker that delays, limits and decodes its traffic"),
 }
 
 
@@ -137,6 +235,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if command not in COMMANDS:
             raise _unknown_command(command)
         flags, namespace = parse(_parser(command), command, given[1:])
+        if flags.values.get("list_devices"):
+            return _list_devices(flags)
         return COMMANDS[command][0](flags, namespace)
     except FlagError as error:
         print(f"llamado: {error}", file=sys.stderr)

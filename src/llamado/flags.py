@@ -47,6 +47,7 @@ class Flag:
     bare: str | None = None  # value of a flag given without one, where the value may be left out
     off_values: tuple[str, ...] = ()  # values of a refused flag that ask for nothing
     many: bool = False
+    needs: str = ""  # key of the flag without which this one says nothing
     group: str = ""
     commands: frozenset[str] = field(default_factory=lambda: frozenset({"serve"}))
 
@@ -70,7 +71,10 @@ _TYPES: dict[str, tuple[Callable[[str], Any], str]] = {
 _TRUE = {"1", "true", "on", "enabled", "yes"}
 _FALSE = {"0", "false", "off", "disabled", "no"}
 _SAMPLING = frozenset({"serve", "run"})
-_ENGINE = frozenset({"serve", "run", "perplexity", "bench"})
+_ENGINE = frozenset({"serve", "run", "perplexity", "bench", "plan"})
+_SLOTS = frozenset({"serve", "plan"})
+_WORKER = frozenset({"worker"})
+_TAP = frozenset({"tap"})
 KV_TYPES = ("f32", "f16", "bf16", "q8_0")
 
 
@@ -99,7 +103,7 @@ def _group(title: str, *flags: Flag) -> tuple[Flag, ...]:
     return tuple(Flag(**{**f.__dict__, "group": title}) for f in flags)
 
 
-_CPU = "the model runs on the CPU"
+_CPU = "the model runs on this machine's CPU"
 _LATER = "not supported yet"
 _VISION = "multimodal models are not supported yet"
 _DRAFT = "speculative decoding is not supported yet"
@@ -157,11 +161,11 @@ COMPUTE = _group(
     _used("-ub --ubatch-size", "tokens per forward pass at most", type="int", default=512, metavar="N",
           env="LLAMA_ARG_UBATCH", commands=_ENGINE),
     _used("-np --parallel", "slots: requests decoded at the same time (-1: 4 slots sharing the whole context)",
-          type="int", default=-1, metavar="N", env="LLAMA_ARG_N_PARALLEL"),
+          type="int", default=-1, metavar="N", env="LLAMA_ARG_N_PARALLEL", commands=_SLOTS),
     _used("-cb --cont-batching", "decode requests together as they come", default=True,
-          off_names="-nocb --no-cont-batching", env="LLAMA_ARG_CONT_BATCHING"),
+          off_names="-nocb --no-cont-batching", env="LLAMA_ARG_CONT_BATCHING", commands=_SLOTS),
     _used("-kvu --kv-unified", "slots share one context of --ctx-size (default: only when --parallel is automatic)",
-          off_names="-no-kvu --no-kv-unified", env="LLAMA_ARG_KV_UNIFIED"),
+          off_names="-no-kvu --no-kv-unified", env="LLAMA_ARG_KV_UNIFIED", commands=_SLOTS),
     _used("-ctk --cache-type-k", "type of the K cache", type="str", default="f16", choices=" ".join(KV_TYPES),
           metavar="TYPE", env="LLAMA_ARG_CACHE_TYPE_K", commands=_ENGINE),
     _used("-ctv --cache-type-v", "type of the V cache", type="str", default="f16", choices=" ".join(KV_TYPES),
@@ -176,12 +180,6 @@ COMPUTE = _group(
           choices="distribute isolate numactl", metavar="TYPE", env="LLAMA_ARG_NUMA", commands=_ENGINE),
     _none("-fa --flash-attn", "attention is always computed block by block", bare="on", choices="on off auto",
           env="LLAMA_ARG_FLASH_ATTN", off_names="--no-flash-attn", commands=_ENGINE, dest="flash_attn"),
-    _none("-ngl --gpu-layers --n-gpu-layers", _CPU, env="LLAMA_ARG_N_GPU_LAYERS LLAMA_N_GPU_LAYERS",
-          commands=_ENGINE),
-    _none("-sm --split-mode", _CPU, env="LLAMA_ARG_SPLIT_MODE"),
-    _none("-ts --tensor-split", _CPU, env="LLAMA_ARG_TENSOR_SPLIT"),
-    _none("-mg --main-gpu", _CPU, env="LLAMA_ARG_MAIN_GPU"),
-    _none("-dev --device", _CPU, env="LLAMA_ARG_DEVICE"),
     _none("--metal", _CPU, type="bool"),
     _none("-fit --fit", "memory is planned before anything is allocated", bare="on", choices="on off",
           env="LLAMA_ARG_FIT"),
@@ -191,7 +189,6 @@ COMPUTE = _group(
     _none("--op-offload", _CPU, type="bool", off_names="--no-op-offload"),
     _none("--no-host", _CPU, type="bool", env="LLAMA_ARG_NO_HOST"),
     _none("--repack", "weights are never repacked", type="bool", off_names="-nr --no-repack", env="LLAMA_ARG_REPACK"),
-    _none("-ot --override-tensor", _CPU, env="LLAMA_ARG_OVERRIDE_TENSOR"),
     _none("-cmoe --cpu-moe", _CPU, type="bool", env="LLAMA_ARG_CPU_MOE"),
     _none("-ncmoe --n-cpu-moe", _CPU, env="LLAMA_ARG_N_CPU_MOE"),
     _none("-ncffn --n-cpu-ffn", _CPU, env="LLAMA_ARG_N_CPU_FFN"),
@@ -215,7 +212,6 @@ COMPUTE = _group(
     _none("--perf", "timings are always measured", type="bool", off_names="--no-perf", env="LLAMA_ARG_PERF"),
     _none("--warmup", "kernels are compiled while loading", type="bool", off_names="--no-warmup",
           env="LLAMA_ARG_WARMUP"),
-    _refused("--rpc", f"splitting a model over machines is {_LATER}", env="LLAMA_ARG_RPC"),
     _refused("--rope-scaling", f"{_LATER}: RoPE settings are the model's own", env="LLAMA_ARG_ROPE_SCALING_TYPE",
              off_values="none"),
     _refused("--rope-scale", f"{_LATER}: RoPE settings are the model's own", env="LLAMA_ARG_ROPE_SCALE",
@@ -238,6 +234,47 @@ COMPUTE = _group(
     _refused("-hfd -hfrd --hf-repo-draft --spec-draft-hf", _DRAFT, env="LLAMA_ARG_SPEC_DRAFT_HF_REPO"),
     _refused("--spec-type", _DRAFT, env="LLAMA_ARG_SPEC_TYPE", off_values="none"),
     _refused("--spec-default", _DRAFT, type="bool"),
+)
+
+SPLIT = _group(
+    "several machines",
+    _used("--rpc", "workers that share the model: host:port, tls://host:port, comma-separated; may be repeated",
+          type="str", many=True, metavar="SERVERS", env="LLAMA_ARG_RPC", commands=_ENGINE),
+    _used("-ts --tensor-split",
+          "how layers are divided: auto (measure the devices, least time per token), memory (by free memory, as "
+          "llama.cpp does), or proportions, one for each worker and if you like one more for this machine: 3,1",
+          type="str", default="auto", metavar="N0,N1,…", env="LLAMA_ARG_TENSOR_SPLIT", commands=_ENGINE, needs="rpc"),
+    _used("-ngl --gpu-layers --n-gpu-layers",
+          "the last N layers go to the workers, the ones before stay on this machine; the head counts as one more; "
+          "all, or auto: as --tensor-split says",
+          type="str", default="auto", metavar="N", env="LLAMA_ARG_N_GPU_LAYERS LLAMA_N_GPU_LAYERS", commands=_ENGINE,
+          needs="rpc"),
+    _used("-dev --device",
+          "devices that take layers, in this order: RPC0, RPC0[host:port], host:port, CPU (this machine), comma-"
+          "separated; none: no worker", type="str", metavar="DEV,DEV", env="LLAMA_ARG_DEVICE", commands=_ENGINE,
+          needs="rpc"),
+    _used("--list-devices", "print the devices (this machine and the workers of --rpc) and exit", default=False,
+          commands=_ENGINE),
+    _used("-ot --override-tensor",
+          "PATTERN=DEVICE, comma-separated: weights whose names match the regular expression go to the device",
+          type="str", many=True, metavar="PATTERN=DEVICE", env="LLAMA_ARG_OVERRIDE_TENSOR", commands=_ENGINE,
+          needs="rpc"),
+    _used("-sm --split-mode", "layer: whole layers go to devices; none: one device takes all (--main-gpu)",
+          type="str", default="layer", choices="none layer row tensor", metavar="MODE", env="LLAMA_ARG_SPLIT_MODE",
+          commands=_ENGINE, needs="rpc"),
+    _used("-mg --main-gpu", "the device of --split-mode none, counted from 0", type="int", default=0, metavar="INDEX",
+          env="LLAMA_ARG_MAIN_GPU", commands=_ENGINE, needs="rpc"),
+    _used("--rpc-failover",
+          "when a worker has been gone for this long, go on with the devices left (default: wait for it)",
+          type="float", metavar="SECONDS", env="LLAMA_ARG_RPC_FAILOVER", commands=_ENGINE, needs="rpc"),
+    _used("--rpc-wait", "how long requests wait for a worker that is gone before they get 503", type="float",
+          default=30.0, metavar="SECONDS", env="LLAMA_ARG_RPC_WAIT", commands=_ENGINE, needs="rpc"),
+    _used("--rpc-ca", "PEM file of the authority that tls:// workers' certificates come from", type="str",
+          metavar="FILE", env="LLAMA_ARG_RPC_CA", commands=_ENGINE, needs="rpc"),
+    _used("--rpc-cert", "PEM file of this machine's certificate for tls:// workers", type="str", metavar="FILE",
+          env="LLAMA_ARG_RPC_CERT", commands=_ENGINE, needs="rpc"),
+    _used("--rpc-key", "PEM file of the key of --rpc-cert", type="str", metavar="FILE", env="LLAMA_ARG_RPC_KEY",
+          commands=_ENGINE, needs="rpc"),
 )
 
 SAMPLING = _group(
@@ -386,7 +423,7 @@ SERVER = _group(
 
 LOGGING = _group(
     "logging",
-    _used("-v --verbose --log-verbose", "log everything", default=False, commands=_ENGINE),
+    _used("-v --verbose --log-verbose", "log everything", default=False, commands=_ENGINE | _WORKER | _TAP),
     _used("-lv --verbosity --log-verbosity", "0 nothing but output, 1 errors, 2 warnings, 3 info, 4 and up debug",
           type="int", default=3, metavar="N", env="LLAMA_ARG_LOG_VERBOSITY LLAMA_LOG_VERBOSITY", dest="log_verbosity",
           commands=_ENGINE),
@@ -422,13 +459,59 @@ BENCH = _group(
     _used("-r --repetitions", "repetitions", type="int", default=5, metavar="N", commands=frozenset({"bench"})),
     _used("-o --output", "md (a table) or json", type="str", default="md", choices="md json", metavar="FORMAT",
           commands=frozenset({"bench"})),
+    _used("--latency",
+          "delays of each graph command in ms, comma-separated: a table of speeds through delayed workers (0,5,10,20)",
+          type="str", metavar="MS,MS", commands=frozenset({"bench"})),
+    _used("--nodes", "machines in that table, this one counted, comma-separated (3,4,5)", type="str", metavar="N,N",
+          commands=frozenset({"bench"})),
+    _used("--out", "folder for the table's drawings", type="str", metavar="FOLDER", commands=frozenset({"bench"})),
     _used("-f --file", "text to score", type="str", metavar="FILE", commands=frozenset({"perplexity"})),
     _used("--chunks", "chunks to score at most (-1: all)", type="int", default=-1, metavar="N",
           commands=frozenset({"perplexity"})),
 )
+
+WORKER = _group(
+    "worker",
+    _used("-H --host", "address to listen on", type="str", default="127.0.0.1", metavar="HOST", commands=_WORKER),
+    _used("-p --port", "port to listen on (0: any free one)", type="int", default=50052, metavar="PORT",
+          commands=_WORKER),
+    _used("-t --threads", "threads of the CPU device (default: half of the hardware threads)", type="int", metavar="N",
+          commands=_WORKER),
+    _used("-d --device", "devices to offer, comma-separated (default: CPU)", type="str", metavar="DEV,DEV",
+          commands=_WORKER),
+    _used("-c --cache", "keep weights on disk, in llama.cpp's layout ($LLAMA_CACHE or ~/.cache/llama.cpp, rpc/)",
+          default=False, commands=_WORKER),
+    _used("-m --mem", "most memory that all clients together may take: MiB, or with a unit: 512K, 800M, 16G "
+          "(default: what is free)", type="str", metavar="SIZE", commands=_WORKER),
+    _used("--tls-cert", "PEM file of the TLS certificate: clients then come by tls://", type="str", metavar="FILE",
+          commands=_WORKER),
+    _used("--tls-key", "PEM file of the key of --tls-cert", type="str", metavar="FILE", commands=_WORKER),
+    _used("--tls-client-ca", "PEM file of the authority that clients' certificates must come from", type="str",
+          metavar="FILE", commands=_WORKER),
+    _used("--allow", "networks that may connect (CIDR, 10.0.0.0/8), comma-separated; may be repeated (default: all)",
+          type="str", many=True, metavar="CIDR", commands=_WORKER),
+)
+
+TAP = _group(
+    "tap",
+    _used("--listen-host", "address to listen on", type="str", default="127.0.0.1", metavar="HOST", commands=_TAP),
+    _used("--listen-port", "port to listen on (0: any free one)", type="int", default=60052, metavar="PORT",
+          commands=_TAP),
+    _used("--target-host", "where the worker is", type="str", default="127.0.0.1", metavar="HOST", commands=_TAP),
+    _used("--target-port", "the worker's port", type="int", default=50052, metavar="PORT", commands=_TAP),
+    _used("--latency-ms", "delay of each graph command (GRAPH_COMPUTE, GRAPH_RECOMPUTE) in ms", type="float",
+          default=0.0, metavar="MS", commands=_TAP),
+    _used("--jitter-ms", "random part of the delay: up to this much more or less, in ms", type="float", default=0.0,
+          metavar="MS", commands=_TAP),
+    _used("--bandwidth", "most bits a second each way: 1G, 100M, 64k (default: no limit)",
+          type="str", metavar="BITS", commands=_TAP),
+    _used("--all", "delay every command, not only graphs", default=False, commands=_TAP),
+    _used("--trace", "write the decoded traffic to a file, a JSON object a line", type="str", metavar="FILE",
+          commands=_TAP),
+)
 # fmt: on
 
-FLAGS: tuple[Flag, ...] = MODEL + COMPUTE + SAMPLING + SERVER + LOGGING + RUN + BENCH
+FLAGS: tuple[Flag, ...] = MODEL + COMPUTE + SPLIT + SAMPLING + SERVER + LOGGING + RUN + BENCH + WORKER + TAP
 
 
 @dataclass(frozen=True)
@@ -602,12 +685,16 @@ def parse(
                 notes.setdefault(flag.help, []).append(flag.label)
         if flag.kind is Kind.USED:
             values[flag.key] = flag.default if value is None else value
+    for flag in FLAGS:
+        if command in flag.commands and flag.needs and flag.key in given and flag.needs not in given:
+            needed = "--" + flag.needs.replace("_", "-")
+            notes.setdefault(f"{_CPU}; {needed} names others", []).append(flag.label)
     said = tuple(f"{', '.join(names)}: accepted, no effect here ({why})" for why, names in notes.items())
     return Parsed(values, frozenset(given), said), namespace
 
 
 def markdown() -> str:
-    """The flags of `llamado serve` as a Markdown page (`docs/flags.md`)."""
+    """The flags of all commands as a Markdown page (`docs/flags.md`): `serve` first, then what others have besides."""
     lines = [
         "# Flags of `llamado serve`",
         "",
@@ -620,16 +707,31 @@ def markdown() -> str:
         Kind.REFUSED: "Refused, with the reason",
     }
     for kind, title in titles.items():
-        lines += [f"## {title}", "", "| flag | environment | default | |", "|---|---|---|---|"]
-        for flag in FLAGS:
-            if flag.kind is not kind or "serve" not in flag.commands:
-                continue
-            names = ", ".join(f"`{n}`" for n in flag.names + flag.off_names)
-            env = ", ".join(f"`{e}`" for e in flag.env)
-            default = "" if flag.default in (None, "") else f"`{flag.default}`"
-            lines.append(f"| {names} | {env} | {default} | {flag.help.replace('|', '&#124;')} |")
-        lines.append("")
+        lines += _table(f"## {title}", [f for f in FLAGS if f.kind is kind and "serve" in f.commands])
+    for command in ("run", "bench", "perplexity", "plan", "worker", "tap"):
+        own = [f for f in FLAGS if f.kind is Kind.USED and command in f.commands and "serve" not in f.commands]
+        shared = any(command in f.commands and "serve" in f.commands for f in FLAGS if f.kind is not Kind.USED)
+        title = f"# Flags of `llamado {command}`"
+        if shared:
+            lines += [title, "", f"Those of `llamado serve` that make sense for it (`llamado {command} --help`)", ""]
+            if own:
+                lines[-2] += " and these:"
+                lines += _table("", own)[2:]
+            else:
+                lines[-2] += "."
+        else:
+            lines += _table(title, own)
     return "\n".join(lines)
+
+
+def _table(title: str, flags: Sequence[Flag]) -> list[str]:
+    lines = [title, "", "| flag | environment | default | |", "|---|---|---|---|"]
+    for flag in flags:
+        names = ", ".join(f"`{n}`" for n in flag.names + flag.off_names)
+        env = ", ".join(f"`{e}`" for e in flag.env)
+        default = "" if flag.default in (None, "") else f"`{flag.default}`"
+        lines.append(f"| {names} | {env} | {default} | {flag.help.replace('|', '&#124;')} |")
+    return [*lines, ""]
 
 
 if __name__ == "__main__":
