@@ -1,0 +1,127 @@
+"""Where a worker is: host, port, TLS or not; and the TLS contexts of both ends."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from dataclasses import dataclass
+
+from llamado.errors import LlamadoError
+
+DEFAULT_PORT = 50052
+"""rpc-server's default port."""
+
+_SPELLING = re.compile(
+    r"(?:(?P<scheme>[a-zA-Z][\w+.-]*)://)?(?:\[(?P<v6>[^\]]*)\]|(?P<host>[^:\[\]]*))(?::(?P<port>.*))?"
+)
+
+
+class EndpointError(LlamadoError):
+    """An address that is no `host:port`, or certificates that cannot be used."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """The address of a worker."""
+
+    host: str
+    port: int = DEFAULT_PORT
+    tls: bool = False
+
+    @classmethod
+    def parse(cls, text: str, default_port: int = DEFAULT_PORT) -> Endpoint:
+        """From `host`, `host:port`, `[v6]:port`, any of them after `tls://` or `tcp://`. Raises EndpointError.
+
+        >>> str(Endpoint.parse("tls://[::1]:50053"))
+        'tls://[::1]:50053'
+        """
+        found = _SPELLING.fullmatch(text.strip())
+        if found is None:
+            raise EndpointError(f"{text!r} is no address of a worker: expected host:port, tls://host:port or [v6]:port")
+        scheme = (found["scheme"] or "tcp").lower()
+        if scheme not in ("tcp", "tls"):
+            raise EndpointError(f"{text!r}: a worker is reached by tcp:// (the default) or tls://, not {scheme}://")
+        host = found["v6"] or found["host"]
+        if not host or any(c.isspace() or c in "/@?#" for c in host):
+            raise EndpointError(f"{text!r} names no host: expected host:port, tls://host:port or [v6]:port")
+        digits = found["port"]
+        if digits is not None and not (digits.isascii() and digits.isdigit() and len(digits) <= 5):
+            raise EndpointError(f"{text!r}: the port is a number from 1 to 65535, not {digits!r}")
+        port = default_port if digits is None else int(digits)
+        if not 0 < port < 65536:
+            raise EndpointError(f"{text!r}: the port is a number from 1 to 65535, not {port}")
+        return cls(host, port, scheme == "tls")
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """What socket functions take."""
+        return self.host, self.port
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'tls://' if self.tls else ''}{host}:{self.port}"
+
+
+def server_tls(cert: str, key: str, client_ca: str | None = None) -> ssl.SSLContext:
+    """TLS for a worker; with `client_ca` only clients with a certificate of that authority get in.
+
+    Raises EndpointError for files that cannot be used.
+    """
+    context = _context(ssl.PROTOCOL_TLS_SERVER)
+    _own(context, cert, key, "--tls-cert", "--tls-key")
+    if client_ca:
+        context.verify_mode = ssl.CERT_REQUIRED
+        _trust(context, client_ca, "--tls-client-ca")
+    return context
+
+
+def client_tls(ca: str | None = None, cert: str | None = None, key: str | None = None) -> ssl.SSLContext:
+    """TLS for a client: trusts the authorities in `ca` (default: the system's), shows `cert` where asked.
+
+    The worker's certificate must be for the name or the address by which it is reached. Raises EndpointError.
+    """
+    context = _context(ssl.PROTOCOL_TLS_CLIENT)
+    if ca:
+        _trust(context, ca, "--rpc-ca")
+    else:
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    if cert or key:
+        if not (cert and key):
+            raise EndpointError("--rpc-cert and --rpc-key go together: a certificate is of no use without its key")
+        _own(context, cert, key, "--rpc-cert", "--rpc-key")
+    return context
+
+
+def _context(protocol: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # Nobody re-negotiates here, and compressing secrets gives them away.
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    return context
+
+
+def _own(context: ssl.SSLContext, cert: str, key: str, cert_flag: str, key_flag: str) -> None:
+    try:
+        context.load_cert_chain(cert, key, password=_no_password)
+    except (OSError, ValueError) as error:
+        raise EndpointError(f"{cert_flag} {cert}, {key_flag} {key}: {_reason(error)}") from None
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted; give one that is not")
+
+
+def _trust(context: ssl.SSLContext, ca: str, flag: str) -> None:
+    try:
+        context.load_verify_locations(ca)
+    except (OSError, ValueError) as error:
+        raise EndpointError(f"{flag} {ca}: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong with a file, in words that say what to do."""
+    if isinstance(error, ssl.SSLError):
+        if error.reason == "KEY_VALUES_MISMATCH":
+            return "the key is not that of the certificate"
+        return "not a PEM file of the right kind" + (f" ({error.reason})" if error.reason else "")
+    return getattr(error, "strerror", None) or str(error)
