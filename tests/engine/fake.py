@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llamado.devices.device import DeviceLost
 from llamado.engine.engine import Engine
 from llamado.engine.request import Done, Event, Failed, Progress, Request, Result, Token
 
@@ -38,6 +40,32 @@ class FakeForward:
         self.copies: list[tuple[int, int, int]] = []
         self.before: Callable[[int], None] | None = None
         self._vocab = np.arange(1, n_vocab + 1, dtype=U64) * U64(0x9E3779B97F4A7C15)
+
+    depth = 1
+
+    @property
+    def chunk(self) -> int:
+        return self.max_batch
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        self.watcher = callback
+
+    def lost(self) -> DeviceLost | None:
+        return None
+
+    def restore(self, elsewhere: bool) -> None:
+        raise AssertionError("nothing was lost")
+
+    def start(
+        self,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        starts: NDArray[np.int64],
+        outputs: NDArray[np.int32],
+    ) -> Future[NDArray[np.float32]]:
+        future: Future[NDArray[np.float32]] = Future()
+        future.set_result(self.run(tokens, positions, starts, outputs))
+        return future
 
     def run(
         self,

@@ -151,7 +151,7 @@ def logits_along(forward: Forward, tokens: list[int], first: int) -> Iterable[ND
         batch = np.array(tokens[at : at + forward.max_batch], np.int32)
         positions = np.arange(at, at + len(batch), dtype=np.int32)
         rows = np.nonzero(positions >= first)[0].astype(np.int32)
-        yield from forward.run(batch, positions, np.zeros(len(batch), np.int64), rows)
+        yield from forward.start(batch, positions, np.zeros(len(batch), np.int64), rows).result()
 
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:

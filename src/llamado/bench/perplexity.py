@@ -60,7 +60,7 @@ def score_chunk(forward: Forward, tokens: Sequence[int], score: Score) -> None:
         part = chunk[at : at + step]
         positions = np.arange(at, at + len(part), dtype=np.int32)
         scored = np.nonzero((positions >= first) & (positions < n - 1))[0].astype(np.int32)
-        logits = forward.run(part, positions, np.zeros(len(part), np.int64), scored)
+        logits = forward.start(part, positions, np.zeros(len(part), np.int64), scored).result()
         for row, i in zip(logits, scored.tolist(), strict=True):
             wide = row.astype(np.float64)
             top = wide.max()

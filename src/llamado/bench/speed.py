@@ -68,11 +68,14 @@ def weights_per_token(file: GGUFFile) -> tuple[int, int]:
 def feed(forward: Forward, tokens: NDArray[np.int32], *, batch: int, start: int = 0) -> None:
     """Evaluate tokens at positions from `start` on, `batch` at a time; logits for the last one."""
     n = len(tokens)
+    started = []
     for at in range(0, n, batch):
         part = tokens[at : at + batch]
         positions = np.arange(start + at, start + at + len(part), dtype=np.int32)
         outputs = np.array([len(part) - 1] if at + batch >= n else [], dtype=np.int32)
-        forward.run(part, positions, np.zeros(len(part), np.int64), outputs)
+        started.append(forward.start(part, positions, np.zeros(len(part), np.int64), outputs))
+    for future in started:
+        future.result()
 
 
 def measure(work: Callable[[], None], n: int, repetitions: int) -> tuple[float, float]:
@@ -94,7 +97,7 @@ def speeds(llama: Llama, prompts: list[int], generations: list[int], repetitions
     results = []
     for n in prompts:
         tokens = random.integers(0, forward.n_vocab, n, dtype=np.int32)
-        mean, deviation = measure(lambda t=tokens: feed(forward, t, batch=forward.max_batch), n, repetitions)  # type: ignore[misc]
+        mean, deviation = measure(lambda t=tokens: feed(forward, t, batch=forward.chunk), n, repetitions)  # type: ignore[misc]
         results.append(Speed(f"pp{n}", mean, deviation, None, 2e-9 * operations * mean))
     for n in generations:
         tokens = random.integers(0, forward.n_vocab, n, dtype=np.int32)
@@ -107,7 +110,7 @@ def feed_one_by_one(forward: Forward, tokens: NDArray[np.int32]) -> None:
     """Evaluate each token alone, with logits, as generation does."""
     zero, first = np.zeros(1, np.int64), np.zeros(1, np.int32)
     for i in range(len(tokens)):
-        forward.run(tokens[i : i + 1], np.array([i], np.int32), zero, first)
+        forward.start(tokens[i : i + 1], np.array([i], np.int32), zero, first).result()
 
 
 class Part(NamedTuple):
@@ -121,9 +124,9 @@ class Part(NamedTuple):
 
 def _profile(llama: Llama, n: int, start: int) -> list[Part]:
     """Where the time of a forward pass goes: operations of all layers taken together, the longest first."""
-    from llamado.engine.local import LocalForward
+    from llamado.engine.placed import PlacedForward
 
-    assert isinstance(llama.forward, LocalForward)
+    assert isinstance(llama.forward, PlacedForward)
     n = min(n, llama.forward.max_batch)
     parts: dict[str, Part] = {}
     for time_ in llama.forward.profile(n, start):

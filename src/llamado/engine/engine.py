@@ -14,14 +14,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from concurrent.futures import Future
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.engine.errors import ComputeFailed, ContextExceeded, EngineClosed, InvalidRequest
+from llamado.devices.device import DeviceLost
+from llamado.engine.errors import ComputeFailed, ContextExceeded, EngineClosed, InvalidRequest, Unavailable
 from llamado.engine.forward import Forward
-from llamado.engine.kvpool import KVPool
+from llamado.engine.kvpool import KVPool, Run
 from llamado.engine.request import (
     RANDOM_SEEDS,
     Counters,
@@ -29,6 +31,7 @@ from llamado.engine.request import (
     EngineSnapshot,
     Event,
     Failed,
+    Fault,
     Progress,
     Request,
     Result,
@@ -52,6 +55,28 @@ HEADROOM = 1024
 STEP_SECONDS = 0.15
 # Prompt tokens that such a step takes at least; the pace of fewer says nothing.
 _PACE_UNIT = 16
+# Pauses between attempts to get a lost device back, in seconds.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+
+
+class _Share(NamedTuple):
+    """What one slot has in a batch."""
+
+    slot: Slot
+    task: Task
+    run: Run
+    n: int
+    row: int | None
+    """Its row of the logits."""
+
+
+class _Flight(NamedTuple):
+    """A batch on its way."""
+
+    rows: Future[NDArray[np.float32]]
+    shares: list[_Share]
+    n_prompt: int
+    began: float
 
 
 class Vocabulary(Protocol):
@@ -70,6 +95,10 @@ class Engine:
     `prefill_chunk`: most tokens in a step while some slot is generating; fewer where a step of that many would take
     longer than STEP_SECONDS, so that a long prompt delays the others' tokens by little. `cont_batching` off: prompts
     wait until no slot is generating. `top_k`: a faster kernel.
+
+    When a device is lost the engine pauses until it is back, or `failover` seconds later until its layers are elsewhere
+    (None: never); then every sequence is read again and goes on where it was. Requests that wait for a slot meanwhile
+    fail with Unavailable after `wait` seconds.
     """
 
     def __init__(
@@ -84,6 +113,8 @@ class Engine:
         cont_batching: bool = True,
         slot_prompt_similarity: float = 0.1,
         top_k: TopK = top_k_numpy,
+        failover: float | None = None,
+        wait: float = 30.0,
     ) -> None:
         n_ctx = forward.n_cells if n_ctx is None else n_ctx
         if not 0 < n_ctx <= forward.n_cells:
@@ -101,6 +132,9 @@ class Engine:
         self._slots = [Slot(i, n_ctx) for i in range(n_slots)]
         self._pool = KVPool(forward.n_cells, forward.copy_cells)
         self._turn = 0
+        self._flights: deque[_Flight] = deque()
+        self._failover, self._wait = failover, wait
+        self._fault: Fault | None = None
 
         self._batch_tokens = np.zeros(self._max_batch, np.int32)
         self._batch_positions = np.zeros(self._max_batch, np.int32)
@@ -121,6 +155,7 @@ class Engine:
         self._snapshot = self._take_snapshot()
         self._prepared = False  # whether the forward has used all the spare time it wants
         self._thread = threading.Thread(target=self._work, name="llamado-engine", daemon=True)
+        forward.watch(self._notice)
         self._thread.start()
 
     # -- called from any thread --------------------------------------------------------------------------------------
@@ -187,13 +222,21 @@ class Engine:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
+    def _notice(self) -> None:
+        """A device was lost, perhaps while there was nothing to do."""
+        with self._wake:
+            self._wake.notify()
+
     # -- the engine thread -------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         while True:
+            lost = self._forward.lost()
+            if lost is not None and not self._closing:
+                self._pause(lost)
             with self._wake:
                 idle = not (self._inbox or self._waiting or self._closing or any(slot.task for slot in self._slots))
-                if idle and self._prepared:
+                if idle and self._prepared and self._forward.lost() is None:
                     self._wake.wait()
                 self._waiting.extend(self._inbox)
                 self._inbox.clear()
@@ -203,7 +246,7 @@ class Engine:
                 continue
             if closing:
                 idle = not self._waiting and not any(slot.task for slot in self._slots)
-                if idle or time.monotonic() >= deadline:
+                if idle or time.monotonic() >= deadline or self._forward.lost() is not None:
                     self._end_all(EngineClosed("the server was shut down before the answer was finished"))
                     return
             try:
@@ -219,22 +262,32 @@ class Engine:
             self._snapshot = self._take_snapshot()
 
     def _step(self) -> None:
-        changed = self._drop_cancelled()
-        changed |= self._admit()
-        if changed:
-            self._snapshot = self._take_snapshot()
-        slots, counts = self._plan()
-        if not slots:
-            return
+        """Start as many batches as it pays to have on their way, and see the first of them to its end."""
+        while len(self._flights) < self._forward.depth:
+            changed = self._drop_cancelled()
+            changed |= self._admit()
+            if changed:
+                self._snapshot = self._take_snapshot()
+            slots, counts = self._plan()
+            if not slots:
+                break
+            try:
+                self._launch(slots, counts)
+            except Exception as error:
+                self._lose(slots, error)
+                return
+        if self._flights:
+            self._land(self._flights.popleft())
 
+    def _launch(self, slots: list[Slot], counts: list[int]) -> None:
         n = 0
         tokens, positions, starts = self._batch_tokens, self._batch_positions, self._batch_starts
+        shares: list[_Share] = []
         outputs: list[int] = []
-        finished: list[Slot] = []
         n_prompt = 0
         for slot, count in zip(slots, counts, strict=True):
-            run = slot.run
-            assert run is not None
+            run, task = slot.run, slot.task
+            assert run is not None and task is not None
             used = run.used
             if count == 1:
                 tokens[n] = slot.tokens[used]
@@ -244,52 +297,108 @@ class Engine:
                 positions[n : n + count] = np.arange(used, used + count, dtype=np.int32)
             starts[n : n + count] = run.start
             n += count
+            row = None
             if used + count == slot.length:
+                row = len(outputs)
                 outputs.append(n - 1)
-                finished.append(slot)
-            assert slot.task is not None
-            if not slot.task.generated:
+            shares.append(_Share(slot, task, run, count, row))
+            if not task.generated:
                 n_prompt += count
-
         began = time.perf_counter()
+        rows = self._forward.start(tokens[:n], positions[:n], starts[:n], np.array(outputs, np.int32))
+        # Batches are worked on in order, so for whatever is planned from here on these cells are filled.
+        for share in shares:
+            share.run.used += share.n
+            self._n_tokens_max = max(self._n_tokens_max, share.run.used)
+        self._flights.append(_Flight(rows, shares, n_prompt, began))
+
+    def _land(self, flight: _Flight) -> None:
         try:
-            rows = self._forward.run(tokens[:n], positions[:n], starts[:n], np.array(outputs, np.int32))
+            rows = flight.rows.result()
         except Exception as error:
-            log.exception("forward pass of %d tokens failed", n)
-            named = _named(error)
-            for slot in slots:
-                self._drop_cells(slot)
-                self._end(slot, named)
+            self._lose([share.slot for share in flight.shares if share.slot.task is share.task], error)
             return
         now = time.perf_counter()
-
         self._n_decode += 1
         self._n_busy += sum(slot.task is not None for slot in self._slots)
-        if n_prompt:
-            self._n_prompt += n_prompt
-            self._prompt_seconds += now - began
-            if n_prompt >= _PACE_UNIT:
-                pace = n_prompt / max(now - began, 1e-9)
+        if flight.n_prompt:
+            self._n_prompt += flight.n_prompt
+            self._prompt_seconds += now - flight.began
+            if flight.n_prompt >= _PACE_UNIT:
+                pace = flight.n_prompt / max(now - flight.began, 1e-9)
                 self._prompt_pace = 0.7 * self._prompt_pace + 0.3 * pace if self._prompt_pace else pace
-        for slot, count in zip(slots, counts, strict=True):
-            assert slot.run is not None and slot.task is not None
-            slot.run.used += count
-            self._n_tokens_max = max(self._n_tokens_max, slot.run.used)
-            task = slot.task
-            if not task.generated:
-                task.n_processed += count
+        for slot, task, run, n, _ in flight.shares:
+            if slot.task is task and not task.generated:
+                task.n_processed += n
                 if task.request.return_progress:
                     elapsed = round(1e3 * (now - task.t_start))
-                    self._emit(task, Progress(task.n_prompt, task.n_cached, slot.run.used, elapsed))
-        for i, slot in enumerate(finished):
-            assert slot.task is not None
-            if slot.task.cancelled:
+                    self._emit(task, Progress(task.n_prompt, task.n_cached, run.used, elapsed))
+        for slot, task, _, _, row in flight.shares:
+            if row is None or slot.task is not task or task.cancelled:
                 continue
             try:
-                self._advance(slot, slot.task, rows[i])
+                self._advance(slot, task, rows[row])
             except Exception as error:
-                log.exception("sampling of task %d failed", slot.task.id)
+                log.exception("sampling of task %d failed", task.id)
                 self._end(slot, _named(error))
+
+    def _lose(self, slots: list[Slot], error: Exception) -> None:
+        """A batch failed: with a device everybody's cells are gone, and nobody's answer; else those answers are."""
+        if isinstance(error, DeviceLost):
+            return  # `_work` sees what is lost
+        log.error("a forward pass failed", exc_info=error)
+        named = _named(error)
+        for slot in slots:
+            self._drop_cells(slot)
+            self._end(slot, named)
+
+    def _pause(self, lost: DeviceLost) -> None:
+        """A device is gone: forget all cells, get going again, and let every answer go on where it was."""
+        log.error("%s; answers wait until it is back", lost)
+        self._fault = Fault(lost.device, lost.why, time.time())
+        for flight in self._flights:
+            flight.rows.cancel()
+        self._flights.clear()
+        for slot in self._slots:
+            slot.leader = None
+            self._drop_cells(slot)
+        self._snapshot = self._take_snapshot()
+        began, pause = time.monotonic(), _FIRST_PAUSE
+        while not self._closing:
+            late = self._failover is not None and time.monotonic() - began >= self._failover
+            attempt = _Attempt(self._forward, elsewhere=late)
+            self._idle_until(lambda attempt=attempt: not attempt.is_alive())  # type: ignore[misc]
+            if attempt.is_alive():
+                return  # closing; what it waits for is not ours to wait for
+            if attempt.error is None:
+                log.warning("all devices are there again after %.1f s", time.monotonic() - began)
+                break
+            self._fault = self._fault._replace(why=str(attempt.error))
+            self._snapshot = self._take_snapshot()
+            until = time.monotonic() + pause
+            if self._failover is not None and not late:
+                until = min(until, began + self._failover)
+            self._idle_until(lambda until=until: time.monotonic() >= until)  # type: ignore[misc]
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        self._fault = None
+        self._prepared = False
+        self._snapshot = self._take_snapshot()
+
+    def _idle_until(self, over: Callable[[], bool]) -> None:
+        """Turn down or forget requests as they come of age or are cancelled, until `over` or the engine closes."""
+        while not over() and not self._closing:
+            with self._wake:
+                self._wake.wait(0.02)
+                self._waiting.extend(self._inbox)
+                self._inbox.clear()
+            self._drop_cancelled()
+            now = time.monotonic()
+            for task in [task for task in self._waiting if now - task.t_submit >= self._wait]:
+                self._waiting.remove(task)
+                self._tasks.pop(task.id, None)
+                assert self._fault is not None
+                self._emit(task, Failed(Unavailable(self._fault.message)))
+            self._snapshot = self._take_snapshot()
 
     def _drop_cancelled(self) -> bool:
         changed = False
@@ -348,9 +457,13 @@ class Engine:
             active.sort(key=_age)
         slots: list[Slot] = []
         reading: list[Slot] = []
+        n_flying = 0
         for slot in active:
             task = slot.task
             assert task is not None
+            if slot.run is not None and slot.run.used == slot.length:  # all of it is on its way
+                n_flying += bool(task.generated)
+                continue
             if slot.run is None or not task.generated or slot.length - slot.run.used > 1:
                 reading.append(slot)
             elif slot.length <= slot.run.capacity:
@@ -363,13 +476,18 @@ class Engine:
         if len(slots) > self._max_batch:
             self._turn = (self._turn + self._max_batch) % len(slots)
             slots = (slots[self._turn :] + slots[: self._turn])[: self._max_batch]
+        n_generating = len(slots) + n_flying
+        share = -(-n_generating // self._forward.depth)
+        if len(slots) > share > 0:
+            # Groups, so that every device has one to work on; who waited longest goes first.
+            slots = sorted(slots, key=lambda slot: slot.task.t_last if slot.task is not None else 0.0)[:share]
         counts = [1] * len(slots)
-        if not reading or (slots and not self._cont_batching):
+        if not reading or (n_generating and not self._cont_batching):
             return slots, counts
-        room = self._max_batch
-        if slots:
+        room = min(self._max_batch, max(self._forward.chunk, len(slots) + 1))
+        if n_generating:
             # Even with more slots generating than the smaller batch holds, prompts must move on.
-            room = min(self._max_batch, max(self._busy_tokens(), len(slots) + 1))
+            room = min(room, max(self._busy_tokens(), len(slots) + 1))
         room -= len(slots)
         for slot in reading:
             if room <= 0:
@@ -591,7 +709,25 @@ class Engine:
         slots = tuple(slot.snapshot() for slot in self._slots)
         n_busy = sum(slot.is_processing for slot in slots)
         n_deferred = len(self._waiting) + len(self._inbox)
-        return EngineSnapshot(slots, counters, n_busy, n_deferred, n_used, self._pool.n_cells)
+        return EngineSnapshot(slots, counters, n_busy, n_deferred, n_used, self._pool.n_cells, self._fault)
+
+
+class _Attempt(threading.Thread):
+    """One attempt of a forward pass to get its devices back, on a thread of its own: it may take long."""
+
+    def __init__(self, forward: Forward, *, elsewhere: bool) -> None:
+        super().__init__(name="llamado-restore", daemon=True)
+        self._forward, self._elsewhere = forward, elsewhere
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._forward.restore(self._elsewhere)
+        except Exception as error:
+            if not isinstance(error, LlamadoError):
+                log.exception("restoring failed")
+            self.error = error
 
 
 def _age(slot: Slot) -> int:

@@ -30,3 +30,7 @@ class EngineClosed(EngineError):
 
 class ComputeFailed(EngineError):
     """The forward pass of a batch failed; only the requests in that batch are lost."""
+
+
+class Unavailable(EngineError):
+    """A device is gone and did not come back in the time that requests may wait for it; later it may be there."""

@@ -29,7 +29,7 @@ from llamado.text.chat import ChatTemplate
 from llamado.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
-    from llamado.engine.local import LocalForward
+    from llamado.engine.placed import PlacedForward
 
 Prompt = str | Sequence[int]
 
@@ -92,19 +92,19 @@ class Llama:
         """
         # The compiler takes longest to import, and a file with a wrong name should not wait for it.
         file = GGUFFile.open(resolve(path), mmap=mmap)
-        forward: LocalForward | None = None
+        forward: PlacedForward | None = None
         try:
             model = load_model(file)
             tokenizer = load_tokenizer(file.metadata)
             template = ChatTemplate.from_metadata(file.metadata, tokenizer, chat_template)
             n_ctx_slot, n_cells = context_size(n_ctx or model.hparams.n_ctx_train, n_slots, unified)
             from llamado.devices.cpu.device import CpuDevice
-            from llamado.engine.local import LocalForward
+            from llamado.engine.placed import PlacedForward
 
-            forward = LocalForward(
+            forward = PlacedForward(
                 file,
                 model,
-                CpuDevice(n_threads, n_threads_batch, numa=numa),
+                [CpuDevice(n_threads, n_threads_batch, numa=numa)],
                 n_cells=n_cells,
                 max_batch=min(n_batch, n_ubatch),
                 type_k=_cache_type(type_k),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -385,6 +386,20 @@ class Counters(NamedTuple):
     """Longest sequence seen."""
 
 
+class Fault(NamedTuple):
+    """A device the engine waits for: its name, why it is gone, and since when (seconds since 1970)."""
+
+    device: str
+    why: str
+    since: float
+
+    @property
+    def message(self) -> str:
+        """For users."""
+        clock = time.strftime("%H:%M:%S", time.localtime(self.since))
+        return f"worker {self.device} is gone since {clock}: {self.why}"
+
+
 class EngineSnapshot(NamedTuple):
     """The engine's state after a step."""
 
@@ -394,3 +409,4 @@ class EngineSnapshot(NamedTuple):
     requests_deferred: int
     kv_cells_used: int
     kv_cells_total: int
+    fault: Fault | None = None

@@ -19,7 +19,7 @@ class Task:
 
     __slots__ = (
         "answer", "cancelled", "emit", "generated", "id", "n_cached", "n_processed", "n_prompt", "probs", "probs_at",
-        "request", "sampler", "seed", "t_first", "t_last", "t_start",
+        "request", "sampler", "seed", "t_first", "t_last", "t_start", "t_submit",
     )  # fmt: skip
 
     def __init__(
@@ -40,6 +40,7 @@ class Task:
         self.n_cached = 0
         self.n_processed = 0
         self.t_start = self.t_first = self.t_last = 0.0
+        self.t_submit = time.monotonic()
 
     @property
     def budget(self) -> int:

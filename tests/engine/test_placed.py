@@ -14,13 +14,13 @@ from tiny_models import make_gemma3, make_llama
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.engine.forward import ForwardError
-from llamado.engine.local import LocalForward
+from llamado.engine.placed import PlacedForward
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType as T
 from llamado.models import load_model
 
 Array = np.ndarray[Any, Any]
-Open = Callable[..., LocalForward]
+Open = Callable[..., PlacedForward]
 
 TYPES = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
 MIXED = {"ffn_down": "Q6_K", "attn_v": "Q8_0", "token_embd": "Q5_0", "ffn_gate": "Q4_1", "attn_output": "F16"}
@@ -34,12 +34,12 @@ def jit() -> Jit:
 @pytest.fixture
 def start(jit: Jit) -> Iterator[Open]:
     """Opens model files; ends their threads after the test."""
-    opened: list[LocalForward] = []
+    opened: list[PlacedForward] = []
 
-    def open_(path: Path, n_threads: int = 2, mmap: bool = True, **options: Any) -> LocalForward:
+    def open_(path: Path, n_threads: int = 2, mmap: bool = True, **options: Any) -> PlacedForward:
         file = GGUFFile.open(path, mmap=mmap)
         options = {"n_cells": 2048, **options}
-        opened.append(LocalForward(file, load_model(file), CpuDevice(n_threads, jit=jit), **options))
+        opened.append(PlacedForward(file, load_model(file), [CpuDevice(n_threads, jit=jit)], **options))
         return opened[-1]
 
     yield open_
@@ -51,20 +51,20 @@ def text(n: int, n_vocab: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(0, n_vocab, n).tolist()
 
 
-def run(forward: LocalForward, rows: list[tuple[int, int, int]], outputs: list[int] | None = None) -> Array:
+def run(forward: PlacedForward, rows: list[tuple[int, int, int]], outputs: list[int] | None = None) -> Array:
     """Logits of a batch of (token, position, start)."""
     tokens, positions, starts = zip(*rows, strict=True)
     chosen = range(len(rows)) if outputs is None else outputs
-    found = forward.run(
+    found = forward.start(
         np.array(tokens, np.int32),
         np.array(positions, np.int32),
         np.array(starts, np.int64),
         np.array(chosen, np.int32),
-    )
+    ).result()
     return found.copy()
 
 
-def feed(forward: LocalForward, tokens: list[int], *, start: int = 0, first: int = 0, chunk: int = 512) -> Array:
+def feed(forward: PlacedForward, tokens: list[int], *, start: int = 0, first: int = 0, chunk: int = 512) -> Array:
     """Logits of every token of a sequence, read in chunks."""
     rows = [(token, first + i, start) for i, token in enumerate(tokens)]
     return np.concatenate([run(forward, rows[i : i + chunk]) for i in range(0, len(rows), chunk)])
@@ -241,7 +241,7 @@ def test_faults_have_names(model: Path, start: Open) -> None:
     assert forward.n_cells == 512
     for rows in ([], [(1, 0, 0)] * 17, [(1, 0, 512)], [(1, 300, 256)], [(1, -1, 256)], [(1, 0, -1)]):
         with pytest.raises(ForwardError):
-            forward.run(*(np.array([r[i] for r in rows], np.int64) for i in range(3)), np.array([0], np.int32))
+            forward.start(*(np.array([r[i] for r in rows], np.int64) for i in range(3)), np.array([0], np.int32))
     for tokens in ([-1], [forward.n_vocab]):
         with pytest.raises(ForwardError, match="token"):
             run(forward, [(tokens[0], 0, 0)])
@@ -266,7 +266,7 @@ def test_real_models_give_the_same_bits_however_they_are_asked(
     one, two = start(path, 1), start(path, 2)
     rows = [(token, i, 0) for i, token in enumerate(tokens)]
 
-    def last(forward: LocalForward, rows: list[tuple[int, int, int]]) -> Array:
+    def last(forward: PlacedForward, rows: list[tuple[int, int, int]]) -> Array:
         return run(forward, rows, [len(rows) - 1])
 
     whole = last(two, rows)
@@ -284,3 +284,82 @@ def test_real_models_give_the_same_bits_however_they_are_asked(
         strangers = [(token, i, 256 * place) for place, token in ((1, 7), (6, 99), (3, 1234))]
         logits = run(two, [*strangers[:2], (tokens[i], i, 1024), strangers[2]])
     assert same(logits[2:3], whole)
+
+
+# --- on several devices -----------------------------------------------------------------------------------------------
+
+
+class Split:
+    """A placement by layers, the head with the last; `elsewhere` overrides single tensors."""
+
+    def __init__(self, *layers: int, elsewhere: dict[str, int] | None = None) -> None:
+        self.layers = layers
+        self.head = layers[-1]
+        self.elsewhere = elsewhere or {}
+
+    def device_of(self, name: str) -> int:
+        for part, device in self.elsewhere.items():
+            if part in name:
+                return device
+        return self.layers[int(name.split(".")[1])] if name.startswith("blk.") else self.head
+
+
+@pytest.fixture
+def spread(jit: Jit) -> Iterator[Callable[..., PlacedForward]]:
+    """Opens a model on three devices of this machine, one thread each."""
+    opened: list[PlacedForward] = []
+
+    def open_(path: Path, placement: Split, **options: Any) -> PlacedForward:
+        file = GGUFFile.open(path)
+        devices = [CpuDevice(1, jit=jit) for _ in range(3)]
+        options = {"n_cells": 2048, **options}
+        opened.append(PlacedForward(file, load_model(file), devices, placement, **options))  # type: ignore[arg-type]
+        return opened[-1]
+
+    yield open_
+    for forward in opened:
+        forward.close()
+
+
+PLACEMENTS = [
+    Split(1, 1, 2, 2),
+    Split(0, 0, 0, 1),
+    Split(2, 2, 1, 1),
+    Split(1, 1, 1, 1),
+    Split(1, 1, 2, 2, elsewhere={"ffn_up": 0, "blk.3.attn_output": 1}),
+]
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=range(len(PLACEMENTS)))
+@pytest.mark.parametrize("make", [make_llama, make_gemma3])
+def test_the_same_bits_on_several_devices(
+    tmp_path: Path, start: Open, spread: Callable[..., PlacedForward], make: Callable[..., Path], placement: Split
+) -> None:
+    path = make(tmp_path / "m.gguf", n_embd=256, n_ff=512, n_layer=4, wtype="Q4_K")
+    tokens = text(60, 300)
+    right = feed(start(path), tokens)
+    several = spread(path, placement)
+    assert same(feed(several, tokens), right)
+    assert same(feed(several, tokens, chunk=7, start=256), right)
+    assert same(feed(several, tokens, chunk=1, start=512), right)
+
+
+def test_batches_follow_on_each_others_heels(tmp_path: Path, start: Open, spread: Callable[..., PlacedForward]) -> None:
+    """Chunks of one sequence, started before the chunk ahead is done, and another sequence between them."""
+    path = make_llama(tmp_path / "m.gguf", n_embd=256, n_ff=512, n_layer=4, wtype="Q4_K")
+    one, two = text(64, 300), text(64, 300, seed=1)
+    alone = start(path)
+    right = [feed(alone, one)[-1], feed(alone, two, start=256)[-1]]
+    several = spread(path, Split(1, 1, 2, 2))
+    started = []
+    for at in range(0, 64, 8):
+        for tokens, where in ((one, 0), (two, 512)):
+            positions = np.arange(at, at + 8, dtype=np.int32)
+            outputs = np.array([7] if at == 56 else [], np.int32)
+            where_ = np.full(8, where, np.int64)
+            started.append(several.start(np.array(tokens[at : at + 8], np.int32), positions, where_, outputs))
+    found = [future.result() for future in started][-2:]
+    assert same(found[0][0], right[0]) and same(found[1][0], right[1])
+    several.copy_cells(512, 1024, 64)
+    again = run(several, [(two[63], 63, 1024)])
+    assert same(again[0], right[1])

@@ -1,0 +1,171 @@
+"""Cuts one graph into parts for several devices.
+
+Operations with weights or caches run where those lie. What lies between (a sum, a norm) may run on either side; the cut
+goes where the fewest bytes cross it, as at a layer's end, where the hidden state alone goes on. Tensors that cross are
+outputs of one part and leafs of another: whoever runs the parts carries their bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from llamado.devices.device import DeviceError
+from llamado.ggml.graph import Graph
+from llamado.ggml.ops import VIEW_OPS, Op, TensorFlag
+from llamado.ggml.tensor import Tensor, contiguous_strides
+
+
+@dataclass(eq=False)
+class Part:
+    """Operations that one device runs in one go, on tensors of its own.
+
+    `graph.inputs` are the inputs of the whole graph that this part uses; `takes` leafs to be filled with what earlier
+    parts gave, `gives` outputs that later parts take; both by the same names. `graph.outputs` holds what is given and
+    the whole graph's outputs that are computed here.
+    """
+
+    device: int
+    graph: Graph = field(default_factory=Graph)
+    takes: dict[str, Tensor] = field(default_factory=dict)
+    gives: dict[str, Tensor] = field(default_factory=dict)
+
+
+Home = Callable[[Tensor, Tensor], int | None]
+"""Device of a weight or cache (the first) that an operation (the second) reads; None for an input of the graph."""
+
+Own = Callable[[Tensor, int], Tensor]
+"""The tensor that is a weight or cache on its device."""
+
+
+def split(graph: Graph, home: Home, own: Own, first: int) -> list[Part]:
+    """The parts of a graph in the order in which they run. `first` runs what comes before any weight."""
+    nodes = [node for node in graph.nodes if not node.is_noop]
+    places = _places(nodes, home, first)
+    return _Cutter(graph, nodes, places, own).parts
+
+
+def _data(tensor: Tensor) -> Tensor:
+    """The operation (or leaf) whose result a view shows."""
+    while tensor.op in VIEW_OPS or (tensor.op is Op.NONE and tensor.view_src is not None):
+        source = next((s for s in tensor.src if s is not None), tensor.view_src)
+        assert source is not None
+        tensor = source
+    return tensor
+
+
+def _places(nodes: list[Tensor], home: Home, first: int) -> list[int]:
+    """Device of each operation."""
+    fixed: list[int | None] = []
+    for node in nodes:
+        found = {home(leaf, node) for s in node.src if s is not None for leaf in (_data(s),) if leaf.op is Op.NONE}
+        devices = sorted(d for d in found if d is not None)
+        if len(devices) > 1:
+            raise DeviceError(f"{node.op.name} (tensor {node.name or '?'}) needs weights of two devices")
+        fixed.append(devices[0] if devices else None)
+    sizes = _crossing(nodes)
+    places: list[int] = []
+    at = first
+    start = 0  # of a run of operations that may be anywhere
+    for i, device in enumerate([*fixed, None]):
+        if device is None and i < len(nodes):
+            continue
+        free = range(start, i)
+        if device is None or device == at:
+            places += [at for _ in free]
+        else:
+            # sizes[k]: bytes that cross a cut before operation k
+            cut = min(range(start, i + 1), key=lambda k: (sizes[k], k))
+            places += [at if k < cut else device for k in free]
+        if device is not None:
+            places.append(device)
+            at = device
+        start = i + 1
+    return places
+
+
+def _crossing(nodes: list[Tensor]) -> list[int]:
+    """Bytes of results made before operation k and used by it or after it, for each k."""
+    number = {node: i for i, node in enumerate(nodes)}
+    change = [0] * (len(nodes) + 2)
+    last: dict[Tensor, int] = {}
+    for i, node in enumerate(nodes):
+        for source in node.src:
+            if source is not None:
+                last[_data(source)] = i
+    for node, i in number.items():
+        if node in last:
+            change[i + 1] += node.nbytes
+            change[last[node] + 1] -= node.nbytes
+    sizes, total = [], 0
+    for delta in change[: len(nodes) + 1]:
+        total += delta
+        sizes.append(total)
+    return sizes
+
+
+class _Cutter:
+    """Copies operations into parts, each with tensors of its own."""
+
+    def __init__(self, graph: Graph, nodes: list[Tensor], places: list[int], own: Own) -> None:
+        self.parts: list[Part] = []
+        self._own = own
+        self._inputs = {tensor: name for name, tensor in graph.inputs.items()}
+        self._made: dict[Tensor, tuple[int, Tensor]] = {}  # operation → part it is in, and its copy there
+        self._names: dict[Tensor, str] = {}  # operation → name under which it crosses
+        self._here: dict[Tensor, Tensor] = {}  # the current part's copies of leafs, views and operations
+        outputs = {_data(tensor): name for name, tensor in graph.outputs.items()}
+        for node, device in zip(nodes, places, strict=True):
+            if not self.parts or self.parts[-1].device != device:
+                self.parts.append(Part(device))
+                self._here = {}
+            copy = self._copy(node)
+            self._made[node] = len(self.parts) - 1, copy
+            part = self.parts[-1].graph
+            part.expand(copy)
+            if node in outputs:
+                part.output(outputs[node], copy)
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        """An operation or view of the current part, on the current part's sources."""
+        copy = Tensor(
+            tensor.type, tensor.ne, tensor.nb, tensor.op,
+            tuple(None if s is None else self._tensor(s) for s in tensor.src), tensor.op_params,
+            None if tensor.view_src is None else self._tensor(tensor.view_src), tensor.view_offs, tensor.name,
+        )  # fmt: skip
+        copy.flags = tensor.flags & ~int(TensorFlag.OUTPUT)
+        self._here[tensor] = copy
+        return copy
+
+    def _tensor(self, tensor: Tensor) -> Tensor:
+        """What stands for a tensor in the current part."""
+        found = self._here.get(tensor)
+        if found is not None:
+            return found
+        part = self.parts[-1]
+        if tensor in self._made:
+            found = self._cross(tensor)
+        elif tensor.src or tensor.view_src is not None:
+            return self._copy(tensor)
+        elif tensor in self._inputs:
+            found = part.graph.input(self._inputs[tensor], tensor.type, *tensor.ne)
+        else:
+            found = self._own(tensor, part.device)
+        self._here[tensor] = found
+        return found
+
+    def _cross(self, tensor: Tensor) -> Tensor:
+        """The result of an operation of an earlier part, as a leaf of this one."""
+        maker, copy = self._made[tensor]
+        if not tensor.is_contiguous():
+            raise DeviceError(f"tensor {tensor.name or '?'} has gaps and cannot go to another device")
+        name = self._names.get(tensor)
+        if name is None:
+            giver = self.parts[maker]
+            name = self._names[tensor] = f"{maker}.{len(giver.gives)}"
+            giver.gives[name] = copy
+            giver.graph.output(name, copy)
+        leaf = Tensor(tensor.type, tensor.ne, contiguous_strides(tensor.type, tensor.ne), name=tensor.name)
+        leaf.flags = int(TensorFlag.INPUT)
+        self.parts[-1].takes[name] = leaf
+        return leaf

@@ -1,0 +1,538 @@
+"""A model whose layers lie on one device or many: the Forward that the engine drives.
+
+Weights on this machine stay where the file's mapping has them; other devices get theirs once. Inputs, the KV cache and
+what crosses between devices have fixed places, so that a graph built once per shape is run again with new contents.
+Shapes are few: larger batches are filled up with tokens that see nothing and are seen by none (their keys go to a spare
+cell), and attention gets the cache in few sizes; it looks only at the cells a token may see, so the size costs nothing
+but the mask.
+
+With several devices a batch goes through the parts of its graph one after the other, each on the thread of its device,
+and the next batch follows on its heels.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.devices.cpu.device import CpuDevice, OperationTime
+from llamado.devices.cpu.memory import CpuBuffer
+from llamado.devices.device import Bytes, Device, DeviceLost
+from llamado.devices.split import Part, split
+from llamado.engine.forward import ForwardError
+from llamado.ggml.ops import Op
+from llamado.ggml.tensor import Tensor
+from llamado.gguf.reader import GGUFFile
+from llamado.gguf.types import TensorType
+from llamado.models.base import BatchShape, Model
+
+if TYPE_CHECKING:
+    from llamado.devices.placement import Placement
+
+log = logging.getLogger(__name__)
+
+_PAD = 256
+_REACH = 1024
+"""Cells that attention is given at least; where more are in use 8,192, then powers of two."""
+_SPARE = 32  # cells behind the pool: the first takes what the filling tokens write
+_GRAPHS_KEPT = 128
+_HIDDEN = 0xFC00  # f16 −inf
+_CHUNK = 128
+"""Tokens of prompts in a batch where devices form a pipeline: the second works on one while the first has the next."""
+_MAX_DEPTH = 32
+
+Progress = Callable[[str, int, int], None]
+Reconnect = Callable[[Device], Device]
+"""A new device in the place of a lost one; raises DeviceLost while there is none."""
+Replace = Callable[[Sequence[int]], "Placement"]
+"""A placement on the devices of these numbers; raises DeviceError where they have no room."""
+
+
+class Depth:
+    """How many batches to have on their way: more while they do not get slower for it, fewer when they queue.
+
+    The time of a batch from start to end is that of the links and of the devices. While devices idle, another batch on
+    the way costs the others nothing; once they are busy, every further one only waits (as in TCP Vegas).
+    """
+
+    def __init__(self, least: int) -> None:
+        self.value = self.least = least
+        self._fastest = float("inf")
+        self._mean = 0.0
+        self._since = 0
+
+    def note(self, seconds: float, full: bool) -> None:
+        """A batch of generating slots took `seconds`; `full`: as many as allowed were on their way."""
+        self._fastest = min(1.01 * self._fastest, seconds)
+        self._mean = seconds if not self._mean else 0.7 * self._mean + 0.3 * seconds
+        self._since += 1
+        if self._since < self.value or not full:
+            return
+        self._since = 0
+        if self._mean < 1.25 * self._fastest:
+            self.value = min(self.value + 1, _MAX_DEPTH)
+        elif self._mean > 1.6 * self._fastest:
+            self.value = max(self.value - 1, self.least)
+
+
+class _Job:
+    """A batch on its way through the parts of its graph."""
+
+    __slots__ = ("began", "future", "inputs", "n_logits", "n_tokens", "parts", "values")
+
+    def __init__(self, parts: Sequence[Part], inputs: Mapping[str, Bytes], n_tokens: int, n_logits: int) -> None:
+        self.parts = parts
+        self.inputs = inputs
+        self.n_tokens = n_tokens
+        self.n_logits = n_logits
+        self.values: dict[str, Bytes] = {}
+        self.future: Future[NDArray[np.float32]] = Future()
+        self.began = time.perf_counter()
+
+
+class PlacedForward:
+    """Runs `model` (read from `file`) on `devices` with a pool of `n_cells` KV cells and batches of up to `max_batch`
+    tokens. `placement` says what lies where (None: all on the first device, which must be this machine's). `mlock`
+    keeps the weights that lie here in RAM; a warning says so where the system refuses. `reconnect` and `replace` serve
+    `restore`.
+    """
+
+    def __init__(
+        self,
+        file: GGUFFile,
+        model: Model,
+        devices: Sequence[Device],
+        placement: Placement | None = None,
+        *,
+        n_cells: int,
+        max_batch: int = 512,
+        type_k: TensorType = TensorType.F16,
+        type_v: TensorType = TensorType.F16,
+        mlock: bool = False,
+        progress: Progress | None = None,
+        reconnect: Reconnect | None = None,
+        replace: Replace | None = None,
+    ) -> None:
+        self.file, self.model = file, model
+        self.devices = list(devices)
+        self.placement = placement
+        self.n_vocab = model.hparams.n_vocab
+        self.n_cells = -(-n_cells // _PAD) * _PAD
+        self.max_batch = max_batch
+        self._n_swa = model.hparams.n_swa
+        self._mlock = mlock
+        self._reconnect, self._replace = reconnect, replace
+        self._watcher: Callable[[], None] = lambda: None
+        self._weights = set(model.weights.values())
+        self._kv = model.kv_tensors(self.n_cells + _SPARE, type_k, type_v)
+        self._caches = {t.name: i for i, t in enumerate(self._kv.k)} | {t.name: i for i, t in enumerate(self._kv.v)}
+        self._own: dict[tuple[str, int], Tensor] = {}  # weights and caches by name and device
+        self._held: set[tuple[str, int]] = set()  # those that have their bytes
+        self._fixed: dict[tuple[str, int], Tensor] = {}  # memory of inputs, and of what crosses, by name and device
+        self._graphs: OrderedDict[BatchShape, list[Part]] = OrderedDict()
+        self._ahead: list[BatchShape] = []
+        self._flying: set[Future[NDArray[np.float32]]] = set()
+        self._queues: dict[int, queue.SimpleQueue[tuple[_Job, int] | None]] = {}
+        self._lost: DeviceLost | None = None
+        self._depth = Depth(1)
+        for device in self.devices:
+            self._guard(device)
+        self._settle(progress)
+
+    # -- what lies where ---------------------------------------------------------------------------------------------
+
+    def _home(self, leaf: Tensor, node: Tensor) -> int | None:
+        """Device of a weight or of a layer's cache; see `split`."""
+        placement, name = self.placement, leaf.name
+        assert placement is not None
+        if name in self._caches:
+            return placement.layers[self._caches[name]]
+        if leaf not in self._weights or name == "rope_freqs.weight":  # small, and used in all layers
+            return None
+        if name == "token_embd.weight":
+            # Where there is no matrix for the head, the embedding's serves as one.
+            return 0 if node.op is Op.GET_ROWS else placement.device_of("output.weight")
+        return placement.device_of(name)
+
+    def _owned(self, leaf: Tensor, device: int) -> Tensor:
+        """A weight or cache as a device has it, made when a part first needs it; `_settle` gives it memory."""
+        key = leaf.name, device
+        if key not in self._own:
+            self._own[key] = leaf if self.placement is None else Tensor(leaf.type, leaf.ne, leaf.nb, name=leaf.name)
+        return self._own[key]
+
+    def _cut(self, shape: BatchShape) -> list[Part]:
+        """The graph for a shape, in parts."""
+        graph = self.model.build(shape, self._kv)
+        if self.placement is None:
+            return [Part(0, graph)]
+        return split(graph, self._home, self._owned, 0)
+
+    def _settle(self, progress: Progress | None = None) -> None:
+        """Gives memory to all that needs some, and weights their bytes, where that was not done before."""
+        self._graphs.clear()
+        parts = self._cut(BatchShape(self.max_batch, self.max_batch, self.n_cells))
+        used = sorted({part.device for part in parts})
+        new: dict[int, list[Tensor]] = {device: [] for device in used}
+        for part in parts:
+            for name, tensor in _fixed(part):
+                key = name, part.device
+                if key not in self._fixed:
+                    n = -(-tensor.nbytes // 4)
+                    self._fixed[key] = Tensor(TensorType.F32, (n, 1, 1, 1), (4, 4 * n, 4 * n, 4 * n), name=name)
+                    new[part.device].append(self._fixed[key])
+        if self.placement is None:
+            self._own = {(t.name, 0): t for t in (*self._weights, *self._kv.k, *self._kv.v)}
+        weights: dict[int, list[Tensor]] = {device: [] for device in used}
+        for (name, device), tensor in self._own.items():
+            if (name, device) not in self._held:
+                (new if name in self._caches else weights)[device].append(tensor)
+        for device in used:
+            if new[device]:
+                self.devices[device].place(new[device])
+        self._load(weights, progress)
+        self._held |= set(self._own)
+        self._depth = Depth(len({part.device for part in parts[1:]}) if len(parts) > 1 else 1)
+        threads = used if len(parts) > 1 else []
+        for device in threads:
+            if device not in self._queues:
+                self._queues[device] = queue.SimpleQueue()
+                work = (device, self._queues[device])
+                threading.Thread(target=self._serve, args=work, name=f"llamado-part-{device}", daemon=True).start()
+
+    def _load(self, weights: Mapping[int, list[Tensor]], progress: Progress | None) -> None:
+        """Weights to their devices, all at the same time."""
+        bytes_of = {d: [(t, self._bytes(t.name)) for t in tensors] for d, tensors in weights.items() if tensors}
+        total = sum(data.nbytes for d, pairs in bytes_of.items() for _, data in pairs if not self._here(d))
+        done, lock = 0, threading.Lock()
+
+        def load(device: int) -> None:
+            def count(n: int) -> None:
+                nonlocal done
+                with lock:
+                    done += n
+                    if progress is not None:
+                        progress(f"sending weights to {self.devices[device].name}", done, total)
+
+            here = self._here(device)
+            buffers = self.devices[device].load(bytes_of[device], None if here else count)
+            if here and self._mlock:
+                all(buffer.lock() for buffer in buffers if isinstance(buffer, CpuBuffer))  # the first refused says why
+
+        if len(bytes_of) < 2:
+            for device in bytes_of:
+                load(device)
+            return
+        with ThreadPoolExecutor(len(bytes_of), "llamado-load") as pool:
+            for _ in pool.map(load, bytes_of):
+                pass
+
+    def _bytes(self, name: str) -> Bytes:
+        info = self.file.tensors[name]
+        return self.file.shard_data(info.shard)[info.offset : info.offset + info.nbytes]
+
+    def _here(self, device: int) -> bool:
+        return isinstance(self.devices[device], CpuDevice)
+
+    def _parts(self, shape: BatchShape) -> list[Part]:
+        """The graph for a shape in parts, built and bound once."""
+        parts = self._graphs.get(shape)
+        if parts is not None:
+            self._graphs.move_to_end(shape)
+            return parts
+        parts = self._graphs[shape] = self._cut(shape)
+        for part in parts:
+            for name, tensor in _fixed(part):
+                place = self._fixed[name, part.device]
+                tensor.buffer, tensor.offset = place.buffer, place.offset
+        if len(self._graphs) > _GRAPHS_KEPT:
+            self._graphs.popitem(last=False)
+        return parts
+
+    # -- batches -----------------------------------------------------------------------------------------------------
+
+    @property
+    def depth(self) -> int:
+        """See Forward."""
+        return self._depth.value
+
+    @property
+    def chunk(self) -> int:
+        """See Forward."""
+        return self.max_batch if self._depth.least == 1 else min(_CHUNK, self.max_batch)
+
+    def warm_up(self, batch_sizes: list[int], progress: Progress | None = None) -> None:
+        """Prepares these batch sizes (their kernels come from the disk cache where they are there).
+
+        What else requests are likely to need is left to `prepare_ahead`.
+        """
+        # the largest first: it sets the size of a device's working memory
+        sizes = sorted({n for n in batch_sizes if n <= self.max_batch}, reverse=True)
+        shapes = [self._shape(n, min(n, 8), 1) for n in sizes]
+        for i, shape in enumerate(shapes):
+            if progress is not None:
+                progress("compiling kernels", i, len(shapes))
+            self._prepare(shape)
+        sizes = [n for n in (*range(12, 33, 4), *range(40, 257, 8), *range(288, 513, 32)) if n <= self.max_batch]
+        few = [n for n in batch_sizes if n <= 8]
+        self._ahead = [self._shape(n, 1, 1) for n in sizes]
+        self._ahead += [self._shape(n, n, _REACH + 1) for n in few] + [self._shape(n, 1, _REACH + 1) for n in sizes]
+
+    def _prepare(self, shape: BatchShape) -> None:
+        for part in self._parts(shape):
+            self.devices[part.device].prepare(part.graph)
+
+    def prepare_ahead(self) -> bool:
+        """Compiles the program of one more shape that requests are likely to need."""
+        while self._ahead and self.placement is None:
+            shape = self._ahead.pop(0)
+            if shape not in self._graphs:
+                self._prepare(shape)
+                return True
+        return False
+
+    def start(
+        self,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        starts: NDArray[np.int64],
+        outputs: NDArray[np.int32],
+    ) -> Future[NDArray[np.float32]]:
+        """See Forward."""
+        n, n_out = len(tokens), len(outputs)
+        if not 0 < n <= self.max_batch:
+            raise ForwardError(f"a batch of {n} tokens; the device takes 1 to {self.max_batch}")
+        cells = starts + positions
+        used = int(cells.max()) + 1
+        if used > self.n_cells or int(starts.min()) < 0 or int(positions.min()) < 0:
+            raise ForwardError(f"a token at KV cell {used - 1} of a cache of {self.n_cells}")
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self.n_vocab:
+            raise ForwardError(f"a token outside the vocabulary of {self.n_vocab}")
+        if n_out and (n_out > n or int(outputs.min()) < 0 or int(outputs.max()) >= n):
+            raise ForwardError(f"an output that is no row of a batch of {n}")
+        if self._lost is not None:
+            raise self._lost
+        shape = self._shape(n, n_out, used)
+        filling = shape.n_tokens - n
+        inputs: dict[str, Bytes] = {
+            "tokens": _filled(tokens, filling, 0),
+            "positions": _filled(positions, filling, 0),
+            "cells": _filled(cells, filling, self.n_cells),
+            "out_rows": _filled(outputs, shape.n_outputs - n_out, 0),
+            "mask": _mask(starts, cells, shape),
+        }
+        if self._n_swa:
+            inputs["mask_swa"] = _mask(np.maximum(starts, cells - self._n_swa + 1), cells, shape)
+        job = _Job(self._parts(shape), inputs, n, 4 * n_out * self.n_vocab)
+        if len(job.parts) == 1 and self._here(0):
+            self._run(job, 0)
+        else:
+            self._flying.add(job.future)
+            job.future.add_done_callback(self._landed)
+            self._go_on(job, 0)
+        return job.future
+
+    def _run(self, job: _Job, index: int) -> None:
+        """One part of a batch on its device; what it gives is read, and the next part follows."""
+        part = job.parts[index]
+        device = self.devices[part.device]
+        for name, tensor in part.graph.inputs.items():
+            device.write(tensor, job.inputs[name])
+        for name, tensor in part.takes.items():
+            device.write(tensor, job.values[name])
+        device.submit(part.graph)
+        wanted = [(name, tensor, tensor.nbytes) for name, tensor in part.gives.items()]
+        logits = part.graph.outputs.get("logits")
+        if logits is not None:
+            wanted.append(("logits", logits, job.n_logits))
+        elif not wanted:  # a chunk that only fills the cache: any byte says that it is done
+            name, tensor = next(iter(part.graph.inputs.items()))
+            wanted.append(("", tensor, 4))
+        left = len(wanted)
+        lock = threading.Lock()
+
+        def arrived(name: str, future: Future[Bytes]) -> None:
+            nonlocal left
+            try:
+                data = future.result()
+                # what lies in this machine's working memory is gone with the next batch
+                job.values[name] = data if len(job.parts) == 1 or not self._here(part.device) else data.copy()
+            except BaseException as error:
+                self._fail(job, error)
+                return
+            with lock:
+                left -= 1
+                last = not left
+            if last:
+                self._go_on(job, index + 1)
+
+        for name, tensor, size in wanted:
+            future = device.read(tensor, 0, size)
+            future.add_done_callback(lambda f, name=name: arrived(name, f))  # type: ignore[misc]
+
+    def _go_on(self, job: _Job, index: int) -> None:
+        """Hands a batch to the device of its next part, or to whoever waits for it."""
+        if index < len(job.parts):
+            self._queues[job.parts[index].device].put((job, index))
+            return
+        logits = job.values.get("logits", np.empty(0, np.uint8)).view(np.float32)
+        if job.n_tokens <= 8 and job.n_logits:
+            self._depth.note(time.perf_counter() - job.began, len(self._flying) >= self._depth.value)
+        with suppress(Exception):  # it failed meanwhile
+            job.future.set_result(logits.reshape(-1, self.n_vocab))
+
+    def _serve(self, device: int, jobs: queue.SimpleQueue[tuple[_Job, int] | None]) -> None:
+        """The thread of a device: its parts in the order in which batches come to them."""
+        while (item := jobs.get()) is not None:
+            job, index = item
+            if job.future.done():
+                continue
+            try:
+                self._run(job, index)
+            except BaseException as error:
+                self._fail(job, error)
+
+    def _fail(self, job: _Job, error: BaseException) -> None:
+        if isinstance(error, DeviceLost):
+            self._note_lost(error)
+        with suppress(Exception):
+            job.future.set_exception(error)
+
+    def _landed(self, future: Future[NDArray[np.float32]]) -> None:
+        self._flying.discard(future)
+
+    def profile(self, n: int, start: int = 0) -> list[OperationTime]:
+        """Times of each operation for `n` tokens of one sequence from position `start` on, the last with logits.
+
+        Raises ForwardError unless the whole model is on this machine.
+        """
+        device = self.devices[0]
+        if self.placement is not None or not isinstance(device, CpuDevice):
+            raise ForwardError("operations can be timed only where the whole model is on this machine")
+        positions = np.arange(start, start + n, dtype=np.int32)
+        self.start(np.zeros(n, np.int32), positions, np.zeros(n, np.int64), np.array([n - 1], np.int32)).result()
+        return device.profile(self._parts(self._shape(n, 1, start + n))[0].graph)
+
+    def _shape(self, n: int, n_out: int, used: int) -> BatchShape:
+        """The shape that serves a batch: a few sizes, so that graphs are found again."""
+        step = 1 if n <= 8 else 4 if n <= 32 else 8 if n <= 256 else 32
+        n_tokens = min(-(-n // step) * step, self.max_batch)
+        n_outputs = n_out if n_out <= 2 or n <= 8 else min(n_tokens, 1 << (n_out - 1).bit_length())
+        if self.placement is not None:  # masks travel
+            reach = max(_PAD, 1 << (used - 1).bit_length())
+        else:
+            reach = _REACH if used <= _REACH else max(8 * _REACH, 1 << (used - 1).bit_length())
+        return BatchShape(n_tokens, n_outputs, min(reach, self.n_cells))
+
+    def copy_cells(self, src: int, dst: int, n: int) -> None:
+        """Copies n cells of all layers from `src` to `dst`; the ranges may overlap."""
+        if min(src, dst, n) < 0 or max(src, dst) + n > self.n_cells:
+            raise ForwardError(f"copy of {n} KV cells from {src} to {dst} of {self.n_cells}")
+        # Batches on their way still mean the cells as they are.
+        wait(list(self._flying))
+        for (name, device), cache in self._own.items():
+            if name in self._caches:
+                self.devices[device].copy(_cells(cache, src, n), _cells(cache, dst, n))
+
+    # -- devices that die --------------------------------------------------------------------------------------------
+
+    def _guard(self, device: Device) -> None:
+        """Has us told when a device is lost, where it is of the kind that can be."""
+        on_lost = getattr(device, "on_lost", None)
+        if on_lost is not None:
+            on_lost(self._note_lost)
+
+    def _note_lost(self, error: DeviceLost) -> None:
+        if self._lost is None and any(device.name == error.device for device in self._used()):
+            self._lost = error
+            self._watcher()
+
+    def _used(self) -> Iterable[Device]:
+        if self.placement is None:
+            return self.devices[:1]
+        return [self.devices[i] for i in sorted({0, self.placement.head, *self.placement.layers})]
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """See Forward."""
+        self._watcher = callback
+
+    def lost(self) -> DeviceLost | None:
+        """See Forward."""
+        return self._lost
+
+    def restore(self, elsewhere: bool) -> None:
+        """See Forward."""
+        wait(list(self._flying))
+        gone = [i for i, device in enumerate(self.devices) if getattr(device, "lost", None) is not None]
+        for number in gone:
+            device = self.devices[number]
+            try:
+                if self._reconnect is None:
+                    raise DeviceLost(device.name, "it was not to be connected again")
+                self.devices[number] = self._reconnect(device)
+            except DeviceLost as error:
+                if device not in self._used():
+                    continue
+                if not elsewhere or self._replace is None:
+                    raise
+                alive = [i for i in range(len(self.devices)) if i not in gone]
+                self.placement = self._replace(alive)
+                log.warning("%s; its layers go to the devices that are left", error)
+            else:
+                self._guard(self.devices[number])
+            # whatever it held is gone
+            self._own = {key: t for key, t in self._own.items() if key[1] != number}
+            self._held = {key for key in self._held if key[1] != number}
+            self._fixed = {key: t for key, t in self._fixed.items() if key[1] != number}
+        self._lost = None
+        try:
+            self._settle()
+        except DeviceLost as error:
+            self._lost = error
+            raise
+
+    def close(self) -> None:
+        """Ends the threads and lets go of the memory."""
+        for jobs in self._queues.values():
+            jobs.put(None)
+        self._watcher = lambda: None
+        for device in self.devices:
+            device.close()
+
+
+def _fixed(part: Part) -> Iterable[tuple[str, Tensor]]:
+    """What a part is given and what it gives, by name."""
+    return (*part.graph.inputs.items(), *part.takes.items(), *part.graph.outputs.items())
+
+
+def _filled(values: NDArray[np.int32] | NDArray[np.int64], filling: int, filler: int) -> Bytes:
+    """The bytes of `values` and of `filling` times `filler`."""
+    whole = np.full(len(values) + filling, filler, values.dtype)
+    whole[: len(values)] = values
+    return whole.view(np.uint8)
+
+
+def _mask(first: NDArray[np.int64], last: NDArray[np.int64], shape: BatchShape) -> Bytes:
+    """The bytes of f16[n_tokens, n_kv]: 0 from cell `first` to cell `last` of a token, minus infinity elsewhere."""
+    mask = np.full((shape.n_tokens, shape.n_kv), _HIDDEN, np.uint16)
+    for row, start, stop in zip(mask, first.tolist(), last.tolist(), strict=False):
+        row[start : stop + 1] = 0
+    return mask.reshape(-1).view(np.uint8)
+
+
+def _cells(cache: Tensor, start: int, n: int) -> Tensor:
+    """The rows of `n` cells of a cache."""
+    row = cache.nb[1]
+    return Tensor(
+        cache.type, (cache.ne[0], n, 1, 1), (cache.nb[0], row, n * row, n * row), view_src=cache, view_offs=start * row
+    )
