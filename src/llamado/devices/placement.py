@@ -1,11 +1,44 @@
-"""Which layer goes to which device."""
+"""Which layer goes to which device: arithmetic on sizes and speeds, without models, sockets or devices.
+
+A model is a row of layers with the head (the output matrix and its norm) behind the last one. Each device takes a run
+of them; the embedding stays on this machine, where a row of it is all that a token needs. Three rules divide the row:
+by free memory (llama.cpp's rule), by given proportions, and `fastest`, by the predicted time of a token.
+
+Times are those of one sequence generating: a device reads its weights and the cache once for each token, so its time is
+their bytes over the rate at which it reads. Each run on another machine costs a round trip and the transfer of
+what goes in (the hidden state, positions, a row of the mask) and out (the hidden state, or behind the head the logits).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.devices.device import DeviceError
 
 ALL_LAYERS = 2**31 - 1
 """As `n_gpu_layers`: every layer and the head go to the workers."""
+
+_LAYER = re.compile(r"blk\.(\d+)\.")
+_MIB = 1 << 20
+
+
+class NotEnoughMemory(DeviceError):
+    """The model does not fit the devices; `missing` says how many bytes each of them (by name) lacks."""
+
+    def __init__(self, message: str, missing: Mapping[str, int]) -> None:
+        super().__init__(message)
+        self.missing = dict(missing)
+
+
+class UnknownDevice(DeviceError):
+    """A device that a flag names is not there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,3 +62,487 @@ class SplitOptions:
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSizes:
+    """Bytes of a model's parts. Tuples have one entry per layer."""
+
+    layers: tuple[int, ...]
+    """Weights."""
+    kv: tuple[int, ...]
+    """Keys and values of all cells."""
+    kv_read: tuple[int, ...] = ()
+    """Of those, what attention reads for a token; empty: nothing to speak of."""
+    head: int
+    """Output matrix and output norm."""
+    embedding: int = 0
+    """Stays on this machine, mapped from the file: it takes no memory that others could not have."""
+    hidden: int
+    """Hidden state of a token, as it goes from device to device."""
+    inputs: int = 0
+    """Further inputs of a token that every run of layers is sent (position, cell, row of the mask)."""
+    logits: int
+    """Logits of a token."""
+    compute: int = 0
+    """Working memory of a device that has layers or the head."""
+    head_compute: int = 0
+    """Working memory that the head takes in addition."""
+    tensors: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """Bytes of each weight by name; only overrides of single weights need them."""
+
+    @property
+    def n_layer(self) -> int:
+        return len(self.layers)
+
+    @property
+    def weights(self) -> int:
+        """All weights but the embedding."""
+        return sum(self.layers) + self.head
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFigures:
+    """What is known of a device; the speeds are None where nobody measured them."""
+
+    name: str
+    local: bool
+    """On this machine: no link, and the embedding is here."""
+    free: int
+    total: int
+    """Bytes of memory; both 0 where the device does not say."""
+    decode: float | None = None
+    """Bytes of weights read per second when computing 1 token."""
+    prefill: float | None = None
+    """The same when computing 512 tokens at once."""
+    round_trip: float = 0.0
+    """Seconds from sending a small graph to having its result."""
+    bandwidth: float | None = None
+    """Bytes per second of the link; None: no link."""
+
+    @property
+    def room(self) -> float:
+        """Bytes that may be used: infinite where the device does not say."""
+        return self.free if self.total or self.free else float("inf")
+
+    def reads(self, n: int) -> float:
+        """Seconds for reading `n` bytes of weights for one token."""
+        if not self.decode:
+            raise ValueError(f"the speed of {self.name} is not known")
+        return n / self.decode
+
+    def carries(self, n: int) -> float:
+        """Seconds for a round trip with `n` bytes on the link."""
+        return self.round_trip + (n / self.bandwidth if self.bandwidth else 0.0)
+
+
+class Stage(NamedTuple):
+    """A run of layers `first` up to but not including `last` on one device, with or without the head behind it."""
+
+    device: int
+    first: int
+    last: int
+    head: bool
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where everything is, by numbers of devices: each layer (with its part of the cache), the head, the embedding.
+
+    `overrides` are patterns of names of single weights that lie elsewhere.
+    """
+
+    layers: tuple[int, ...]
+    head: int
+    embedding: int = 0
+    overrides: tuple[tuple[str, int], ...] = ()
+
+    def device_of(self, name: str) -> int:
+        """Device of a weight by its name in the file."""
+        for pattern, device in self.overrides:
+            if re.search(pattern, name):
+                return device
+        found = _LAYER.match(name)
+        if found and int(found[1]) < len(self.layers):
+            return self.layers[int(found[1])]
+        return self.head if name.startswith("output") else self.embedding
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Runs of layers on the same device, in order; the head is a run of its own where its device differs."""
+        bounds = [0, *(i for i in range(1, len(self.layers)) if self.layers[i] != self.layers[i - 1]), len(self.layers)]
+        stages = [Stage(self.layers[a], a, b, False) for a, b in pairwise(bounds) if a < b]
+        if stages and stages[-1].device == self.head:
+            stages[-1] = stages[-1]._replace(head=True)
+        else:
+            stages.append(Stage(self.head, len(self.layers), len(self.layers), True))
+        return tuple(stages)
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Devices that have anything to compute or hold, the embedding's among them, in ascending order."""
+        return tuple(sorted({*self.layers, self.head, self.embedding, *(device for _, device in self.overrides)}))
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one device holds of a model, and its part in the time of a token."""
+
+    layers: tuple[int, ...]
+    head: bool
+    weights: int
+    """Bytes, without the embedding."""
+    kv: int
+    compute: int
+    seconds: float | None
+    """For one token: reading weights and cache; None where the device's speed is not known."""
+    link_seconds: float
+    """For one token: round trips and transfers."""
+
+    @property
+    def memory(self) -> int:
+        return self.weights + self.kv + self.compute
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The shares of all devices (in the order of the figures), and seconds per token in all, None if not known."""
+
+    shares: tuple[Share, ...]
+    seconds: float | None
+
+
+def predict(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Placement) -> Prediction:
+    """What a placement takes of each device, and how long a token takes."""
+    n = len(figures)
+    weights, kv, kv_read, link = [0] * n, [0] * n, [0] * n, [0.0] * n
+    kv_read_of = sizes.kv_read or (0,) * sizes.n_layer
+    for layer, device in enumerate(placement.layers):
+        weights[device] += sizes.layers[layer]
+        kv[device] += sizes.kv[layer]
+        kv_read[device] += kv_read_of[layer]
+    weights[placement.head] += sizes.head
+    for stage in placement.stages:
+        if not figures[stage.device].local:
+            out = sizes.logits if stage.head else sizes.hidden
+            link[stage.device] += figures[stage.device].carries(sizes.hidden + sizes.inputs + out)
+    if placement.overrides:
+        plain = replace(placement, overrides=())
+        guests: set[tuple[str, int]] = set()
+        for name, size in sizes.tensors.items():
+            host, guest = plain.device_of(name), placement.device_of(name)
+            if host != guest and _is_placed(name):
+                weights[host] -= size
+                weights[guest] += size
+                guests.add((_part(name), guest))
+        for part, guest in guests:
+            # The hidden state goes there and comes back; how often within a layer, only the graph knows.
+            host = placement.layers[int(part)] if part else placement.head
+            for device in (guest, host):
+                if not figures[device].local:
+                    link[device] += figures[device].carries(2 * sizes.hidden)
+    shares = []
+    for i, device_figures in enumerate(figures):
+        layers = tuple(layer for layer, device in enumerate(placement.layers) if device == i)
+        head = placement.head == i
+        compute = (sizes.compute if layers or head or weights[i] else 0) + (sizes.head_compute if head else 0)
+        read = weights[i] + kv_read[i]
+        seconds = 0.0 if not read else device_figures.reads(read) if device_figures.decode else None
+        shares.append(Share(layers, head, weights[i], kv[i], compute, seconds, link[i]))
+    known = [share.seconds for share in shares if share.seconds is not None]
+    total = sum(known) + sum(link) if len(known) == n else None
+    return Prediction(tuple(shares), total)
+
+
+def _part(name: str) -> str:
+    """The layer's number of a weight's name, empty for the head."""
+    found = _LAYER.match(name)
+    return found[1] if found else ""
+
+
+def _is_placed(name: str) -> bool:
+    """Whether a weight belongs to a layer or the head; the embedding and what all layers use do not."""
+    return bool(_LAYER.match(name)) or name.startswith("output")
+
+
+def check_memory(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Placement) -> None:
+    """Raises NotEnoughMemory where a device has less memory than a placement needs there."""
+    shares = predict(sizes, figures, placement).shares
+    short = [(device, share) for device, share in zip(figures, shares, strict=True) if share.memory > device.room]
+    if not short:
+        return
+    where = "; ".join(
+        f"{device.name} needs {mib(share.memory)} (weights {mib(share.weights)}, K/V cache {mib(share.kv)}, "
+        f"compute {mib(share.compute)}) and has {mib(device.free)} free: {mib(share.memory - device.free)} missing"
+        for device, share in short
+    )
+    raise NotEnoughMemory(
+        f"not enough memory: {where}. A smaller context (-c), another --tensor-split or one more worker would help",
+        {device.name: share.memory - device.free for device, share in short},
+    )
+
+
+def mib(n: float) -> str:
+    """Bytes as a text in MiB."""
+    return f"{n / _MIB:,.0f} MiB" if n >= 10 * _MIB or n == 0 else f"{n / _MIB:,.1f} MiB"
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+
+def local_device(figures: Sequence[DeviceFigures]) -> int:
+    """The device of this machine, where the embedding lies; the first one where none is local."""
+    return next((i for i, device in enumerate(figures) if device.local), 0)
+
+
+def workers(figures: Sequence[DeviceFigures]) -> tuple[int, ...]:
+    """The devices that take layers unless the user says otherwise: those of other machines, or if none is there all."""
+    return tuple(i for i, device in enumerate(figures) if not device.local) or tuple(range(len(figures)))
+
+
+def by_ratio(
+    sizes: ModelSizes,
+    figures: Sequence[DeviceFigures],
+    ratios: Sequence[float],
+    order: Sequence[int] | None = None,
+    n_gpu_layers: int | None = None,
+) -> Placement:
+    """Layers in proportion to `ratios` over the devices `order` (default: the workers, one ratio more: this machine).
+
+    The rule is llama.cpp's (`load_tensors` in llama-model.cpp): of the last `n_gpu_layers` of the layers and the head,
+    item i of n goes to the first device whose cumulated share is above i / n, in single precision. Ratios that are not
+    given are 0, those too many have no effect. What comes before these items is on this machine.
+    """
+    home = local_device(figures)
+    if order is None:
+        order = workers(figures)
+        if len(ratios) > len(order) and home not in order:
+            order = (*order, home)
+    n_items = sizes.n_layer + 1
+    n = n_items if n_gpu_layers is None else min(n_gpu_layers, n_items)
+    shares = np.zeros(len(order), np.float32)
+    given = np.asarray(ratios[: len(order)], np.float32)
+    shares[: len(given)] = given
+    if not n or not order or not shares.sum():
+        return Placement((home,) * sizes.n_layer, home, home)
+    bounds = np.cumsum(shares, dtype=np.float32)
+    bounds /= bounds[-1]
+    items = np.arange(n, dtype=np.float32) / np.float32(n)
+    taken = [order[i] for i in np.searchsorted(bounds, items, side="right").tolist()]
+    devices = [home] * (n_items - n) + taken
+    return Placement(tuple(devices[:-1]), devices[-1], home)
+
+
+def by_memory(
+    sizes: ModelSizes,
+    figures: Sequence[DeviceFigures],
+    order: Sequence[int] | None = None,
+    n_gpu_layers: int | None = None,
+) -> Placement:
+    """Layers in proportion to free memory, as llama.cpp places them where nothing else is said (see `by_ratio`).
+
+    A device that does not say what it has counts as having this machine's memory.
+    """
+    order = workers(figures) if order is None else order
+    here = figures[local_device(figures)].free
+    return by_ratio(sizes, figures, [figures[i].free or here for i in order], order, n_gpu_layers)
+
+
+def fastest(
+    sizes: ModelSizes,
+    figures: Sequence[DeviceFigures],
+    order: Sequence[int] | None = None,
+    n_gpu_layers: int | None = None,
+) -> Placement:
+    """The placement with the least predicted time of a token within each device's memory; NotEnoughMemory if none is.
+
+    Exact among placements that give each device of `order` (default: all) one run of layers or none, in that order, and
+    the head to the last of them, to a later one, or to this machine's wherever its layers are. With `n_gpu_layers` the
+    items before the last so many are on this machine and the others on the workers.
+
+    Dynamic programming over devices: the least time of the first l layers on the first d devices, for all l at once.
+    """
+    home = local_device(figures)
+    n_layer = sizes.n_layer
+    if order is None:
+        order = tuple(range(len(figures)))
+    start = 0
+    if n_gpu_layers is not None:
+        start = max(n_layer + 1 - n_gpu_layers, 0)
+        order = [i for i in order if not figures[i].local]
+    if start == n_layer + 1 or not order:
+        placement = Placement((home,) * n_layer, home, home)
+        check_memory(sizes, figures, placement)
+        return placement
+    candidates = [_runs(sizes, figures, order, start, None)]
+    candidates += [_runs(sizes, figures, order, start, i) for i in order if figures[i].local]
+    seconds, devices = min(candidates, key=lambda candidate: candidate[0])
+    if seconds == float("inf"):
+        raise _no_room(sizes, figures, order, n_gpu_layers)
+    devices = [home] * start + devices
+    placement = Placement(tuple(devices[:n_layer]), devices[n_layer], home)
+    check_memory(sizes, figures, placement)  # of what comes before `start`
+    return placement
+
+
+def _runs(
+    sizes: ModelSizes, figures: Sequence[DeviceFigures], order: Sequence[int], start: int, head: int | None
+) -> tuple[float, list[int]]:
+    """Least seconds, and the devices of the items from `start` on: layers, then the head.
+
+    `head`: the device that has the head, whatever else it has; None: the head is the last item of the last run.
+    """
+    n_layer = sizes.n_layer
+    n_items = n_layer + 1 if head is None else n_layer
+    weights = np.cumsum([0, *sizes.layers, sizes.head][: n_items + 1], dtype=np.float64)
+    kv = np.cumsum([0, *sizes.kv, 0][: n_items + 1], dtype=np.float64)
+    kv_read = np.cumsum([0, *(sizes.kv_read or (0,) * n_layer), 0][: n_items + 1], dtype=np.float64)
+    # [l0, l1]: a run of items l0 up to but not including l1
+    first, last = np.arange(n_items + 1)[:, None], np.arange(n_items + 1)[None, :]
+    some = (last > first) & (first >= start)
+    with_head = (last == n_layer + 1) & some
+    n_bytes = weights[None, :] - weights[:, None]
+    memory = n_bytes + kv[None, :] - kv[:, None] + sizes.compute + np.where(with_head, sizes.head_compute, 0)
+    read = n_bytes + kv_read[None, :] - kv_read[:, None]
+    link = sizes.hidden + sizes.inputs + np.where(with_head, sizes.logits, sizes.hidden)
+
+    best = np.full(n_items + 1, np.inf)
+    best[start] = 0.0
+    came_from: list[NDArray[np.intp]] = []
+    for i in order:
+        device = figures[i]
+        seconds = read * device.reads(1)
+        room = device.room
+        if not device.local:
+            seconds = seconds + device.round_trip + (link / device.bandwidth if device.bandwidth else 0.0)
+        if i == head:
+            room -= sizes.head + sizes.head_compute
+        seconds = np.where(some & (memory <= room), seconds, np.inf)
+        np.fill_diagonal(seconds, 0.0)  # no run here
+        totals = best[:, None] + seconds
+        without, best = best, totals.min(axis=0)
+        # Where a device gains nothing it is left out.
+        came_from.append(np.where(without <= best, last[0], totals.argmin(axis=0)))
+    total = float(best[n_items])
+    if head is not None:
+        total += figures[head].reads(sizes.head)
+        if sizes.head + sizes.head_compute + sizes.compute > figures[head].room:
+            total = float("inf")
+    devices: list[int] = []
+    at = n_items
+    if total != float("inf"):
+        for i, origin in zip(reversed(order), reversed(came_from), strict=True):
+            devices = [i] * (at - int(origin[at])) + devices
+            at = int(origin[at])
+        if head is not None:
+            devices.append(head)
+    return total, devices
+
+
+def _no_room(
+    sizes: ModelSizes, figures: Sequence[DeviceFigures], order: Sequence[int], n_gpu_layers: int | None
+) -> NotEnoughMemory:
+    """What is missing where if layers went by free memory."""
+    try:
+        check_memory(sizes, figures, by_memory(sizes, figures, order, n_gpu_layers))
+    except NotEnoughMemory as error:
+        return error
+    # It would fit, but only with a device in two places.
+    have = sum(figures[i].free for i in order)
+    need = sizes.weights + sum(sizes.kv) + len(order) * sizes.compute + sizes.head_compute
+    return NotEnoughMemory(
+        f"not enough memory: the model needs {mib(need)}, and {', '.join(figures[i].name for i in order)} have "
+        f"{mib(have)} free, in pieces that its layers do not fit",
+        {figures[i].name: 0 for i in order},
+    )
+
+
+# --- all of it --------------------------------------------------------------------------------------------------------
+
+
+def place(
+    sizes: ModelSizes, figures: Sequence[DeviceFigures], options: SplitOptions, among: Sequence[int] | None = None
+) -> Placement:
+    """The placement that the options ask for, on the devices `among` (default: all).
+
+    Raises UnknownDevice for names of devices that are not there, NotEnoughMemory where the model does not fit. Only
+    `fastest` (no `tensor_split`) needs speeds. After the loss of a device, `figures` are those from the start and
+    `among` the numbers of the devices left: overrides to others have no effect, and the proportions are those of the
+    devices left.
+    """
+    present = tuple(range(len(figures))) if among is None else tuple(among)
+    home = local_device(figures)
+    ratios = options.tensor_split
+    n_gpu_layers = options.n_gpu_layers
+    if options.devices:
+        chosen = selected(figures, options.devices)
+    elif ratios is None:
+        chosen = tuple(range(len(figures)))
+    else:
+        chosen = workers(figures)
+        if len(ratios) > len(chosen) and home not in chosen:
+            chosen = (*chosen, home)
+    order = tuple(i for i in chosen if i in present)
+    if not order:
+        placement = Placement((home,) * sizes.n_layer, home, home)
+    elif ratios is None:
+        placement = fastest(sizes, figures, order, n_gpu_layers)
+    elif not ratios:
+        placement = by_memory(sizes, figures, order, n_gpu_layers)
+    else:
+        padded = [*ratios, *(0.0 for _ in chosen)]
+        kept = [padded[place] for place, i in enumerate(chosen) if i in present]
+        # Devices that were to have nothing share evenly once those that were to have something are gone.
+        placement = by_ratio(sizes, figures, kept if any(kept) else [1.0] * len(kept), order, n_gpu_layers)
+    overrides = [(pattern, selected(figures, [name])[0]) for pattern, name in options.overrides]
+    placement = override(sizes, placement, [(p, i) for p, i in overrides if i in present])
+    check_memory(sizes, figures, placement)
+    return placement
+
+
+def override(sizes: ModelSizes, placement: Placement, overrides: Sequence[tuple[str, int]]) -> Placement:
+    """A placement with weights whose names match a pattern on other devices.
+
+    Where all weights of a layer, or of the head, go to one device, the layer itself moves, with its cache.
+    """
+    if not overrides:
+        return placement
+    moved = replace(placement, overrides=tuple(overrides))
+    devices: dict[str, set[int]] = {}
+    for name in sizes.tensors:
+        if _is_placed(name):
+            devices.setdefault(_part(name), set()).add(moved.device_of(name))
+    layers = list(placement.layers)
+    for part, places in devices.items():
+        if part and len(places) == 1:
+            layers[int(part)] = next(iter(places))
+    head_places = devices.get("", {placement.head})
+    head = next(iter(head_places)) if len(head_places) == 1 else placement.head
+    whole = replace(placement, layers=tuple(layers), head=head)
+    left = any(whole.device_of(name) != moved.device_of(name) for name in sizes.tensors if _is_placed(name))
+    return replace(whole, overrides=tuple(overrides)) if left else whole
+
+
+def selected(figures: Sequence[DeviceFigures], names: Sequence[str]) -> tuple[int, ...]:
+    """Numbers of devices by name: "RPC0", "RPC0[host:port]", "host:port" (all devices of a worker), "CPU", "none"."""
+    found: list[int] = []
+    for name in names:
+        if name.lower() == "none":
+            continue
+        wanted = name.lower()
+        matches = [
+            i
+            for i, device in enumerate(figures)
+            if wanted in (device.name.lower(), *(part.lower() for part in _name_parts(device.name)))
+        ]
+        if not matches:
+            known = ", ".join(device.name for device in figures)
+            raise UnknownDevice(f"there is no device {name!r}; there are {known} (see --list-devices)")
+        found += [i for i in matches if i not in found]
+    return tuple(found)
+
+
+def _name_parts(name: str) -> tuple[str, ...]:
+    """ "RPC0" and "host:port" of "RPC0[host:port]"."""
+    short, bracket, rest = name.partition("[")
+    return (short, rest.removesuffix("]")) if bracket else (name,)

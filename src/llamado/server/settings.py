@@ -205,7 +205,7 @@ def split_options(flags: Parsed) -> SplitOptions | None:
     return SplitOptions(
         rpc=tuple(endpoints),
         tensor_split=_tensor_split(flags.tensor_split),
-        n_gpu_layers=_gpu_layers(flags.n_gpu_layers),
+        n_gpu_layers=_gpu_layers(flags.gpu_layers),
         devices=_devices(flags),
         overrides=_overrides(flags.override_tensor or []),
         failover=flags.rpc_failover,

@@ -1,0 +1,401 @@
+"""Which layer goes to which device: llama.cpp's rule, the fastest placement, memory, names, overrides."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llamado.devices.placement import (
+    ALL_LAYERS,
+    DeviceFigures,
+    ModelSizes,
+    NotEnoughMemory,
+    Placement,
+    SplitOptions,
+    Stage,
+    UnknownDevice,
+    by_memory,
+    by_ratio,
+    check_memory,
+    fastest,
+    override,
+    place,
+    predict,
+    selected,
+)
+
+
+def model(n_layer: int, **changes: Any) -> ModelSizes:
+    plain: dict[str, Any] = {"layers": (100,) * n_layer, "kv": (10,) * n_layer, "head": 100, "hidden": 1, "logits": 50}
+    return ModelSizes(**plain | changes)
+
+
+def cpu(free: int = 10**9, decode: float = 1e4) -> DeviceFigures:
+    return DeviceFigures(name="CPU", local=True, free=free, total=10**9, decode=decode)
+
+
+def rpc(n: int, free: int = 10**9, decode: float = 1e4, round_trip: float = 1e-3) -> DeviceFigures:
+    return DeviceFigures(
+        name=f"RPC{n}[h:{n}]", local=False, free=free, total=10**9, decode=decode, round_trip=round_trip, bandwidth=1e6
+    )
+
+
+def options(**changes: Any) -> SplitOptions:
+    return SplitOptions(rpc=("h:0", "h:1"), **changes)
+
+
+THREE = (cpu(), rpc(0), rpc(1))
+
+
+def places(placement: Placement) -> list[int]:
+    return [*placement.layers, placement.head]
+
+
+# --- llama.cpp's rule -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n_layer", "ratios", "n_gpu_layers", "expected"),
+    [
+        # what llama-server b11434 logs with --rpc and these flags ("layer N assigned to device")
+        (30, (1, 1), None, [1] * 16 + [2] * 15),
+        (30, (3, 1), None, [1] * 24 + [2] * 7),
+        (30, (1, 3), None, [1] * 8 + [2] * 23),
+        (30, (1, 1), 10, [0] * 21 + [1] * 5 + [2] * 5),
+        (30, (1, 1), 99, [1] * 16 + [2] * 15),
+        (30, (0, 1), None, [2] * 31),
+        (30, (1,), None, [1] * 31),
+        (30, (1, 1), 0, [0] * 31),
+        (30, (1, 1), 1, [0] * 30 + [1]),
+        # one more ratio: this machine takes layers too, the last ones, as llama.cpp gives them to a GPU of its own
+        (3, (2, 1, 1), None, [1, 1, 2, 0]),
+        (3, (0.5, 0.5, 0), None, [1, 1, 2, 2]),
+        (3, (1, 1, 1, 5, 9), None, [1, 1, 2, 0]),
+    ],
+)
+def test_ratios_divide_as_llama_cpp_divides(
+    n_layer: int, ratios: tuple[float, ...], n_gpu_layers: int | None, expected: list[int]
+) -> None:
+    assert places(by_ratio(model(n_layer), THREE, ratios, n_gpu_layers=n_gpu_layers)) == expected
+    wanted = options(tensor_split=ratios, n_gpu_layers=n_gpu_layers)
+    assert places(place(model(n_layer), THREE, wanted)) == expected
+
+
+def test_free_memory_divides_among_workers_alone() -> None:
+    figures = (cpu(), rpc(0, free=3000), rpc(1, free=1000))
+    assert places(by_memory(model(7), figures)) == [1] * 6 + [2] * 2
+    assert places(place(model(7), figures, options(tensor_split=()))) == [1] * 6 + [2] * 2
+    assert places(by_memory(model(3), (cpu(),))) == [0] * 4  # alone
+    silent = DeviceFigures(name="RPC1[h:1]", local=False, free=0, total=0)
+    assert places(by_memory(model(3), (cpu(1000), rpc(0, free=3000), silent))) == [1, 1, 1, 2]
+
+
+@given(
+    n_layer=st.integers(1, 120),
+    ratios=st.lists(st.floats(0.001, 1000), min_size=1, max_size=8),
+    n_gpu_layers=st.one_of(st.none(), st.integers(0, 130)),
+)
+def test_ratios_are_kept_within_a_layer(n_layer: int, ratios: list[float], n_gpu_layers: int | None) -> None:
+    figures = (cpu(), *(rpc(i) for i in range(len(ratios))))
+    devices = places(by_ratio(model(n_layer), figures, ratios, n_gpu_layers=n_gpu_layers))
+    n = min(n_layer + 1, n_layer + 1 if n_gpu_layers is None else n_gpu_layers)
+    assert devices == sorted(devices) and devices.count(0) == n_layer + 1 - n
+    for i, ratio in enumerate(ratios, 1):
+        assert abs(devices.count(i) - n * ratio / sum(ratios)) < 1.01
+
+
+# --- the fastest ------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_fits_here_stays_unless_a_worker_is_worth_its_link() -> None:
+    assert places(fastest(model(4), THREE)) == [0] * 5
+    quick = (cpu(decode=1e3), rpc(0, decode=1e5), rpc(1))
+    assert places(fastest(model(4), quick)) == [1] * 5
+    far = (cpu(decode=1e3), rpc(0, decode=1e5, round_trip=10.0), rpc(1, round_trip=10.0))
+    assert places(fastest(model(4), far)) == [0] * 5
+
+
+def test_slow_devices_are_left_out_and_full_ones_spill_over() -> None:
+    tight = (cpu(free=230), rpc(0, decode=1e2), rpc(1, decode=1e4))
+    # 230 bytes here: two layers of 110, or the head and one of them
+    assert fastest(model(4), tight).layers.count(0) <= 2
+    assert 1 not in places(fastest(model(4), tight))
+
+
+def test_dear_logits_keep_the_head_here() -> None:
+    figures = (cpu(free=230, decode=1e4), rpc(0, decode=1e6))
+    assert fastest(model(4, logits=10**6), figures).head == 0
+    assert fastest(model(4, logits=1), figures).head == 1
+
+
+def test_working_memory_counts() -> None:
+    figures = (cpu(free=500), rpc(0, free=500))
+    assert fastest(model(4), figures)
+    with pytest.raises(NotEnoughMemory):
+        fastest(model(4, compute=250), figures)
+    with pytest.raises(NotEnoughMemory):
+        fastest(model(4, head_compute=500), figures)
+
+
+def test_layers_that_must_go_to_workers() -> None:
+    assert places(fastest(model(4), THREE, n_gpu_layers=ALL_LAYERS)) == [1] * 5
+    assert places(fastest(model(4), THREE, n_gpu_layers=2)) == [0, 0, 0, 1, 1]
+    assert places(fastest(model(4), THREE, n_gpu_layers=0)) == [0] * 5
+    assert places(place(model(4), THREE, options(n_gpu_layers=99, devices=("RPC1",)))) == [2] * 5
+
+
+SIZES = st.integers(0, 60)
+
+
+@st.composite
+def problems(draw: st.DrawFn, most_layers: int = 4, most_devices: int = 3) -> tuple[ModelSizes, list[DeviceFigures]]:
+    n = draw(st.integers(1, most_layers))
+    many = st.lists(SIZES, min_size=n, max_size=n)
+    sizes = ModelSizes(
+        layers=tuple(draw(many)),
+        kv=tuple(draw(many)),
+        kv_read=tuple(draw(many)),
+        head=draw(SIZES),
+        hidden=draw(SIZES),
+        inputs=draw(SIZES),
+        logits=draw(SIZES),
+        compute=draw(SIZES),
+        head_compute=draw(SIZES),
+    )
+    figures = []
+    for i in range(draw(st.integers(1, most_devices))):
+        local = i == 0 and draw(st.booleans())
+        free = draw(st.integers(0, 60 * (n + 4)))
+        figures.append(
+            DeviceFigures(
+                name=f"D{i}",
+                local=local,
+                free=free,
+                total=draw(st.sampled_from([0, 1000])),
+                decode=draw(st.sampled_from([1.0, 2.0, 10.0, 1000.0])),
+                round_trip=0.0 if local else draw(st.sampled_from([0.0, 1.0, 30.0])),
+                bandwidth=None if local else draw(st.sampled_from([1.0, 10.0, 1e9])),
+            )
+        )
+    return sizes, figures
+
+
+def every_placement(sizes: ModelSizes, figures: list[DeviceFigures]) -> list[Placement]:
+    """All with one run per device in order, and the head behind the last, or on this machine."""
+    found = []
+    for devices in itertools.combinations_with_replacement(range(len(figures)), sizes.n_layer):
+        heads = {*range(devices[-1], len(figures)), *(i for i, device in enumerate(figures) if device.local)}
+        found += [Placement(devices, head) for head in heads]
+    return found
+
+
+def fits(sizes: ModelSizes, figures: list[DeviceFigures], placement: Placement) -> bool:
+    try:
+        check_memory(sizes, figures, placement)
+    except NotEnoughMemory:
+        return False
+    return True
+
+
+@settings(max_examples=300)
+@given(problems())
+def test_the_fastest_is_the_best_of_all(problem: tuple[ModelSizes, list[DeviceFigures]]) -> None:
+    sizes, figures = problem
+    best = math.inf
+    for placement in every_placement(sizes, figures):
+        if fits(sizes, figures, placement):
+            best = min(best, predict(sizes, figures, placement).seconds or 0.0)
+    if best == math.inf:
+        with pytest.raises(NotEnoughMemory) as error:
+            fastest(sizes, figures)
+        assert error.value.missing
+        return
+    found = fastest(sizes, figures)
+    assert fits(sizes, figures, found)
+    assert predict(sizes, figures, found).seconds == pytest.approx(best)
+
+
+@settings(max_examples=100)
+@given(problems(most_layers=60, most_devices=8), st.one_of(st.none(), st.integers(0, 70)))
+def test_the_fastest_is_never_worse_than_other_rules(
+    problem: tuple[ModelSizes, list[DeviceFigures]], n_gpu_layers: int | None
+) -> None:
+    sizes, figures = problem
+    others = [by_memory(sizes, figures, None, n_gpu_layers), by_ratio(sizes, figures, [1.0] * 8, None, n_gpu_layers)]
+    if n_gpu_layers is not None and not any(device.local for device in figures):
+        return  # there is no place for the layers before
+    fitting = [other for other in others if fits(sizes, figures, other)]
+    try:
+        found = fastest(sizes, figures, None, n_gpu_layers)
+    except NotEnoughMemory as error:
+        assert not fitting, error
+        return
+    assert fits(sizes, figures, found)
+    for other in fitting:
+        seconds = predict(sizes, figures, other).seconds
+        assert seconds is not None and (predict(sizes, figures, found).seconds or 0.0) <= seconds * (1 + 1e-9)
+
+
+def test_a_large_problem_is_answered() -> None:
+    sizes = model(100, layers=tuple(range(50, 150)))
+    figures = [cpu(free=900), *(rpc(i, free=500 + 20 * i, decode=1e4 * (i + 1)) for i in range(1, 16))]
+    with pytest.raises(NotEnoughMemory):
+        fastest(sizes, figures)
+    figures = [cpu(free=2000), *(rpc(i, free=1500, decode=1e4 * (i + 1)) for i in range(1, 16))]
+    placement = fastest(sizes, figures)
+    check_memory(sizes, figures, placement)
+    assert len(placement.layers) == 100 and len(placement.stages) <= 17
+
+
+def test_speeds_must_be_known() -> None:
+    with pytest.raises(ValueError, match="speed of RPC0"):
+        fastest(model(2), (DeviceFigures(name="RPC0", local=False, free=10**6, total=10**6),))
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_missing_memory_is_said_by_device() -> None:
+    mib = 1 << 20
+    sizes = model(4, layers=(100 * mib,) * 4, kv=(20 * mib,) * 4, head=50 * mib, compute=8 * mib)
+    figures = (cpu(), rpc(0, free=200 * mib), rpc(1, free=1000 * mib))
+    with pytest.raises(NotEnoughMemory) as error:
+        place(sizes, figures, options(tensor_split=(1, 1)))
+    message = str(error.value)
+    assert "RPC0[h:0] needs 368 MiB (weights 300 MiB, K/V cache 60 MiB, compute 8.0 MiB)" in message
+    assert "168 MiB missing" in message and "RPC1" not in message
+    assert error.value.missing == {"RPC0[h:0]": 168 * mib}
+
+
+def test_nothing_fits_anywhere() -> None:
+    figures = (cpu(free=100), rpc(0, free=100))
+    with pytest.raises(NotEnoughMemory) as error:
+        place(model(4), figures, options())
+    assert set(error.value.missing) == {"CPU", "RPC0[h:0]"}
+    # in the sum there is room, in none of the pieces
+    many = tuple(rpc(i, free=109) for i in range(9))
+    with pytest.raises(NotEnoughMemory):
+        place(model(4), many, options())
+
+
+def test_devices_that_do_not_say_their_memory_take_all() -> None:
+    silent = DeviceFigures(name="RPC0[h:0]", local=False, free=0, total=0, decode=1e4, bandwidth=1e6)
+    assert places(fastest(model(4), (cpu(free=0), silent))) == [1] * 5
+
+
+# --- what a placement says --------------------------------------------------------------------------------------------
+
+
+def test_weights_are_found_by_name() -> None:
+    placement = Placement((1, 1, 2), 2, 0, ((r"blk\.0\.ffn_(up|gate)", 2), ("norm", 0)))
+    expected = {
+        "blk.0.attn_q.weight": 1,
+        "blk.0.ffn_up.weight": 2,
+        "blk.2.attn_q.weight": 2,
+        "blk.2.attn_norm.weight": 0,
+        "output.weight": 2,
+        "output_norm.weight": 0,
+        "token_embd.weight": 0,
+        "rope_freqs.weight": 0,
+        "blk.7.attn_q.weight": 0,  # no such layer
+    }
+    assert {name: placement.device_of(name) for name in expected} == expected
+    assert placement.devices == (0, 1, 2)
+
+
+def test_stages_are_runs() -> None:
+    assert Placement((1, 1, 2), 2).stages == (Stage(1, 0, 2, False), Stage(2, 2, 3, True))
+    assert Placement((1, 1), 0).stages == (Stage(1, 0, 2, False), Stage(0, 2, 2, True))
+    assert Placement((0,), 0).stages == (Stage(0, 0, 1, True),)
+    assert Placement((0, 1, 0), 0).stages == (Stage(0, 0, 1, False), Stage(1, 1, 2, False), Stage(0, 2, 3, True))
+    assert Placement((1, 2), 2) == Placement((1, 2), 2) != Placement((1, 2), 2, 1)
+
+
+def test_prediction_adds_up() -> None:
+    sizes = model(4, kv_read=(5,) * 4, inputs=3, compute=7, head_compute=2)
+    figures = (cpu(decode=100.0), rpc(0, decode=1000.0), rpc(1, decode=500.0))
+    prediction = predict(sizes, figures, Placement((0, 1, 1, 2), 2))
+    here, one, two = prediction.shares
+    assert (here.layers, one.layers, two.layers, two.head) == ((0,), (1, 2), (3,), True)
+    assert (here.memory, one.memory, two.memory) == (100 + 10 + 7, 200 + 20 + 7, 200 + 10 + 9)
+    assert (here.seconds, one.seconds, two.seconds) == (1.05, 0.21, 0.41)
+    assert (here.link_seconds, one.link_seconds) == (0.0, pytest.approx(1e-3 + 5e-6))
+    assert two.link_seconds == pytest.approx(1e-3 + (1 + 3 + 50) / 1e6)
+    assert prediction.seconds == pytest.approx(1.05 + 0.21 + 0.41 + 2e-3 + 59e-6)
+    unknown = (cpu(), DeviceFigures(name="RPC0", local=False, free=10**6, total=10**6))
+    assert predict(sizes, unknown, Placement((0, 1, 1, 1), 1)).seconds is None
+    assert predict(sizes, unknown, Placement((0,) * 4, 0)).seconds is not None  # what does nothing needs no speed
+
+
+# --- choosing devices -------------------------------------------------------------------------------------------------
+
+
+def test_devices_by_their_names() -> None:
+    figures = (cpu(), rpc(0), rpc(1), DeviceFigures(name="RPC2[h:1]", local=False, free=1, total=1))
+    assert selected(figures, ("RPC1",)) == (2,)
+    assert selected(figures, ("rpc0[h:0]", "cpu")) == (1, 0)
+    assert selected(figures, ("h:1", "RPC1")) == (2, 3)  # all devices of a worker, each once
+    assert selected(figures, ("none",)) == ()
+    with pytest.raises(UnknownDevice, match=r"'CUDA0'; there are CPU, RPC0\[h:0\]"):
+        selected(figures, ("CUDA0",))
+
+
+def test_chosen_devices_take_layers_in_their_order() -> None:
+    assert places(place(model(3), THREE, options(tensor_split=(1, 1), devices=("RPC1", "CPU")))) == [2, 2, 0, 0]
+    assert places(place(model(3), THREE, options(tensor_split=(), devices=("RPC1",)))) == [2] * 4
+    assert places(place(model(3), THREE, options(devices=("none",)))) == [0] * 4
+    assert places(place(model(3), THREE, options(tensor_split=(), devices=("none",)))) == [0] * 4
+    with pytest.raises(UnknownDevice):
+        place(model(3), THREE, options(devices=("CUDA0",)))
+
+
+def test_devices_left_take_over() -> None:
+    assert places(place(model(3), THREE, options(tensor_split=(3, 1)), among=(0, 2))) == [2] * 4
+    assert places(place(model(3), THREE, options(tensor_split=(2, 1, 1)), among=(0, 2))) == [2, 2, 0, 0]
+    assert places(place(model(3), THREE, options(tensor_split=(1, 0)), among=(0, 2))) == [2] * 4
+    assert places(place(model(3), THREE, options(tensor_split=(1, 1)), among=(0,))) == [0] * 4
+    assert places(place(model(3), THREE, options(devices=("RPC0",)), among=(0, 2))) == [0] * 4
+    assert 1 not in places(place(model(3), THREE, options(n_gpu_layers=99), among=(0, 2)))
+    away = options(tensor_split=(1, 1), overrides=(("ffn", "RPC0"),))
+    assert place(named(3), THREE, away, among=(0, 2)).overrides == ()
+    with pytest.raises(NotEnoughMemory):
+        place(model(3), (cpu(), rpc(0), rpc(1, free=10)), options(tensor_split=(3, 1)), among=(0, 2))
+
+
+# --- overrides --------------------------------------------------------------------------------------------------------
+
+
+def named(n_layer: int) -> ModelSizes:
+    """Layers of two weights."""
+    tensors = {f"blk.{i}.{part}.weight": size for i in range(n_layer) for part, size in (("attn", 40), ("ffn", 60))}
+    return model(n_layer, tensors=tensors | {"output.weight": 90, "output_norm.weight": 10, "token_embd.weight": 90})
+
+
+def test_overrides_move_single_weights() -> None:
+    wanted = options(tensor_split=(1, 1), overrides=((r"blk\.0\.ffn", "CPU"), ("ffn", "h:1")))
+    placement = place(named(3), THREE, wanted)
+    assert placement.layers == (1, 1, 2) and placement.device_of("blk.0.ffn.weight") == 0
+    assert placement.device_of("blk.1.ffn.weight") == 2 and placement.device_of("blk.1.attn.weight") == 1
+    shares = predict(named(3), THREE, placement).shares
+    assert [share.weights for share in shares] == [60, 80, 260]
+    plain = predict(named(3), THREE, Placement(placement.layers, placement.head))
+    assert (predict(named(3), THREE, placement).seconds or 0) > (plain.seconds or 0)
+
+
+def test_overrides_of_whole_layers_move_the_layer_and_its_cache() -> None:
+    wanted = options(tensor_split=(1, 1), overrides=((r"blk\.0\.", "CPU"), ("output", "RPC0")))
+    placement = place(named(3), THREE, wanted)
+    assert placement == Placement((0, 1, 2), 1)
+    assert override(named(3), Placement((1, 1, 2), 2), []) == Placement((1, 1, 2), 2)
+
+
+def test_overrides_count_in_memory_and_know_the_devices() -> None:
+    with pytest.raises(NotEnoughMemory):
+        place(named(3), (cpu(), rpc(0, free=250), rpc(1)), options(tensor_split=(1, 1), overrides=(("ffn", "RPC0"),)))
+    with pytest.raises(UnknownDevice, match="CUDA0"):
+        place(named(3), THREE, options(tensor_split=(1, 1), overrides=(("ffn", "CUDA0"),)))
