@@ -21,7 +21,9 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.rpc.connection import REPLY_TIMEOUT, Connection
 from llamado.rpc.endpoint import Endpoint, client_tls
+from llamado.rpc.known_hashes import KnownHashes
 from llamado.rpc.loading import Weight, send_weights
+from llamado.rpc.mirrors import Mirrors
 from llamado.rpc.placing import activations, plan
 from llamado.rpc.serializing import wire_graph, wire_tensor
 from llamado.rpc.wire import (
@@ -48,10 +50,6 @@ from llamado.rpc.wire import (
     write_request,
 )
 
-MIRRORED = 64 << 20
-"""Largest buffer of inputs whose content is remembered, to send only what changes."""
-_COMPARED = 1 << 20
-"""Largest write that is compared with what is there."""
 _SMALL = 32 << 10
 """Largest write that is held back for the next request."""
 _ASK_FIRST = 16 << 20
@@ -71,10 +69,7 @@ class RemoteBuffer:
 
     def __init__(self, device: RemoteDevice, ptr: int, base: int, size: int) -> None:
         self.device, self.ptr, self.base, self.size = device, ptr, base, size
-        self.mirror: Bytes | None = None
-        """What it holds, byte for byte, as long as only `write` changes it."""
-        self.heads: dict[tuple[Tensor, int, int], bytes] = {}
-        """SET_TENSOR messages up to the data, of writes that are made again and again."""
+        self.mirrors = Mirrors()
 
     def free(self) -> None:
         """Gives the memory back; of a lost worker there is nothing to give."""
@@ -104,11 +99,12 @@ def connect(
     timeout: float = 5.0,
     tls: ssl.SSLContext | None = None,
     reply_timeout: float = REPLY_TIMEOUT,
+    hashes: MutableMapping[str, int] | None = None,
 ) -> list[RemoteDevice]:
     """The devices of a worker, numbered from `first_number`; they share one connection.
 
-    `tls` is the context for a `tls://` endpoint (default: the system's authorities). Raises ConnectError or
-    VersionMismatch.
+    `tls` is the context for a `tls://` endpoint (default: the system's authorities). `hashes`: those of weights by
+    name, see KnownHashes. Raises ConnectError or VersionMismatch.
     """
     if isinstance(endpoint, str):
         endpoint = Endpoint.parse(endpoint)
@@ -122,6 +118,8 @@ def connect(
         shared = _Shared(connection)
         count = connection.call(DeviceCount(), Number).value
         devices = [RemoteDevice(shared, i, f"RPC{first_number + i}[{endpoint}]") for i in range(min(count, 256))]
+        for device in devices:
+            device.hashes = {} if hashes is None else hashes
         if not devices:
             raise DeviceError(f"{endpoint} has no devices")
         return devices
@@ -143,6 +141,8 @@ class RemoteDevice:
         self.endpoint, self.own = connection.endpoint, connection.own
         with connection.batch():
             alignment, max_size = connection.ask(GetAlignment(number)), connection.ask(GetMaxSize(number))
+        self.hashes: MutableMapping[str, int] = {}
+        """FNV-1a of weights by name; what is computed is added."""
         self._alignment = max(1, connection.answer(alignment, Number).value)
         self._max_size = connection.answer(max_size, Number).value or 1 << 63
         self._buffers: set[RemoteBuffer] = set()
@@ -167,9 +167,9 @@ class RemoteDevice:
         lost = self._connection.lost
         return None if lost is None else DeviceLost(self.name, lost.why)
 
-    def on_lost(self, callback: Callable[[], None]) -> None:
+    def on_lost(self, callback: Callable[[DeviceLost], None]) -> None:
         """Calls `callback` once when the worker is lost (now, if it is), from any thread; it must not block."""
-        self._connection.on_lost(callback)
+        self._connection.on_lost(lambda why: callback(DeviceLost(self.name, why)))
 
     def round_trip(self) -> float:
         """Seconds from a question to its answer, the best of five, once the worker has nothing else to do."""
@@ -213,26 +213,17 @@ class RemoteDevice:
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def place(self, tensors: Sequence[Tensor]) -> list[Buffer]:
-        """Zeroed memory for all of them; DeviceError says how much is missing.
-
-        What a buffer of inputs holds is remembered, and a write sends only the bytes that change it.
-        """
-        buffers = self._place(tensors, clear=True)
-        if all(t.flags & _INPUT and t.op is Op.NONE for t in tensors):
-            for buffer in buffers:
-                if buffer.size <= MIRRORED:
-                    buffer.mirror = np.zeros(buffer.size, np.uint8)
-        return [*buffers]
+        """Zeroed memory for all of them; DeviceError says how much is missing."""
+        return [*self._place(tensors, clear=True)]
 
     def load(
         self,
         weights: Sequence[tuple[Tensor, Bytes]],
         progress: Loaded | None = None,
-        hashes: MutableMapping[str, int] | None = None,
     ) -> list[Buffer]:
         """Sends weights, straight from where their bytes are; returns when the worker has them.
 
-        Large ones are first asked for by hash. `hashes` remembers hashes by tensor name (see KnownHashes).
+        Large ones are first asked for by hash, which `hashes` may know already.
         """
         for tensor, data in weights:
             if data.nbytes != tensor.nbytes:
@@ -240,11 +231,13 @@ class RemoteDevice:
         buffers = self._place([tensor for tensor, _ in weights], clear=False)
         try:
             items = [Weight(tensor.name, self._wire(tensor), data) for tensor, data in weights]
-            send_weights(self._connection, items, progress, {} if hashes is None else hashes)
+            send_weights(self._connection, items, progress, self.hashes)
         except BaseException:
             for buffer in buffers:
                 buffer.free()
             raise
+        if isinstance(self.hashes, KnownHashes):
+            self.hashes.save()
         return [*buffers]
 
     def _place(self, tensors: Sequence[Tensor], clear: bool) -> list[RemoteBuffer]:
@@ -317,8 +310,8 @@ class RemoteDevice:
     def _free(self, buffer: RemoteBuffer) -> None:
         connection = self._connection
         with connection.sending:
-            ptr, buffer.ptr, buffer.mirror = buffer.ptr, 0, None
-            buffer.heads.clear()
+            ptr, buffer.ptr = buffer.ptr, 0
+            buffer.mirrors.clear()
             self._buffers.discard(buffer)
             self._forget()
             self._shared.freed += 1
@@ -384,15 +377,11 @@ class RemoteDevice:
             raise DeviceError(f"{source.nbytes} bytes at {offset} do not fit tensor {tensor.name} of {tensor.nbytes}")
         with self._connection.sending:
             buffer, at = self._bound(tensor)
-            if buffer.mirror is not None:
-                known = buffer.mirror[at + offset : at + offset + source.nbytes]
-                if source.nbytes <= _COMPARED:
-                    changed = np.flatnonzero(known != source)
-                    if not changed.size:
-                        return
-                    first, end = int(changed[0]), int(changed[-1]) + 1
-                    known, source, offset = known[first:end], source[first:end], offset + first
-                known[...] = source
+            if tensor.flags & _INPUT and tensor.op is Op.NONE and tensor.view_src is None:
+                first, end = buffer.mirrors.write(at, offset, source)
+                source, offset = source[first:end], offset + first
+            else:
+                buffer.mirrors.forget(at + offset, at + offset + source.nbytes)
             if not source.nbytes:
                 return
             head = write_request(SetTensor(self._wire(tensor), 0, offset, source.nbytes))
@@ -422,7 +411,7 @@ class RemoteDevice:
             raise DeviceError(f"copy of {n} bytes to a tensor of {target.nbytes}")
         with self._connection.sending:
             (from_buffer, start), (to_buffer, end) = self._bound(source), self._bound(target)
-            to_buffer.mirror = None
+            to_buffer.mirrors.forget(end, end + n)
             apart = abs(end - start) if from_buffer is to_buffer else n
             if not n or not apart:
                 return
@@ -509,10 +498,10 @@ class RemoteDevice:
                 return buffer.ptr, buffer.base + at
             return (ptr, base + places[root] + inside) if places else (0, 0)
 
-        for node in graph.nodes:  # what a graph writes to is not known here any more
-            buffer = node.root()[0].buffer
-            if isinstance(buffer, RemoteBuffer) and not node.is_noop:
-                buffer.mirror = None
+        for root in {node.root()[0] for node in graph.nodes if not node.is_noop}:
+            if root.buffer is not None:
+                buffer, at = self._bound(root)
+                buffer.mirrors.leave(at, at + root.nbytes)
         prepared = _Prepared(graph, wire_graph(self._number, graph, memory).payload)
         self._prepared[id(graph)] = prepared
         self._prepared_bytes += len(prepared.payload)

@@ -91,7 +91,7 @@ class Connection:
         self._state = threading.Lock()
         self._due: deque[_Due] = deque()
         self._reader = ResponseReader()
-        self._on_lost: list[Callable[[], None]] = []
+        self._on_lost: list[Callable[[str], None]] = []
         self._closed = False
         self._moved = time.monotonic()
         self._busy_sending = False
@@ -278,13 +278,13 @@ class Connection:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    def on_lost(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` once when the connection is lost (now, if it is), from any thread; it must not block."""
+    def on_lost(self, callback: Callable[[str], None]) -> None:
+        """Tells `callback` once why the connection is lost (now, if it is), from any thread; it must not block."""
         with self._state:
             if self.lost is None:
                 self._on_lost.append(callback)
                 return
-        callback()
+        callback(self.lost.why)
 
     def lose(self, why: str) -> None:
         """Makes everything pending and to come fail with DeviceLost."""
@@ -299,7 +299,7 @@ class Connection:
             one.future.set_exception(self._loss())
         for callback in callbacks:
             try:
-                callback()
+                callback(why)
             except Exception:
                 log.exception("telling that %s is lost", self.name)
 
