@@ -366,6 +366,8 @@ def fastest(
     n_layer = sizes.n_layer
     if order is None:
         order = tuple(range(len(figures)))
+    # One that had no memory for measuring its speed has none for a layer.
+    order = [i for i in order if figures[i].decode] or order
     start = 0
     if n_gpu_layers is not None:
         start = max(n_layer + 1 - n_gpu_layers, 0)
