@@ -1,0 +1,38 @@
+"""One direction of a network link: when bytes that arrive at its near end come out of the far end. No sockets."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+
+class Link:
+    """Delay and bandwidth, shared by all connections that go through the link.
+
+    `latency` and `jitter` in seconds: a delayed message is on its way for `latency` and, evenly distributed, up to
+    `jitter` more. `bandwidth` in bits per second: bytes leave one after another, whoever sends them; None: at once.
+    """
+
+    def __init__(
+        self, latency: float = 0.0, jitter: float = 0.0, bandwidth: float | None = None, seed: int | None = None
+    ) -> None:
+        self.latency = latency
+        self.jitter = jitter
+        self.bandwidth = bandwidth
+        self._random = random.Random(seed)
+        self._free = 0.0  # when the last byte accepted so far has left
+        self._lock = threading.Lock()
+
+    def due(self, n: int, arrived: float, *, delayed: bool) -> float:
+        """When `n` bytes that arrived at time `arrived` come out; without `delayed` the link has no latency for them.
+
+        Messages of one connection must not overtake each other: what comes out earlier than the message before it
+        waits for that one (`Lane` sees to it).
+        """
+        at = arrived
+        if self.bandwidth is not None:
+            with self._lock:
+                at = self._free = max(arrived, self._free) + 8 * n / self.bandwidth
+        if delayed:
+            at += self.latency + (self.jitter * self._random.random() if self.jitter else 0.0)
+        return at
