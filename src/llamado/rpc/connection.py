@@ -222,7 +222,6 @@ class Connection:
             raise self._loss() from error
         finally:
             self._busy_sending = False
-        self._check()  # another thread may have seen the end
 
     def _check(self) -> None:
         if self.lost is not None:
