@@ -20,6 +20,7 @@ from llamado.engine.request import (
     EngineSnapshot,
     Event,
     Failed,
+    Fault,
     Progress,
     Request,
     Result,
@@ -71,6 +72,8 @@ class FakeEngine:
         self.cancelled: list[int] = []
         self.requests: list[Request] = []
         self.fail: Exception | None = None
+        self.fail_after = 0  # tokens
+        self.fault: Fault | None = None
         self._wake = threading.Condition()
         self._running: list[tuple[int, Request, Callable[[Event], None]]] = []
         self._next = 0
@@ -102,7 +105,8 @@ class FakeEngine:
         for i in range(self.n_slots):
             task, request = (running[i][0], running[i][1]) if i < len(running) else (-1, None)
             slots.append(SlotSnapshot(i, 4096, request is not None, task, request, 1, 1, 0, True, False, -1, 1))
-        return EngineSnapshot(tuple(slots), Counters(10, 2.0, 1, 20, 18, 3.0, 7, 14, 30), len(running), 0, 30, 4096)
+        counters = Counters(10, 2.0, 1, 20, 18, 3.0, 7, 14, 30)
+        return EngineSnapshot(tuple(slots), counters, len(running), 0, 30, 4096, self.fault)
 
     def close(self, timeout: float = 1.0) -> None:
         with self._wake:
@@ -123,6 +127,8 @@ class FakeEngine:
 
     def _answer(self, task: int, request: Request, emit: Callable[[Event], None]) -> None:
         if self.fail is not None:
+            for i in range(self.fail_after):
+                emit(Token("x", [120], None, i, None))
             emit(Failed(self.fail))
             return
         n_prompt = len(request.prompt)

@@ -8,7 +8,8 @@ import orjson
 import pytest
 from fakes import ANSWER, FakeEngine, client, events, run
 
-from llamado.engine.errors import ComputeFailed
+from llamado.engine.errors import ComputeFailed, Unavailable
+from llamado.engine.request import Fault
 from llamado.server.state import AccessRules
 
 USER = [{"role": "user", "content": "Hi"}]
@@ -220,10 +221,33 @@ def test_engine_failure_is_an_error_body(stream: bool) -> None:
     engine.fail = ComputeFailed("out of luck")
     status, body = post("/completion", {"prompt": "a", "stream": stream}, engine)
     expected = {"error": {"code": 500, "message": "out of luck", "type": "server_error"}}
-    if stream:  # the headers are out: the error is the stream's last message
-        assert status == 200 and [orjson.loads(e) for e in events(body)] == [expected]
-    else:
-        assert (status, body) == (500, expected)
+    assert (status, body) == (500, expected)
+    if stream:  # once the headers are out, the error is the stream's last message
+        engine.fail_after = 2
+        status, body = post("/completion", {"prompt": "a", "stream": True}, engine)
+        assert status == 200 and [orjson.loads(e) for e in events(body)][2:] == [expected]
+
+
+def test_a_lost_worker_is_named_and_asked_for_later() -> None:
+    engine = FakeEngine()
+    engine.fault = Fault("RPC0[10.0.0.7:50052]", "connection reset", 1_750_000_000.0)
+
+    async def work() -> None:
+        async with client(engine) as http:
+            health = await http.get("/health")
+            assert health.status_code == 503 and health.headers["retry-after"] == "5"
+            error = health.json()["error"]
+            assert error["type"] == "unavailable_error" and error["code"] == 503
+            assert error["worker"] == "RPC0[10.0.0.7:50052]" and error["since"] == 1_750_000_000.0
+            assert "RPC0[10.0.0.7:50052]" in error["message"] and "connection reset" in error["message"]
+            engine.fail = Unavailable(engine.fault.message)
+            for stream in (False, True):
+                answer = await http.post("/completion", json={"prompt": "a", "stream": stream})
+                assert answer.status_code == 503 and answer.headers["retry-after"] == "5"
+            engine.fault = None
+            assert (await http.get("/health")).json() == {"status": "ok"}
+
+    run(work())
 
 
 # -- OpenAI ----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from llamado.server.completions import Generator, completions_router
 from llamado.server.errors import ApiError, not_found, translate
 from llamado.server.monitor import health_body, monitor_router
 from llamado.server.state import AccessRules, ServerState
-from llamado.server.streaming import Mailbox, json_response
+from llamado.server.streaming import Mailbox, error_response, json_response
 from llamado.server.text import text_router
 
 log = logging.getLogger("llamado.server")
@@ -32,7 +32,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     api = translate(error)
     if api.status == 500:
         log.error("%s %s", request.method, request.url.path, exc_info=error)
-    return json_response(api.body, api.status)
+    return error_response(api)
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest
+from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest, Unavailable
 from llamado.errors import LlamadoError
 from llamado.text.errors import TemplateError
 
@@ -23,11 +23,21 @@ STATUS = {
 }
 
 
-class ApiError(LlamadoError):
-    """A request that is answered by an error body; `extra` holds further fields of it."""
+RETRY_AFTER = 5
+"""Seconds: a worker that was started again is found within that."""
 
-    def __init__(self, type: str, message: str, *, status: int | None = None, **extra: Any) -> None:
+
+class ApiError(LlamadoError):
+    """A request that is answered by an error body; `extra` holds further fields of it.
+
+    `retry_after`: seconds after which asking again makes sense.
+    """
+
+    def __init__(
+        self, type: str, message: str, *, status: int | None = None, retry_after: int | None = None, **extra: Any
+    ) -> None:
         super().__init__(message)
+        self.retry_after = retry_after
         self.type = type
         self.message = message
         self.status = STATUS[type] if status is None else status
@@ -73,6 +83,8 @@ def translate(error: Exception) -> ApiError:
         return ApiError("exceed_context_size_error", str(error), **extra)
     if isinstance(error, (InvalidRequest, TemplateError)):
         return invalid(str(error))
+    if isinstance(error, Unavailable):
+        return ApiError("unavailable_error", str(error), retry_after=RETRY_AFTER)
     if isinstance(error, EngineClosed):
         return ApiError("unavailable_error", str(error))
     if isinstance(error, LlamadoError):

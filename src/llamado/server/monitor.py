@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from llamado.engine.request import Request as EngineRequest
 from llamado.engine.request import SlotSnapshot
-from llamado.server.errors import ApiError, loading, not_supported
+from llamado.server.errors import RETRY_AFTER, ApiError, loading, not_supported
 from llamado.server.formats import FINGERPRINT
 from llamado.server.options import generation_settings
 from llamado.server.served import ModelInfo, Served
@@ -128,12 +128,16 @@ def slot_json(slot: SlotSnapshot) -> dict[str, Any]:
 
 def health_body(state: ServerState) -> tuple[int, bytes]:
     """Status and body of `/health`; while loading, also of every other path."""
+    if state.served is not None:
+        fault = state.served.engine.snapshot().fault
+        if fault is None:
+            return 200, _HEALTHY
+        lost = ApiError("unavailable_error", fault.message, worker=fault.device, since=round(fault.since, 3))
+        return lost.status, lost.body
     if state.failure is not None:
         error = ApiError("unavailable_error", f"Failed to load model: {state.failure}")
-    elif state.served is None:
-        error = loading()
     else:
-        return 200, _HEALTHY
+        error = loading()
     body = {"error": error.error, "progress": round(state.progress, 4), "stage": state.stage}
     return error.status, orjson.dumps(body)
 
@@ -156,7 +160,8 @@ def monitor_router(state: ServerState) -> APIRouter:
     @router.get("/v1/health")
     async def health() -> Response:
         status, body = health_body(state)
-        return json_response(body, status)
+        headers = {"Retry-After": str(RETRY_AFTER)} if status == 503 and state.served is not None else None
+        return json_response(body, status, headers)
 
     @router.get("/v1/models")
     @router.get("/models")

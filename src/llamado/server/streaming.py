@@ -194,10 +194,16 @@ class EventStream(Response):
         generation = self._generation
         watcher = asyncio.ensure_future(watch(receive, generation.hang_up))
         ping = _Ping(self._ping_interval, generation.wake)
+        started = False
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             while not generation.finished:
-                data = self._write(await generation.read())
+                events = await generation.read()
+                if not started and events and isinstance(events[0][1], Failed):
+                    # An answer that never began can still say so by its status.
+                    response = error_response(translate(events[0][1].error))
+                    await response(scope, receive, send)
+                    return
+                data = self._write(events)
                 if generation.gone:
                     return
                 if not data:
@@ -205,7 +211,12 @@ class EventStream(Response):
                         continue
                     data = b":\n\n"
                 ping.sent()
+                if not started:
+                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                    started = True
                 await send({"type": "http.response.body", "body": data, "more_body": True})
+            if not started:
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             ping.stop()
@@ -276,7 +287,7 @@ class Answer(Response):
                 return
             response = json_response(self._make(results))
         except ApiError as error:
-            response = json_response(error.body, error.status)
+            response = error_response(error)
         finally:
             watcher.cancel()
             generation.cancel()
@@ -289,3 +300,9 @@ JSON_TYPE = "application/json; charset=utf-8"
 def json_response(body: bytes, status: int = 200, headers: dict[str, Any] | None = None) -> Response:
     """A response with a JSON body that is already written."""
     return Response(body, status, headers, media_type=JSON_TYPE)
+
+
+def error_response(error: ApiError) -> Response:
+    """An error as a response; one that may pass says when to ask again."""
+    headers = {"Retry-After": str(error.retry_after)} if error.retry_after is not None else None
+    return json_response(error.body, error.status, headers)
