@@ -126,8 +126,14 @@ class Lane:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+            while self._queue and not self._broken:
+                self._changed.wait()
+
+    def abandon(self) -> None:
+        """Nothing more is delivered."""
+        with self._changed:
+            self._broken = self._broken or OSError("the tap was closed")
+            self._changed.notify_all()
 
     def _deliver(self) -> None:
         _sleep_exactly()
@@ -140,12 +146,13 @@ class Lane:
                 due, data = self._queue[0]
             if (left := due - time.perf_counter()) > 0:
                 time.sleep(left)
+            if self._broken:
+                return
             try:
                 self._target.sendall(data)
             except OSError as error:
                 with self._changed:
                     self._broken = error
-                    self._queue.clear()
                     self._changed.notify_all()
                 return
             with self._changed:
@@ -189,7 +196,9 @@ class Connection:
                 self._tap.note(self, f"closed in the middle of {name}: {message.seen} of {size} bytes")
 
     def cut(self) -> None:
-        """Ends both directions now."""
+        """Ends both directions now; what is in flight is lost."""
+        self._to_worker.abandon()
+        self._to_client.abandon()
         _shut(self._client, socket.SHUT_RDWR)
         _shut(self._worker, socket.SHUT_RDWR)
 
