@@ -1,0 +1,43 @@
+"""A real ggml-rpc-server that runs while a test needs it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from llamado.rpc.client import RemoteDevice, connect
+from llamado.rpc.transport import ConnectError
+
+
+@contextmanager
+def peer_worker(
+    programs: Path, *options: str, cache: Path | None = None
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Its endpoint and process: one thread on the CPU, listening on a free port of the loopback interface."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [str(programs / "ggml-rpc-server"), "-H", "127.0.0.1", "-p", str(port), "-t", "1", *options]
+    environment = os.environ | ({"LLAMA_CACHE": str(cache)} if cache else {})
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    try:
+        yield f"127.0.0.1:{port}", process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def connect_soon(endpoint: str) -> RemoteDevice:
+    """The first device of a worker that may still be starting."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            return connect(endpoint)[0]
+        except ConnectError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
