@@ -30,11 +30,15 @@ _MIB = 1 << 20
 
 
 class NotEnoughMemory(DeviceError):
-    """The model does not fit the devices; `missing` says how many bytes each of them (by name) lacks."""
+    """The model does not fit the devices; `missing` says how many bytes each of them (by name) lacks.
 
-    def __init__(self, message: str, missing: Mapping[str, int]) -> None:
+    `placement` is one that was tried.
+    """
+
+    def __init__(self, message: str, missing: Mapping[str, int], placement: Placement | None = None) -> None:
         super().__init__(message)
         self.missing = dict(missing)
+        self.placement = placement
 
 
 class UnknownDevice(DeviceError):
@@ -279,6 +283,7 @@ def check_memory(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement:
     raise NotEnoughMemory(
         f"not enough memory: {where}. A smaller context (-c), another --tensor-split or one more worker would help",
         {device.name: share.memory - device.free for device, share in short},
+        placement,
     )
 
 

@@ -61,3 +61,13 @@ def model_sizes(
         head_compute=max_batch * 4 * hp.n_vocab,
         tensors=tensors,
     )
+
+
+def usual_weights(file: GGUFFile, model: Model) -> tuple[TensorType, int]:
+    """The type that most bytes of the layers' matrices have, and the length of their rows: what speeds depend on."""
+    n_bytes: dict[TensorType, int] = {}
+    for name in model.weights:
+        info = file.tensors[name]
+        if info.ne[1] > 1 and _LAYER.match(name):
+            n_bytes[info.type] = n_bytes.get(info.type, 0) + info.nbytes
+    return max(n_bytes, key=n_bytes.__getitem__, default=TensorType.F16), model.hparams.n_embd

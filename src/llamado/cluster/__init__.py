@@ -1,0 +1,1 @@
+"""Many processes as one: which machine does what."""
