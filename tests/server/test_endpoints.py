@@ -223,7 +223,8 @@ def test_engine_failure_is_an_error_body(stream: bool) -> None:
     expected = {"error": {"code": 500, "message": "out of luck", "type": "server_error"}}
     assert (status, body) == (500, expected)
     if stream:  # once the headers are out, the error is the stream's last message
-        engine.fail_after = 2
+        engine = FakeEngine()
+        engine.fail, engine.fail_after = ComputeFailed("out of luck"), 2
         status, body = post("/completion", {"prompt": "a", "stream": True}, engine)
         assert status == 200 and [orjson.loads(e) for e in events(body)][2:] == [expected]
 
