@@ -131,6 +131,40 @@ def test_sizes_of_memory() -> None:
             cli.memory_size(text)
 
 
+def test_a_worker_has_rpc_servers_flags_and_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr("llamado.rpc.worker.run_worker", lambda options: given.append(options) or 7)
+    monkeypatch.setattr(os, "cpu_count", lambda: 9)
+    assert cli.main(["worker"]) == 7
+    assert (given[0].host, given[0].port, given[0].threads, given[0].devices) == ("127.0.0.1", 50052, 4, ())
+    assert (given[0].cache, given[0].mem, given[0].tls_cert, given[0].allow) == (False, None, None, ())
+    flags = "-H 0.0.0.0 -p 9 -t 2 -d CPU,X/Y -c -m 512 --tls-cert c --tls-key k --tls-client-ca a"
+    assert cli.main(["worker", *flags.split(), "--allow", "10.0.0.0/8, ::1", "--allow", "h"]) == 7
+    assert (given[1].host, given[1].port, given[1].threads, given[1].devices) == ("0.0.0.0", 9, 2, ("CPU", "X", "Y"))
+    assert (given[1].cache, given[1].mem, given[1].allow) == (True, 512 << 20, ("10.0.0.0/8", "::1", "h"))
+    assert (given[1].tls_cert, given[1].tls_key, given[1].tls_client_ca) == ("c", "k", "a")
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    assert cli.main(["worker"]) == 7 and given[2].threads == 1
+
+
+def test_a_tap_has_the_latency_proxys_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr("llamado.rpc.tap.run_tap", lambda options: given.append(options) or 7)
+    flags = "--listen-port 60052 --target-port 50052 --latency-ms 20 --jitter-ms 2.5 --bandwidth 100M --all --trace f"
+    assert cli.main(["tap", *flags.split()]) == 7
+    tap = given[0]
+    assert (tap.listen_port, tap.target_port, tap.latency_ms, tap.jitter_ms) == (60052, 50052, 20, 2.5)
+    assert (tap.bandwidth, tap.all, tap.trace, tap.listen_host, tap.target_host) == (1e8, True, "f", *["127.0.0.1"] * 2)
+    assert cli.main(["tap", "--bandwidth", "fast"]) == 1
+
+
+def test_bench_over_slow_links_is_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr("llamado.bench.latency.bench_latency", lambda flags: given.append(flags) or 7)
+    assert cli.main(["bench", "-m", "x", "--latency", "0,5", "--nodes", "3,4", "--out", "o"]) == 7
+    assert (given[0].latency, given[0].nodes, given[0].out) == ("0,5", "3,4", "o")
+
+
 def test_meaningless_flags_are_said_once_each() -> None:
     notes = parsed("-m", "x", "-ngl", "1", "-ngl", "2", "-sm", "row", "-fit", "off").notes
     assert len(notes) == 2  # those with the same reason share a line

@@ -104,6 +104,8 @@ def _group(title: str, *flags: Flag) -> tuple[Flag, ...]:
 
 
 _CPU = "the model runs on this machine's CPU"
+_WHERE = "operations run where their weights are"
+_EXPERTS = "mixtures of experts are not supported yet"
 _LATER = "not supported yet"
 _VISION = "multimodal models are not supported yet"
 _DRAFT = "speculative decoding is not supported yet"
@@ -185,13 +187,14 @@ COMPUTE = _group(
           env="LLAMA_ARG_FIT"),
     _none("-fitt --fit-target", "memory is planned before anything is allocated", env="LLAMA_ARG_FIT_TARGET"),
     _none("-fitc --fit-ctx", "memory is planned before anything is allocated", env="LLAMA_ARG_FIT_CTX"),
-    _none("-kvo --kv-offload", _CPU, type="bool", off_names="-nkvo --no-kv-offload", env="LLAMA_ARG_KV_OFFLOAD"),
-    _none("--op-offload", _CPU, type="bool", off_names="--no-op-offload"),
-    _none("--no-host", _CPU, type="bool", env="LLAMA_ARG_NO_HOST"),
+    _none("-kvo --kv-offload", "the cache lies where its layer is", type="bool",
+          off_names="-nkvo --no-kv-offload", env="LLAMA_ARG_KV_OFFLOAD"),
+    _none("--op-offload", _WHERE, type="bool", off_names="--no-op-offload"),
+    _none("--no-host", _WHERE, type="bool", env="LLAMA_ARG_NO_HOST"),
     _none("--repack", "weights are never repacked", type="bool", off_names="-nr --no-repack", env="LLAMA_ARG_REPACK"),
-    _none("-cmoe --cpu-moe", _CPU, type="bool", env="LLAMA_ARG_CPU_MOE"),
-    _none("-ncmoe --n-cpu-moe", _CPU, env="LLAMA_ARG_N_CPU_MOE"),
-    _none("-ncffn --n-cpu-ffn", _CPU, env="LLAMA_ARG_N_CPU_FFN"),
+    _none("-cmoe --cpu-moe", _EXPERTS, type="bool", env="LLAMA_ARG_CPU_MOE"),
+    _none("-ncmoe --n-cpu-moe", _EXPERTS, env="LLAMA_ARG_N_CPU_MOE"),
+    _none("-ncffn --n-cpu-ffn", "use --override-tensor", env="LLAMA_ARG_N_CPU_FFN"),
     _none("-lzm --lazy-mode", "a mapped file is read on demand anyway", env="LLAMA_ARG_LAZY_MODE"),
     _none("-dt --defrag-thold", "a sequence's cells are never fragmented", env="LLAMA_ARG_DEFRAG_THOLD"),
     _none("--swa-full", "the cache always holds the full context", type="bool", env="LLAMA_ARG_SWA_FULL"),

@@ -95,6 +95,7 @@ def test_free_memory_divides_among_workers_alone() -> None:
     assert places(by_memory(model(3), (cpu(1000), rpc(0, free=3000), silent))) == [1, 1, 1, 2]
 
 
+@settings(deadline=None)
 @given(
     n_layer=st.integers(1, 120),
     ratios=st.lists(st.floats(0.001, 1000), min_size=1, max_size=8),
@@ -202,7 +203,7 @@ def fits(sizes: ModelSizes, figures: list[DeviceFigures], placement: Placement) 
     return True
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(problems())
 def test_the_fastest_is_the_best_of_all(problem: tuple[ModelSizes, list[DeviceFigures]]) -> None:
     sizes, figures = problem
@@ -220,7 +221,7 @@ def test_the_fastest_is_the_best_of_all(problem: tuple[ModelSizes, list[DeviceFi
     assert predict(sizes, figures, found).seconds == pytest.approx(best)
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(problems(most_layers=60, most_devices=8), st.one_of(st.none(), st.integers(0, 70)))
 def test_the_fastest_is_never_worse_than_other_rules(
     problem: tuple[ModelSizes, list[DeviceFigures]], n_gpu_layers: int | None
