@@ -49,7 +49,7 @@ class UnknownDevice(DeviceError):
 class SplitOptions:
     """How the user wants a model divided among machines."""
 
-    rpc: tuple[str, ...]
+    rpc: tuple[str, ...] = ()
     """Endpoints of workers, in order."""
     tensor_split: tuple[float, ...] | None = None
     """Proportions; None: the least time per token (auto), empty: by free memory."""
