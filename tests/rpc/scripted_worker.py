@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -39,6 +40,7 @@ from llamado.rpc.wire import (
     SetTensor,
     SetTensorHash,
     TensorData,
+    WireError,
     WireTensor,
     write_response,
 )
@@ -68,10 +70,12 @@ class ScriptedWorker:
         memory: int = 1 << 30,
         copies: bool = True,
         before: Callable[[Request, int], bytes | None] | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.own, self.version, self.devices = own, version, devices
         self.alignment, self.max_size, self.memory, self.copies = alignment, max_size, memory, copies
         self.before = before
+        self.tls = tls
         self.asked: list[Request] = []
         self.data: list[bytes] = []
         self.cache: dict[int, bytes] = {}
@@ -82,7 +86,7 @@ class ScriptedWorker:
         self._threads: list[threading.Thread] = []
         self._released = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = Endpoint(*self._listener.getsockname()[:2])
+        self.endpoint = Endpoint(*self._listener.getsockname()[:2], tls is not None)
 
     def __enter__(self) -> ScriptedWorker:
         self._start(self._accept)
@@ -92,7 +96,7 @@ class ScriptedWorker:
         self._released.set()
         for sock in (self._listener, *self._sockets):
             try:
-                sock.shutdown(socket.SHUT_RDWR)
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
             except OSError:
                 pass
         for thread in self._threads:
@@ -122,6 +126,9 @@ class ScriptedWorker:
     def _serve(self, sock: socket.socket, number: int) -> None:
         reader = RequestReader()
         try:
+            if self.tls is not None:
+                sock = self.tls.wrap_socket(sock, server_side=True)
+                self._sockets.append(sock)
             while True:
                 request = reader.next()
                 if request is None:
@@ -149,11 +156,11 @@ class ScriptedWorker:
                     sock.sendall(response)
         except Hang:
             self._released.wait()
-        except (EOFError, OSError):
+        except (EOFError, OSError, WireError):
             pass
         finally:
             try:
-                sock.shutdown(socket.SHUT_RDWR)
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
             except OSError:
                 pass
 

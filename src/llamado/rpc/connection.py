@@ -340,4 +340,6 @@ def _reason(error: OSError) -> str:
         return "it closed the connection"
     if isinstance(error, TimeoutError):
         return "the network does not answer"
+    if isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
+        return f"it refused our certificate, or that we have none ({error.reason}); see --rpc-cert and --rpc-key"
     return str(error.strerror or error)
