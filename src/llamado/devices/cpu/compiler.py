@@ -15,23 +15,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.devices.cpu.kernels import attention, floats, matmul, rows
+from llamado.devices.cpu import checks, copies
+from llamado.devices.cpu.checks import BINARY, COPIES
+from llamado.devices.cpu.copies import alias, made, straight
+from llamado.devices.cpu.jit import Kernel
+from llamado.devices.cpu.kernels import attention, floats, matmul, rows, sorting
 from llamado.devices.cpu.kernels.activations import quantized_bytes
+from llamado.devices.cpu.kernels.blocks import QUANTS
 from llamado.devices.cpu.kernels.formats import FORMATS
-from llamado.devices.cpu.kernels.maths import GATE, UNARY
+from llamado.devices.cpu.kernels.maths import ALONE, GATE, UNARY
 from llamado.devices.cpu.lowering import Lowering
-from llamado.devices.cpu.memory import CpuBuffer, view_of
+from llamado.devices.cpu.memory import CpuBuffer
 from llamado.devices.cpu.program import Operation, Place, Span, Temporary
 from llamado.devices.device import DeviceError
 from llamado.ggml.graph import Graph
-from llamado.ggml.ops import VIEW_OPS, GluOp, Op, RopeMode, UnaryOp
+from llamado.ggml.ops import VIEW_OPS, GluOp, Op, RopeMode, SortOrder, UnaryOp
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
 _FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
-_BINARY = {Op.ADD: "add", Op.SUB: "sub", Op.MUL: "mul", Op.DIV: "div"}
-_CHAIN_OPS = {*_BINARY, Op.RMS_NORM, Op.NORM, Op.SCALE, Op.UNARY, Op.GLU, Op.ROPE, Op.GET_ROWS, Op.SET_ROWS}
-_COPIES = {Op.CPY, Op.DUP, Op.CONT}
+_CHAIN_OPS = {
+    *BINARY, *ALONE, Op.RMS_NORM, Op.NORM, Op.SCALE, Op.CLAMP, Op.UNARY, Op.LEAKY_RELU, Op.GLU, Op.ROPE, Op.SOFT_MAX,
+    Op.GET_ROWS, Op.SET_ROWS,
+}  # fmt: skip
+_MAX_STAGES = 24
+"""Stages of a chain: every chain is a kernel of its own, which takes time to compile."""
+_FAR = 256
+"""Operations ahead at which a chain looks for the next of its own."""
+_MAX_HEAD = 1024
 _TILE = 32
 """Queries that share one expanded key block in prompt processing."""
 
@@ -109,24 +120,25 @@ class Compiler:
         if buffer is not None:
             if not isinstance(buffer, CpuBuffer):
                 raise DeviceError(f"tensor {root.name or '?'} lies on another device")
-            start = root.offset + inside
-            if start < 0 or start + tensor.nbytes > buffer.size:
+            start, size = root.offset + inside, checks.extent(tensor)
+            if start < 0 or start + size > buffer.size:
                 raise DeviceError(
-                    f"tensor {tensor.name or root.name or '?'} ends at byte {start + tensor.nbytes} of a buffer of "
-                    f"{buffer.size}"
+                    f"tensor {tensor.name or root.name or '?'} ends at byte {start + size} of a buffer of {buffer.size}"
                 )
             return Place(None, buffer.address + start + offset)
         if root.op is Op.NONE:
             raise DeviceError(f"tensor {root.name or '?'} has no memory: bind it before the graph runs")
-        if inside < 0 or inside + tensor.nbytes > root.nbytes:
+        whole = checks.extent(root)
+        if inside < 0 or inside + checks.extent(tensor) > whole:
             raise DeviceError(f"tensor {tensor.name or '?'} lies outside tensor {root.name or '?'}")
         temporary = self.places.get(root)
         if temporary is None:
-            temporary = self.places[root] = Temporary(root.nbytes, keep=root in self._outputs)
+            temporary = self.places[root] = Temporary(whole, keep=root in self._outputs)
         return Place(temporary, inside + offset)
 
     def span(self, tensor: Tensor) -> Span:
-        return Span(self.place(tensor), tensor.nbytes)
+        """The bytes of a tensor."""
+        return Span(self.place(tensor), checks.extent(tensor))
 
     def temporary(self, size: int) -> Place:
         return Place(Temporary(size), 0)
@@ -138,6 +150,7 @@ class Compiler:
     # --- the walk --------------------------------------------------------------------------------------------------
     def compile(self) -> list[Operation]:
         """All operations of the graph; DeviceError names what this device cannot do."""
+        checks.check_graph(self.graph)
         nodes = self.graph.nodes
         for node in nodes:
             for source in node.src:
@@ -148,7 +161,7 @@ class Compiler:
                 self._subject = node
                 try:
                     self._node(node)
-                except (DeviceError, ValueError) as error:  # an operation's number may be unknown
+                except (DeviceError, ValueError, ArithmeticError) as error:  # an operation's numbers may be anything
                     node = self._subject
                     raise DeviceError(f"{node.op.name} (tensor {node.name or '?'}): {error}") from error
         if self.scratch_step:
@@ -160,23 +173,103 @@ class Compiler:
         return self.operations
 
     def _node(self, node: Tensor) -> None:
-        if not fits_sources(node):
-            shapes = ", ".join(str(list(s.ne)) for s in node.src if s is not None)
-            raise DeviceError(
-                f"sources {shapes or 'missing'} do not fit a result of {list(node.ne)}, or rows have gaps"
-            )
-        if node.op in _CHAIN_OPS:
-            self._chain(node)
-            return
-        if node.op is Op.MUL_MAT:
-            self._mul_mat(node)
-        elif node.op is Op.FLASH_ATTN_EXT:
-            self._attention(node)
-        elif node.op in _COPIES:
-            self._copy(node)
-        else:
-            raise DeviceError("the CPU device does not have this operation")
+        checks.check_node(node)
+        match node.op:
+            case op if op in _CHAIN_OPS:
+                if checks.is_row_operation(node):
+                    self._chain(node)
+                    return
+                self._straightened(node)
+            case Op.MUL_MAT:
+                self._mul_mat(node)
+            case Op.FLASH_ATTN_EXT:
+                self._attention(node)
+            case op if op in COPIES:
+                assert node.src[0] is not None
+                copies.copy(self, node.src[0], node)
+            case Op.REPEAT:
+                assert node.src[0] is not None
+                copies.repeat(self, node.src[0], node)
+            case Op.CONCAT:
+                copies.concat(self, node)
+            case Op.PAD:
+                copies.pad(self, node)
+            case Op.SUM | Op.SUM_ROWS | Op.MEAN | Op.ARGMAX | Op.CUMSUM | Op.ARGSORT | Op.TOP_K:
+                self._whole_rows(node)
+            case _:
+                raise DeviceError("the CPU device does not have this operation")
         self._did(node)
+
+    def _straightened(self, node: Tensor) -> None:
+        """A row operation on what is not rows of f32: on copies that are, its result copied to where it belongs."""
+        a, b = node.src[0], node.source(1)
+        assert a is not None
+        type_ = TensorType.F32
+        if node.op is Op.GET_ROWS and node.type == a.type == TensorType.I32:  # moved as they are
+            a = alias(a, type_, a.ne, a.nb)
+            type_ = TensorType.I32
+        elif node.type not in copies.WRITABLE:
+            raise DeviceError(f"a result of type {node.type.name} is not supported here")
+        if node.op is Op.SET_ROWS:
+            if not node.has_contiguous_rows():
+                raise DeviceError("rows of the target have gaps")
+            result = alias(node, node.type, node.ne, node.nb)
+        elif node.has_contiguous_rows() and node.type == type_:
+            result = alias(node, TensorType.F32, node.ne, node.nb)
+        else:
+            result = made(TensorType.F32, node.ne, node.name)
+        sources: tuple[Tensor | None, ...] = (*node.src[1:],)
+        if node.op is Op.GLU and b is None:
+            swapped = struct.unpack_from("<i", node.op_params, 4)[0]
+            a = straight(self, a)
+            halves = [alias(a, a.type, node.ne, a.nb, at) for at in (0, 4 * node.ne[0])]
+            a, b = halves[::-1] if swapped else halves
+            sources = (b,)
+        elif b is not None and (node.op in BINARY or node.op is Op.GLU):
+            b = straight(self, b)
+            if any(m not in (1, n) for m, n in zip(b.ne, node.ne, strict=True)):
+                whole = made(TensorType.F32, node.ne)
+                copies.repeat(self, b, whole)
+                b = whole
+            sources = (b,)
+        elif b is not None and node.op is Op.SOFT_MAX:
+            sources = (straight(self, b), *node.src[2:])
+        a = straight(self, a)
+        result.op, result.src, result.op_params = node.op, (a, *sources), node.op_params
+        if node.op is Op.GLU:
+            result.op_params = node.op_params[:4] + bytes(4) + node.op_params[8:]
+        self._chain(result)
+        if result.view_src is None:
+            copies.copy(self, result if type_ == TensorType.F32 else alias(result, type_, result.ne, result.nb), node)
+
+    def _whole_rows(self, node: Tensor) -> None:
+        """Sums, places of the greatest, orders."""
+        a = node.src[0]
+        assert a is not None
+        if node.op is Op.SUM:
+            whole = made(TensorType.F32, a.ne)
+            copies.copy(self, a, whole)
+            a = copies.in_shape(whole, (a.nelements, 1, 1, 1))
+        else:
+            a = straight(self, a)
+        if node.op is Op.CUMSUM and node.type != TensorType.F32:
+            raise DeviceError(f"a result of type {node.type.name} is not supported here")
+        if not node.has_contiguous_rows():
+            raise DeviceError("rows of the result have gaps")
+        steps = (4, 0, 0) if node.op is Op.ARGMAX else node.nb[1:]  # its row number is dimension 0
+        fields: dict[str, int | float | Place] = {"x": self.place(a), "y": self.place(node), "n": a.ne[0]}
+        fields |= {f"{name}{d}": nb[d - 1] for name, nb in (("x", a.nb[1:]), ("y", steps)) for d in (1, 2, 3)}
+        fields |= {f"n{d}": a.ne[d] for d in (1, 2, 3)}
+        parameters: dict[str, Any] = {}
+        kernel = sorting.cumulate
+        if node.op in (Op.ARGSORT, Op.TOP_K):
+            order = struct.unpack_from("<i", node.op_params)[0]
+            parameters["falling"] = node.op is Op.TOP_K or SortOrder(order) is SortOrder.DESC
+            kernel, fields["k"] = sorting.sort, node.ne[0]
+        elif node.op is not Op.CUMSUM:
+            kernel = sorting.reduce_rows
+            parameters["kind"] = {Op.ARGMAX: "argmax", Op.MEAN: "mean"}.get(node.op, "sum")
+        self.emit(kernel, parameters, fields, [self.span(a)], [self.span(node)], node.op.name)
 
     def _did(self, node: Tensor) -> None:
         self._done.add(node)
@@ -189,10 +282,11 @@ class Compiler:
         root, inside = tensor.root()
         return root, inside, tensor.ne, tensor.nb, self._changes.get(root, 0)
 
-    def _emit(
-        self, kernel: Any, parameters: dict[str, Any], fields: dict[str, int | float | Place],
+    def emit(
+        self, kernel: Kernel, parameters: dict[str, Any], fields: dict[str, int | float | Place],
         reads: list[Span], writes: list[Span], label: str = "",
     ) -> None:  # fmt: skip
+        """Appends an operation."""
         self.operations.append(Operation(kernel, parameters, fields, reads, writes, label=label))
 
     def _scratch(self, size: int) -> dict[str, int | float | Place]:
@@ -203,18 +297,19 @@ class Compiler:
 
     def _consumers(self, tensor: Tensor) -> list[Tensor]:
         """Operations that read a tensor, also through views."""
-        found: list[Tensor] = []
-        for reader in self._readers.get(tensor, ()):
-            if reader.is_noop:
-                found += self._consumers(reader)
-            else:
-                found.append(reader)
+        found: list[Tensor] = []  # once for each time it reads
+        seen, waiting = {tensor}, [tensor]
+        while waiting:
+            for reader in self._readers.get(waiting.pop(), ()):
+                if not reader.is_noop:
+                    found.append(reader)
+                elif reader not in seen:
+                    seen.add(reader)
+                    waiting.append(reader)
         return found
 
     # --- chains of row operations ------------------------------------------------------------------------------------
     def _chain(self, first: Tensor) -> None:
-        if first.op is not Op.SET_ROWS and first.type != TensorType.F32:
-            raise DeviceError(f"{first.op.name} of type {first.type.name} (tensor {first.name or '?'})")
         chain = _Chain(first)
         node: Tensor | None = first
         source = first.src[0]
@@ -222,7 +317,6 @@ class Compiler:
         if first.op is Op.GET_ROWS:
             self._start_get_rows(chain, first)
         else:
-            self._check_rows(source, first)
             self._operand(chain, ("row",), source, first if first.op is not Op.SET_ROWS else source, "row")
             chain.value = source
             self._stage(chain, first)
@@ -249,10 +343,12 @@ class Compiler:
 
     def _next(self, chain: _Chain, node: Tensor, consumers: list[Tensor]) -> Tensor | None:
         """The row operation that takes over from `node`, if everything else it needs is there already."""
+        if len(chain.stages) >= _MAX_STAGES:
+            return None
         for reader in consumers:
             if reader in self._done or reader.op not in _CHAIN_OPS or reader.op is Op.GET_ROWS:
                 continue
-            if not fits_sources(reader):
+            if self._numbers[reader] > self._at + _FAR or not checks.is_row_operation(reader):
                 continue
             if reader.op is Op.SET_ROWS:
                 rows_in = reader.src[0]
@@ -264,21 +360,23 @@ class Compiler:
                     continue
                 if rows_in is not node and (node.ne[0] * node.ne[1] != rows_in.ne[0] or node.ne[3] != 1):
                     continue
-                if reader.type == TensorType.Q8_0 and node.ne[0] % 32:
+                if node.ne[0] % reader.type.block_size:
                     continue
-            elif reader.ne != node.ne or node not in reader.src or reader.type != TensorType.F32:
+            elif reader.ne != node.ne or node not in reader.src:
                 continue
-            elif reader.op in _BINARY and reader.src[0] is not node:
+            elif reader.op in BINARY and reader.src[0] is not node:
                 # only a sum or a product may take the row as its second operand
                 if reader.op not in (Op.ADD, Op.MUL) or reader.src[0] is None or reader.src[0].ne != node.ne:
                     continue
-            elif reader.op is Op.GLU and (reader.src[0] is not node or len(reader.src) < 2 or reader.src[1] is None):
+            elif reader.src[0] is not node:
                 continue
             if (
                 all(s is None or s is node or self._is_ready(s, node) for s in reader.src)
                 and self._keeps_to_rows(chain, reader)
                 and self._may_come_early(reader)
             ):
+                self._subject = reader
+                checks.check_node(reader)
                 return reader
         return None
 
@@ -297,7 +395,7 @@ class Compiler:
         if like is not None:
             steps = self._strides(tensor, like).values()
             layout = (start, tensor.ne[0], *(s if n > 1 else 0 for s, n in zip(steps, like.ne[1:], strict=True)))
-        return _Access(base, start, start + tensor.nbytes, write, layout)
+        return _Access(base, start, start + checks.extent(tensor), write, layout)
 
     def _accesses(self, node: Tensor) -> list[_Access]:
         """What a row operation touches, row by row where the chain's rows are meant."""
@@ -332,10 +430,6 @@ class Compiler:
             for access in mine
         )
 
-    def _check_rows(self, source: Tensor, node: Tensor) -> None:
-        if source.type != TensorType.F32 or source.nb[0] != 4:
-            raise DeviceError(f"{node.op.name} needs f32 rows, not {source.type.name} with stride {source.nb[0]}")
-
     def _strides(self, operand: Tensor, like: Tensor) -> dict[str, int]:
         """Strides of an operand over the row numbers of `like`; a dimension of one is repeated."""
         nb = [0 if operand.ne[d] == 1 and like.ne[d] != 1 else operand.nb[d] for d in (1, 2, 3)]
@@ -358,27 +452,28 @@ class Compiler:
                 current = chain.value
                 other = node.src[1] if node.src[0] is current else node.src[0]
                 assert other is not None
-                if other.type != TensorType.F32 or other.nb[0] != 4:
-                    raise DeviceError(f"{node.op.name} with {other.type.name} (tensor {other.name or '?'})")
-                kind = _BINARY[node.op]
+                kind = BINARY[node.op]
                 if other.ne[0] == node.ne[0]:
                     self._operand(chain, (kind,), other, node, kind)
-                elif other.ne[0] == 1:
-                    self._operand(chain, ("element", kind), other, node, kind)
                 else:
-                    raise DeviceError(
-                        f"{node.op.name} repeats a row of {other.ne[0]} over {node.ne[0]}: not supported here"
-                    )
+                    self._operand(chain, ("element", kind), other, node, kind)
             case Op.RMS_NORM | Op.NORM:
                 chain.add((node.op.name.lower(),), node.op.name, eps=struct.unpack_from("<f", params)[0])
             case Op.SCALE:
                 factor, bias = struct.unpack_from("<2f", params)
                 chain.add(("scale",), "scale", factor=factor, bias=bias)
-            case Op.UNARY:
-                op = UnaryOp(struct.unpack_from("<i", params)[0])
-                if op not in UNARY:
-                    raise DeviceError(f"the CPU device has no function {op.name}")
+            case Op.CLAMP:
+                low, high = struct.unpack_from("<2f", params)
+                chain.add(("clamp",), "clamp", low=low, high=high)
+            case Op.LEAKY_RELU:
+                chain.add(("leaky_relu",), "LEAKY_RELU", slope=struct.unpack_from("<f", params)[0])
+            case op if op in ALONE:
                 chain.add(("unary", op.name), op.name)
+            case Op.UNARY:
+                function = UnaryOp(struct.unpack_from("<i", params)[0])
+                if function not in UNARY:
+                    raise DeviceError(f"the CPU device has no function {function.name}")
+                chain.add(("unary", function.name), function.name)
             case Op.GLU:
                 kind_, swapped = struct.unpack_from("<2i", params)
                 gate = GluOp(kind_)
@@ -388,43 +483,62 @@ class Compiler:
                 self._operand(chain, ("glu", gate.name), up, node, gate.name)
             case Op.ROPE:
                 self._rope(chain, node)
+            case Op.SOFT_MAX:
+                self._soft_max(chain, node)
             case Op.SET_ROWS:
                 self._set_rows(chain, node)
 
     def _start_get_rows(self, chain: _Chain, node: Tensor) -> None:
         table, ids = node.src[0], node.src[1]
         assert table is not None and ids is not None
-        if ids.ne[1] * ids.ne[2] * ids.ne[3] != 1 or table.ne[2] * table.ne[3] != 1:
-            raise DeviceError("GET_ROWS of more than two dimensions is not supported here")
-        if table.type not in FORMATS and table.type not in _FLOATS:
+        if table.type not in copies.READABLE:
             raise DeviceError(f"GET_ROWS from {table.type.name} is not supported here")
         chain.add(
             ("get_rows", table.type.name),
             "get_rows",
             x=self.place(table),
-            nb1=table.nb[1],
+            **{f"nb{d}": table.nb[d] for d in (1, 2, 3)},
             ids=self.place(ids),
+            **{f"id{d}": ids.nb[d - 1] for d in (1, 2, 3)},
             rows=table.ne[1],
         )
         chain.reads += [self.span(table), self.span(ids)]
 
+    def _soft_max(self, chain: _Chain, node: Tensor) -> None:
+        mask, sinks = node.source(1), node.source(2)
+        scale, max_bias = struct.unpack_from("<2f", node.op_params)
+        fields: dict[str, int | float | Place] = {"s1": 0, "s2": 0, "s3": 0, "m2": 1, "m3": 1}
+        fields |= {"scale": scale, "mask": Place(None, 0), "slopes": Place(None, 0), "sinks": Place(None, 0)}
+        if mask is not None:
+            slopes = self._constant(alibi_slopes(node.ne[2], max_bias))
+            fields |= {"mask": self.place(mask), "slopes": slopes, "m2": mask.ne[2], "m3": mask.ne[3]}
+            fields |= {f"s{d}": mask.nb[d] for d in (1, 2, 3)}
+            chain.reads.append(self.span(mask))
+        if sinks is not None:
+            fields["sinks"] = self.place(sinks)
+            chain.reads.append(self.span(sinks))
+        stage = ("soft_max", None if mask is None else mask.type.name, sinks is not None)
+        chain.add(stage, "SOFT_MAX", **fields)
+
     def _set_rows(self, chain: _Chain, node: Tensor) -> None:
         source, ids = node.src[0], node.src[1]
         assert source is not None and ids is not None
-        if node.type not in (*_FLOATS, TensorType.Q8_0):
+        if node.type not in copies.WRITABLE:
             raise DeviceError(f"SET_ROWS to {node.type.name} is not supported here")
-        if source.ne[2] * source.ne[3] != 1:
-            raise DeviceError("SET_ROWS of more than two dimensions is not supported here")
         # the row may be one head of what the cache keeps as one row
-        heads = chain.value.ne[0] != source.ne[0]
-        part = node.type.row_bytes(chain.value.ne[0]) if heads else 0
+        how = "flat" if source.ne[2] * source.ne[3] == 1 else "deep"
+        if chain.value.ne[0] != source.ne[0]:
+            how = "heads"
         chain.add(
-            ("set_rows", node.type.name, ids.type == TensorType.I64, heads),
+            ("set_rows", node.type.name, ids.type == TensorType.I64, how),
             "set_rows",
             x=self.place(node),
-            nb1=node.nb[1],
+            **{f"nb{d}": node.nb[d] for d in (1, 2, 3)},
             ids=self.place(ids),
-            part=part,
+            **{f"id{d}": ids.nb[d - 1] for d in (1, 2, 3)},
+            m2=ids.ne[1],
+            m3=ids.ne[2],
+            part=node.type.row_bytes(chain.value.ne[0]) if how == "heads" else 0,
             rows=node.ne[1],
         )
         chain.reads.append(self.span(ids))
@@ -442,22 +556,32 @@ class Compiler:
             self._contents(positions), node.op_params, None if factors is None else self._contents(factors), node.ne[2]
         )  # fmt: skip
         if key not in self._tables:
-            frequencies, magnitude = rope_frequencies(n_dims, n_ctx_orig, values[5:], _host_values(factors))
+            frequencies, magnitude = rope_frequencies(n_dims, n_ctx_orig, values[5:])
             table = self.temporary(8 * node.ne[2] * (n_dims // 2))
             assert table.base is not None
             fields: dict[str, int | float | Place] = {
                 "positions": self.place(positions),
                 "frequencies": self._constant(frequencies),
+                "factors": Place(None, 0) if factors is None else self.place(factors),
                 "table": table,
                 "n_tokens": node.ne[2],
                 "n_pairs": n_dims // 2,
                 "magnitude": magnitude,
             }
-            self._emit(rows.rope_table, {}, fields, [self.span(positions)], [Span(table, table.base.size)])
+            read = [self.span(t) for t in (positions, factors) if t is not None]
+            parameters = {"factored": factors is not None}
+            self.emit(rows.rope_table, parameters, fields, read, [Span(table, table.base.size)])
             self._tables[key] = (table.base, 8 * (n_dims // 2))
         made, step = self._tables[key]
         chain.add(("rope", mode.name), "rope", table=Place(made, 0), step=step, n_dims=n_dims)
         chain.reads.append(Span(Place(made, 0), made.size))
+
+    def rows(self, label: str, x: Tensor, load: rows.Stage, y: Tensor, put: rows.Stage) -> None:
+        """An operation of its own that takes each row of x and puts it into y."""
+        chain = _Chain(x)
+        self._operand(chain, load, x, y, label)
+        self._operand(chain, put, y, y, "", write=True)
+        self._finish(chain, y)
 
     def _finish(self, chain: _Chain, shape: Tensor) -> None:
         n1, n2, n3 = shape.ne[1:]
@@ -466,8 +590,13 @@ class Compiler:
         fields |= {"share": max(1, min(16, count // (4 * self.n_threads)))}
         fields |= self._scratch(4 * shape.ne[0])
         stages = tuple(chain.stages)
-        self._emit(
-            rows.rows_kernel(stages), {"stages": stages}, fields, chain.reads, chain.writes, " ".join(chain.names)
+        self.emit(
+            rows.rows_kernel(stages),
+            {"stages": stages},
+            fields,
+            chain.reads,
+            chain.writes,
+            " ".join(filter(None, chain.names)),
         )
 
     # --- quantised activations ---------------------------------------------------------------------------------------
@@ -500,8 +629,6 @@ class Compiler:
         """Quantised columns of x, made here unless the chain that computed x has."""
         key = self._columns(x, block)
         if key not in self._quantized:
-            if x.type != TensorType.F32 or not x.is_contiguous():
-                raise DeviceError(f"a product needs contiguous f32 activations (tensor {x.name or '?'})")
             chain = _Chain(x)
             self._operand(chain, ("row",), x, x, "row")
             self._quantize_stage(chain, x, block)
@@ -512,13 +639,23 @@ class Compiler:
     def _mul_mat(self, node: Tensor) -> None:
         w, x = node.src[0], node.src[1]
         assert w is not None and x is not None
-        if w.type in _FLOATS:
-            self._mul_mat_float(node, w, x)
+        if node.type != TensorType.F32 or not node.has_contiguous_rows():
+            result = made(TensorType.F32, node.ne, node.name)
+            result.op, result.src = node.op, (w, x)
+            self._mul_mat(result)
+            copies.copy(self, result, node)
             return
-        if w.type not in FORMATS:
-            raise DeviceError(f"weights of type {w.type.name} are not supported here (tensor {w.name or '?'})")
-        if w.ne[2] * w.ne[3] != 1 or w.ne[1] < 8 or not node.is_contiguous():
-            raise DeviceError(f"a product with weights {list(w.ne)} is not supported here (tensor {w.name or '?'})")
+        x = straight(self, x)
+        one = w.ne[2] * w.ne[3] == 1 and w.ne[1] >= 8 and node.is_contiguous()
+        if w.type not in FORMATS or not one:
+            # few rows of weights, or many matrices of them (a cache): as f32 where they are in blocks
+            plain = w if w.type in _FLOATS and w.has_contiguous_rows() else straight(self, w)
+            self._mul_mat_float(node, plain, x)
+            return
+        if not x.is_contiguous():
+            columns_in = made(TensorType.F32, x.ne, x.name)
+            copies.copy(self, x, columns_in)
+            x = columns_in
         form, columns = FORMATS[w.type], x.nrows
         acts = self._activations(x, form.block)
         panels = -(-w.ne[1] // 8)
@@ -546,11 +683,9 @@ class Compiler:
                 self._last_few |= {"next": fields["w"], "next_panels": panels, "next_row_bytes": w.nb[1]}
             self._last_few = fields
         reads = [self.span(w), Span(Place(acts, 0), acts.size)]
-        self._emit(kernel, parameters, fields, reads, [self.span(node)], f"{w.type.name} {w.name}")
+        self.emit(kernel, parameters, fields, reads, [self.span(node)], f"{w.type.name} {w.name}")
 
     def _mul_mat_float(self, node: Tensor, w: Tensor, x: Tensor) -> None:
-        if x.type != TensorType.F32 or x.nb[0] != 4 or w.nb[0] != w.type.block_bytes:
-            raise DeviceError(f"a product of {w.type.name} needs f32 columns and rows without gaps")
         fields: dict[str, int | float | Place] = {
             "n": w.ne[0], "n_rows": w.ne[1], "n_columns": x.ne[1], "n2": x.ne[2], "n3": x.ne[3],
             "r2": x.ne[2] // w.ne[2], "r3": x.ne[3] // w.ne[3],
@@ -558,7 +693,7 @@ class Compiler:
             "x": self.place(x), "x1": x.nb[1], "x2": x.nb[2], "x3": x.nb[3],
             "y": self.place(node), "y1": node.nb[1], "y2": node.nb[2], "y3": node.nb[3],
         }  # fmt: skip
-        self._emit(
+        self.emit(
             floats.matmul_float, {"weights": w.type.name}, fields, [self.span(w), self.span(x)], [self.span(node)],
             f"{w.type.name} {w.name}",
         )  # fmt: skip
@@ -571,13 +706,13 @@ class Compiler:
         head_k, head_v = k.ne[0], v.ne[0]
         if max_bias or node.source(4) is not None:
             raise DeviceError("attention with ALiBi or sinks is not supported here")
-        if head_k % 8 or head_v % 8 or q.type != TensorType.F32 or q.nb[0] != 4:
-            raise DeviceError(f"attention with heads of {head_k} and {head_v} {q.type.name} is not supported here")
-        for cache in (k, v):
-            if cache.type not in (*_FLOATS, TensorType.Q8_0):
-                raise DeviceError(f"a {cache.type.name} cache is not supported here; use f32, f16, bf16 or q8_0")
-            if cache.nb[0] != cache.type.block_bytes or cache.ne[0] % cache.type.block_size:
-                raise DeviceError(f"a {cache.type.name} cache needs heads of whole blocks without gaps")
+        if head_k % 8 or head_v % 8 or max(head_k, head_v) > _MAX_HEAD:
+            raise DeviceError(f"attention with heads of {head_k} and {head_v} is not supported here")
+        if node.type != TensorType.F32 or not node.has_contiguous_rows():
+            raise DeviceError(f"a result of {node.type.name} with strides {list(node.nb)} is not supported here")
+        q, k, v = straight(self, q), self._cache(k), self._cache(v)
+        if mask is not None:
+            mask = self._attention_mask(mask)
         n_tokens, n_heads, n_streams = q.ne[1], q.ne[2], q.ne[3]
         n_kv, n_heads_kv = k.ne[1], k.ne[2]
         ranges = self._mask_ranges(mask) if mask is not None else None
@@ -605,108 +740,64 @@ class Compiler:
         reads = [self.span(t) for t in (q, k, v, mask) if t is not None]
         if ranges is not None:
             reads.append(Span(Place(ranges, 0), ranges.size))
-        self._emit(attention.flash_attention, parameters, fields, reads, [self.span(node)], "attention")
+        self.emit(attention.flash_attention, parameters, fields, reads, [self.span(node)], "attention")
+
+    def _cache(self, cache: Tensor) -> Tensor:
+        """Keys or values in a type that attention reads."""
+        if cache.type in (*_FLOATS, *QUANTS) and cache.has_contiguous_rows():
+            return cache
+        return straight(self, cache)
+
+    def _attention_mask(self, mask: Tensor) -> Tensor:
+        """A mask in f16, its streams one behind the other."""
+        if mask.ne[2] != 1:
+            raise DeviceError("attention with a mask per head is not supported here")
+        if mask.type == TensorType.F16 and mask.has_contiguous_rows() and mask.ne[3] == 1:
+            return mask
+        if mask.type == TensorType.F16 and mask.is_contiguous():
+            return mask
+        plain = made(TensorType.F16, mask.ne)
+        copies.copy(self, mask, plain)
+        return plain
 
     def _mask_ranges(self, mask: Tensor) -> Temporary:
-        if mask.type != TensorType.F16 or mask.nb[0] != 2:
-            raise DeviceError("attention needs an f16 mask")
         key = self._contents(mask)
         if key not in self._ranges:
             n_rows = mask.ne[1] * mask.ne[3]
-            if mask.ne[2] != 1 or (mask.ne[3] > 1 and mask.nb[3] != mask.nb[1] * mask.ne[1]):
-                raise DeviceError("attention with a mask per head is not supported here")
             made = self.temporary(8 * n_rows)
             assert made.base is not None
             fields: dict[str, int | float | Place] = {
                 "mask": self.place(mask), "nb1": mask.nb[1], "n_kv": mask.ne[0], "n_rows": n_rows, "ranges": made
             }  # fmt: skip
-            self._emit(attention.mask_ranges, {}, fields, [self.span(mask)], [Span(made, made.base.size)])
+            self.emit(attention.mask_ranges, {}, fields, [self.span(mask)], [Span(made, made.base.size)])
             self._ranges[key] = made.base
         return self._ranges[key]
 
-    # --- copies ------------------------------------------------------------------------------------------------------
-    def _copy(self, node: Tensor) -> None:
-        source = node.src[0]
-        assert source is not None
-        plain = (*_FLOATS, TensorType.I32)
-        if source.type not in plain or node.type not in plain or source.nelements != node.nelements:
-            raise DeviceError(f"copying {source.type.name} to {node.type.name} is not supported here")
-        if source.ne != node.ne:
-            if not (source.is_contiguous() and node.is_contiguous()):
-                raise DeviceError(f"copying {list(source.ne)} to {list(node.ne)} with gaps is not supported here")
-            shape: tuple[int, ...] = (node.nelements, 1, 1, 1)
-            x_strides, y_strides = ((t.type.block_bytes, 0, 0, 0) for t in (source, node))
-        else:
-            shape, x_strides, y_strides = node.ne, source.nb, node.nb
-        fields: dict[str, int | float | Place] = {"x": self.place(source), "y": self.place(node)}
-        for d in range(4):
-            fields |= {f"x{d}": x_strides[d], f"y{d}": y_strides[d], f"n{d}": shape[d]}
-        parameters = {"source": source.type.name, "target": node.type.name}
-        self._emit(floats.copy, parameters, fields, [self.span(source)], [self.span(node)], "copy")
 
+def alibi_slopes(n_heads: int, max_bias: float) -> NDArray[np.float32]:
+    """How much a head minds the mask (ALiBi, Press et al. 2021): even powers of ½ down to 2^−max_bias.
 
-def fits_sources(node: Tensor) -> bool:
-    """Whether the sources of an operation have the shapes it needs (those of a graph from elsewhere may not: kernels
-    trust shapes).
+    Heads beyond a power of two lie in between. 1 for all without a bias.
     """
-    op, ne = node.op, node.ne
-    sources = [node.source(i) for i in range(4)]
-    needed = {Op.SET_ROWS: 2, Op.GET_ROWS: 2, Op.ROPE: 2, Op.MUL_MAT: 2, Op.FLASH_ATTN_EXT: 3}
-    if any(s is None or 0 in s.ne for s in sources[: needed.get(op, 2 if op in _BINARY else 1)]):
-        return False
-    a, b, c, mask = (s.ne if s is not None else None for s in sources)
-    assert a is not None
-    if op in _COPIES:
-        return True
-    if not all(s.has_contiguous_rows() for s in (node, *sources) if s is not None):
-        return False
-    if b is None:
-        return op is Op.GLU or a == ne
-    match op:
-        case Op.GET_ROWS:
-            return a[0] == ne[0] and b[0] == ne[1] and _is_list(sources[1], TensorType.I32)
-        case Op.SET_ROWS:
-            return a[0] == ne[0] and b[0] == a[1] and _is_list(sources[1], TensorType.I32, TensorType.I64)
-        case Op.ROPE:
-            n_dims = struct.unpack_from("<i", node.op_params, 4)[0]
-            turned = a == ne and 0 < n_dims <= ne[0] and n_dims % 2 == 0 and (c is None or c[0] >= n_dims // 2)
-            return turned and b[0] >= ne[2] and _is_list(sources[1], TensorType.I32)
-        case Op.MUL_MAT:
-            return a[0] == b[0] and ne == (a[1], *b[1:]) and b[2] % a[2] == 0 and b[3] % a[3] == 0
-        case Op.FLASH_ATTN_EXT if c is not None:
-            heads = a[0] == b[0] and b[1:] == c[1:] and a[2] % b[2] == 0 and a[3] == b[3]
-            covered = mask is None or (mask[0] == b[1] and mask[1] >= a[1] and mask[3] in (1, a[3]))
-            return heads and covered and ne == (c[0], a[2], a[1], a[3])
-        case Op.GLU:
-            return a == b == ne
-        case _:
-            return a == ne
+    if max_bias <= 0:
+        return np.ones(n_heads, np.float32)
+    n = 1 << (n_heads.bit_length() - 1)
+    head = np.arange(n_heads)
+    whole, half = 2.0 ** (-max_bias / n), 2.0 ** (-max_bias / 2 / n)
+    slopes: NDArray[np.float64] = np.where(head < n, whole ** (head + 1.0), half ** (2.0 * (head - n) + 1))
+    return slopes.astype(np.float32)
 
 
-def _is_list(ids: Tensor | None, *types: TensorType) -> bool:
-    """Whether a tensor holds integers without gaps."""
-    return ids is not None and ids.type in types and ids.is_contiguous()
-
-
-def _host_values(factors: Tensor | None) -> NDArray[np.float32] | None:
-    """Frequency factors (a weight: its bytes are there when the graph is compiled)."""
-    return None if factors is None else view_of(factors).view(np.float32)
-
-
-def rope_frequencies(
-    n_dims: int, n_ctx_orig: int, parameters: tuple[float, ...], factors: NDArray[np.float32] | None = None
-) -> tuple[NDArray[np.float64], float]:
+def rope_frequencies(n_dims: int, n_ctx_orig: int, parameters: tuple[float, ...]) -> tuple[NDArray[np.float64], float]:
     """Angle per position of each pair (f64[n_dims/2]) and the magnitude of the rotation.
 
     RoPE (Su et al. 2021) with `parameters` (base, scale, ext_factor, attn_factor, beta_fast, beta_slow) as in ROPE's
-    op_params: position interpolation by `scale`, frequency factors, and YaRN (Peng et al. 2023) where `ext_factor` > 0:
+    op_params: position interpolation by `scale`, and YaRN (Peng et al. 2023) where `ext_factor` > 0:
     pairs below the ramp keep their frequency, those above are interpolated.
     """
     base, scale, ext_factor, attn_factor, beta_fast, beta_slow = parameters
     i = np.arange(n_dims // 2, dtype=np.float64)
     plain = float(base) ** (-2.0 * i / n_dims)
-    if factors is not None:
-        plain = plain / factors[: n_dims // 2].astype(np.float64)
     frequencies, magnitude = plain * scale, attn_factor
     if ext_factor:
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from llamado.devices.cpu.kernels import blocks
 from llamado.devices.cpu.kernels.formats import FORMATS, Small
-from llamado.devices.cpu.simd import F16, F32, I8, I16, I32, Code, I8x8, I8x32, Type, Value
+from llamado.devices.cpu.simd import F16, F32, I8, I16, I32, I64, Code, I8x32, Type, Value
 from llamado.gguf.types import TensorType
 
 
 def load(c: Code, type_: TensorType, row: Value, index: Value, lanes: int = 8) -> Value:
-    """`lanes` (8 or 1) values from element `index` of the row at `row`, as f32; eight of Q8_0 must not cross a
-    block.
+    """`lanes` (8 or 1) values from element `index` of the row at `row`, as f32; of blocks eight from a
+    multiple of eight.
     """
     f32 = Type("f32", lanes)
     match type_:
@@ -20,11 +21,8 @@ def load(c: Code, type_: TensorType, row: Value, index: Value, lanes: int = 8) -
         case TensorType.BF16:
             wide = c.load(Type("i16", lanes), row + index * 2).zext(Type("i32", lanes))
             return (wide << 16).bits(f32)
-        case TensorType.Q8_0:
-            block = row + index // 32 * 34
-            quants = c.load(Type("i8", lanes), block + 2 + index % 32).to(f32)
-            d = c.load_f16(block)
-            return quants * (d if lanes == 1 else d.splat(lanes))
+        case _ if type_ in blocks.QUANTS and lanes == 8:
+            return blocks.load(c, type_, row, index)
     raise NotImplementedError(f"values of type {type_.name}")
 
 
@@ -43,19 +41,6 @@ def store(c: Code, type_: TensorType, row: Value, index: Value, value: Value) ->
             c.store(row + index * 2, c.select(value.equals(value), rounded, quiet).to(Type("i16", lanes)))
         case _:
             raise NotImplementedError(f"storing values as {type_.name}")
-
-
-def store_q8_0_block(c: Code, to: Value, source: Value) -> None:
-    """Quantises 32 f32 at `source` to a Q8_0 block: d = max|x| / 127 as f16, q = round(x / d)."""
-    values = [c.load(Type("f32", 8), source + 32 * v) for v in range(4)]
-    peak = c.abs(values[0])
-    for v in values[1:]:
-        peak = c.max(peak, c.abs(v))
-    most = c.max_lanes(peak)
-    inverse = c.select(most > 0.0, c.f32(127.0) / most, c.f32(0.0)).splat(8)
-    c.store(to, (most / 127.0).to(F16))
-    for i, v in enumerate(values):
-        c.store(to + 2 + 8 * i, c.round(v * inverse).to(Type("i32", 8)).to(I8x8))
 
 
 def dequantize_block(c: Code, type_: TensorType, block: Value, to: Value) -> None:
@@ -98,5 +83,13 @@ def _first_row(c: Code, groups: list[Value], signed: bool) -> list[Value]:
     return out
 
 
-SCALAR = {TensorType.F32: F32, TensorType.F16: F16, TensorType.BF16: I16, TensorType.I32: I32, TensorType.I8: I8}
+SCALAR = {
+    TensorType.F32: F32,
+    TensorType.F16: F16,
+    TensorType.BF16: I16,
+    TensorType.I8: I8,
+    TensorType.I16: I16,
+    TensorType.I32: I32,
+    TensorType.I64: I64,
+}
 """How one element of a plain type is moved without changing it."""

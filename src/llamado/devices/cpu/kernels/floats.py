@@ -69,17 +69,25 @@ def matmul_float(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> No
                     c.store(y + numbers[j] * a.y1 + row_numbers[r] * 4, total)
 
 
-@kernel(*(f"{side}{part}" for side in "xy" for part in ("", "0", "1", "2", "3")), "n0", "n1", "n2", "n3")
-def copy(c: Code, a: SimpleNamespace, work: Work, *, source: str, target: str) -> None:
-    """y = x element by element, any strides (of a shared shape), converting between plain types."""
+@kernel(
+    *(f"{side}{part}" for side in "xy" for part in ("", "0", "1", "2", "3")),
+    *(f"{k}{d}" for k in "nm" for d in range(4)),
+)
+def copy(c: Code, a: SimpleNamespace, work: Work, *, source: str, target: str, repeated: bool) -> None:
+    """y = x element by element, any strides (of a shared shape n), converting between plain types.
+
+    `repeated`: x has shape m and is repeated until it fills y.
+    """
     from_, to = TensorType[source], TensorType[target]
     with c.shares(work, a.n1 * a.n2 * a.n3, c.i64(8)) as row:
         i1, rest = row % a.n1, row // a.n1
         i2, i3 = rest % a.n2, rest // a.n2
-        x = a.x + i1 * a.x1 + i2 * a.x2 + i3 * a.x3
         y = a.y + i1 * a.y1 + i2 * a.y2 + i3 * a.y3
+        if repeated:
+            i1, i2, i3 = i1 % a.m1, i2 % a.m2, i3 % a.m3
+        x = a.x + i1 * a.x1 + i2 * a.x2 + i3 * a.x3
         with c.range(0, a.n0) as i:
-            at_x, at_y = x + i * a.x0, y + i * a.y0
+            at_x, at_y = x + (i % a.m0 if repeated else i) * a.x0, y + i * a.y0
             if from_ == to:
                 c.store(at_y, c.load(elements.SCALAR[from_], at_x))
             elif to == TensorType.I32:
@@ -88,3 +96,14 @@ def copy(c: Code, a: SimpleNamespace, work: Work, *, source: str, target: str) -
                 elements.store(c, to, at_y, c.i64(0), c.load(I32, at_x).to(F32))
             else:
                 elements.store(c, to, at_y, c.i64(0), elements.load(c, from_, at_x, c.i64(0), 1))
+
+
+@kernel("x", "size")
+def clear(c: Code, a: SimpleNamespace, work: Work) -> None:
+    """Zeroes `size` bytes, a whole number of f32."""
+    pages = (a.size + 4095) // 4096
+    with (
+        c.shares(work, pages, c.i64(4)) as page,
+        c.range(page * 4096, c.min(page * 4096 + 4096, a.size), 4) as i,
+    ):
+        c.store(a.x + i, c.f32(0.0))

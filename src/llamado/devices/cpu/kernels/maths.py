@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from llamado.devices.cpu.simd import Code, Value
-from llamado.ggml.ops import GluOp, UnaryOp
+from llamado.ggml.ops import GluOp, Op, UnaryOp
 
 Function = Callable[[Code, Value], Value]
 
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 _SIN = (-1 / 39916800, 1 / 362880, -1 / 5040, 1 / 120, -1 / 6)
+_LOG = (
+    *(7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1),
+    *(-1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1),
+)
 _COS = (1 / 479001600, -1 / 3628800, 1 / 40320, -1 / 720, 1 / 24, -1 / 2)
 
 
@@ -84,6 +88,34 @@ def sincos(c: Code, x: Value) -> tuple[Value, Value]:
     return sine, cosine
 
 
+def log(c: Code, x: Value) -> Value:
+    """ln x for f32: the exponent times ln 2 and a polynomial of the mantissa (Cephes' `logf`); −inf at 0, NaN below."""
+    t, whole = x.type, x.type._replace(elem="i32")
+    tiny = x < 1.17549435e-38
+    scaled = c.select(tiny, x * 8388608.0, x)
+    bits = scaled.bits(whole)
+    exponent = ((bits >> 23) - 126).to(t) - c.select(tiny, c.const(t, 23.0), c.const(t, 0.0))
+    m = ((bits & 0x007FFFFF) | 0x3F000000).bits(t)  # ½ … 1
+    low = m < 0.70710678118654752440
+    exponent = exponent - c.select(low, c.const(t, 1.0), c.const(t, 0.0))
+    m = c.select(low, m + m, m) - 1.0
+    square = m * m
+    p = c.const(t, _LOG[0])
+    for coefficient in _LOG[1:]:
+        p = c.fma(p, m, c.const(t, coefficient))
+    y = c.fma(exponent, c.const(t, -2.12194440e-4), p * m * square)
+    y = m + (y - square * 0.5)
+    y = c.fma(exponent, c.const(t, 0.693359375), y)
+    y = c.select(x < float("inf"), y, x)
+    y = c.select(x.equals(0.0), c.const(t, float("-inf")), y)
+    return c.select(x < 0.0, c.const(t, float("nan")), y)
+
+
+def _trigonometric(c: Code, x: Value, which: int) -> Value:
+    wide = x.type._replace(elem="f64")
+    return sincos(c, x.to(wide))[which].to(x.type)
+
+
 UNARY: dict[UnaryOp, Function] = {
     UnaryOp.RELU: relu,
     UnaryOp.SILU: silu,
@@ -94,7 +126,19 @@ UNARY: dict[UnaryOp, Function] = {
     UnaryOp.EXP: exp,
     UnaryOp.NEG: lambda c, x: -x,
     UnaryOp.ABS: lambda c, x: c.abs(x),
+    UnaryOp.STEP: lambda c, x: c.select(x > 0.0, c.const(x.type, 1.0), c.const(x.type, 0.0)),
 }
+
+ALONE: dict[Op, Function] = {
+    Op.SQR: lambda c, x: x * x,
+    Op.SQRT: lambda c, x: c.sqrt(x),
+    Op.LOG: log,
+    Op.SIN: lambda c, x: _trigonometric(c, x, 0),
+    Op.COS: lambda c, x: _trigonometric(c, x, 1),
+}
+"""Operations that are functions of one number."""
+
+FUNCTIONS = {op.name: function for op, function in (*UNARY.items(), *ALONE.items())}
 
 GATE: dict[GluOp, Function] = {
     GluOp.REGLU: relu,

@@ -10,19 +10,25 @@ repeats it.
 
 stage                          fields                    meaning
 ("row",)                       x s1 s2 s3                the row itself, f32
-("get_rows", type)             x nb1 ids rows            row ids[flat row number] of a table of `rows` (its first
-                                                         row where there is none of that number)
+("load", type)                 x s1 s2 s3                a row of any type, as f32
+("get_rows", type)             x nb1 nb2 nb3 ids         row ids[i1, i2, i3] of a table of `rows` (its first row where
+                               id1 id2 id3 rows          there is none of that number)
 ("add"|"sub"|"mul"|"div",)     x s1 s2 s3                with an operand row
 ("element", op)                x s1 s2 s3                the same with one number for the whole row
 ("rms_norm",) ("norm",)        eps                       by the row's root mean square; by its mean and deviation
 ("scale",)                     factor, bias              ·factor + bias
-("unary", op)
+("clamp",)                     low, high
+("unary", op)                                            a UnaryOp or an Op that is a function of one number
+("leaky_relu",)                slope
 ("glu", op)                    x s1 s2 s3                op(row) · operand
 ("rope", mode)                 table step n_dims         rotation by the table of token i2 (rope_table)
+("soft_max", mask, sinks)      scale mask s1 s2 s3       softmax(row · scale + slope[i2] · mask[i1, i2 % m2, i3 % m3]);
+                               m2 m3 slopes sinks        mask: its type or None; sinks: with one more key per head
 ("store",)                     x s1 s2 s3                to memory, f32
-("set_rows", type, wide, heads) x nb1 ids part rows      to row ids[flat row number] of a cache of `rows` (wide: 64-bit
-                                                         ids; nowhere for other numbers); heads: to byte i1·part of
-                                                         row ids[i2]
+("keep", type)                 x s1 s2 s3                to memory, as any type
+("set_rows", type, wide, how)  x nb1 nb2 nb3 ids         to row ids[i1, i2 % m2, i3 % m3] of a cache of `rows` (wide:
+                               id1 id2 id3 m2 m3         64-bit ids; nowhere for other numbers); how "flat": ids[row];
+                               part rows                 "heads": to byte i1·part of row ids[i2]; "deep": as above
 ("quantize", block)            x columns                 to column (flat row number) of quantised activations
 """
 
@@ -34,10 +40,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from llamado.devices.cpu.jit import Kernel, kernel
-from llamado.devices.cpu.kernels import elements, maths
+from llamado.devices.cpu.kernels import blocks, elements, maths
 from llamado.devices.cpu.kernels.activations import BYTES_PER_COLUMN, quantize_row
+from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.cpu.simd import F32, F64, I32, I64, Code, Type, Value, Var, Work
-from llamado.ggml.ops import GluOp, RopeMode, UnaryOp
+from llamado.ggml.ops import GluOp, RopeMode
 from llamado.gguf.types import TensorType
 
 Stage = tuple[Any, ...]
@@ -45,7 +52,8 @@ Stage = tuple[Any, ...]
 _OPERAND = ("x", "s1", "s2", "s3")
 _FIELDS: dict[str, tuple[str, ...]] = {
     "row": _OPERAND,
-    "get_rows": ("x", "nb1", "ids", "rows"),
+    "load": _OPERAND,
+    "get_rows": ("x", "nb1", "nb2", "nb3", "ids", "id1", "id2", "id3", "rows"),
     "add": _OPERAND,
     "sub": _OPERAND,
     "mul": _OPERAND,
@@ -54,11 +62,15 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "rms_norm": ("eps",),
     "norm": ("eps",),
     "scale": ("factor", "bias"),
+    "clamp": ("low", "high"),
     "unary": (),
+    "leaky_relu": ("slope",),
     "glu": _OPERAND,
     "rope": ("table", "step", "n_dims"),
+    "soft_max": ("scale", "mask", "s1", "s2", "s3", "m2", "m3", "slopes", "sinks"),
     "store": _OPERAND,
-    "set_rows": ("x", "nb1", "ids", "part", "rows"),
+    "keep": _OPERAND,
+    "set_rows": ("x", "nb1", "nb2", "nb3", "ids", "id1", "id2", "id3", "m2", "m3", "part", "rows"),
     "quantize": ("x", "columns"),
 }
 _ARITHMETIC: dict[str, Callable[[Value, Value], Value]] = {
@@ -111,6 +123,8 @@ class _Chain:
             match stage[0]:
                 case "row":
                     self.at = self.operand(i)
+                case "load":
+                    self._expand(TensorType[stage[1]], self.operand(i))
                 case "get_rows":
                     self._get_rows(i, TensorType[stage[1]])
                 case "add" | "sub" | "mul" | "div":
@@ -123,16 +137,24 @@ class _Chain:
                     self._norm(i)
                 case "scale":
                     self._scale(self.number(i, "factor"), self.number(i, "bias"))
+                case "clamp":
+                    self._clamp(self.number(i, "low"), self.number(i, "high"))
                 case "unary":
-                    self._apply(maths.UNARY[UnaryOp[stage[1]]])
+                    self._apply(maths.FUNCTIONS[stage[1]])
+                case "leaky_relu":
+                    self._leaky_relu(self.number(i, "slope"))
                 case "glu":
                     self._gate(maths.GATE[GluOp[stage[1]]], self.operand(i))
                 case "rope":
                     self._rope(i, RopeMode[stage[1]])
+                case "soft_max":
+                    self._soft_max(i, None if stage[1] is None else TensorType[stage[1]], with_sinks=stage[2])
                 case "store":
                     self.settle(self.operand(i))
+                case "keep":
+                    self._put(TensorType[stage[1]], self.operand(i))
                 case "set_rows":
-                    self._set_rows(i, TensorType[stage[1]], wide=stage[2], heads=stage[3])
+                    self._set_rows(i, TensorType[stage[1]], wide=stage[2], how=stage[3])
                 case "quantize":
                     self._quantize(i, stage[1])
 
@@ -148,6 +170,12 @@ class _Chain:
 
     def _scale(self, factor: Value, bias: Value) -> None:
         self._then(lambda v: self.c.fma(v, _like(factor, v), _like(bias, v)))
+
+    def _clamp(self, low: Value, high: Value) -> None:
+        self._then(lambda v: self.c.min(self.c.max(v, _like(low, v)), _like(high, v)))
+
+    def _leaky_relu(self, slope: Value) -> None:
+        self._then(lambda v: self.c.select(v > 0.0, v, v * _like(slope, v)))
 
     def _apply(self, function: maths.Function) -> None:
         self._then(lambda v: function(self.c, v))
@@ -209,24 +237,75 @@ class _Chain:
         factor = c.f32(1.0) / c.sqrt(variance + self.number(i, "eps"))
         self._then(lambda v: (v - _like(mean, v)) * _like(factor, v))
 
+    def _soft_max(self, i: int, mask_type: TensorType | None, *, with_sinks: bool) -> None:
+        """Weights e^(score − greatest) / sum; a row that sees nothing gets zeros."""
+        c, (i1, i2, i3) = self.c, self.index
+        scale = self.number(i, "scale")
+        if mask_type is None:
+            self._then(lambda v: v * _like(scale, v))
+        else:
+            mask = self.field(i, "mask") + i1 * self.field(i, "s1")
+            mask = mask + i2 % self.field(i, "m2") * self.field(i, "s2")
+            mask = mask + i3 % self.field(i, "m3") * self.field(i, "s3")
+            slope = c.load(F32, self.field(i, "slopes") + i2 * 4)
+
+            def masked(v: Value, j: Value) -> Value:
+                m = elements.load(c, mask_type, mask, j, v.type.lanes)
+                return v * _like(scale, v) + m * _like(slope, v)
+
+            self.pending.append(masked)
+        lowest = -1e30  # finite, so that −inf − greatest stays −inf
+        peaks = (c.var(c.const(Type("f32", 8), lowest)), c.var(c.f32(lowest)))
+
+        def scored(v: Value, j: Value) -> None:
+            c.store(self.scratch + j * 4, v)
+            peak = peaks[0] if v.type.lanes == 8 else peaks[1]
+            peak.value = c.max(v, peak.value)
+
+        self.sweep(scored)
+        self.at, self.pending = self.scratch, []
+        greatest = c.max(c.max_lanes(peaks[0].value), peaks[1].value)
+        sums = (c.var(c.const(Type("f32", 8), 0.0)), c.var(c.f32(0.0)))
+        if with_sinks:
+            sink = c.load(F32, self.field(i, "sinks") + i2 * 4)
+            greatest = c.max(sink, greatest)
+            sums[1].value = maths.exp(c, sink - greatest)
+
+        def weighed(v: Value, j: Value) -> None:
+            weight = maths.exp(c, v - _like(greatest, v))
+            self._sum(sums, weight)
+            c.store(self.scratch + j * 4, weight)
+
+        self.sweep(weighed)
+        total = c.sum_lanes(sums[0].value) + sums[1].value
+        inverse = c.select(total > 0.0, c.f32(1.0) / total, c.f32(0.0))
+        self._then(lambda v: v * _like(inverse, v))
+
     def _get_rows(self, i: int, type_: TensorType) -> None:
-        c = self.c
-        id_ = c.load(I32, self.field(i, "ids") + self.row * 4).to(I64)
+        c, (i1, i2, i3) = self.c, self.index
+        at = self.field(i, "ids") + i1 * self.field(i, "id1") + i2 * self.field(i, "id2") + i3 * self.field(i, "id3")
+        id_ = c.load(I32, at).to(I64)
         inside = (id_ >= 0) & (id_ < self.field(i, "rows"))
         row = self.field(i, "x") + c.select(inside, id_, c.i64(0)) * self.field(i, "nb1")
+        self._expand(type_, row + i2 * self.field(i, "nb2") + i3 * self.field(i, "nb3"))
+
+    def _expand(self, type_: TensorType, row: Value) -> None:
+        """Goes on with the row of any type at `row`."""
+        c = self.c
         if type_ == TensorType.F32:
             self.at = row
             return
         self.at = self.scratch
-        if type_ in (TensorType.F16, TensorType.BF16):
-            n8 = self.a.n // 8 * 8
-            for lanes, start, stop in ((8, c.i64(0), n8), (1, n8, self.a.n)):
+        if type_ in FORMATS:
+            with c.range(0, self.a.n // type_.block_size) as b:
+                to = self.scratch + b * (4 * type_.block_size)
+                elements.dequantize_block(c, type_, row + b * type_.block_bytes, to)
+            return
+        n8 = self.a.n // 8 * 8
+        for lanes, start, stop in ((8, c.i64(0), n8), (1, n8, self.a.n)):
+            if lanes == 8 or type_.block_size == 1:
                 with c.range(start, stop, lanes) as j:
                     c.store(self.scratch + j * 4, elements.load(c, type_, row, j, lanes))
-            return
-        with c.range(0, self.a.n // type_.block_size) as b:
-            to = self.scratch + b * (4 * type_.block_size)
-            elements.dequantize_block(c, type_, row + b * type_.block_bytes, to)
 
     def _rope(self, i: int, mode: RopeMode) -> None:
         c = self.c
@@ -252,21 +331,34 @@ class _Chain:
             c.store(to + j * 4, c.load(F32, source + j * 4))
         self.at = to
 
-    def _set_rows(self, i: int, type_: TensorType, *, wide: bool, heads: bool) -> None:
+    def _set_rows(self, i: int, type_: TensorType, *, wide: bool, how: str) -> None:
         c = self.c
+        i1, i2, i3 = self.index
+        number = {"flat": self.row, "heads": i2, "deep": i1}[how]
+        at = self.field(i, "ids") + number * self.field(i, "id1")
+        if how == "deep":
+            at = at + i2 % self.field(i, "m2") * self.field(i, "id2") + i3 % self.field(i, "m3") * self.field(i, "id3")
+        id_ = c.load(I64, at) if wide else c.load(I32, at).to(I64)
+        row = self.field(i, "x") + id_ * self.field(i, "nb1")
+        if how == "heads":
+            row = row + i1 * self.field(i, "part")
+        elif how == "deep":
+            row = row + i2 * self.field(i, "nb2") + i3 * self.field(i, "nb3")
         if self.pending:
             self.settle(self.scratch)
-        i1, i2, _ = self.index
-        token = i2 if heads else self.row
-        ids = self.field(i, "ids")
-        id_ = c.load(I64, ids + token * 8) if wide else c.load(I32, ids + token * 4).to(I64)
-        row = self.field(i, "x") + id_ * self.field(i, "nb1") + i1 * self.field(i, "part")
         with c.when((id_ >= 0) & (id_ < self.field(i, "rows"))):
-            if type_ == TensorType.Q8_0:
-                with c.range(0, self.a.n // 32) as b:
-                    elements.store_q8_0_block(c, row + b * 34, self.at + b * 128)
-            else:
-                self.sweep(lambda v, j: elements.store(c, type_, row, j, v))
+            self._put(type_, row)
+
+    def _put(self, type_: TensorType, row: Value) -> None:
+        """Leaves the row at `row` in any type; what came before goes on from where it was."""
+        c = self.c
+        if type_.block_size == 1:
+            self.sweep(lambda v, j: elements.store(c, type_, row, j, v))
+            return
+        if self.pending:
+            self.settle(self.scratch)
+        with c.range(0, self.a.n // 32) as b:
+            blocks.store(c, type_, row + b * type_.block_bytes, self.at + b * 128)
 
     def _quantize(self, i: int, block: int) -> None:
         c = self.c
@@ -290,14 +382,17 @@ def _like(number: Value, v: Value) -> Value:
     return number if v.type.lanes == 1 else number.splat(v.type.lanes)
 
 
-@kernel("positions", "frequencies", "table", "n_tokens", "n_pairs", "magnitude")
-def rope_table(c: Code, a: SimpleNamespace, work: Work) -> None:
-    """cos and sin (interleaved f32, times magnitude) of position · frequency (f64) per token and pair."""
+@kernel("positions", "frequencies", "factors", "table", "n_tokens", "n_pairs", "magnitude")
+def rope_table(c: Code, a: SimpleNamespace, work: Work, *, factored: bool) -> None:
+    """cos and sin (interleaved f32, times magnitude) of position · frequency (f64) [/ factor] per token and pair."""
     magnitude = a.magnitude.to(I32).bits(F32)
     with c.shares(work, a.n_tokens, c.i64(4)) as token:
         position = c.load(I32, a.positions + token * 4).to(F64)
         with c.range(0, a.n_pairs) as i:
-            sine, cosine = maths.sincos(c, position * c.load(F64, a.frequencies + i * 8))
+            frequency = c.load(F64, a.frequencies + i * 8)
+            if factored:
+                frequency = frequency / c.load(F32, a.factors + i * 4).to(F64)
+            sine, cosine = maths.sincos(c, position * frequency)
             to = a.table + (token * a.n_pairs + i) * 8
             c.store(to, cosine.to(F32) * magnitude)
             c.store(to + 4, sine.to(F32) * magnitude)

@@ -1,0 +1,128 @@
+"""Moving numbers: copies between any strides and types, and the operations that are nothing but copies.
+
+This is also how operations reach what their kernels do not read: a source of another type, or with gaps in its rows,
+is first copied to plain rows of f32 (`straight`).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from llamado.devices.cpu.kernels import floats
+from llamado.devices.cpu.kernels.blocks import QUANTS
+from llamado.devices.cpu.kernels.elements import SCALAR
+from llamado.devices.cpu.kernels.formats import FORMATS
+from llamado.devices.cpu.program import Place
+from llamado.devices.device import DeviceError
+from llamado.ggml.ops import Op
+from llamado.ggml.tensor import Shape, Tensor, contiguous_strides
+from llamado.gguf.types import TensorType
+
+if TYPE_CHECKING:
+    from llamado.devices.cpu.compiler import Compiler
+
+FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
+READABLE = frozenset({*FLOATS, *FORMATS, *QUANTS})
+"""Types whose rows become f32."""
+WRITABLE = frozenset({*FLOATS, *QUANTS})
+"""Types that rows of f32 become."""
+_CONVERTIBLE = frozenset({*FLOATS, TensorType.I32})
+
+
+def alias(tensor: Tensor, type: TensorType, ne: Shape, nb: Shape, offset: int = 0) -> Tensor:
+    """Other elements in the memory of a tensor."""
+    return Tensor(type, ne, nb, Op.VIEW, (tensor,), view_src=tensor, view_offs=offset, name=tensor.name)
+
+
+def in_shape(tensor: Tensor, ne: Shape) -> Tensor:
+    """The elements of a contiguous tensor in another shape."""
+    return alias(tensor, tensor.type, ne, contiguous_strides(tensor.type, ne))
+
+
+def made(type: TensorType, ne: Shape, name: str = "") -> Tensor:
+    """A tensor that the plan places, for what an operation makes on its way."""
+    return Tensor(type, ne, contiguous_strides(type, ne), Op.CONT, name=name)
+
+
+def straight(compiler: Compiler, tensor: Tensor, type: TensorType = TensorType.F32) -> Tensor:
+    """The tensor itself, or a copy of it, in contiguous rows of `type`."""
+    if tensor.type == type and tensor.has_contiguous_rows():
+        return tensor
+    if tensor.type not in READABLE:
+        raise DeviceError(f"values of type {tensor.type.name} are not supported here (tensor {tensor.name or '?'})")
+    plain = made(type, tensor.ne, tensor.name)
+    copy(compiler, tensor, plain)
+    return plain
+
+
+def copy(compiler: Compiler, x: Tensor, y: Tensor) -> None:
+    """y = x: equally many elements, any strides and shapes, converting the type."""
+    if x.ne != y.ne:
+        if y.is_contiguous() and x.ne[0] % y.type.block_size == 0:
+            y = in_shape(y, x.ne)
+        else:
+            if not x.is_contiguous() or y.ne[0] % x.type.block_size:
+                between = made(x.type if x.type.block_size == 1 else TensorType.F32, x.ne)
+                copy(compiler, x, between)
+                x = between
+            x = in_shape(x, y.ne)
+    rows = x.has_contiguous_rows() and y.has_contiguous_rows()
+    row_bytes = x.type.row_bytes(x.ne[0])
+    if x.type == y.type and rows and row_bytes % 4 == 0:  # whatever it is: its bits
+        x, y = (alias(t, TensorType.F32, (row_bytes // 4, *t.ne[1:]), (4, *t.nb[1:])) for t in (x, y))
+        compiler.rows("copy", x, ("row",), y, ("store",))
+    elif rows and x.type in READABLE and y.type in WRITABLE:
+        compiler.rows("copy", x, ("load", x.type.name), y, ("keep", y.type.name))
+    elif (x.type == y.type and x.type in SCALAR) or {x.type, y.type} <= _CONVERTIBLE:
+        elements(compiler, x, y)
+    elif x.type in READABLE and y.type in WRITABLE:  # one in blocks, the other with gaps
+        between = made(TensorType.F32, x.ne)
+        copy(compiler, x, between)
+        copy(compiler, between, y)
+    else:
+        raise DeviceError(f"copying {x.type.name} to {y.type.name} is not supported here")
+
+
+def elements(compiler: Compiler, x: Tensor, y: Tensor) -> None:
+    """y = x one by one, x repeated until it fills y."""
+    if x.type not in SCALAR or y.type not in SCALAR:
+        raise DeviceError(f"repeating {x.type.name} in {y.type.name} is not supported here")
+    fields: dict[str, int | float | Place] = {"x": compiler.place(x), "y": compiler.place(y)}
+    for d in range(4):
+        fields |= {f"x{d}": x.nb[d], f"y{d}": y.nb[d], f"n{d}": y.ne[d], f"m{d}": x.ne[d]}
+    parameters = {"source": x.type.name, "target": y.type.name, "repeated": x.ne != y.ne}
+    compiler.emit(floats.copy, parameters, fields, [compiler.span(x)], [compiler.span(y)], "copy")
+
+
+def repeat(compiler: Compiler, x: Tensor, y: Tensor) -> None:
+    """y = copies of x side by side."""
+    if x.ne == y.ne:
+        copy(compiler, x, y)
+    else:
+        elements(compiler, x if x.type == y.type else straight(compiler, x, y.type), y)
+
+
+def concat(compiler: Compiler, node: Tensor) -> None:
+    """The second source behind the first along a dimension."""
+    a, b = node.src[0], node.src[1]
+    assert a is not None and b is not None
+    d = struct.unpack_from("<i", node.op_params)[0]
+    if a.ne[d] % (node.type.block_size if d == 0 else 1):
+        raise DeviceError(f"a part of {a.ne[d]} elements is not a whole number of blocks")
+    skipped = node.type.row_bytes(a.ne[0]) if d == 0 and node.has_contiguous_rows() else a.ne[d] * node.nb[d]
+    for part, offset in ((a, 0), (b, skipped)):
+        copy(compiler, part, alias(node, node.type, part.ne, node.nb, offset))
+
+
+def pad(compiler: Compiler, node: Tensor) -> None:
+    """Zeros around the source."""
+    a = node.src[0]
+    assert a is not None
+    *pads, circular = struct.unpack_from("<9i", node.op_params)
+    if circular or node.type != TensorType.F32 or not node.is_contiguous():
+        raise DeviceError("padding of this form is not supported here")
+    span = compiler.span(node)
+    compiler.emit(floats.clear, {}, {"x": span.place, "size": span.size}, [], [span], "pad")
+    offset = sum(pads[2 * d] * node.nb[d] for d in range(4))
+    copy(compiler, a, alias(node, node.type, a.ne, node.nb, offset))
