@@ -2,9 +2,37 @@
 
 from __future__ import annotations
 
+import ipaddress
+import logging
+import os
+import selectors
+import signal
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.jit import Jit, Kernel
+from llamado.devices.device import Device, DeviceError
 from llamado.errors import LlamadoError
+from llamado.rpc.endpoint import Endpoint, server_tls
+from llamado.rpc.regions import Lender
+from llamado.rpc.session import Session, Shared
+from llamado.rpc.tensor_cache import TensorCache, cache_folder
+
+log = logging.getLogger("llamado.rpc.worker")
+
+MAX_CONNECTIONS = 128
+"""A real llama-server opens a dozen short ones before the one it keeps."""
+_GONE_AFTER = 15
+"""Seconds after which a client whose machine does not answer any more is gone."""
+_END_SECONDS = 60.0
+"""How long a graph that runs may still take when the worker is told to end."""
+_DEVICES = ("CPU",)
 
 
 class WorkerError(LlamadoError):
@@ -32,6 +60,238 @@ class WorkerOptions:
     allow: tuple[str, ...] = ()
 
 
+class RationedJit(Jit):
+    """A Jit that makes or loads only `allowance` more kernels: graphs of strangers must not fill memory with code."""
+
+    allowance = 1 << 30
+
+    def compile(self, kernel: Kernel, symbol: str, parameters: dict[str, Any]) -> bytes:
+        self._check()
+        return super().compile(kernel, symbol, parameters)
+
+    def _load(self, code: bytes, symbol: str) -> int:
+        self._check()
+        self.allowance -= 1
+        return super()._load(code, symbol)
+
+    def _check(self) -> None:
+        if self.allowance <= 0:
+            raise DeviceError("the graphs of this client need more different kernels than any model does")
+
+
+class Worker:
+    """Devices behind a socket. Listens once made; `serve` answers until `stop`."""
+
+    def __init__(self, devices: Sequence[Device], options: WorkerOptions | None = None) -> None:
+        """Raises WorkerError, EndpointError or CacheError."""
+        self.options = options = options or WorkerOptions(port=0)
+        self._allowed = [_network(text) for text in options.allow]
+        self._tls: ssl.SSLContext | None = None
+        if options.tls_cert and options.tls_key:
+            self._tls = server_tls(options.tls_cert, options.tls_key, options.tls_client_ca)
+        elif options.tls_cert or options.tls_key or options.tls_client_ca:
+            raise WorkerError("TLS needs --tls-cert and --tls-key")
+        cache = TensorCache(cache_folder()) if options.cache else None
+        debug = os.environ.get("GGML_RPC_DEBUG", "") not in ("", "0")
+        self.shared = Shared([Lender(d, options.mem) for d in devices], cache, debug)
+        self._listener = _listen(options.host, options.port)
+        self._sessions: dict[Session, threading.Thread] = {}
+        self._lock = threading.Lock()
+        self._wake, self._woken = socket.socketpair()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._listener.getsockname()[1])
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """How clients reach it."""
+        return Endpoint(self.options.host, self.port, self._tls is not None)
+
+    @property
+    def clients(self) -> int:
+        """Connections that are open."""
+        return len(self._sessions)
+
+    def describe(self) -> str:
+        """What is offered where, in a line for each thing."""
+        lines = [f"llamado worker on {self.endpoint}"]
+        for i, lender in enumerate(self.shared.lenders):
+            free, total = lender.memory()
+            threads = getattr(lender.device, "n_threads", None)
+            lines.append(
+                f"  device {i}: {lender.device.name}, {free / 1e9:.1f} GB free of {total / 1e9:.1f}"
+                + (f", {threads} thread{'s' if threads != 1 else ''}" if threads else "")
+            )
+        cache = self.shared.cache
+        lines.append(f"  cache: {cache.folder if cache else 'none (-c keeps weights on disk)'}")
+        return "\n".join(lines)
+
+    def serve(self) -> None:
+        """Answers clients until `stop`; then lets graphs that run come to their end, and closes everything."""
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._listener, selectors.EVENT_READ)
+                selector.register(self._woken, selectors.EVENT_READ)
+                while not self.shared.stopping:
+                    selector.select()
+                    self._accept()
+        finally:
+            self._end()
+
+    def stop(self) -> None:
+        """Makes `serve` return; from any thread or signal handler."""
+        self.shared.stopping = True
+        try:
+            self._wake.send(b"\0")
+        except OSError:
+            pass
+
+    def _accept(self) -> None:
+        while not self.shared.stopping:
+            try:
+                sock, address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # gone again already, or no more descriptors
+                log.warning("a connection could not be accepted: %s", error.strerror or error)
+                time.sleep(0.1)
+                return
+            peer = f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
+            if not self._may_enter(address[0]):
+                log.warning("%s is not in a network of --allow: refused", peer)
+                sock.close()
+            elif len(self._sessions) >= MAX_CONNECTIONS:
+                log.warning("%s is one too many: %d connections are open", peer, MAX_CONNECTIONS)
+                sock.close()
+            else:
+                self._begin(sock, peer)
+
+    def _may_enter(self, host: str) -> bool:
+        if not self._allowed:
+            return True
+        address = ipaddress.ip_address(host.split("%")[0])
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        return any((mapped or address) in network for network in self._allowed)
+
+    def _begin(self, sock: socket.socket, peer: str) -> None:
+        try:
+            sock.setblocking(True)
+            _set_options(sock)
+        except OSError:
+            sock.close()
+            return
+        session = Session(sock, peer, self.shared)
+        thread = threading.Thread(target=self._run, args=(session,), name=f"llamado-{peer}", daemon=True)
+        with self._lock:
+            self._sessions[session] = thread
+        try:
+            thread.start()
+        except RuntimeError as error:
+            log.warning("%s cannot be served: %s", peer, error)
+            with self._lock:
+                del self._sessions[session]
+            sock.close()
+
+    def _run(self, session: Session) -> None:
+        try:
+            session.serve(self._tls)
+        finally:
+            with self._lock:
+                self._sessions.pop(session, None)
+
+    def _end(self) -> None:
+        self.shared.stopping = True
+        self._listener.close()
+        with self._lock:
+            sessions = dict(self._sessions)
+        for session in sessions:
+            session.shut()
+        for session, thread in sessions.items():
+            thread.join(_END_SECONDS)
+            if thread.is_alive():
+                log.warning("%s: its graph still runs; not waiting any longer", session.peer)
+        if self.shared.cache is not None:
+            self.shared.cache.close()
+        self._wake.close()
+        self._woken.close()
+
+
 def run_worker(options: WorkerOptions) -> int:
-    """The command: serves until SIGINT or SIGTERM. Raises WorkerError."""
-    raise WorkerError("not built yet")
+    """The command: serves until SIGINT or SIGTERM. Raises WorkerError, EndpointError or CacheError."""
+    for name in options.devices:
+        if name.upper() not in _DEVICES:
+            raise WorkerError(f"-d/--device {name}: there is no such device here; known are {', '.join(_DEVICES)}")
+    worker = Worker([open_device(options.threads)], options)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: worker.stop())
+    if not _is_local(options.host):
+        log.warning("%s", _exposed(options))
+    log.info("%s", worker.describe())
+    worker.serve()
+    for lender in worker.shared.lenders:
+        lender.device.close()
+    log.info("ended")
+    return 0
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _exposed(options: WorkerOptions) -> str:
+    """The warning for a worker that other machines can reach."""
+    text = (
+        f"WARNING: {options.host} can be reached from other machines. Whoever gets through uses this machine's memory "
+        "and processors, and this protocol is not made for strangers: never let it be reached from an open network."
+    )
+    if not options.tls_client_ca:
+        text += " --tls-cert, --tls-key and --tls-client-ca let in only clients with a certificate"
+        text += "." if options.allow else ", --allow only the networks you name."
+    return text
+
+
+def open_device(threads: int | None) -> CpuDevice:
+    """The CPU as clients get it; by default half of its hardware threads, as rpc-server."""
+    return CpuDevice(threads or max(1, (os.cpu_count() or 1) // 2), jit=RationedJit())
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    where = Endpoint(host, port)
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(128)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        raise WorkerError(f"cannot listen on {where}: {reason}; choose another -p/--port or -H/--host") from None
+    sock.setblocking(False)
+    return sock
+
+
+def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    try:
+        return ipaddress.ip_network(text.strip(), strict=False)
+    except ValueError:
+        raise WorkerError(f"--allow {text}: expected a network as 10.0.0.0/8 or fd00::/8") from None
+
+
+def _set_options(sock: socket.socket) -> None:
+    """Answers go out at once; a client that vanishes without a word is noticed."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {
+        "TCP_KEEPIDLE": _GONE_AFTER // 3,
+        "TCP_KEEPINTVL": _GONE_AFTER // 3,
+        "TCP_KEEPCNT": 2,
+        "TCP_USER_TIMEOUT": 1000 * _GONE_AFTER,
+    }
+    for name, value in options.items():
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,196 @@
+"""The memory that a worker lends: regions of a device, a limit over all clients, and turns on the device.
+
+A client knows a region by two numbers, neither of them an address: `ptr` names it, and its bytes are counted from
+`base`. ggml does arithmetic on the latter (a tensor's `data` is base + offset), so regions do not overlap in it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+
+from llamado.devices.device import Buffer, Device, DeviceError
+from llamado.ggml.tensor import Tensor
+from llamado.gguf.types import TensorType
+
+PAGE = 4096
+_FIRST_BASE = 1 << 32
+"""Far from 0, which means "no memory" to ggml."""
+_TOP = 1 << 62
+_COPY = 4 << 20
+"""Bytes moved at a time where a device's memory cannot be reached directly."""
+
+
+class Turns:
+    """A lock that is given in the order in which it was asked for, so that clients take turns."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken = False
+        self._waiting: deque[threading.Lock] = deque()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._taken:
+                self._taken = True
+                return
+            mine = threading.Lock()
+            mine.acquire()
+            self._waiting.append(mine)
+        mine.acquire()  # the one before gives it
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._taken = False
+
+
+class Region:
+    """Bytes of a device that one client owns. `memory` is a view of them where they are this machine's."""
+
+    __slots__ = ("alive", "base", "buffer", "lender", "memory", "ptr", "size")
+
+    def __init__(self, lender: Lender, buffer: Buffer, ptr: int, base: int, size: int) -> None:
+        self.lender, self.buffer = lender, buffer
+        self.ptr, self.base, self.size = ptr, base, size
+        self.alive = True
+        array = getattr(buffer, "memory", None)
+        whole = array.data if isinstance(array, np.ndarray) and array.dtype == np.uint8 else memoryview(b"")
+        self.memory = whole[:size] if len(whole) >= size else None
+
+    def tensor(self, offset: int, size: int) -> Tensor:
+        """`size` bytes at `offset` as a bound tensor."""
+        tensor = Tensor(TensorType.I8, (size, 1, 1, 1), (1, size, size, size), name=f"buffer {self.ptr}")
+        tensor.buffer, tensor.offset = self.buffer, offset
+        return tensor
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Puts bytes at `offset`; the caller has checked that they fit."""
+        if self.memory is not None:
+            self.memory[offset : offset + len(data)] = data
+        elif len(data):
+            with self.lender.turns:
+                self.lender.device.write(self.tensor(offset, len(data)), np.frombuffer(data, np.uint8))
+
+    def fill(self, offset: int, size: int, value: int) -> None:
+        """Sets bytes to `value`."""
+        if self.memory is not None:
+            np.frombuffer(self.memory, np.uint8)[offset : offset + size] = value
+            return
+        chunk = bytes([value]) * min(size, _COPY)
+        for at in range(offset, offset + size, _COPY):
+            self.write(at, memoryview(chunk)[: min(_COPY, offset + size - at)])
+
+    def read(self, offset: int, size: int) -> Iterator[memoryview]:
+        """The bytes from `offset` on, in one or more pieces."""
+        if self.memory is not None:
+            yield self.memory[offset : offset + size]
+            return
+        for at in range(offset, offset + size, _COPY):
+            n = min(_COPY, offset + size - at)
+            with self.lender.turns:
+                future = self.lender.device.read(self.tensor(at, n), 0, n)
+            yield np.ascontiguousarray(future.result()).data
+
+    def copy(self, offset: int, source: Region, start: int, size: int) -> None:
+        """Copies bytes from another region, or this one (as if through a third place)."""
+        if self.memory is not None and source.memory is not None:
+            target = np.frombuffer(self.memory, np.uint8)
+            target[offset : offset + size] = np.frombuffer(source.memory, np.uint8)[start : start + size]
+        elif self.lender is source.lender:
+            with self.lender.turns:
+                self.lender.device.copy(source.tensor(start, size), self.tensor(offset, size))
+        else:
+            for piece in source.read(start, size):
+                self.write(offset, piece)
+                offset += len(piece)
+
+    def free(self) -> None:
+        """Gives the memory back. Nothing may use the region any more."""
+        if self.alive:
+            self.alive = False
+            self.memory = None
+            with self.lender.turns:  # a device serves one caller at a time
+                self.buffer.free()
+            self.lender.give(self.size)
+
+
+class Lender:
+    """A device whose memory is lent: at most `limit` bytes to all clients together.
+
+    Without a limit, what the device had free when it was opened is the limit.
+    """
+
+    def __init__(self, device: Device, limit: int | None) -> None:
+        self.device = device
+        self.turns = Turns()
+        free, total = device.memory()
+        self.limit = free if limit is None else limit
+        self.total = total if limit is None else limit
+        self._own_limit = limit is not None
+        self._lock = threading.Lock()
+        self._lent = 0
+        self._scratch = 0
+        self._ptrs = itertools.count(1)
+        self._next_base = _FIRST_BASE
+
+    @property
+    def lent(self) -> int:
+        """Bytes that clients have now."""
+        return self._lent
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes that a client could still get, and bytes in all."""
+        free = self.limit - self._lent - self._scratch
+        return max(0, min(free, self.device.memory()[0])), self.total
+
+    def lend(self, size: int) -> Region | None:
+        """Zeroed memory, None where there is no room for it."""
+        cost = _pages(size)
+        with self._lock:
+            if cost > self.limit - self._lent - self._scratch or self._next_base + cost > _TOP:
+                return None
+            self._lent += cost
+            base = self._next_base
+            self._next_base += cost + PAGE
+            ptr = next(self._ptrs)
+        whole = Tensor(TensorType.I8, (size, 1, 1, 1), (1, size, size, size), name="buffer")
+        try:
+            with self.turns:
+                buffers = self.device.place([whole])
+        except (DeviceError, MemoryError):
+            self.give(size)
+            return None
+        return Region(self, buffers[0], ptr, base, size)
+
+    def give(self, size: int) -> None:
+        """A region of `size` bytes is free again."""
+        with self._lock:
+            self._lent -= _pages(size)
+
+    def need(self, activations: int) -> None:
+        """The device is about to place `activations` bytes by itself, in memory that all graphs share.
+
+        Raises DeviceError where the limit leaves no room.
+        """
+        if activations <= self._scratch:
+            return
+        with self._lock:
+            room = self.limit - self._lent
+            if activations > room:
+                raise DeviceError(
+                    f"the graph needs {activations / 1e6:.1f} MB for its activations, {max(room, 0) / 1e6:.1f} MB are "
+                    "left: smaller batches need less, --mem may allow more"
+                )
+            self._scratch = max(self._scratch, activations)
+
+
+def _pages(size: int) -> int:
+    """What a region costs: whole pages, so that a million tiny ones cost something, too."""
+    return max(1, -(-size // PAGE)) * PAGE

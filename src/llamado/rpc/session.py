@@ -1,0 +1,523 @@
+"""One client of a worker: its commands, its memory, its graphs. One thread serves it from HELLO to the end."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import struct
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from llamado.devices.device import Device, DeviceError
+from llamado.errors import LlamadoError
+from llamado.rpc.graphs import Decoded, decode, tensor_bytes
+from llamado.rpc.regions import Lender, Region
+from llamado.rpc.tensor_cache import TensorCache, Wanted
+from llamado.rpc.wire import (
+    COMMANDS,
+    LLAMADO,
+    VERSION,
+    Allocated,
+    AllocBuffer,
+    BufferClear,
+    BufferGetBase,
+    Command,
+    CopyTensor,
+    DeviceCount,
+    DeviceMemory,
+    FreeBuffer,
+    GetAlignment,
+    GetAllocSize,
+    GetDeviceMemory,
+    GetMaxSize,
+    GetTensor,
+    GraphCompute,
+    GraphRecompute,
+    Hello,
+    HelloResponse,
+    InitTensor,
+    MemsetTensor,
+    Number,
+    Request,
+    RequestReader,
+    Response,
+    SetTensor,
+    SetTensorHash,
+    TensorData,
+    WireError,
+    WireTensor,
+    write_response,
+)
+
+log = logging.getLogger("llamado.rpc.worker")
+
+ALIGNMENT = 64
+"""A cache line; ggml's CPU asks for 32."""
+MAX_SIZE = (1 << 64) - 1
+"""ggml's CPU sets no limit to a buffer's size either (SIZE_MAX)."""
+MAX_REGIONS = 4096
+"""Regions of one client; a system maps some 65,000 for a process."""
+KERNELS = 512
+"""Kernels that one client's graphs may have compiled or loaded. A model needs a few dozen."""
+_RECEIVE = 1 << 18
+_HELLO_SECONDS = 10.0
+_SIDE_BY_SIDE = 4
+"""Cache entries that are checked at a time."""
+_SMALL = 1 << 14
+"""Data up to this size is sent in one piece with what stands before it."""
+_GRAPHS_KEPT = 64
+_GRAPH_BYTES_KEPT = 32 << 20
+
+
+class Stopping(LlamadoError):
+    """The worker is about to end."""
+
+
+@dataclass
+class Shared:
+    """What all clients of a worker share."""
+
+    lenders: Sequence[Lender]
+    cache: TensorCache | None = None
+    debug: bool = False
+    kernels: int = 1 << 14
+    """Kernels that graphs of all clients may still have compiled or loaded."""
+    stopping: bool = False
+
+
+class Rationed(Protocol):
+    """A device's compiler that stops after `allowance` more kernels."""
+
+    allowance: int
+
+
+@dataclass
+class _Graphs:
+    """The graphs of one client that were used last, by their bytes: a master that alternates sends the same again."""
+
+    kept: OrderedDict[bytes, Decoded] = field(default_factory=OrderedDict)
+    size: int = 0
+
+    def get(self, payload: bytes) -> Decoded | None:
+        found = self.kept.get(payload)
+        if found is not None:
+            self.kept.move_to_end(payload)
+        return found
+
+    def put(self, graph: Decoded) -> None:
+        self.kept[graph.payload] = graph
+        self.size += len(graph.payload)
+        while len(self.kept) > 1 and (len(self.kept) > _GRAPHS_KEPT or self.size > _GRAPH_BYTES_KEPT):
+            self.drop(next(iter(self.kept.values())))
+
+    def drop(self, graph: Decoded) -> None:
+        if self.kept.pop(graph.payload, None) is not None:
+            self.size -= len(graph.payload)
+
+
+class Session:
+    """Serves one connection."""
+
+    def __init__(self, sock: socket.socket, peer: str, shared: Shared) -> None:
+        self.peer = peer
+        self._sock, self._shared = sock, shared
+        self._reader = RequestReader()
+        self._regions: dict[int, Region] = {}
+        self._graphs = _Graphs()
+        self._last: dict[int, Decoded] = {}
+        self._constants: set[int] = set()
+        self._kernels = KERNELS
+        self._put_back: Request | None = None
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Hello: self._hello,
+            DeviceCount: lambda _: self._answer(Command.DEVICE_COUNT, Number(len(shared.lenders))),
+            AllocBuffer: self._alloc,
+            GetAlignment: self._alignment,
+            GetMaxSize: self._max_size,
+            GetDeviceMemory: self._memory,
+            GraphRecompute: self._recompute,
+            BufferGetBase: self._base,
+            FreeBuffer: self._free,
+            BufferClear: self._clear,
+            SetTensor: self._set,
+            SetTensorHash: self._set_hash,
+            GetTensor: self._get,
+            CopyTensor: self._copy,
+            InitTensor: self._init,
+            MemsetTensor: self._memset,
+            GetAllocSize: self._alloc_size,
+            GraphCompute: self._compute,
+        }
+
+    # --- the connection ---------------------------------------------------------------------------------------------
+    def serve(self, tls: ssl.SSLContext | None = None) -> None:
+        """Runs until the client leaves or breaks a rule; then everything it had is free again."""
+        began, left = time.monotonic(), "left"
+        try:
+            self._greet(tls)
+            self._loop()
+        except Stopping:
+            left = "is let go"
+        except LlamadoError as error:
+            log.warning("%s: connection closed: %s", self.peer, error)
+        except OSError as error:
+            log.debug("%s: %s", self.peer, error)
+            left = "is gone"
+        except MemoryError:
+            log.warning("%s: connection closed: no memory is left for its request", self.peer)
+        except Exception:
+            log.exception("%s: connection closed: a fault of this program", self.peer)
+        finally:
+            size = sum(region.size for region in self._regions.values())
+            self._release()
+            self.shut()
+            self._sock.close()
+            if size:
+                log.info("%s %s after %.0f s: %.1f MB freed", self.peer, left, time.monotonic() - began, size / 1e6)
+
+    def shut(self) -> None:
+        """Ends both directions, from any thread."""
+        try:
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # TLS or not: the socket below
+        except OSError:
+            pass
+
+    def _greet(self, tls: ssl.SSLContext | None) -> None:
+        """TLS and HELLO, within a time: a silent connection must not hold a thread."""
+        ends = time.monotonic() + _HELLO_SECONDS
+        sock = self._sock
+        try:
+            if tls is not None:
+                sock.settimeout(_HELLO_SECONDS)
+                try:
+                    sock = self._sock = tls.wrap_socket(sock, server_side=True)
+                except ssl.SSLError as error:
+                    raise WireError(f"no TLS: {_tls_reason(error)}") from None
+            buffer = memoryview(bytearray(64))
+            while (request := self._reader.next()) is None:
+                sock.settimeout(max(0.001, ends - time.monotonic()))
+                n = sock.recv_into(buffer)
+                if not n:
+                    raise ConnectionResetError("gone before HELLO")
+                self._reader.feed(buffer[:n])
+        except TimeoutError:
+            raise WireError(f"no HELLO within {_HELLO_SECONDS:g} s") from None
+        sock.settimeout(None)
+        self._handle(request)
+
+    def _loop(self) -> None:
+        sock, reader, debug = self._sock, self._reader, self._shared.debug
+        handlers = self._handlers
+        buffer = memoryview(bytearray(_RECEIVE))
+        while True:
+            request = reader.next()
+            if request is None:
+                n = sock.recv_into(buffer)
+                if not n:
+                    return
+                reader.feed(buffer[:n])
+                continue
+            while request is not None:
+                if debug:
+                    self._handle(request)
+                else:
+                    handlers[type(request)](request)
+                request, self._put_back = self._put_back, None
+
+    def _handle(self, request: Request) -> None:
+        if self._shared.debug:
+            log.info("%s %s", self.peer, describe(request))
+        self._handlers[type(request)](request)
+
+    def _answer(self, command: Command, response: Response) -> None:
+        self._sock.sendall(write_response(command, response))
+
+    # --- what a request speaks of -----------------------------------------------------------------------------------
+    def _lender(self, device: int) -> Lender:
+        lenders = self._shared.lenders
+        if device >= len(lenders):
+            raise WireError(f"device {device} of {len(lenders)}")
+        return lenders[device]
+
+    def _region(self, ptr: int) -> Region:
+        region = self._regions.get(ptr)
+        if region is None:
+            raise WireError(f"buffer {ptr:#x} is not one of this connection's")
+        return region
+
+    def _place(self, tensor: WireTensor, offset: int, size: int) -> tuple[Region, int]:
+        """Where `size` bytes at `offset` of a tensor are."""
+        region = self._regions.get(tensor.buffer)
+        if region is None:
+            region = self._region(tensor.buffer)
+        start = tensor.data - region.base + offset
+        if start < 0 or start + size > region.size:
+            raise WireError(
+                f"{size} bytes at {offset} of tensor {_name(tensor)} lie outside its buffer of {region.size} bytes"
+            )
+        return region, start
+
+    def _changed(self, region: Region, start: int, stop: int) -> None:
+        """Bytes have changed: graphs that were compiled with the old ones are compiled anew when they come again."""
+        if region.ptr not in self._constants:
+            return
+        for graph in [*self._graphs.kept.values(), *self._last.values()]:
+            if any(ptr == region.ptr and start < end and begin < stop for ptr, begin, end in graph.constants):
+                self._graphs.drop(graph)
+                graph.stale = True
+
+    # --- the worker and its devices ---------------------------------------------------------------------------------
+    def _hello(self, _: Hello) -> None:
+        self._answer(Command.HELLO, HelloResponse(*VERSION, own=LLAMADO))
+
+    def _alignment(self, request: GetAlignment) -> None:
+        self._lender(request.device)
+        self._answer(Command.GET_ALIGNMENT, Number(ALIGNMENT))
+
+    def _max_size(self, request: GetMaxSize) -> None:
+        self._lender(request.device)
+        self._answer(Command.GET_MAX_SIZE, Number(MAX_SIZE))
+
+    def _memory(self, request: GetDeviceMemory) -> None:
+        self._answer(Command.GET_DEVICE_MEMORY, DeviceMemory(*self._lender(request.device).memory()))
+
+    # --- memory -----------------------------------------------------------------------------------------------------
+    def _alloc(self, request: AllocBuffer) -> None:
+        lender = self._lender(request.device)
+        region = lender.lend(request.size) if len(self._regions) < MAX_REGIONS else None
+        if region is None:
+            free = lender.memory()[0]
+            log.warning("%s: no room for %.1f MB (%.1f MB are free)", self.peer, request.size / 1e6, free / 1e6)
+            self._answer(Command.ALLOC_BUFFER, Allocated(0, 0))
+            return
+        self._regions[region.ptr] = region
+        self._answer(Command.ALLOC_BUFFER, Allocated(region.ptr, region.size))
+
+    def _base(self, request: BufferGetBase) -> None:
+        self._answer(Command.BUFFER_GET_BASE, Number(self._region(request.ptr).base))
+
+    def _free(self, request: FreeBuffer) -> None:
+        region = self._region(request.ptr)
+        for graph in [g for g in self._graphs.kept.values() if request.ptr in g.regions]:
+            self._graphs.drop(graph)
+        self._last = {device: g for device, g in self._last.items() if request.ptr not in g.regions}
+        self._constants.discard(request.ptr)
+        del self._regions[request.ptr]
+        region.free()
+
+    def _release(self) -> None:
+        self._graphs = _Graphs()
+        self._last.clear()
+        while self._regions:
+            self._regions.popitem()[1].free()
+
+    def _clear(self, request: BufferClear) -> None:
+        region = self._region(request.ptr)
+        region.fill(0, region.size, request.value)
+        self._changed(region, 0, region.size)
+
+    # --- tensors ----------------------------------------------------------------------------------------------------
+    def _set(self, request: SetTensor) -> None:
+        size = request.size
+        region, start = self._place(request.tensor, request.offset, size)
+        reader, sock, memory = self._reader, self._sock, region.memory
+        if memory is not None:
+            target = memory[start : start + size]
+            done = reader.take(target)
+            while done < size:
+                n = sock.recv_into(target[done:])
+                if not n:
+                    raise ConnectionResetError("gone in the middle of a tensor")
+                reader.bypass(n)
+                done += n
+        else:
+            self._receive(region, start, size)
+        if self._constants:
+            self._changed(region, start, start + size)
+        if request.cache_flag and self._shared.cache is not None and memory is not None:
+            self._shared.cache.keep(region, start, size)
+
+    def _receive(self, region: Region, start: int, size: int) -> None:
+        """Bulk for memory that cannot be received into."""
+        chunk = memoryview(bytearray(min(size, 1 << 20)))
+        while size:
+            part = chunk[: min(size, len(chunk))]
+            done = self._reader.take(part)
+            while done < len(part):
+                n = self._sock.recv_into(part[done:])
+                if not n:
+                    raise ConnectionResetError("gone in the middle of a tensor")
+                self._reader.bypass(n)
+                done += n
+            region.write(start, part)
+            start += done
+            size -= done
+
+    def _set_hash(self, request: SetTensorHash) -> None:
+        """Several in a row are looked up together: their hashes are checked side by side."""
+        requests = [request]
+        while len(requests) < _SIDE_BY_SIDE:
+            following = self._reader.next()
+            if not isinstance(following, SetTensorHash):
+                self._put_back = following
+                break
+            requests.append(following)
+        wanted = []
+        for asked in requests:
+            size = tensor_bytes(asked.tensor)
+            if asked.offset > size:
+                raise WireError(f"byte {asked.offset} of tensor {_name(asked.tensor)} of {size}")
+            region, start = self._place(asked.tensor, asked.offset, size - asked.offset)
+            wanted.append(Wanted(asked.hash, region, start, size - asked.offset))
+        cache = self._shared.cache
+        found = [False] * len(wanted) if cache is None else cache.load(wanted)
+        for want in wanted:
+            self._changed(want.region, want.offset, want.offset + want.room)
+        self._sock.sendall(b"".join(write_response(Command.SET_TENSOR_HASH, Number(int(hit))) for hit in found))
+
+    def _get(self, request: GetTensor) -> None:
+        size = request.size
+        region, start = self._place(request.tensor, request.offset, size)
+        head = write_response(Command.GET_TENSOR, TensorData(size))
+        for piece in region.read(start, size):
+            self._send(head, piece)
+            head = b""
+
+    def _send(self, head: bytes, data: memoryview) -> None:
+        if len(data) <= _SMALL:
+            self._sock.sendall(head + data)
+        elif isinstance(self._sock, ssl.SSLSocket):
+            self._sock.sendall(head + data[:_SMALL])
+            self._sock.sendall(data[_SMALL:])
+        else:
+            sent = self._sock.sendmsg((head, data)) - len(head)
+            if sent < 0:
+                self._sock.sendall(head[sent:])
+                sent = 0
+            if sent < len(data):
+                self._sock.sendall(data[sent:])
+
+    def _copy(self, request: CopyTensor) -> None:
+        size = tensor_bytes(request.src)
+        source, start = self._place(request.src, 0, size)
+        target, offset = self._place(request.dst, 0, size)
+        target.copy(offset, source, start, size)
+        self._changed(target, offset, offset + size)
+        self._answer(Command.COPY_TENSOR, Number(1))
+
+    def _init(self, request: InitTensor) -> None:
+        """Nothing lies behind a tensor's last byte here; the place is checked all the same."""
+        self._place(request.tensor, 0, tensor_bytes(request.tensor))
+
+    def _memset(self, request: MemsetTensor) -> None:
+        size = tensor_bytes(request.tensor)
+        if request.offset + request.size > size:
+            raise WireError(
+                f"{request.size} bytes at {request.offset} of tensor {_name(request.tensor)} of {size} bytes"
+            )
+        region, start = self._place(request.tensor, request.offset, request.size)
+        region.fill(start, request.size, request.value)
+        self._changed(region, start, start + request.size)
+
+    def _alloc_size(self, request: GetAllocSize) -> None:
+        self._lender(request.device)
+        self._answer(Command.GET_ALLOC_SIZE, Number(tensor_bytes(request.tensor)))
+
+    # --- graphs -----------------------------------------------------------------------------------------------------
+    def _compute(self, request: GraphCompute) -> None:
+        lender = self._lender(request.device)
+        graph = self._graphs.get(request.payload)
+        if graph is None:
+            graph = decode(request, self._regions)
+            self._graphs.put(graph)
+            self._constants.update(ptr for ptr, _, _ in graph.constants)
+        self._last.pop(request.device, None)
+        self._run(lender, graph)
+        self._last[request.device] = graph
+
+    def _recompute(self, request: GraphRecompute) -> None:
+        lender = self._lender(request.device)
+        graph = self._last.get(request.device)
+        if graph is None:
+            raise WireError("GRAPH_RECOMPUTE without a graph: none was sent, or a buffer it used was freed since")
+        if graph.stale:
+            graph = self._last[request.device] = decode(graph.request, self._regions)
+        self._run(lender, graph)
+
+    def _run(self, lender: Lender, graph: Decoded) -> None:
+        """Computes a graph when it is this client's turn."""
+        if graph.empty:
+            return
+        lender.need(graph.activations)
+        device = lender.device
+        with lender.turns:
+            if self._shared.stopping:
+                raise Stopping("the worker is about to end")
+            if graph.compiled:
+                device.submit(graph.graph)
+                return
+            self._prepare(device, graph)
+            device.submit(graph.graph)
+
+    def _prepare(self, device: Device, graph: Decoded) -> None:
+        """Compiles a graph; what that may cost is rationed."""
+        jit: Rationed | None = getattr(device, "jit", None)
+        allowance = min(self._kernels, self._shared.kernels)
+        if jit is not None:
+            jit.allowance = allowance
+        try:
+            device.prepare(graph.graph)
+        except (ArithmeticError, ValueError, LookupError, TypeError, AssertionError, struct.error) as error:
+            log.debug("%s", error, exc_info=True)
+            raise DeviceError(f"the graph has parameters that make no sense: {error!r}") from error
+        finally:
+            if jit is not None:
+                used = allowance - jit.allowance
+                self._kernels -= used
+                self._shared.kernels -= used
+        graph.compiled = True
+
+
+def describe(request: Request) -> str:
+    """A request in one line."""
+    name = COMMANDS[type(request)].name
+    match request:
+        case GraphCompute():
+            return f"{name} device {request.device}, {len(request.nodes)} nodes, {len(request.tensors)} tensors"
+        case SetTensor() | GetTensor():
+            return f"{name} {_where(request.tensor)}, {request.size} bytes at {request.offset}"
+        case MemsetTensor():
+            return f"{name} {_where(request.tensor)}, {request.size} bytes at {request.offset} to {request.value}"
+        case SetTensorHash():
+            return f"{name} {_where(request.tensor)}, hash {request.hash:016x} at {request.offset}"
+        case InitTensor() | GetAllocSize():
+            return f"{name} {_where(request.tensor)}"
+        case CopyTensor():
+            return f"{name} {_where(request.src)} to {_where(request.dst)}"
+        case Hello():
+            return name
+        case _:
+            return " ".join([name, *(f"{key} {value}" for key, value in request._asdict().items())])
+
+
+def _where(tensor: WireTensor) -> str:
+    return f"{_name(tensor)} (type {tensor.type}, {list(tensor.ne)}, buffer {tensor.buffer}, data {tensor.data:#x})"
+
+
+def _name(tensor: WireTensor) -> str:
+    return tensor.name.decode("utf-8", "replace") or "?"
+
+
+def _tls_reason(error: ssl.SSLError) -> str:
+    reason = error.reason or ""
+    if "NO_CERTIFICATE" in reason or "PEER_DID_NOT_RETURN" in reason:
+        return "the client shows no certificate"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the client's certificate is not trusted ({error.verify_message})"
+    if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE"):
+        return "the client does not speak TLS"
+    return reason.lower().replace("_", " ") or str(error)
