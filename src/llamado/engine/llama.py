@@ -15,12 +15,13 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
+from llamado.devices.placement import SplitOptions
 from llamado.engine.engine import Engine
 from llamado.engine.errors import EngineError
 from llamado.engine.forward import Forward
 from llamado.engine.kvpool import align
 from llamado.engine.request import Defaults, Done, Event, Failed, Result, Token
-from llamado.engine.sampling import top_k_numpy
+from llamado.engine.sizes import model_sizes
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.sources import resolve
 from llamado.gguf.types import TensorType
@@ -78,6 +79,7 @@ class Llama:
         mlock: bool = False,
         numa: str | None = None,
         chat_template: str | None = None,
+        split: SplitOptions | None = None,
         defaults: Defaults | None = None,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> Self:
@@ -86,7 +88,7 @@ class Llama:
         `n_ctx`: tokens of context (None or 0: as many as the model was trained with), shared by all slots, or with
         `unified=False` divided by `n_slots`. `n_batch`, `n_ubatch`: most tokens in a step and in a forward pass.
         `type_k`, `type_v`: types of the KV cache. `mmap=False` reads the file into memory, `mlock` keeps it there,
-        `numa` places the threads ("distribute", "isolate", "numactl").
+        `numa` places the threads ("distribute", "isolate", "numactl"). `split` divides the model among workers.
         `progress(what, done, total)` is told how far loading is. Raises the
         rooms' errors: SourceError, GgufError, UnsupportedModel, TokenizerError, TemplateError.
         """
@@ -101,15 +103,30 @@ class Llama:
             from llamado.devices.cpu.device import CpuDevice
             from llamado.engine.placed import PlacedForward
 
+            max_batch = min(n_batch, n_ubatch)
+            types = _cache_type(type_k), _cache_type(type_v)
+            here = CpuDevice(n_threads, n_threads_batch, numa=numa)
+            house = None
+            if split is not None:
+                from llamado.engine.house import House
+
+                if progress is not None:
+                    progress("connecting to workers", 0, 0)
+                sizes = model_sizes(file, model, n_cells=n_cells, max_batch=max_batch, type_k=types[0], type_v=types[1])
+                house = House(split, here, sizes, file, model)
             forward = PlacedForward(
                 file,
                 model,
-                [CpuDevice(n_threads, n_threads_batch, numa=numa)],
+                [here] if house is None else house.devices,
+                None if house is None else house.placement,
                 n_cells=n_cells,
-                max_batch=min(n_batch, n_ubatch),
-                type_k=_cache_type(type_k),
-                type_v=_cache_type(type_v),
+                max_batch=max_batch,
+                type_k=types[0],
+                type_v=types[1],
                 mlock=mlock,
+                progress=progress,
+                reconnect=None if house is None else house.reconnect,
+                replace=None if house is None else house.without,
             )
             forward.warm_up([*range(1, min(n_slots, forward.max_batch, 8) + 1), forward.max_batch], progress)
             engine = Engine(
@@ -119,7 +136,8 @@ class Llama:
                 n_ctx=min(n_ctx_slot, model.hparams.n_ctx_train),
                 n_batch=n_batch,
                 cont_batching=cont_batching,
-                top_k=getattr(forward, "top_k", top_k_numpy),
+                failover=None if split is None else split.failover,
+                wait=30.0 if split is None else split.wait,
             )
         except BaseException:
             _close(forward)

@@ -61,6 +61,7 @@ def load_llama(source: ModelSource, options: EngineOptions, defaults: Defaults, 
         mlock=options.mlock,
         numa=options.numa,
         chat_template=options.chat_template,
+        split=options.split,
         defaults=defaults,
         progress=preparing,
     )

@@ -1,0 +1,55 @@
+"""The devices a model is divided among, and who has what."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.device import Device
+from llamado.devices.failover import without
+from llamado.devices.placement import ModelSizes, Placement, SplitOptions, place
+from llamado.devices.speed import figures_of, measure_all
+from llamado.engine.sizes import usual_weights
+from llamado.gguf.reader import GGUFFile
+from llamado.models.base import Model
+from llamado.rpc.known_hashes import KnownHashes
+from llamado.rpc.workers import Workers
+
+log = logging.getLogger(__name__)
+
+
+class House:
+    """This machine (device 0) and the workers of `split`; connected, measured where that is needed, and placed.
+
+    Raises WorkersUnreachable, NotEnoughMemory (before a byte is sent), UnknownDevice.
+    """
+
+    def __init__(self, split: SplitOptions, here: CpuDevice, sizes: ModelSizes, file: GGUFFile, model: Model) -> None:
+        self._sizes = sizes
+        self._workers = Workers(split, KnownHashes(file.shard_paths))
+        self.devices: list[Device] = [here, *self._workers.devices()]
+        try:
+            if split.tensor_split is None:
+                type, width = usual_weights(file, model)
+                self._figures = measure_all(self.devices, type=type, width=width)
+            else:
+                self._figures = [figures_of(device) for device in self.devices]
+            self.placement = place(sizes, self._figures, split)
+        except BaseException:
+            for device in self.devices[1:]:
+                device.close()
+            raise
+        for stage in self.placement.stages:
+            layers = f"layers {stage.first} to {stage.last - 1}" if stage.last > stage.first else ""
+            held = " and ".join(part for part in (layers, "the head" if stage.head else "") if part)
+            log.info("%s: %s", self.devices[stage.device].name, held)
+
+    def reconnect(self, lost: Device) -> Device:
+        """A new device in the place of a lost one; raises DeviceLost while there is none."""
+        return self._workers.reconnect(lost)
+
+    def without(self, alive: Sequence[int]) -> Placement:
+        """The placement with what was on other devices moved to these; raises NotEnoughMemory."""
+        self.placement = without(self._sizes, self._figures, self.placement, alive)
+        return self.placement
