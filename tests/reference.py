@@ -47,8 +47,28 @@ def decode_rows(rows: NDArray[np.uint8], type: TensorType) -> NDArray[np.float32
 
 def encode_rows(values: Array, type: TensorType) -> NDArray[np.uint8]:
     """Rows of bytes from weights (..., ne0)."""
+    if type == TensorType.IQ4_NL:
+        return _encode_nl(np.ascontiguousarray(values, np.float32))
     encoded = quantize(np.ascontiguousarray(values, np.float32), GGMLQuantizationType(int(type)))
     return np.ascontiguousarray(encoded).view(np.uint8)
+
+
+NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+
+
+def _encode_nl(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Blocks of IQ4_NL, which gguf-py only reads: the nearest values of the table, then the scale that fits them."""
+    x = values.reshape(-1, 32)
+    extreme = np.take_along_axis(x, np.abs(x).argmax(axis=1, keepdims=True), axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scaled = x * np.where(extreme, NL[0] / extreme, 0)
+    numbers = np.searchsorted((NL[1:] + NL[:-1]) / 2, scaled, side="right").astype(np.uint8)
+    numbers[np.abs(extreme[:, 0]) < 1e-15] = 0
+    q, weight = NL[numbers], np.square(x)
+    products, squares = (weight * q * x).sum(axis=1, keepdims=True), (weight * q * q).sum(axis=1, keepdims=True)
+    scale = np.where(squares > 0, products / np.where(squares > 0, squares, 1), 0).astype(np.float16)
+    packed = numbers[:, :16] | (numbers[:, 16:] << 4)
+    return np.concatenate([scale.view(np.uint8), packed], axis=1).reshape(*values.shape[:-1], -1)
 
 
 class ReferenceDevice:
@@ -195,6 +215,11 @@ def set_rows(device: ReferenceDevice, node: Tensor) -> None:
 @rule(Op.CONCAT)
 def concat(device: ReferenceDevice, node: Tensor) -> Array:
     return np.concatenate([device.get(source(node, 0)), device.get(source(node, 1))], axis=3 - i32(node, 0))
+
+
+@rule(Op.PAD)
+def pad(device: ReferenceDevice, node: Tensor) -> Array:
+    return np.pad(device.get(source(node, 0)), [(i32(node, 2 * d), i32(node, 2 * d + 1)) for d in (3, 2, 1, 0)])
 
 
 @rule(Op.REPEAT)
@@ -390,24 +415,36 @@ def alibi_slopes(n_head: int, max_bias: float) -> Array:
     return np.array([whole ** (h + 1) if h < n else half ** (2 * (h - n) + 1) for h in range(n_head)])
 
 
-def soft_max(scores: Array, mask: Array | None, max_bias: float) -> Array:
-    """Softmax over the last axis of (batch, head, row, key); a row that sees nothing gives zeros."""
+def soft_max(scores: Array, mask: Array | None, max_bias: float, sinks: Array | None = None) -> Array:
+    """Softmax over the last axis of (batch, head, row, key); a row that sees nothing gives zeros.
+
+    `sinks`: the score of one more key for each head, which has no value.
+    """
     if mask is not None:
         batch, n_head, n_rows, _ = scores.shape
         mask = repeat_to(mask[:, :, :n_rows], (batch, n_head, n_rows, scores.shape[3]))
         with np.errstate(invalid="ignore"):
             scores = scores + alibi_slopes(n_head, max_bias)[:, None, None] * mask
+    n_keys = scores.shape[3]
+    if sinks is not None:
+        more = np.broadcast_to(sinks[: scores.shape[1], None, None], (*scores.shape[:3], 1))
+        scores = np.concatenate([scores, more], axis=3)
     top = scores.max(axis=3, keepdims=True)
     weights = np.exp(scores - np.where(np.isneginf(top), 0, top))
     total = weights.sum(axis=3, keepdims=True)
-    return weights / np.where(total == 0, 1, total)
+    return (weights / np.where(total == 0, 1, total))[..., :n_keys]
 
 
 @rule(Op.SOFT_MAX)
 def soft_max_ext(device: ReferenceDevice, node: Tensor) -> Array:
-    mask = node.source(1)
+    mask, sinks = node.source(1), node.source(2)
     scores = device.get(source(node, 0)) * f32(node, 0)
-    return soft_max(scores, None if mask is None else device.get(mask), f32(node, 1))
+    return soft_max(
+        scores,
+        None if mask is None else device.get(mask),
+        f32(node, 1),
+        None if sinks is None else device.get(sinks).reshape(-1),
+    )
 
 
 # --- matrices, positions, attention -----------------------------------------------------------------------------------

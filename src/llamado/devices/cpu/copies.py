@@ -69,9 +69,14 @@ def copy(compiler: Compiler, x: Tensor, y: Tensor) -> None:
             x = in_shape(x, y.ne)
     rows = x.has_contiguous_rows() and y.has_contiguous_rows()
     row_bytes = x.type.row_bytes(x.ne[0])
-    if x.type == y.type and rows and row_bytes % 4 == 0:  # whatever it is: its bits
-        x, y = (alias(t, TensorType.F32, (row_bytes // 4, *t.ne[1:]), (4, *t.nb[1:])) for t in (x, y))
-        compiler.rows("copy", x, ("row",), y, ("store",))
+    if x.type == y.type and rows:  # whatever it is: its bits
+        unit = next(t for t in (TensorType.F32, TensorType.I16, TensorType.I8) if row_bytes % t.block_bytes == 0)
+        size = unit.block_bytes
+        x, y = (alias(t, unit, (row_bytes // size, *t.ne[1:]), (size, *t.nb[1:])) for t in (x, y))
+        if unit == TensorType.F32:
+            compiler.rows("copy", x, ("row",), y, ("store",))
+        else:
+            elements(compiler, x, y)
     elif rows and x.type in READABLE and y.type in WRITABLE:
         compiler.rows("copy", x, ("load", x.type.name), y, ("keep", y.type.name))
     elif (x.type == y.type and x.type in SCALAR) or {x.type, y.type} <= _CONVERTIBLE:
