@@ -14,13 +14,19 @@ from llamado.rpc.client import RemoteDevice, connect
 from llamado.rpc.transport import ConnectError
 
 
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
+
+
 @contextmanager
 def peer_worker(
     programs: Path, *options: str, cache: Path | None = None
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Its endpoint and process: one thread on the CPU, listening on a free port of the loopback interface."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [str(programs / "ggml-rpc-server"), "-H", "127.0.0.1", "-p", str(port), "-t", "1", *options]
     environment = os.environ | ({"LLAMA_CACHE": str(cache)} if cache else {})
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)

@@ -113,7 +113,6 @@ def connect(
     elif tls is None:
         tls = client_tls()
     connection = Connection(endpoint, tls=tls, timeout=timeout, reply_timeout=reply_timeout)
-    connection.name = f"RPC{first_number}[{endpoint}]"
     try:
         shared = _Shared(connection)
         count = connection.call(DeviceCount(), Number).value
@@ -135,9 +134,9 @@ class RemoteDevice:
     """
 
     def __init__(self, shared: _Shared, number: int, name: str) -> None:
-        self.name = name
         self._shared, self._number = shared, number
         self._connection = connection = shared.connection
+        self.name = name
         self.endpoint, self.own = connection.endpoint, connection.own
         with connection.batch():
             alignment, max_size = connection.ask(GetAlignment(number)), connection.ask(GetMaxSize(number))
@@ -160,6 +159,17 @@ class RemoteDevice:
         return f"<RemoteDevice {self.name}{' lost' if self.lost else ''}>"
 
     # --- the worker ---------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """ "RPC0[host:port]"; who numbers the devices of several workers may change it."""
+        return self._name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self._name = name
+        if not self._number:  # a worker is called by its first device
+            self._connection.name = name
 
     @property
     def lost(self) -> DeviceLost | None:

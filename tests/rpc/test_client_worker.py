@@ -1,0 +1,132 @@
+"""RemoteDevice and our own worker: the same bits as without a wire, and signs of life."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from peer_worker import connect_soon, free_port
+from remote_model import RemoteModel
+from tiny_models import make_gemma3, make_llama
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.device import DeviceError, DeviceLost
+from llamado.ggml import graph as g
+from llamado.gguf.types import TensorType as T
+from llamado.rpc.client import RemoteDevice, connect
+from llamado.rpc.worker import Worker, WorkerOptions
+
+
+@pytest.fixture
+def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteDevice]:
+    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "cache"))
+    cpu = CpuDevice(1)
+    worker = Worker([cpu], WorkerOptions(port=0, cache=True, mem=1 << 30))
+    thread = threading.Thread(target=worker.serve)
+    thread.start()
+    device = connect(worker.endpoint)[0]
+    yield device
+    device.close()
+    worker.stop()
+    thread.join()
+    cpu.close()
+
+
+@pytest.mark.parametrize("make", [make_llama, make_gemma3])
+@pytest.mark.parametrize("wtype", ["Q4_0", "F16"])
+def test_the_same_bits(device: RemoteDevice, make: Callable[..., Path], wtype: str, tmp_path: Path) -> None:
+    assert device.own
+    path = make(tmp_path / "m.gguf", wtype=wtype)
+    cpu = CpuDevice(1)
+    here, there = RemoteModel(path, cpu), RemoteModel(path, device)
+    prompt = [5, 99, 200, 17, 42, 7, 300, 11]
+    np.testing.assert_array_equal(there.logits(prompt), here.logits(prompt))
+    for position, token in enumerate((3, 250, 77), 8):
+        np.testing.assert_array_equal(there.logits([token], position), here.logits([token], position))
+    np.testing.assert_array_equal(there.logits(prompt), here.logits(prompt))
+    cpu.close()
+
+
+def test_many_graphs_on_their_way(device: RemoteDevice, tmp_path: Path) -> None:
+    """Everything of several batches is sent before the first answer is looked at."""
+    there = RemoteModel(make_llama(tmp_path / "m.gguf"), device)
+    right = [there.logits([token], 0) for token in range(10)]
+    graph = next(iter(there.graphs.values()))
+    out, futures = graph.outputs["logits"], []
+    for token in range(10):
+        device.write(graph.inputs["tokens"], np.array([token], np.int32))
+        device.submit(graph)
+        futures.append(device.read(out, 0, out.nbytes))
+    for future, logits in zip(futures, right, strict=True):
+        np.testing.assert_array_equal(future.result(30).view(np.float32).reshape(1, -1), logits)
+
+
+@pytest.mark.parametrize(("source", "target", "n"), [(0, 5000, 3000), (0, 1, 9000), (1, 0, 9000)])
+def test_copies(device: RemoteDevice, source: int, target: int, n: int) -> None:
+    whole = g.new_tensor(T.I8, 10_000)
+    device.place([whole])
+    data = np.random.default_rng(0).integers(0, 256, 10_000, np.uint8)
+    device.write(whole, data)
+    device.copy(g.view_1d(whole, n, source), g.view_1d(whole, n, target))
+    data[target : target + n] = data[source : source + n].copy()
+    np.testing.assert_array_equal(device.read(whole, 0, 10_000).result(30), data)
+
+
+def test_the_limit_of_a_worker(device: RemoteDevice) -> None:
+    with pytest.raises(DeviceError, match="lacks"):
+        device.place([g.new_tensor(T.I8, 1 << 30, 2)])
+    assert device.memory()[1] == 1 << 30
+    device.place([g.new_tensor(T.I8, 100)])
+
+
+def test_weights_by_hash(device: RemoteDevice) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 11 << 20, np.uint8)
+    for turn in range(2):
+        tensor = g.new_tensor(T.I8, data.nbytes, name="w")
+        done: list[int] = []
+        buffers = device.load([(tensor, data)], done.append)
+        np.testing.assert_array_equal(device.read(tensor, 0, tensor.nbytes).result(60), data)
+        assert sum(done) == data.nbytes
+        assert (len(done) == 1) == (turn == 1)
+        buffers[0].free()
+
+
+def test_two_masters(device: RemoteDevice) -> None:
+    other = connect(device.endpoint)[0]
+    tensors = [g.new_tensor(T.I8, 1000) for _ in range(2)]
+    for i, (one, tensor) in enumerate(zip((device, other), tensors, strict=True)):
+        one.place([tensor])
+        one.write(tensor, np.full(1000, i, np.uint8))
+    assert not device.read(tensors[0], 0, 1000).result(30).any()
+    assert other.read(tensors[1], 0, 1000).result(30).all()
+    other.close()
+    assert device.lost is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_worker_that_freezes_or_dies(number: signal.Signals) -> None:
+    port = free_port()
+    command = [sys.executable, "-c", "from llamado.cli import main; main()", "worker", "-p", str(port), "-t", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(os.environ))
+    try:
+        device = connect_soon(f"127.0.0.1:{port}")
+        assert device.own
+        tensor = g.new_tensor(T.I8, 1000)
+        device.place([tensor])
+        lost = threading.Event()
+        device.on_lost(lambda error: lost.set())
+        process.send_signal(number)
+        assert lost.wait(5)
+        with pytest.raises(DeviceLost, match="sign of life" if number == signal.SIGSTOP else "connection"):
+            device.read(tensor, 0, 1).result(0)
+        device.close()
+    finally:
+        process.kill()
+        process.wait()
