@@ -16,8 +16,9 @@ from tiny_models import make_gemma3, make_llama
 
 from llamado import cli
 from llamado.cluster import plan as planning
-from llamado.cluster.plan import AUTO, MEMORY, Candidate, Unreachable, candidates, comparison, layers_text
+from llamado.cluster.plan import AUTO, MEMORY, Candidate, candidates, comparison, layers_text
 from llamado.devices.placement import DeviceFigures, ModelSizes, NotEnoughMemory, Placement, SplitOptions, predict
+from llamado.rpc.workers import Unreachable, Workers, WorkersUnreachable
 
 MIB = 1 << 20
 
@@ -173,7 +174,7 @@ class FakeWorkerDevice:
 
     def memory(self) -> tuple[int, int]:
         if self.broken:
-            raise planning.WorkersUnreachable("gone meanwhile")
+            raise WorkersUnreachable("gone meanwhile")
         return 1000 * MIB, 2000 * MIB
 
     def close(self) -> None:
@@ -191,10 +192,10 @@ def test_devices_are_listed_as_llama_cpp_lists_them(
 
     def connect(endpoint: object, **_: object) -> Any:
         if str(endpoint) not in workers:
-            raise planning.WorkersUnreachable("cannot connect to b:2: no route")
+            raise WorkersUnreachable("cannot connect to b:2: no route")
         return workers[str(endpoint)]
 
-    monkeypatch.setattr("llamado.rpc.client.connect", connect)
+    monkeypatch.setattr("llamado.rpc.workers.connect", connect)
     command = ["serve", "--list-devices", "--rpc", "a:1,b:2,c:3"]
     assert cli.main(command) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -217,7 +218,7 @@ def test_unreachable_workers_are_all_named(capsys: pytest.CaptureFixture[str], m
     assert cli.main(["plan", "-m", str(model_path), "--rpc", endpoints]) == 1
     out, err = capsys.readouterr()
     assert all(f"127.0.0.1:{port}" in err for port in ports) and "Traceback" not in err and not out
-    found = planning.connect_workers(SplitOptions(rpc=tuple(endpoints.split(","))))
+    found = Workers(SplitOptions(rpc=tuple(endpoints.split(",")))).connect()
     assert all(isinstance(worker, Unreachable) for worker in found)
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import platform
-import ssl
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
     from llamado.devices.device import Device
     from llamado.gguf.reader import GGUFFile
     from llamado.gguf.types import TensorType
-    from llamado.rpc.client import RemoteDevice
-    from llamado.rpc.endpoint import Endpoint
 
 _MIB = 1 << 20
 _WIDTH = 150  # of what goes into a pipe or a file
@@ -42,56 +38,10 @@ AUTO = "auto: the least time per token"
 MEMORY = "memory: by free memory, as llama.cpp does"
 
 
-class WorkersUnreachable(LlamadoError):
-    """Workers of `--rpc` that do not answer."""
-
-
-class Unreachable(NamedTuple):
-    """A worker that does not answer, and why."""
-
-    endpoint: str
-    why: str
-
-
-# --- devices ----------------------------------------------------------------------------------------------------------
-
-
-def connect_workers(split: SplitOptions, timeout: float = 5.0) -> list[list[RemoteDevice] | Unreachable]:
-    """The devices of every worker, all asked at the same time; devices are numbered over all of them.
-
-    A worker that does not answer counts as one device, so that the others' numbers stay as they are. Raises
-    EndpointError for certificates that cannot be used.
-    """
-    from llamado.rpc.client import connect
-    from llamado.rpc.endpoint import Endpoint, client_tls
-
-    endpoints = [Endpoint.parse(text) for text in split.rpc]
-    tls: ssl.SSLContext | None = None
-    if any(endpoint.tls for endpoint in endpoints):
-        tls = client_tls(split.ca, split.cert, split.key)
-
-    def one(endpoint: Endpoint) -> list[RemoteDevice] | Unreachable:
-        try:
-            return connect(endpoint, timeout=timeout, tls=tls)
-        except LlamadoError as error:
-            return Unreachable(str(endpoint), str(error))
-
-    with ThreadPoolExecutor(len(endpoints), "llamado-connect") as pool:
-        found = list(pool.map(one, endpoints))
-    number = 0
-    for worker in found:
-        if isinstance(worker, Unreachable):
-            number += 1
-            continue
-        for device in worker:
-            device.name = f"RPC{number}[{device.endpoint}]"
-            number += 1
-    return found
-
-
 def list_devices(flags: Parsed) -> int:
     """Print the devices of this machine and of all workers, as llama.cpp does; 1 where a worker does not answer."""
     from llamado.devices.cpu.device import CpuDevice
+    from llamado.rpc.workers import Unreachable, Workers
 
     split = split_options(flags)
     print("Available devices:")
@@ -100,7 +50,7 @@ def list_devices(flags: Parsed) -> int:
     here.close()
     failed = False
     number = 0
-    for worker in connect_workers(split) if split is not None else []:
+    for worker in Workers(split).connect() if split is not None else []:
         if isinstance(worker, Unreachable):
             print(f"  RPC{number}: {worker.endpoint} (not available: {worker.why})")
             failed, number = True, number + 1
@@ -204,14 +154,11 @@ def _figures(options: EngineOptions, type: TensorType, width: int) -> list[Devic
     """This machine's device and those of all workers, measured. Raises WorkersUnreachable, naming all of them."""
     from llamado.devices.cpu.device import CpuDevice
     from llamado.devices.speed import measure_all
+    from llamado.rpc.workers import Workers
 
-    workers = connect_workers(options.split) if options.split is not None else []
-    devices: list[Device] = [device for worker in workers if not isinstance(worker, Unreachable) for device in worker]
+    devices: list[Device] = [*Workers(options.split).devices()] if options.split is not None else []
     here = CpuDevice(options.n_threads, options.n_threads_batch, numa=options.numa)
     try:
-        gone = [worker for worker in workers if isinstance(worker, Unreachable)]
-        if gone:
-            raise WorkersUnreachable("\n".join(worker.why for worker in gone))
         return measure_all([here, *devices], type=type, width=width)
     finally:
         for device in (here, *devices):
