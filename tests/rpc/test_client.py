@@ -22,7 +22,7 @@ from llamado.ggml import Graph, TensorFlag
 from llamado.ggml import graph as g
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType as T
-from llamado.rpc import loading
+from llamado.rpc import client, loading
 from llamado.rpc.client import RemoteDevice, connect
 from llamado.rpc.connection import Connection, VersionMismatch
 from llamado.rpc.hashing import fnv1a
@@ -511,7 +511,8 @@ def weights(*sizes: int) -> list[tuple[Tensor, Any]]:
 
 @pytest.mark.parametrize("own", [False, True])
 def test_weights_are_asked_for_by_hash(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "HASH_THRESHOLD", 1000)
+    monkeypatch.setattr(client, "HASH_THRESHOLD", 1000)
+    monkeypatch.setattr(client, "OWN_HASH_THRESHOLD", 1000)
     worker = ScriptedWorker(own=own)
     sizes = (5000, 900, 1000, 1001, 70_000, 3000, 3001, 3002)
     large = [f"w{i}" for i, n in enumerate(sizes) if n > 1000]
@@ -538,7 +539,8 @@ def test_weights_are_asked_for_by_hash(own: bool, monkeypatch: pytest.MonkeyPatc
 
 
 def test_hashes_are_computed_only_where_they_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "HASH_THRESHOLD", 1000)
+    monkeypatch.setattr(client, "HASH_THRESHOLD", 1000)
+    monkeypatch.setattr(client, "OWN_HASH_THRESHOLD", 1000)
     monkeypatch.setattr(loading, "fnv1a_many", lambda arrays: pytest.fail("hashed again"))
     pairs = weights(2000, 3000)
     with device_of(ScriptedWorker(), hashes={t.name: fnv1a(data) for t, data in pairs}) as device:

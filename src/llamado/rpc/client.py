@@ -22,11 +22,12 @@ from llamado.gguf.types import TensorType
 from llamado.rpc.connection import REPLY_TIMEOUT, Connection
 from llamado.rpc.endpoint import Endpoint, client_tls
 from llamado.rpc.known_hashes import KnownHashes
-from llamado.rpc.loading import Weight, send_weights
+from llamado.rpc.loading import OWN_HASH_THRESHOLD, Weight, send_weights
 from llamado.rpc.mirrors import Mirrors
 from llamado.rpc.placing import activations, plan
 from llamado.rpc.serializing import wire_graph, wire_tensor
 from llamado.rpc.wire import (
+    HASH_THRESHOLD,
     Allocated,
     AllocBuffer,
     BufferClear,
@@ -52,6 +53,8 @@ from llamado.rpc.wire import (
 
 _SMALL = 32 << 10
 """Largest write that is held back for the next request."""
+_PAGE = 4096
+"""Our workers get large weights at whole pages: a file of their cache can be mapped there."""
 _ASK_FIRST = 16 << 20
 """Allocations from this size on ask for the free memory first: a worker may promise memory it does not have."""
 _PAYLOADS_KEPT = 64 << 20
@@ -241,7 +244,8 @@ class RemoteDevice:
         buffers = self._place([tensor for tensor, _ in weights], clear=False)
         try:
             items = [Weight(tensor.name, self._wire(tensor), data) for tensor, data in weights]
-            send_weights(self._connection, items, progress, self.hashes)
+            threshold = OWN_HASH_THRESHOLD if self.own else HASH_THRESHOLD
+            send_weights(self._connection, items, progress, self.hashes, threshold)
         except BaseException:
             for buffer in buffers:
                 buffer.free()
@@ -258,20 +262,22 @@ class RemoteDevice:
         sizes = self._alloc_sizes(tensors)
         groups: list[tuple[int, list[tuple[Tensor, int]]]] = []
         inside: list[tuple[Tensor, int]] = []
-        at = 0
+        at = end = 0
         for tensor, size in zip(tensors, sizes, strict=True):
+            step = max(self._alignment, _PAGE) if self.own and size > OWN_HASH_THRESHOLD else self._alignment
+            at = -(-at // step) * step
             size = -(-max(size, 1) // self._alignment) * self._alignment
             if size > self._max_size:
                 raise DeviceError(
                     f"tensor {tensor.name or '?'} has {_mb(size)}; {self.name} takes at most {_mb(self._max_size)}"
                 )
             if at + size > self._max_size:
-                groups.append((at, inside))
+                groups.append((end, inside))
                 inside, at = [], 0
             inside.append((tensor, at))
-            at += size
+            at = end = at + size
         if inside:
-            groups.append((at, inside))
+            groups.append((end, inside))
         buffers = self._allocate([size for size, _ in groups], clear)
         for buffer, (_, inside) in zip(buffers, groups, strict=True):
             for tensor, at in inside:

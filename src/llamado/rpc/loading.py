@@ -11,7 +11,6 @@ from llamado.devices.device import Bytes, Loaded
 from llamado.rpc.connection import Connection
 from llamado.rpc.hashing import LANES, fnv1a_many
 from llamado.rpc.wire import (
-    HASH_THRESHOLD,
     DeviceCount,
     Number,
     Response,
@@ -20,6 +19,9 @@ from llamado.rpc.wire import (
     WireTensor,
     write_request,
 )
+
+OWN_HASH_THRESHOLD = 256 << 10
+"""Our workers are asked by hash for weights larger than this: all matrices of a model, not only the largest ones."""
 
 
 class Weight(NamedTuple):
@@ -35,12 +37,13 @@ def send_weights(
     weights: Sequence[Weight],
     progress: Loaded | None,
     hashes: MutableMapping[str, int],
+    threshold: int,
 ) -> None:
-    """Gives a worker its weights and returns when it has them all.
+    """Gives a worker its weights and returns when it has them all; asks by hash for those of more than `threshold`.
 
     Hashes known from `hashes` are asked for at once; the others are computed while data is on its way, and added.
     """
-    large = [w for w in weights if w.data.nbytes > HASH_THRESHOLD]
+    large = [w for w in weights if w.data.nbytes > threshold]
     known = [w for w in large if w.name in hashes]
     unknown = [w for w in large if w.name not in hashes]
     asked: deque[tuple[Weight, Future[Response]]] = deque()
@@ -57,7 +60,7 @@ def send_weights(
         try:
             ask(known)
             for weight in weights:
-                if weight.data.nbytes <= HASH_THRESHOLD:
+                if weight.data.nbytes <= threshold:
                     _send(connection, weight, 0, progress)
             while asked or hashing:
                 # the questions go out before the data in front of them, so that their answers are there in time
