@@ -10,11 +10,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from llamado.devices.device import Device, DeviceError
 from llamado.errors import LlamadoError
 from llamado.rpc.graphs import Decoded, decode, tensor_bytes
+from llamado.rpc.rationed import NoKernelsLeft, RationedJit
 from llamado.rpc.regions import Lender, Region
 from llamado.rpc.tensor_cache import TensorCache, Wanted
 from llamado.rpc.wire import (
@@ -63,6 +64,8 @@ MAX_REGIONS = 4096
 """Regions of one client; a system maps some 65,000 for a process."""
 KERNELS = 512
 """Kernels that one client's graphs may have compiled or loaded. A model needs a few dozen."""
+KERNELS_A_TURN = 16
+"""Kernels made before others get their turn: about a second's work at most."""
 _RECEIVE = 1 << 18
 _HELLO_SECONDS = 10.0
 _SIDE_BY_SIDE = 4
@@ -87,12 +90,6 @@ class Shared:
     kernels: int = 1 << 14
     """Kernels that graphs of all clients may still have compiled or loaded."""
     stopping: bool = False
-
-
-class Rationed(Protocol):
-    """A device's compiler that stops after `allowance` more kernels."""
-
-    allowance: int
 
 
 @dataclass
@@ -449,37 +446,39 @@ class Session:
         self._run(lender, graph)
 
     def _run(self, lender: Lender, graph: Decoded) -> None:
-        """Computes a graph when it is this client's turn."""
+        """Computes a graph when it is this client's turn; compiling many kernels takes several."""
         if graph.empty:
             return
         lender.need(graph.activations)
-        device = lender.device
-        with lender.turns:
-            if self._shared.stopping:
-                raise Stopping("the worker is about to end")
-            if graph.compiled:
-                device.submit(graph.graph)
-                return
-            self._prepare(device, graph)
-            device.submit(graph.graph)
+        done = False
+        while not done:
+            with lender.turns:
+                if self._shared.stopping:
+                    raise Stopping("the worker is about to end")
+                if graph.compiled or self._prepare(lender.device, graph):
+                    lender.device.submit(graph.graph)
+                    done = True
 
-    def _prepare(self, device: Device, graph: Decoded) -> None:
-        """Compiles a graph; what that may cost is rationed."""
-        jit: Rationed | None = getattr(device, "jit", None)
-        allowance = min(self._kernels, self._shared.kernels)
-        if jit is not None:
-            jit.allowance = allowance
+    def _prepare(self, device: Device, graph: Decoded) -> bool:
+        """Compiles a graph as far as one turn goes; tells whether that was all of it."""
+        jit = getattr(device, "jit", None)
+        if isinstance(jit, RationedJit):
+            jit.allowance = allowance = min(KERNELS_A_TURN, self._kernels, self._shared.kernels)
         try:
             device.prepare(graph.graph)
+        except NoKernelsLeft:
+            if self._kernels > allowance and self._shared.kernels > allowance:
+                return False
+            raise
         except (ArithmeticError, ValueError, LookupError, TypeError, AssertionError, struct.error) as error:
             log.debug("%s", error, exc_info=True)
             raise DeviceError(f"the graph has parameters that make no sense: {error!r}") from error
         finally:
-            if jit is not None:
-                used = allowance - jit.allowance
-                self._kernels -= used
-                self._shared.kernels -= used
+            if isinstance(jit, RationedJit):
+                self._kernels -= allowance - jit.allowance
+                self._shared.kernels -= allowance - jit.allowance
         graph.compiled = True
+        return True
 
 
 def describe(request: Request) -> str:

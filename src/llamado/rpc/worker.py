@@ -13,13 +13,12 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.jit import Jit, Kernel
-from llamado.devices.device import Device, DeviceError
+from llamado.devices.device import Device
 from llamado.errors import LlamadoError
 from llamado.rpc.endpoint import Endpoint, server_tls
+from llamado.rpc.rationed import RationedJit
 from llamado.rpc.regions import Lender
 from llamado.rpc.session import Session, Shared
 from llamado.rpc.tensor_cache import TensorCache, cache_folder
@@ -58,25 +57,6 @@ class WorkerOptions:
     tls_key: str | None = None
     tls_client_ca: str | None = None
     allow: tuple[str, ...] = ()
-
-
-class RationedJit(Jit):
-    """A Jit that makes or loads only `allowance` more kernels: graphs of strangers must not fill memory with code."""
-
-    allowance = 1 << 30
-
-    def compile(self, kernel: Kernel, symbol: str, parameters: dict[str, Any]) -> bytes:
-        self._check()
-        return super().compile(kernel, symbol, parameters)
-
-    def _load(self, code: bytes, symbol: str) -> int:
-        self._check()
-        self.allowance -= 1
-        return super()._load(code, symbol)
-
-    def _check(self) -> None:
-        if self.allowance <= 0:
-            raise DeviceError("the graphs of this client need more different kernels than any model does")
 
 
 class Worker:
