@@ -29,10 +29,8 @@ from llamado.rpc.hashing import fnv1a
 from llamado.rpc.known_hashes import KnownHashes
 from llamado.rpc.transport import ConnectError
 from llamado.rpc.wire import (
-    AllocBuffer,
     CopyTensor,
     DeviceCount,
-    FreeBuffer,
     GetAllocSize,
     GetTensor,
     GraphCompute,
@@ -89,9 +87,11 @@ def test_devices_share_a_connection_and_are_numbered() -> None:
         assert not devices[0].own and devices[0].endpoint == worker.endpoint
         assert devices[1].memory() == (1 << 30, 1 << 30)
         assert 0 < devices[2].round_trip() < 10
+        devices[0].place([g.new_tensor(T.I8, 100)])
+        assert worker.buffers
         devices[0].close()
         devices[0].close()
-        assert devices[1].memory()[1] == 1 << 30
+        assert devices[1].memory() == (1 << 30, 1 << 30)
         for device in devices[1:]:
             device.close()
         assert worker.connections == 1
@@ -705,8 +705,10 @@ def test_our_worker_that_does_not_answer_a_second_connection() -> None:
         if connection > 1:
             raise EOFError
 
+    before = threading.active_count()
     with ScriptedWorker(own=True, before=only_one) as worker, pytest.raises(ConnectError, match="second connection"):
         connect(worker.endpoint)
+    assert threading.active_count() <= before
 
 
 def test_a_quiet_worker_is_not_lost() -> None:
@@ -727,7 +729,25 @@ def test_closing_is_no_loss() -> None:
         buffers[0].free()
         with pytest.raises(DeviceLost, match="was closed"):
             device.memory()
-    assert {type(r) for r in worker.asked} >= {AllocBuffer, FreeBuffer}
+
+
+def test_closing_does_not_wait_for_a_frozen_worker() -> None:
+    with ScriptedWorker(before=when(SetTensor, hang)) as worker:
+        device = connect(worker.endpoint)[0]
+        tensor = g.new_tensor(T.I8, 10_000_000)
+        device.place([tensor])
+
+        def write() -> None:
+            with pytest.raises(DeviceLost):
+                for _ in range(10):
+                    device.write(tensor, np.zeros(10_000_000, np.uint8))
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        time.sleep(0.1)
+        device.close()
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 def test_no_threads_are_left() -> None:

@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -199,21 +199,18 @@ class RemoteDevice:
         return memory.free, memory.total
 
     def close(self) -> None:
-        """Gives all buffers back; the last device of a worker ends the connection."""
+        """Gives all memory back; with the last device of a worker the connection ends."""
         if self._closed:
             return
         self._closed = True
-        try:
-            with self._connection.batch():
-                for buffer in [*self._buffers]:
-                    buffer.free()
-        except DeviceLost:
-            pass
-        self._prepared.clear()
-        self._last = None
         self._shared.open -= 1
         if not self._shared.open:
             self._connection.close()
+        elif self.lost is None:
+            with suppress(DeviceLost), self._connection.batch():
+                for buffer in [*self._buffers]:
+                    buffer.free()
+        self._forget()
 
     def batch(self) -> AbstractContextManager[None]:
         """What is asked inside leaves in one piece at the end; wait for no future inside."""
@@ -331,11 +328,8 @@ class RemoteDevice:
             self._buffers.discard(buffer)
             self._forget()
             self._shared.freed += 1
-            if connection.lost is None:
-                try:
-                    connection.send(write_request(FreeBuffer(ptr)))
-                except DeviceLost:
-                    pass
+            with suppress(DeviceLost):
+                connection.send(write_request(FreeBuffer(ptr)))
 
     def _forget(self) -> None:
         """Drops graphs made ready: memory they name is given back."""
@@ -407,7 +401,10 @@ class RemoteDevice:
                 self._connection.send_bulk(head, source)
 
     def read(self, tensor: Tensor, offset: int, size: int) -> Future[Bytes]:
-        """`size` bytes of a bound tensor as they are once everything before is done."""
+        """`size` bytes of a bound tensor as they are once everything before is done.
+
+        Callbacks of the future run on the thread that receives: they must not wait for this device.
+        """
         self._surface()
         if offset < 0 or size < 0 or offset + size > tensor.nbytes:
             raise DeviceError(f"bytes {offset} to {offset + size} of tensor {tensor.name or '?'} of {tensor.nbytes}")

@@ -100,10 +100,10 @@ class Connection:
         self._receiver.start()
         try:
             self._greet()
+            beat = Heartbeat(endpoint, tls, timeout) if self.own else None
         except BaseException:
             self.close()
             raise
-        beat = Heartbeat(endpoint, tls, timeout) if self.own else None
         self._watch = Watch(self, self._transport, beat)
         self._watch.start()
 
@@ -317,12 +317,7 @@ class Connection:
         return self._reply_timeout
 
     def close(self) -> None:
-        """Says good-bye; what is pending fails."""
-        try:
-            if self.lost is None and not self._closed:
-                self.flush()
-        except DeviceLost:
-            pass
+        """Ends the connection; what is pending fails. The worker takes back all its memory."""
         self._closed = True
         if self._watch is not None:
             self._watch.stop()
