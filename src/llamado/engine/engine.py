@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceLost
+from llamado.engine.drafting import MOST, Cost
 from llamado.engine.errors import ComputeFailed, ContextExceeded, EngineClosed, InvalidRequest, Unavailable
 from llamado.engine.forward import Forward
 from llamado.engine.kvpool import KVPool, Run
@@ -67,7 +68,9 @@ class _Share(NamedTuple):
     run: Run
     n: int
     row: int | None
-    """Its row of the logits."""
+    """Its (first) row of the logits."""
+    draft: list[int]
+    """Tokens evaluated behind the last one of the sequence, each with a row of its own."""
 
 
 class _Flight(NamedTuple):
@@ -75,6 +78,7 @@ class _Flight(NamedTuple):
 
     rows: Future[NDArray[np.float32]]
     shares: list[_Share]
+    n_tokens: int
     n_prompt: int
     began: float
 
@@ -96,6 +100,8 @@ class Engine:
     longer than STEP_SECONDS, so that a long prompt delays the others' tokens by little. `cont_batching` off: prompts
     wait until no slot is generating. `top_k`: a faster kernel.
 
+    `drafting`: tokens that probably come next are evaluated along (see drafting.py).
+
     When a device is lost the engine pauses until it is back, or `failover` seconds later until its layers are elsewhere
     (None: never); then every sequence is read again and goes on where it was. Requests that wait for a slot meanwhile
     fail with Unavailable after `wait` seconds.
@@ -113,6 +119,7 @@ class Engine:
         cont_batching: bool = True,
         slot_prompt_similarity: float = 0.1,
         top_k: TopK = top_k_numpy,
+        drafting: bool = False,
         failover: float | None = None,
         wait: float = 30.0,
     ) -> None:
@@ -133,6 +140,7 @@ class Engine:
         self._pool = KVPool(forward.n_cells, forward.copy_cells)
         self._turn = 0
         self._flights: deque[_Flight] = deque()
+        self._cost = Cost() if drafting else None
         self._failover, self._wait = failover, wait
         self._fault: Fault | None = None
 
@@ -285,6 +293,7 @@ class Engine:
         shares: list[_Share] = []
         outputs: list[int] = []
         n_prompt = 0
+        room = self._max_batch - sum(counts)
         for slot, count in zip(slots, counts, strict=True):
             run, task = slot.run, slot.task
             assert run is not None and task is not None
@@ -295,22 +304,42 @@ class Engine:
             else:
                 tokens[n : n + count] = slot.tokens[used : used + count]
                 positions[n : n + count] = np.arange(used, used + count, dtype=np.int32)
-            starts[n : n + count] = run.start
-            n += count
+            draft = self._draft(slot, room) if room > 0 and used + 1 == slot.length and task.generated else []
+            if draft:
+                last = used + 1 + len(draft)
+                tokens[n + 1 : n + 1 + len(draft)] = draft
+                positions[n + 1 : n + 1 + len(draft)] = np.arange(used + 1, last, dtype=np.int32)
+                room -= len(draft)
+            rows = count + len(draft)
+            starts[n : n + rows] = run.start
+            n += rows
             row = None
             if used + count == slot.length:
                 row = len(outputs)
-                outputs.append(n - 1)
-            shares.append(_Share(slot, task, run, count, row))
+                outputs.extend(range(n - 1 - len(draft), n))
+            shares.append(_Share(slot, task, run, count, row, draft))
             if not task.generated:
                 n_prompt += count
         began = time.perf_counter()
-        rows = self._forward.start(tokens[:n], positions[:n], starts[:n], np.array(outputs, np.int32))
+        logits = self._forward.start(tokens[:n], positions[:n], starts[:n], np.array(outputs, np.int32))
         # Batches are worked on in order, so for whatever is planned from here on these cells are filled.
         for share in shares:
             share.run.used += share.n
             self._n_tokens_max = max(self._n_tokens_max, share.run.used)
-        self._flights.append(_Flight(rows, shares, n_prompt, began))
+        self._flights.append(_Flight(logits, shares, n, n_prompt, began))
+
+    def _draft(self, slot: Slot, room: int) -> list[int]:
+        """Tokens that probably follow, as many as there is room for and as are worth their time."""
+        if self._cost is None:
+            return []
+        task, run = slot.task, slot.run
+        assert task is not None and run is not None
+        most = min(MOST, room, run.capacity - slot.length, self.n_ctx - slot.length - 1)
+        if task.budget >= 0:
+            most = min(most, task.budget - 1)
+        if most <= 0:
+            return []
+        return task.drafter.propose(slot.tokens, slot.length, most, self._cost.least_gain)
 
     def _land(self, flight: _Flight) -> None:
         try:
@@ -327,20 +356,46 @@ class Engine:
             if flight.n_prompt >= _PACE_UNIT:
                 pace = flight.n_prompt / max(now - flight.began, 1e-9)
                 self._prompt_pace = 0.7 * self._prompt_pace + 0.3 * pace if self._prompt_pace else pace
-        for slot, task, run, n, _ in flight.shares:
+        for slot, task, run, n, _, _ in flight.shares:
             if slot.task is task and not task.generated:
                 task.n_processed += n
                 if task.request.return_progress:
                     elapsed = round(1e3 * (now - task.t_start))
                     self._emit(task, Progress(task.n_prompt, task.n_cached, run.used, elapsed))
-        for slot, task, _, _, row in flight.shares:
-            if row is None or slot.task is not task or task.cancelled:
-                continue
-            try:
-                self._advance(slot, task, rows[row])
-            except Exception as error:
-                log.exception("sampling of task %d failed", task.id)
-                self._end(slot, _named(error))
+        n_yielded = 0
+        for share in flight.shares:
+            if share.row is not None and share.slot.task is share.task and not share.task.cancelled:
+                try:
+                    n_yielded += self._continue(share, rows)
+                except Exception as error:
+                    log.exception("sampling of task %d failed", share.task.id)
+                    self._end(share.slot, _named(error))
+        if self._cost is not None and not flight.n_prompt:
+            self._cost.note(flight.n_tokens, now - flight.began, n_yielded)
+
+    def _continue(self, share: _Share, rows: NDArray[np.float32]) -> int:
+        """A sequence was evaluated to its end, perhaps beyond: its next token, and those after it that were drafted.
+
+        Returns how many tokens it got.
+        """
+        slot, task, run, _, row, draft = share
+        assert row is not None
+        accepted = 0
+        for drafted in (*draft, None):
+            token = self._advance(slot, task, rows[row + accepted])
+            if token is None:
+                break
+            if token != drafted:
+                break
+            # Its cell is filled already.
+            accepted += 1
+            if slot.run is run:
+                run.used += 1
+        if draft:
+            task.drafter.learn(len(draft), accepted)
+            task.n_drafted += len(draft)
+            task.n_accepted += accepted
+        return accepted + 1
 
     def _lose(self, slots: list[Slot], error: Exception) -> None:
         """A batch failed: with a device everybody's cells are gone, and nobody's answer; else those answers are."""
@@ -573,15 +628,15 @@ class Engine:
         if slot.task is None:
             slot.length = 0
 
-    def _advance(self, slot: Slot, task: Task, row: NDArray[np.float32]) -> None:
-        """A sequence was evaluated to its end: choose its next token and see whether the answer goes on."""
+    def _advance(self, slot: Slot, task: Task, row: NDArray[np.float32]) -> int | None:
+        """Choose the token at the end of a sequence from its logits; None where the answer is over with it."""
         request = task.request
         now = time.perf_counter()
         if not task.generated:
             task.t_first = now
             if request.n_predict == 0:
                 self._finish(slot, task, "limit")
-                return
+                return None
         token = task.sampler.sample(row, slot.length)
         probs = self._probs(task, row, token) if request.n_probs else None
         task.sampler.accept(token)
@@ -616,8 +671,9 @@ class Engine:
         self._emit(task, Token(text, [token], None if probs is None else [probs], index, timings))
         if stop != "none":
             self._finish(slot, task, stop, truncated)
-        else:
-            slot.append(token)
+            return None
+        slot.append(token)
+        return token
 
     def _probs(self, task: Task, row: NDArray[np.float32], token: int) -> TokenProbs:
         request = task.request

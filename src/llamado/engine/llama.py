@@ -80,6 +80,7 @@ class Llama:
         numa: str | None = None,
         chat_template: str | None = None,
         split: SplitOptions | None = None,
+        drafting: bool | None = None,
         defaults: Defaults | None = None,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> Self:
@@ -89,6 +90,7 @@ class Llama:
         `unified=False` divided by `n_slots`. `n_batch`, `n_ubatch`: most tokens in a step and in a forward pass.
         `type_k`, `type_v`: types of the KV cache. `mmap=False` reads the file into memory, `mlock` keeps it there,
         `numa` places the threads ("distribute", "isolate", "numactl"). `split` divides the model among workers.
+        `drafting` evaluates probable next tokens along (None: where a model is divided among workers).
         `progress(what, done, total)` is told how far loading is. Raises the
         rooms' errors: SourceError, GgufError, UnsupportedModel, TokenizerError, TemplateError.
         """
@@ -136,6 +138,7 @@ class Llama:
                 n_ctx=min(n_ctx_slot, model.hparams.n_ctx_train),
                 n_batch=n_batch,
                 cont_batching=cont_batching,
+                drafting=split is not None if drafting is None else drafting,
                 failover=None if split is None else split.failover,
                 wait=30.0 if split is None else split.wait,
             )

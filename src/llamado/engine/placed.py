@@ -50,6 +50,8 @@ _HIDDEN = 0xFC00  # f16 −inf
 _CHUNK = 128
 """Tokens of prompts in a batch where devices form a pipeline: the second works on one while the first has the next."""
 _MAX_DEPTH = 32
+_SIZES = (*range(1, 9), *(n << shift for shift in range(2, 20) for n in (3, 4)))
+"""Of batches on several devices: every new shape has to be sent and compiled."""
 
 Progress = Callable[[str, int, int], None]
 Reconnect = Callable[[Device], Device]
@@ -283,6 +285,12 @@ class PlacedForward:
             if progress is not None:
                 progress("compiling kernels", i, len(shapes))
             self._prepare(shape)
+        if self.placement is not None:
+            sizes = [n for n in _SIZES if n <= self.max_batch]
+            reaches = [n for n in (_PAD, 2 * _PAD) if n <= self.n_cells]
+            self._ahead = [self._shape(n, n, reach) for reach in reaches for n in sizes if n <= 32]
+            self._ahead += [self._shape(n, 1, reach) for reach in reaches for n in sizes]
+            return
         sizes = [n for n in (*range(12, 33, 4), *range(40, 257, 8), *range(288, 513, 32)) if n <= self.max_batch]
         few = [n for n in batch_sizes if n <= 8]
         self._ahead = [self._shape(n, 1, 1) for n in sizes]
@@ -293,13 +301,23 @@ class PlacedForward:
             self.devices[part.device].prepare(part.graph)
 
     def prepare_ahead(self) -> bool:
-        """Compiles the program of one more shape that requests are likely to need."""
-        while self._ahead and self.placement is None:
+        """Gets one more shape ready that requests are likely to need."""
+        while self._ahead:
             shape = self._ahead.pop(0)
-            if shape not in self._graphs:
+            if shape in self._graphs:
+                continue
+            if self.placement is None:
                 self._prepare(shape)
-                return True
+            else:
+                self._rehearse(shape)
+            return True
         return False
+
+    def _rehearse(self, shape: BatchShape) -> None:
+        """Runs a batch of nothing but filling, so that devices elsewhere have its programs."""
+        nothing = np.empty(0, np.int64)
+        with suppress(DeviceLost):
+            self._begin(shape, nothing, nothing, nothing, nothing, nothing).result()
 
     def start(
         self,
@@ -322,13 +340,25 @@ class PlacedForward:
             raise ForwardError(f"an output that is no row of a batch of {n}")
         if self._lost is not None:
             raise self._lost
-        shape = self._shape(n, n_out, used)
+        return self._begin(self._shape(n, n_out, used), tokens, positions, starts, cells, outputs)
+
+    def _begin(
+        self,
+        shape: BatchShape,
+        tokens: NDArray[np.integer],
+        positions: NDArray[np.integer],
+        starts: NDArray[np.int64],
+        cells: NDArray[np.int64],
+        outputs: NDArray[np.integer],
+    ) -> Future[NDArray[np.float32]]:
+        """Starts a batch of a shape, filled up as needed."""
+        n, n_out = len(tokens), len(outputs)
         filling = shape.n_tokens - n
         inputs: dict[str, Bytes] = {
-            "tokens": _filled(tokens, filling, 0),
-            "positions": _filled(positions, filling, 0),
-            "cells": _filled(cells, filling, self.n_cells),
-            "out_rows": _filled(outputs, shape.n_outputs - n_out, 0),
+            "tokens": _filled(tokens, np.int32, filling, 0),
+            "positions": _filled(positions, np.int32, filling, 0),
+            "cells": _filled(cells, np.int64, filling, self.n_cells),
+            "out_rows": _filled(outputs, np.int32, shape.n_outputs - n_out, 0),
             "mask": _mask(starts, cells, shape),
         }
         if self._n_swa:
@@ -386,7 +416,7 @@ class PlacedForward:
             self._queues[job.parts[index].device].put((job, index))
             return
         logits = job.values.get("logits", np.empty(0, np.uint8)).view(np.float32)
-        if job.n_tokens <= 8 and job.n_logits:
+        if job.n_logits and 8 * self.n_vocab * job.n_tokens <= 3 * job.n_logits:  # mostly of generating slots
             self._depth.note(time.perf_counter() - job.began, len(self._flying) >= self._depth.value)
         with suppress(Exception):  # it failed meanwhile
             job.future.set_result(logits.reshape(-1, self.n_vocab))
@@ -425,13 +455,15 @@ class PlacedForward:
 
     def _shape(self, n: int, n_out: int, used: int) -> BatchShape:
         """The shape that serves a batch: a few sizes, so that graphs are found again."""
+        if self.placement is not None:
+            n_tokens = min(next(size for size in _SIZES if size >= n), self.max_batch)
+            n_outputs = n_out if n_out <= 1 else n_tokens if n_tokens <= 64 or 2 * n_out > n else min(64, n_tokens)
+            reach = max(_PAD, 1 << (used - 1).bit_length())  # masks are sent, too
+            return BatchShape(n_tokens, max(n_out, n_outputs), min(reach, self.n_cells))
         step = 1 if n <= 8 else 4 if n <= 32 else 8 if n <= 256 else 32
         n_tokens = min(-(-n // step) * step, self.max_batch)
         n_outputs = n_out if n_out <= 2 or n <= 8 else min(n_tokens, 1 << (n_out - 1).bit_length())
-        if self.placement is not None:  # masks travel
-            reach = max(_PAD, 1 << (used - 1).bit_length())
-        else:
-            reach = _REACH if used <= _REACH else max(8 * _REACH, 1 << (used - 1).bit_length())
+        reach = _REACH if used <= _REACH else max(8 * _REACH, 1 << (used - 1).bit_length())
         return BatchShape(n_tokens, n_outputs, min(reach, self.n_cells))
 
     def copy_cells(self, src: int, dst: int, n: int) -> None:
@@ -515,9 +547,9 @@ def _fixed(part: Part) -> Iterable[tuple[str, Tensor]]:
     return (*part.graph.inputs.items(), *part.takes.items(), *part.graph.outputs.items())
 
 
-def _filled(values: NDArray[np.int32] | NDArray[np.int64], filling: int, filler: int) -> Bytes:
-    """The bytes of `values` and of `filling` times `filler`."""
-    whole = np.full(len(values) + filling, filler, values.dtype)
+def _filled(values: NDArray[np.integer], type: type[np.integer], filling: int, filler: int) -> Bytes:
+    """The bytes of `values` and of `filling` times `filler`, as integers of a type."""
+    whole = np.full(len(values) + filling, filler, type)
     whole[: len(values)] = values
     return whole.view(np.uint8)
 

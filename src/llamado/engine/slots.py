@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.engine.answer import Answer
+from llamado.engine.drafting import Drafter
 from llamado.engine.kvpool import Run
 from llamado.engine.request import Event, Request, SlotSnapshot, Timings, TokenProbs
 from llamado.engine.sampling import Sampler
@@ -18,8 +19,9 @@ class Task:
     """A request on its way from `submit` to its last event."""
 
     __slots__ = (
-        "answer", "cancelled", "emit", "generated", "id", "n_cached", "n_processed", "n_prompt", "probs", "probs_at",
-        "request", "sampler", "seed", "t_first", "t_last", "t_start", "t_submit",
+        "answer", "cancelled", "drafter", "emit", "generated", "id", "n_accepted", "n_cached", "n_drafted",
+        "n_processed", "n_prompt", "probs", "probs_at", "request", "sampler", "seed", "t_first", "t_last", "t_start",
+        "t_submit",
     )  # fmt: skip
 
     def __init__(
@@ -36,6 +38,8 @@ class Task:
         self.probs: list[TokenProbs] = []
         self.probs_at: list[int] = []
         """Where in the text each of `probs` begins."""
+        self.drafter = Drafter()
+        self.n_drafted = self.n_accepted = 0
         self.n_prompt = len(request.prompt)
         self.n_cached = 0
         self.n_processed = 0

@@ -1,0 +1,90 @@
+"""Several tokens per round trip: tokens that probably come next are evaluated along with the last one.
+
+What a sequence said before it often says again (prompt-lookup decoding, Saxena 2023; llama.cpp's ngram-simple). Each
+drafted token is kept only if it is the one that would have been chosen anyway, so answers are the same bytes, only
+sooner. How many are worth their time follows from how often they were right lately, and from what one more token in a
+batch was seen to cost: next to nothing while a batch mostly waits for networks.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST = 16
+"""Drafted tokens of one sequence in a batch, at most."""
+_ORDERS = (3, 2, 1)  # tokens that must have been there before, in this order
+_FIRST_GUESS = 0.5  # how often drafts are right before anything is known
+_LEAST_GAIN = 0.02  # a drafted token must be right at least so often, whatever it costs
+_MEMORY = 0.96  # of what batches cost, per batch
+
+
+class Drafter:
+    """What one sequence said so far, and how well that foretold it."""
+
+    def __init__(self) -> None:
+        self._seen: list[dict[tuple[int, ...], int]] = [{} for _ in _ORDERS]
+        self._known = 0  # tokens that are in `_seen`
+        self._right = [_FIRST_GUESS for _ in _ORDERS]
+        self._order = 0
+
+    def propose(self, tokens: NDArray[np.int32], length: int, most: int, least_gain: float) -> list[int]:
+        """Tokens that may follow `tokens[:length]`: at most `most`, each right with a chance above `least_gain`."""
+        said: list[int] = tokens[:length].tolist()
+        for end in range(self._known + 1, length):  # what ends here is followed by something
+            for order, seen in zip(_ORDERS, self._seen, strict=True):
+                if end >= order:
+                    seen[tuple(said[end - order : end])] = end
+        self._known = max(self._known, length - 1)
+        for i, (order, seen) in enumerate(zip(_ORDERS, self._seen, strict=True)):
+            at = seen.get(tuple(said[length - order : length])) if length > order else None
+            if at is None:
+                continue
+            self._order = i
+            chance = min(self._right[i], 0.99)
+            n = int(math.log(max(least_gain, _LEAST_GAIN)) / math.log(chance)) if least_gain < chance else 0
+            for k in range(min(n, most)):
+                said.append(said[at + k])  # past the end it repeats what it drafted
+            return said[length:]
+        return []
+
+    def learn(self, drafted: int, accepted: int) -> None:
+        """Of the last draft, so many tokens were right before the first wrong one."""
+        right = self._right[self._order]
+        for _ in range(min(accepted, 4)):
+            right += 0.15 * (1.0 - right)
+        if accepted < drafted:
+            right -= 0.15 * right
+        self._right[self._order] = max(right, 0.05)
+
+
+class Cost:
+    """What batches take: a + b × tokens seconds, fitted to the last ones, and what they yield."""
+
+    def __init__(self) -> None:
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self._tokens = 0.0
+
+    def note(self, n_tokens: int, seconds: float, n_yielded: int) -> None:
+        """A batch of `n_tokens` took `seconds` and gave `n_yielded` tokens of answers."""
+        x = float(n_tokens)
+        self._n = _MEMORY * self._n + 1.0
+        self._x = _MEMORY * self._x + x
+        self._y = _MEMORY * self._y + seconds
+        self._xx = _MEMORY * self._xx + x * x
+        self._xy = _MEMORY * self._xy + x * seconds
+        self._tokens = _MEMORY * self._tokens + n_yielded
+
+    @property
+    def least_gain(self) -> float:
+        """The chance of being right above which one more token in a batch is worth its time."""
+        if self._n < 2 or not self._y:
+            return _FIRST_GUESS / 4
+        spread = self._xx - self._x * self._x / self._n
+        slope = (self._xy - self._x * self._y / self._n) / spread if spread > 0.5 else 0.0
+        mean = self._y / self._n
+        per_token = min(max(slope, 0.01 * mean / max(self._x / self._n, 1.0)), mean)
+        # Time that a token takes, in tokens that batches yield in that time.
+        return per_token * self._tokens / self._y
