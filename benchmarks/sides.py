@@ -102,7 +102,8 @@ def server(
     if side == "llamado":
         command = our_command("serve", *arguments)
     else:
-        command = [peer_program("llama-server"), *arguments, "-ngl", "0", "--no-webui"]
+        here = [] if "-ngl" in options else ["-ngl", "0"]
+        command = [peer_program("llama-server"), *arguments, *here, "--no-webui"]
     with tempfile.TemporaryFile() as log:
         began = time.perf_counter()
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **(environment or {})})
