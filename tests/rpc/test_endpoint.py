@@ -1,0 +1,134 @@
+"""Addresses of workers, and TLS contexts that say what is wrong with a file."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from pathlib import Path
+
+import pytest
+import trustme
+
+from llamado.rpc.endpoint import Endpoint, EndpointError, client_tls, server_tls
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoint"),
+    [
+        ("worker", Endpoint("worker", 50052)),
+        ("worker:1", Endpoint("worker", 1)),
+        ("10.0.0.7:65535", Endpoint("10.0.0.7", 65535)),
+        ("tls://gpu.example:50053", Endpoint("gpu.example", 50053, tls=True)),
+        ("TLS://gpu.example", Endpoint("gpu.example", 50052, tls=True)),
+        ("tcp://gpu.example", Endpoint("gpu.example", 50052)),
+        ("[::1]:50053", Endpoint("::1", 50053)),
+        ("tls://[fd00::7]", Endpoint("fd00::7", 50052, tls=True)),
+        (" worker:7 ", Endpoint("worker", 7)),
+    ],
+)
+def test_parse(text: str, endpoint: Endpoint) -> None:
+    assert Endpoint.parse(text) == endpoint
+    assert Endpoint.parse(str(endpoint)) == endpoint
+
+
+def test_default_port() -> None:
+    assert Endpoint.parse("worker", default_port=7).port == 7
+    assert Endpoint.parse("worker:8", default_port=7).port == 8
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ":50052", "worker:", "worker:x", "worker:0", "worker:65536", "worker:-1", "worker:1.5", "worker:١",
+     "::1", "[::1", "[::1]x", "[]:1", "http://worker", "tls://", "a b:1", "worker:1:2", "worker/x", "user@worker"],
+)  # fmt: skip
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(EndpointError) as error:
+        Endpoint.parse(text)
+    assert repr(text) in str(error.value)
+
+
+class Authority:
+    """A certificate authority with files for one server and one client."""
+
+    def __init__(self, folder: Path) -> None:
+        self.ca = trustme.CA()
+        self.pem = str(folder / "ca.pem")
+        self.ca.cert_pem.write_to_path(self.pem)
+        self.cert, self.key = str(folder / "cert.pem"), str(folder / "key.pem")
+        own = self.ca.issue_cert("127.0.0.1", "localhost")
+        own.private_key_pem.write_to_path(self.key)
+        for i, part in enumerate(own.cert_chain_pems):
+            part.write_to_path(self.cert, append=i > 0)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def shake(server: ssl.SSLContext, client: ssl.SSLContext) -> bytes:
+    """What a client hears from a server that says "hello" once TLS stands; raises what the client meets."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            sock, _ = listener.accept()
+            with sock:
+                try:
+                    with server.wrap_socket(sock, server_side=True) as secure:
+                        secure.sendall(b"hello")
+                except OSError:
+                    pass
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            with (
+                socket.create_connection(listener.getsockname(), timeout=30) as sock,
+                client.wrap_socket(sock, server_hostname="127.0.0.1") as secure,
+            ):
+                return secure.recv(5)
+        finally:
+            thread.join(30)
+
+
+def test_both_ends_meet(authority: Authority) -> None:
+    server = server_tls(authority.cert, authority.key, authority.pem)
+    assert shake(server, client_tls(authority.pem, authority.cert, authority.key)) == b"hello"
+
+
+def test_a_client_without_a_certificate_hears_nothing(authority: Authority) -> None:
+    server = server_tls(authority.cert, authority.key, authority.pem)
+    with pytest.raises(OSError):
+        assert not shake(server, client_tls(authority.pem))
+        raise ConnectionResetError  # closed without a word
+
+
+def test_a_client_does_not_trust_another_authority(authority: Authority, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = Authority(tmp_path / "other")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake(server_tls(authority.cert, authority.key), client_tls(other.pem))
+
+
+def test_old_versions_are_off(authority: Authority) -> None:
+    assert server_tls(authority.cert, authority.key).minimum_version >= ssl.TLSVersion.TLSv1_2
+    assert client_tls(authority.pem).minimum_version >= ssl.TLSVersion.TLSv1_2
+
+
+def test_files_that_cannot_be_used(authority: Authority, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = Authority(tmp_path / "other")
+    text = tmp_path / "text"
+    text.write_text("no certificate")
+    missing = str(tmp_path / "missing.pem")
+    with pytest.raises(EndpointError, match=r"--tls-cert .*missing\.pem.*No such file"):
+        server_tls(missing, authority.key)
+    with pytest.raises(EndpointError, match="not that of the certificate"):
+        server_tls(authority.cert, other.key)
+    with pytest.raises(EndpointError, match=r"--tls-client-ca .*text: not a PEM file"):
+        server_tls(authority.cert, authority.key, str(text))
+    with pytest.raises(EndpointError, match=r"--rpc-ca .*missing\.pem"):
+        client_tls(missing)
+    with pytest.raises(EndpointError, match="go together"):
+        client_tls(authority.pem, authority.cert)

@@ -1,0 +1,180 @@
+"""A client that says exactly what a test tells it to, and what it needs to build tensors and graphs for the wire."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.devices.device import Device
+from llamado.ggml.graph import Graph
+from llamado.ggml.ops import MAX_SRC
+from llamado.ggml.tensor import Tensor
+from llamado.rpc.wire import (
+    COMMANDS,
+    TENSOR,
+    Allocated,
+    AllocBuffer,
+    BufferGetBase,
+    GetTensor,
+    GraphCompute,
+    Hello,
+    Number,
+    Request,
+    Response,
+    ResponseReader,
+    SetTensor,
+    WireTensor,
+    graph_request,
+    has_response,
+    write_request,
+)
+from llamado.rpc.worker import Worker, WorkerOptions
+
+
+@contextmanager
+def running(*devices: Device, **options: Any) -> Iterator[Worker]:
+    """A worker on a port of its own, served by a thread."""
+    worker = Worker(devices, WorkerOptions(**{"port": 0, **options}))
+    thread = threading.Thread(target=worker.serve)
+    thread.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+class Client:
+    """One connection, blocking. `greet` False leaves HELLO to the test."""
+
+    def __init__(self, worker: Worker, *, greet: bool = True, timeout: float = 60.0) -> None:
+        self.sock: socket.socket = socket.create_connection(("127.0.0.1", worker.port), timeout=timeout)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.reader = ResponseReader()
+        if greet:
+            self.hello = self.ask(Hello())
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sock.close()
+
+    def send(self, request: Request, data: bytes = b"") -> None:
+        self.sock.sendall(write_request(request) + data)
+
+    def ask(self, request: Request) -> Response:
+        """Sends a request and waits for its response."""
+        command = COMMANDS[type(request)]
+        assert has_response(command)
+        self.reader.expect(command, request.size if isinstance(request, GetTensor) else 0)
+        self.send(request)
+        while (got := self.reader.next()) is None:
+            self._receive()
+        return got[1]
+
+    def number(self, request: Request) -> int:
+        answer = self.ask(request)
+        assert isinstance(answer, Number)
+        return answer.value
+
+    def _receive(self) -> None:
+        data = self.sock.recv(1 << 16)
+        if not data:
+            raise ConnectionResetError("the worker closed the connection")
+        self.reader.feed(data)
+
+    def alloc(self, size: int, device: int = 0) -> tuple[int, int]:
+        """A buffer: its ptr and base."""
+        answer = self.ask(AllocBuffer(device, size))
+        assert isinstance(answer, Allocated) and answer.ptr and answer.size == size
+        return answer.ptr, self.number(BufferGetBase(answer.ptr))
+
+    def set(self, tensor: WireTensor, data: bytes, offset: int = 0, cache: int = 0) -> None:
+        self.send(SetTensor(tensor, cache, offset, len(data)), data)
+
+    def get(self, tensor: WireTensor, size: int, offset: int = 0) -> bytes:
+        self.ask(GetTensor(tensor, offset, size))
+        target = memoryview(bytearray(size))
+        done = 0
+        while done < size:
+            got = self.reader.take(target[done:])
+            if not got:
+                self._receive()
+            done += got
+        return bytes(target)
+
+    def is_closed(self) -> bool:
+        """Waits until the worker closes the connection; what came before it is thrown away."""
+        try:
+            while self.sock.recv(1 << 16):
+                pass
+        except ConnectionResetError:
+            pass
+        return True
+
+
+def raw(ptr: int, at: int, size: int, name: bytes = b"raw") -> WireTensor:
+    """`size` bytes at address `at` as a tensor of I8."""
+    return WireTensor(1, 24, ptr, (size, 1, 1, 1), (1, size, size, size), at, name=name)
+
+
+def records(
+    graph: Graph, ptr: int, base: int, places: dict[Tensor, int], *, flags: int = 16
+) -> tuple[NDArray[np.uint64], NDArray[Any]]:
+    """Nodes and tensors of a graph. `places` are offsets of tensors in the buffer; others have none."""
+    order: dict[Tensor, int] = {}
+
+    def add(tensor: Tensor) -> None:
+        if tensor in order:
+            return
+        for source in (*tensor.src, tensor.view_src):
+            if source is not None and source is not tensor:
+                add(source)
+        order[tensor] = 0x1000 + 16 * len(order)
+
+    for node in graph.nodes:
+        add(node)
+    counts = graph.use_counts()
+    made = np.zeros(len(order), TENSOR)
+    for record, (tensor, number) in zip(made, order.items(), strict=True):
+        root, inside = tensor.root()
+        if root in places:
+            record["buffer"], record["data"] = ptr, base + places[root] + inside
+        record["id"], record["type"], record["op"], record["flags"] = number, tensor.type, tensor.op, tensor.flags
+        if tensor in graph.nodes:
+            record["flags"] |= flags
+        record["ne"], record["nb"], record["op_params"] = tensor.ne, tensor.nb, np.void(tensor.op_params)
+        record["src"] = [order[s] if s is not None else 0 for s in tensor.src] + [0] * (MAX_SRC - len(tensor.src))
+        record["view_src"] = order[tensor.view_src] if tensor.view_src is not None else 0
+        record["view_offs"], record["name"] = tensor.view_offs, tensor.name.encode()[:63]
+        record["use_count"] = counts.get(tensor, 0)
+    return np.array([order[node] for node in graph.nodes], "<u8"), made
+
+
+def request(graph: Graph, ptr: int, base: int, places: dict[Tensor, int], device: int = 0) -> GraphCompute:
+    """GRAPH_COMPUTE for a graph."""
+    return graph_request(device, *records(graph, ptr, base, places))
+
+
+def wire_of(tensor: Tensor, ptr: int, at: int) -> WireTensor:
+    """A bound tensor as it travels in SET_TENSOR and GET_TENSOR."""
+    return WireTensor(7, int(tensor.type), ptr, tensor.ne, tensor.nb, at, name=tensor.name.encode())
+
+
+def layout(tensors: Sequence[Tensor], gap: int = 0) -> tuple[dict[Tensor, int], int]:
+    """Places for tensors, 64-byte aligned, `gap` bytes between them; and the size of the buffer."""
+    places: dict[Tensor, int] = {}
+    at = gap
+    for tensor in tensors:
+        at = -(-at // 64) * 64
+        places[tensor] = at
+        at += tensor.nbytes + gap
+    return places, at
