@@ -293,6 +293,11 @@ class _Decoder:
         records, n = self.records, self.n
         runs = (position >= 0) & ((records["flags"] & _COMPUTE) != 0)
         homeless = runs & (offsets < 0) & (roots == np.arange(n))
+        read = sources[nodes[runs[nodes]]]
+        read = read[read >= 0]
+        nowhere = np.zeros(n, np.bool_)
+        nowhere[read] = (offsets[roots[read]] < 0) & ~runs[roots[read]] & (sizes[read] > 0)
+        self._fail(nowhere, "it has no memory, and nothing computes it")
         activations = self._peak(homeless, nodes, sources, position, roots, sizes)
         loose = self._loose(runs, nodes, sources, roots, offsets)
         ptrs = np.unique(records["buffer"][loose])
