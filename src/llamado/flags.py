@@ -108,7 +108,7 @@ _WHERE = "operations run where their weights are"
 _EXPERTS = "mixtures of experts are not supported yet"
 _LATER = "not supported yet"
 _VISION = "multimodal models are not supported yet"
-_DRAFT = "speculative decoding is not supported yet"
+_DRAFT = "speculative decoding with a second model is not supported yet; see --spec-type"
 _ROUTER = "several models in one server are not supported yet: start one `llamado serve` per model"
 
 # fmt: off
@@ -235,7 +235,11 @@ COMPUTE = _group(
              off_values="-1 32"),
     _refused("-md --model-draft --spec-draft-model", _DRAFT, env="LLAMA_ARG_SPEC_DRAFT_MODEL"),
     _refused("-hfd -hfrd --hf-repo-draft --spec-draft-hf", _DRAFT, env="LLAMA_ARG_SPEC_DRAFT_HF_REPO"),
-    _refused("--spec-type", _DRAFT, env="LLAMA_ARG_SPEC_TYPE", off_values="none"),
+    _used("--spec-type",
+          "evaluate probable next tokens along with the last one: ngram-simple (what the sequence said before), none, or "
+          "auto: ngram-simple with --rpc, where it hides the links; answers are the same bytes",
+          type="str", default="auto", choices="auto none ngram-simple", metavar="TYPE", env="LLAMA_ARG_SPEC_TYPE",
+          commands=_SAMPLING),
     _refused("--spec-default", _DRAFT, type="bool"),
 )
 

@@ -62,6 +62,7 @@ def load_llama(source: ModelSource, options: EngineOptions, defaults: Defaults, 
         numa=options.numa,
         chat_template=options.chat_template,
         split=options.split,
+        drafting=options.drafting,
         defaults=defaults,
         progress=preparing,
     )

@@ -53,6 +53,8 @@ class EngineOptions:
     numa: str | None = None
     chat_template: str | None = None
     split: SplitOptions | None = None
+    drafting: bool | None = None
+    """Whether probable next tokens are evaluated along; None: where the model is split."""
     """Other machines that share the model; None: this one alone."""
 
     def with_context(self, n_ctx: int) -> EngineOptions:
@@ -176,6 +178,7 @@ def engine_options(flags: Parsed, *, n_slots: int | None = None) -> EngineOption
         numa=flags.numa,
         chat_template=_template(flags),
         split=split_options(flags),
+        drafting={"none": False, "ngram-simple": True}.get(flags.values.get("spec_type", "auto")),
     )
 
 
