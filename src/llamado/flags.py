@@ -236,8 +236,8 @@ COMPUTE = _group(
     _refused("-md --model-draft --spec-draft-model", _DRAFT, env="LLAMA_ARG_SPEC_DRAFT_MODEL"),
     _refused("-hfd -hfrd --hf-repo-draft --spec-draft-hf", _DRAFT, env="LLAMA_ARG_SPEC_DRAFT_HF_REPO"),
     _used("--spec-type",
-          "evaluate probable next tokens along with the last one: ngram-simple (what the sequence said before), none, or "
-          "auto: ngram-simple with --rpc, where it hides the links; answers are the same bytes",
+          "evaluate probable next tokens along with the last one: ngram-simple (what the sequence said before), none, "
+          "or auto: ngram-simple with --rpc, where it hides the links; answers are the same bytes",
           type="str", default="auto", choices="auto none ngram-simple", metavar="TYPE", env="LLAMA_ARG_SPEC_TYPE",
           commands=_SAMPLING),
     _refused("--spec-default", _DRAFT, type="bool"),
