@@ -294,3 +294,19 @@ def test_settings_of_the_split_are_kept() -> None:
     given = SplitOptions(rpc=("a:1",), n_gpu_layers=3)
     split = latency.split_for(given, ["b:2"], even=False)
     assert split == replace(given, rpc=("b:2",))
+
+
+def test_workers_of_our_own() -> None:
+    with latency.own_workers(2) as endpoints:
+        assert len({endpoint.port for endpoint in endpoints}) == 2
+        for endpoint in endpoints:
+            with socket.create_connection(endpoint.address, timeout=20) as client:
+                client.sendall(wire.write_request(wire.Hello()))
+                reader = wire.ResponseReader()
+                reader.expect(wire.Command.HELLO)
+                reader.feed(client.recv(36, socket.MSG_WAITALL))
+                message = reader.next()
+                assert message is not None and message[1].own == wire.LLAMADO  # type: ignore[union-attr]
+    for endpoint in endpoints:
+        with pytest.raises(OSError):
+            socket.create_connection(endpoint.address, timeout=20)

@@ -135,6 +135,7 @@ def read_requests(pieces: Iterator[bytes], bulks: list[bytearray]) -> list[Reque
     return found
 
 
+@settings(deadline=None)
 @given(hello=REQUESTS[Command.HELLO], sent=st.lists(requests, max_size=4), at=st.lists(st.integers(0, 2**20)))
 def test_requests_are_read_as_written(hello: wire.Hello, sent: list[Request], at: list[int]) -> None:
     sent = [hello, *sent]
@@ -154,7 +155,7 @@ def test_requests_are_read_as_written(hello: wire.Hello, sent: list[Request], at
 def test_any_byte_may_be_the_last_of_a_read(command: Command) -> None:
     """One request of each command, byte by byte."""
 
-    @settings(max_examples=3)
+    @settings(max_examples=3, deadline=None)
     @given(request=REQUESTS[command])
     def one(request: Request) -> None:
         stream = wire.write_request(wire.Hello()) + wire.write_request(request)
@@ -167,6 +168,7 @@ def test_any_byte_may_be_the_last_of_a_read(command: Command) -> None:
     one()
 
 
+@settings(deadline=None)
 @given(sent=st.lists(answers, max_size=6), at=st.lists(st.integers(0, 2**16)))
 def test_responses_are_read_as_written(sent: list[tuple[Command, Response]], at: list[int]) -> None:
     reader, stream, written = ResponseReader(), bytearray(), []
@@ -194,6 +196,7 @@ def test_responses_are_read_as_written(sent: list[tuple[Command, Response]], at:
     assert read == sent and bulks == written and reader.n_expected == 0 and reader.held == 0
 
 
+@settings(deadline=None)
 @given(
     size=st.integers(0, 5000),
     fed=st.integers(0, 6000),
@@ -235,6 +238,7 @@ def test_bulk_moves_in_any_mixture(size: int, fed: int, steps: list[tuple[str, i
     assert reader.next() == wire.GraphRecompute(7) and reader.held == 0
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=2000), st.booleans(), st.lists(st.integers(0, 2000), max_size=5))
 def test_arbitrary_requests_raise_nothing_but_wire_errors(noise: bytes, greeted: bool, at: list[int]) -> None:
     reader = RequestReader(max_message=10_000)
@@ -251,6 +255,7 @@ mutated = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(mutated, max_size=3), st.lists(st.integers(0, 4000), max_size=5))
 def test_messages_of_any_size_raise_nothing_but_wire_errors(
     messages: list[tuple[int, int, bytes]], at: list[int]
@@ -271,6 +276,7 @@ def drain(reader: RequestReader, pieces: Iterator[bytes]) -> None:
         pass
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(sorted(RESPONSES)), max_size=4), st.integers(0, 2**64 - 1), st.binary(max_size=200))
 def test_arbitrary_responses_raise_nothing_but_wire_errors(expected: list[Command], size: int, noise: bytes) -> None:
     reader = ResponseReader()
@@ -386,6 +392,7 @@ def test_a_tensor_lies_in_memory_as_the_table_says() -> None:
     }  # fmt: skip
 
 
+@settings(deadline=None)
 @given(tensors)
 def test_a_tensor_is_read_as_packed(tensor: wire.WireTensor) -> None:
     assert wire.WireTensor.unpack(b"xyz" + tensor.pack(), 3) == tensor

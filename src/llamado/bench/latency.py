@@ -74,12 +74,12 @@ class Measured:
 
 def generation_rate(llama: Llama, n_streams: int, n_predict: int, seed: int = 0) -> float:
     """Tokens per second that `n_streams` answers at once get in all, from the first token of any to the last."""
-    times: list[float] = []
+    times: list[float] = []  # one for each token
     ended: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
     def emit(event: Event) -> None:
         if isinstance(event, Token):
-            times.append(time.perf_counter())
+            times.extend([time.perf_counter()] * len(event.tokens))
         elif isinstance(event, Done | Failed):
             ended.put(event)
 
