@@ -508,7 +508,7 @@ TAP = _group(
     _used("--target-port", "the worker's port", type="int", default=50052, metavar="PORT", commands=_TAP),
     _used("--latency-ms", "delay of each graph command (GRAPH_COMPUTE, GRAPH_RECOMPUTE) in ms", type="float",
           default=0.0, metavar="MS", commands=_TAP),
-    _used("--jitter-ms", "random part of the delay: up to this much more or less, in ms", type="float", default=0.0,
+    _used("--jitter-ms", "random part of the delay: up to this much more, in ms", type="float", default=0.0,
           metavar="MS", commands=_TAP),
     _used("--bandwidth", "most bits a second each way: 1G, 100M, 64k (default: no limit)",
           type="str", metavar="BITS", commands=_TAP),
