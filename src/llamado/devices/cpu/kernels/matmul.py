@@ -2,7 +2,8 @@
 
 One arithmetic for every batch size (the law "one numerics"): for each output, blocks are taken in order along K;
 within a block the integer dot product is exact; then one fused multiply-add into the f32 sum. `matmul_few` keeps a
-block's unpacked weights in registers for up to `Lowering.columns` columns; `matmul_many` unpacks 8 or 16 rows of a
+block's unpacked weights in registers for up to `Lowering.columns` columns, `matmul_several` does so for a few groups of
+them; `matmul_many` unpacks 8 or 16 rows of a
 stretch of K into scratch (L1) and spends them on all columns. Lanes are rows in both, so the float operations are the
 same ones in the same order.
 
@@ -24,6 +25,9 @@ _FIELDS = ("w", "row_bytes", "n_blocks", "n_rows", "x", "n_columns", "y", "y_str
 
 NEAR = 8192
 """Bytes of eight rows up to which they are asked for twice: far ahead into L2, and one turn ahead into L1."""
+
+SEVERAL = 3
+"""Groups of columns up to which `matmul_several` beats `matmul_many`."""
 
 STRETCH = 2048
 """Weights of a row unpacked at a time by `matmul_many` for eight rows, half as many for 16: they stay in L1."""
@@ -98,25 +102,69 @@ def matmul_few(
     Eight rows are eight short streams, which defeat the hardware's prefetching: the next eight rows are asked for here.
     """
     form = FORMATS[TensorType[weights]]
-    x_step = BYTES_PER_COLUMN[form.block] * columns
     with c.shares(work, (a.n_rows + 7) // 8, a.share) as panel:
         first = c.min(panel * 8, a.n_rows - 8)
         rows = _row_addresses(a, first)
-        sums = [c.var(c.const(F32x8, 0.0)) for _ in range(columns)]
-        with c.range(0, a.n_blocks) as i:
+        for j, total in enumerate(_products(c, a, form, rows, a.x, columns, near)):
+            c.store(a.y + j * a.y_stride + first * 4, total.value)
+    _fetch_next(c, a, work)
+
+
+def _products(
+    c: Code, a: SimpleNamespace, form: Small | Super, rows: Sequence[Value], x: Value, columns: int, near: bool | None
+) -> list[Var]:
+    """Sums of eight rows times one group of columns at x; `near` None: the rows that follow are not asked for."""
+    x_step = BYTES_PER_COLUMN[form.block] * columns
+    sums = [c.var(c.const(F32x8, 0.0)) for _ in range(columns)]
+    with c.range(0, a.n_blocks) as i:
+        if near is not None:
             for line in range(0, 8 * form.block_bytes, 64):
                 at = rows[0] + i * (8 * form.block_bytes) + line
                 if near:
                     c.prefetch(at + a.row_bytes * 8, near=True)
                 c.prefetch(at + a.row_bytes * (24 if near else 16), near=False)
-            here = [row + i * form.block_bytes for row in rows]
-            x = a.x + i * x_step
-            if isinstance(form, Small):
-                _step32(c, form, form.unpack(c, here), x, sums)
-            else:
-                _step256(c, form, form.unpack(c, here), x, sums)
-        for j, total in enumerate(sums):
-            c.store(a.y + j * a.y_stride + first * 4, total.value)
+        here = [row + i * form.block_bytes for row in rows]
+        at_x = x + i * x_step
+        if isinstance(form, Small):
+            _step32(c, form, form.unpack(c, here), at_x, sums)
+        else:
+            _step256(c, form, form.unpack(c, here), at_x, sums)
+    return sums
+
+
+@kernel(*_FIELDS, "next", "next_panels", "next_row_bytes")
+def matmul_several(c: Code, a: SimpleNamespace, work: Work, *, weights: str, near: bool) -> None:
+    """y for more columns than one group of x: as `matmul_few` for each group, while the rows are in L1.
+
+    Each group unpacks the rows anew: for a few groups that costs less than passing them through scratch.
+    """
+    form = FORMATS[TensorType[weights]]
+    wide = c.lowering.columns
+    nowhere = c.scratch(32)
+    rest = a.n_columns % wide
+    n_wide = a.n_columns // wide
+    if wide > 4:
+        n_wide = n_wide + (rest > 4).zext(n_wide.type)
+    x_column = a.n_blocks * BYTES_PER_COLUMN[form.block]
+
+    def group(first: Value, rows: Sequence[Value], column: Value | int, n: int, near: bool | None) -> None:
+        x = a.x + x_column * column
+        for j, total in enumerate(_products(c, a, form, rows, x, n, near)):
+            inside = (a.n_columns * 0 + column) + j < a.n_columns
+            c.store(c.select(inside, a.y + a.y_stride * (column + j) + first * 4, nowhere), total.value)
+
+    with c.shares(work, (a.n_rows + 7) // 8, a.share) as panel:
+        first = c.min(panel * 8, a.n_rows - 8)
+        rows = _row_addresses(a, first)
+        group(first, rows, 0, wide, near)
+        with c.range(1, n_wide) as number:
+            group(first, rows, number * wide, wide, None)
+        if wide > 4:
+            with c.when(n_wide * wide < a.n_columns):
+                group(first, rows, n_wide * wide, 4, None)
+        else:
+            with c.when(rest > 0):
+                group(first, rows, n_wide * wide, wide, None)
     _fetch_next(c, a, work)
 
 
