@@ -161,27 +161,28 @@ def compare(ours: list[Tensor], theirs: list[Wire]) -> None:
             assert view_of.name == their.view_src.name, where
 
 
-def build(path: Path, shape: BatchShape, *, embed: bool) -> Graph:
+def build(path: Path, shape: BatchShape) -> Graph:
     with GGUFFile.open(path) as file:
         model = load_model(file)
-        return model.build(shape, model.kv_tensors(2048), embed=embed)
+        return model.build(shape, model.kv_tensors(2048))
 
 
 @pytest.mark.parametrize(("capture", "n_tokens"), [("graph_0", 2), ("graph_1", 5)])
 def test_smollm2_equals_llama_cpp(smollm2_path: Path, capture: str, n_tokens: int) -> None:
     """The embedding's GET_ROWS stays on the machine of the master, so what it sends starts from hidden states."""
     theirs = without_differences(decode(CAPTURES / f"smollm2-135m-instruct-q4_1.{capture}.bin.xz"))
-    ours = build(smollm2_path, BatchShape(n_tokens, 1, 256), embed=False)
+    ours = build(smollm2_path, BatchShape(n_tokens, 1, 256))
     assert len(theirs) == 935
-    compare(ours.nodes, theirs)
+    compare(ours.nodes[1:], theirs)
 
 
 def test_gemma3_equals_llama_cpp(gemma3_path: Path) -> None:
     """Their first node multiplies by a row of scales, for batches with images; ours is a SCALE by sqrt(n_embd)."""
     theirs = without_differences(decode(CAPTURES / "gemma-3-270m-q4_k_m.graph_0.bin.xz"))
     assert (theirs[0].op, theirs[0].name) == (Op.MUL, "inp_scaled")
-    compare(build(gemma3_path, BatchShape(2, 1, 256), embed=False).nodes, theirs[1:])
-    embedding = build(gemma3_path, BatchShape(2, 1, 256), embed=True).nodes[:2]
+    ours = build(gemma3_path, BatchShape(2, 1, 256)).nodes
+    compare(ours[2:], theirs[1:])
+    embedding = ours[:2]
     assert [t.op for t in embedding] == [Op.GET_ROWS, Op.SCALE]
     assert embedding[1].op_params[:4] == np.float32(640**0.5).tobytes()
 
@@ -190,7 +191,7 @@ def test_a_batch_without_outputs_stops_at_the_last_cache(gemma3_path: Path) -> N
     """Theirs goes on with tensors of no columns; ours ends where the cache is written, with the same nodes so far."""
     theirs = without_differences(decode(CAPTURES / "gemma-3-270m-q4_k_m.graph_1.bin.xz"))
     assert theirs[-1].ne == (262144, 0, 1, 1)
-    ours = build(gemma3_path, BatchShape(2, 0, 256), embed=True)
+    ours = build(gemma3_path, BatchShape(2, 0, 256))
     assert ours.outputs == {}
     last_write = max(i for i, t in enumerate(theirs) if t.op == Op.SET_ROWS)
     # The last layer's queries (MUL_MAT, RESHAPE, norm, ROPE, SCALE) are not computed.
@@ -202,6 +203,6 @@ def test_a_batch_without_outputs_stops_at_the_last_cache(gemma3_path: Path) -> N
 
 def test_use_counts_equal_llama_cpp(smollm2_path: Path) -> None:
     theirs = without_differences(decode(CAPTURES / "smollm2-135m-instruct-q4_1.graph_1.bin.xz"))
-    graph = build(smollm2_path, BatchShape(5, 1, 256), embed=False)
+    graph = build(smollm2_path, BatchShape(5, 1, 256))
     counts = graph.use_counts()
-    assert [counts.get(t, 0) for t in graph.nodes] == [t.use_count for t in theirs]
+    assert [counts.get(t, 0) for t in graph.nodes[1:]] == [t.use_count for t in theirs]

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGUFWriter
-from reference import ReferenceModel, attention_masks
+from reference import ReferenceModel
 from tiny_models import make_gemma3, make_llama
 
 from llamado.errors import LlamadoError
-from llamado.ggml import Graph, Op, RopeMode, Tensor
+from llamado.ggml import Op, RopeMode
 from llamado.gguf.metadata import StringArray
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType as T
@@ -214,19 +214,10 @@ def test_impossible_batches(n_tokens: int, n_outputs: int, n_kv: int) -> None:
         BatchShape(n_tokens, n_outputs, n_kv)
 
 
-def test_impossible_parts(tmp_path: Path) -> None:
+def test_more_cells_than_the_cache_has(tmp_path: Path) -> None:
     model = load(make_llama(tmp_path / "m.gguf"))
-    kv, shape = model.kv_tensors(256), BatchShape(1, 1, 256)
-    for options in (
-        {"first_layer": 1},
-        {"last_layer": 1},
-        {"last_layer": 3, "head": False},
-        {"first_layer": 1, "last_layer": 1, "embed": False, "head": False},
-    ):
-        with pytest.raises(ValueError):
-            model.build(shape, kv, **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="512 cells of a cache of 256"):
-        model.build(BatchShape(1, 1, 512), kv)
+        model.build(BatchShape(1, 1, 512), model.kv_tensors(256))
 
 
 # --- graphs -----------------------------------------------------------------------------------------------------------
@@ -235,7 +226,7 @@ def test_impossible_parts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", MAKERS)
 def test_inputs_and_outputs(tmp_path: Path, make: Callable[..., Path]) -> None:
     model = load(make(tmp_path / "m.gguf"))
-    n_vocab, n_embd = model.hparams.n_vocab, model.hparams.n_embd
+    n_vocab = model.hparams.n_vocab
     graph = model.build(BatchShape(5, 2, 256), model.kv_tensors(512))
     described = {name: (t.type, t.ne[:2]) for name, t in graph.inputs.items()}
     expected = {
@@ -249,9 +240,6 @@ def test_inputs_and_outputs(tmp_path: Path, make: Callable[..., Path]) -> None:
         expected["mask_swa"] = (T.F16, (256, 5))
     assert described == expected
     assert {name: t.ne for name, t in graph.outputs.items()} == {"logits": (n_vocab, 2, 1, 1)}
-    part = model.build(BatchShape(5, 2, 256), model.kv_tensors(512), last_layer=1, head=False)
-    assert {name: t.ne for name, t in part.outputs.items()} == {"hidden": (n_embd, 5, 1, 1)}
-    assert "out_rows" not in part.inputs
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -306,27 +294,6 @@ def test_sequences_of_a_batch_do_not_see_each_other(tmp_path: Path, make: Callab
         a + b, positions=[*range(4), *range(3)], starts=[0] * 4 + [256] * 3, outputs=[3, 6], n_kv=512
     )
     np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("make", MAKERS)
-@pytest.mark.parametrize("cut", [0, 1, 2])
-def test_layers_split_over_graphs_give_the_same(tmp_path: Path, make: Callable[..., Path], cut: int) -> None:
-    """Embedding and layers up to `cut` in one graph, the others and the head in the next."""
-    path = make(tmp_path / "m.gguf")
-    tokens = [7, 8, 9, 10]
-    whole = ReferenceModel(path).logits(tokens, outputs=[1, 3])
-    model = ReferenceModel(path)
-    shape, device = BatchShape(4, 2, 256), model.device
-    values = {"tokens": tokens, "positions": range(4), "cells": range(4), "out_rows": [1, 3]}
-    values |= attention_masks(model.model, range(4), [0] * 4, 256)
-
-    def feed(graph: Graph) -> dict[Tensor, Any]:
-        return {tensor: values[name] for name, tensor in graph.inputs.items()}
-
-    first = model.model.build(shape, model.kv, last_layer=cut, head=False)
-    values["hidden"] = device.run(first, feed(first))["hidden"]
-    second = model.model.build(shape, model.kv, first_layer=cut, embed=False)
-    np.testing.assert_array_equal(device.run(second, feed(second))["logits"], whole)
 
 
 def test_the_window_hides_what_is_far(tmp_path: Path) -> None:

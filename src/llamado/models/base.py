@@ -65,13 +65,13 @@ class Pass:
 
     __slots__ = ("_hparams", "_kv", "_last", "graph", "shape")
 
-    def __init__(self, hparams: HyperParameters, shape: BatchShape, kv: KVCache, head: bool) -> None:
+    def __init__(self, hparams: HyperParameters, shape: BatchShape, kv: KVCache) -> None:
         self.graph = Graph()
         self.shape = shape
         self._hparams = hparams
         self._kv = kv
         # The layer after which only the rows with logits go on.
-        self._last = hparams.n_layer - 1 if head else -1
+        self._last = hparams.n_layer - 1
 
     def _input(self, name: str, type: TensorType, *ne: int) -> Tensor:
         return self.graph.inputs.get(name) or self.graph.input(name, type, *ne)
@@ -225,46 +225,21 @@ class Model(ABC):
             n_cells=n_cells,
         )
 
-    def build(
-        self,
-        shape: BatchShape,
-        kv: KVCache,
-        *,
-        first_layer: int = 0,
-        last_layer: int | None = None,
-        embed: bool = True,
-        head: bool = True,
-    ) -> Graph:
-        """The forward pass of layers `first_layer` up to but not including `last_layer` (None: all the rest).
+    def build(self, shape: BatchShape, kv: KVCache) -> Graph:
+        """The forward pass of a batch.
 
-        Inputs (those that are used): "tokens" I32 [n_tokens] (embed) or "hidden" F32 [n_embd, n_tokens]; "positions"
-        I32 [n_tokens]; "cells" I64 [n_tokens]; "mask", "mask_swa" F16 [n_kv, n_tokens]; "out_rows" I32 [n_outputs]
-        (head). Outputs: "logits" F32 [n_vocab, n_outputs] with head (none when n_outputs is 0), otherwise "hidden" F32
-        [n_embd, n_tokens]. Raises ValueError for layers that do not exist or do not join up with embed and head.
+        Inputs (those that are used): "tokens" and "positions" I32 [n_tokens]; "cells" I64 [n_tokens]; "mask",
+        "mask_swa" F16 [n_kv, n_tokens]; "out_rows" I32 [n_outputs]. Output: "logits" F32 [n_vocab, n_outputs], none
+        when n_outputs is 0. Raises ValueError for more cells than the cache has.
         """
-        n_layer = self.hparams.n_layer
-        last_layer = n_layer if last_layer is None else last_layer
-        if not 0 <= first_layer <= last_layer <= n_layer or (first_layer == last_layer and not (embed or head)):
-            raise ValueError(f"layers {first_layer} to {last_layer} of {n_layer}")
-        if (embed and first_layer) or (head and last_layer != n_layer):
-            raise ValueError("only the first layer takes tokens, and only the last one gives logits")
         if shape.n_kv > kv.n_cells:
             raise ValueError(f"attention over {shape.n_kv} cells of a cache of {kv.n_cells}")
-        step = Pass(self.hparams, shape, kv, head)
+        step = Pass(self.hparams, shape, kv)
         graph = step.graph
-        x: Tensor | None
-        if embed:
-            x = graph.expand(self._embed(step))
-        else:
-            x = graph.input("hidden", TensorType.F32, self.hparams.n_embd, shape.n_tokens)
-        for layer in range(first_layer, last_layer):
+        x: Tensor | None = graph.expand(self._embed(step))
+        for layer in range(self.hparams.n_layer):
+            assert x is not None  # only the last layer may give none
             x = self._layer(step, layer, x)
-            if x is None:
-                return graph
-        if not head:
-            graph.output("hidden", x)
-        elif shape.n_outputs:
-            if first_layer == last_layer:
-                x = get_rows(x, step.out_rows())
+        if x is not None and shape.n_outputs:
             graph.output("logits", self._head(step, x))
         return graph
