@@ -5,31 +5,33 @@
 #   ./demo.sh gemma3       Gemma 3 270M
 #   ./demo.sh PATH.gguf    a file of yours
 #   ./demo.sh glm, qwen3   large models from the Hugging Face hub
-#   ./demo.sh stop         end the server that a demo left running
+#   WORKERS=2 ./demo.sh    the model divided among two workers
+#   LATENCY1=20 LATENCY2=30 ./demo.sh    the same, with links of 20 and 30 ms to them
+#   ./demo.sh stop         end what a demo left running
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 fail() { printf '%s\n' "$*" >&2; exit 1; }
 
 if [ "${1:-}" = "stop" ]; then
-  [ -f .demo/server ] || { echo "no demo is running"; exit 0; }
-  read -r pid url < .demo/server
-  rm -f .demo/server
-  # The number may belong to another program by now.
-  if ps -p "$pid" -o command= 2>/dev/null | grep -q "llamado.cli serve"; then
-    kill "$pid"
-    for _ in $(seq 120); do
-      kill -0 "$pid" 2>/dev/null || { echo "stopped $url"; exit 0; }
-      sleep 0.1
-    done
+  [ -f .demo/server ] || [ -f .demo/processes ] || { echo "no demo is running"; exit 0; }
+  pids=()
+  # A number may belong to another program by now. The server was started last and ends first.
+  for pid in $(sort -rn .demo/processes 2>/dev/null || true); do
+    if ps -p "$pid" -o command= 2>/dev/null | grep -q "llamado.cli"; then
+      kill "$pid" && pids+=("$pid")
+    fi
+  done
+  rm -f .demo/server .demo/processes
+  [ "${#pids[@]}" -gt 0 ] || { echo "the demo had already ended"; exit 0; }
+  for pid in "${pids[@]}"; do
+    for _ in $(seq 120); do kill -0 "$pid" 2>/dev/null || continue 2; sleep 0.1; done
     kill -9 "$pid" 2>/dev/null || true
-    echo "stopped $url (it had to be killed)"
-  else
-    echo "the demo had already ended"
-  fi
+  done
+  echo "stopped"
   exit 0
 fi
-case "${1:-}" in -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+case "${1:-}" in -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 
 python=""
 for candidate in "${PYTHON:-}" python3 python3.14 python3.13 python3.12 python3.11 python; do

@@ -1,8 +1,13 @@
-"""What `demo.sh` runs once the package is installed: fetch a model, serve it in the background, ask one question."""
+"""What `demo.sh` runs once the package is installed: fetch a model, serve it in the background, ask one question.
+
+With WORKERS=N the model is divided among N workers, also in the background; LATENCY1=20 puts a link of 20 ms in front
+of the first (LATENCY2 …), and makes as many workers as there are latencies.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -88,15 +93,73 @@ def free_port(wanted: int) -> int:
         return port
 
 
+def latencies() -> list[float]:
+    """Milliseconds of the link to each worker, from WORKERS and LATENCY1, LATENCY2 … Raises DemoError."""
+    given = {name: value for name, value in os.environ.items() if re.fullmatch("LATENCY[1-9]", name) and value}
+    try:
+        n = max([int(os.environ.get("WORKERS") or 0), *(int(name[-1]) for name in given)])
+        found = [float(given.get(f"LATENCY{i + 1}", 0)) for i in range(n)]
+    except ValueError as error:
+        raise DemoError(f"WORKERS and LATENCY1, LATENCY2 … are numbers: {error}") from None
+    if n < 0 or any(not 0 <= latency < 10_000 for latency in found):
+        raise DemoError("WORKERS is 0 or more, LATENCY1, LATENCY2 … are 0 to 10,000 milliseconds")
+    return found
+
+
+def background(name: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """A command of llamado that goes on when this program ends, its log in `.demo/NAME.log`."""
+    FOLDER.mkdir(exist_ok=True)
+    with open(FOLDER / f"{name}.log", "wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "llamado.cli", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    with open(FOLDER / "processes", "a") as processes:
+        processes.write(f"{process.pid}\n")
+    return process
+
+
+def listening(name: str, process: subprocess.Popen[bytes]) -> str:
+    """The address that a worker or tap says it listens on. Raises DemoError."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        log = (FOLDER / f"{name}.log").read_text(errors="replace")
+        if found := re.search(r"(?:on|port) (127\.0\.0\.1:\d+)", log):
+            return found[1]
+        if process.poll() is not None:
+            raise DemoError(f"{name} ended (exit code {process.returncode}); its log says:\n{log}")
+        time.sleep(0.02)
+    raise DemoError(f"{name} did not start within 30 s; see {FOLDER}/{name}.log")
+
+
+def start_workers() -> list[str]:
+    """Workers in the background, behind taps where links are to be slow: their addresses."""
+    endpoints = []
+    for i, latency in enumerate(latencies(), 1):
+        name = f"worker{i}"
+        endpoint = listening(name, background(name, "worker", "-p", "0", "-t", "1"))
+        if latency:
+            port = endpoint.rpartition(":")[2]
+            name = f"tap{i}"
+            tap = ("tap", "--listen-port", "0", "--target-port", port, "--latency-ms", str(latency))
+            endpoint = listening(name, background(name, *tap))
+        console.print(f"worker {i}: {endpoint}" + (f", a link of {latency:g} ms" if latency else ""))
+        endpoints.append(endpoint)
+    return endpoints
+
+
 def start(model: Path, alias: str, port: int) -> subprocess.Popen[bytes]:
     """`llamado serve` in the background, its log in `.demo/server.log`."""
     FOLDER.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "llamado.cli", "serve", "-m", str(model), "-a", alias, "--port", str(port)]
-    command += ["-c", "4096", "--metrics"]
-    with open(FOLDER / "server.log", "wb") as log:
-        server = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
+    (FOLDER / "processes").unlink(missing_ok=True)
+    workers = start_workers()
+    arguments = ["serve", "-m", str(model), "-a", alias, "--port", str(port), "-c", "4096", "--metrics"]
+    if workers:
+        arguments += ["--rpc", ",".join(workers), "--tensor-split", ",".join("1" for _ in workers)]
+    server = background("server", *arguments)
     (FOLDER / "server").write_text(f"{server.pid} http://127.0.0.1:{port}\n")
     return server
 
