@@ -43,7 +43,7 @@ class Drafter:
             if at is None:
                 continue
             self._order = i
-            chance = min(self._right[i], 0.99)
+            chance = min(max(self._right[i:]), 0.99)  # what three tokens foretell is as sure as what two do
             n = int(math.log(max(least_gain, _LEAST_GAIN)) / math.log(chance)) if least_gain < chance else 0
             for k in range(min(n, most)):
                 said.append(said[at + k])  # past the end it repeats what it drafted

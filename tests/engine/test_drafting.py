@@ -1,0 +1,122 @@
+"""Drafted tokens: proposed from what was said, kept only where they are right, and never seen in an answer."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from llamado.engine.drafting import MOST, Cost, Drafter
+from llamado.engine.engine import Engine
+from llamado.engine.request import Request, Sampling
+
+from .fake import FakeForward, FakeTokenizer, ask, send
+
+
+def propose(drafter: Drafter, said: list[int], most: int = MOST, least_gain: float = 0.0) -> list[int]:
+    tokens = np.zeros(len(said) + 4, np.int32)  # a slot's array is longer than its sequence
+    tokens[: len(said)] = said
+    return drafter.propose(tokens, len(said), most, least_gain)
+
+
+def test_what_followed_before_is_proposed() -> None:
+    assert propose(Drafter(), [1, 2, 3, 4, 5, 6, 1, 2, 3])[:3] == [4, 5, 6]
+    assert propose(Drafter(), [7, 1, 2, 9, 8, 1, 2, 3, 5, 1, 2])[:2] == [3, 5]  # the last time counts
+    assert propose(Drafter(), [1, 2, 3, 4]) == []
+    assert propose(Drafter(), [5]) == [] and propose(Drafter(), [5, 6, 5], most=0) == []
+
+
+def test_a_loop_is_drafted_round_and_round() -> None:
+    drafter = Drafter()
+    for _ in range(9):
+        drafter.propose(np.array([1, 2, 3, 1, 2], np.int32), 5, 4, 0.0)
+        drafter.learn(4, 4)
+    assert propose(drafter, [1, 2, 3, 1, 2, 3, 1]) == ([2, 3, 1] * 6)[:MOST]
+
+
+def test_a_sequence_that_grows_is_remembered_as_it_grew() -> None:
+    said = [random.Random(3).randrange(5) for _ in range(200)]
+    drafter, fresh = Drafter(), []
+    for n in range(1, 200):
+        fresh.append(propose(drafter, said[:n], most=1))
+        assert fresh[-1] == propose(Drafter(), said[:n], most=1)
+
+
+def test_drafts_get_shorter_when_they_are_wrong() -> None:
+    drafter = Drafter()
+    said = [1, 2, 3, 1, 2, 3, 1, 2, 3]
+    lengths = []
+    for _ in range(20):
+        draft = propose(drafter, said, least_gain=0.05)
+        lengths.append(len(draft))
+        drafter.learn(len(draft), 0)
+    assert lengths == sorted(lengths, reverse=True) and lengths[0] > lengths[-1]
+    for _ in range(20):
+        drafter.learn(8, 8)
+    assert len(propose(drafter, said, least_gain=0.05)) == MOST
+
+
+def test_a_token_is_worth_more_while_batches_wait_for_networks() -> None:
+    waiting, working = Cost(), Cost()
+    for i in range(50):
+        n = 1 + i % 5
+        waiting.note(n, 0.050 + 0.0002 * n, n)
+        working.note(n, 0.001 + 0.004 * n, n)
+    assert waiting.least_gain < 0.1 < 0.5 < working.least_gain
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_answers_are_the_same_with_and_without(temperature: float) -> None:
+    """Few tokens, so that many drafts are right by chance; cells of wrong ones would change all that follows."""
+    random_ = random.Random(5)
+    requests = [
+        Request(
+            prompt=[random_.randrange(1, 3) for _ in range(random_.randrange(3, 40))],
+            n_predict=random_.randrange(1, 120),
+            n_probs=2,
+            sampling=Sampling(seed=i, ignore_eos=True, temperature=temperature),
+        )
+        for i in range(24)
+    ]
+    answers = []
+    for drafting in (False, True):
+        forward = FakeForward(2048, n_vocab=3, max_batch=24)
+        engine = Engine(forward, FakeTokenizer(), n_slots=4, n_ctx=256, drafting=drafting)
+        try:
+            if drafting:
+                assert engine._cost is not None
+                engine._cost = Free()
+            answers.append([client.result for client in [send(engine, request) for request in requests]])
+            batches = len(forward.sizes)
+        finally:
+            engine.close()
+    without, with_ = answers
+    assert [r.tokens for r in with_] == [r.tokens for r in without]
+    assert [r.probs for r in with_] == [r.probs for r in without]
+    assert [r.content for r in with_] == [r.content for r in without]
+    n_tokens = sum(len(r.tokens) for r in with_)
+    assert n_tokens > 1.2 * batches  # several tokens came of a batch
+
+
+class Free(Cost):
+    """Batches cost nothing."""
+
+    @property
+    def least_gain(self) -> float:
+        return 0.0
+
+
+def test_a_draft_ends_where_the_answer_ends() -> None:
+    """Budget, context and end-of-text are kept to, whatever was drafted behind them."""
+    forward = FakeForward(256, n_vocab=2, max_batch=64)
+    engine = Engine(forward, FakeTokenizer(eog=(0,)), n_slots=1, n_ctx=64, drafting=True)
+    engine._cost = Free()
+    try:
+        for n in range(1, 30):
+            result = ask(engine, Request(prompt=[1, 1, 1], n_predict=n, sampling=Sampling(seed=n)))
+            assert len(result.tokens) <= n and 0 not in result.tokens[:-1]
+        full = ask(engine, Request(prompt=[1] * 20, sampling=Sampling(seed=1, ignore_eos=True)))
+        assert full.truncated and len(full.tokens) == 64 - 20
+    finally:
+        engine.close()
