@@ -43,7 +43,7 @@ class Drafter:
             if at is None:
                 continue
             self._order = i
-            chance = min(max(self._right[i:]), 0.99)  # what three tokens foretell is as sure as what two do
+            chance = min(self._right[i], 0.99)
             n = int(math.log(max(least_gain, _LEAST_GAIN)) / math.log(chance)) if least_gain < chance else 0
             for k in range(min(n, most)):
                 said.append(said[at + k])  # past the end it repeats what it drafted
@@ -52,12 +52,13 @@ class Drafter:
 
     def learn(self, drafted: int, accepted: int) -> None:
         """Of the last draft, so many tokens were right before the first wrong one."""
-        right = self._right[self._order]
-        for _ in range(min(accepted, 4)):
-            right += 0.15 * (1.0 - right)
-        if accepted < drafted:
-            right -= 0.15 * right
-        self._right[self._order] = max(right, 0.05)
+        right = self._right
+        for i in range(len(right)):
+            # What two tokens foretell, three do as well; what three cannot, two cannot either.
+            if i <= self._order:
+                right[i] = 1.0 - (1.0 - right[i]) * 0.85 ** min(accepted, 4)
+            if i >= self._order and accepted < drafted:
+                right[i] = max(0.85 * right[i], 0.05)
 
 
 class Cost:
