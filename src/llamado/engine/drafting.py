@@ -55,7 +55,7 @@ class Drafter:
         right = self._right
         for i in range(len(right)):
             # What two tokens foretell, three do as well; what three cannot, two cannot either.
-            if i <= self._order:
+            if i <= self._order and accepted:
                 right[i] = 1.0 - (1.0 - right[i]) * 0.85 ** min(accepted, 4)
             if i >= self._order and accepted < drafted:
                 right[i] = max(0.85 * right[i], 0.05)
