@@ -71,6 +71,8 @@ class _Share(NamedTuple):
     """Its (first) row of the logits."""
     draft: list[int]
     """Tokens evaluated behind the last one of the sequence, each with a row of its own."""
+    n_moves: int
+    """How often cells had been moved when it was started."""
 
 
 class _Flight(NamedTuple):
@@ -137,12 +139,14 @@ class Engine:
         self._max_batch = max(1, min(n_batch, forward.max_batch))
         self._busy_batch = max(1, min(prefill_chunk, self._max_batch))
         self._slots = [Slot(i, n_ctx) for i in range(n_slots)]
-        self._pool = KVPool(forward.n_cells, forward.copy_cells)
+        self._pool = KVPool(forward.n_cells, self._move_cells)
+        self._n_moves = 0
         self._turn = 0
         self._flights: deque[_Flight] = deque()
         self._cost = Cost() if drafting else None
         self._failover, self._wait = failover, wait
         self._fault: Fault | None = None
+        self._void: DeviceLost | None = None  # the loss that the engine itself came across
 
         self._batch_tokens = np.zeros(self._max_batch, np.int32)
         self._batch_positions = np.zeros(self._max_batch, np.int32)
@@ -239,22 +243,22 @@ class Engine:
 
     def _work(self) -> None:
         while True:
-            lost = self._forward.lost()
+            lost = self._gone()
             if lost is not None and not self._closing:
                 self._pause(lost)
             with self._wake:
                 idle = not (self._inbox or self._waiting or self._closing or any(slot.task for slot in self._slots))
-                if idle and self._prepared and self._forward.lost() is None:
+                if idle and self._prepared and self._gone() is None:
                     self._wake.wait()
                 self._waiting.extend(self._inbox)
                 self._inbox.clear()
                 closing, deadline = self._closing, self._deadline
             if idle:
-                self._prepared = self._prepared or not self._forward.prepare_ahead()
+                self._prepared = self._prepared or not self._prepare()
                 continue
             if closing:
                 idle = not self._waiting and not any(slot.task for slot in self._slots)
-                if idle or time.monotonic() >= deadline or self._forward.lost() is not None:
+                if idle or time.monotonic() >= deadline or self._gone() is not None:
                     self._end_all(EngineClosed("the server was shut down before the answer was finished"))
                     return
             try:
@@ -263,11 +267,25 @@ class Engine:
                 # Nothing is known about the cells after a failure outside the forward pass.
                 log.exception("engine step failed")
                 self._end_all(_named(error))
-                self._pool = KVPool(self._forward.n_cells, self._forward.copy_cells)
+                self._pool = KVPool(self._forward.n_cells, self._move_cells)
                 for slot in self._slots:
                     slot.run = None
                     slot.length = 0
             self._snapshot = self._take_snapshot()
+
+    def _gone(self) -> DeviceLost | None:
+        """The device that is gone, whether the forward pass has noticed it yet or only one of its batches."""
+        return self._forward.lost() or self._void
+
+    def _prepare(self) -> bool:
+        """Have the forward pass use spare time; False when nothing is left to do."""
+        try:
+            return self._forward.prepare_ahead()
+        except DeviceLost as error:
+            self._void = error
+        except Exception:
+            log.exception("getting ready for later batches failed")
+        return False
 
     def _step(self) -> None:
         """Start as many batches as it pays to have on their way, and see the first of them to its end."""
@@ -276,7 +294,11 @@ class Engine:
             changed |= self._admit()
             if changed:
                 self._snapshot = self._take_snapshot()
-            slots, counts = self._plan()
+            try:
+                slots, counts = self._plan()
+            except DeviceLost as error:  # of copying cells
+                self._void = error
+                return
             if not slots:
                 break
             try:
@@ -317,7 +339,7 @@ class Engine:
             if used + count == slot.length:
                 row = len(outputs)
                 outputs.extend(range(n - 1 - len(draft), n))
-            shares.append(_Share(slot, task, run, count, row, draft))
+            shares.append(_Share(slot, task, run, count, row, draft, self._n_moves))
             if not task.generated:
                 n_prompt += count
         began = time.perf_counter()
@@ -325,6 +347,7 @@ class Engine:
         # Batches are worked on in order, so for whatever is planned from here on these cells are filled.
         for share in shares:
             share.run.used += share.n
+            share.run.need = max(share.run.need, share.run.used + len(share.draft))
             self._n_tokens_max = max(self._n_tokens_max, share.run.used)
         self._flights.append(_Flight(logits, shares, n, n_prompt, began))
 
@@ -345,6 +368,9 @@ class Engine:
         try:
             rows = flight.rows.result()
         except Exception as error:
+            for slot, task, run, *_ in flight.shares:
+                if slot.run is run and slot.task is not task:  # the request is gone, but not its cells
+                    self._drop_cells(slot)
             self._lose([share.slot for share in flight.shares if share.slot.task is share.task], error)
             return
         now = time.perf_counter()
@@ -356,7 +382,7 @@ class Engine:
             if flight.n_prompt >= _PACE_UNIT:
                 pace = flight.n_prompt / max(now - flight.began, 1e-9)
                 self._prompt_pace = 0.7 * self._prompt_pace + 0.3 * pace if self._prompt_pace else pace
-        for slot, task, run, n, _, _ in flight.shares:
+        for slot, task, run, n, *_ in flight.shares:
             if slot.task is task and not task.generated:
                 task.n_processed += n
                 if task.request.return_progress:
@@ -378,7 +404,7 @@ class Engine:
 
         Returns how many tokens it got.
         """
-        slot, task, run, _, row, draft = share
+        slot, task, run, _, row, draft, n_moves = share
         assert row is not None
         accepted = 0
         for drafted in (*draft, None):
@@ -387,9 +413,9 @@ class Engine:
                 break
             if token != drafted:
                 break
-            # Its cell is filled already.
             accepted += 1
-            if slot.run is run:
+            # Its cell is filled already, unless it was left behind by a move, which takes only what counts as used.
+            if slot.run is run and n_moves == self._n_moves:
                 run.used += 1
         if draft:
             task.drafter.learn(len(draft), accepted)
@@ -400,29 +426,28 @@ class Engine:
     def _lose(self, slots: list[Slot], error: Exception) -> None:
         """A batch failed: with a device everybody's cells are gone, and nobody's answer; else those answers are."""
         if isinstance(error, DeviceLost):
-            return  # `_work` sees what is lost
+            self._void = error
+            return
         log.error("a forward pass failed", exc_info=error)
         named = _named(error)
         for slot in slots:
             self._drop_cells(slot)
             self._end(slot, named)
+        if self._flights:
+            # They may have been started with cells, or copies of cells, that were never filled.
+            self._forget_cells()
 
     def _pause(self, lost: DeviceLost) -> None:
         """A device is gone: forget all cells, get going again, and let every answer go on where it was."""
         log.error("%s; answers wait until it is back", lost)
         self._fault = Fault(lost.device, lost.why, time.time())
-        for flight in self._flights:
-            flight.rows.cancel()
-        self._flights.clear()
-        for slot in self._slots:
-            slot.leader = None
-            self._drop_cells(slot)
+        self._forget_cells()
         self._snapshot = self._take_snapshot()
         began, pause = time.monotonic(), _FIRST_PAUSE
         while not self._closing:
             late = self._failover is not None and time.monotonic() - began >= self._failover
             attempt = _Attempt(self._forward, elsewhere=late)
-            self._idle_until(lambda attempt=attempt: not attempt.is_alive())  # type: ignore[misc]
+            self._idle_until(lambda attempt=attempt: not attempt.is_alive(), began)  # type: ignore[misc]
             if attempt.is_alive():
                 return  # closing; what it waits for is not ours to wait for
             if attempt.error is None:
@@ -433,14 +458,26 @@ class Engine:
             until = time.monotonic() + pause
             if self._failover is not None and not late:
                 until = min(until, began + self._failover)
-            self._idle_until(lambda until=until: time.monotonic() >= until)  # type: ignore[misc]
+            self._idle_until(lambda until=until: time.monotonic() >= until, began)  # type: ignore[misc]
             pause = min(2 * pause, _LONGEST_PAUSE)
-        self._fault = None
+        self._fault = self._void = None
         self._prepared = False
         self._snapshot = self._take_snapshot()
 
-    def _idle_until(self, over: Callable[[], bool]) -> None:
-        """Turn down or forget requests as they come of age or are cancelled, until `over` or the engine closes."""
+    def _forget_cells(self) -> None:
+        """Every sequence is to be read again, and what is on its way does not count."""
+        for flight in self._flights:
+            flight.rows.cancel()
+        self._flights.clear()
+        for slot in self._slots:
+            slot.leader = None
+            self._drop_cells(slot)
+
+    def _idle_until(self, over: Callable[[], bool], began: float) -> None:
+        """Turn down or forget requests as they come of age or are cancelled, until `over` or the engine closes.
+
+        `began`: when the device was lost; what requests waited before, for others to be done, does not count.
+        """
         while not over() and not self._closing:
             with self._wake:
                 self._wake.wait(0.02)
@@ -448,7 +485,7 @@ class Engine:
                 self._inbox.clear()
             self._drop_cancelled()
             now = time.monotonic()
-            for task in [task for task in self._waiting if now - task.t_submit >= self._wait]:
+            for task in [task for task in self._waiting if now - max(task.t_submit, began) >= self._wait]:
                 self._waiting.remove(task)
                 self._tasks.pop(task.id, None)
                 assert self._fault is not None
@@ -620,6 +657,10 @@ class Engine:
                     return False
                 victim = max(younger, key=_age)
             self._drop_cells(victim)
+
+    def _move_cells(self, src: int, dst: int, n: int) -> None:
+        self._n_moves += 1
+        self._forward.copy_cells(src, dst, n)
 
     def _drop_cells(self, slot: Slot) -> None:
         if slot.run is not None:

@@ -1,0 +1,720 @@
+"""The engine when devices die: whatever happens to the cells, nobody's answer changes and none is lost."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from llamado.devices.device import DeviceError, DeviceLost
+from llamado.engine import engine as engine_module
+from llamado.engine.engine import Engine
+from llamado.engine.errors import ComputeFailed, EngineClosed, Unavailable
+from llamado.engine.forward import ForwardError
+from llamado.engine.request import Failed, Request, Sampling
+
+from .fake import U64, Client, FakeForward, FakeTokenizer, ask, send
+
+Job = tuple[Future[NDArray[np.float32]], tuple[Any, ...]]
+
+
+def lost(why: str = "it closed the connection") -> DeviceLost:
+    return DeviceLost("RPC0[10.0.0.7:50052]", why)
+
+
+class FragileForward(FakeForward):
+    """A forward pass on a device that can die: batches are computed one after the other on a thread of their own.
+
+    `die` takes everything with it: batches on their way fail, the cells hold noise, and nothing can be started until
+    `restore` has succeeded, which fails as often as `refusals` says (None: for ever). `hold` set: nothing is computed.
+    `seed` None: no random delays and depths.
+    """
+
+    def __init__(self, n_cells: int = 4096, *, depth: int = 1, seed: int | None = None, **kw: Any) -> None:
+        super().__init__(n_cells, **kw)
+        self._depth = depth
+        self._rng = random.Random(seed)
+        self._restless = seed is not None
+        self._noise = np.random.default_rng(seed)
+        self._turn = threading.Condition()
+        self._jobs: deque[Job] = deque()
+        self._computing = False
+        self._lost: DeviceLost | None = None
+        self._dead = False
+        self._ends = False
+        self.watcher = lambda: None
+        self.hold = False
+        self.refusals: int | None = 0
+        self.refusal: Callable[[], Exception] = lambda: lost("nobody listens there")
+        self.restored: list[bool] = []
+        """`elsewhere` of each attempt."""
+        self.deaths = 0
+        self.in_restore: Callable[[], None] = lambda: None
+        self.in_copy: Callable[[], None] = lambda: None
+        self.in_start: Callable[[], None] = lambda: None
+        threading.Thread(target=self._work, daemon=True).start()
+
+    @property
+    def depth(self) -> int:  # type: ignore[override]
+        return self._rng.randint(1, self._depth) if self._restless else self._depth
+
+    def lost(self) -> DeviceLost | None:
+        return self._lost
+
+    def start(
+        self,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        starts: NDArray[np.int64],
+        outputs: NDArray[np.int32],
+    ) -> Future[NDArray[np.float32]]:
+        self.in_start()
+        future: Future[NDArray[np.float32]] = Future()
+        with self._turn:
+            if self._lost is not None:
+                raise self._lost
+            self._jobs.append((future, (tokens.copy(), positions.copy(), starts.copy(), outputs.copy())))
+            self._turn.notify_all()
+        return future
+
+    def _work(self) -> None:
+        while True:
+            with self._turn:
+                self._turn.wait_for(lambda: self._ends or (self._jobs and not self.hold))
+                if self._ends:
+                    return
+                future, batch = self._jobs.popleft()
+                if future.done():
+                    continue
+                rows: NDArray[np.float32] | None = None
+                error: Exception | None = None
+                try:
+                    if self._dead:
+                        raise lost()
+                    rows = self.run(*batch)
+                except Exception as failure:
+                    error = failure
+                self._computing = True
+            if self._restless and self._rng.random() < 0.3:
+                time.sleep(self._rng.random() * 1e-3)
+            with suppress(Exception):  # cancelled, or the device died meanwhile
+                if error is not None:
+                    future.set_exception(error)
+                elif rows is not None:
+                    future.set_result(rows)
+            with self._turn:
+                self._computing = False
+                self._turn.notify_all()
+
+    def copy_cells(self, src: int, dst: int, n: int) -> None:
+        self.in_copy()
+        with self._turn:
+            self._turn.wait_for(lambda: self._ends or self._dead or not (self._jobs or self._computing))
+            if self._dead:
+                raise lost()
+            super().copy_cells(src, dst, n)
+
+    def die(self, *, late: float | None = None) -> None:
+        """`late`: so many seconds after batches begin to fail is the loss known to `lost`."""
+        with self._turn:
+            if self._dead:
+                return
+            self._dead = True
+            self.deaths += 1
+            self.cells[:] = self._noise.integers(0, 1 << 63, self.n_cells, dtype=U64)
+            jobs = [*self._jobs]
+            self._jobs.clear()
+            if late is None:
+                self._lost = lost()
+        for future, _ in jobs:
+            with suppress(Exception):
+                future.set_exception(lost())
+        if late is not None:
+            time.sleep(late)
+            with self._turn:
+                if self._dead:
+                    self._lost = lost()
+        self.watcher()
+
+    def restore(self, elsewhere: bool) -> None:
+        self.restored.append(elsewhere)
+        self.in_restore()
+        assert self._dead, "nothing was lost"
+        if self.refusals is None:
+            raise self.refusal()
+        if self.refusals:
+            self.refusals -= 1
+            raise self.refusal()
+        with self._turn:
+            self.cells[:] = self._noise.integers(0, 1 << 63, self.n_cells, dtype=U64)
+            self._lost = None
+            self._dead = False
+
+    def go_on(self) -> None:
+        with self._turn:
+            self.hold = False
+            self._turn.notify_all()
+
+    def end(self) -> None:
+        with self._turn:
+            self._ends = True
+            self._turn.notify_all()
+
+
+Make = Callable[..., tuple[Engine, FragileForward]]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[tuple[Engine, FragileForward]] = []
+
+    def build(
+        *, n_cells: int = 4096, n_vocab: int = 97, max_batch: int = 64, depth: int = 1, **kw: Any
+    ) -> tuple[Engine, FragileForward]:
+        forward = FragileForward(n_cells, n_vocab=n_vocab, max_batch=max_batch, depth=depth)
+        made.append((Engine(forward, FakeTokenizer(), **kw), forward))
+        return made[-1]
+
+    yield build
+    for engine, forward in made:
+        forward.end()
+        with suppress(Exception):
+            forward.die()
+        engine.close()
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "_FIRST_PAUSE", 0.002)
+    monkeypatch.setattr(engine_module, "_LONGEST_PAUSE", 0.02)
+
+
+def req(prompt: list[int], n_predict: int = 12, **kw: Any) -> Request:
+    sampling = Sampling(**{"seed": 7, "ignore_eos": True, **kw.pop("s", {})})
+    return Request(prompt=prompt, n_predict=n_predict, sampling=sampling, **kw)
+
+
+def alone(request: Request, n_vocab: int = 97) -> list[int]:
+    """The answer of an engine that does nothing else, on a device that does not die."""
+    engine = Engine(FakeForward(max_batch=512, n_vocab=n_vocab), FakeTokenizer(), n_slots=1)
+    try:
+        return ask(engine, request).tokens
+    finally:
+        engine.close()
+
+
+def text(n: int, seed: int = 1, n_vocab: int = 97) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(1, n_vocab) for _ in range(n)]
+
+
+def until(true: Callable[[], Any], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.001)
+
+
+def failure(client: Client) -> Exception:
+    last = client.wait().events[-1]
+    assert isinstance(last, Failed), last
+    return last.error
+
+
+# -- one loss ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("late", [None, 0.02], ids=["known at once", "known late"])
+def test_answers_go_on_where_they_were(make: Make, depth: int, late: float | None) -> None:
+    engine, forward = make(n_slots=4, depth=depth)
+    half = threading.Event()
+    requests = [req(text(30, i), 60) for i in range(4)]
+    first = send(engine, requests[0], lambda e: half.set() if len(first.events) == 30 else None)
+    others = [send(engine, request) for request in requests[1:]]
+    half.wait()
+    forward.refusals = 2
+    forward.die(late=late)
+    for request, client in zip(requests, [first, *others], strict=True):
+        assert client.result.tokens == alone(request) == [t for e in client.tokens for t in e.tokens]
+        assert [e.index for e in client.tokens] == list(range(60)), "a token twice, or one left out"
+    assert forward.restored == [False] * 3
+
+
+def test_lost_while_prompts_are_read(make: Make) -> None:
+    engine, forward = make(n_slots=3, depth=3, max_batch=8)
+    prompts = [text(300, i) for i in range(3)]
+    clients = [send(engine, req(prompt, 5)) for prompt in prompts]
+    for _ in range(5):
+        done = len(forward.sizes)
+        until(lambda done=done: len(forward.sizes) >= done + 10)  # type: ignore[misc]
+        forward.die()
+        until(lambda: forward.lost() is None)
+    for prompt, client in zip(prompts, clients, strict=True):
+        assert client.result.tokens == alone(req(prompt, 5))
+        assert client.result.n_prompt == 300
+
+
+def test_lost_while_a_beginning_is_copied(make: Make) -> None:
+    """The copy itself finds the device gone: everybody's cells are void, nobody's answer."""
+    engine, forward = make(n_slots=3)
+    system = text(200)
+    ask(engine, req([*system, 1], 2, id_slot=0))
+    talker = send(engine, req([5], 400, id_slot=2))
+    until(lambda: talker.tokens)
+
+    def die_once() -> None:
+        forward.in_copy = lambda: None
+        forward.die()
+
+    forward.in_copy = die_once
+    result = ask(engine, req([*system, 9, 9], 20, id_slot=1))
+    assert forward.deaths == 1
+    assert result.tokens == alone(req([*system, 9, 9], 20))
+    assert talker.result.tokens == alone(req([5], 400))
+
+
+def test_lost_while_cells_are_moved(make: Make) -> None:
+    """Growing sequences in a pool that is too small: each move finds the device gone."""
+    engine, forward = make(n_cells=1024, n_slots=4, n_ctx=1000, max_batch=64)
+    left = [2]
+
+    def die() -> None:
+        if left[0]:
+            left[0] -= 1
+            forward.die()
+
+    forward.in_copy = die
+    requests = [req(text(100 + 60 * i, i), 400) for i in range(4)]
+    clients = [send(engine, request) for request in requests]
+    for request, client in zip(requests, clients, strict=True):
+        assert client.result.tokens == alone(request)
+    assert left == [0]
+
+
+def test_lost_at_the_start_of_a_batch(make: Make) -> None:
+    engine, forward = make(n_slots=2, depth=2)
+    left = [4]
+
+    def die() -> None:
+        if left[0] and len(forward.sizes) > 5 * (5 - left[0]):
+            left[0] -= 1
+            forward.die()
+
+    forward.in_start = die
+    requests = [req(text(20, i), 40) for i in range(2)]
+    clients = [send(engine, request) for request in requests]
+    for request, client in zip(requests, clients, strict=True):
+        assert client.result.tokens == alone(request)
+    assert left == [0] and forward.deaths == 4
+
+
+def test_nothing_of_the_cache_outlives_a_device(make: Make) -> None:
+    engine, forward = make(n_slots=2)
+    talk = text(200)
+    assert ask(engine, req(talk, 3)).n_cached == 0
+    assert ask(engine, req([*talk, 4], 3)).n_cached == 200
+    forward.die()
+    again = ask(engine, req([*talk, 4, 5], 30))
+    assert again.n_cached == 0 and again.tokens == alone(req([*talk, 4, 5], 30))
+
+
+def test_lost_without_a_request_is_noticed(make: Make) -> None:
+    engine, forward = make()
+    ask(engine, req([1], 2))
+    forward.refusals = None
+    began = time.time()
+    forward.die()
+    until(lambda: engine.snapshot().fault)
+    fault = engine.snapshot().fault
+    assert fault is not None
+    assert fault.device == "RPC0[10.0.0.7:50052]" and "RPC0[10.0.0.7:50052]" in fault.message
+    assert began - 1 < fault.since < time.time() + 1
+    forward.refusals = 0
+    until(lambda: engine.snapshot().fault is None)
+    assert ask(engine, req([1, 2], 9)).tokens == alone(req([1, 2], 9))
+
+
+def test_the_fault_says_why_it_lasts(make: Make) -> None:
+    engine, forward = make()
+    forward.refusals = None
+    forward.refusal = lambda: DeviceError("not enough memory: CPU needs 12 MiB")
+    forward.die()
+    until(lambda: "needs 12 MiB" in getattr(engine.snapshot().fault, "message", ""))
+    forward.refusals = 0
+    until(lambda: engine.snapshot().fault is None)
+
+
+def test_a_loss_that_only_a_batch_speaks_of(make: Make) -> None:
+    """The future fails with DeviceLost, but nothing is known to be lost: the cells are void all the same."""
+    engine, forward = make(n_slots=2)
+    once = [True]
+
+    def before(n: int) -> None:
+        if once[0] and len(forward.sizes) == 20:
+            once[0] = False
+            forward.cells[:] = U64(5)
+            raise lost()
+
+    forward.before = before
+    forward._lost = None
+    restored = []
+    forward.restore = restored.append  # type: ignore[method-assign]
+    requests = [req(text(20, i), 40) for i in range(2)]
+    clients = [send(engine, request) for request in requests]
+    for request, client in zip(requests, clients, strict=True):
+        assert client.result.tokens == alone(request)
+    assert restored == [False]
+
+
+def test_lost_again_while_it_comes_back(make: Make) -> None:
+    """The attempt succeeds, but by then the device is gone again."""
+    engine, forward = make(n_slots=2)
+    client = send(engine, req(text(20), 200))
+    until(lambda: len(client.tokens) > 5)
+    left = [3]
+    restore = forward.restore
+
+    def flapping(elsewhere: bool) -> None:
+        restore(elsewhere)
+        if left[0]:
+            left[0] -= 1
+            forward.die()
+
+    forward.restore = flapping  # type: ignore[method-assign]
+    forward.die()
+    assert client.result.tokens == alone(req(text(20), 200))
+    assert left == [0] and engine.snapshot().fault is None
+
+
+# -- waiting -----------------------------------------------------------------------------------------------------------
+
+
+def test_requests_wait_so_long_and_no_longer(make: Make) -> None:
+    engine, forward = make(n_slots=1, wait=0.4)
+    running = send(engine, req([1, 2], 300))
+    until(lambda: running.tokens)
+    forward.refusals = None
+    forward.die()
+    until(lambda: engine.snapshot().fault)
+    early = send(engine, req([3], 5))
+    time.sleep(0.25)
+    late = send(engine, req([4], 5))
+    error = failure(early)
+    assert isinstance(error, Unavailable) and "RPC0[10.0.0.7:50052]" in str(error)
+    assert len(early.events) == 1, "nothing but the failure"
+    assert not late.over.is_set() and not running.over.is_set()
+    forward.refusals = 0
+    assert late.result.tokens == alone(req([4], 5))
+    assert running.result.tokens == alone(req([1, 2], 300)), "one that had begun waits as long as it takes"
+
+
+def test_time_in_the_queue_before_the_loss_does_not_count(make: Make) -> None:
+    engine, forward = make(n_slots=1, wait=0.5)
+    forward.hold = True
+    running = send(engine, req([1, 2], 30))
+    queued = send(engine, req([3], 5))
+    time.sleep(0.6)
+    forward.refusals = None
+    forward.die()
+    forward.go_on()
+    until(lambda: engine.snapshot().fault)
+    time.sleep(0.1)
+    assert not queued.over.is_set()
+    forward.refusals = 0
+    assert queued.result.tokens == alone(req([3], 5))
+    assert running.result.tokens == alone(req([1, 2], 30))
+
+
+def test_elsewhere_once_the_time_is_up(make: Make) -> None:
+    engine, forward = make(failover=0.2)
+    client = send(engine, req([1, 2], 300))
+    until(lambda: client.tokens)
+
+    def refuse() -> None:
+        forward.refusals = 0 if forward.restored[-1] else None
+
+    forward.in_restore = refuse
+    began = time.monotonic()
+    forward.die()
+    assert client.result.tokens == alone(req([1, 2], 300))
+    assert time.monotonic() - began >= 0.2
+    assert forward.restored[-1] and not any(forward.restored[:-1]) and len(forward.restored) > 2
+
+
+def test_never_elsewhere_unless_told(make: Make) -> None:
+    engine, forward = make(n_slots=1)
+    forward.refusals = 15
+    forward.die()
+    until(lambda: forward.lost() is None)
+    assert forward.restored == [False] * 16
+    assert ask(engine, req([1], 3)).n_predicted == 3
+
+
+def test_cancelled_while_the_device_is_away(make: Make) -> None:
+    engine, forward = make(n_slots=2)
+    clients = [send(engine, req([i + 1], 300)) for i in range(4)]
+    until(lambda: clients[0].tokens)
+    forward.refusals = None
+    forward.die()
+    until(lambda: engine.snapshot().fault)
+    engine.cancel(clients[0].id)
+    engine.cancel(clients[2].id)
+    until(lambda: engine.snapshot().requests_processing + engine.snapshot().requests_deferred == 2)
+    forward.refusals = 0
+    for i in (1, 3):
+        assert clients[i].result.tokens == alone(req([i + 1], 300))
+    assert not clients[0].over.is_set() and clients[2].events == []
+
+
+def test_a_cancelled_request_leaves_its_slot_to_another(make: Make) -> None:
+    """Cancelled while its batch is on its way to a device that dies: nothing of it is taken for cached."""
+    engine, forward = make(n_slots=1, depth=3, max_batch=16)
+    prompt = text(200)
+    client = send(engine, req(prompt, 50))
+    until(lambda: len(forward.sizes) > 3)
+    forward.hold = True
+    engine.cancel(client.id)
+    follow = send(engine, req(prompt, 20))
+    forward.die()
+    forward.go_on()
+    assert follow.result.tokens == alone(req(prompt, 20))
+
+
+# -- closing -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grace", [0.0, 20.0])
+@pytest.mark.parametrize("stuck", [False, True], ids=["between attempts", "during an attempt"])
+def test_closing_while_the_device_is_away(make: Make, grace: float, stuck: bool) -> None:
+    engine, forward = make(n_slots=1)
+    running, waiting = send(engine, req([1], 300)), send(engine, req([2], 300))
+    until(lambda: running.tokens)
+    gate = threading.Event()
+    forward.refusals = None
+    if stuck:
+        forward.in_restore = lambda: gate.wait() and None
+    forward.die()
+    until(lambda: forward.restored)
+    began = time.monotonic()
+    engine.close(grace)
+    assert time.monotonic() - began < 1
+    for client in (running, waiting):
+        assert isinstance(failure(client), EngineClosed)
+    gate.set()
+
+
+def test_lost_while_closing(make: Make) -> None:
+    engine, forward = make(n_slots=1)
+    forward.before = lambda n: time.sleep(0.001)
+    running = send(engine, req([1], -1))
+    until(lambda: running.tokens)
+    closer = threading.Thread(target=engine.close, args=(20.0,))
+    closer.start()
+    time.sleep(0.02)
+    forward.refusals = None
+    forward.die()
+    closer.join(2)
+    assert not closer.is_alive()
+    assert isinstance(failure(running), EngineClosed)
+
+
+# -- batches that fail without a loss ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("chunk", [16, 64], ids=["in chunks", "at once"])
+def test_nothing_that_follows_a_failed_batch_is_believed(make: Make, depth: int, chunk: int) -> None:
+    """Part of a prompt fails while what follows it, and copies of it, are on their way already."""
+    engine, forward = make(n_slots=4, depth=depth, max_batch=chunk, prefill_chunk=chunk)
+    system = text(60)
+    bad = [True]
+
+    def before(n: int) -> None:
+        if bad[0] and n >= chunk - 4:
+            bad[0] = False
+            raise MemoryError("no memory left on the device")
+
+    forward.before = before
+    forward.hold = True
+    requests = [req([5], 200), req([*system, 1], 5), req([*system, 2], 25)]
+    clients = [send(engine, request) for request in requests]
+    time.sleep(0.05)
+    forward.go_on()
+    ended = 0
+    for client, request in zip(clients, requests, strict=True):
+        if isinstance(client.wait().events[-1], Failed):
+            assert isinstance(failure(client), ComputeFailed)
+            ended += 1
+        else:
+            assert client.result.tokens == alone(request)
+    assert 0 < ended < 3
+    for i in range(3, 7):
+        assert ask(engine, req([*system, i], 25)).tokens == alone(req([*system, i], 25)), "cached, but never computed"
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+def test_nothing_is_kept_of_a_failed_batch_whose_request_is_gone(make: Make, depth: int) -> None:
+    engine, forward = make(n_slots=1, depth=depth, max_batch=64)
+    prompt = text(300)
+    forward.hold = True
+    client = send(engine, req(prompt, 5))
+    until(lambda: len(forward._jobs) == depth)
+    engine.cancel(client.id)
+    follow = send(engine, req(prompt, 20))
+
+    def before(n: int) -> None:
+        if len(forward.sizes) == 1:  # by then the slot is the other request's
+            forward.before = None
+            raise MemoryError("no memory left on the device")
+
+    forward.before = before
+    forward.go_on()
+    follow.wait()
+    if isinstance(follow.events[-1], Failed):
+        follow = send(engine, req(prompt, 20))
+    assert follow.result.tokens == alone(req(prompt, 20))
+    assert ask(engine, req([*prompt, 5], 20)).tokens == alone(req([*prompt, 5], 20))
+
+
+def test_getting_ready_may_fail(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    engine, forward = make()
+    ready = [0]
+
+    def broken() -> bool:
+        ready[0] += 1
+        raise ForwardError("it has no room for that")
+
+    forward.prepare_ahead = broken  # type: ignore[method-assign]
+    engine._prepared = False
+    for i in range(3):
+        assert ask(engine, req([i + 1], 3)).n_predicted == 3
+    assert ready[0]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_drafted_tokens_do_not_outlive_a_move(seed: int) -> None:
+    """Sequences are moved while a batch with drafts behind them is on its way: what was drafted stays behind."""
+    rng = random.Random(seed)
+    forward = FragileForward(1024, n_vocab=4, max_batch=32, depth=5, seed=seed)
+    engine = Engine(forward, FakeTokenizer(), n_slots=6, n_ctx=500, drafting=True)
+    try:
+        requests = []
+        for _ in range(10):
+            prompt = text(rng.randrange(50, 200), rng.randrange(100), 4)
+            requests.append(req(prompt, rng.choice([150, 250]), s={"temperature": rng.choice([0.0, 0.8])}))
+        clients = [send(engine, request) for request in requests]
+        for request, client in zip(requests, clients, strict=True):
+            assert client.result.tokens == alone(request, 4)
+        assert forward.copies, "nothing was moved"
+    finally:
+        engine.close()
+        forward.end()
+
+
+# -- anything at any time ----------------------------------------------------------------------------------------------
+
+
+def random_request(rng: random.Random, n_vocab: int, n_ctx: int) -> Request:
+    shared = text(rng.choice([0, 5, 40, 150]), rng.randrange(4), n_vocab)
+    prompt = (shared + text(rng.randrange(1, 60), rng.randrange(1000), n_vocab))[: n_ctx - 1]
+    return req(
+        prompt,
+        rng.choice([0, 1, 3, 20, 60, 150]),
+        cache_prompt=rng.random() < 0.8,
+        stop=["aa", "q"] if rng.random() < 0.2 else [],
+        n_probs=rng.choice([0, 0, 2]),
+        s={
+            "seed": rng.randrange(1000),
+            "temperature": rng.choice([0.0, 0.8, 2.0]),
+            "repeat_penalty": rng.choice([1.0, 1.3]),
+            "top_k": rng.choice([0, 40]),
+            "ignore_eos": rng.random() < 0.7,
+        },
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 8), st.integers(2, 8), st.integers(1, 5), st.booleans())
+def test_any_schedule(seed: int, n_slots: int, n_blocks: int, depth: int, drafting: bool) -> None:
+    """Devices die at any moment while requests come, wait for cells, copy from each other and are cancelled."""
+    rng = random.Random(seed)
+    n_vocab = rng.choice([4, 97])
+    n_ctx = min(400, 256 * n_blocks)
+    forward = FragileForward(
+        256 * n_blocks, n_vocab=n_vocab, max_batch=rng.choice([3, 16, 64]), depth=depth, seed=seed & 0xFFFF
+    )
+    engine = Engine(
+        forward,
+        FakeTokenizer(),
+        n_slots=n_slots,
+        n_ctx=n_ctx,
+        drafting=drafting,
+        failover=rng.choice([None, 0.0, 0.01]),
+        prefill_chunk=rng.choice([4, 256]),
+    )
+    judge = Engine(FakeForward(1024, max_batch=512, n_vocab=n_vocab), FakeTokenizer(), n_slots=1, n_ctx=n_ctx)
+    over = threading.Event()
+
+    def havoc() -> None:
+        chaos = random.Random(seed)
+        while not over.wait(chaos.choice([0.001, 0.005, 0.02, 0.06])):
+            forward.refusals = chaos.choice([0, 0, 1, 3])
+            forward.die(late=chaos.choice([None, None, 0.0, 0.002]))
+
+    killer = threading.Thread(target=havoc)
+    try:
+        requests = [random_request(rng, n_vocab, n_ctx) for _ in range(12)]
+        clients: list[Client] = []
+        cancelled: set[int] = set()
+        killer.start()
+        for i, request in enumerate(requests):
+            client = Client()
+            if rng.random() < 0.25:
+                cancelled.add(i)
+                after = rng.randrange(4)
+                client.on_event = lambda e, client=client, after=after: (  # type: ignore[misc]
+                    engine.cancel(client.id) if len(client.events) > after else None
+                )
+            client.id = engine.submit(request, client)
+            clients.append(client)
+            if i in cancelled and rng.random() < 0.5:
+                engine.cancel(client.id)
+            time.sleep(rng.choice([0.0, 0.0, 0.005]))
+        calm = threading.Timer(2.0, over.set)  # some get nowhere while devices die all the time
+        calm.start()
+        for i, client in enumerate(clients):
+            if i not in cancelled:
+                client.wait()
+        over.set()
+        killer.join()
+        calm.cancel()
+        for i, (request, client) in enumerate(zip(requests, clients, strict=True)):
+            expected = ask(judge, request)
+            got = [t for e in client.tokens for t in e.tokens]
+            if i in cancelled and not client.over.is_set():
+                assert got == expected.tokens[: len(got)]
+                continue
+            assert got == client.result.tokens == expected.tokens
+            assert client.text == client.result.content == expected.content
+            assert client.result.stop_type == expected.stop_type
+            assert client.result.probs == expected.probs
+        until(lambda: engine.snapshot().fault is None)
+        until(lambda: not (engine.snapshot().requests_processing or engine.snapshot().requests_deferred))
+        until(lambda: not engine._tasks)
+    finally:
+        over.set()
+        engine.close()
+        judge.close()
+        forward.end()
