@@ -167,6 +167,16 @@ def test_what_a_client_frees_is_not_kept(cache: TensorCache, lender: Lender) -> 
     assert list(cache.folder.iterdir()) == []
 
 
+def test_what_has_changed_before_it_was_written_is_not_kept(cache: TensorCache, lender: Lender) -> None:
+    region = region_of(lender, 100)
+    cache.keep(region, 0, 100, 12345)
+    cache.flush()
+    assert list(cache.folder.iterdir()) == []
+    cache.keep(region, 0, 100, fnv(bytes(100)))
+    cache.flush()
+    assert len(list(cache.folder.iterdir())) == 1
+
+
 def test_a_full_disk_costs_only_the_entry(
     cache: TensorCache, lender: Lender, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

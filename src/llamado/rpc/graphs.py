@@ -7,7 +7,6 @@ operations, every node after its sources, and every bound tensor inside a region
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,8 +26,6 @@ MAX_NODES = 8192
 """llama.cpp's largest graphs have some 6,000."""
 MAX_VIEWS = 64
 """Views of views: ggml refers every view to the owner of the memory."""
-MAX_CHAIN = 32
-"""Row operations one after another that may become one kernel; the transformers' longest run is about ten."""
 _MOST_ELEMENTS = 1 << 40
 _OVERLAP = 64
 """How often a source may read the same byte (windows of a convolution overlap)."""
@@ -43,11 +40,6 @@ _IS_VIEW = np.array([op in VIEW_OPS for op in _OPS])
 _COMPUTE, _OUTPUT = int(TensorFlag.COMPUTE), int(TensorFlag.OUTPUT)
 assert TENSOR.fields is not None
 _PARAMS_AT = TENSOR.fields["op_params"][1]  # where they start in a record
-# Operations along rows, which the CPU device joins into one kernel.
-_ROW_OPS = {
-    Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.RMS_NORM, Op.NORM, Op.SCALE, Op.UNARY, Op.GLU, Op.ROPE, Op.GET_ROWS,
-    Op.SET_ROWS, Op.SOFT_MAX, Op.SQR, Op.SQRT, Op.CLAMP, Op.L2_NORM, Op.LOG, Op.SIN, Op.COS,
-}  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -258,7 +250,9 @@ class _Decoder:
         uses = np.bincount(read[read >= 0], minlength=self.n)
         listed = np.zeros(self.n, np.bool_)
         listed[nodes] = True
-        private = listed & (records["use_count"] == uses) & (uses > 0) & ((records["flags"] & _OUTPUT) == 0)
+        used = uses.copy()
+        used[nodes] -= (read == nodes[:, None]).sum(axis=1)  # a cast names itself
+        private = listed & (records["use_count"] == uses) & (used > 0) & ((records["flags"] & _OUTPUT) == 0)
         is_view = _IS_VIEW[records["op"]]
         loose: NDArray[np.bool_] = private & runs & ~is_view & (roots == np.arange(self.n)) & (offsets >= 0)
         loose[roots[~private]] = False
@@ -318,7 +312,7 @@ class _Decoder:
                 node.src = tuple([tensors[s] if s >= 0 else None for s in rows[i][: lengths[i]]])
                 self._check_node(node)
                 add(node)
-        _cut_chains(graph)
+        _check_views(graph)
         used = frozenset(p for p in np.unique(records["buffer"]).tolist() if p)
         return Decoded(graph, self.request, used, self._constants(graph), activations)
 
@@ -385,33 +379,14 @@ class _Index:
         return np.where(self._sorted[at] == ids, self._order[at], -1)
 
 
-def _cut_chains(graph: Graph) -> None:
-    """Puts a view into runs of row operations that are longer than any model's, so that none becomes a huge kernel.
-
-    Raises WireError for views of views of views without end.
-    """
-    length: dict[Tensor, int] = {}
+def _check_views(graph: Graph) -> None:
+    """Raises WireError for views of views of views without end: a compiler follows them."""
     depth: dict[Tensor, int] = {}
     for node in graph.nodes:
         if node.op in VIEW_OPS:
             depth[node] = deep = 1 + max([depth.get(s, 0) for s in node.src if s is not None], default=0)
             if deep > MAX_VIEWS:
                 raise WireError(f"tensor {node.name}: a view of a view, more than {MAX_VIEWS} deep")
-        elif node.op in _ROW_OPS:
-            before = max([length.get(s, 0) for s in node.src if s is not None], default=0)
-            if before >= MAX_CHAIN:
-                long = [s is not None and length.get(s, 0) >= MAX_CHAIN for s in node.src]
-                node.src = tuple([_window(s) if s and cut else s for s, cut in zip(node.src, long, strict=True)])
-                before = 0
-            length[node] = before + 1
-
-
-def _window(tensor: Tensor) -> Tensor:
-    """The same tensor by another name."""
-    root, inside = tensor.root()
-    return Tensor(
-        tensor.type, tensor.ne, tensor.nb, Op.VIEW, (tensor,), struct.pack("<Q56x", inside), root, inside, tensor.name
-    )
 
 
 def _text(name: bytes) -> str:

@@ -6,7 +6,6 @@ A client knows a region by two numbers, neither of them an address: `ptr` names 
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -20,9 +19,28 @@ from llamado.gguf.types import TensorType
 PAGE = 4096
 _FIRST_BASE = 1 << 32
 """Far from 0, which means "no memory" to ggml."""
-_TOP = 1 << 62
 _COPY = 4 << 20
 """Bytes moved at a time where a device's memory cannot be reached directly."""
+
+
+class _Numbers:
+    """Numbers by which clients know regions; no region of any device ever has those of another."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ptr = 1
+        self._base = _FIRST_BASE
+
+    def take(self, size: int) -> tuple[int, int]:
+        """`ptr` and `base` of a new region. The bases last for 2^31 regions of 2 GiB."""
+        with self._lock:
+            ptr, base = self._ptr, self._base
+            self._ptr += 1
+            self._base += size + PAGE  # a gap: what ends one region does not begin another
+        return ptr, base
+
+
+_numbers = _Numbers()
 
 
 class Turns:
@@ -137,8 +155,6 @@ class Lender:
         self._lock = threading.Lock()
         self._lent = 0
         self._scratch = 0
-        self._ptrs = itertools.count(1)
-        self._next_base = _FIRST_BASE
 
     @property
     def lent(self) -> int:
@@ -154,12 +170,9 @@ class Lender:
         """Zeroed memory, None where there is no room for it."""
         cost = _pages(size)
         with self._lock:
-            if cost > self.limit - self._lent - self._scratch or self._next_base + cost > _TOP:
+            if cost > self.limit - self._lent - self._scratch:
                 return None
             self._lent += cost
-            base = self._next_base
-            self._next_base += cost + PAGE
-            ptr = next(self._ptrs)
         whole = Tensor(TensorType.I8, (size, 1, 1, 1), (1, size, size, size), name="buffer")
         try:
             with self.turns:
@@ -167,7 +180,7 @@ class Lender:
         except (DeviceError, MemoryError):
             self.give(size)
             return None
-        return Region(self, buffers[0], ptr, base, size)
+        return Region(self, buffers[0], *_numbers.take(cost), size)
 
     def give(self, size: int) -> None:
         """A region of `size` bytes is free again."""

@@ -70,6 +70,8 @@ _RECEIVE = 1 << 18
 _HELLO_SECONDS = 10.0
 _SIDE_BY_SIDE = 4
 """Cache entries that are checked at a time."""
+_ASKED = 1 << 14
+"""Uploads that may be announced by their hashes before they come."""
 _SMALL = 1 << 14
 """Data up to this size is sent in one piece with what stands before it."""
 _GRAPHS_KEPT = 64
@@ -127,6 +129,7 @@ class Session:
         self._graphs = _Graphs()
         self._last: dict[int, Decoded] = {}
         self._constants: set[int] = set()
+        self._asked: dict[tuple[int, int], int] = {}  # hashes that were not in the cache, by place
         self._kernels = KERNELS
         self._put_back: Request | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -336,7 +339,7 @@ class Session:
         if self._constants:
             self._changed(region, start, start + size)
         if request.cache_flag and self._shared.cache is not None and memory is not None:
-            self._shared.cache.keep(region, start, size)
+            self._shared.cache.keep(region, start, size, self._asked.pop((region.ptr, start), None))
 
     def _receive(self, region: Region, start: int, size: int) -> None:
         """Bulk for memory that cannot be received into."""
@@ -372,8 +375,10 @@ class Session:
             wanted.append(Wanted(asked.hash, region, start, size - asked.offset))
         cache = self._shared.cache
         found = [False] * len(wanted) if cache is None else cache.load(wanted)
-        for want in wanted:
+        for want, hit in zip(wanted, found, strict=True):
             self._changed(want.region, want.offset, want.offset + want.room)
+            if not hit and cache is not None and len(self._asked) < _ASKED:
+                self._asked[want.region.ptr, want.offset] = want.hash
         self._sock.sendall(b"".join(write_response(Command.SET_TENSOR_HASH, Number(int(hit))) for hit in found))
 
     def _get(self, request: GetTensor) -> None:

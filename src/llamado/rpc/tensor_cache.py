@@ -7,6 +7,7 @@ Files appear whole (written aside, then renamed) and are checked against their n
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import queue
@@ -15,13 +16,13 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from llamado.errors import LlamadoError
 from llamado.rpc.hashing import BASIS, fnv1a, fnv1a_many
-from llamado.rpc.regions import Region
+from llamado.rpc.regions import PAGE, Region
 
 log = logging.getLogger("llamado.rpc.worker")
 
@@ -29,6 +30,8 @@ _CHUNK = 4 << 20
 _UNFINISHED = ".unfinished"
 _STALE = 24 * 3600
 """Seconds after which a file that was never finished is somebody's who is gone."""
+_LEAST_MAPPED = 256 << 10
+_READ_WRITE, _PRIVATE_FIXED = 0x3, 0x12  # PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED of Linux
 _WAITING = 4096
 """Uploads that may wait to be written; more are not kept."""
 
@@ -65,6 +68,23 @@ class _Stamp(NamedTuple):
     modified: int
 
 
+def _map(file: int, memory: memoryview, offset: int, size: int) -> int:
+    """Puts the whole pages of a file of `size` bytes in the place of those at `offset` of a region, where both begin
+    with a page: nothing is copied, and what is written later stays this process's. Tells how many bytes are there.
+
+    As with any mapped file, a program that shortens an entry while it is used ends this process; entries are replaced
+    by renaming, never in place, and ggml does not write to one it has found.
+    """
+    whole = size // PAGE * PAGE
+    address = np.frombuffer(memory, np.uint8).ctypes.data + offset
+    if sys.platform != "linux" or address % PAGE or whole < _LEAST_MAPPED or os.sysconf("SC_PAGE_SIZE") != PAGE:
+        return 0
+    mmap: Any = ctypes.CDLL(None).mmap
+    mmap.restype = ctypes.c_void_p
+    mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+    return whole if mmap(address, whole, _READ_WRITE, _PRIVATE_FIXED, file, 0) == address else 0
+
+
 class TensorCache:
     """The cache in one folder; any thread may use it."""
 
@@ -82,7 +102,7 @@ class TensorCache:
                 f"the cache folder {folder} cannot be used: {error.strerror}; $LLAMA_CACHE names another"
             ) from None
         self._checked: dict[int, _Stamp] = {}
-        self._queue: queue.Queue[tuple[Region, int, int] | None] = queue.Queue(_WAITING)
+        self._queue: queue.Queue[tuple[Region, int, int, int | None] | None] = queue.Queue(_WAITING)
         self._writer: threading.Thread | None = None
         self._lock = threading.Lock()
 
@@ -128,7 +148,7 @@ class TensorCache:
                 size = status.st_size
                 if not 0 < size <= wanted.room:
                     return None
-                at = 0
+                at = _map(file.fileno(), memory, wanted.offset, size)
                 while at < size:
                     n = file.readinto(memory[wanted.offset + at : wanted.offset + size])
                     if not n:
@@ -139,14 +159,17 @@ class TensorCache:
         return _Stamp(status.st_ino, size, status.st_mtime_ns)
 
     # --- keeping ----------------------------------------------------------------------------------------------------
-    def keep(self, region: Region, offset: int, size: int) -> None:
-        """Writes bytes of a region to the cache, later; nothing happens where that is not possible."""
+    def keep(self, region: Region, offset: int, size: int, hash: int | None = None) -> None:
+        """Writes bytes of a region to the cache, later; nothing happens where that is not possible.
+
+        `hash` is what they were asked for by: if they are others by then, the client has moved on.
+        """
         with self._lock:
             if self._writer is None:
                 self._writer = threading.Thread(target=self._write_all, name="llamado-cache", daemon=True)
                 self._writer.start()
         with contextlib.suppress(queue.Full):
-            self._queue.put_nowait((region, offset, size))
+            self._queue.put_nowait((region, offset, size, hash))
 
     def flush(self) -> None:
         """Returns when everything that was to be kept is on disk."""
@@ -174,7 +197,7 @@ class TensorCache:
             finally:
                 self._queue.task_done()
 
-    def _write(self, region: Region, offset: int, size: int) -> None:
+    def _write(self, region: Region, offset: int, size: int, hash: int | None) -> None:
         chunk = bytearray(min(_CHUNK, size))
         aside = self.folder / f"{os.getpid()}-{id(self):x}{_UNFINISHED}"  # only one thread writes
         try:
@@ -194,6 +217,9 @@ class TensorCache:
                     file.write(part)
                 file.flush()
                 status = os.fstat(file.fileno())
+            if hash is not None and value != hash:
+                os.unlink(aside)
+                return
             os.replace(aside, self.path(value))
         except BaseException:
             with contextlib.suppress(OSError):

@@ -1,0 +1,967 @@
+"""The worker, spoken to byte by byte: what it answers, what it lends, what it refuses, and whom that concerns."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_endpoint import Authority
+from wire_client import Client, layout, raw, records, request, running, wire_of
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.device import DeviceError
+from llamado.ggml import graph as g
+from llamado.ggml.graph import Graph
+from llamado.ggml.ops import UnaryOp
+from llamado.ggml.tensor import Tensor
+from llamado.gguf.types import TensorType as T
+from llamado.rpc.endpoint import Endpoint, EndpointError, client_tls
+from llamado.rpc.hashing import fnv1a
+from llamado.rpc.rationed import RationedJit
+from llamado.rpc.regions import Lender, Turns
+from llamado.rpc.wire import (
+    Allocated,
+    AllocBuffer,
+    BufferClear,
+    BufferGetBase,
+    CopyTensor,
+    DeviceCount,
+    DeviceMemory,
+    FreeBuffer,
+    GetAlignment,
+    GetAllocSize,
+    GetDeviceMemory,
+    GetMaxSize,
+    GetTensor,
+    GraphRecompute,
+    Hello,
+    HelloResponse,
+    InitTensor,
+    MemsetTensor,
+    SetTensor,
+    SetTensorHash,
+    WireTensor,
+    graph_request,
+    write_request,
+)
+from llamado.rpc.worker import Worker, WorkerError, WorkerOptions, run_worker
+
+NOTHING = WireTensor(0, 0, 0, (0,) * 4, (0,) * 4, 0)
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[CpuDevice]:
+    device = CpuDevice(1, jit=RationedJit())
+    yield device
+    device.close()
+
+
+@pytest.fixture
+def worker(device: CpuDevice) -> Iterator[Worker]:
+    with running(device) as worker:
+        yield worker
+
+
+@pytest.fixture
+def client(worker: Worker) -> Iterator[Client]:
+    with Client(worker) as client:
+        yield client
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits until something is so."""
+    ends = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < ends, "it never came"
+        time.sleep(0.002)
+
+
+class Sum:
+    """r = a + b on a worker, in a buffer of its own."""
+
+    def __init__(self, client: Client, n: int = 64) -> None:
+        self.client = client
+        self.a, self.b = g.new_tensor(T.F32, n, 4, name="a"), g.new_tensor(T.F32, n, 4, name="b")
+        self.graph = Graph()
+        self.r = self.graph.output("r", g.add(self.a, self.b, name="r"))
+        self.places, size = layout([self.a, self.b, self.r])
+        self.ptr, self.base = client.alloc(size)
+
+    def wire(self, tensor: Tensor) -> WireTensor:
+        return wire_of(tensor, self.ptr, self.base + self.places[tensor])
+
+    def write(self, a: float, b: float) -> None:
+        for tensor, value in ((self.a, a), (self.b, b)):
+            self.client.set(self.wire(tensor), np.full(tensor.nelements, value, np.float32).tobytes())
+
+    def compute(self) -> None:
+        self.client.send(request(self.graph, self.ptr, self.base, self.places))
+
+    def result(self) -> set[float]:
+        return set(np.frombuffer(self.client.get(self.wire(self.r), self.r.nbytes), np.float32).tolist())
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_greeting(client: Client) -> None:
+    assert client.hello == HelloResponse(7, 0, 0, own=0x4C)
+    assert client.number(DeviceCount()) == 1
+    assert client.number(GetAlignment(0)) == 64
+    assert client.number(GetMaxSize(0)) == 2**64 - 1
+
+
+def test_every_byte_may_come_alone(worker: Worker) -> None:
+    with Client(worker, greet=False) as client:
+        client.reader.expect(14)  # type: ignore[arg-type]
+        for byte in write_request(Hello()):
+            client.sock.sendall(bytes([byte]))
+        while client.reader.next() is None:
+            client.reader.feed(client.sock.recv(100))
+        ptr, base = client.alloc(300)
+        data = bytes(range(256))
+        for byte in write_request(SetTensor(raw(ptr, base, 300), 0, 10, 256)) + data:
+            client.sock.sendall(bytes([byte]))
+        assert client.get(raw(ptr, base, 300), 300) == bytes(10) + data + bytes(34)
+
+
+def test_many_commands_in_one_piece(client: Client) -> None:
+    ptr, base = client.alloc(1000)
+    pieces = b"".join(write_request(SetTensor(raw(ptr, base, 1000), 0, i, 1)) + bytes([i % 256]) for i in range(1000))
+    client.sock.sendall(pieces)
+    assert client.get(raw(ptr, base, 1000), 1000) == bytes(i % 256 for i in range(1000))
+
+
+def test_megabytes_there_and_back(client: Client) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 9_000_001, np.uint8).tobytes()
+    ptr, base = client.alloc(len(data) + 7)
+    tensor = raw(ptr, base + 7, len(data))
+    client.set(tensor, data)
+    assert client.get(tensor, len(data)) == data
+    assert client.get(tensor, 1000, 8_999_001) == data[-1000:]
+
+
+def test_buffers_start_as_zeros(client: Client) -> None:
+    first, base = client.alloc(5000)
+    client.set(raw(first, base, 5000), b"\xff" * 5000)
+    client.send(FreeBuffer(first))
+    second, base = client.alloc(5000)
+    assert client.get(raw(second, base, 5000), 5000) == bytes(5000)
+
+
+def test_bases_are_apart_and_no_addresses(client: Client) -> None:
+    """ggml does arithmetic on them: base + offset must name one buffer."""
+    found = [client.alloc(size) for size in (1, 4096, 100_000, 0, 7)]
+    ends = [base + size for (_, base), size in zip(found, (1, 4096, 100_000, 0, 7), strict=True)]
+    bases = [base for _, base in found]
+    assert bases == sorted(bases) and all(end < base for end, base in zip(ends, bases[1:], strict=False))
+    assert all(base % 4096 == 0 and base >= 4096 for base in bases)
+    assert len({ptr for ptr, _ in found} | {0}) == 6
+
+
+def test_clear_memset_copy_init(client: Client) -> None:
+    ptr, base = client.alloc(100)
+    whole = raw(ptr, base, 100)
+    client.send(BufferClear(ptr, 7))
+    client.send(MemsetTensor(raw(ptr, base + 10, 20), 5, 10, 9))
+    client.send(InitTensor(whole))
+    expected = bytearray(b"\x07" * 100)
+    expected[15:25] = b"\x09" * 10
+    assert client.get(whole, 100) == expected
+    assert client.number(CopyTensor(raw(ptr, base + 10, 30), raw(ptr, base + 20, 30))) == 1  # overlapping
+    expected[20:50] = bytes(expected)[10:40]
+    assert client.get(whole, 100) == expected
+    other, there = client.alloc(50)
+    assert client.number(CopyTensor(raw(ptr, base + 15, 40), raw(other, there + 3, 40))) == 1
+    assert client.get(raw(other, there, 50), 50) == bytes(3) + expected[15:55] + bytes(7)
+
+
+def test_alloc_size(client: Client) -> None:
+    """As ggml's CPU: what the tensor's bytes are."""
+    tensor = WireTensor(1, int(T.Q4_1), 0, (576, 10, 1, 1), (20, 360, 3600, 3600), 0)
+    assert client.number(GetAllocSize(0, tensor, (NOTHING,) * 10)) == 3600
+
+
+# --- graphs -----------------------------------------------------------------------------------------------------------
+
+
+def test_compute_and_compute_again(client: Client) -> None:
+    sum = Sum(client)
+    sum.write(1, 2)
+    sum.compute()
+    assert sum.result() == {3}
+    sum.write(10, 2)
+    client.send(GraphRecompute(0))
+    assert sum.result() == {12}
+
+
+def test_the_same_bytes_are_the_same_graph(client: Client, device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A master that alternates between shapes does not have them compiled again and again."""
+    prepared = []
+    original = device.prepare
+
+    def prepare(graph: Graph) -> object:
+        prepared.append(graph)
+        return original(graph)
+
+    monkeypatch.setattr(device, "prepare", prepare)
+    one, two = Sum(client), Sum(client, 128)
+    for i in range(4):
+        for sum in (one, two):
+            sum.write(i, 1)
+            sum.compute()
+            assert sum.result() == {i + 1}
+    assert len(prepared) == 2
+
+
+def test_activations_without_a_place(client: Client) -> None:
+    a, r = g.new_tensor(T.F32, 64, name="a"), Graph()
+    x = a
+    for _ in range(5):
+        x = g.rms_norm(g.scale(x, 3.0), 1e-6)
+    r.output("x", x)
+    places, size = layout([a, x])
+    ptr, base = client.alloc(size)
+    client.set(wire_of(a, ptr, base + places[a]), np.full(64, 2, np.float32).tobytes())
+    client.send(request(r, ptr, base, places))
+    got = np.frombuffer(client.get(wire_of(x, ptr, base + places[x]), x.nbytes), np.float32)
+    np.testing.assert_allclose(got, 1, rtol=1e-5)
+
+
+def test_frequency_factors_may_come_later(client: Client) -> None:
+    """A device reads them when it compiles; new ones must count in the same graph."""
+    x, at, factors = (g.new_tensor(T.F32, 64, 1, 2), g.new_tensor(T.I32, 2), g.new_tensor(T.F32, 32))
+    graph = Graph()
+    r = graph.output("r", g.rope_ext(x, at, factors, 64, 0, 0, 1e4, 1.0, 0.0, 1.0, 0.0, 0.0))
+    places, size = layout([x, at, factors, r])
+    ptr, base = client.alloc(size)
+
+    def put(tensor: Tensor, values: list[float] | list[int]) -> None:
+        data = np.array(values, np.int32 if tensor.type is T.I32 else np.float32)
+        client.set(wire_of(tensor, ptr, base + places[tensor]), data.tobytes())
+
+    put(x, [1.0] * 128)
+    put(at, [3, 4])
+    results = []
+    for again in (False, True):
+        for value in (1.0, 8.0):
+            put(factors, [value] * 32)
+            if again:
+                client.send(GraphRecompute(0))
+            else:
+                client.send(request(graph, ptr, base, places))
+            results.append(client.get(wire_of(r, ptr, base + places[r]), r.nbytes))
+    assert results[0] == results[2] != results[1] == results[3]
+
+
+def test_a_freed_buffer_takes_its_graphs_along(client: Client) -> None:
+    sum = Sum(client)
+    sum.write(1, 2)
+    sum.compute()
+    assert sum.result() == {3}
+    client.send(FreeBuffer(sum.ptr))
+    client.send(GraphRecompute(0))
+    assert client.is_closed()
+
+
+def test_a_master_that_goes_on_after_freeing(client: Client) -> None:
+    """New buffers, the same program: llama.cpp makes them when its context grows."""
+    for i in range(3):
+        sum = Sum(client)
+        sum.write(i, 2)
+        sum.compute()
+        assert sum.result() == {i + 2}
+        client.send(FreeBuffer(sum.ptr))
+
+
+def test_clients_take_turns() -> None:
+    """First come, first served."""
+    turns, order = Turns(), []
+    threads = []
+
+    def wait(i: int) -> None:
+        with turns:
+            order.append(i)
+
+    with turns:
+        for i in range(20):
+            thread = threading.Thread(target=wait, args=(i,))
+            thread.start()
+            threads.append(thread)
+            until(lambda i=i: len(turns._waiting) == i + 1)  # type: ignore[misc]
+    for thread in threads:
+        thread.join(30)
+    assert order == list(range(20))
+    with turns:
+        pass
+
+
+def test_answers_while_another_client_computes(
+    worker: Worker, device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second connection is the first one's heartbeat."""
+    runs, go = threading.Event(), threading.Event()
+    original = device.submit
+
+    def slow(graph: Graph) -> None:
+        runs.set()
+        assert go.wait(30)
+        original(graph)
+
+    monkeypatch.setattr(device, "submit", slow)
+    with Client(worker) as busy, Client(worker) as other:
+        sum = Sum(busy)
+        sum.write(1, 1)
+        mine = Sum(other)
+        sum.compute()
+        assert runs.wait(30)
+        assert other.number(DeviceCount()) == 1
+        mine.write(5, 5)
+        assert isinstance(other.ask(GetDeviceMemory(0)), DeviceMemory)
+        assert other.get(mine.wire(mine.a), 4) == np.float32(5).tobytes()
+        go.set()
+        assert sum.result() == {2}
+
+
+def test_many_clients_at_once(worker: Worker) -> None:
+    """Each sees its own bytes only."""
+    failures: list[str] = []
+
+    def work(i: int) -> None:
+        try:
+            with Client(worker) as client:
+                sum = Sum(client)
+                for k in range(25):
+                    sum.write(100 * i, k)
+                    sum.compute() if k % 3 == 0 else client.send(GraphRecompute(0))
+                    if (got := sum.result()) != {100 * i + k}:
+                        failures.append(f"client {i}, round {k}: {got}")
+        except Exception as error:
+            failures.append(f"client {i}: {error!r}")
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failures == []
+    until(lambda: worker.clients == 0)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def lent(worker: Worker) -> int:
+    return worker.shared.lenders[0].lent
+
+
+def test_memory_limit_counts_all_clients(device: CpuDevice) -> None:
+    with running(device, mem=10 << 20) as worker, Client(worker) as one, Client(worker) as two:
+        assert one.ask(GetDeviceMemory(0)) == DeviceMemory(10 << 20, 10 << 20)
+        ptr, base = one.alloc(6 << 20)
+        assert two.ask(GetDeviceMemory(0)) == DeviceMemory(4 << 20, 10 << 20)
+        assert two.ask(AllocBuffer(0, 5 << 20)) == Allocated(0, 0)
+        two.alloc(4 << 20)
+        assert two.ask(AllocBuffer(0, 1)) == Allocated(0, 0)
+        assert one.get(raw(ptr, base, 8), 8) == bytes(8)
+        one.send(FreeBuffer(ptr))
+        assert one.number(DeviceCount()) == 1
+        two.alloc(6 << 20)
+
+
+@pytest.mark.parametrize("size", [2**64 - 1, 2**63, 2**62, 1 << 50])
+def test_impossible_sizes(client: Client, size: int) -> None:
+    assert client.ask(AllocBuffer(0, size)) == Allocated(0, 0)
+    client.alloc(1)
+
+
+def test_tiny_buffers_cost_pages(device: CpuDevice) -> None:
+    with running(device, mem=4 * 4096) as worker, Client(worker) as client:
+        for _ in range(4):
+            client.alloc(0)
+        assert client.ask(AllocBuffer(0, 0)) == Allocated(0, 0)
+
+
+def test_the_number_of_buffers_is_bounded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamado.rpc.session.MAX_REGIONS", 3)
+    for _ in range(3):
+        client.alloc(1)
+    assert client.ask(AllocBuffer(0, 1)) == Allocated(0, 0)
+
+
+def test_what_a_client_had_is_free_when_it_is_gone(worker: Worker) -> None:
+    before = lent(worker)
+    client = Client(worker)
+    client.alloc(1 << 20)
+    assert lent(worker) == before + (1 << 20)
+    client.sock.close()
+    until(lambda: lent(worker) == before)
+
+
+def test_also_in_the_middle_of_a_tensor_or_reset(worker: Worker) -> None:
+    before = lent(worker)
+    cut = Client(worker)
+    ptr, base = cut.alloc(1 << 20)
+    cut.sock.sendall(write_request(SetTensor(raw(ptr, base, 1 << 20), 0, 0, 1 << 20)) + b"x" * 1000)
+    cut.sock.close()
+    until(lambda: lent(worker) == before)
+    reset = Client(worker)
+    reset.alloc(1 << 20)
+    reset.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    reset.sock.close()
+    until(lambda: lent(worker) == before)
+
+
+def test_memory_of_the_dead_is_given_back_to_the_system(worker: Worker, device: CpuDevice) -> None:
+    """Not only counted as free: a program that is kept must not hold the pages."""
+    client = Client(worker)
+    sum = Sum(client)
+    sum.compute()
+    ptr, _ = client.alloc(64 << 20)
+    client.send(BufferClear(ptr, 1))
+    assert client.number(DeviceCount()) == 1
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    full = resident()
+    client.sock.close()
+    until(lambda: resident() < full - (48 << 20))
+
+
+def test_activations_count(device: CpuDevice) -> None:
+    """What the device has to find for results without a place is in the limit, too."""
+    a, graph = g.new_tensor(T.F32, 1 << 20, name="a"), Graph()
+    r = graph.output("r", g.scale(g.view_1d(g.add(a, a), 64), 2.0))
+    places, size = layout([a, r])
+    for mem, fits in ((size + (1 << 20), False), (size + (9 << 20), True)):
+        with running(device, mem=mem) as worker, Client(worker) as client:
+            ptr, base = client.alloc(size)
+            client.send(request(graph, ptr, base, places))
+            if fits:
+                client.get(wire_of(r, ptr, base + places[r]), r.nbytes)
+            else:
+                assert client.is_closed()
+
+
+def test_a_device_elsewhere(device: CpuDevice) -> None:
+    """A buffer that is not this process's memory is reached through the Device contract alone."""
+
+    class Far:
+        name = "far"
+
+        def __init__(self) -> None:
+            self.data: dict[int, bytearray] = {}
+
+        def memory(self) -> tuple[int, int]:
+            return 1 << 30, 1 << 30
+
+        def place(self, tensors: list[Tensor]) -> list[object]:
+            class Buffer:
+                size = tensors[0].nbytes
+
+                def free(self) -> None:
+                    pass
+
+            tensors[0].buffer = buffer = Buffer()
+            self.data[id(buffer)] = bytearray(buffer.size)
+            return [buffer]
+
+        def write(self, tensor: Tensor, data: np.ndarray, offset: int = 0) -> None:  # type: ignore[type-arg]
+            start = tensor.offset + offset
+            self.data[id(tensor.buffer)][start : start + len(data)] = data.tobytes()
+
+        def read(self, tensor: Tensor, offset: int, size: int) -> object:
+            from concurrent.futures import Future
+
+            start = tensor.offset + offset
+            future: Future[object] = Future()
+            future.set_result(np.frombuffer(bytes(self.data[id(tensor.buffer)][start : start + size]), np.uint8))
+            return future
+
+        def copy(self, source: Tensor, target: Tensor) -> None:
+            self.write(target, self.read(source, 0, source.nbytes).result())  # type: ignore[attr-defined]
+
+    with running(device, Far()) as worker, Client(worker) as client:  # type: ignore[arg-type]
+        assert client.number(DeviceCount()) == 2
+        far, base = client.alloc(5 << 20, device=1)
+        data = np.random.default_rng(0).integers(0, 256, 5 << 20, np.uint8).tobytes()
+        client.set(raw(far, base, 5 << 20), data)
+        assert client.get(raw(far, base, 5 << 20), 5 << 20) == data
+        near, there = client.alloc(1000)
+        assert client.number(CopyTensor(raw(far, base + 5, 900), raw(near, there, 900))) == 1
+        assert client.number(CopyTensor(raw(near, there, 900), raw(far, base + 2000, 900))) == 1
+        assert client.number(CopyTensor(raw(far, base, 100), raw(far, base + 3000, 100))) == 1
+        client.send(MemsetTensor(raw(far, base, 10), 0, 10, 3))
+        expected = b"\3" * 10 + data[10:2000] + data[5:905] + data[2900:3000] + data[:100] + data[3100:4000]
+        assert client.get(raw(far, base, 4000), 4000) == expected
+        client.send(BufferClear(far, 0))
+        assert client.get(raw(far, base, 5 << 20), 5 << 20) == bytes(5 << 20)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def refused(caplog: pytest.LogCaptureFixture, client: Client) -> str:
+    """Waits for the end of a connection; gives the one line that was logged about it."""
+    peer = f"127.0.0.1:{client.sock.getsockname()[1]}: connection closed: "
+
+    def lines() -> list[str]:
+        return [r.getMessage() for r in list(caplog.records) if r.getMessage().startswith(peer)]
+
+    assert client.is_closed()
+    until(lambda: bool(lines()))
+    (line,) = lines()
+    assert line.count("\n") == 0
+    return line
+
+
+def bad_requests(sum: Sum) -> dict[str, tuple[bytes, str]]:
+    """Bytes that end a connection, and what is said about them."""
+    ptr, base = sum.ptr, sum.base
+    size = 3072
+    unknown = sum.graph
+    nodes, tensors = records(unknown, ptr, base, sum.places)
+    strange = tensors.copy()
+    strange["op"][-1] = 83  # GATED_LINEAR_ATTN
+    small = raw(ptr, base, 100)
+    return {
+        "command": (b"\x63" + bytes(8), "command 99 is not known"),
+        "hello again": (write_request(Hello()), "second HELLO"),
+        "device": (write_request(GetAlignment(1)), "device 1 of 1"),
+        "alloc": (write_request(AllocBuffer(9, 1)), "device 9"),
+        "base": (write_request(BufferGetBase(ptr + 1)), "not one of this connection's"),
+        "free": (write_request(FreeBuffer(0)), "buffer 0x0"),
+        "clear": (write_request(BufferClear(1 << 63, 0)), "buffer 0x8000"),
+        "set beyond": (write_request(SetTensor(small, 0, size - 1, 2)) + b"xx", "outside its buffer"),
+        "set before": (write_request(SetTensor(raw(ptr, base - 1, 9), 0, 0, 1)) + b"x", "outside its buffer"),
+        "set wrapped": (write_request(SetTensor(small, 0, 2**64 - 1, 1)) + b"x", "outside its buffer"),
+        "get beyond": (write_request(GetTensor(small, 0, size + 1)), "outside its buffer"),
+        "get all": (write_request(GetTensor(small, 0, 2**64 - 1)), "outside its buffer"),
+        "memset beyond": (write_request(MemsetTensor(small, 50, 51, 0)), "of tensor raw of 100"),
+        "memset wrapped": (write_request(MemsetTensor(small, 2**64 - 1, 2, 0)), "of tensor raw of 100"),
+        "copy beyond": (write_request(CopyTensor(small, raw(ptr, base + size - 99, 1))), "outside its buffer"),
+        "hash beyond": (write_request(SetTensorHash(small, 101, 0)), "byte 101 of tensor raw"),
+        "hash outside": (write_request(SetTensorHash(raw(ptr, base, 5000), 0, 0)), "outside its buffer"),
+        "init": (write_request(InitTensor(raw(ptr, base, 5000))), "outside its buffer"),
+        "type": (write_request(InitTensor(small._replace(type=99))), "type 99"),
+        "recompute": (write_request(GraphRecompute(0)), "without a graph"),
+        "operation": (
+            write_request(graph_request(0, nodes, strange)), "GATED_LINEAR_ATTN (tensor r)",
+        ),
+        "graph for another device": (write_request(graph_request(3, nodes, tensors)), "device 3"),
+    }  # fmt: skip
+
+
+BAD_REQUESTS = (
+    "command", "hello again", "device", "alloc", "base", "free", "clear", "set beyond", "set before", "set wrapped",
+    "get beyond", "get all", "memset beyond", "memset wrapped", "copy beyond", "hash beyond", "hash outside", "init",
+    "type", "recompute", "operation", "graph for another device",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_REQUESTS)
+def test_a_bad_request_ends_its_connection_only(
+    worker: Worker, client: Client, case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line says why; the other client's memory and graphs stay."""
+    mine = Sum(client)
+    mine.write(20, 3)
+    mine.compute()
+    with caplog.at_level(logging.WARNING, "llamado.rpc.worker"), Client(worker) as bad:
+        sum = Sum(bad)
+        data, message = bad_requests(sum)[case]
+        assert bad.number(DeviceCount()) == 1
+        bad.sock.sendall(data)
+        assert message in refused(caplog, bad)
+    client.send(GraphRecompute(0))
+    assert mine.result() == {23}
+
+
+def test_before_hello(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "llamado.rpc.worker"), Client(worker, greet=False) as client:
+        client.send(DeviceCount())
+        assert "DEVICE_COUNT before HELLO" in refused(caplog, client)
+
+
+def test_silence(worker: Worker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of one who says a byte now and then."""
+    monkeypatch.setattr("llamado.rpc.session._HELLO_SECONDS", 0.2)
+    with caplog.at_level(logging.WARNING, "llamado.rpc.worker"), Client(worker, greet=False) as client:
+        client.sock.sendall(write_request(Hello())[:5])
+        assert "no HELLO within 0.2 s" in refused(caplog, client)
+
+
+def test_a_silent_client_that_has_greeted_stays(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamado.rpc.session._HELLO_SECONDS", 0.1)
+    with Client(worker) as client:
+        time.sleep(0.3)
+        assert client.number(DeviceCount()) == 1
+
+
+def test_one_connection_too_many(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamado.rpc.worker.MAX_CONNECTIONS", 2)
+    with Client(worker) as one, Client(worker):
+        with Client(worker, greet=False) as three:
+            assert three.is_closed()
+        one.sock.close()
+        until(lambda: worker.clients == 1)
+        with Client(worker) as three:
+            assert three.number(DeviceCount()) == 1
+
+
+def test_kernels_are_rationed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph that needs ever new kernels takes several turns, and has an end."""
+    monkeypatch.setattr("llamado.rpc.session.KERNELS", 6)
+    monkeypatch.setattr("llamado.rpc.session.KERNELS_A_TURN", 2)
+    device = CpuDevice(1, jit=RationedJit(folder=tmp_path))
+    turns = []
+    original = device.prepare
+    monkeypatch.setattr(device, "prepare", lambda graph: turns.append(graph) or original(graph))
+    rng = np.random.default_rng(0)
+
+    def graph_of(n: int) -> tuple[Graph, Tensor]:
+        """`n` chains that were never seen before."""
+        a, graph = g.new_tensor(T.F32, 64, name="a"), Graph()
+        for _ in range(n):
+            x = a
+            for kind in rng.integers(0, 4, 16):
+                x = g.unary(x, [UnaryOp.SILU, UnaryOp.RELU, UnaryOp.NEG, UnaryOp.ABS][kind])
+            graph.output(str(len(graph.nodes)), x)
+        return graph, a
+
+    with running(device) as worker, Client(worker) as client, caplog.at_level(logging.WARNING, "llamado.rpc.worker"):
+        graph, a = graph_of(4)
+        places, size = layout([a, *graph.outputs.values()])
+        ptr, base = client.alloc(size)
+        client.send(request(graph, ptr, base, places))
+        assert client.number(DeviceCount()) == 1
+        assert len(turns) == 2
+        graph, a = graph_of(4)
+        places, _ = layout([a, *graph.outputs.values()])
+        client.send(request(graph, ptr, base, places))
+        assert "more different kernels than any model" in refused(caplog, client)
+    device.close()
+
+
+def test_a_fault_in_the_device_ends_one_connection(
+    worker: Worker, client: Client, device: CpuDevice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "llamado.rpc.worker"):
+        for error, message in (
+            (DeviceError("no such thing"), "no such thing"),
+            (RuntimeError("oh"), "a fault of this"),
+        ):
+            with monkeypatch.context() as patch, Client(worker) as bad:
+
+                def fail(_: Graph, error: Exception = error) -> None:
+                    raise error
+
+                patch.setattr(device, "submit", fail)
+                sum = Sum(bad)
+                sum.compute()
+                assert message in refused(caplog, bad)
+    mine = Sum(client)
+    mine.write(1, 1)
+    mine.compute()
+    assert mine.result() == {2}
+
+
+# --- the cache of weights ---------------------------------------------------------------------------------------------
+
+
+def test_cache(device: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uploads with the flag are on disk by their hash, and come from there when asked for."""
+    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path))
+    blobs = [np.random.default_rng(i).integers(0, 256, 100_000 + i, np.uint8) for i in range(6)]
+    with running(device, cache=True) as worker, Client(worker) as client:
+        ptr, base = client.alloc(1 << 20)
+        for i, blob in enumerate(blobs):
+            tensor = raw(ptr, base + 150_000 * i, 150_000)
+            assert client.number(SetTensorHash(tensor, 7, fnv1a(blob))) == 0
+            client.set(tensor, blob.tobytes(), 7, cache=int(i < 5))
+        assert client.number(DeviceCount()) == 1
+        assert worker.shared.cache is not None
+        worker.shared.cache.flush()
+    assert {p.name: p.read_bytes() for p in (tmp_path / "rpc").iterdir()} == {
+        f"{fnv1a(b):016x}": b.tobytes() for b in blobs[:5]
+    }
+    with running(device, cache=True) as worker, Client(worker) as client:
+        ptr, base = client.alloc(1 << 20)
+        asked = [SetTensorHash(raw(ptr, base + 150_000 * i, 150_000), 7, fnv1a(b)) for i, b in enumerate(blobs)]
+        for request_ in asked:  # all at once
+            client.reader.expect(7)  # type: ignore[arg-type]
+            client.send(request_)
+        answers = []
+        while len(answers) < 6:
+            if (got := client.reader.next()) is None:
+                client.reader.feed(client.sock.recv(1000))
+            else:
+                answers.append(got[1][0])
+        assert answers == [1, 1, 1, 1, 1, 0]
+        for i, blob in enumerate(blobs[:5]):
+            assert client.get(raw(ptr, base + 150_000 * i, 150_000), blob.nbytes, 7) == blob.tobytes()
+
+
+def test_without_a_cache(client: Client) -> None:
+    ptr, base = client.alloc(100)
+    assert client.number(SetTensorHash(raw(ptr, base, 100), 0, 1)) == 0
+    client.set(raw(ptr, base, 100), b"x" * 100, cache=1)
+    assert client.get(raw(ptr, base, 100), 100) == b"x" * 100
+
+
+# --- who may come in --------------------------------------------------------------------------------------------------
+
+
+def test_allow(device: CpuDevice, caplog: pytest.LogCaptureFixture) -> None:
+    with running(device, allow=("10.0.0.0/8", "127.0.0.0/24")) as worker, Client(worker) as client:
+        assert client.number(DeviceCount()) == 1
+    with (
+        running(device, allow=("10.0.0.0/8", "::1/128")) as worker,
+        caplog.at_level(logging.WARNING, "llamado.rpc.worker"),
+        Client(worker, greet=False) as client,
+    ):
+        assert client.is_closed()
+    assert "not in a network of --allow" in caplog.text
+
+
+def test_addresses_of_old_in_new_ones(device: CpuDevice) -> None:
+    """A socket for both families sees ::ffff:10.1.2.3."""
+    worker = Worker([device], WorkerOptions(port=0, allow=("10.0.0.0/8",)))
+    assert worker._may_enter("::ffff:10.1.2.3") and not worker._may_enter("::ffff:11.1.2.3")
+    assert not worker._may_enter("fe80::1%eth0")
+    worker._end()
+
+
+def test_no_network(device: CpuDevice) -> None:
+    with pytest.raises(WorkerError, match="--allow everybody"):
+        Worker([device], WorkerOptions(port=0, allow=("everybody",)))
+
+
+def test_port_taken(worker: Worker, device: CpuDevice) -> None:
+    with pytest.raises(WorkerError, match=rf"127\.0\.0\.1:{worker.port}: Address already in use"):
+        Worker([device], WorkerOptions(port=worker.port))
+
+
+def test_no_such_host(device: CpuDevice) -> None:
+    with pytest.raises(WorkerError, match="cannot listen on nowhere"):
+        Worker([device], WorkerOptions(host="nowhere.invalid", port=0))
+
+
+def test_unknown_device() -> None:
+    with pytest.raises(WorkerError, match="CUDA0: there is no such device here; known are CPU"):
+        run_worker(WorkerOptions(devices=("CUDA0",)))
+
+
+def test_tls(device: CpuDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With a certificate a client gets in, without one it does not; and the other way round no plain one does."""
+    own = Authority(tmp_path)
+    options = {"tls_cert": own.cert, "tls_key": own.key, "tls_client_ca": own.pem}
+    with running(device, **options) as worker, caplog.at_level(logging.WARNING, "llamado.rpc.worker"):
+        assert str(worker.endpoint) == f"tls://127.0.0.1:{worker.port}"
+        with Client(worker, greet=False) as client:
+            context = client_tls(own.pem, own.cert, own.key)
+            client.sock = context.wrap_socket(client.sock, server_hostname="127.0.0.1")
+            assert client.ask(Hello()) == HelloResponse(7, 0, 0, own=0x4C)
+            data = np.random.default_rng(0).integers(0, 256, 3_000_000, np.uint8).tobytes()
+            ptr, base = client.alloc(len(data))
+            client.set(raw(ptr, base, len(data)), data)
+            assert client.get(raw(ptr, base, len(data)), len(data)) == data
+            sum = Sum(client)
+            sum.write(1, 2)
+            sum.compute()
+            assert sum.result() == {3}
+        with Client(worker, greet=False) as client:
+            client.sock = client_tls(own.pem).wrap_socket(client.sock, server_hostname="127.0.0.1")
+            with pytest.raises(OSError):
+                client.ask(Hello())
+        with Client(worker, greet=False) as client, pytest.raises(OSError):
+            client.ask(Hello())
+        until(lambda: worker.clients == 0)
+        assert "the client shows no certificate" in caplog.text
+        assert "does not speak TLS" in caplog.text
+
+
+def test_half_a_tls_pair(device: CpuDevice) -> None:
+    with pytest.raises(WorkerError, match="--tls-cert and --tls-key"):
+        Worker([device], WorkerOptions(port=0, tls_cert="x"))
+    with pytest.raises(EndpointError, match="x, --tls-key y"):
+        Worker([device], WorkerOptions(port=0, tls_cert="x", tls_key="y"))
+
+
+# --- starting and ending ----------------------------------------------------------------------------------------------
+
+
+def test_stop_ends_connections_but_not_graphs(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that runs comes to its end; one that waits does not start."""
+    runs, go, done = threading.Event(), threading.Event(), []
+    original = device.submit
+
+    def slow(graph: Graph) -> None:
+        runs.set()
+        assert go.wait(30)
+        original(graph)
+        done.append(graph)
+
+    monkeypatch.setattr(device, "submit", slow)
+    worker = Worker([device], WorkerOptions(port=0))
+    thread = threading.Thread(target=worker.serve)
+    thread.start()
+    with Client(worker) as one, Client(worker) as two, Client(worker) as idle:
+        first, second = Sum(one), Sum(two)
+        first.compute()
+        assert runs.wait(30)
+        second.compute()
+        until(lambda: len(worker.shared.lenders[0].turns._waiting) == 1)
+        worker.stop()
+        assert idle.is_closed()
+        assert thread.is_alive()
+        go.set()
+        thread.join(30)
+        assert not thread.is_alive()
+    assert len(done) == 1
+    assert lent(worker) == 0 and worker.clients == 0
+
+
+def test_debug_logs_each_command(
+    device: CpuDevice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("GGML_RPC_DEBUG", "1")
+    with running(device) as worker, caplog.at_level(logging.INFO, "llamado.rpc.worker"), Client(worker) as client:
+        sum = Sum(client)
+        sum.write(1, 2)
+        sum.compute()
+        client.send(GraphRecompute(0))
+        assert sum.result() == {3}
+    lines = [r.getMessage().split(" ", 1)[1] for r in caplog.records]
+    assert lines[:3] == ["HELLO", "ALLOC_BUFFER device 0 size 3072", f"BUFFER_GET_BASE ptr {sum.ptr}"]
+    assert any(line.startswith("SET_TENSOR a (type 0, [64, 4, 1, 1], buffer") for line in lines)
+    assert "GRAPH_COMPUTE device 0, 1 nodes, 3 tensors" in lines
+    assert "GRAPH_RECOMPUTE device 0" in lines
+
+
+def test_describe(device: CpuDevice, worker: Worker) -> None:
+    text = worker.describe()
+    assert f"127.0.0.1:{worker.port}" in text and "CPU" in text and "1 thread" in text and "cache: none" in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_command(tmp_path: Path, number: signal.Signals) -> None:
+    """`llamado worker` says where it listens, serves, and ends with 0 when it is told to."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "llamado.cli", "worker", "-p", "0", "-t", "1", "-m", "100"],
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "GGML_RPC_DEBUG": ""},
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        endpoint = Endpoint.parse(first.split()[-1])
+
+        class There:
+            port = endpoint.port
+
+        with Client(There()) as client:  # type: ignore[arg-type]
+            assert client.ask(GetDeviceMemory(0)) == DeviceMemory(100 << 20, 100 << 20)
+            sum = Sum(client)
+            sum.write(2, 2)
+            sum.compute()
+            assert sum.result() == {4}
+            process.send_signal(number)
+            assert client.is_closed()
+        rest = process.stderr.read()
+        assert process.wait(30) == 0, rest
+        assert "Traceback" not in rest
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_open_to_others_warns(
+    device: CpuDevice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Worker, "serve", lambda self: self._end())
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    for host, warns in (("0.0.0.0", True), ("127.0.0.1", False)):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "llamado.rpc.worker"):
+            assert run_worker(WorkerOptions(host=host, port=0, threads=1)) == 0
+        assert ("WARNING: 0.0.0.0 can be reached" in caplog.text) is warns
+
+
+def test_lender_without_a_limit_lends_what_is_free(device: CpuDevice) -> None:
+    lender = Lender(device, None)
+    free, total = lender.memory()
+    assert 0 < free <= total
+    assert lender.lend(free + (1 << 30)) is None
+
+
+# --- the real llama.cpp -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.interop
+def test_llama_bench_runs_on_it(device: CpuDevice, peer_bin: Path, smollm2_path: Path) -> None:
+    with running(device) as worker:
+        out = subprocess.run(
+            [peer_bin / "llama-bench", "-m", smollm2_path, "--rpc", f"127.0.0.1:{worker.port}", "-ngl", "99",
+             "-p", "32", "-n", "8", "-r", "1", "-t", "1", "-o", "json"],
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert out.returncode == 0, out.stderr
+        assert out.stdout.count('"avg_ts"') == 2
+        until(lambda: lent(worker) == 0)
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("model", ["smollm2_path", "gemma3_path"])
+def test_llama_server_says_the_same_as_on_its_own(
+    device: CpuDevice, peer_bin: Path, model: str, request: pytest.FixtureRequest
+) -> None:
+    """Greedy, over two of our workers and alone: it may differ where two words are as likely, so the start counts."""
+    import httpx
+
+    path = request.getfixturevalue(model)
+    prompt = {"prompt": "The capital of France is", "n_predict": 16, "temperature": 0, "cache_prompt": False}
+
+    def ask(*arguments: str) -> str:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        process = subprocess.Popen(
+            [peer_bin / "llama-server", "-m", path, "--port", str(port), "-c", "512", "--parallel", "1", "-t", "1",
+             "--no-webui", *arguments],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as http:
+                for _ in range(600):
+                    try:
+                        if http.get("/health").status_code == 200:
+                            break
+                    except httpx.TransportError:
+                        pass
+                    assert process.poll() is None
+                    time.sleep(0.1)
+                return str(http.post("/completion", json=prompt).json()["content"])
+        finally:
+            process.terminate()
+            process.wait(30)
+
+    with running(device) as one, running(device) as two:
+        rpc = f"127.0.0.1:{one.port},127.0.0.1:{two.port}"
+        ours = ask("--rpc", rpc, "-ngl", "99")
+        until(lambda: lent(one) == lent(two) == 0)
+    alone = ask()
+    assert len(ours) > 20
+    assert ours.split()[:5] == alone.split()[:5]
