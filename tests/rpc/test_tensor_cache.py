@@ -215,3 +215,35 @@ def test_close_writes_what_waits(cache: TensorCache, lender: Lender) -> None:
     cache.close()
     assert [p.name for p in cache.folder.iterdir()] == [f"{fnv(bytes(100)):016x}"]
     cache.close()
+
+
+@pytest.mark.parametrize("size", [300_000, 1 << 20, (1 << 20) + 1])
+def test_whole_pages_are_mapped_and_stay_the_process_s_own(cache: TensorCache, lender: Lender, size: int) -> None:
+    data = noise(size)
+    hash = kept(cache, lender, data)
+    region = region_of(lender, size + 3 * 4096)
+    region.fill(0, region.size, 0xEE)
+    assert cache.load([Wanted(hash, region, 4096, size)]) == [True]
+    assert region.memory is not None
+    assert region.memory[:4096] == b"\xee" * 4096
+    assert region.memory[4096 : 4096 + size] == data
+    assert set(region.memory[4096 + size :].tobytes()) == {0xEE}  # the rest of the last page is somebody else's
+    region.write(4096, b"changed")
+    assert cache.path(hash).read_bytes() == data
+    cache.path(hash).unlink()
+    assert region.memory[4096 + 4096 : 4096 + size] == data[4096:]
+    region.free()
+
+
+def test_a_mapped_entry_that_is_corrupt_is_dropped(tmp_path: Path, cache: TensorCache, lender: Lender) -> None:
+    data = noise(1 << 20)
+    hash = kept(cache, lender, data)
+    spoilt = bytearray(data)
+    spoilt[777_777] ^= 1
+    cache.path(hash).write_bytes(spoilt)
+    region = region_of(lender, 1 << 20)
+    assert TensorCache(cache.folder).load([Wanted(hash, region, 0, 1 << 20)]) == [False]
+    assert not cache.path(hash).exists()
+    region.write(0, data)  # what the client sends then
+    assert region.memory == data
+    region.free()
