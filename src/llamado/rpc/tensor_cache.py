@@ -149,6 +149,7 @@ class TensorCache:
                 if not 0 < size <= wanted.room:
                     return None
                 at = _map(file.fileno(), memory, wanted.offset, size)
+                file.seek(at)
                 while at < size:
                     n = file.readinto(memory[wanted.offset + at : wanted.offset + size])
                     if not n:
