@@ -249,3 +249,15 @@ def test_a_graph_is_compiled_once(best: CpuDevice) -> None:
     best.submit(graph)
     assert best._programs[id(graph)] is first
     assert len(Compiler(graph, best.jit.lowering, 2).compile()) == 1
+
+
+def test_views_that_are_not_listed_read_all_the_same(device: CpuDevice) -> None:
+    """What only such a view reads must be in memory, though a chain that goes on holds it in registers."""
+    x, y = new(16, 4), new(16, 4)
+    a = g.silu(x)
+    b = g.scale(a, 2.0)
+    end = g.add(b, g.view_2d(a, 16, 4, a.nb[1]))
+    case = Case({"end": end, "also": g.mul(end, y)}, {x: values(16, 4), y: values(16, 4, seed=1)})
+    case.graph.nodes = [node for node in case.graph.nodes if node.op is not Op.VIEW]
+    right = Case({"end": g.add(b, a)}, case.data).expected()["end"]
+    assert np.allclose(case.run(device)["end"], right, rtol=1e-5)

@@ -95,11 +95,17 @@ def test_python_runs_while_a_program_does() -> None:
 
 
 def test_small_batches_take_the_threads_for_decoding() -> None:
+    """However a graph calls its inputs: the columns of its products count."""
     device = CpuDevice(1, 3, jit=jit_for("portable"))
     for n, threads in ((1, 1), (8, 1), (9, 3)):
-        ids, table = new(n, type=T.I32), new(8, 16)
-        one = Case({"y": g.get_rows(table, ids)}, {ids: np.arange(n), table: values(8, 16)})
-        one.graph.inputs["tokens"] = ids
+        w, x, keys = new(8, 4), new(8, n), new(8, 40, 2)
+        scores = g.mul_mat(keys, g.repeat(g.reshape(g.mul_mat(new(8, 8), x), 8, n, 1), 8, n, 2))
+        one = Case({"y": g.mul_mat(w, x), "scores": scores}, {x: values(8, n)})
+        one.bind(device)
+        assert device.prepare(one.graph).n_threads == threads
+    for n, threads in ((3, 1), (30, 3)):  # no product
+        x = new(8, n)
+        one = Case({"y": g.silu(x)}, {x: values(8, n)})
         one.bind(device)
         assert device.prepare(one.graph).n_threads == threads
     device.close()

@@ -15,6 +15,8 @@ from llamado.gguf.types import TensorType
 
 MAX_NODES = 16_384
 """Operations of a graph; that of a model of 126 layers has 5,000."""
+MAX_VIEWS = 64
+"""Views of views; ggml refers each to the owner of the memory."""
 MAX_WORK = 1 << 48
 """Multiplications of a graph: 2,000 tokens through a model of 140 billion weights. A graph that repeats itself over
 strides of zero could ask for any number.
@@ -35,9 +37,22 @@ def check_graph(graph: Graph) -> None:
     """Raises DeviceError where a graph is out of all proportion."""
     if len(graph.nodes) > MAX_NODES:
         raise DeviceError(f"a graph of {len(graph.nodes)} operations; at most {MAX_NODES} are taken")
+    for node in graph.nodes:
+        for tensor in (node, *node.src):
+            if tensor is not None and tensor.view_src is not None:
+                _check_view(tensor)
     total = sum(_work(node) for node in graph.nodes if not node.is_noop)
     if total > MAX_WORK:
         raise DeviceError(f"a graph of {total:.1e} multiplications; at most {MAX_WORK:.1e} are taken")
+
+
+def _check_view(tensor: Tensor) -> None:
+    owner: Tensor | None = tensor
+    for _ in range(MAX_VIEWS):
+        if owner is None:
+            return
+        owner = owner.view_src
+    raise DeviceError(f"tensor {tensor.name or '?'} is a view of a view, more than {MAX_VIEWS} deep or in a circle")
 
 
 def _work(node: Tensor) -> int:

@@ -152,10 +152,15 @@ class Compiler:
         """All operations of the graph; DeviceError names what this device cannot do."""
         checks.check_graph(self.graph)
         nodes = self.graph.nodes
-        for node in nodes:
+        listed, waiting = set(nodes), list(reversed(nodes))
+        while waiting:
+            node = waiting.pop()
             for source in node.src:
                 if source is not None:
                     self._readers.setdefault(source, []).append(node)
+                    if source not in listed and source.op in VIEW_OPS:  # a view that is not listed is one all the same
+                        listed.add(source)
+                        waiting.append(source)
         for self._at, node in enumerate(nodes):
             if node not in self._done and not node.is_noop:
                 self._subject = node
@@ -382,9 +387,11 @@ class Compiler:
 
     def _is_ready(self, tensor: Tensor, node: Tensor) -> bool:
         """Whether a tensor's bytes are there (or it is `node` itself in another shape)."""
-        while tensor.view_src is not None and (tensor.op in VIEW_OPS or tensor.op is Op.NONE):
+        for _ in range(checks.MAX_VIEWS):
+            if tensor.view_src is None or not (tensor.op in VIEW_OPS or tensor.op is Op.NONE):
+                return tensor is node or tensor.op is Op.NONE or tensor in self._done
             tensor = next((s for s in tensor.src if s is not None), tensor.view_src)
-        return tensor is node or tensor.op is Op.NONE or tensor in self._done
+        return False
 
     def _access(self, tensor: Tensor, *, write: bool = False, like: Tensor | None = None) -> _Access:
         root, start = tensor.root()
@@ -556,7 +563,8 @@ class Compiler:
             self._contents(positions), node.op_params, None if factors is None else self._contents(factors), node.ne[2]
         )  # fmt: skip
         if key not in self._tables:
-            frequencies, magnitude = rope_frequencies(n_dims, n_ctx_orig, values[5:])
+            with np.errstate(all="ignore"):  # parameters may be anything
+                frequencies, magnitude = rope_frequencies(n_dims, n_ctx_orig, values[5:])
             table = self.temporary(8 * node.ne[2] * (n_dims // 2))
             assert table.base is not None
             fields: dict[str, int | float | Place] = {
@@ -607,9 +615,7 @@ class Compiler:
 
     def _quantized_input(self, product: Tensor, node: Tensor) -> bool:
         """Whether `product` multiplies quantised weights with `node` itself, row for column."""
-        if product.op is not Op.MUL_MAT or product.src[0] is None or product.src[1] is not node:
-            return False
-        return product.src[0].type in FORMATS and node.is_contiguous()
+        return product.op is Op.MUL_MAT and product.source(1) is node and node.is_contiguous() and _in_blocks(product)
 
     def _quantize_stage(self, chain: _Chain, node: Tensor, block: int) -> None:
         columns = node.nrows
@@ -646,8 +652,7 @@ class Compiler:
             copies.copy(self, result, node)
             return
         x = straight(self, x)
-        one = w.ne[2] * w.ne[3] == 1 and w.ne[1] >= 8 and node.is_contiguous()
-        if w.type not in FORMATS or not one:
+        if not _in_blocks(node):
             # few rows of weights, or many matrices of them (a cache): as f32 where they are in blocks
             plain = w if w.type in _FLOATS and w.has_contiguous_rows() else straight(self, w)
             self._mul_mat_float(node, plain, x)
@@ -659,11 +664,15 @@ class Compiler:
         form, columns = FORMATS[w.type], x.nrows
         acts = self._activations(x, form.block)
         panels = -(-w.ne[1] // 8)
-        few = columns <= self.lowering.columns
-        kernel = matmul.matmul_few if few else matmul.matmul_many
+        few = columns <= matmul.SEVERAL * self.lowering.columns  # the rows pass through registers, not through scratch
+        kernel = matmul.matmul_many
         parameters: dict[str, Any] = {"weights": w.type.name}
         if few:
-            parameters |= {"columns": columns, "near": 8 * w.nb[1] <= matmul.NEAR}
+            parameters |= {"near": 8 * w.nb[1] <= matmul.NEAR}
+            kernel = matmul.matmul_several
+            if columns <= self.lowering.columns:
+                kernel = matmul.matmul_few
+                parameters |= {"columns": columns}
         else:
             parameters |= {"panel_rows": self.lowering.panel_rows if w.ne[1] >= self.lowering.panel_rows else 8}
         fields: dict[str, int | float | Place] = {
@@ -772,6 +781,14 @@ class Compiler:
             self.emit(attention.mask_ranges, {}, fields, [self.span(mask)], [Span(made, made.base.size)])
             self._ranges[key] = made.base
         return self._ranges[key]
+
+
+def _in_blocks(product: Tensor) -> bool:
+    """Whether a product takes its weights as the file has them: one matrix in blocks, of eight rows or more."""
+    w, x = product.source(0), product.source(1)
+    if w is None or x is None or w.type not in FORMATS or w.ne[0] != x.ne[0] or w.ne[0] % w.type.block_size:
+        return False
+    return w.ne[1] >= 8 and w.ne[2] == 1 == w.ne[3] and product.type == TensorType.F32 and product.is_contiguous()
 
 
 def alibi_slopes(n_heads: int, max_bias: float) -> NDArray[np.float32]:

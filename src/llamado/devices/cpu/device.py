@@ -21,6 +21,7 @@ from llamado.devices.cpu.program import Program, Temporary, link, plan
 from llamado.devices.cpu.team import Team
 from llamado.devices.device import Buffer, Bytes, DeviceError, Loaded
 from llamado.ggml.graph import Graph
+from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
 
 _PROGRAMS_KEPT = 160
@@ -123,6 +124,10 @@ class CpuDevice:
             compiler.scratch.offset = size
             size += compiler.scratch.size
         if size > self._arena.size:
+            if size > self.memory()[1] // 2:
+                raise DeviceError(
+                    f"a graph needs {size / 1e6:.0f} MB of working memory, more than half of this machine's"
+                )
             # programs already linked point into the old arena
             self._programs.clear()
             self._arena.free()
@@ -207,5 +212,7 @@ def default_threads() -> int:
 
 
 def _columns(graph: Graph) -> int:
-    tokens = graph.inputs.get("tokens") or graph.inputs.get("hidden")
-    return 0 if tokens is None else tokens.nrows if tokens.name == "hidden" else tokens.ne[0]
+    """Columns of the widest product with a weight: the tokens of the batch; rows of anything where there is none."""
+    products = [(node.nrows, node.src[0]) for node in graph.nodes if node.op is Op.MUL_MAT]
+    wide = [n for n, w in products if w is not None and w.ne[2] * w.ne[3] == 1]
+    return max(wide or [node.nrows for node in graph.nodes if not node.is_noop], default=0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import os
 import platform
 import struct
@@ -51,12 +52,19 @@ class Kernel:
             value = values[field]
             kind = type(value)
             if kind is not int:
-                value = _FLOAT.unpack(_F32.pack(value))[0] if kind is float else address(value)
+                value = _FLOAT.unpack(_f32(value))[0] if kind is float else address(value)
             packed.append(value)
         return packed
 
 
 _F32, _FLOAT = struct.Struct("<f"), struct.Struct("<i")
+
+
+def _f32(value: float) -> bytes:
+    try:
+        return _F32.pack(value)
+    except OverflowError:  # finite, but not as f32
+        return _F32.pack(math.copysign(math.inf, value))
 
 
 def kernel(*fields: str) -> Callable[[Trace], Kernel]:

@@ -19,6 +19,9 @@ _ALIGN = 64
 _LINGER = 2
 """Operations for which freed memory is left alone: using it at once would only add a barrier."""
 
+_REMEMBERED = 512
+"""Spans since the last barrier that a new one is held against; one barrier more costs less than looking further."""
+
 
 @dataclass(eq=False)
 class Temporary:
@@ -133,7 +136,7 @@ def link(operations: list[Operation], jit: Jit, arena: int, arena_size: int, cou
         values += operation.kernel.pack(operation.fields, lambda place: _address(place, arena))
         touched = [(*_absolute(span, arena), False) for span in operation.reads]
         touched += [(*_absolute(span, arena), True) for span in operation.writes]
-        barrier = _conflict(touched, since)
+        barrier = len(since) > _REMEMBERED or _conflict(touched, since)
         since = touched if barrier else since + touched
         table[i, 0] = jit.address(operation.kernel, **operation.parameters)
         table[i, 2] = barrier
