@@ -230,8 +230,11 @@ class _Loaded(Exception):
     """The weights are there; what would follow is not measured."""
 
 
-def load_seconds(path: Path, endpoints: Sequence[Endpoint]) -> tuple[float, int]:
-    """From the start of connecting until the workers have all weights; and bytes of those."""
+def load_seconds(path: Path, endpoints: Sequence[Endpoint], cache: Path | None = None) -> tuple[float, int]:
+    """From the start of connecting until the workers have all weights; and bytes of those.
+
+    With `cache` the model stays loaded until the workers have written all of it there.
+    """
     began = ended = 0.0
     n_bytes = 0
 
@@ -243,6 +246,8 @@ def load_seconds(path: Path, endpoints: Sequence[Endpoint]) -> tuple[float, int]
             n_bytes = total
         elif what.startswith("compiling"):
             ended = time.perf_counter()
+            if cache is not None:
+                until_written(cache)
             raise _Loaded
 
     split = SplitOptions(rpc=tuple(map(str, endpoints)), tensor_split=(1.0, 1.0), n_gpu_layers=99)
@@ -311,6 +316,14 @@ def unknown_hashes(path: Path) -> Iterator[Path]:
         file.unlink()
 
 
+def until_written(cache: Path) -> None:
+    """Returns when workers have nothing left to write to their cache: they do it after the load."""
+    before = -1
+    while (now := sum(file.stat().st_size for file in [*cache.rglob("*")] if file.is_file())) != before:
+        before = now
+        time.sleep(1.0)
+
+
 def load_table(names: Sequence[str], rounds: int) -> list[dict[str, Any]]:
     print(LOAD_HEADER, flush=True)
     results: list[dict[str, Any]] = []
@@ -336,7 +349,7 @@ def load_table(names: Sequence[str], rounds: int) -> list[dict[str, Any]]:
                 tempfile.TemporaryDirectory() as cache,
                 workers(OURS, "-c", environment={"LLAMA_CACHE": cache}) as all_,
             ):
-                note("caches empty (they are written)", load_seconds(path, all_)[0])
+                note("caches empty (they are written)", load_seconds(path, all_, Path(cache))[0])
                 note("caches warm", load_seconds(path, all_)[0])
         medians = {what: statistics.median(seconds) for what, seconds in times.items()}
         copy = medians["a plain copy"]

@@ -303,7 +303,7 @@ class RemoteDevice:
             raise DeviceError(f"{self.name} has no room for {_mb(total)} more")
         with connection.batch():
             bases = [connection.ask(BufferGetBase(one.ptr)) for one in given]
-            if clear:
+            if clear and not self.own:  # ours lend zeroed memory, whose pages nobody has touched
                 for one in given:
                     connection.send(write_request(BufferClear(one.ptr, 0)))
         buffers = [
