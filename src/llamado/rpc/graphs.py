@@ -22,7 +22,7 @@ from llamado.rpc.regions import Region
 from llamado.rpc.shapes import check_result
 from llamado.rpc.wire import TENSOR, GraphCompute, WireError, WireTensor
 
-MAX_NODES = 8192
+MAX_NODES = 16384
 """llama.cpp's largest graphs have some 6,000."""
 MAX_VIEWS = 64
 """Views of views: ggml refers every view to the owner of the memory."""
