@@ -453,7 +453,10 @@ class Engine:
             if attempt.error is None:
                 log.warning("all devices are there again after %.1f s", time.monotonic() - began)
                 break
-            self._fault = self._fault._replace(why=str(attempt.error))
+            if isinstance(attempt.error, DeviceLost):
+                self._fault = self._fault._replace(device=attempt.error.device, why=attempt.error.why)
+            else:
+                self._fault = self._fault._replace(why=str(attempt.error))
             self._snapshot = self._take_snapshot()
             until = time.monotonic() + pause
             if self._failover is not None and not late:

@@ -49,7 +49,6 @@ class House:
         """A new device in the place of a lost one; raises DeviceLost while there is none."""
         return self._workers.reconnect(lost)
 
-    def without(self, alive: Sequence[int]) -> Placement:
+    def without(self, placement: Placement, alive: Sequence[int]) -> Placement:
         """The placement with what was on other devices moved to these; raises NotEnoughMemory."""
-        self.placement = without(self._sizes, self._figures, self.placement, alive)
-        return self.placement
+        return without(self._sizes, self._figures, placement, alive)

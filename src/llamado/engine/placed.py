@@ -56,8 +56,8 @@ _SIZES = (*range(1, 9), *(n << shift for shift in range(2, 20) for n in (3, 4)))
 Progress = Callable[[str, int, int], None]
 Reconnect = Callable[[Device], Device]
 """A new device in the place of a lost one; raises DeviceLost while there is none."""
-Replace = Callable[[Sequence[int]], "Placement"]
-"""A placement on the devices of these numbers; raises DeviceError where they have no room."""
+Replace = Callable[["Placement", Sequence[int]], "Placement"]
+"""A placement that keeps to the devices of these numbers; raises DeviceError where they have no room."""
 
 
 class Depth:
@@ -144,12 +144,18 @@ class PlacedForward:
         self._graphs: OrderedDict[BatchShape, list[Part]] = OrderedDict()
         self._ahead: list[BatchShape] = []
         self._flying: set[Future[NDArray[np.float32]]] = set()
-        self._queues: dict[int, queue.SimpleQueue[tuple[_Job, int] | None]] = {}
+        self._queues: dict[int, queue.SimpleQueue[tuple[_Job, int] | threading.Event | None]] = {}
+        self._used: list[int] = []  # devices that have part in a batch
         self._lost: DeviceLost | None = None
+        self._closed = False
         self._depth = Depth(1)
         for device in self.devices:
             self._guard(device)
-        self._settle(progress)
+        try:
+            self._settle(progress)
+        except BaseException:
+            self.close()
+            raise
 
     # -- what lies where ---------------------------------------------------------------------------------------------
 
@@ -181,32 +187,40 @@ class PlacedForward:
         return split(graph, self._home, self._owned, 0)
 
     def _settle(self, progress: Progress | None = None) -> None:
-        """Gives memory to all that needs some, and weights their bytes, where that was not done before."""
+        """Gives memory to all that needs some, and weights their bytes, where that was not done before.
+
+        Where it fails, what was done so far need not be done again.
+        """
         self._graphs.clear()
+        if self.placement is None:
+            self._own = {(t.name, 0): t for t in (*self._weights, *self._kv.k, *self._kv.v)}
+        else:
+            self._own = {key: tensor for key, tensor in self._own.items() if key in self._held}
         parts = self._cut(BatchShape(self.max_batch, self.max_batch, self.n_cells))
-        used = sorted({part.device for part in parts})
-        new: dict[int, list[Tensor]] = {device: [] for device in used}
+        self._used = sorted({part.device for part in parts})
+        fixed: dict[int, dict[tuple[str, int], Tensor]] = {device: {} for device in self._used}
         for part in parts:
             for name, tensor in _fixed(part):
                 key = name, part.device
-                if key not in self._fixed:
+                place = fixed[part.device].get(key) or self._fixed.get(key)
+                if place is None or place.nbytes < tensor.nbytes:
                     n = -(-tensor.nbytes // 4)
-                    self._fixed[key] = Tensor(TensorType.F32, (n, 1, 1, 1), (4, 4 * n, 4 * n, 4 * n), name=name)
-                    new[part.device].append(self._fixed[key])
-        if self.placement is None:
-            self._own = {(t.name, 0): t for t in (*self._weights, *self._kv.k, *self._kv.v)}
-        weights: dict[int, list[Tensor]] = {device: [] for device in used}
+                    place = Tensor(TensorType.F32, (n, 1, 1, 1), (4, 4 * n, 4 * n, 4 * n), name=name)
+                    fixed[part.device][key] = place
+        weights: dict[int, list[Tensor]] = {device: [] for device in self._used}
+        caches: dict[int, list[Tensor]] = {device: [] for device in self._used}
         for (name, device), tensor in self._own.items():
             if (name, device) not in self._held:
-                (new if name in self._caches else weights)[device].append(tensor)
-        for device in used:
-            if new[device]:
-                self.devices[device].place(new[device])
+                (caches if name in self._caches else weights)[device].append(tensor)
+        for device in self._used:
+            places = [*fixed[device].values(), *caches[device]]
+            if places:
+                self.devices[device].place(places)
+                self._fixed |= fixed[device]
+                self._held.update((tensor.name, device) for tensor in caches[device])
         self._load(weights, progress)
-        self._held |= set(self._own)
         self._depth = Depth(len({part.device for part in parts[1:]}) if len(parts) > 1 else 1)
-        threads = used if len(parts) > 1 else []
-        for device in threads:
+        for device in self._used if len(parts) > 1 else ():
             if device not in self._queues:
                 self._queues[device] = queue.SimpleQueue()
                 work = (device, self._queues[device])
@@ -230,6 +244,7 @@ class PlacedForward:
             buffers = self.devices[device].load(bytes_of[device], None if here else count)
             if here and self._mlock:
                 all(buffer.lock() for buffer in buffers if isinstance(buffer, CpuBuffer))  # the first refused says why
+            self._held.update((tensor.name, device) for tensor in weights[device])
 
         if len(bytes_of) < 2:
             for device in bytes_of:
@@ -421,9 +436,12 @@ class PlacedForward:
         with suppress(Exception):  # it failed meanwhile
             job.future.set_result(logits.reshape(-1, self.n_vocab))
 
-    def _serve(self, device: int, jobs: queue.SimpleQueue[tuple[_Job, int] | None]) -> None:
+    def _serve(self, device: int, jobs: queue.SimpleQueue[tuple[_Job, int] | threading.Event | None]) -> None:
         """The thread of a device: its parts in the order in which batches come to them."""
         while (item := jobs.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
             job, index = item
             if job.future.done():
                 continue
@@ -434,7 +452,7 @@ class PlacedForward:
 
     def _fail(self, job: _Job, error: BaseException) -> None:
         if isinstance(error, DeviceLost):
-            self._note_lost(error)
+            self._look_for_lost()
         with suppress(Exception):
             job.future.set_exception(error)
 
@@ -482,17 +500,17 @@ class PlacedForward:
         """Has us told when a device is lost, where it is of the kind that can be."""
         on_lost = getattr(device, "on_lost", None)
         if on_lost is not None:
-            on_lost(self._note_lost)
+            on_lost(lambda _: self._look_for_lost())
 
-    def _note_lost(self, error: DeviceLost) -> None:
-        if self._lost is None and any(device.name == error.device for device in self._used()):
+    def _look_for_lost(self) -> None:
+        """Whoever waits for a batch need not wait for the parts of it that are still computed elsewhere."""
+        error = next((loss for i in self._used if (loss := _loss(self.devices[i])) is not None), None)
+        if self._lost is None and error is not None:
             self._lost = error
+            for future in list(self._flying):
+                with suppress(Exception):  # it came to its end meanwhile
+                    future.set_exception(error)
             self._watcher()
-
-    def _used(self) -> Iterable[Device]:
-        if self.placement is None:
-            return self.devices[:1]
-        return [self.devices[i] for i in sorted({0, self.placement.head, *self.placement.layers})]
 
     def watch(self, callback: Callable[[], None]) -> None:
         """See Forward."""
@@ -504,42 +522,90 @@ class PlacedForward:
 
     def restore(self, elsewhere: bool) -> None:
         """See Forward."""
-        wait(list(self._flying))
-        gone = [i for i, device in enumerate(self.devices) if getattr(device, "lost", None) is not None]
-        for number in gone:
-            device = self.devices[number]
+        self._stand_still()
+        before = self.placement, self._used, self._lost
+        away = self._bring_back(elsewhere)
+        try:
+            if away:
+                placement = self.placement
+                if not elsewhere or self._replace is None or placement is None:
+                    raise _together(away)
+                alive = [i for i, device in enumerate(self.devices) if _loss(device) is None]
+                self.placement = self._replace(placement, alive)
+                log.warning("%s; its layers go to the devices that are left", _together(away))
+            self._lost = None
+            self._settle()
+            self._look_for_lost()  # one that died while another was brought back
+            if self._lost is not None:
+                raise self._lost
+        except BaseException as error:
+            self.placement, self._used, self._lost = before
+            if isinstance(error, DeviceLost):
+                self._lost = error
+            raise
+
+    def _bring_back(self, elsewhere: bool) -> list[DeviceLost]:
+        """Connects lost devices again; those of which a part is needed and that are still gone.
+
+        One of which nothing is needed is only looked for when layers may have to go there.
+        """
+        away: list[DeviceLost] = []
+        for number, device in enumerate(self.devices):
+            if _loss(device) is None or not (number in self._used or elsewhere):
+                continue
+            device.close()
+            # whatever it held is gone
+            self._own = {key: tensor for key, tensor in self._own.items() if key[1] != number}
+            self._held = {key for key in self._held if key[1] != number}
+            self._fixed = {key: tensor for key, tensor in self._fixed.items() if key[1] != number}
             try:
                 if self._reconnect is None:
                     raise DeviceLost(device.name, "it was not to be connected again")
-                self.devices[number] = self._reconnect(device)
+                found = self._reconnect(device)
+                if self._closed:
+                    found.close()
+                    raise DeviceLost(device.name, "it is not needed any more")
+                self.devices[number] = found
+                self._guard(found)
             except DeviceLost as error:
-                if device not in self._used():
-                    continue
-                if not elsewhere or self._replace is None:
-                    raise
-                alive = [i for i in range(len(self.devices)) if i not in gone]
-                self.placement = self._replace(alive)
-                log.warning("%s; its layers go to the devices that are left", error)
-            else:
-                self._guard(self.devices[number])
-            # whatever it held is gone
-            self._own = {key: t for key, t in self._own.items() if key[1] != number}
-            self._held = {key for key in self._held if key[1] != number}
-            self._fixed = {key: t for key, t in self._fixed.items() if key[1] != number}
-        self._lost = None
-        try:
-            self._settle()
-        except DeviceLost as error:
-            self._lost = error
-            raise
+                if number in self._used:
+                    away.append(error)
+        return away
+
+    def _stand_still(self) -> None:
+        """Returns when no thread works on a batch any more, not even on one that nobody waits for."""
+        wait(list(self._flying))
+        reached = []
+        for jobs in self._queues.values():
+            reached.append(threading.Event())
+            jobs.put(reached[-1])
+        for event in reached:
+            while not event.wait(0.1):
+                if self._closed:
+                    raise ForwardError("the model is being closed")
 
     def close(self) -> None:
         """Ends the threads and lets go of the memory."""
+        self._closed = True
         for jobs in self._queues.values():
             jobs.put(None)
         self._watcher = lambda: None
         for device in self.devices:
             device.close()
+
+
+def _loss(device: Device) -> DeviceLost | None:
+    """Why a device is gone; None while it is there, or where it is of a kind that stays."""
+    lost: DeviceLost | None = getattr(device, "lost", None)
+    return lost
+
+
+def _together(errors: Sequence[DeviceLost]) -> DeviceLost:
+    """One loss that names all devices."""
+    if len(errors) == 1:
+        return errors[0]
+    whys = dict.fromkeys(error.why for error in errors)
+    return DeviceLost(" and ".join(error.device for error in errors), "; ".join(whys))
 
 
 def _fixed(part: Part) -> Iterable[tuple[str, Tensor]]:

@@ -86,10 +86,9 @@ class Workers:
             names = [device.name for device in latest]
             try:
                 new = self._connect(lost.endpoint, timeout)
-            except DeviceLost:
-                raise
             except LlamadoError as error:
-                raise DeviceLost(lost.name, str(error)) from error
+                why = error.why if isinstance(error, DeviceLost) else str(error)
+                raise DeviceLost(lost.name, why) from error
             if len(new) != len(names):
                 for device in new:
                     device.close()

@@ -1,0 +1,588 @@
+"""A divided model whose devices die: what is brought back, from where, and that the bits stay the same."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_models import make_gemma3, make_llama
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.jit import Jit
+from llamado.devices.device import Bytes, DeviceError, DeviceLost
+from llamado.devices.placement import NotEnoughMemory, Placement
+from llamado.engine import engine as engine_module
+from llamado.engine.engine import Engine
+from llamado.engine.placed import PlacedForward
+from llamado.engine.request import Request, Sampling
+from llamado.ggml.graph import Graph
+from llamado.ggml.tensor import Tensor
+from llamado.gguf.reader import GGUFFile
+from llamado.models import load_model
+
+from .fake import FakeTokenizer, ask, send
+
+Array = np.ndarray[Any, Any]
+
+
+class MortalDevice:
+    """A device of this machine behind the contract of one elsewhere: reads are copies, and once `die` was called
+    everything fails with DeviceLost. `before` is called with the name of each method; it may raise, wait or kill.
+    """
+
+    def __init__(self, name: str, jit: Jit) -> None:
+        self.name = name
+        self.lost: DeviceLost | None = None
+        self.loaded: list[str] = []
+        self.placed: list[str] = []
+        self.before: Callable[[str], None] = lambda what: None
+        self.closed = False
+        self._device = CpuDevice(1, jit=jit)
+        self._callbacks: list[Callable[[DeviceLost], None]] = []
+        self._inside = threading.Lock()
+
+    @contextmanager
+    def _alone(self, what: str) -> Iterator[CpuDevice]:
+        assert self._inside.acquire(blocking=False), "two callers at a time"
+        try:
+            self.before(what)
+            if self.lost is not None:
+                raise DeviceLost(self.name, self.lost.why)
+            yield self._device
+            if self.lost is not None:
+                raise DeviceLost(self.name, self.lost.why)
+        finally:
+            self._inside.release()
+
+    def on_lost(self, callback: Callable[[DeviceLost], None]) -> None:
+        self._callbacks.append(callback)
+
+    def die(self, *, quietly: bool = False) -> None:
+        self.lost = DeviceLost(self.name, "it reset the connection")
+        if not quietly:
+            self.tell()
+
+    def tell(self) -> None:
+        assert self.lost is not None
+        for callback in self._callbacks:
+            callback(self.lost)
+
+    def place(self, tensors: Sequence[Tensor]) -> list[Any]:
+        with self._alone("place") as device:
+            found = device.place(tensors)
+            self.placed += [tensor.name for tensor in tensors]
+            return found
+
+    def load(self, weights: Sequence[tuple[Tensor, Bytes]], progress: Callable[[int], None] | None = None) -> list[Any]:
+        with self._alone("load") as device:
+            found = device.load([(tensor, data.copy()) for tensor, data in weights], progress)
+            self.loaded += [tensor.name for tensor, _ in weights]
+            return found
+
+    def write(self, tensor: Tensor, data: Array, offset: int = 0) -> None:
+        with self._alone("write") as device:
+            device.write(tensor, data, offset)
+
+    def prepare(self, graph: Graph) -> object:
+        with self._alone("prepare") as device:
+            return device.prepare(graph)
+
+    def submit(self, graph: Graph) -> None:
+        with self._alone("submit") as device:
+            device.submit(graph)
+
+    def read(self, tensor: Tensor, offset: int, size: int) -> Future[Bytes]:
+        future: Future[Bytes] = Future()
+        with self._alone("read") as device:
+            data = device.read(tensor, offset, size).result().copy()
+        future.set_result(data)
+        return future
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        with self._alone("copy") as device:
+            device.copy(source, target)
+
+    def memory(self) -> tuple[int, int]:
+        return self._device.memory()
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._device.close()
+
+
+class House:
+    """Devices of a divided model, how they come back, and a placement on what is left."""
+
+    def __init__(self, path: Path, placement: Placement, jit: Jit, n_devices: int = 3, **options: Any) -> None:
+        self.jit = jit
+        self.file = GGUFFile.open(path)
+        self.born = [MortalDevice(f"RPC{i}", jit) for i in range(1, n_devices)]
+        self.away: set[str] = set()
+        self.room = True
+        self.asked: list[str] = []
+        self.replaced: list[list[int]] = []
+        self.forward = PlacedForward(
+            self.file,
+            load_model(self.file),
+            [CpuDevice(1, jit=jit), *self.born],
+            placement,
+            reconnect=self.reconnect,  # type: ignore[arg-type]
+            replace=self.replace,
+            **{"n_cells": 2048, **options},
+        )
+
+    def reconnect(self, lost: MortalDevice) -> MortalDevice:
+        assert lost.lost is not None and lost.closed
+        self.asked.append(lost.name)
+        if lost.name in self.away:
+            raise DeviceLost(lost.name, "nobody listens there")
+        self.born.append(MortalDevice(lost.name, self.jit))
+        return self.born[-1]
+
+    def replace(self, placement: Placement, alive: Sequence[int]) -> Placement:
+        self.replaced.append([*alive])
+        if not self.room:
+            raise NotEnoughMemory("not enough memory: CPU lacks 12 MiB", {"CPU": 12 << 20})
+        target = alive[-1]
+        layers = tuple(i if i in alive else target for i in placement.layers)
+        head = placement.head if placement.head in alive else target
+        overrides = tuple((pattern, i) for pattern, i in placement.overrides if i in alive)
+        return Placement(layers, head, 0, overrides)
+
+    def device(self, number: int) -> MortalDevice:
+        device = self.forward.devices[number]
+        assert isinstance(device, MortalDevice)
+        return device
+
+
+Open = Callable[..., House]
+
+
+@pytest.fixture(scope="module")
+def jit() -> Jit:
+    return Jit()
+
+
+@pytest.fixture
+def house(jit: Jit) -> Iterator[Open]:
+    opened: list[House] = []
+
+    def open_(path: Path, placement: Placement, **options: Any) -> House:
+        opened.append(House(path, placement, jit, **options))
+        return opened[-1]
+
+    yield open_
+    for one in opened:
+        one.forward.close()
+        one.file.close()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "m.gguf"
+    return make_llama(path, n_embd=256, n_ff=512, n_layer=4, n_vocab=300, wtype="Q4_K")
+
+
+def text(n: int, seed: int = 0, n_vocab: int = 300) -> list[int]:
+    return np.random.default_rng(seed).integers(0, n_vocab, n).tolist()
+
+
+def feed(forward: PlacedForward, tokens: list[int], start: int = 0, chunk: int = 16) -> Array:
+    """Logits of every token of a sequence."""
+    found = []
+    for at in range(0, len(tokens), chunk):
+        part = np.array(tokens[at : at + chunk], np.int32)
+        n = len(part)
+        positions = np.arange(at, at + n, dtype=np.int32)
+        future = forward.start(part, positions, np.full(n, start, np.int64), np.arange(n, dtype=np.int32))
+        found.append(future.result(60).copy())
+    return np.concatenate(found)
+
+
+def same(a: Array, b: Array) -> bool:
+    return a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+@pytest.fixture(scope="module")
+def right(model: Path, jit: Jit) -> Array:
+    with GGUFFile.open(model) as file:
+        forward = PlacedForward(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=2048)
+        try:
+            return feed(forward, text(40))
+        finally:
+            forward.close()
+
+
+TWO = Placement((1, 1, 2, 2), 2)
+
+
+def test_only_what_was_lost_is_loaded_again(model: Path, house: Open, right: Array) -> None:
+    home = house(model, TWO)
+    forward = home.forward
+    assert same(feed(forward, text(40)), right)
+    first, second = home.device(1), home.device(2)
+    assert first.loaded and second.loaded and not set(first.loaded) & set(second.loaded)
+    before = [*second.loaded], [*second.placed]
+    told = threading.Event()
+    forward.watch(told.set)
+    first.die()
+    assert told.is_set() and forward.lost() is not None
+    with pytest.raises(DeviceLost):
+        feed(forward, text(3))
+    forward.restore(False)
+    assert forward.lost() is None
+    assert sorted(home.device(1).loaded) == sorted(first.loaded) and home.device(1) is not first
+    assert (second.loaded, second.placed) == before
+    assert same(feed(forward, text(40)), right) and same(feed(forward, text(40), start=512, chunk=1), right)
+
+
+def test_as_long_as_it_is_away_nothing_changes(model: Path, house: Open, right: Array) -> None:
+    home = house(model, TWO)
+    forward = home.forward
+    home.away = {"RPC1"}
+    home.device(1).die()
+    for _ in range(3):
+        with pytest.raises(DeviceLost, match="RPC1 is lost: nobody listens there"):
+            forward.restore(False)
+        assert forward.lost() is not None
+    home.away.clear()
+    forward.restore(False)
+    assert same(feed(forward, text(40)), right)
+    assert home.replaced == []
+
+
+@pytest.mark.parametrize("placement", [TWO, Placement((1, 1, 1, 1), 1), Placement((0, 1, 1, 2), 2)], ids=str)
+def test_layers_go_to_those_left(model: Path, house: Open, right: Array, placement: Placement) -> None:
+    home = house(model, placement)
+    forward = home.forward
+    feed(forward, text(40))
+    home.away = {"RPC1", "RPC2"}
+    home.device(1).die()
+    forward.restore(True)
+    assert home.replaced == [[0, 2]]
+    assert same(feed(forward, text(40)), right)
+    home.device(2).die()
+    forward.restore(True)  # all on this machine
+    assert home.replaced == [[0, 2], [0]]
+    assert same(feed(forward, text(40)), right) and same(feed(forward, text(40), start=512, chunk=1), right)
+
+
+def test_one_of_two_comes_back(model: Path, house: Open, right: Array) -> None:
+    home = house(model, Placement((1, 2, 3, 3), 3), n_devices=4)
+    forward = home.forward
+    home.away = {"RPC1", "RPC3"}
+    for number in (1, 2, 3):
+        home.device(number).die()
+    with pytest.raises(DeviceLost, match="worker RPC1 and RPC3 is lost"):
+        forward.restore(False)
+    home.away = {"RPC3"}
+    forward.restore(True)
+    assert home.replaced == [[0, 1, 2]], "who came back keeps what it had"
+    assert forward.placement == Placement((1, 2, 2, 2), 2)
+    assert same(feed(forward, text(40)), right)
+
+
+@pytest.mark.parametrize("what", ["place", "load"])
+@pytest.mark.parametrize("dies", [1, 2])
+def test_another_dies_meanwhile(model: Path, house: Open, right: Array, what: str, dies: int) -> None:
+    """The layers of the third go to the second, or the second is just being brought back, when it dies."""
+    home = house(model, Placement((1, 2, 2, 3), 3), n_devices=4)
+    forward = home.forward
+    feed(forward, text(40))
+
+    def die(now: str, device: MortalDevice) -> None:
+        if now == what:
+            device.die()
+
+    if dies == 2:
+        home.away = {"RPC3"}
+        second = home.device(2)
+        second.before = lambda now: die(now, second)
+        home.replace = lambda p, alive: Placement((1, 2, 2, 2), 2)  # type: ignore[method-assign]
+        forward._replace = home.replace
+    else:
+        reconnect = home.reconnect
+
+        def doomed(lost: MortalDevice) -> MortalDevice:
+            device = reconnect(lost)
+            if len(home.born) == 4:
+                device.before = lambda now: die(now, device)
+            return device
+
+        forward._reconnect = doomed  # type: ignore[assignment]
+        home.device(1).die()
+    home.device(3).die()
+    with pytest.raises(DeviceLost):
+        forward.restore(True)
+    assert forward.lost() is not None
+    loaded = {device.name: [*device.loaded] for device in home.born if device.lost is None}
+    home.away.clear()
+    forward.restore(False)
+    assert same(feed(forward, text(40)), right)
+    for device in home.born:
+        if device.name in loaded and device in forward.devices:
+            assert len(set(device.loaded)) == len(device.loaded), "loaded twice"
+            assert len(set(device.placed)) == len(device.placed), "placed twice"
+
+
+def test_no_room_elsewhere(model: Path, house: Open, right: Array) -> None:
+    home = house(model, TWO)
+    forward = home.forward
+    home.room, home.away = False, {"RPC2"}
+    home.device(2).die()
+    for _ in range(2):
+        with pytest.raises(NotEnoughMemory):
+            forward.restore(True)
+        assert forward.lost() is not None and forward.placement == TWO
+    home.away.clear()
+    forward.restore(True)
+    assert forward.placement == TWO
+    assert same(feed(forward, text(40)), right)
+
+
+@pytest.mark.parametrize("what", ["place", "load"])
+def test_no_room_after_all(model: Path, house: Open, right: Array, what: str) -> None:
+    """The other device was thought to have room, and says no: the lost one is still waited for."""
+    home = house(model, TWO)
+    forward = home.forward
+    home.away = {"RPC2"}
+
+    def full(now: str) -> None:
+        if now == what:
+            raise DeviceError("RPC1 lacks 12.0 MB")
+
+    home.device(1).before = full
+    forward._replace = lambda p, alive: Placement((1, 1, 1, 1), 1)
+    home.device(2).die()
+    with pytest.raises(DeviceError, match=r"lacks 12\.0 MB"):
+        forward.restore(True)
+    assert forward.lost() is not None and forward.placement == TWO
+    home.away.clear()
+    forward.restore(False)
+    assert same(feed(forward, text(40)), right)
+    assert len(set(home.device(1).loaded)) == len(home.device(1).loaded)
+
+
+@pytest.mark.parametrize("make", [make_llama, make_gemma3])
+def test_wider_tensors_cross_after_a_loss(tmp_path: Path, house: Open, jit: Jit, make: Callable[..., Path]) -> None:
+    """What crosses from device to device gets other sizes; the places for it are as large as they must be."""
+    path = make(tmp_path / "m.gguf", n_embd=256, n_ff=1024, n_layer=4, wtype="Q4_K")
+    plain = GGUFFile.open(path)
+    alone = PlacedForward(plain, load_model(plain), [CpuDevice(1, jit=jit)], n_cells=512)
+    expected = feed(alone, text(70), chunk=70)
+    alone.close()
+    home = house(path, Placement((0, 1, 1, 1), 1, 0, (("blk.2.ffn_up", 2),)), n_cells=512, max_batch=70)
+    forward = home.forward
+    assert same(feed(forward, text(70), chunk=70), expected)
+    forward._replace = lambda p, alive: Placement((0, 2, 2, 2), 2, 0, (("blk.0.ffn_down", 2), ("blk.1.ffn_up", 0)))
+    home.away = {"RPC1"}
+    home.device(1).die()
+    forward.restore(True)
+    assert same(feed(forward, text(70), chunk=70), expected)
+    plain.close()
+
+
+def test_a_device_with_nothing_but_single_weights(model: Path, house: Open, right: Array) -> None:
+    home = house(model, Placement((1, 1, 1, 1), 1, 0, (("blk.2.ffn_up", 2),)))
+    forward = home.forward
+    assert same(feed(forward, text(40)), right)
+    home.device(2).die()
+    assert forward.lost() is not None
+    home.away = {"RPC2"}
+    with pytest.raises(DeviceLost):
+        forward.restore(False)
+    forward.restore(True)
+    assert same(feed(forward, text(40)), right)
+
+
+def test_a_device_that_has_nothing_to_do_is_not_missed(model: Path, house: Open, right: Array) -> None:
+    home = house(model, Placement((1, 1, 1, 1), 1))
+    forward = home.forward
+    home.away = {"RPC2"}
+    home.device(2).die()
+    assert forward.lost() is None
+    assert same(feed(forward, text(40)), right)
+    home.device(1).die()
+    forward.restore(False)
+    assert home.asked == ["RPC1"]
+    assert same(feed(forward, text(40)), right)
+
+
+def test_it_is_noticed_while_another_device_computes(model: Path, house: Open) -> None:
+    home = house(model, TWO)
+    forward = home.forward
+    gate, inside = threading.Event(), threading.Event()
+
+    def wait(what: str) -> None:
+        if what == "submit":
+            inside.set()
+            gate.wait(60)
+
+    home.device(1).before = wait
+    four = np.arange(4, dtype=np.int32)
+    future = forward.start(four, four, np.zeros(4, np.int64), four)
+    assert inside.wait(60)
+    home.device(2).die()
+    with pytest.raises(DeviceLost, match="RPC2"):
+        future.result(10)
+    gate.set()
+
+
+def test_nothing_is_restored_under_a_thread_that_computes(model: Path, house: Open, right: Array) -> None:
+    """Whoever still works on a batch that nobody waits for comes to its end first; `_alone` sees two callers."""
+    home = house(model, Placement((1, 1, 2, 2), 2))
+    forward = home.forward
+    inside = threading.Event()
+
+    def slow(what: str) -> None:
+        if what == "submit":
+            inside.set()
+            time.sleep(0.3)
+
+    home.device(1).before = slow
+    four = np.arange(4, dtype=np.int32)
+    future = forward.start(four, four, np.zeros(4, np.int64), four)
+    inside.wait(60)
+    future.cancel()
+    home.away = {"RPC2"}
+    forward._replace = lambda p, alive: Placement((1, 1, 1, 1), 1)
+    home.device(2).die()
+    forward.restore(True)
+    home.device(1).before = lambda what: None
+    assert same(feed(forward, text(40)), right)
+
+
+def test_late_news_of_an_old_device_are_no_news(model: Path, house: Open, right: Array) -> None:
+    home = house(model, TWO)
+    forward = home.forward
+    old = home.device(1)
+    old.die(quietly=True)
+    with pytest.raises(DeviceLost):
+        feed(forward, text(3))
+    forward.restore(False)
+    old.tell()
+    assert forward.lost() is None
+    assert same(feed(forward, text(40)), right)
+
+
+def test_lost_at_the_last_moment_of_a_restore(model: Path, house: Open, right: Array) -> None:
+    home = house(model, TWO)
+    forward = home.forward
+    reconnect = home.reconnect
+
+    def doomed(lost: MortalDevice) -> MortalDevice:
+        forward._reconnect = home.reconnect  # type: ignore[assignment]
+        home.device(1).die()  # while the second is brought back
+        return reconnect(lost)
+
+    forward._reconnect = doomed  # type: ignore[assignment]
+    home.device(2).die()
+    with pytest.raises(DeviceLost, match="RPC1"):
+        forward.restore(False)
+    assert forward.lost() is not None and "RPC1" in str(forward.lost())
+    forward.restore(False)
+    assert same(feed(forward, text(40)), right)
+
+
+def test_lost_while_loading_at_the_start(model: Path, jit: Jit) -> None:
+    """Says which worker, and lets go of the others."""
+
+    made: list[MortalDevice] = []
+    original = MortalDevice.load
+
+    def load(self: MortalDevice, *args: Any) -> Any:
+        made.append(self)
+        if self.name == "RPC2":
+            self.die()
+        return original(self, *args)
+
+    MortalDevice.load = load  # type: ignore[method-assign]
+    try:
+        with pytest.raises(DeviceLost, match="RPC2"):
+            House(model, TWO, jit)
+    finally:
+        MortalDevice.load = original  # type: ignore[method-assign]
+    assert {device.name for device in made} == {"RPC1", "RPC2"} and all(device.closed for device in made)
+
+
+def test_closing_during_a_restore(model: Path, house: Open) -> None:
+    home = house(model, TWO)
+    forward = home.forward
+    gate, inside = threading.Event(), threading.Event()
+    reconnect = home.reconnect
+
+    def slow(lost: MortalDevice) -> MortalDevice:
+        inside.set()
+        gate.wait(60)
+        return reconnect(lost)
+
+    forward._reconnect = slow  # type: ignore[assignment]
+    home.device(1).die()
+    failed: list[Exception] = []
+
+    def restore() -> None:
+        try:
+            forward.restore(False)
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=restore)
+    thread.start()
+    assert inside.wait(10)
+    forward.close()
+    gate.set()
+    thread.join(10)
+    assert not thread.is_alive() and failed
+    assert all(device.closed for device in home.born)
+
+
+class WordTokenizer(FakeTokenizer):
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        return b"%d " % token
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_answers_of_an_engine_whose_devices_die(
+    model: Path, house: Open, jit: Jit, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "_FIRST_PAUSE", 0.002)
+    monkeypatch.setattr(engine_module, "_LONGEST_PAUSE", 0.02)
+    rng = random.Random(seed)
+    tokenizer = WordTokenizer()
+    requests = []
+    for i in range(8):
+        shared = text(rng.choice([0, 30, 90]), rng.randrange(2))
+        sampling = Sampling(seed=i, temperature=rng.choice([0.0, 0.8]), ignore_eos=True)
+        requests.append(Request(prompt=shared + text(rng.randrange(1, 40), 5 + i), n_predict=60, sampling=sampling))
+    with GGUFFile.open(model) as file:
+        alone = PlacedForward(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=2048)
+        judge = Engine(alone, tokenizer)
+        expected = [ask(judge, request).tokens for request in requests]
+        judge.close()
+        alone.close()
+    home = house(model, Placement((1, 2, 2, 3), 3), n_devices=4, n_cells=1024)
+    engine = Engine(home.forward, tokenizer, n_slots=4, drafting=True, failover=0.05, n_ctx=600)
+    try:
+        clients = [send(engine, request) for request in requests]
+        killed = 0
+        while not all(client.over.is_set() for client in clients) and killed < 12:
+            time.sleep(rng.choice([0.01, 0.05, 0.1, 0.2]))
+            home.away = {f"RPC{i}" for i in range(1, 4) if rng.random() < 0.2}
+            for number in rng.sample((1, 2, 3), rng.choice([1, 1, 1, 2])):
+                home.device(number).die()
+                killed += 1
+        home.away.clear()
+        assert killed > 3
+        for client, tokens in zip(clients, expected, strict=True):
+            assert client.result.tokens == tokens
+    finally:
+        engine.close()
