@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -192,6 +193,18 @@ def test_a_full_disk_costs_only_the_entry(
         assert list(cache.folder.iterdir()) == []
     kept(cache, lender, noise(100))
     assert len(list(cache.folder.iterdir())) == 1
+
+
+def test_some_of_the_disk_is_left(
+    cache: TensorCache, lender: Lender, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client could send new weights for ever."""
+    free = shutil.disk_usage(cache.folder).free
+    monkeypatch.setattr("llamado.rpc.tensor_cache._SPARE", free + (1 << 40))
+    with caplog.at_level(logging.WARNING, "llamado.rpc.worker"):
+        kept(cache, lender, noise(100))
+    assert "would be left on the disk" in caplog.text
+    assert list(cache.folder.iterdir()) == []
 
 
 def test_unfinished_files_of_the_dead_are_removed(tmp_path: Path) -> None:

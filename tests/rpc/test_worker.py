@@ -555,6 +555,7 @@ def bad_requests(sum: Sum) -> dict[str, tuple[bytes, str]]:
         "hash outside": (write_request(SetTensorHash(raw(ptr, base, 5000), 0, 0)), "outside its buffer"),
         "init": (write_request(InitTensor(raw(ptr, base, 5000))), "outside its buffer"),
         "type": (write_request(InitTensor(small._replace(type=99))), "type 99"),
+        "line": (write_request(GetTensor(small._replace(name=b"x\nWARNING y"), 0, 9999)), "tensor x?WARNING y lie"),
         "recompute": (write_request(GraphRecompute(0)), "without a graph"),
         "operation": (
             write_request(graph_request(0, nodes, strange)), "GATED_LINEAR_ATTN (tensor r)",
@@ -566,7 +567,7 @@ def bad_requests(sum: Sum) -> dict[str, tuple[bytes, str]]:
 BAD_REQUESTS = (
     "command", "hello again", "device", "alloc", "base", "free", "clear", "set beyond", "set before", "set wrapped",
     "get beyond", "get all", "memset beyond", "memset wrapped", "copy beyond", "hash beyond", "hash outside", "init",
-    "type", "recompute", "operation", "graph for another device",
+    "type", "line", "recompute", "operation", "graph for another device",
 )  # fmt: skip
 
 
@@ -600,6 +601,19 @@ def test_silence(worker: Worker, caplog: pytest.LogCaptureFixture, monkeypatch: 
     with caplog.at_level(logging.WARNING, "llamado.rpc.worker"), Client(worker, greet=False) as client:
         client.sock.sendall(write_request(Hello())[:5])
         assert "no HELLO within 0.2 s" in refused(caplog, client)
+
+
+def test_tls_shaken_byte_by_byte(device: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every byte comes in time, the greeting does not."""
+    monkeypatch.setattr("llamado.rpc.session._HELLO_SECONDS", 0.3)
+    monkeypatch.setattr("llamado.rpc.worker._LOOK_SECONDS", 0.05)
+    own = Authority(tmp_path)
+    with running(device, tls_cert=own.cert, tls_key=own.key) as worker, Client(worker, greet=False) as client:
+        with pytest.raises(OSError):
+            for byte in b"\x16\x03\x01\x40\x00\x01" + bytes(3000):
+                client.sock.sendall(bytes([byte]))
+                time.sleep(0.02)
+        until(lambda: worker.clients == 0)
 
 
 def test_a_silent_client_that_has_greeted_stays(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -753,6 +767,12 @@ def test_no_network(device: CpuDevice) -> None:
 def test_port_taken(worker: Worker, device: CpuDevice) -> None:
     with pytest.raises(WorkerError, match=rf"127\.0\.0\.1:{worker.port}: Address already in use"):
         Worker([device], WorkerOptions(port=worker.port))
+
+
+def test_a_name_of_two_addresses(device: CpuDevice) -> None:
+    """ggml's clients go to the older kind."""
+    with running(device, host="localhost") as worker, Client(worker) as client:
+        assert client.number(DeviceCount()) == 1
 
 
 def test_no_such_host(device: CpuDevice) -> None:

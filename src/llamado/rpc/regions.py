@@ -133,9 +133,12 @@ class Region:
         """Gives the memory back. Nothing may use the region any more."""
         if self.alive:
             self.alive = False
-            self.memory = None
-            with self.lender.turns:  # a device serves one caller at a time
+            if self.memory is not None:
+                self.memory = None  # at once, whatever the device does now
                 self.buffer.free()
+            else:
+                with self.lender.turns:  # a device serves one caller at a time
+                    self.buffer.free()
             self.lender.give(self.size)
 
 

@@ -67,6 +67,8 @@ KERNELS = 512
 KERNELS_A_TURN = 16
 """Kernels made before others get their turn: about a second's work at most."""
 _RECEIVE = 1 << 18
+_MAX_MESSAGE = 16 << 20
+"""A graph of as many nodes as are accepted, and as many tensors that are none."""
 _HELLO_SECONDS = 10.0
 _SIDE_BY_SIDE = 4
 """Cache entries that are checked at a time."""
@@ -124,7 +126,7 @@ class Session:
     def __init__(self, sock: socket.socket, peer: str, shared: Shared) -> None:
         self.peer = peer
         self._sock, self._shared = sock, shared
-        self._reader = RequestReader()
+        self._reader = RequestReader(_MAX_MESSAGE)
         self._regions: dict[int, Region] = {}
         self._graphs = _Graphs()
         self._last: dict[int, Decoded] = {}
@@ -132,6 +134,8 @@ class Session:
         self._asked: dict[tuple[int, int], int] = {}  # hashes that were not in the cache, by place
         self._kernels = KERNELS
         self._put_back: Request | None = None
+        self._began = time.monotonic()
+        self._greeted = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             Hello: self._hello,
             DeviceCount: lambda _: self._answer(Command.DEVICE_COUNT, Number(len(shared.lenders))),
@@ -156,14 +160,14 @@ class Session:
     # --- the connection ---------------------------------------------------------------------------------------------
     def serve(self, tls: ssl.SSLContext | None = None) -> None:
         """Runs until the client leaves or breaks a rule; then everything it had is free again."""
-        began, left = time.monotonic(), "left"
+        began, left = self._began, "left"
         try:
             self._greet(tls)
             self._loop()
         except Stopping:
             left = "is let go"
         except LlamadoError as error:
-            log.warning("%s: connection closed: %s", self.peer, error)
+            log.warning("%s: connection closed: %s", self.peer, _printable(str(error)))
         except OSError as error:
             log.debug("%s: %s", self.peer, error)
             left = "is gone"
@@ -178,6 +182,11 @@ class Session:
             self._sock.close()
             if size:
                 log.info("%s %s after %.0f s: %.1f MB freed", self.peer, left, time.monotonic() - began, size / 1e6)
+
+    @property
+    def overdue(self) -> bool:
+        """Whether it had its time to say HELLO, and has not: TLS may be shaken byte by byte, each in time."""
+        return not self._greeted and time.monotonic() > self._began + 2 * _HELLO_SECONDS
 
     def shut(self) -> None:
         """Ends both directions, from any thread."""
@@ -207,6 +216,7 @@ class Session:
         except TimeoutError:
             raise WireError(f"no HELLO within {_HELLO_SECONDS:g} s") from None
         sock.settimeout(None)
+        self._greeted = True
         self._handle(request)
 
     def _loop(self) -> None:
@@ -230,7 +240,7 @@ class Session:
 
     def _handle(self, request: Request) -> None:
         if self._shared.debug:
-            log.info("%s %s", self.peer, describe(request))
+            log.info("%s %s", self.peer, _printable(describe(request)))
         self._handlers[type(request)](request)
 
     def _answer(self, command: Command, response: Response) -> None:
@@ -392,7 +402,7 @@ class Session:
     def _send(self, head: bytes, data: memoryview) -> None:
         if len(data) <= _SMALL:
             self._sock.sendall(head + data)
-        elif isinstance(self._sock, ssl.SSLSocket):
+        elif isinstance(self._sock, ssl.SSLSocket) or not hasattr(self._sock, "sendmsg"):
             self._sock.sendall(head + data[:_SMALL])
             self._sock.sendall(data[_SMALL:])
         else:
@@ -448,6 +458,7 @@ class Session:
             raise WireError("GRAPH_RECOMPUTE without a graph: none was sent, or a buffer it used was freed since")
         if graph.stale:
             graph = self._last[request.device] = decode(graph.request, self._regions)
+            self._graphs.put(graph)
         self._run(lender, graph)
 
     def _run(self, lender: Lender, graph: Decoded) -> None:
@@ -514,6 +525,11 @@ def _where(tensor: WireTensor) -> str:
 
 def _name(tensor: WireTensor) -> str:
     return tensor.name.decode("utf-8", "replace") or "?"
+
+
+def _printable(text: str) -> str:
+    """Names come from strangers: none of them writes a line of the log."""
+    return "".join([c if c.isprintable() else "?" for c in text])
 
 
 def _tls_reason(error: ssl.SSLError) -> str:

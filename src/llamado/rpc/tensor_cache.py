@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import logging
 import os
 import queue
+import shutil
 import sys
 import threading
 import time
@@ -32,6 +34,8 @@ _STALE = 24 * 3600
 """Seconds after which a file that was never finished is somebody's who is gone."""
 _LEAST_MAPPED = 256 << 10
 _READ_WRITE, _PRIVATE_FIXED = 0x3, 0x12  # PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED of Linux
+_SPARE = 1 << 30
+"""Bytes of the disk that are left free."""
 _WAITING = 4096
 """Uploads that may wait to be written; more are not kept."""
 
@@ -199,6 +203,8 @@ class TensorCache:
                 self._queue.task_done()
 
     def _write(self, region: Region, offset: int, size: int, hash: int | None) -> None:
+        if shutil.disk_usage(self.folder).free < size + _SPARE:
+            raise OSError(errno.ENOSPC, f"less than {_SPARE >> 20} MiB would be left on the disk")
         chunk = bytearray(min(_CHUNK, size))
         aside = self.folder / f"{os.getpid()}-{id(self):x}{_UNFINISHED}"  # only one thread writes
         try:

@@ -29,6 +29,8 @@ MAX_CONNECTIONS = 128
 """A real llama-server opens a dozen short ones before the one it keeps."""
 _GONE_AFTER = 15
 """Seconds after which a client whose machine does not answer any more is gone."""
+_LOOK_SECONDS = 5.0
+"""How often connections are looked at that do not get to the point."""
 _END_SECONDS = 60.0
 """How long a graph that runs may still take when the worker is told to end."""
 _DEVICES = ("CPU",)
@@ -115,8 +117,10 @@ class Worker:
                 selector.register(self._listener, selectors.EVENT_READ)
                 selector.register(self._woken, selectors.EVENT_READ)
                 while not self.shared.stopping:
-                    selector.select()
+                    selector.select(_LOOK_SECONDS if self._sessions else None)
                     self._accept()
+                    for session in [s for s in list(self._sessions) if s.overdue]:
+                        session.shut()
         finally:
             self._end()
 
@@ -203,15 +207,24 @@ def run_worker(options: WorkerOptions) -> int:
     for name in options.devices:
         if name.upper() not in _DEVICES:
             raise WorkerError(f"-d/--device {name}: there is no such device here; known are {', '.join(_DEVICES)}")
-    worker = Worker([open_device(options.threads)], options)
+    device = open_device(options.threads)
+    try:
+        worker = Worker([device], options)
+    except LlamadoError:
+        device.close()
+        raise
+
+    def end(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)  # the second time it ends at once
+        worker.stop()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: worker.stop())
+        signal.signal(number, end)
     if not _is_local(options.host):
         log.warning("%s", _exposed(options))
     log.info("%s", worker.describe())
     worker.serve()
-    for lender in worker.shared.lenders:
-        lender.device.close()
+    device.close()
     log.info("ended")
     return 0
 
@@ -243,7 +256,9 @@ def open_device(threads: int | None) -> CpuDevice:
 def _listen(host: str, port: int) -> socket.socket:
     where = Endpoint(host, port)
     try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # a name that has both kinds of address is reached by the older one, as ggml's clients do
+        family, *_, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
