@@ -56,8 +56,9 @@ HEADROOM = 1024
 STEP_SECONDS = 0.15
 # Prompt tokens that such a step takes at least; the pace of fewer says nothing.
 _PACE_UNIT = 16
-# Pauses between attempts to get a lost device back, in seconds.
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+# Pauses between attempts to get a lost device back, in seconds: they grow with the time it has been away, of which a
+# device that is there again loses no more than this share by waiting for the next attempt.
+_FIRST_PAUSE, _LONGEST_PAUSE, _PAUSE_SHARE = 0.1, 5.0, 0.25
 
 
 class _Share(NamedTuple):
@@ -443,7 +444,7 @@ class Engine:
         self._fault = Fault(lost.device, lost.why, time.time())
         self._forget_cells()
         self._snapshot = self._take_snapshot()
-        began, pause = time.monotonic(), _FIRST_PAUSE
+        began = time.monotonic()
         while not self._closing:
             late = self._failover is not None and time.monotonic() - began >= self._failover
             attempt = _Attempt(self._forward, elsewhere=late)
@@ -458,11 +459,11 @@ class Engine:
             else:
                 self._fault = self._fault._replace(why=str(attempt.error))
             self._snapshot = self._take_snapshot()
-            until = time.monotonic() + pause
+            now = time.monotonic()
+            until = now + min(max(_FIRST_PAUSE, _PAUSE_SHARE * (now - began)), _LONGEST_PAUSE)
             if self._failover is not None and not late:
                 until = min(until, began + self._failover)
             self._idle_until(lambda until=until: time.monotonic() >= until, began)  # type: ignore[misc]
-            pause = min(2 * pause, _LONGEST_PAUSE)
         self._fault = self._void = None
         self._prepared = False
         self._snapshot = self._take_snapshot()

@@ -18,6 +18,10 @@ from llamado.rpc.workers import Workers
 
 log = logging.getLogger(__name__)
 
+_PATIENCE = 2.0
+"""Seconds that a lost worker gets for answering, in each attempt to reach it again."""
+_LEAST_PATIENCE = 0.5
+
 
 class House:
     """This machine (device 0) and the workers of `split`; connected, measured where that is needed, and placed.
@@ -27,6 +31,10 @@ class House:
 
     def __init__(self, split: SplitOptions, here: CpuDevice, sizes: ModelSizes, file: GGUFFile, model: Model) -> None:
         self._sizes = sizes
+        # One that does not answer at all must not use up the time after which its layers go elsewhere.
+        self._patience = (
+            _PATIENCE if split.failover is None else max(min(_PATIENCE, split.failover / 2), _LEAST_PATIENCE)
+        )
         self._workers = Workers(split, KnownHashes(file.shard_paths))
         self.devices: list[Device] = [here, *self._workers.devices()]
         try:
@@ -47,7 +55,7 @@ class House:
 
     def reconnect(self, lost: Device) -> Device:
         """A new device in the place of a lost one; raises DeviceLost while there is none."""
-        return self._workers.reconnect(lost)
+        return self._workers.reconnect(lost, self._patience)
 
     def without(self, placement: Placement, alive: Sequence[int]) -> Placement:
         """The placement with what was on other devices moved to these; raises NotEnoughMemory."""
