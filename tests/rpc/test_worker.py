@@ -985,3 +985,62 @@ def test_llama_server_says_the_same_as_on_its_own(
     alone = ask()
     assert len(ours) > 20
     assert ours.split()[:5] == alone.split()[:5]
+
+
+@pytest.mark.interop
+def test_either_uses_the_others_cache(
+    device: CpuDevice, peer_bin: Path, smollm2_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the real worker has kept ours does not have sent again, and the other way round."""
+
+    def bench(port: int) -> None:
+        subprocess.run(
+            [peer_bin / "llama-bench", "-m", smollm2_path, "--rpc", f"127.0.0.1:{port}", "-ngl", "99", "-p", "0",
+             "-n", "1", "-r", "1", "-t", "1"],
+            check=True, capture_output=True, timeout=300,
+        )  # fmt: skip
+
+    def theirs(folder: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        process = subprocess.Popen(
+            [peer_bin / "ggml-rpc-server", "-p", str(port), "-t", "1", "-c"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "LLAMA_CACHE": str(folder)},
+        )  # fmt: skip
+        try:
+            for _ in range(300):
+                try:
+                    socket.create_connection(("127.0.0.1", port), timeout=5).close()
+                    break
+                except OSError:
+                    time.sleep(0.1)
+            bench(port)
+        finally:
+            process.terminate()
+            process.wait(30)
+
+    def ours(folder: Path) -> set[int]:
+        """The hashes that it found or kept."""
+        monkeypatch.setenv("LLAMA_CACHE", str(folder))
+        with running(device, cache=True) as worker:
+            bench(worker.port)
+            assert worker.shared.cache is not None
+            worker.shared.cache.flush()
+            return set(worker.shared.cache._checked)
+
+    def files(folder: Path) -> dict[str, tuple[int, int]]:
+        return {p.name: (p.stat().st_mtime_ns, p.stat().st_size) for p in (folder / "rpc").iterdir()}
+
+    first, second = tmp_path / "first", tmp_path / "second"
+    theirs(first)
+    kept = files(first)
+    assert kept and all(size > 10 << 20 for _, size in kept.values())
+    assert {f"{h:016x}" for h in ours(first)} == set(kept)
+    assert files(first) == kept  # nothing was written again
+    ours(second)
+    assert files(second).keys() == kept.keys()
+    for name in kept:
+        assert (first / "rpc" / name).read_bytes() == (second / "rpc" / name).read_bytes()
+    before = files(second)
+    theirs(second)
+    assert files(second) == before
