@@ -96,7 +96,7 @@ def test_real_activations_need_not_be_in_memory(path: Path) -> None:
 
 def test_what_the_program_reads_elsewhere_stays_in_its_place() -> None:
     """A use that is not in this graph is one of another part of the program."""
-    graph, places = small()
+    graph, places = small(more=1)
     middle = graph.nodes[0]
     request = request_of(graph, places)
     assert decoded(request).graph.nodes[0].buffer is None
@@ -104,6 +104,15 @@ def test_what_the_program_reads_elsewhere_stays_in_its_place() -> None:
     assert decoded(changed).graph.nodes[0].buffer is not None
     changed = edit(request, middle, flags=int(TensorFlag.COMPUTE | TensorFlag.OUTPUT))
     assert decoded(changed).graph.nodes[0].buffer is not None
+
+
+def test_what_the_last_node_reads_stays_in_its_place() -> None:
+    """A program that stops there to look at it, as llama-imatrix at each product, looks at its sources, too."""
+    graph, places = small()
+    assert all(node.buffer is not None for node in decoded(request_of(graph, places)).graph.nodes)
+    graph, places = small(more=3)
+    stored = [node.buffer is not None for node in decoded(request_of(graph, places)).graph.nodes]
+    assert stored == [False, False, False, True, True]
 
 
 def test_activations_on_top_of_one_another_stay_where_they_are() -> None:
@@ -120,7 +129,7 @@ def test_activations_on_top_of_one_another_stay_where_they_are() -> None:
     found = decode(request, {PTR: region(PTR, BASE, 2048)})
     assert all(node.buffer is not None for node in found.graph.nodes)
     found = decode(request, {PTR: region(PTR, BASE, 1 << 20)})
-    assert sum(node.buffer is not None for node in found.graph.nodes) == 1
+    assert sum(node.buffer is not None for node in found.graph.nodes) == 3  # the last one, and what it reads
 
 
 def test_not_computed_is_data() -> None:
@@ -178,8 +187,8 @@ def test_a_result_that_a_moved_view_looks_at_is_stored() -> None:
     a = g.new_tensor(T.F32, 64, 4, name="a")
     middle = g.scale(a, 2.0, name="middle")
     view = g.view_1d(middle, 64, 256, name="v")
-    graph.output("r", g.scale(view, 2.0, name="r"))
-    places = {a: 0, middle: 1024, graph.nodes[-1]: 4096}
+    graph.output("r", g.scale(g.scale(view, 2.0), 2.0, name="r"))
+    places = {a: 0, middle: 1024, graph.nodes[-2]: 4096, graph.nodes[-1]: 8192}
     request = request_of(graph, places)
     assert decoded(request).graph.nodes[0].buffer is None
     assert decoded(edit(request, view, data=BASE + 1024)).graph.nodes[0].buffer is not None
@@ -214,11 +223,14 @@ def test_frequency_factors_are_constants() -> None:
 # --- graphs that nobody should send -----------------------------------------------------------------------------------
 
 
-def small() -> tuple[Graph, dict[Tensor, int]]:
-    """middle = a + b, result = 2 middle."""
+def small(more: int = 0) -> tuple[Graph, dict[Tensor, int]]:
+    """middle = a + b, result = 2 middle; `more` operations after that."""
     a, b = g.new_tensor(T.F32, 64, 4, name="a"), g.new_tensor(T.F32, 64, 4, name="b")
     graph = Graph()
-    graph.output("result", g.scale(g.add(a, b, name="middle"), 2.0, name="result"))
+    x = g.scale(g.add(a, b, name="middle"), 2.0, name="result")
+    for _ in range(more):
+        x = g.scale(x, 2.0)
+    graph.output("x", x)
     places, _ = layout([a, b, *graph.nodes])
     return graph, places
 

@@ -261,6 +261,9 @@ class _Decoder:
         seen = sources[views]
         apart = (seen >= 0) & (roots[seen] != roots[views][:, None])
         loose[roots[seen[apart]]] = False
+        # A program that stops after a node to look at it (llama-imatrix) looks at what the node reads, too.
+        final = sources[nodes[-1]]
+        loose[roots[final[final >= 0]]] = False
         return loose
 
     def _peak(
