@@ -1,0 +1,542 @@
+"""Workers, links and masters that die while answers stream: real processes, a real model, every byte compared.
+
+Times are asserted with much room, for machines that are busy with something else; benchmarks/chaos.py measures them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from llamado.rpc.client import connect
+
+HOST = "127.0.0.1"
+N_PREDICT = 80
+REQUESTS: list[dict[str, Any]] = [
+    {"prompt": "Once upon a time", "temperature": 0},
+    {"prompt": "The capital of France is Paris. The capital of Italy is", "temperature": 0},
+    {"prompt": "Write a long poem about the sea and the ships on it.\n", "temperature": 0.8, "seed": 5},
+    {"prompt": "def fibonacci(n):\n", "temperature": 0},
+]
+DEADLINE = 60.0
+NOTICED = 6.0
+"""Seconds until /health must speak of a loss; the aim is 2."""
+
+
+def until(true: Callable[[], Any], what: str, seconds: float = DEADLINE) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
+        time.sleep(0.01)
+    return found
+
+
+class Process:
+    """A command that writes to a log."""
+
+    def __init__(self, log: Path, command: Sequence[str]) -> None:
+        self.log = log
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(command, stdout=out, stderr=out)
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def expect(self, pattern: str) -> re.Match[str]:
+        def found() -> re.Match[str] | None:
+            ended = self.process.poll() is not None
+            match = re.search(pattern, self.said())
+            assert match or not ended, f"it ended with {self.process.returncode}:\n{self.said()[-3000:]}"
+            return match
+
+        match: re.Match[str] = until(found, f"{pattern} in {self.log.name}")
+        return match
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """kill -9"""
+        with suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+
+
+class Worker:
+    """`llamado worker` with one thread, which comes back on the same port."""
+
+    def __init__(self, log: Path, *options: str, host: str = HOST, prefix: Sequence[str] = ()) -> None:
+        self.log, self.host, self.port = log, host, 0
+        self._options, self._prefix = options, prefix
+        self.start()
+
+    def start(self, *, wait: bool = True) -> None:
+        command = [*self._prefix, sys.executable, "-m", "llamado.cli", "worker", "-H", self.host, "-t", "1"]
+        self.log.unlink(missing_ok=True)
+        self._process = Process(self.log, [*command, "-p", str(self.port), *self._options])
+        if wait:
+            self.wait()
+
+    def wait(self) -> None:
+        self.port = int(self._process.expect(rf"llamado worker on {re.escape(self.host)}:(\d+)\n")[1])
+
+    @property
+    def endpoint(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def said(self) -> str:
+        return self._process.said()
+
+    def kill(self) -> None:
+        self._process.signal(signal.SIGCONT)
+        self._process.kill()
+
+    def freeze(self) -> None:
+        self._process.signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._process.signal(signal.SIGCONT)
+
+
+class Server:
+    """`llamado serve` with four slots over workers."""
+
+    def __init__(self, log: Path, model: Path, endpoints: Sequence[str], *options: str, ready: bool = True) -> None:
+        command = [sys.executable, "-m", "llamado.cli", "serve", "-m", str(model), "--port", "0", "-np", "4"]
+        command += ["-c", "2048", "--rpc", ",".join(endpoints), *options]
+        if "-ts" not in options:
+            command += ["-ts", ",".join("1" for _ in endpoints)]
+        self.process = Process(log, command)
+        self.url = f"http://{HOST}:" + self.process.expect(r"listening on http://[^:]+:(\d+)")[1]
+        self.client = httpx.Client(base_url=self.url, timeout=DEADLINE)
+        if ready:
+            until(lambda: self.health()[0] == 200 or self._alive(), "ready")
+
+    def _alive(self) -> bool:
+        assert self.process.process.poll() is None, self.process.said()[-3000:]
+        return False
+
+    def health(self) -> tuple[int, dict[str, Any]]:
+        response = self.client.get("/health")
+        return response.status_code, response.json()
+
+    def ask(self, request: dict[str, Any], **more: Any) -> httpx.Response:
+        return httpx.post(f"{self.url}/completion", json=request | more, timeout=DEADLINE)
+
+    def stop(self) -> int:
+        self.process.signal(signal.SIGTERM)
+        try:
+            return self.process.process.wait(20)
+        finally:
+            self.process.kill()
+            self.client.close()
+
+
+class Streams:
+    """All requests at the same time, each read as it comes."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.texts = [""] * len(REQUESTS)
+        self.counts = [0] * len(REQUESTS)
+        self.ends: list[dict[str, Any] | None] = [None] * len(REQUESTS)
+        self.errors: list[BaseException] = []
+        self._threads = [threading.Thread(target=self._read, args=(i,)) for i in range(len(REQUESTS))]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self, i: int) -> None:
+        body = REQUESTS[i] | {"stream": True, "n_predict": N_PREDICT, "ignore_eos": True}
+        try:
+            with httpx.stream("POST", f"{self.server.url}/completion", json=body, timeout=DEADLINE) as response:
+                assert response.status_code == 200, response.read()
+                for line in response.iter_lines():
+                    if not line.startswith("data: "):
+                        continue
+                    event = json.loads(line.removeprefix("data: "))
+                    assert "error" not in event, event
+                    if event["stop"]:
+                        self.ends[i] = event
+                    self.texts[i] += event["content"]
+                    self.counts[i] += not event["stop"]
+        except BaseException as error:
+            self.errors.append(error)
+
+    @property
+    def over(self) -> bool:
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def middle(self, least: int = 8) -> None:
+        """Waits until every answer has begun; none may be over."""
+        until(lambda: min(self.counts) >= least or self.errors, f"{least} tokens of each")
+        assert not self.errors and not any(self.ends), "over before anything could happen"
+
+    def finish(self, expected: Sequence[str]) -> None:
+        """Everything arrives, and it is what it would have been."""
+        for thread in self._threads:
+            thread.join(DEADLINE)
+        assert self.over, f"answers that never end: {self.counts}"
+        assert not self.errors, self.errors
+        assert [end is not None and end["tokens_predicted"] for end in self.ends] == [N_PREDICT] * len(REQUESTS)
+        for text, right in zip(self.texts, expected, strict=True):
+            assert text == right
+
+
+def noticed(server: Server, *workers: Worker) -> dict[str, Any]:
+    """/health tells which worker is gone, and since when; the answer itself does not keep anybody waiting."""
+
+    def fault() -> dict[str, Any] | None:
+        status, body = server.health()
+        return None if status == 200 else body["error"]
+
+    error: dict[str, Any] = until(fault, "503 of /health", NOTICED)
+    assert error["code"] == 503 and error["type"] == "unavailable_error"
+    assert any(worker.endpoint in error["worker"] for worker in workers), error
+    assert "gone" in error["message"] and abs(error["since"] - time.time()) < NOTICED
+    return error
+
+
+def healthy(server: Server) -> None:
+    until(lambda: server.health()[0] == 200, "200 of /health")
+
+
+@pytest.fixture(scope="module")
+def expected(smollm2_path: Path) -> list[str]:
+    """The answers of this machine alone."""
+    from llamado.engine.llama import Llama
+
+    with Llama.load(smollm2_path, n_ctx=2048, n_slots=4) as llama, ThreadPoolExecutor(4) as pool:
+        options = {"n_predict": N_PREDICT, "ignore_eos": True}
+        return [*pool.map(lambda request: llama.generate(**request | options), REQUESTS)]
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def worker(processes: ExitStack, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Worker]:
+    def start(*options: str, **more: Any) -> Worker:
+        one = Worker(tmp_path_factory.mktemp("worker") / "log", *options, **more)
+        processes.callback(one.kill)
+        return one
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def serve(processes: ExitStack, tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Callable[..., Server]:
+    def start(endpoints: Sequence[str], *options: str, ready: bool = True) -> Server:
+        one = Server(tmp_path_factory.mktemp("server") / "log", smollm2_path, endpoints, *options, ready=ready)
+        processes.callback(one.process.kill)
+        return one
+
+    return start
+
+
+# -- workers that come back --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pair(worker: Start) -> tuple[Worker, Worker]:
+    return worker("-m", "1G"), worker("-m", "1G")
+
+
+@pytest.fixture(scope="module")
+def server(pair: tuple[Worker, Worker], serve: Start) -> Iterator[Server]:
+    """Over both workers, never elsewhere; requests wait two seconds."""
+    one: Server = serve([worker.endpoint for worker in pair], "--rpc-wait", "2")
+    yield one
+    assert one.stop() == 0
+
+
+def test_undisturbed(server: Server, expected: list[str]) -> None:
+    """Two workers give the bytes of this machine alone."""
+    Streams(server).finish(expected)
+
+
+def test_killed_and_back_three_seconds_later(server: Server, pair: tuple[Worker, Worker], expected: list[str]) -> None:
+    streams = Streams(server)
+    streams.middle()
+    pair[1].kill()
+    killed = time.monotonic()
+    noticed(server, pair[1])
+    # requests that come now wait two seconds, and are told when to ask again
+    refused: list[httpx.Response] = []
+    askers = [
+        threading.Thread(target=lambda stream=stream: refused.append(server.ask(REQUESTS[0], stream=stream)))  # type: ignore[misc]
+        for stream in (False, True)
+    ]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join()
+    waited = time.monotonic() - killed
+    for response in refused:
+        error = response.json()["error"]
+        assert response.status_code == 503 and int(response.headers["retry-after"]) > 0
+        assert error["type"] == "unavailable_error" and pair[1].endpoint in error["message"]
+    assert waited > 1.9
+    assert server.health()[0] == 503 and not any(streams.ends) and not streams.errors
+    time.sleep(max(0.0, killed + 3 - time.monotonic()))
+    pair[1].start(wait=False)
+    streams.finish(expected)
+    pair[1].wait()
+    healthy(server)
+
+
+def test_both_killed_and_one_once_more(server: Server, pair: tuple[Worker, Worker], expected: list[str]) -> None:
+    streams = Streams(server)
+    streams.middle()
+    for one in pair:
+        one.kill()
+    noticed(server, *pair)
+    for one in pair:
+        one.start(wait=False)
+    for one in pair:
+        one.wait()
+    healthy(server)
+    streams.middle(max(streams.counts) + 1)
+    pair[0].kill()
+    noticed(server, pair[0])
+    pair[0].start()
+    streams.finish(expected)
+    healthy(server)
+
+
+def test_frozen_and_thawed(server: Server, pair: tuple[Worker, Worker], expected: list[str]) -> None:
+    """SIGSTOP: the connection stays as it is, and yet nothing comes. A request that waits gets its answer."""
+    streams = Streams(server)
+    streams.middle()
+    pair[0].freeze()
+    noticed(server, pair[0])
+    late: list[httpx.Response] = []
+    request = REQUESTS[0] | {"n_predict": N_PREDICT, "ignore_eos": True}
+    asker = threading.Thread(target=lambda: late.append(server.ask(request)))
+    asker.start()
+    pair[0].thaw()
+    streams.finish(expected)
+    asker.join()
+    assert late[0].status_code == 200 and late[0].json()["content"] == expected[0]
+    healthy(server)
+
+
+def test_lost_while_nobody_asks(server: Server, pair: tuple[Worker, Worker], expected: list[str]) -> None:
+    pair[0].kill()
+    noticed(server, pair[0])
+    pair[0].start()
+    healthy(server)
+    answer = server.ask(REQUESTS[3], n_predict=N_PREDICT, ignore_eos=True)
+    assert answer.json()["content"] == expected[3]
+
+
+def test_the_master_is_killed(worker: Start, serve: Start) -> None:
+    """Its workers have all their memory again."""
+
+    def free(one: Worker) -> int:
+        device = connect(one.endpoint)[0]
+        try:
+            return device.memory()[0]
+        finally:
+            device.close()
+
+    workers = [worker("-m", "1G") for _ in range(2)]
+    endpoints = [one.endpoint for one in workers]
+    before = [free(one) for one in workers]
+    server: Server = serve(endpoints)
+    streams = Streams(server)
+    streams.middle()
+    assert all(free(one) < was - 50e6 for one, was in zip(workers, before, strict=True))
+    server.process.kill()
+    # but for the device's working memory, which all its clients use in turns
+    until(lambda: all(free(one) > was - 4e6 for one, was in zip(workers, before, strict=True)), "memory is free again")
+    until(lambda: streams.over, "the streams end")
+
+
+# -- layers that go elsewhere ------------------------------------------------------------------------------------------
+
+
+def test_never_back_with_failover(worker: Start, serve: Start, expected: list[str]) -> None:
+    """First one is killed, then the other freezes: their layers go to whoever is left, in the end to this machine."""
+    workers: list[Worker] = [worker(), worker()]
+    server: Server = serve([one.endpoint for one in workers], "--rpc-failover", "1")
+    streams = Streams(server)
+    streams.middle()
+    workers[1].kill()
+    noticed(server, workers[1])
+    streams.finish(expected)
+    healthy(server)
+    assert "its layers go to the devices that are left" in server.process.said()
+    streams = Streams(server)
+    streams.middle()
+    workers[0].freeze()
+    noticed(server, workers[0])
+    streams.finish(expected)
+    healthy(server)
+    assert server.stop() == 0
+
+
+# -- the link ----------------------------------------------------------------------------------------------------------
+
+
+class Link:
+    """A way to a worker that lets through so many bytes to it, and then calls `at_end`."""
+
+    def __init__(self, target: Callable[[], tuple[str, int]]) -> None:
+        self._target = target
+        self._listener = socket.create_server((HOST, 0))
+        self.endpoint = f"{HOST}:{self._listener.getsockname()[1]}"
+        self.left: float = float("inf")
+        self.at_end: Callable[[], None] = lambda: None
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                try:
+                    worker = socket.create_connection(self._target())
+                except OSError:
+                    client.close()
+                    continue
+                for source, target in ((client, worker), (worker, client)):
+                    threading.Thread(target=self._pump, args=(source, target, target is worker), daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket, counts: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+                if counts:
+                    self.left -= len(data)
+                    if self.left < 0:
+                        self.left = float("inf")
+                        self.at_end()
+        for one in (source, target):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.fixture(scope="module")
+def linked(worker: Start, processes: ExitStack) -> tuple[Link, Worker, Worker]:
+    """A worker behind a link, and another one."""
+    behind, other = worker(), worker()
+    link = Link(lambda: (HOST, behind.port))
+    processes.callback(link.close)
+    return link, behind, other
+
+
+def test_killed_while_weights_are_loaded(linked: tuple[Link, Worker, Worker], serve: Start) -> None:
+    """At the start that is an error which names the worker, and the end; nobody is left waiting."""
+    link, behind, other = linked
+    link.at_end, link.left = behind.kill, 20e6
+    server: Server = serve([link.endpoint, other.endpoint], ready=False)
+    assert server.process.process.wait(DEADLINE) == 1
+    said = server.process.said()
+    assert f"worker RPC0[{link.endpoint}] is lost" in said and "Traceback" not in said
+    behind.start()
+
+
+def test_killed_while_weights_are_loaded_again(
+    linked: tuple[Link, Worker, Worker], serve: Start, expected: list[str]
+) -> None:
+    link, behind, other = linked
+    server: Server = serve([link.endpoint, other.endpoint])
+    streams = Streams(server)
+    streams.middle()
+
+    def again() -> None:
+        behind.kill()
+        link.at_end = other.kill
+        link.left = 30e6
+        behind.start(wait=False)
+
+    link.at_end = again
+    behind.kill()
+    until(lambda: server.health()[0] == 503, "503")
+    link.left = 20e6
+    behind.start(wait=False)
+    until(lambda: other._process.process.poll() is not None, "the other dies, too")
+    other.start(wait=False)
+    streams.finish(expected)
+    healthy(server)
+    assert server.stop() == 0
+    other.wait()
+    behind.wait()
+
+
+@pytest.fixture
+def namespace() -> Iterator[tuple[str, str]]:
+    """A network of its own with one cable to ours: its name and its address."""
+    name, ours, theirs = f"llamado{os.getpid()}", f"ll{os.getpid() % 100000}a", f"ll{os.getpid() % 100000}b"
+    commands = [
+        f"ip netns add {name}",
+        f"ip link add {ours} type veth peer name {theirs} netns {name}",
+        f"ip address add 10.213.77.1/30 dev {ours}",
+        f"ip link set {ours} up",
+        f"ip -n {name} address add 10.213.77.2/30 dev {theirs}",
+        f"ip -n {name} link set {theirs} up",
+    ]
+    if shutil.which("ip") is None:
+        pytest.skip("CABLE NOT PULLED: the command ip is not there")
+    try:
+        for command in commands:
+            done = subprocess.run(command.split(), capture_output=True, text=True)
+            if done.returncode:
+                pytest.skip(f"CABLE NOT PULLED: {command}: {done.stderr.strip()}; it takes root's rights")
+        yield name, theirs
+    finally:
+        subprocess.run(["ip", "link", "delete", ours], capture_output=True)
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
+def test_cable_pulled(
+    namespace: tuple[str, str], worker: Start, serve: Start, expected: list[str], pair: tuple[Worker, Worker]
+) -> None:
+    """Packets get lost without a word: the worker is there, the way to it is not. Once it comes back, once not."""
+    name, cable = namespace
+    away: Worker = worker(host="10.213.77.2", prefix=["ip", "netns", "exec", name])
+    server: Server = serve([away.endpoint, pair[0].endpoint], "--rpc-failover", "3")
+
+    def pull(state: str) -> None:
+        subprocess.run(["ip", "-n", name, "link", "set", cable, state], check=True)
+
+    streams = Streams(server)
+    streams.middle()
+    pull("down")
+    noticed(server, away)
+    pull("up")
+    streams.finish(expected)
+    healthy(server)
+    assert "its layers go" not in server.process.said()
+    streams = Streams(server)
+    streams.middle()
+    pull("down")
+    noticed(server, away)
+    streams.finish(expected)
+    assert "its layers go" in server.process.said()
+    assert server.stop() == 0
+    away.kill()
