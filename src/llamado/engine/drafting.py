@@ -19,6 +19,7 @@ _ORDERS = (3, 2, 1)  # tokens that must have been there before, in this order
 _FIRST_GUESS = 0.5  # how often drafts are right before anything is known
 _LEAST_GAIN = 0.02  # a drafted token must be right at least so often, whatever it costs
 _MEMORY = 0.96  # of what batches cost, per batch
+_TRY_AGAIN = 32  # times the cost is asked for until tokens are drafted to see what they cost now
 
 
 class Drafter:
@@ -62,30 +63,48 @@ class Drafter:
 
 
 class Cost:
-    """What batches take: a + b × tokens seconds, fitted to the last ones, and what they yield."""
+    """What batches take: a + b × tokens seconds, fitted to the last ones, and what they yield.
+
+    One fit for each size of the company: what a token costs when one sequence is generated says nothing of twenty.
+    """
 
     def __init__(self) -> None:
-        self._n = self._x = self._y = self._xx = self._xy = 0.0
-        self._tokens = 0.0
+        self._fits: dict[int, _Fit] = {}
 
-    def note(self, n_tokens: int, seconds: float, n_yielded: int) -> None:
-        """A batch of `n_tokens` took `seconds` and gave `n_yielded` tokens of answers."""
-        x = float(n_tokens)
+    def _fit(self, n_generating: int) -> _Fit:
+        return self._fits.setdefault(n_generating.bit_length(), _Fit())
+
+    def note(self, n_generating: int, n_tokens: int, seconds: float, n_yielded: int) -> None:
+        """A batch of `n_tokens` took `seconds` and gave `n_yielded` tokens, while so many sequences were generated."""
+        self._fit(n_generating).note(float(n_tokens), seconds, n_yielded)
+
+    def least_gain(self, n_generating: int) -> float:
+        """The chance of being right above which one more token in a batch is worth its time."""
+        return self._fit(n_generating).least_gain()
+
+
+class _Fit:
+    """Sums for a least-squares line through (tokens, seconds), older ones fading."""
+
+    def __init__(self) -> None:
+        self._n = self._x = self._y = self._xx = self._xy = self._yielded = 0.0
+        self._asked = 0
+
+    def note(self, x: float, seconds: float, n_yielded: int) -> None:
         self._n = _MEMORY * self._n + 1.0
         self._x = _MEMORY * self._x + x
         self._y = _MEMORY * self._y + seconds
         self._xx = _MEMORY * self._xx + x * x
         self._xy = _MEMORY * self._xy + x * seconds
-        self._tokens = _MEMORY * self._tokens + n_yielded
+        self._yielded = _MEMORY * self._yielded + n_yielded
 
-    @property
     def least_gain(self) -> float:
-        """The chance of being right above which one more token in a batch is worth its time."""
-        if self._n < 2 or not self._y:
+        self._asked += 1
+        if self._n < 2 or not self._y or not self._asked % _TRY_AGAIN:
             return _FIRST_GUESS / 4
         spread = self._xx - self._x * self._x / self._n
         slope = (self._xy - self._x * self._y / self._n) / spread if spread > 0.5 else 0.0
         mean = self._y / self._n
         per_token = min(max(slope, 0.01 * mean / max(self._x / self._n, 1.0)), mean)
-        # Time that a token takes, in tokens that batches yield in that time.
-        return per_token * self._tokens / self._y
+        # The time of a token, in tokens that batches yield in that time.
+        return per_token * self._yielded / self._y

@@ -143,6 +143,7 @@ class Engine:
         self._pool = KVPool(forward.n_cells, self._move_cells)
         self._n_moves = 0
         self._turn = 0
+        self._n_generating = 0
         self._flights: deque[_Flight] = deque()
         self._cost = Cost() if drafting else None
         self._failover, self._wait = failover, wait
@@ -363,7 +364,7 @@ class Engine:
             most = min(most, task.budget - 1)
         if most <= 0:
             return []
-        return task.drafter.propose(slot.tokens, slot.length, most, self._cost.least_gain)
+        return task.drafter.propose(slot.tokens, slot.length, most, self._cost.least_gain(self._n_generating))
 
     def _land(self, flight: _Flight) -> None:
         try:
@@ -398,7 +399,7 @@ class Engine:
                     log.exception("sampling of task %d failed", share.task.id)
                     self._end(share.slot, _named(error))
         if self._cost is not None and not flight.n_prompt:
-            self._cost.note(flight.n_tokens, now - flight.began, n_yielded)
+            self._cost.note(self._n_generating, flight.n_tokens, now - flight.began, n_yielded)
 
     def _continue(self, share: _Share, rows: NDArray[np.float32]) -> int:
         """A sequence was evaluated to its end, perhaps beyond: its next token, and those after it that were drafted.
@@ -572,7 +573,7 @@ class Engine:
         if len(slots) > self._max_batch:
             self._turn = (self._turn + self._max_batch) % len(slots)
             slots = (slots[self._turn :] + slots[: self._turn])[: self._max_batch]
-        n_generating = len(slots) + n_flying
+        n_generating = self._n_generating = len(slots) + n_flying
         share = -(-n_generating // self._forward.depth)
         if len(slots) > share > 0:
             # Groups, so that every device has one to work on; who waited longest goes first.
