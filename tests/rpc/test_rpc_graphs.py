@@ -194,6 +194,16 @@ def test_a_result_that_a_moved_view_looks_at_is_stored() -> None:
     assert decoded(edit(request, view, data=BASE + 1024)).graph.nodes[0].buffer is not None
 
 
+def test_views_of_what_lies_elsewhere() -> None:
+    """A cache that stays with the master (-nkvo): its views are in the list, and nothing looks through them."""
+    graph, places = small()
+    cache = g.new_tensor(T.F16, 64, 16, name="cache")
+    graph.expand(g.view_2d(cache, 64, 4, 128, name="view"))
+    found = decoded(request_of(graph, places))
+    assert [n.name for n in found.graph.nodes] == ["middle", "result", "view"]
+    assert found.activations == 0
+
+
 def test_in_place_writes_stay_views() -> None:
     """SET_ROWS writes into its cache; a cast names its own result as the place it writes to."""
     cache = g.new_tensor(T.F16, 64, 16, name="cache")
@@ -319,7 +329,11 @@ BAD: dict[str, tuple[Callable[[GraphCompute], GraphCompute], str]] = {
         "SET_ROWS cannot make",
     ),
     "a view of nothing": (
-        lambda r: edit(r, "middle", op=int(Op.VIEW), buffer=0, data=0), "VIEW of nothing"
+        lambda r: edit(r, "middle", op=int(Op.VIEW), buffer=0, data=0), "middle: it has no memory, and nothing"
+    ),
+    "a look through a view of nothing": (
+        lambda r: edit(edit(r, "middle", op=int(Op.RESHAPE), src=[id_of(r, "a")] + [0] * 9, view_src=id_of(r, "a"),
+                            buffer=0, data=0), "a", buffer=0, data=0), "middle: it has no memory, and nothing"
     ),
     "gaps in what nobody clears": (
         lambda r: edit(r, "middle", nb=(4, 512, 2048, 2048), buffer=0, data=0), "has gaps"

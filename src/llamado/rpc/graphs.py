@@ -289,11 +289,13 @@ class _Decoder:
     ) -> Decoded:  # fmt: skip
         records, n = self.records, self.n
         runs = (position >= 0) & ((records["flags"] & _COMPUTE) != 0)
-        homeless = runs & (offsets < 0) & (roots == np.arange(n))
-        read = sources[nodes[runs[nodes]]]
+        homeless = runs & (offsets < 0) & (roots == np.arange(n)) & ~_IS_VIEW[records["op"]]
+        # Views of what lies elsewhere may be in the list, as long as nothing here looks through them (-nkvo).
+        read = sources[nodes[runs[nodes] & ~_IS_VIEW[records["op"][nodes]]]]
         read = read[read >= 0]
         nowhere = np.zeros(n, np.bool_)
-        nowhere[read] = (offsets[roots[read]] < 0) & ~runs[roots[read]] & (sizes[read] > 0)
+        computed = runs & ~_IS_VIEW[records["op"]]
+        nowhere[read] = (offsets[roots[read]] < 0) & ~computed[roots[read]] & (sizes[read] > 0)
         self._fail(nowhere, "it has no memory, and nothing computes it")
         activations = self._peak(homeless, nodes, sources, position, roots, sizes)
         loose = self._loose(runs, nodes, sources, roots, offsets)
@@ -339,12 +341,10 @@ class _Decoder:
         return made
 
     def _check_node(self, node: Tensor) -> None:
-        if node.view_src is None and node.buffer is None and node.op is not Op.NONE:
-            # Leftovers of other graphs lie where the device puts this; a result must cover its whole place.
-            if node.op in VIEW_OPS:
-                raise WireError(f"tensor {node.name or '?'}: a {node.op.name} of nothing")
-            if not node.is_contiguous():
-                raise WireError(f"tensor {node.name or '?'}: a result without a place has gaps")
+        loose = node.view_src is None and node.buffer is None
+        if loose and node.op is not Op.NONE and node.op not in VIEW_OPS and not node.is_contiguous():
+            # leftovers of other graphs lie where the device puts this; a result must cover its whole place
+            raise WireError(f"tensor {node.name or '?'}: a result without a place has gaps")
         if 0 not in node.ne:
             check_result(node)
 
