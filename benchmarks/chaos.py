@@ -5,13 +5,14 @@ the workers is killed (kill -9) at some moment between the first byte sent and t
 
 restart    the worker is started again 3 s later, on its port.
 failover   it never is: `--rpc-failover 1` puts its layers on the devices left. Every round has a new server.
+freeze     it is not killed but stopped (SIGSTOP), and goes on 3 s later.
 
 Answers are compared byte by byte with those of an undisturbed run. /health is asked every 20 ms all the time, over one
 connection. Noticed: from the kill to the first 503. Back: from the kill to the first 200 after it; where the worker is
 restarted, the 3 s and the second or so until it listens are part of that. Silence: the longest time that any of the
 four streams showed nothing.
 
-usage: chaos.py [MODEL …] [--only restart|failover] [--rounds 20] [--seed 0] [--json FILE]
+usage: chaos.py [MODEL …] [--only restart|failover|freeze] [--rounds 20] [--seed 0] [--json FILE]
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import asyncio
 import contextlib
 import json
 import random
+import signal
 import socket
 import statistics
 import subprocess
@@ -35,7 +37,7 @@ from typing import Any
 from serving import prompt
 from sides import HOST, model_path, our_command, server
 
-MODES = ("restart", "failover")
+MODES = ("restart", "failover", "freeze")
 AWAY = 3.0
 FAILOVER = 1.0
 N_PREDICT = 128
@@ -75,6 +77,14 @@ class Worker:
         """kill -9"""
         self._process.kill()
         self._process.wait()
+
+    def freeze(self) -> None:
+        """SIGSTOP"""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT"""
+        self._process.send_signal(signal.SIGCONT)
 
 
 @dataclass
@@ -161,13 +171,9 @@ async def watch_health(port: int, seen: list[tuple[float, float, bool]]) -> None
 
 
 async def play(
-    port: int,
-    bodies: Sequence[dict[str, Any]],
-    victim: Worker | None = None,
-    moment: float = 0.0,
-    away: float | None = None,
+    port: int, bodies: Sequence[dict[str, Any]], mode: str = "", victim: Worker | None = None, moment: float = 0.0
 ) -> tuple[list[Stream], Round]:
-    """A round: the answers, and what was seen when `victim` was killed at `moment` (and started `away` later)."""
+    """A round: the answers, and what was seen when something happened to `victim` at `moment`."""
     seen: list[tuple[float, float, bool]] = []
     streams = [Stream() for _ in bodies]
     began = time.perf_counter()
@@ -177,10 +183,16 @@ async def play(
     if victim is not None:
         await asyncio.sleep(moment)
         killed = time.perf_counter()
-        victim.kill()
-        if away is not None:
-            await asyncio.sleep(away)
+        if mode == "freeze":
+            victim.freeze()
+        else:
+            victim.kill()
+        if mode != "failover":
+            await asyncio.sleep(AWAY)
+        if mode == "restart":
             victim.start()
+        elif mode == "freeze":
+            victim.thaw()
     await asyncio.wait(answers, timeout=_ROUND_SECONDS)
     ended = time.perf_counter()
     if victim is not None:  # also when the answers were over first
@@ -228,8 +240,7 @@ def chaos(model: Path, mode: str, n_rounds: int, seed: int) -> list[Round]:
     def one(workers: Sequence[Worker], port: int, expected: Sequence[Stream], seconds: float) -> None:
         victim = rng.randrange(2)
         moment = rng.uniform(0.0, 0.95 * seconds)
-        away = AWAY if mode == "restart" else None
-        streams, found = asyncio.run(play(port, bodies, workers[victim], moment, away))
+        streams, found = asyncio.run(play(port, bodies, mode, workers[victim], moment))
         found.worker = victim
         found.equal = sum(s.over and s.text == e.text for s, e in zip(streams, expected, strict=True))
         rounds.append(found)
@@ -247,12 +258,12 @@ def chaos(model: Path, mode: str, n_rounds: int, seed: int) -> list[Round]:
             sys.exit("an undisturbed run is not complete")
         return streams, found.total
 
-    options = () if mode == "restart" else ("--rpc-failover", str(FAILOVER))
+    options = ("--rpc-failover", str(FAILOVER)) if mode == "failover" else ()
     with running(model, *options) as (workers, port):
         expected, seconds = undisturbed(port)
         print(f"\n{model.name}, {mode}: {n_rounds} rounds; undisturbed {seconds:.2f} s")
         print("round   killed   at s   noticed ms   back s   silence s   total s   health ms   complete   equal")
-        if mode == "restart":
+        if mode != "failover":
             for _ in range(n_rounds):
                 one(workers, port, expected, seconds)
     if mode == "failover":
@@ -271,15 +282,16 @@ def summary(rounds: Sequence[Round]) -> str:
     return (
         f"{len(rounds)} rounds, {len(WORDS) * len(rounds)} answers: {lost} lost, {changed} changed; "
         f"unnoticed {len(rounds) - len(noticed)}\n"
-        f"noticed after {_spread(noticed)} ms, back after {_spread(back)} s, longest silence "
-        f"{_spread([r.silence for r in rounds])} s, slowest /health {_spread([r.health_ms for r in rounds])} ms"
+        f"noticed after {_spread(noticed, 0)} ms, back after {_spread(back, 2)} s, longest silence "
+        f"{_spread([r.silence for r in rounds], 2)} s, slowest /health {_spread([r.health_ms for r in rounds], 0)} ms"
     )
 
 
-def _spread(values: Sequence[float]) -> str:
+def _spread(values: Sequence[float], digits: int) -> str:
+    """Median (least … most)."""
     if not values:
         return "–"
-    return f"{statistics.median(values):.3g} ({min(values):.3g} … {max(values):.3g})"
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} … {max(values):.{digits}f})"
 
 
 def _ms(seconds: float | None) -> str:
