@@ -116,7 +116,8 @@ class Connection:
                 "serves one client at a time: is another one connected?"
             ) from None
         except DeviceLost as lost:
-            raise ConnectError(f"{self.endpoint} is no RPC worker that can be used: {lost.why}") from None
+            hint = "" if self.endpoint.tls else f"; if it wants TLS, it is tls://{self.endpoint}"
+            raise ConnectError(f"{self.endpoint} is no RPC worker that can be used: {lost.why}{hint}") from None
         theirs = (response.major, response.minor, response.patch)
         if theirs[0] != VERSION[0] or theirs[1] > VERSION[1]:
             raise VersionMismatch(
