@@ -71,9 +71,9 @@ class Case:
             found[leaf] = device._bytes(leaf)[0].copy()
         return found
 
-    def expected(self) -> dict[str, Array]:
+    def expected(self, dtype: type[np.floating[Any]] = np.float64) -> dict[str, Array]:
         """Every output (4-d) by the reference."""
-        device = ReferenceDevice()
+        device = ReferenceDevice(dtype)
         for leaf, memory in self.leaf_bytes().items():
             device.bind(leaf, memory)
         for node in self.graph.nodes:

@@ -79,6 +79,10 @@ STEPS: dict[str, Callable[[list[Tensor], list[Tensor]], Tensor]] = {
     "store": lambda x, w: g.set_rows(w[3], x[0], w[1]),
     "cached": lambda x, w: g.add(x[0], w[3]),
     "into": lambda x, w: g.cpy(x[0], x[1]),
+    "soft": lambda x, w: g.soft_max_ext(x[0], x[1] if x[1].view_src is None else None, 0.8),
+    "halves": lambda x, w: g.cast(g.scale(g.cast(x[0], T.F16), 1.0), T.F32),
+    "sum": lambda x, w: g.add(x[0], g.sum_rows(x[1])),
+    "repeated": lambda x, w: g.add(x[0], g.view_2d(x[1], 16, 3, x[1].nb[1])),
 }
 
 
@@ -125,9 +129,10 @@ def test_any_graph_on_any_memory(
     else:
         graph.outputs = dict(case.outputs)
     with np.errstate(all="ignore"):
-        found, expected = run(case, best), case.expected()
+        found, expected, rounded = run(case, best), case.expected(), case.expected(np.float32)
     for name, right in expected.items():
-        if np.isfinite(right).all() and np.abs(right).max() < 1e6:
+        # what rounding alone can change, or f32 cannot hold, says nothing
+        if np.abs(right).max() < 1e6 and np.allclose(rounded[name], right, rtol=1e-4, atol=1e-5 * np.abs(right).max()):
             np.testing.assert_allclose(found[name], right, rtol=1e-3, atol=1e-4 * np.abs(right).max(), err_msg=name)
 
 

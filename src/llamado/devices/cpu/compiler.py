@@ -7,7 +7,6 @@ rotation angles once per graph; the visible range of each mask row once per grap
 
 from __future__ import annotations
 
-import math
 import struct
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +25,7 @@ from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.cpu.kernels.maths import ALONE, GATE, UNARY
 from llamado.devices.cpu.lowering import Lowering
 from llamado.devices.cpu.memory import CpuBuffer
+from llamado.devices.cpu.positions import alibi_slopes, rope_frequencies
 from llamado.devices.cpu.program import Operation, Place, Span, Temporary
 from llamado.devices.device import DeviceError
 from llamado.ggml.graph import Graph
@@ -789,41 +789,3 @@ def _in_blocks(product: Tensor) -> bool:
     if w is None or x is None or w.type not in FORMATS or w.ne[0] != x.ne[0] or w.ne[0] % w.type.block_size:
         return False
     return w.ne[1] >= 8 and w.ne[2] == 1 == w.ne[3] and product.type == TensorType.F32 and product.is_contiguous()
-
-
-def alibi_slopes(n_heads: int, max_bias: float) -> NDArray[np.float32]:
-    """How much a head minds the mask (ALiBi, Press et al. 2021): even powers of ½ down to 2^−max_bias.
-
-    Heads beyond a power of two lie in between. 1 for all without a bias.
-    """
-    if max_bias <= 0:
-        return np.ones(n_heads, np.float32)
-    n = 1 << (n_heads.bit_length() - 1)
-    head = np.arange(n_heads)
-    whole, half = 2.0 ** (-max_bias / n), 2.0 ** (-max_bias / 2 / n)
-    slopes: NDArray[np.float64] = np.where(head < n, whole ** (head + 1.0), half ** (2.0 * (head - n) + 1))
-    return slopes.astype(np.float32)
-
-
-def rope_frequencies(n_dims: int, n_ctx_orig: int, parameters: tuple[float, ...]) -> tuple[NDArray[np.float64], float]:
-    """Angle per position of each pair (f64[n_dims/2]) and the magnitude of the rotation.
-
-    RoPE (Su et al. 2021) with `parameters` (base, scale, ext_factor, attn_factor, beta_fast, beta_slow) as in ROPE's
-    op_params: position interpolation by `scale`, and YaRN (Peng et al. 2023) where `ext_factor` > 0:
-    pairs below the ramp keep their frequency, those above are interpolated.
-    """
-    base, scale, ext_factor, attn_factor, beta_fast, beta_slow = parameters
-    i = np.arange(n_dims // 2, dtype=np.float64)
-    plain = float(base) ** (-2.0 * i / n_dims)
-    frequencies, magnitude = plain * scale, attn_factor
-    if ext_factor:
-
-        def pair(rotations: float) -> float:
-            return n_dims * math.log(n_ctx_orig / (rotations * 2 * math.pi)) / (2 * math.log(base))
-
-        low, high = max(0.0, math.floor(pair(beta_fast))), min(n_dims - 1.0, math.ceil(pair(beta_slow)))
-        ramp = 1.0 - np.clip((i - low) / max(0.001, high - low), 0.0, 1.0)
-        mix = ramp * ext_factor
-        frequencies = frequencies * (1 - mix) + plain * mix
-        magnitude *= 1.0 + 0.1 * math.log(1.0 / scale)
-    return np.ascontiguousarray(frequencies), float(magnitude)
