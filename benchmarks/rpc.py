@@ -132,7 +132,9 @@ def bench_command(path: Path, endpoints: Sequence[Endpoint | str], n_prompt: int
     return [*command, "-t", "1", "-p", str(n_prompt), "-n", str(n_generate), "-r", "1", "-o", "json"]
 
 
-def delay_table(names: Sequence[str], delays: Sequence[float], rounds: int) -> list[dict[str, Any]]:
+def delay_table(
+    names: Sequence[str], delays: Sequence[float], rounds: int, spec_type: str = "auto"
+) -> list[dict[str, Any]]:
     print(DELAY_HEADER, flush=True)
     results: list[dict[str, Any]] = []
     for name in names:
@@ -145,6 +147,7 @@ def delay_table(names: Sequence[str], delays: Sequence[float], rounds: int) -> l
             servers: dict[str, Server] = {}
             for side, endpoints in zip(SIDES, behind[:2], strict=True):
                 options = ["-t", "1", "-np", str(STREAMS), "-c", str(512 * STREAMS), "-ngl", "99", "-ts", "1,1"]
+                options += ["--spec-type", spec_type] if side == OURS else []
                 servers[side] = running.enter_context(server(side, path, [*options, "--rpc", listed(endpoints)]))
             first: float | None = None
             for delay in delays:
@@ -377,6 +380,7 @@ def main() -> None:
     parser.add_argument("--workers", action="store_true")
     parser.add_argument("--load", action="store_true")
     parser.add_argument("--delays", default="0,5,10,20", help="ms")
+    parser.add_argument("--spec-type", default="auto", help="ours with --delay: none shows what drafted tokens add")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="1 round")
     parser.add_argument("--prompt", type=int, default=512)
@@ -387,7 +391,7 @@ def main() -> None:
     delays = [float(part) for part in flags.delays.split(",")]
     names = flags.models or ["smollm2"]
     tables: dict[str, Callable[[], list[dict[str, Any]]]] = {
-        "delay": lambda: delay_table(names, delays, rounds),
+        "delay": lambda: delay_table(names, delays, rounds, flags.spec_type),
         "workers": lambda: workers_table(names, rounds, flags.prompt, flags.generate),
         "load": lambda: load_table(flags.models or ["synthetic-1b"], rounds),
     }
