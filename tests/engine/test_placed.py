@@ -14,7 +14,7 @@ from tiny_models import make_gemma3, make_llama
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.engine.forward import ForwardError
-from llamado.engine.placed import PlacedForward
+from llamado.engine.placed import Depth, PlacedForward
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType as T
 from llamado.models import load_model
@@ -363,3 +363,26 @@ def test_batches_follow_on_each_others_heels(tmp_path: Path, start: Open, spread
     several.copy_cells(512, 1024, 64)
     again = run(several, [(two[63], 63, 1024)])
     assert same(again[0], right[1])
+
+
+# --- how many batches at a time ---------------------------------------------------------------------------------------
+
+
+def throughput(depth: int, latency: float, n: int = 8) -> float:
+    """Rows per second of two devices with links, when `n` sequences are in `depth` groups: 2 ms and 0.6 a row each."""
+    groups = min(depth, n)
+    service = 0.002 + 0.0006 * n / groups
+    return n / max(groups * service, latency + 2 * service)
+
+
+@pytest.mark.parametrize("latency", [0.0, 0.01, 0.04, 0.2])
+def test_as_many_batches_as_pay(latency: float) -> None:
+    depth, now = Depth(2), 0.0
+    seen = []
+    for _ in range(3000):
+        rows = max(1, 8 // depth.value)
+        now += rows / throughput(depth.value, latency)
+        depth.note(rows, now, full=depth.value <= 8)
+        seen.append(throughput(depth.value, latency))
+    best = max(throughput(n, latency) for n in range(2, 9))
+    assert np.mean(seen[500:]) > 0.9 * best

@@ -49,7 +49,9 @@ _GRAPHS_KEPT = 128
 _HIDDEN = 0xFC00  # f16 −inf
 _CHUNK = 128
 """Tokens of prompts in a batch where devices form a pipeline: the second works on one while the first has the next."""
-_MAX_DEPTH = 32
+_DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+_WINDOW = 0.15  # seconds in which batches are counted before another number of them is tried
+_FORGET = 32
 _SIZES = (*range(1, 9), *(n << shift for shift in range(2, 20) for n in (3, 4)))
 """Of batches on several devices: every new shape has to be sent and compiled."""
 
@@ -61,36 +63,61 @@ Replace = Callable[["Placement", Sequence[int]], "Placement"]
 
 
 class Depth:
-    """How many batches to have on their way: more while they do not get slower for it, fewer when they queue.
+    """How many batches to have on their way: as many as gave most rows of logits per second, tried and tried again.
 
-    The time of a batch from start to end is that of the links and of the devices. While devices idle, another batch on
-    the way costs the others nothing; once they are busy, every further one only waits (as in TCP Vegas).
+    While devices wait for links, another batch on the way costs the others nothing; once devices are busy it only makes
+    batches smaller, and smaller batches cost more per row.
     """
 
     def __init__(self, least: int) -> None:
-        self.value = self.least = least
-        self._fastest = float("inf")
-        self._mean = 0.0
-        self._since = 0
+        self.least = least
+        self._steps = [n for n in _DEPTHS if n >= least]
+        self._at = 0
+        self._rates: dict[int, float] = {}  # by place in `_steps`
+        self._began = 0.0
+        self._rows = 0
+        self._windows = 0
+        self._spare = 0
 
-    def note(self, seconds: float, full: bool) -> None:
-        """A batch of generating slots took `seconds`; `full`: as many as allowed were on their way."""
-        self._fastest = min(1.01 * self._fastest, seconds)
-        self._mean = seconds if not self._mean else 0.7 * self._mean + 0.3 * seconds
-        self._since += 1
-        if self._since < self.value or not full:
+    @property
+    def value(self) -> int:
+        return self._steps[self._at]
+
+    def note(self, n_rows: int, now: float, full: bool) -> None:
+        """A batch of generating slots gave `n_rows` rows; `full`: as many as allowed were on their way till then."""
+        if not full:
+            self._rows = 0
+            self._spare += 1
+            if self._spare > 2 * self.value and self._at:  # there are not sequences enough for so many
+                self._spare = 0
+                self._rates[self._at] = 0.0
+                self._at -= 1
             return
-        self._since = 0
-        if self._mean < 1.25 * self._fastest:
-            self.value = min(self.value + 1, _MAX_DEPTH)
-        elif self._mean > 1.6 * self._fastest:
-            self.value = max(self.value - 1, self.least)
+        self._spare = 0
+        if not self._rows:
+            self._began = now
+        self._rows += n_rows
+        seconds = now - self._began
+        if seconds < _WINDOW or self._rows < 4 * self.value:
+            return
+        rate, self._rows = (self._rows - n_rows) / seconds, 0
+        known = self._rates.get(self._at)
+        self._rates[self._at] = rate if known is None else 0.5 * (known + rate)
+        self._windows += 1
+        if self._windows % _FORGET == 0:  # what it was like elsewhere may have changed
+            self._rates = {self._at: self._rates[self._at]}
+        best = max(self._rates, key=self._rates.__getitem__)
+        if self._rates[best] > 1.03 * self._rates[self._at]:
+            self._at = best
+        else:  # as good as any: look at its neighbours
+            near = (self._at + 1, self._at - 1)
+            self._at = next((at for at in near if 0 <= at < len(self._steps) and at not in self._rates), self._at)
 
 
 class _Job:
     """A batch on its way through the parts of its graph."""
 
-    __slots__ = ("began", "future", "inputs", "n_logits", "n_tokens", "parts", "values")
+    __slots__ = ("future", "inputs", "n_logits", "n_tokens", "parts", "values")
 
     def __init__(self, parts: Sequence[Part], inputs: Mapping[str, Bytes], n_tokens: int, n_logits: int) -> None:
         self.parts = parts
@@ -99,7 +126,6 @@ class _Job:
         self.n_logits = n_logits
         self.values: dict[str, Bytes] = {}
         self.future: Future[NDArray[np.float32]] = Future()
-        self.began = time.perf_counter()
 
 
 class PlacedForward:
@@ -432,9 +458,13 @@ class PlacedForward:
             return
         logits = job.values.get("logits", np.empty(0, np.uint8)).view(np.float32)
         if job.n_logits and 8 * self.n_vocab * job.n_tokens <= 3 * job.n_logits:  # mostly of generating slots
-            self._depth.note(time.perf_counter() - job.began, len(self._flying) >= self._depth.value)
+            self._depth.note(job.n_logits // (4 * self.n_vocab), time.perf_counter(), self._full())
         with suppress(Exception):  # it failed meanwhile
             job.future.set_result(logits.reshape(-1, self.n_vocab))
+
+    def _full(self) -> bool:
+        """Whether as many batches as are allowed are on their way; the one that just ended counts."""
+        return len(self._flying) >= self._depth.value
 
     def _serve(self, device: int, jobs: queue.SimpleQueue[tuple[_Job, int] | threading.Event | None]) -> None:
         """The thread of a device: its parts in the order in which batches come to them."""
