@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -57,16 +58,38 @@ def test_drafts_get_shorter_when_they_are_wrong() -> None:
     assert len(propose(drafter, said, least_gain=0.05)) == MOST
 
 
+def company(cost: Cost, n_generating: int, rate: Callable[[bool], float], fixed: float, each: float) -> list[bool]:
+    """Runs 2,000 batches of so many sequences; `rate` gives tokens per second with drafts and without."""
+    now, owed, drafted = 0.0, 0.0, []
+    for i in range(2000):
+        drafting = cost.least_gain(n_generating) < 1.0
+        drafted.append(drafting)
+        n = 1 + i % 5 if drafting else 1
+        seconds = fixed + each * n
+        now += seconds
+        owed += rate(drafting) * seconds
+        cost.note(n_generating, n, seconds, int(owed), now)
+        owed -= int(owed)
+    return drafted
+
+
 def test_a_token_is_worth_more_while_batches_wait_for_networks() -> None:
     waiting, working = Cost(), Cost()
-    for i in range(50):
-        n = 1 + i % 5
-        waiting.note(1, n, 0.050 + 0.0002 * n, n)
-        working.note(1, n, 0.001 + 0.004 * n, n)
-    assert waiting.least_gain(1) < 0.1 < 0.5 < working.least_gain(1)
-    assert working.least_gain(8) < 0.5  # with others it may be otherwise
+    for _ in range(3):
+        company(waiting, 1, lambda drafting: 100.0 if drafting else 20.0, 0.05, 0.0002)
+        company(working, 1, lambda drafting: 1000.0 if drafting else 900.0, 0.001, 0.004)
+    assert min(waiting.least_gain(1) for _ in range(5)) < 0.1
+    assert max(working.least_gain(1) for _ in range(5)) > 0.5
     gains = [working.least_gain(1) for _ in range(100)]
     assert 1 <= sum(gain < 0.5 for gain in gains) < 10  # now and then it is tried again
+
+
+def test_what_gives_more_tokens_per_second_is_done() -> None:
+    cost = Cost()
+    busy = company(cost, 8, lambda drafting: 300.0 if drafting else 400.0, 0.01, 0.001)
+    idle = company(cost, 1, lambda drafting: 90.0 if drafting else 60.0, 0.01, 0.001)
+    assert sum(busy[100:]) < 0.2 * len(busy[100:]) and any(busy[100:])
+    assert sum(idle[100:]) > 0.8 * len(idle[100:])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

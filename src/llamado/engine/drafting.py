@@ -19,7 +19,9 @@ _ORDERS = (3, 2, 1)  # tokens that must have been there before, in this order
 _FIRST_GUESS = 0.5  # how often drafts are right before anything is known
 _LEAST_GAIN = 0.02  # a drafted token must be right at least so often, whatever it costs
 _MEMORY = 0.96  # of what batches cost, per batch
-_TRY_AGAIN = 32  # times the cost is asked for until tokens are drafted to see what they cost now
+_TRIAL_BATCHES, _TRIAL_SECONDS = 8, 0.2  # that are counted together, at least
+_PAUSE = 1.0
+_TRY_AGAIN = 32  # times until what seemed worse is tried again
 
 
 class Drafter:
@@ -65,22 +67,57 @@ class Drafter:
 class Cost:
     """What batches take: a + b × tokens seconds, fitted to the last ones, and what they yield.
 
-    One fit for each size of the company: what a token costs when one sequence is generated says nothing of twenty.
+    Whether drafting pays at all is seen by doing without it now and then: where devices are busy anyway, large batches
+    only keep them from overlapping. All of it is learnt for each size of the company: what a token costs when one
+    sequence is generated says nothing of twenty.
     """
 
     def __init__(self) -> None:
-        self._fits: dict[int, _Fit] = {}
+        self._companies: dict[int, tuple[_Fit, _Trial]] = {}
 
-    def _fit(self, n_generating: int) -> _Fit:
-        return self._fits.setdefault(n_generating.bit_length(), _Fit())
+    def _company(self, n_generating: int) -> tuple[_Fit, _Trial]:
+        return self._companies.setdefault(n_generating.bit_length(), (_Fit(), _Trial()))
 
-    def note(self, n_generating: int, n_tokens: int, seconds: float, n_yielded: int) -> None:
+    def note(self, n_generating: int, n_tokens: int, seconds: float, n_yielded: int, now: float) -> None:
         """A batch of `n_tokens` took `seconds` and gave `n_yielded` tokens, while so many sequences were generated."""
-        self._fit(n_generating).note(float(n_tokens), seconds, n_yielded)
+        fit, trial = self._company(n_generating)
+        fit.note(float(n_tokens), seconds, n_yielded)
+        trial.note(n_yielded, now)
 
     def least_gain(self, n_generating: int) -> float:
         """The chance of being right above which one more token in a batch is worth its time."""
-        return self._fit(n_generating).least_gain()
+        fit, trial = self._company(n_generating)
+        return fit.least_gain() if trial.drafting else 1.0
+
+
+class _Trial:
+    """Tokens per second with drafts and without, measured in turns; mostly what is better is done."""
+
+    def __init__(self) -> None:
+        self.drafting = True
+        self._rates: dict[bool, float] = {}
+        self._skip = 0  # batches that were on their way when the way of doing it changed
+        self._began = self._last = 0.0
+        self._n = self._batches = self._windows = 0
+
+    def note(self, n_yielded: int, now: float) -> None:
+        pause, self._last = now - self._last, now
+        if self._skip or pause > _PAUSE:  # another request began meanwhile, or a prompt was read
+            self._skip = max(self._skip - 1, 0)
+            self._began, self._n, self._batches = now, 0, 0
+            return
+        self._n += n_yielded
+        self._batches += 1
+        if self._batches < _TRIAL_BATCHES or now - self._began < _TRIAL_SECONDS:
+            return
+        rate = self._n / (now - self._began)
+        self._rates[self.drafting] = 0.5 * (self._rates.get(self.drafting, rate) + rate)
+        self._began, self._n, self._batches = now, 0, 0
+        self._windows += 1
+        other = self._rates.get(not self.drafting)
+        if other is None or other > self._rates[self.drafting] or not self._windows % _TRY_AGAIN:
+            self.drafting = not self.drafting
+            self._skip = _TRIAL_BATCHES // 2
 
 
 class _Fit:

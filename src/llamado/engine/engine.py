@@ -399,7 +399,7 @@ class Engine:
                     log.exception("sampling of task %d failed", share.task.id)
                     self._end(share.slot, _named(error))
         if self._cost is not None and not flight.n_prompt:
-            self._cost.note(self._n_generating, flight.n_tokens, now - flight.began, n_yielded)
+            self._cost.note(self._n_generating, flight.n_tokens, now - flight.began, n_yielded, now)
 
     def _continue(self, share: _Share, rows: NDArray[np.float32]) -> int:
         """A sequence was evaluated to its end, perhaps beyond: its next token, and those after it that were drafted.
