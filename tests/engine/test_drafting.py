@@ -77,7 +77,7 @@ def test_a_token_is_worth_more_while_batches_wait_for_networks() -> None:
     waiting, working = Cost(), Cost()
     for _ in range(3):
         company(waiting, 1, lambda drafting: 100.0 if drafting else 20.0, 0.05, 0.0002)
-        company(working, 1, lambda drafting: 1000.0 if drafting else 900.0, 0.001, 0.004)
+        company(working, 1, lambda drafting: 1000.0 if drafting else 500.0, 0.001, 0.004)
     assert min(waiting.least_gain(1) for _ in range(5)) < 0.1
     assert max(working.least_gain(1) for _ in range(5)) > 0.5
     gains = [working.least_gain(1) for _ in range(100)]
@@ -86,7 +86,7 @@ def test_a_token_is_worth_more_while_batches_wait_for_networks() -> None:
 
 def test_what_gives_more_tokens_per_second_is_done() -> None:
     cost = Cost()
-    busy = company(cost, 8, lambda drafting: 300.0 if drafting else 400.0, 0.01, 0.001)
+    busy = company(cost, 8, lambda drafting: 250.0 if drafting else 400.0, 0.01, 0.001)
     idle = company(cost, 1, lambda drafting: 90.0 if drafting else 60.0, 0.01, 0.001)
     assert sum(busy[100:]) < 0.2 * len(busy[100:]) and any(busy[100:])
     assert sum(idle[100:]) > 0.8 * len(idle[100:])

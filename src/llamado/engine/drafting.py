@@ -21,6 +21,8 @@ _LEAST_GAIN = 0.02  # a drafted token must be right at least so often, whatever 
 _MEMORY = 0.96  # of what batches cost, per batch
 _TRIAL_BATCHES, _TRIAL_SECONDS = 8, 0.2  # that are counted together, at least
 _PAUSE = 1.0
+_TRIALS = 8  # windows after which the other way is tried again
+_DOUBT = 1.2
 _TRY_AGAIN = 32  # times until what seemed worse is tried again
 
 
@@ -114,8 +116,10 @@ class _Trial:
         self._rates[self.drafting] = 0.5 * (self._rates.get(self.drafting, rate) + rate)
         self._began, self._n, self._batches = now, 0, 0
         self._windows += 1
-        other = self._rates.get(not self.drafting)
-        if other is None or other > self._rates[self.drafting] or not self._windows % _TRY_AGAIN:
+        # How many drafts are right is up to the text, which changes: they get the benefit of the doubt.
+        with_, without = _DOUBT * self._rates.get(True, 0.0), self._rates.get(False)
+        worse = without is None or (without > with_ if self.drafting else with_ > without)
+        if worse or not self._windows % _TRIALS:
             self.drafting = not self.drafting
             self._skip = _TRIAL_BATCHES // 2
 
