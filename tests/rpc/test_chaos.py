@@ -24,6 +24,7 @@ from typing import Any
 import httpx
 import pytest
 
+from llamado.devices.device import DeviceError
 from llamado.rpc.client import connect
 
 HOST = "127.0.0.1"
@@ -542,50 +543,96 @@ def test_cable_pulled(
     away.kill()
 
 
-@pytest.mark.interop
-@pytest.mark.parametrize("how", ["killed", "cable pulled"])
-def test_the_real_worker_dies(
-    peer_bin: Path,
-    namespace: tuple[str, str],
-    pair: tuple[Worker, Worker],
-    serve: Start,
-    tmp_path: Path,
-    how: str,
-) -> None:
-    """ggml's worker has no second connection for signs of life; its bits depend on who else is in a batch."""
-    name, cable = namespace
-    endpoint = "10.213.77.2:50052"
-    command = ["ip", "netns", "exec", name, str(peer_bin / "ggml-rpc-server"), "-H", "10.213.77.2", "-t", "1"]
+class RealWorker:
+    """ggml-rpc-server with one thread. It may die of SIGPIPE when it answers somebody who is gone."""
 
-    def start() -> Process:
-        process = Process(tmp_path / "log", command)
+    def __init__(self, programs: Path, log: Path, host: str, port: int, prefix: Sequence[str] = ()) -> None:
+        program = str(programs / "ggml-rpc-server")
+        self._log, self._address = log, (host, port)
+        self._command = [*prefix, program, "-H", host, "-p", str(port), "-t", "1"]
+        self.endpoint = f"{host}:{port}"
+        self.start()
+
+    def start(self) -> None:
+        self._process = Process(self._log, self._command)
 
         def listens() -> bool:
             with suppress(OSError):
-                socket.create_connection(("10.213.77.2", 50052), 1).close()
+                socket.create_connection(self._address, 1).close()
                 return True
             return False
 
         until(listens, "the real worker listens")
-        return process
 
-    real = start()
+    def kill(self) -> None:
+        self._process.kill()
+
+    def revive(self) -> None:
+        if self._process.process.poll() is not None:
+            self.start()
+
+
+def still_there(server: Server, streams: Streams, real: RealWorker) -> None:
+    """All answers are complete; ggml's bits depend on who else is in a batch."""
+    until(lambda: streams.over or real.revive(), "the answers end")
+    streams.finish()
+    healthy(server)
+    assert server.stop() == 0
+
+
+@pytest.mark.interop
+def test_the_real_worker_is_killed_and_then_busy(
+    peer_bin: Path, pair: tuple[Worker, Worker], serve: Start, tmp_path: Path
+) -> None:
+    """It serves one client at a time: another one is there first, and we wait in line instead of coming again."""
+    with socket.create_server((HOST, 0)) as probe:
+        port: int = probe.getsockname()[1]
+    real = RealWorker(peer_bin, tmp_path / "log", HOST, port)
     try:
-        server: Server = serve([endpoint, pair[0].endpoint])
+        server: Server = serve([real.endpoint, pair[0].endpoint])
         streams = Streams(server)
         streams.middle()
-        if how == "killed":
-            real.kill()
-        else:
-            subprocess.run(["ip", "-n", name, "link", "set", cable, "down"], check=True)
+        real.kill()
         error = until(lambda: server.health()[1].get("error"), "503 of /health", NOTICED)
-        assert endpoint in error["worker"]
-        if how == "killed":
-            real = start()
-        else:
-            subprocess.run(["ip", "-n", name, "link", "set", cable, "up"], check=True)
-        streams.finish()
-        healthy(server)
-        assert server.stop() == 0
+        assert real.endpoint in error["worker"]
+        with ExitStack() as stack:
+            first: list[Any] = []
+
+            def ours() -> bool:
+                """Whether another client got hold of it before the server did."""
+                real.revive()
+                with suppress(DeviceError):
+                    first.extend(connect(real.endpoint, timeout=2))
+                if first and server.health()[0] == 503:
+                    return True
+                while first:
+                    first.pop().close()
+                return server.health()[0] == 200
+
+            until(ours, "somebody is connected")
+            stack.callback(lambda: [device.close() for device in first])
+            time.sleep(5 if first else 0)
+            assert not first or "busy with another client" in server.health()[1]["error"]["message"]
+        still_there(server, streams, real)
+    finally:
+        real.kill()
+
+
+@pytest.mark.interop
+def test_cable_of_the_real_worker_pulled(
+    peer_bin: Path, namespace: tuple[str, str], pair: tuple[Worker, Worker], serve: Start, tmp_path: Path
+) -> None:
+    """It has no second connection for signs of life: what the kernel hears of it tells."""
+    name, cable = namespace
+    real = RealWorker(peer_bin, tmp_path / "log", "10.213.77.2", 50052, ["ip", "netns", "exec", name])
+    try:
+        server: Server = serve([real.endpoint, pair[0].endpoint])
+        streams = Streams(server)
+        streams.middle()
+        subprocess.run(["ip", "-n", name, "link", "set", cable, "down"], check=True)
+        error = until(lambda: server.health()[1].get("error"), "503 of /health", NOTICED)
+        assert real.endpoint in error["worker"]
+        subprocess.run(["ip", "-n", name, "link", "set", cable, "up"], check=True)
+        still_there(server, streams, real)
     finally:
         real.kill()

@@ -100,14 +100,16 @@ def connect(
     *,
     first_number: int = 0,
     timeout: float = 5.0,
+    greeting: float | None = None,
     tls: ssl.SSLContext | None = None,
     reply_timeout: float = REPLY_TIMEOUT,
     hashes: MutableMapping[str, int] | None = None,
 ) -> list[RemoteDevice]:
     """The devices of a worker, numbered from `first_number`; they share one connection.
 
-    `tls` is the context for a `tls://` endpoint (default: the system's authorities). `hashes`: those of weights by
-    name, see KnownHashes. Raises ConnectError or VersionMismatch.
+    Connecting may take `timeout` seconds, and so may the worker's `greeting` unless that is given. `tls` is the context
+    for a `tls://` endpoint (default: the system's authorities). `hashes`: those of weights by name, see KnownHashes.
+    Raises ConnectError or VersionMismatch.
     """
     if isinstance(endpoint, str):
         endpoint = Endpoint.parse(endpoint)
@@ -115,7 +117,7 @@ def connect(
         tls = None
     elif tls is None:
         tls = client_tls()
-    connection = Connection(endpoint, tls=tls, timeout=timeout, reply_timeout=reply_timeout)
+    connection = Connection(endpoint, tls=tls, timeout=timeout, greeting=greeting, reply_timeout=reply_timeout)
     try:
         shared = _Shared(connection)
         count = connection.call(DeviceCount(), Number).value

@@ -73,15 +73,19 @@ class Connection:
         *,
         tls: ssl.SSLContext | None = None,
         timeout: float = 5.0,
+        greeting: float | None = None,
         reply_timeout: float = REPLY_TIMEOUT,
     ) -> None:
-        """Connects and greets within `timeout` seconds each; raises ConnectError or VersionMismatch."""
+        """Connects within `timeout` seconds and greets within `greeting` (default: as many).
+
+        Raises ConnectError or VersionMismatch.
+        """
         self.endpoint = endpoint
         self.name = str(endpoint)
         """How messages call the worker."""
         self.own = False
         self.lost: DeviceLost | None = None
-        self._tls, self._timeout, self._reply_timeout = tls, timeout, reply_timeout
+        self._reply_timeout = reply_timeout
         self._transport = Transport(dial(endpoint, tls, timeout))
         self.sending = threading.RLock()
         """Held while something is sent; hold it to keep several calls together."""
@@ -95,24 +99,27 @@ class Connection:
         self._closed = False
         self._moved = time.monotonic()
         self._busy_sending = False
-        self._watch: Watch | None = None
+        self._watch = Watch(self, self._transport, None)
         self._receiver = threading.Thread(target=self._receive, name=f"rpc {endpoint}", daemon=True)
         self._receiver.start()
+        self._watch.start()
         try:
-            self._greet()
-            beat = Heartbeat(endpoint, tls, timeout) if self.own else None
+            self._greet(timeout if greeting is None else greeting)
+            if self.own:
+                beat = Heartbeat(endpoint, tls, timeout)
+                self._watch.stop()
+                self._watch = Watch(self, self._transport, beat)
+                self._watch.start()
         except BaseException:
             self.close()
             raise
-        self._watch = Watch(self, self._transport, beat)
-        self._watch.start()
 
-    def _greet(self) -> None:
+    def _greet(self, timeout: float) -> None:
         try:
-            response = cast(HelloResponse, self.ask(Hello()).result(self._timeout))
+            response = cast(HelloResponse, self.ask(Hello()).result(timeout))
         except TimeoutError:
             raise ConnectError(
-                f"{self.endpoint} accepted the connection but does not greet within {self._timeout:g} s; ggml's worker "
+                f"{self.endpoint} accepted the connection but does not greet within {timeout:g} s; ggml's worker "
                 "serves one client at a time: is another one connected?"
             ) from None
         except DeviceLost as lost:
@@ -320,8 +327,7 @@ class Connection:
     def close(self) -> None:
         """Ends the connection; what is pending fails. The worker takes back all its memory."""
         self._closed = True
-        if self._watch is not None:
-            self._watch.stop()
+        self._watch.stop()
         self.lose("the connection was closed")
         if threading.current_thread() is not self._receiver:
             self._receiver.join()

@@ -23,10 +23,13 @@ INTERVAL = 0.4
 """Seconds between two signs of life."""
 PATIENCE = 1.4
 """Seconds a sign of life may take: with the interval, a frozen worker is noticed within 2 s."""
-SILENCE = 1.9
-"""Seconds without an acknowledgement after which a line is dead, where one is overdue."""
-_OVERDUE = 1.0
-_LOOK = 0.25
+SILENCE = 1.6
+"""Seconds without an acknowledgement after which a line is dead, where one has been overdue for `_OVERDUE`.
+
+An idle line is asked by the kernel after 1 s of silence (see transport.py), so it is dead within 2 s, too.
+"""
+_OVERDUE = 0.5
+_LOOK = 0.2
 
 
 class Heartbeat:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ssl
+import threading
 from collections.abc import MutableMapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NamedTuple
 
 from llamado.devices.device import Device, DeviceLost
@@ -12,6 +13,13 @@ from llamado.devices.placement import SplitOptions
 from llamado.errors import LlamadoError
 from llamado.rpc.client import RemoteDevice, connect
 from llamado.rpc.endpoint import Endpoint, client_tls
+
+GREETING = 60.0
+"""Seconds that a lost worker gets for greeting, once it has accepted the connection.
+
+ggml's worker may still be busy with the connection that was lost. If we gave up on the next one it would answer it
+later, closed as it is, and die of that (SIGPIPE).
+"""
 
 
 class WorkersUnreachable(LlamadoError):
@@ -36,11 +44,7 @@ class Workers:
         if any(endpoint.tls for endpoint in self._endpoints):
             self._tls = client_tls(split.ca, split.cert, split.key)
         self._latest: dict[Endpoint, list[RemoteDevice]] = {}
-
-    def _connect(self, endpoint: Endpoint, timeout: float) -> list[RemoteDevice]:
-        devices = connect(endpoint, timeout=timeout, tls=self._tls, hashes=self._hashes)
-        self._latest[endpoint] = devices
-        return devices
+        self._attempts: dict[Endpoint, Future[list[RemoteDevice]]] = {}
 
     def connect(self, timeout: float = 5.0) -> list[list[RemoteDevice] | Unreachable]:
         """The devices of every worker, numbered over all of them.
@@ -50,7 +54,9 @@ class Workers:
 
         def one(endpoint: Endpoint) -> list[RemoteDevice] | Unreachable:
             try:
-                return self._connect(endpoint, timeout)
+                devices = connect(endpoint, timeout=timeout, tls=self._tls, hashes=self._hashes)
+                self._latest[endpoint] = devices
+                return devices
             except LlamadoError as error:
                 return Unreachable(str(endpoint), str(error))
 
@@ -78,22 +84,48 @@ class Workers:
         return devices
 
     def reconnect(self, lost: Device, timeout: float = 2.0) -> RemoteDevice:
-        """A new device in the place of a lost one, under its name. Raises DeviceLost while the worker is not there."""
+        """A new device in the place of a lost one, under its name. Raises DeviceLost while the worker is not there.
+
+        Takes little more than `timeout` seconds; an attempt that got as far as a connection goes on behind that.
+        """
         assert isinstance(lost, RemoteDevice)
         latest = self._latest[lost.endpoint]
         place = next((i for i, device in enumerate(latest) if device.name == lost.name), None)
         if place is None or latest[place].lost is not None:
             names = [device.name for device in latest]
-            try:
-                new = self._connect(lost.endpoint, timeout)
-            except LlamadoError as error:
-                why = error.why if isinstance(error, DeviceLost) else str(error)
-                raise DeviceLost(lost.name, why) from error
+            new = self._attempt(lost, timeout)
             if len(new) != len(names):
                 for device in new:
                     device.close()
                 raise DeviceLost(lost.name, f"it had {len(names)} devices and came back with {len(new)}")
             for device, name in zip(new, names, strict=True):
                 device.name = name
+            self._latest[lost.endpoint] = new
             place = names.index(lost.name)
         return self._latest[lost.endpoint][place]
+
+    def _attempt(self, lost: RemoteDevice, timeout: float) -> list[RemoteDevice]:
+        """The devices of a worker, if they are there in time; raises DeviceLost."""
+        endpoint = lost.endpoint
+        attempt = self._attempts.get(endpoint)
+        if attempt is None:
+            attempt = self._attempts[endpoint] = Future()
+            work = (endpoint, timeout, attempt)
+            threading.Thread(target=self._work, args=work, name=f"rpc again {endpoint}", daemon=True).start()
+        wait([attempt], timeout + 0.1)
+        if not attempt.done():
+            hint = "is it frozen?" if lost.own else "is it busy with another client?"
+            raise DeviceLost(lost.name, f"it accepts the connection but does not answer; {hint}")
+        del self._attempts[endpoint]
+        try:
+            return attempt.result()
+        except LlamadoError as error:
+            why = error.why if isinstance(error, DeviceLost) else str(error)
+            raise DeviceLost(lost.name, why) from error
+
+    def _work(self, endpoint: Endpoint, timeout: float, attempt: Future[list[RemoteDevice]]) -> None:
+        try:
+            found = connect(endpoint, timeout=timeout, greeting=GREETING, tls=self._tls, hashes=self._hashes)
+            attempt.set_result(found)
+        except BaseException as error:
+            attempt.set_exception(error)
