@@ -196,6 +196,7 @@ class Engine:
             n_vocab=self._forward.n_vocab,
             eog=self._tokenizer.eog,
             top_k=self._top_k,
+            matcher=None if request.constraint is None else request.constraint.start(),
         )
         sampler.start(request.prompt)
         with self._wake:
@@ -692,7 +693,7 @@ class Engine:
 
         answer = task.answer
         begin = answer.length
-        text = answer.push(self._tokenizer.piece(token, special=request.special))
+        text = answer.push(self._tokenizer.piece(token, special=request.special or token in request.preserved))
         if probs is not None:
             task.probs.append(probs)
             task.probs_at.append(begin)

@@ -520,6 +520,8 @@ class PlacedForward:
             raise ForwardError(f"copy of {n} KV cells from {src} to {dst} of {self.n_cells}")
         # Batches on their way still mean the cells as they are.
         wait(list(self._flying))
+        if self._lost is not None:  # those were given up, and what is left of them may still be computed
+            raise self._lost
         for (name, device), cache in self._own.items():
             if name in self._caches:
                 self.devices[device].copy(_cells(cache, src, n), _cells(cache, dst, n))

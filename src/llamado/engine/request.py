@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from llamado.engine.constraint import Constraint
 from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest
 
 __all__ = [
@@ -170,6 +171,10 @@ class Request:
     n_indent: int = 0
     special: bool = False
     """Write special tokens out as text (llama-server's `--special`)."""
+    preserved: frozenset[int] = frozenset()
+    """Special tokens that are written out as text even so: those that a parser of the answer looks for."""
+    constraint: Constraint | None = None
+    """What limits the answer's tokens."""
 
     def validate(self) -> None:
         """Raise InvalidRequest for limits out of range."""
@@ -366,6 +371,14 @@ class SlotSnapshot(NamedTuple):
     n_decoded: int
 
 
+class Histogram(NamedTuple):
+    """How many values were at most `bounds[i]` and above the bound before; the last count is of those above all."""
+
+    bounds: tuple[float, ...] = ()
+    counts: tuple[int, ...] = (0,)
+    sum: float = 0.0
+
+
 class Counters(NamedTuple):
     """Totals since the engine started; seconds are wall time."""
 
@@ -384,6 +397,19 @@ class Counters(NamedTuple):
     """Sum over the passes of the slots at work; divided by n_decode_total: `n_busy_slots_per_decode`."""
     n_tokens_max: int = 0
     """Longest sequence seen."""
+    n_drafts: int = 0
+    """Batches of drafted tokens that were evaluated."""
+    n_drafted: int = 0
+    n_accepted: int = 0
+    accepted_at: tuple[int, ...] = ()
+    """Accepted drafted tokens by their place in the draft."""
+    first_token_seconds: Histogram = Histogram()
+    """From a request's arrival to its first token."""
+    inter_token_seconds: Histogram = Histogram()
+    queue_seconds: Histogram = Histogram()
+    """From a request's arrival to its slot."""
+    batch_tokens: Histogram = Histogram()
+    """Tokens of a forward pass."""
 
 
 class Fault(NamedTuple):

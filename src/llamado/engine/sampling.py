@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from llamado.engine.constraint import Matcher
 from llamado.engine.errors import ComputeFailed
 from llamado.engine.request import Sampling
 
@@ -116,11 +117,19 @@ class Sampler:
     """
 
     def __init__(
-        self, sampling: Sampling, *, seed: int, n_vocab: int, eog: Iterable[int] = (), top_k: TopK = top_k_numpy
+        self,
+        sampling: Sampling,
+        *,
+        seed: int,
+        n_vocab: int,
+        eog: Iterable[int] = (),
+        top_k: TopK = top_k_numpy,
+        matcher: Matcher | None = None,
     ) -> None:
         self._sampling = s = sampling
         self._seed = seed
         self._top_k = top_k
+        self._matcher = matcher
         bias = {token: value for token, value in s.logit_bias.items() if 0 <= token < n_vocab}
         if s.ignore_eos:
             bias |= {token: -math.inf for token in eog if 0 <= token < n_vocab}

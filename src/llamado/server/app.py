@@ -16,8 +16,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from llamado import __version__
 from llamado.errors import LlamadoError
 from llamado.server.completions import Generator, completions_router
+from llamado.server.embeddings import embeddings_router
 from llamado.server.errors import ApiError, not_found, translate
+from llamado.server.infill import infill_router
+from llamado.server.lora import lora_router
+from llamado.server.messages import messages_router
 from llamado.server.monitor import health_body, monitor_router
+from llamado.server.responses import responses_router
+from llamado.server.slots import slots_router
 from llamado.server.state import AccessRules, ServerState
 from llamado.server.streaming import Mailbox, error_response, json_response
 from llamado.server.text import text_router
@@ -125,6 +131,12 @@ def create_app(state: ServerState) -> ASGIApp:
     app.include_router(monitor_router(state))
     app.include_router(completions_router(generator))
     app.include_router(text_router(generator))
+    app.include_router(responses_router(generator))
+    app.include_router(messages_router(generator))
+    app.include_router(infill_router(generator))
+    app.include_router(embeddings_router(state))
+    app.include_router(slots_router(state))
+    app.include_router(lora_router(state))
     app.add_exception_handler(LlamadoError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(Exception, _answer_error)

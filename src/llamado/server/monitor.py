@@ -196,26 +196,4 @@ def monitor_router(state: ServerState) -> APIRouter:
             scrape.text(served().engine.snapshot()), headers=headers, media_type="text/plain; version=0.0.4"
         )
 
-    @router.get("/lora-adapters")
-    async def lora_adapters() -> Response:
-        return json_response(b"[]")
-
-    def refused(paths: tuple[str, ...], message: str) -> None:
-        async def refuse() -> Response:
-            raise not_supported(message)
-
-        for path in paths:
-            router.add_api_route(path, refuse, methods=["POST"])
-
-    refused(
-        ("/embedding", "/embeddings", "/v1/embeddings"),
-        "This server does not support embeddings. Start it with `--embeddings`",
-    )
-    refused(
-        ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"),
-        "This server does not support reranking. Start it with `--reranking`",
-    )
-    refused(("/infill",), "Infill is not supported by this server yet")
-    refused(("/slots/{id_slot}",), "This server does not support slots action. Start it with `--slot-save-path`")
-    refused(("/lora-adapters",), "LoRA adapters are not supported by this server yet")
     return router

@@ -53,9 +53,25 @@ class EngineOptions:
     numa: str | None = None
     chat_template: str | None = None
     split: SplitOptions | None = None
+    """Other machines that share the model; None: this one alone."""
     drafting: bool | None = None
     """Whether probable next tokens are evaluated along; None: where the model is split."""
-    """Other machines that share the model; None: this one alone."""
+    slot_prompt_similarity: float = 0.1
+    context_shift: bool = False
+    """Whether a full context drops its older half instead of ending the answer."""
+    cache_ram: int = 8192
+    """MiB of memory for prompts that no slot holds any more; -1: no limit, 0: none."""
+    max_queue: int = 1024
+    """Most requests that wait for a slot; more are turned away."""
+    lora: tuple[tuple[str, float], ...] = ()
+    """Adapters: path and scale."""
+    lora_apply: bool = True
+    """Whether adapters work from the start (`--lora-init-without-apply`)."""
+    embeddings: bool = False
+    reranking: bool = False
+    pooling: str | None = None
+    """none, mean, cls, last, rank; None: the model's own."""
+    embd_normalize: int = 2
 
     def with_context(self, n_ctx: int) -> EngineOptions:
         """The same with another context size."""

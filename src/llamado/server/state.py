@@ -31,6 +31,28 @@ class Switches:
     prefill_assistant: bool = True
     sse_ping_interval: int = 30
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    jinja: bool = True
+    """Off: only built-in templates, and no tools."""
+    skip_chat_parsing: bool = False
+    """Everything a model says is content."""
+    reasoning_format: str = "auto"
+    """none, deepseek, deepseek-legacy; auto is deepseek."""
+    reasoning: str = "auto"
+    """on, off, or auto: as the template does."""
+    reasoning_budget: int = -1
+    """Most tokens of thinking; -1: no limit."""
+    reasoning_budget_message: str = ""
+    reasoning_effort: str = "default"
+    reasoning_preserve: bool = True
+    slot_save_path: str | None = None
+    """Folder for `/slots/{id}?action=save`; None: the endpoint is off."""
+    api_prefix: str = ""
+    static_path: str | None = None
+    max_prompts: int = 1024
+    """Most prompts of one request."""
+    sleep_idle_seconds: int = -1
+    """Unload the model after this long without a request; -1: never."""
+    spm_infill: bool = False
 
 
 @dataclass

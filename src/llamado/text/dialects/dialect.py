@@ -1,0 +1,97 @@
+"""What all dialects share: what a chat asks for, how its prompt and answer are treated, and pieces of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from llamado.text.grammar import GrammarSource, Trigger
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Text of the model's thoughts."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool call, or more of it: the first piece of call `index` has its name and id, all add to its arguments."""
+
+    index: int
+    arguments: str
+    """JSON text."""
+    name: str | None = None
+    id: str | None = None
+
+
+Piece = Content | Reasoning | ToolCall
+
+
+class Parser(Protocol):
+    """Takes an answer's text as it comes and gives its pieces."""
+
+    def push(self, text: str) -> list[Piece]:
+        """More text; returns what is certain now."""
+        ...
+
+    def finish(self) -> list[Piece]:
+        """The answer is over; returns what was held back."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatRequest:
+    """A conversation and what is wanted of the answer (OpenAI's names)."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: str = "auto"
+    """auto, none, required, or a tool's name behind `function:`."""
+    parallel_tool_calls: bool = True
+    json_schema: Mapping[str, Any] | bool | None = None
+    """What the content must be an instance of."""
+    grammar: GrammarSource | None = None
+    """A grammar of the client's own for the content."""
+    add_generation_prompt: bool = True
+    prefill: str = ""
+    """The beginning of the answer as the client wants it; it is put behind the prompt."""
+    reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] = "auto"
+    enable_thinking: bool | None = None
+    """None: as the template does."""
+    parse_tool_calls: bool = True
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    """Further variables of the template (`chat_template_kwargs`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A conversation made ready: its prompt, what limits the answer, and how the answer is read."""
+
+    prompt: str
+    """Ends with `prefill`."""
+    dialect: str
+    """llama-server's `chat_format`, e.g. "Hermes 2 Pro"."""
+    parser: Callable[[], Parser]
+    """A fresh parser for each answer."""
+    generation_prompt: str = ""
+    """The end of the prompt that belongs to the answer (say an opening think tag)."""
+    grammar: GrammarSource | None = None
+    triggers: tuple[Trigger, ...] = ()
+    """Not empty: the grammar is lazy."""
+    stops: tuple[str, ...] = ()
+    preserved: tuple[str, ...] = ()
+    """Special tokens, as text, that the parser must see."""
+    thinking: tuple[str, str] | None = None
+    """The tags around thoughts, where the model can think."""
+    thinking_open: bool = False
+    """Whether the prompt has opened the thoughts."""
