@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -96,7 +96,7 @@ class Connection:
         self._due: deque[_Due] = deque()
         self._reader = ResponseReader()
         self._on_lost: list[Callable[[str], None]] = []
-        self._closed = False
+        self._closed = self._drains = self._greeted = False
         self._moved = time.monotonic()
         self._busy_sending = False
         self._watch = Watch(self, self._transport, None)
@@ -110,6 +110,7 @@ class Connection:
                 self._watch.stop()
                 self._watch = Watch(self, self._transport, beat)
                 self._watch.start()
+            self._greeted = True
         except BaseException:
             self.close()
             raise
@@ -123,7 +124,10 @@ class Connection:
                 "serves one client at a time: is another one connected?"
             ) from None
         except DeviceLost as lost:
-            hint = "" if self.endpoint.tls else f"; if it wants TLS, it is tls://{self.endpoint}"
+            hint = f"; if it wants TLS, it is tls://{self.endpoint}"
+            if self.endpoint.tls:
+                # TLS 1.3 refuses a certificate after the handshake, and a reset may overtake the alert that says so.
+                hint = "" if _CERTIFICATE in lost.why else f"; if it refused our certificate, {_CERTIFICATE}"
             raise ConnectError(f"{self.endpoint} is no RPC worker that can be used: {lost.why}{hint}") from None
         theirs = (response.major, response.minor, response.patch)
         if theirs[0] != VERSION[0] or theirs[1] > VERSION[1]:
@@ -259,6 +263,16 @@ class Connection:
         except Exception as error:  # an answer nobody thought of must not leave callers waiting
             log.exception("reading from %s", self.endpoint)
             self.lose(f"reading its answers failed: {error!r}")
+        if self._drains:
+            self._drain(buffer)
+
+    def _drain(self, buffer: memoryview) -> None:
+        """Takes what a lost worker still sends, until it hangs up: it dies (SIGPIPE) if it sends to a closed socket."""
+        with suppress(OSError):
+            while self._transport.recv_into(buffer):
+                pass
+        with self.sending:
+            self._transport.close()
 
     def _complete(self, response: Response) -> None:
         with self._state:
@@ -301,7 +315,12 @@ class Connection:
             self.lost = DeviceLost(self.name, why)
             due, self._due = [*self._due], deque()
             callbacks = [] if self._closed else self._on_lost
-        self._transport.shutdown()
+            silent = threading.current_thread() is not self._receiver
+            self._drains = silent and self._greeted and not (self.own or self._closed)
+        if self._drains:
+            self._transport.finish()
+        else:
+            self._transport.shutdown()
         for one in due:
             one.future.set_exception(self._loss())
         for callback in callbacks:
@@ -329,10 +348,15 @@ class Connection:
         self._closed = True
         self._watch.stop()
         self.lose("the connection was closed")
+        if self._drains:  # the receiver closes it
+            return
         if threading.current_thread() is not self._receiver:
             self._receiver.join()
             with self.sending:
                 self._transport.close()
+
+
+_CERTIFICATE = "see --rpc-cert and --rpc-key"
 
 
 def _reason(error: OSError) -> str:
@@ -343,5 +367,5 @@ def _reason(error: OSError) -> str:
     if isinstance(error, TimeoutError):
         return "the network does not answer"
     if isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
-        return f"it refused our certificate, or that we have none ({error.reason}); see --rpc-cert and --rpc-key"
+        return f"it refused our certificate, or that we have none ({error.reason}); {_CERTIFICATE}"
     return str(error.strerror or error)

@@ -139,6 +139,13 @@ class Transport:
         retransmits, probes, unacknowledged = info[2], info[3], info[12]
         return LineState(probes > 0 or (unacknowledged > 0 and retransmits > 0), info[20] / 1000)
 
+    def finish(self) -> None:
+        """Ends sending: a thread that waits in `send` comes back, one in `recv_into` goes on."""
+        try:
+            socket.socket.shutdown(self._sock, socket.SHUT_WR)
+        except OSError:
+            pass
+
     def shutdown(self) -> None:
         """Ends both directions; a thread that waits in `send` or `recv_into` comes back."""
         try:
