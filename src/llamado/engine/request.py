@@ -175,6 +175,8 @@ class Request:
     """Special tokens that are written out as text even so: those that a parser of the answer looks for."""
     constraint: Constraint | None = None
     """What limits the answer's tokens."""
+    shown: Mapping[str, object] = field(default_factory=dict)
+    """Settings of whoever made the request; the engine carries them to its snapshots."""
 
     def validate(self) -> None:
         """Raise InvalidRequest for limits out of range."""
