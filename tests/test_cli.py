@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -15,7 +16,8 @@ import pytest
 from llamado import cli, flags
 from llamado.devices.placement import ALL_LAYERS
 from llamado.flags import FlagError, Kind, Parsed, Parser, add_flags, parse
-from llamado.server.settings import serve_settings
+from llamado.server.settings import serve_settings, serves_many
+from llamado.text.grammar import GrammarSource
 
 ROOT = Path(__file__).parent.parent
 
@@ -188,8 +190,35 @@ def test_meaningless_flags_are_said_once_each() -> None:
         ("--port 70000", "--port: expected 0 to 65535"),
         ("-np 0", "-np/--parallel"),
         ("--model", "-m/--model: expected one argument"),
-        ("-m y", "one server serves one model"),
-        ("--mirostat 2", "--mirostat: Mirostat is not supported yet"),
+        ("--control-vector x", "--control-vector: control vectors are not supported yet"),
+        ("--draft 4", "--draft/--draft-n: llama-server has removed this flag"),
+        ("--tools all", "--tools: this server never runs tools"),
+        ("--fim-qwen-3b-default", "give the model with -hf ggml-org/Qwen2.5-Coder-3B-Q8_0-GGUF"),
+        ("-sps 2", "-sps/--slot-prompt-similarity: expected 0 to 1"),
+        ("--cache-ram -2", "--cache-ram: expected -1 or more"),
+        ("--max-queue -1", "--max-queue: expected 0 or more"),
+        ("--timeout 0", "--timeout: expected 1 or more"),
+        ("--threads-http 0", "--threads-http: expected 1 or more, or -1"),
+        ("--sleep-idle-seconds 0", "--sleep-idle-seconds: expected 1 or more, or -1"),
+        ("--reasoning-budget -2", "--reasoning-budget: expected -1 or more"),
+        ("--reasoning maybe", "expected one of on, off, auto, got 'maybe'"),
+        ("--pooling first", "expected one of none, mean, cls, last, rank"),
+        ("--api-prefix llama", "--api-prefix: expected a path as /llama"),
+        ("--path /nonexistent", "--path /nonexistent: there is no such folder"),
+        ("--slot-save-path /nonexistent", "--slot-save-path /nonexistent: there is no such folder"),
+        ("--metrics-labels pool", "--metrics-labels: expected NAME=VALUE"),
+        ("--metrics-labels le=1", "--metrics-labels: expected NAME=VALUE"),
+        ("--metrics-labels engine=x", "--metrics-labels: expected NAME=VALUE"),
+        ("--lora-scaled a.gguf", "--lora-scaled: expected FILE:SCALE"),
+        ("--override-kv a=int:x", "--override-kv: expected KEY=TYPE:VALUE"),
+        ("--override-kv a=num:1", "--override-kv: expected KEY=TYPE:VALUE"),
+        ("--override-kv a=bool:1", "--override-kv: expected KEY=TYPE:VALUE"),
+        ("--rope-scale -1", "--rope-scale: expected a number above 0"),
+        ("--rope-scaling ntk", "expected one of none, linear, yarn"),
+        ("--grammar x --json-schema {}", "--grammar and -j/--json-schema: give one of them"),
+        ("--json-schema {", "-j/--json-schema: no JSON"),
+        ("--grammar-file /nonexistent", "--grammar-file /nonexistent"),
+        ("--spec-type draft-mtp", "expected one of auto, none, ngram-simple"),
         ("--rpc ,", "--rpc: expected host:port"),
         ("--rpc h:1,h:1", "--rpc: h:1 is named twice"),
         ("--rpc h:port", "--rpc: "),
@@ -207,7 +236,6 @@ def test_meaningless_flags_are_said_once_each() -> None:
         ("--rpc h:1 -dev ,", "-dev/--device: expected names"),
         ("--rpc h:1 -ot blk.0", "-ot/--override-tensor: expected PATTERN=DEVICE"),
         ("--rpc h:1 -ot (=CPU", "-ot/--override-tensor: '(' is no regular expression"),
-        ("--grammar x", "--grammar: grammars are"),
         ("--samplers top_k;nonsense", "nonsense"),
         ("--logit-bias x", "-l/--logit-bias: expected TOKEN_ID+BIAS"),
         ("--chat-template-kwargs [1]", "expected a JSON object"),
@@ -239,6 +267,135 @@ def test_the_environment_fills_in_and_a_flag_wins() -> None:
     assert (s.source.spec, s.port, s.engine.n_ctx, s.engine.mmap) == ("env.gguf", 4321, 512, False)
     assert s.switches.metrics and not s.switches.slots and s.access.api_keys == (b"k",)
     assert any("-ngl" in note for note in s.notes)
+
+
+def spellings() -> list[tuple[list[str], list[str]]]:
+    lines = (ROOT / "tests" / "llama_server_flags.txt").read_text().splitlines()[1:]
+    return [(names.split(), env.split()) for names, _, env in (line.partition("|") for line in lines)]
+
+
+def test_every_flag_and_variable_of_llama_server_is_in_the_table() -> None:
+    rows = {n: f for f in flags.FLAGS if "serve" in f.commands for n in f.names + f.off_names}
+    variables = {e: f for f in rows.values() for e in f.env}
+    parser = cli._parser("serve")._option_string_actions
+    assert len(spellings()) == 256
+    for names, env in spellings():
+        assert set(names) <= set(parser), names
+        assert len({id(rows.get(n)) for n in names}) == 1, f"{names} mean several flags"
+        for name in env:
+            assert variables[name] is rows[names[0]], name
+
+
+@pytest.mark.interop
+def test_the_list_of_flags_is_the_real_ones(peer_bin: Path) -> None:
+    shown = subprocess.run([peer_bin / "llama-server", "--help"], capture_output=True, text=True, check=True).stdout
+    found: list[tuple[list[str], list[str]]] = []
+    for line in shown.splitlines():
+        names = re.match(r"(?:-{1,2}[A-Za-z][\w.-]*,?\s*)+", line)
+        if names and not line.startswith("-----"):
+            found.append((re.findall(r"-{1,2}[A-Za-z][\w.-]*", names[0]), []))
+        if env := re.findall(r"\(env: (\w+)\)", line):
+            found[-1][1].extend(env)
+    assert found == spellings()
+
+
+def test_a_variable_without_meaning_is_named() -> None:
+    notes = settings("-m", "x", environ={"GGML_CUDA_NO_FA": "1", "LLAMA_ARG_CACHE_REUSE": "256"}).notes
+    assert any(note.startswith("GGML_CUDA_NO_FA: accepted, no effect") for note in notes)
+    assert any(note.startswith("LLAMA_ARG_CACHE_REUSE: accepted, no effect") for note in notes)
+    with pytest.raises(FlagError, match="LLAMA_ARG_MMPROJ: multimodal"):
+        settings("-m", "x", environ={"LLAMA_ARG_MMPROJ": "x.gguf"})
+
+
+def test_older_variables() -> None:
+    environ = {"LLAMA_N_THREADS": "3", "LLAMA_N_BATCH": "64", "LLAMA_LOG_VERBOSITY": "10"}
+    assert settings("-m", "x", environ=environ).engine.n_threads == 3
+    assert settings("-m", "x", environ=environ).engine.n_batch == 64
+    assert parsed("-m", "x", environ=environ).log_verbosity == 10
+
+
+def test_flags_reach_the_engine(tmp_path: Path) -> None:
+    arguments = (
+        "-sps 0.5 --context-shift --cache-ram 64 --max-queue 7 --lora a.gguf,b.gguf --lora-scaled c.gguf:0.5 "
+        "--lora-init-without-apply --embeddings --pooling mean --embd-normalize -1 --rope-scaling yarn --rope-scale 4 "
+        "--rope-freq-base 1e6 --yarn-orig-ctx 2048 --yarn-ext-factor 0 --yarn-beta-fast -1 "
+        "--override-kv tokenizer.ggml.add_bos_token=bool:false,general.name=str:a"
+    )
+    engine = settings("-m", "x", *arguments.split()).engine
+    assert (engine.slot_prompt_similarity, engine.context_shift, engine.cache_ram) == (0.5, True, 64)
+    assert engine.max_queue == 7 and engine.embeddings and not engine.reranking and not engine.lora_apply
+    assert engine.lora == (("a.gguf", 1.0), ("b.gguf", 1.0), ("c.gguf", 0.5))
+    assert (engine.pooling, engine.embd_normalize) == ("mean", -1)
+    assert settings("-m", "x", "--rerank").engine.pooling == "rank"
+    assert dict(engine.metadata) == {
+        "{arch}.rope.scaling.type": "yarn",
+        "{arch}.rope.scaling.factor": 4.0,
+        "{arch}.rope.freq_base": 1e6,
+        "{arch}.rope.scaling.original_context_length": 2048,
+        "{arch}.rope.scaling.yarn_ext_factor": 0.0,
+        "tokenizer.ggml.add_bos_token": False,
+        "general.name": "a",
+    }
+    assert dict(settings("-m", "x", "--rope-freq-scale", "0.25").engine.metadata) == {"{arch}.rope.scaling.factor": 4}
+
+
+def test_flags_reach_the_endpoints(tmp_path: Path) -> None:
+    arguments = (
+        "--no-jinja --skip-chat-parsing --reasoning-format none -rea off --reasoning-budget 9 --reasoning-effort low "
+        "--no-reasoning-preserve --api-prefix /llama/ --max-prompts 3 --sleep-idle-seconds 60 --spm-infill -to 60 "
+        f"--threads-http 5 --slot-save-path {tmp_path} --path {tmp_path} --metrics-labels pool_id=a,replica_id=b --otel"
+    )
+    s = settings("-m", "x", *arguments.split())
+    w = s.switches
+    assert (w.jinja, w.skip_chat_parsing, w.reasoning_format, w.reasoning) == (False, True, "none", "off")
+    assert (w.reasoning_budget, w.reasoning_effort, w.reasoning_preserve) == (9, "low", False)
+    assert (w.api_prefix, w.max_prompts, w.sleep_idle_seconds, w.spm_infill) == ("/llama", 3, 60, True)
+    assert (w.slot_save_path, w.static_path) == (str(tmp_path), str(tmp_path))
+    assert w.metrics_labels == (("pool_id", "a"), ("replica_id", "b"))
+    assert (s.timeout, s.threads_http, s.otel) == (60, 5, True)
+    assert settings("-m", "x", "--metrics-labels").switches.metrics_labels == ()
+    assert settings("-m", "x").switches.metrics_labels is None
+
+
+def test_sampling_flags_are_defaults_of_requests() -> None:
+    arguments = (
+        "--top-nsigma 1.5 --xtc-probability 0.5 --xtc-threshold 0.2 --dry-multiplier 0.8 --dry-base 2 "
+        "--dry-allowed-length 3 --dry-penalty-last-n 32 --dynatemp-range 0.3 --dynatemp-exp 2 --mirostat 2 "
+        "--mirostat-lr 0.2 --mirostat-ent 4"
+    )
+    sampling = settings("-m", "x", *arguments.split()).defaults.sampling
+    assert (sampling.top_n_sigma, sampling.xtc_probability, sampling.xtc_threshold) == (1.5, 0.5, 0.2)
+    assert (sampling.dry_multiplier, sampling.dry_base, sampling.dry_allowed_length) == (0.8, 2, 3)
+    assert (sampling.dry_penalty_last_n, sampling.dynatemp_range, sampling.dynatemp_exponent) == (32, 0.3, 2)
+    assert (sampling.mirostat, sampling.mirostat_eta, sampling.mirostat_tau) == (2, 0.2, 4)
+
+
+def test_grammars_of_all_answers(tmp_path: Path) -> None:
+    assert settings("-m", "x").switches.grammar is None
+    assert settings("-m", "x", "--grammar", "root ::= x").switches.grammar == GrammarSource("gbnf", "root ::= x")
+    assert settings("-m", "x", "-j", "{}").switches.grammar == GrammarSource("json_schema", "{}")
+    file = tmp_path / "g"
+    file.write_text('{"type": "object"}')
+    assert settings("-m", "x", "-jf", str(file)).switches.grammar == GrammarSource("json_schema", file.read_text())
+    assert settings("-m", "x", "--grammar-file", str(file)).switches.grammar == GrammarSource("gbnf", file.read_text())
+
+
+def test_several_models_or_none_are_served_by_a_router(tmp_path: Path) -> None:
+    assert not serves_many(parsed("-m", "x")) and not serves_many(parsed("-hf", "u/r"))
+    assert not serves_many(parsed("-mu", "http://h/x.gguf"))
+    for arguments in ("", "-m a -m b", "--models-dir d", "-m a --models-preset p.ini", "--config c.yaml"):
+        flags = parsed(*arguments.split())
+        assert serves_many(flags), arguments
+        assert serve_settings(flags).source.name == ""
+    assert parsed("-m", "a", "--alias", "x=a").alias == ["x=a"]
+
+
+def test_completion_for_bash(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--completion-bash"]) == 0
+    script = capsys.readouterr().out
+    line = script + '\nCOMP_WORDS=(llamado serve --ctx-s); COMP_CWORD=2; _llamado; echo "${COMPREPLY[@]}"'
+    shown = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == ["--ctx-size"]
 
 
 def test_bad_environment_values_name_the_variable() -> None:
@@ -279,7 +436,9 @@ def test_exit_codes_and_messages(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     assert cli.main(["serv"]) == 2 and "did you mean serve?" in capsys.readouterr().err
     assert cli.main(["-m", "x"]) == 2 and "which command?" in capsys.readouterr().err
-    assert cli.main(["serve"]) == 2 and "no model" in capsys.readouterr().err
+    assert cli.main(["bench"]) == 2 and "no model" in capsys.readouterr().err
+    assert cli.main(["bench", "-m", "a", "-m", "b"]) == 2 and "one model is expected" in capsys.readouterr().err
+    assert cli.main(["wait", "http://h", "--timeout", "0"]) == 2 and "--timeout" in capsys.readouterr().err
     assert cli.main(["serve", "--nonsense"]) == 2
     assert cli.main(["pull"]) == 2
     assert cli.main(["inspect", "/nonexistent.gguf"]) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import re
 import signal
@@ -12,12 +13,14 @@ from collections.abc import Callable, Sequence
 
 from llamado import __version__
 from llamado.errors import LlamadoError
-from llamado.flags import FlagError, Parsed, Parser, add_flags, parse
+from llamado.flags import FlagError, Parsed, Parser, add_flags, completion_script, parse
 
 USAGE = """\
 llamado: serve and run GGUF language models, on one machine or on many
 
   llamado serve -m MODEL        HTTP server with llama-server's and OpenAI's API
+  llamado serve -m A -m B       several models behind one address (also --models-dir, --config)
+  llamado wait URL              wait until a server answers requests
   llamado run [MODEL]           chat in the terminal
   llamado pull MODEL            fetch a model
   llamado inspect FILE          what is in a GGUF file
@@ -35,7 +38,7 @@ llamado COMMAND --help shows a command's flags; llamado --version the version.
 
 def _serve(flags: Parsed, _: argparse.Namespace) -> int:
     from llamado.server import logs
-    from llamado.server.settings import serve_settings
+    from llamado.server.settings import serve_settings, serves_many
     from llamado.server.sockets import check_tls, listen
 
     settings = serve_settings(flags)
@@ -46,15 +49,30 @@ def _serve(flags: Parsed, _: argparse.Namespace) -> int:
         prefix=flags.log_prefix,
         timestamps=flags.log_timestamps,
         disabled=flags.log_disable,
+        colors=flags.log_colors,
     )
     if settings.ssl_key and settings.ssl_cert:
         check_tls(settings.ssl_key, settings.ssl_cert)
     sockets = listen(settings.hosts, settings.port, reuse_port=settings.reuse_port)
+    if serves_many(flags):
+        from llamado.cluster.router import serve_router
+
+        return serve_router(settings, flags, sockets)
 
     from llamado.server.lifecycle import serve
     from llamado.server.load import load_served
 
     return serve(settings, load_served, sockets)
+
+
+def _wait(flags: Parsed, namespace: argparse.Namespace) -> int:
+    for key in ("timeout", "interval"):
+        if not 0 < flags.values[key] < math.inf:
+            raise FlagError(f"--{key}: expected seconds, more than 0, got {flags.values[key]}")
+
+    from llamado.client.waiting import run_wait
+
+    return run_wait(namespace.url, timeout=flags.timeout, interval=flags.interval)
 
 
 def _run(flags: Parsed, namespace: argparse.Namespace) -> int:
@@ -118,6 +136,14 @@ def _list_devices(flags: Parsed) -> int:
     from llamado.cluster.plan import list_devices
 
     return list_devices(flags)
+
+
+def _list_cache() -> int:
+    from llamado.gguf.sources import cache_dir
+
+    for path in sorted((cache_dir() / "models").glob("*.gguf")):
+        print(f"{path}  {path.stat().st_size / 1e6:.0f} MB")
+    return 0
 
 
 def _worker(flags: Parsed, _: argparse.Namespace) -> int:
@@ -195,6 +221,7 @@ def _tap(flags: Parsed, _: argparse.Namespace) -> int:
 
 COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
     "serve": (_serve, "HTTP server with llama-server's and OpenAI's API"),
+    "wait": (_wait, "wait until a server answers requests"),
     "run": (_run, "chat in the terminal"),
     "pull": (_pull, "fetch a model and print its path"),
     "inspect": (_inspect, "show a GGUF file's metadata and tensors"),
@@ -208,8 +235,14 @@ COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
 
 def _parser(command: str) -> argparse.ArgumentParser:
     parser = Parser(prog=f"llamado {command}", description=COMMANDS[command][1], allow_abbrev=False)
+    parser.add_argument("--usage", action="help", help=argparse.SUPPRESS)
+    if command == "serve":
+        parser.add_argument("--version", action="version", version=f"llamado {__version__}", help="print the version")
+        parser.add_argument("--completion-bash", action="store_true", help="print a completion script for bash")
     if command == "run":
         parser.add_argument("spec", nargs="?", metavar="MODEL", help="instead of -m (default: smollm2)")
+    elif command == "wait":
+        parser.add_argument("url", metavar="URL", help="http://host:port of a server, or tcp://host:port of a worker")
     elif command == "pull":
         parser.add_argument("spec", nargs="?", metavar="MODEL", help="smollm2, gemma3, hf:user/repo[:quant], …")
         parser.add_argument("-hf", "-hfr", "--hf-repo", metavar="REPO", help="user/repo[:quant] of Hugging Face")
@@ -235,8 +268,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if command not in COMMANDS:
             raise _unknown_command(command)
         flags, namespace = parse(_parser(command), command, given[1:])
+        if getattr(namespace, "completion_bash", False):
+            print(completion_script(list(COMMANDS)), end="")
+            return 0
         if flags.values.get("list_devices"):
             return _list_devices(flags)
+        if flags.values.get("cache_list"):
+            return _list_cache()
         return COMMANDS[command][0](flags, namespace)
     except FlagError as error:
         print(f"llamado: {error}", file=sys.stderr)

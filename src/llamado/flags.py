@@ -75,6 +75,7 @@ _ENGINE = frozenset({"serve", "run", "perplexity", "bench", "plan"})
 _SLOTS = frozenset({"serve", "plan"})
 _WORKER = frozenset({"worker"})
 _TAP = frozenset({"tap"})
+_WAIT = frozenset({"wait"})
 KV_TYPES = ("f32", "f16", "bf16", "q8_0")
 
 
@@ -109,7 +110,11 @@ _EXPERTS = "mixtures of experts are not supported yet"
 _LATER = "not supported yet"
 _VISION = "multimodal models are not supported yet"
 _DRAFT = "speculative decoding with a second model is not supported yet; see --spec-type"
-_ROUTER = "several models in one server are not supported yet: start one `llamado serve` per model"
+_NO_DRAFT = "there is no second model that drafts; see --spec-type"
+_DRAFTED = "how many tokens are drafted follows from what is measured; see --spec-type"
+_REMOVED = "llama-server has removed this flag, too; see --spec-type"
+_NO_TOOLS = "this server never runs tools"
+_NO_PAGE = "there is no web page"
 
 # fmt: off
 MODEL = _group(
@@ -123,30 +128,55 @@ MODEL = _group(
           commands=_ENGINE),
     _used("-hft --hf-token", "Hugging Face access token", type="str", metavar="TOKEN", env="HF_TOKEN",
           commands=_ENGINE),
+    _used("-cl --cache-list", "list the models in the cache and exit", default=False),
     _used("--offline", "never use the network for models", env="LLAMA_ARG_OFFLINE", default=False, commands=_ENGINE),
     _used("-a --alias", "names of the model in the API, comma-separated", type="str", metavar="NAME",
           env="LLAMA_ARG_ALIAS", many=True),
     _used("--tags", "tags of the model, comma-separated (informational)", type="str", default="", metavar="TAGS",
           env="LLAMA_ARG_TAGS"),
-    _refused("-mu --model-url", f"{_LATER}: download the file, or use -hf", env="LLAMA_ARG_MODEL_URL"),
+    _used("-mu --model-url", "URL of a GGUF file, fetched into the cache", type="str", metavar="URL",
+          env="LLAMA_ARG_MODEL_URL", commands=_ENGINE),
     _refused("-dr --docker-repo", f"{_LATER}: use -hf", env="LLAMA_ARG_DOCKER_REPO"),
-    _refused("--lora", f"LoRA adapters are {_LATER}"),
-    _refused("--lora-scaled", f"LoRA adapters are {_LATER}"),
-    _none("--lora-init-without-apply", "there are no LoRA adapters", type="bool"),
+    _used("--lora", "LoRA adapters (GGUF), comma-separated; may be repeated", type="str", many=True, metavar="FILE",
+          commands=_SAMPLING),
+    _used("--lora-scaled", "LoRA adapters with their scales: FILE:SCALE, comma-separated; may be repeated", type="str",
+          many=True, metavar="FILE:SCALE", commands=_SAMPLING),
+    _used("--lora-init-without-apply", "load the adapters with scale 0: POST /lora-adapters applies them",
+          default=False, commands=_SAMPLING),
     _refused("--control-vector", f"control vectors are {_LATER}"),
     _refused("--control-vector-scaled", f"control vectors are {_LATER}"),
     _refused("--control-vector-layer-range", f"control vectors are {_LATER}"),
-    _refused("--override-kv", f"overriding metadata is {_LATER}"),
+    _used("--override-kv", "other values for the model's metadata: KEY=TYPE:VALUE, comma-separated; types int, float, "
+          "bool, str; may be repeated", type="str", many=True, metavar="KEY=TYPE:VALUE", commands=_ENGINE),
     _refused("-mm --mmproj", _VISION, env="LLAMA_ARG_MMPROJ"),
     _refused("-mmu --mmproj-url", _VISION, env="LLAMA_ARG_MMPROJ_URL"),
     _none("--mmproj-auto", _VISION, type="bool", off_names="--no-mmproj --no-mmproj-auto",
           env="LLAMA_ARG_MMPROJ_AUTO"),
     _none("--mmproj-offload", _VISION, type="bool", off_names="--no-mmproj-offload", env="LLAMA_ARG_MMPROJ_OFFLOAD"),
-    _none("-mmdev --mmproj-device", _VISION),
+    _none("-mmdev --mmproj-device", _VISION, env="MTMD_BACKEND_DEVICE"),
     _none("--image-min-tokens", _VISION, env="LLAMA_ARG_IMAGE_MIN_TOKENS"),
     _none("--image-max-tokens", _VISION, env="LLAMA_ARG_IMAGE_MAX_TOKENS"),
     _none("--mtmd-batch-max-tokens", _VISION, env="LLAMA_ARG_MTMD_BATCH_MAX_TOKENS"),
     _none("--media-path", _VISION),
+    _none("--video-fps", _VISION, env="LLAMA_ARG_VIDEO_FPS"),
+    _none("--video-timestamp-interval", _VISION, env="LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL"),
+    _none("--video-ffmpeg-dir", _VISION, env="LLAMA_ARG_VIDEO_FFMPEG_DIR"),
+    *(
+        _refused(f"--{name}", f"this preset is {_LATER}: give the model with -hf {repo}", type="bool")
+        for name, repo in {
+            "embd-gemma-default": "ggml-org/embeddinggemma-300M-qat-q4_0-GGUF",
+            "fim-qwen-1.5b-default": "ggml-org/Qwen2.5-Coder-1.5B-Q8_0-GGUF",
+            "fim-qwen-3b-default": "ggml-org/Qwen2.5-Coder-3B-Q8_0-GGUF",
+            "fim-qwen-7b-default": "ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF",
+            "fim-qwen-7b-spec": "ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF",
+            "fim-qwen-14b-spec": "ggml-org/Qwen2.5-Coder-14B-Q8_0-GGUF",
+            "fim-qwen-30b-default": "ggml-org/Qwen3-Coder-30B-A3B-Instruct-Q8_0-GGUF",
+            "gpt-oss-20b-default": "ggml-org/gpt-oss-20b-GGUF",
+            "gpt-oss-120b-default": "ggml-org/gpt-oss-120b-GGUF",
+            "vision-gemma-4b-default": "ggml-org/gemma-3-4b-it-qat-GGUF",
+            "vision-gemma-12b-default": "ggml-org/gemma-3-12b-it-qat-GGUF",
+        }.items()
+    ),
     _none("--check-tensors", "every tensor's range is always checked", type="bool"),
 )
 
@@ -181,7 +211,8 @@ COMPUTE = _group(
     _used("--numa", "distribute, isolate or numactl: place threads by NUMA node", type="str", bare="distribute",
           choices="distribute isolate numactl", metavar="TYPE", env="LLAMA_ARG_NUMA", commands=_ENGINE),
     _none("-fa --flash-attn", "attention is always computed block by block", bare="on", choices="on off auto",
-          env="LLAMA_ARG_FLASH_ATTN", off_names="--no-flash-attn", commands=_ENGINE, dest="flash_attn"),
+          env="LLAMA_ARG_FLASH_ATTN GGML_CUDA_NO_FA", off_names="--no-flash-attn", commands=_ENGINE,
+          dest="flash_attn"),
     _none("--metal", _CPU, type="bool"),
     _none("-fit --fit", "memory is planned before anything is allocated", bare="on", choices="on off",
           env="LLAMA_ARG_FIT"),
@@ -200,7 +231,8 @@ COMPUTE = _group(
     _none("--swa-full", "the cache always holds the full context", type="bool", env="LLAMA_ARG_SWA_FULL"),
     _none("-ctxcp --ctx-checkpoints --swa-checkpoints", "the cache always holds the full context",
           env="LLAMA_ARG_CTX_CHECKPOINTS"),
-    _none("-cms --checkpoint-min-step", "the cache always holds the full context"),
+    _none("-cms --checkpoint-min-step", "the cache always holds the full context",
+          env="LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT"),
     _none("--kv-unified-per-slot", "use --ctx-size and --parallel", env="LLAMA_ARG_KV_UNIFIED_PER_SLOT"),
     _none("-C --cpu-mask", "threads are placed by the system; see --numa"),
     _none("-Cr --cpu-range", "threads are placed by the system; see --numa"),
@@ -215,24 +247,25 @@ COMPUTE = _group(
     _none("--perf", "timings are always measured", type="bool", off_names="--no-perf", env="LLAMA_ARG_PERF"),
     _none("--warmup", "kernels are compiled while loading", type="bool", off_names="--no-warmup",
           env="LLAMA_ARG_WARMUP"),
-    _refused("--rope-scaling", f"{_LATER}: RoPE settings are the model's own", env="LLAMA_ARG_ROPE_SCALING_TYPE",
-             off_values="none"),
-    _refused("--rope-scale", f"{_LATER}: RoPE settings are the model's own", env="LLAMA_ARG_ROPE_SCALE",
-             off_values="1"),
-    _refused("--rope-freq-base", f"{_LATER}: RoPE settings are the model's own", env="LLAMA_ARG_ROPE_FREQ_BASE",
-             off_values="0"),
-    _refused("--rope-freq-scale", f"{_LATER}: RoPE settings are the model's own", env="LLAMA_ARG_ROPE_FREQ_SCALE",
-             off_values="1"),
-    _refused("--yarn-orig-ctx", f"{_LATER}: RoPE settings are the model's own", env="LLAMA_ARG_YARN_ORIG_CTX",
-             off_values="0"),
-    _refused("--yarn-ext-factor", f"{_LATER}: RoPE settings are the model's own", env="LLAMA_ARG_YARN_EXT_FACTOR",
-             off_values="-1"),
-    _refused("--yarn-attn-factor", f"{_LATER}: RoPE settings are the model's own", env="LLAMA_ARG_YARN_ATTN_FACTOR",
-             off_values="-1 1"),
-    _refused("--yarn-beta-slow", f"{_LATER}: RoPE settings are the model's own", env="LLAMA_ARG_YARN_BETA_SLOW",
-             off_values="-1 1"),
-    _refused("--yarn-beta-fast", f"{_LATER}: RoPE settings are the model's own", env="LLAMA_ARG_YARN_BETA_FAST",
-             off_values="-1 32"),
+    _used("--rope-scaling", "stretch the positions of rotary embeddings: none, linear, yarn (default: as the model "
+          "says)", type="str", choices="none linear yarn", metavar="METHOD", env="LLAMA_ARG_ROPE_SCALING_TYPE",
+          commands=_ENGINE),
+    _used("--rope-scale", "stretch them by this factor", type="float", metavar="N", env="LLAMA_ARG_ROPE_SCALE",
+          commands=_ENGINE),
+    _used("--rope-freq-base", "base of the rotation's frequencies (0: the model's)", type="float", metavar="N",
+          env="LLAMA_ARG_ROPE_FREQ_BASE", commands=_ENGINE),
+    _used("--rope-freq-scale", "1 / --rope-scale (0: the model's)", type="float", metavar="N",
+          env="LLAMA_ARG_ROPE_FREQ_SCALE", commands=_ENGINE),
+    _used("--yarn-orig-ctx", "YaRN: context the model was trained with (0: the model's)", type="int", metavar="N",
+          env="LLAMA_ARG_YARN_ORIG_CTX", commands=_ENGINE),
+    _used("--yarn-ext-factor", "YaRN: share of extrapolation (-1: the model's, 0: none)", type="float", metavar="N",
+          env="LLAMA_ARG_YARN_EXT_FACTOR", commands=_ENGINE),
+    _used("--yarn-attn-factor", "YaRN: factor of the attention's magnitude (-1: the model's)", type="float",
+          metavar="N", env="LLAMA_ARG_YARN_ATTN_FACTOR", commands=_ENGINE),
+    _used("--yarn-beta-slow", "YaRN: rotations below which a dimension is stretched whole (-1: the model's)",
+          type="float", metavar="N", env="LLAMA_ARG_YARN_BETA_SLOW", commands=_ENGINE),
+    _used("--yarn-beta-fast", "YaRN: rotations above which a dimension is left as it is (-1: the model's)",
+          type="float", metavar="N", env="LLAMA_ARG_YARN_BETA_FAST", commands=_ENGINE),
     _refused("-md --model-draft --spec-draft-model", _DRAFT, env="LLAMA_ARG_SPEC_DRAFT_MODEL"),
     _refused("-hfd -hfrd --hf-repo-draft --spec-draft-hf", _DRAFT, env="LLAMA_ARG_SPEC_DRAFT_HF_REPO"),
     _used("--spec-type",
@@ -241,6 +274,50 @@ COMPUTE = _group(
           type="str", default="auto", choices="auto none ngram-simple", metavar="TYPE", env="LLAMA_ARG_SPEC_TYPE",
           commands=_SAMPLING),
     _refused("--spec-default", _DRAFT, type="bool"),
+    _none("-ctkd --spec-draft-type-k --cache-type-k-draft", _NO_DRAFT, env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K"),
+    _none("-ctvd --spec-draft-type-v --cache-type-v-draft", _NO_DRAFT, env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V"),
+    _none("-td --spec-draft-threads --threads-draft", _NO_DRAFT),
+    _none("-tbd --spec-draft-threads-batch --threads-batch-draft", _NO_DRAFT),
+    _none("-Cd --spec-draft-cpu-mask --cpu-mask-draft", _NO_DRAFT),
+    _none("-Crd --spec-draft-cpu-range --cpu-range-draft", _NO_DRAFT),
+    _none("--spec-draft-cpu-strict --cpu-strict-draft", _NO_DRAFT),
+    _none("--spec-draft-prio --prio-draft", _NO_DRAFT),
+    _none("--spec-draft-poll --poll-draft", _NO_DRAFT),
+    _none("-Cbd --spec-draft-cpu-mask-batch --cpu-mask-batch-draft", _NO_DRAFT),
+    _none("--spec-draft-cpu-strict-batch --cpu-strict-batch-draft", _NO_DRAFT),
+    _none("--spec-draft-prio-batch --prio-batch-draft", _NO_DRAFT),
+    _none("--spec-draft-poll-batch --poll-batch-draft", _NO_DRAFT),
+    _none("-otd --spec-draft-override-tensor --override-tensor-draft", _NO_DRAFT),
+    _none("-cmoed --spec-draft-cpu-moe --cpu-moe-draft", _NO_DRAFT, type="bool",
+          env="LLAMA_ARG_SPEC_DRAFT_CPU_MOE"),
+    _none("-ncmoed --spec-draft-n-cpu-moe --spec-draft-ncmoe --n-cpu-moe-draft", _NO_DRAFT,
+          env="LLAMA_ARG_SPEC_DRAFT_N_CPU_MOE"),
+    _none("-devd --spec-draft-device --device-draft", _NO_DRAFT),
+    _none("-ngld --spec-draft-ngl --gpu-layers-draft --n-gpu-layers-draft", _NO_DRAFT,
+          env="LLAMA_ARG_N_GPU_LAYERS_DRAFT"),
+    _none("--spec-draft-p-split --draft-p-split", _NO_DRAFT, env="LLAMA_ARG_SPEC_DRAFT_P_SPLIT"),
+    _none("--spec-draft-p-min --draft-p-min", _NO_DRAFT, env="LLAMA_ARG_SPEC_DRAFT_P_MIN"),
+    _none("--spec-draft-backend-sampling", _NO_DRAFT, type="bool", off_names="--no-spec-draft-backend-sampling",
+          env="LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING"),
+    _none("--spec-draft-sampling", _NO_DRAFT, env="LLAMA_ARG_SPEC_DRAFT_SAMPLING"),
+    _none("--spec-draft-n-max", _DRAFTED, env="LLAMA_ARG_SPEC_DRAFT_N_MAX"),
+    _none("--spec-draft-n-min", _DRAFTED, env="LLAMA_ARG_SPEC_DRAFT_N_MIN"),
+    *(
+        _none(f"--spec-ngram-{kind}", _DRAFTED)
+        for kind in (
+            "mod-n-min", "mod-n-max", "mod-n-match", "simple-size-n", "simple-size-m", "simple-min-hits",
+            "map-k-size-n", "map-k-size-m", "map-k-min-hits", "map-k4v-size-n", "map-k4v-size-m", "map-k4v-min-hits",
+        )
+    ),
+    _refused("--spec-synth-len", "made-up acceptance rates are not supported", env="LLAMA_ARG_SPEC_SYNTH_LEN"),
+    _refused("--spec-synth-rates", "made-up acceptance rates are not supported", env="LLAMA_ARG_SPEC_SYNTH_RATES"),
+    _refused("--draft --draft-n --draft-max", _REMOVED, env="LLAMA_ARG_DRAFT_MAX"),
+    _refused("--draft-min --draft-n-min", _REMOVED, env="LLAMA_ARG_DRAFT_MIN"),
+    _refused("--spec-ngram-size-n", _REMOVED),
+    _refused("--spec-ngram-size-m", _REMOVED),
+    _refused("--spec-ngram-min-hits", _REMOVED),
+    _none("-lcs --lookup-cache-static", "drafts come from the sequence itself; see --spec-type"),
+    _none("-lcd --lookup-cache-dynamic", "drafts come from the sequence itself; see --spec-type"),
 )
 
 SPLIT = _group(
@@ -318,25 +395,40 @@ SAMPLING = _group(
           commands=_SAMPLING),
     _used("-r --reverse-prompt", "stop string; may be repeated", type="str", many=True, metavar="TEXT",
           commands=_SAMPLING, dest="stop"),
-    _refused("--top-nsigma --top-n-sigma", f"top-n-sigma sampling is {_LATER}", off_values="-1"),
-    _refused("--xtc-probability", f"XTC sampling is {_LATER}", off_values="0"),
-    _none("--xtc-threshold", "XTC sampling is off"),
-    _refused("--dry-multiplier", f"DRY sampling is {_LATER}", off_values="0"),
-    _none("--dry-base", "DRY sampling is off"),
-    _none("--dry-allowed-length", "DRY sampling is off"),
-    _none("--dry-penalty-last-n", "DRY sampling is off"),
-    _none("--dry-sequence-breaker", "DRY sampling is off"),
-    _refused("--dynatemp-range", f"dynamic temperature is {_LATER}", off_values="0"),
-    _none("--dynatemp-exp", "dynamic temperature is off"),
-    _refused("--mirostat", f"Mirostat is {_LATER}", off_values="0"),
-    _none("--mirostat-lr", "Mirostat is off"),
-    _none("--mirostat-ent", "Mirostat is off"),
-    _refused("--adaptive-target", f"adaptive-p sampling is {_LATER}", off_values="-1"),
-    _none("--adaptive-decay", "adaptive-p sampling is off"),
-    _refused("--grammar", f"grammars are {_LATER}"),
-    _refused("--grammar-file", f"grammars are {_LATER}"),
-    _refused("-j --json-schema", f"grammars are {_LATER}"),
-    _refused("-jf --json-schema-file", f"grammars are {_LATER}"),
+    _used("--top-nsigma --top-n-sigma", "keep tokens within N standard deviations of the likeliest (-1: off)",
+          type="float", default=-1.0, metavar="N", commands=_SAMPLING),
+    _used("--xtc-probability", "XTC: chance of leaving out the likeliest tokens (0: off)", type="float", default=0.0,
+          metavar="P", commands=_SAMPLING),
+    _used("--xtc-threshold", "XTC: probability from which on a token may be left out (above 0.5: off)", type="float",
+          default=0.1, metavar="P", commands=_SAMPLING),
+    _used("--dry-multiplier", "DRY: penalty of repeated sequences (0: off)", type="float", default=0.0, metavar="X",
+          commands=_SAMPLING),
+    _used("--dry-base", "DRY: base of the penalty's growth", type="float", default=1.75, metavar="X",
+          commands=_SAMPLING),
+    _used("--dry-allowed-length", "DRY: length of repetition that is free", type="int", default=2, metavar="N",
+          commands=_SAMPLING),
+    _used("--dry-penalty-last-n", "DRY: tokens looked back at (0: none)", type="int", default=64, metavar="N",
+          commands=_SAMPLING),
+    _used("--dry-sequence-breaker", "DRY: a text that ends a sequence; may be repeated; none for no breakers",
+          type="str", many=True, metavar="TEXT", commands=_SAMPLING),
+    _used("--adaptive-target", "adaptive-p: choose tokens near this probability (negative: off)", type="float",
+          default=-1.0, metavar="P", commands=_SAMPLING),
+    _used("--adaptive-decay", "adaptive-p: how slowly the target adapts, 0 to 0.99", type="float", default=0.9,
+          metavar="X", commands=_SAMPLING),
+    _used("--dynatemp-range", "dynamic temperature: --temp plus and minus this (0: off)", type="float", default=0.0,
+          metavar="T", commands=_SAMPLING),
+    _used("--dynatemp-exp", "dynamic temperature: exponent of the entropy", type="float", default=1.0, metavar="X",
+          commands=_SAMPLING),
+    _used("--mirostat", "Mirostat: 0 off, 1 Mirostat, 2 Mirostat 2.0", type="int", default=0, metavar="N",
+          commands=_SAMPLING),
+    _used("--mirostat-lr", "Mirostat: learning rate (eta)", type="float", default=0.1, metavar="X",
+          commands=_SAMPLING),
+    _used("--mirostat-ent", "Mirostat: entropy aimed at (tau)", type="float", default=5.0, metavar="X",
+          commands=_SAMPLING),
+    _used("--grammar", "grammar of all answers (GBNF)", type="str", metavar="GBNF"),
+    _used("--grammar-file", "file of a grammar of all answers", type="str", metavar="FILE"),
+    _used("-j --json-schema", "JSON schema of all answers", type="str", metavar="SCHEMA"),
+    _used("-jf --json-schema-file", "file of a JSON schema of all answers", type="str", metavar="FILE"),
     _none("-bs --backend-sampling", "sampling is done once, on the CPU", type="bool",
           env="LLAMA_ARG_BACKEND_SAMPLING"),
     _none("-e --escape", "requests carry their own escapes", type="bool", off_names="--no-escape"),
@@ -365,6 +457,9 @@ SERVER = _group(
           env="LLAMA_ARG_CORS_CREDENTIALS"),
     _none("--cors", "CORS is on by default; see --cors-origins", type="bool"),
     _used("--metrics", "serve /metrics for Prometheus", default=False, env="LLAMA_ARG_ENDPOINT_METRICS"),
+    _used("--metrics-labels",
+          "labels on all metrics: engine, engine_version and model_id, and those given: pool_id=a,replica_id=b",
+          type="str", bare="on", metavar="NAME=VALUE", env="LLAMADO_METRICS_LABELS"),
     _used("--slots", "serve /slots", default=True, off_names="--no-slots", env="LLAMA_ARG_ENDPOINT_SLOTS"),
     _used("--props", "accept POST /props", default=False, env="LLAMA_ARG_ENDPOINT_PROPS"),
     _used("--cache-prompt", "reuse the cache of earlier requests", default=True, off_names="--no-cache-prompt",
@@ -379,59 +474,89 @@ SERVER = _group(
           env="LLAMA_ARG_CHAT_TEMPLATE_KWARGS"),
     _used("--prefill-assistant", "continue a last message of the assistant", default=True,
           off_names="--no-prefill-assistant", env="LLAMA_ARG_PREFILL_ASSISTANT"),
-    _none("--jinja", "chat templates are always Jinja", type="bool", off_names="--no-jinja", env="LLAMA_ARG_JINJA"),
-    _none("--skip-chat-parsing", "answers are returned as content", type="bool", off_names="--no-skip-chat-parsing",
-          env="LLAMA_ARG_SKIP_CHAT_PARSING"),
-    _none("--reasoning-format", "answers are returned as content", env="LLAMA_ARG_THINK"),
-    _none("-rea --reasoning", "the chat template decides", env="LLAMA_ARG_REASONING"),
-    _none("--reasoning-effort", "use --chat-template-kwargs", env="LLAMA_ARG_REASONING_EFFORT"),
-    _refused("--reasoning-budget", f"a budget for thinking is {_LATER}", env="LLAMA_ARG_THINK_BUDGET",
-             off_values="-1"),
-    _none("--reasoning-budget-message", "there is no budget for thinking", env="LLAMA_ARG_THINK_BUDGET_MESSAGE"),
-    _none("--reasoning-preserve", "the chat template decides", type="bool", off_names="--no-reasoning-preserve",
-          env="LLAMA_ARG_REASONING_PRESERVE"),
-    _none("--ui --webui", "there is no web page", type="bool", off_names="--no-ui --no-webui", env="LLAMA_ARG_UI"),
-    _none("--ui-config --webui-config", "there is no web page", env="LLAMA_ARG_UI_CONFIG"),
-    _none("--ui-config-file --webui-config-file", "there is no web page", env="LLAMA_ARG_UI_CONFIG_FILE"),
-    _none("-to --timeout", "connections have no time limit", env="LLAMA_ARG_TIMEOUT"),
-    _none("--threads-http", "one event loop serves all connections", env="LLAMA_ARG_THREADS_HTTP"),
-    _none("-sps --slot-prompt-similarity", "the slot with the longest common prefix is always taken"),
-    _none("-cram --cache-ram", "finished slots keep their cache", env="LLAMA_ARG_CACHE_RAM"),
+    _used("--jinja", "Jinja chat templates and tools (off: built-in templates only)", default=True,
+          off_names="--no-jinja", env="LLAMA_ARG_JINJA"),
+    _used("--skip-chat-parsing", "everything a model says is content: no reasoning, no tool calls", default=False,
+          off_names="--no-skip-chat-parsing", env="LLAMA_ARG_SKIP_CHAT_PARSING"),
+    _used("--reasoning-format", "where thoughts go: deepseek (reasoning_content), deepseek-legacy (there and in the "
+          "content), none (left in the content), auto (deepseek)", type="str", default="auto",
+          choices="auto none deepseek deepseek-legacy", metavar="FORMAT", env="LLAMA_ARG_THINK"),
+    _used("-rea --reasoning", "whether models think: on, off, or auto (as the chat template does)", type="str",
+          default="auto", choices="on off auto", bare="on", metavar="on|off|auto", env="LLAMA_ARG_REASONING"),
+    _used("--reasoning-effort", "level of thinking given to the chat template (minimal, low, medium, high …)",
+          type="str", default="default", metavar="LEVEL", env="LLAMA_ARG_REASONING_EFFORT"),
+    _used("--reasoning-budget", "most tokens of thinking (-1: no limit, 0: none)", type="int", default=-1,
+          metavar="N", env="LLAMA_ARG_THINK_BUDGET"),
+    _used("--reasoning-budget-message", "text that ends the thinking when the budget is spent", type="str",
+          default="", metavar="TEXT", env="LLAMA_ARG_THINK_BUDGET_MESSAGE"),
+    _used("--reasoning-preserve", "give thoughts of earlier turns to templates that take them", default=True,
+          off_names="--no-reasoning-preserve", env="LLAMA_ARG_REASONING_PRESERVE"),
+    _none("--ui --webui", _NO_PAGE, type="bool", off_names="--no-ui --no-webui", env="LLAMA_ARG_UI"),
+    _none("--ui-config --webui-config", _NO_PAGE, env="LLAMA_ARG_UI_CONFIG"),
+    _none("--ui-config-file --webui-config-file", _NO_PAGE, env="LLAMA_ARG_UI_CONFIG_FILE"),
+    _used("-to --timeout", "seconds a connection may rest while a request is read or an answer written", type="int",
+          default=3600, metavar="N", env="LLAMA_ARG_TIMEOUT"),
+    _used("--threads-http", "threads that read long prompts (-1: automatic)", type="int", default=-1, metavar="N",
+          env="LLAMA_ARG_THREADS_HTTP"),
+    _used("--max-queue", "requests that may wait for a slot; more are turned away with 503", type="int", default=1024,
+          metavar="N", env="LLAMADO_MAX_QUEUE"),
+    _used("--max-prompts", "prompts in one request at most", type="int", default=1024, metavar="N",
+          env="LLAMADO_MAX_PROMPTS"),
+    _used("--max-connections", "connections that may be open; more wait to be let in (-1: as the system allows)",
+          type="int", default=-1, metavar="N", env="LLAMADO_MAX_CONNECTIONS"),
+    _used("-sps --slot-prompt-similarity", "share of a prompt that a slot must hold to be preferred (0: any slot)",
+          type="float", default=0.1, metavar="X"),
+    _used("-cram --cache-ram", "MiB of memory for prompts that no slot holds any more (-1: no limit, 0: none)",
+          type="int", default=8192, metavar="N", env="LLAMA_ARG_CACHE_RAM"),
     _none("--cache-idle-slots", "finished slots keep their cache", type="bool", off_names="--no-cache-idle-slots",
           env="LLAMA_ARG_CACHE_IDLE_SLOTS"),
     _used("-sp --special", "write special tokens out as text", default=False),
-    _none("--spm-infill", "there is no /infill yet", type="bool"),
-    _refused("--cache-reuse", f"{_LATER}: a common prefix is always reused", env="LLAMA_ARG_CACHE_REUSE",
-             off_values="0"),
-    _refused("--context-shift", f"shifting a full context is {_LATER}", type="bool", off_names="--no-context-shift",
-             env="LLAMA_ARG_CONTEXT_SHIFT"),
-    _refused("--embedding --embeddings", f"embeddings are {_LATER}", type="bool", env="LLAMA_ARG_EMBEDDINGS"),
-    _refused("--rerank --reranking", f"reranking is {_LATER}", type="bool", env="LLAMA_ARG_RERANKING"),
-    _refused("--pooling", f"embeddings are {_LATER}", env="LLAMA_ARG_POOLING", off_values="none"),
-    _none("--embd-normalize", "there are no embeddings"),
-    _refused("--slot-save-path", f"saving slots is {_LATER}"),
-    _refused("--api-prefix", _LATER, env="LLAMA_ARG_API_PREFIX"),
-    _refused("--path", f"serving files is {_LATER}", env="LLAMA_ARG_STATIC_PATH"),
-    _refused("--models-dir", _ROUTER, env="LLAMA_ARG_MODELS_DIR"),
-    _refused("--models-preset", _ROUTER, env="LLAMA_ARG_MODELS_PRESET"),
-    _none("--models-max", "one server serves one model", env="LLAMA_ARG_MODELS_MAX"),
-    _none("--models-autoload", "one server serves one model", type="bool", off_names="--no-models-autoload",
-          env="LLAMA_ARG_MODELS_AUTOLOAD"),
-    _refused("--sleep-idle-seconds", f"unloading an idle model is {_LATER}", off_values="-1"),
-    _refused("--tools", "this server never runs tools", env="LLAMA_ARG_TOOLS"),
-    _refused("--tools-runtime", "this server never runs tools"),
-    _refused("--mcp-servers-config", "this server never runs tools", env="LLAMA_ARG_MCP_SERVERS_CONFIG"),
-    _refused("--mcp-servers-json", "this server never runs tools", env="LLAMA_ARG_MCP_SERVERS_JSON"),
-    _refused("-ag --agent", "this server never runs tools", type="bool", off_names="-no-ag --no-agent",
+    _used("--spm-infill", "infill with the suffix first, as some models prefer", default=False),
+    _none("--cache-reuse", "a common prefix is always reused; shifted pieces would change answers",
+          env="LLAMA_ARG_CACHE_REUSE"),
+    _used("--context-shift", "a full context drops its older half instead of ending the answer", default=False,
+          off_names="--no-context-shift", env="LLAMA_ARG_CONTEXT_SHIFT"),
+    _used("--embedding --embeddings", "serve embeddings only", default=False, env="LLAMA_ARG_EMBEDDINGS"),
+    _used("--rerank --reranking", "serve /rerank", default=False, env="LLAMA_ARG_RERANKING"),
+    _used("--pooling", "how the tokens' embeddings become one: none, mean, cls, last, rank (default: the model's)",
+          type="str", choices="none mean cls last rank", metavar="KIND", env="LLAMA_ARG_POOLING"),
+    _used("--embd-normalize", "norm of embeddings: -1 none, 0 largest absolute, 1 taxicab, 2 Euclidean, above: p",
+          type="int", default=2, metavar="N"),
+    _used("--slot-save-path", "folder for /slots/{id}?action=save and restore", type="str", metavar="FOLDER"),
+    _used("--api-prefix", "path before all paths, without the slash at its end", type="str", default="",
+          metavar="PREFIX", env="LLAMA_ARG_API_PREFIX"),
+    _used("--path", "folder of files to serve", type="str", metavar="FOLDER", env="LLAMA_ARG_STATIC_PATH"),
+    _used("--sleep-idle-seconds", "unload the model after this long without a request; the next one loads it again "
+          "(-1: never)", type="int", default=-1, metavar="SECONDS"),
+    _refused("--tools", _NO_TOOLS, env="LLAMA_ARG_TOOLS"),
+    _refused("--tools-runtime", _NO_TOOLS, env="LLAMA_ARG_TOOLS_RUNTIME"),
+    _refused("--mcp-servers-config", _NO_TOOLS, env="LLAMA_ARG_MCP_SERVERS_CONFIG"),
+    _refused("--mcp-servers-json", _NO_TOOLS, env="LLAMA_ARG_MCP_SERVERS_JSON"),
+    _refused("-ag --agent", _NO_TOOLS, type="bool", off_names="-no-ag --no-agent",
              env="LLAMA_ARG_AGENT"),
-    _refused("--ui-mcp-proxy --webui-mcp-proxy", "there is no web page", type="bool",
+    _refused("--ui-mcp-proxy --webui-mcp-proxy", _NO_PAGE, type="bool",
              off_names="--no-ui-mcp-proxy --no-webui-mcp-proxy", env="LLAMA_ARG_UI_MCP_PROXY"),
 )
 
+ROUTER = _group(
+    "several models",
+    _used("--models-dir", "folder of models (GGUF files, or a folder for each) to serve by name", type="str",
+          metavar="FOLDER", env="LLAMA_ARG_MODELS_DIR"),
+    _used("--models-preset", "INI file of models and their flags", type="str", metavar="FILE",
+          env="LLAMA_ARG_MODELS_PRESET"),
+    _used("--llama-swap --config", "config.yaml of llama-swap: models and their commands", type="str",
+          metavar="FILE", env="LLAMADO_CONFIG"),
+    _used("--models-max", "models loaded at the same time (0: no limit)", type="int", default=4, metavar="N",
+          env="LLAMA_ARG_MODELS_MAX"),
+    _used("--models-autoload", "load a model when a request names it", default=True,
+          off_names="--no-models-autoload", env="LLAMA_ARG_MODELS_AUTOLOAD"),
+)
+
 LOGGING = _group(
-    "logging",
+    "logging and tracing",
     _used("-v --verbose --log-verbose", "log everything", default=False, commands=_ENGINE | _WORKER | _TAP),
-    _used("-lv --verbosity --log-verbosity", "0 nothing but output, 1 errors, 2 warnings, 3 info, 4 and up debug",
+    _used("-lv --verbosity --log-verbosity",
+          "0 nothing but output, 1 errors, 2 warnings, 3 info, 4 and up debug, 10 also the device of each layer",
           type="int", default=3, metavar="N", env="LLAMA_ARG_LOG_VERBOSITY LLAMA_LOG_VERBOSITY", dest="log_verbosity",
           commands=_ENGINE),
     _used("--log-file", "write the log to a file as well", type="str", metavar="FILE", env="LLAMA_ARG_LOG_FILE"),
@@ -444,8 +569,18 @@ LOGGING = _group(
           env="LLAMA_ARG_LOG_TIMESTAMPS"),
     _used("--log-prefix", "level of each line", default=False, off_names="--no-log-prefix",
           env="LLAMA_ARG_LOG_PREFIX"),
-    _none("--log-colors", "the log has no colours", bare="on", env="LLAMA_ARG_LOG_COLORS"),
+    _used("--log-colors", "colours in the log: on, off, or auto (on a terminal)", type="str", default="auto",
+          choices="on off auto", bare="on", metavar="on|off|auto", env="LLAMA_ARG_LOG_COLORS"),
+    _used("--otel", "send OpenTelemetry traces to $OTEL_EXPORTER_OTLP_ENDPOINT (also when only that is set)",
+          default=False, env="LLAMADO_OTEL"),
     _none("--log-prompts-dir", "prompts are never logged"),
+)
+
+WAIT = _group(
+    "waiting",
+    _used("--timeout", "seconds to wait at most", type="float", default=300.0, metavar="SECONDS", commands=_WAIT),
+    _used("--interval", "seconds between two tries, at most", type="float", default=2.0, metavar="SECONDS",
+          commands=_WAIT),
 )
 
 RUN = _group(
@@ -518,7 +653,9 @@ TAP = _group(
 )
 # fmt: on
 
-FLAGS: tuple[Flag, ...] = MODEL + COMPUTE + SPLIT + SAMPLING + SERVER + LOGGING + RUN + BENCH + WORKER + TAP
+FLAGS: tuple[Flag, ...] = (
+    MODEL + COMPUTE + SPLIT + SAMPLING + SERVER + ROUTER + LOGGING + RUN + BENCH + WORKER + TAP + WAIT
+)
 
 
 @dataclass(frozen=True)
@@ -606,25 +743,26 @@ def spell(argument: str) -> str:
     return name.replace("_", "-") + equals + value
 
 
-def _from_environment(flag: Flag, environ: Mapping[str, str]) -> Any:
+def _from_environment(flag: Flag, environ: Mapping[str, str]) -> tuple[Any, str]:
+    """The value and the variable it comes from; None where no variable is set."""
     for name in flag.env:
         negative = name.replace("LLAMA_ARG_", "LLAMA_ARG_NO_", 1)
         if flag.type == "bool" and negative != name and negative in environ:
             # llama.cpp takes the mere presence of the negative form as "off".
-            return False
+            return False, negative
         text = environ.get(name)
         if text is None:
             continue
         try:
             if flag.type == "bool":
-                return _switch(text)
+                return _switch(text), name
             if flag.bare is not None and text.strip().lower() in _TRUE | _FALSE and text not in flag.choices:
                 text = "on" if text.strip().lower() in _TRUE else "off"
             value = _converter(flag)(text)
-            return [value] if flag.many else value
+            return [value] if flag.many else value, name
         except argparse.ArgumentTypeError as error:
             raise FlagError(f"{name} (environment): {error}") from None
-    return None
+    return None, ""
 
 
 def _is_off(flag: Flag, value: Any) -> bool:
@@ -681,15 +819,16 @@ def parse(
     for flag in FLAGS:
         if command not in flag.commands:
             continue
-        value = getattr(namespace, flag.key, None)
+        value, label = getattr(namespace, flag.key, None), flag.label
         if value is None:
-            value = _from_environment(flag, environ)
+            value, variable = _from_environment(flag, environ)
+            label = variable or label
         if value is not None:
             given.add(flag.key)
             if flag.kind is Kind.REFUSED and not _is_off(flag, value):
-                raise FlagError(f"{flag.label}: {flag.help}")
+                raise FlagError(f"{label}: {flag.help}")
             if flag.kind is Kind.MEANINGLESS:
-                notes.setdefault(flag.help, []).append(flag.label)
+                notes.setdefault(flag.help, []).append(label)
         if flag.kind is Kind.USED:
             values[flag.key] = flag.default if value is None else value
     for flag in FLAGS:
@@ -698,6 +837,29 @@ def parse(
             notes.setdefault(f"{_CPU}; {needed} names others", []).append(flag.label)
     said = tuple(f"{', '.join(names)}: accepted, no effect here ({why})" for why, names in notes.items())
     return Parsed(values, frozenset(given), said), namespace
+
+
+def completion_script(commands: Sequence[str]) -> str:
+    """A script for bash that completes commands and their flags; files elsewhere."""
+    cases = []
+    for command in commands:
+        names = sorted(n for f in FLAGS if command in f.commands for n in f.names + f.off_names)
+        cases.append(f'    {command}) words="{" ".join(["--help", *names])}" ;;')
+    return f"""\
+_llamado() {{
+  local current="${{COMP_WORDS[COMP_CWORD]}}" words=""
+  case "${{COMP_WORDS[1]}}" in
+{chr(10).join(cases)}
+  esac
+  if [ "$COMP_CWORD" -eq 1 ]; then words="{" ".join(commands)}"; fi
+  if [ "$COMP_CWORD" -eq 1 ] || [[ "$current" == -* ]]; then
+    COMPREPLY=($(compgen -W "$words" -- "$current"))
+  else
+    COMPREPLY=($(compgen -f -- "$current"))
+  fi
+}}
+complete -o filenames -F _llamado llamado
+"""
 
 
 def markdown() -> str:
@@ -715,7 +877,7 @@ def markdown() -> str:
     }
     for kind, title in titles.items():
         lines += _table(f"## {title}", [f for f in FLAGS if f.kind is kind and "serve" in f.commands])
-    for command in ("run", "bench", "perplexity", "plan", "worker", "tap"):
+    for command in ("run", "bench", "perplexity", "plan", "worker", "tap", "wait"):
         own = [f for f in FLAGS if f.kind is Kind.USED and command in f.commands and "serve" not in f.commands]
         shared = any(command in f.commands and "serve" in f.commands for f in FLAGS if f.kind is not Kind.USED)
         title = f"# Flags of `llamado {command}`"

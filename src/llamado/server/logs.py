@@ -47,6 +47,7 @@ def configure(
     prefix: bool = False,
     timestamps: bool = False,
     disabled: bool = False,
+    colors: str = "auto",
 ) -> None:
     """Set up the `llamado` loggers. Raises LogFileError."""
     level = _LEVELS[max(0, verbosity)] if verbosity < len(_LEVELS) else logging.DEBUG

@@ -16,6 +16,7 @@ from llamado.engine.request import Defaults, Sampling, sampler_names
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
 from llamado.server.state import AccessRules, Switches
+from llamado.text.grammar import GrammarSource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +73,8 @@ class EngineOptions:
     pooling: str | None = None
     """none, mean, cls, last, rank; None: the model's own."""
     embd_normalize: int = 2
+    metadata: tuple[tuple[str, int | float | bool | str], ...] = ()
+    """Values in place of the file's; `{arch}` in a key stands for the model's architecture."""
 
     def with_context(self, n_ctx: int) -> EngineOptions:
         """The same with another context size."""
@@ -83,6 +86,7 @@ class Settings:
     """Everything `serve` needs."""
 
     source: ModelSource
+    """Empty where a router serves several models."""
     engine: EngineOptions = field(default_factory=EngineOptions)
     access: AccessRules = field(default_factory=AccessRules)
     switches: Switches = field(default_factory=Switches)
@@ -95,20 +99,37 @@ class Settings:
     aliases: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    timeout: int = 3600
+    """Seconds a connection may rest in the middle of a request or an answer."""
+    threads_http: int | None = None
+    """Threads for long texts; None: automatic."""
+    max_connections: int | None = None
+    """None: as many as the system lets this process open."""
+    otel: bool = False
+
+
+def serves_many(flags: Parsed) -> bool:
+    """Whether `serve` is asked for a router before several models, rather than for one model."""
+    many = flags.models_dir or flags.models_preset or flags.llama_swap or len(flags.model or []) > 1
+    return bool(many) or not (flags.model or flags.model_url or flags.hf_repo)
 
 
 def model_source(flags: Parsed) -> ModelSource:
     """The model of any command. Raises FlagError."""
-    models = flags.model or []
+    models = [*(flags.model or []), *([flags.model_url] if flags.model_url else [])]
     if len(models) > 1:
-        raise FlagError("-m/--model: one server serves one model; start one `llamado serve` per model")
+        raise FlagError(f"-m/--model: one model is expected, got {len(models)}: {', '.join(models)}")
+    _use_hub(flags)
+    if not models and not flags.hf_repo:
+        raise FlagError("no model: give -m MODEL (a GGUF path or a name, try -m smollm2) or -hf user/repo")
+    return ModelSource(spec=models[0] if models else None, hf_repo=flags.hf_repo, hf_file=flags.hf_file)
+
+
+def _use_hub(flags: Parsed) -> None:
     if flags.hf_token:
         os.environ["HF_TOKEN"] = flags.hf_token
     if flags.offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
-    if not models and not flags.hf_repo:
-        raise FlagError("no model: give -m MODEL (a GGUF path or a name, try -m smollm2) or -hf user/repo")
-    return ModelSource(spec=models[0] if models else None, hf_repo=flags.hf_repo, hf_file=flags.hf_file)
 
 
 def sampling_defaults(flags: Parsed) -> Defaults:
@@ -132,6 +153,18 @@ def sampling_defaults(flags: Parsed) -> Defaults:
             frequency_penalty=flags.frequency_penalty,
             ignore_eos=flags.ignore_eos,
             logit_bias=_biases(flags.logit_bias or []),
+            top_n_sigma=flags.top_nsigma,
+            xtc_probability=flags.xtc_probability,
+            xtc_threshold=flags.xtc_threshold,
+            dry_multiplier=flags.dry_multiplier,
+            dry_base=flags.dry_base,
+            dry_allowed_length=flags.dry_allowed_length,
+            dry_penalty_last_n=flags.dry_penalty_last_n,
+            dynatemp_range=flags.dynatemp_range,
+            dynatemp_exponent=flags.dynatemp_exp,
+            mirostat=flags.mirostat,
+            mirostat_tau=flags.mirostat_ent,
+            mirostat_eta=flags.mirostat_lr,
             **samplers,
         )
         sampling.validate()
@@ -166,6 +199,9 @@ def engine_options(flags: Parsed, *, n_slots: int | None = None) -> EngineOption
     for key in ("threads", "threads_batch"):
         if flags.values[key] == 0:
             raise FlagError(f"--{key.replace('_', '-')}: expected 1 or more, got 0")
+    for key, least in (("cache_ram", -1), ("max_queue", 0), ("embd_normalize", -1)):
+        if flags.values.get(key, 0) < least:
+            raise FlagError(f"--{key.replace('_', '-')}: expected {least} or more, got {flags.values[key]}")
     mode = flags.load_mode
     unified = n_slots is not None
     cont_batching = True
@@ -195,7 +231,92 @@ def engine_options(flags: Parsed, *, n_slots: int | None = None) -> EngineOption
         chat_template=_template(flags),
         split=split_options(flags),
         drafting={"none": False, "ngram-simple": True}.get(flags.values.get("spec_type", "auto")),
+        slot_prompt_similarity=_similarity(flags.values.get("slot_prompt_similarity", 0.1)),
+        context_shift=flags.values.get("context_shift", False),
+        cache_ram=flags.values.get("cache_ram", 0),
+        max_queue=flags.values.get("max_queue", 1024),
+        lora=_adapters(flags),
+        lora_apply=not flags.values.get("lora_init_without_apply", False),
+        embeddings=flags.values.get("embedding", False),
+        reranking=flags.values.get("rerank", False),
+        pooling="rank" if flags.values.get("rerank") and not flags.pooling else flags.values.get("pooling"),
+        embd_normalize=flags.values.get("embd_normalize", 2),
+        metadata=(*_rope(flags), *_metadata(flags.override_kv or [])),
     )
+
+
+def _similarity(share: float) -> float:
+    if not 0 <= share <= 1:
+        raise FlagError(f"-sps/--slot-prompt-similarity: expected 0 to 1, got {share}")
+    return share
+
+
+def _adapters(flags: Parsed) -> tuple[tuple[str, float], ...]:
+    adapters = [(path, 1.0) for path in _listed(flags.values.get("lora") or [])]
+    for item in _listed(flags.values.get("lora_scaled") or []):
+        path, _, text = item.rpartition(":")
+        try:
+            scale = float(text)
+        except ValueError:
+            scale = math.nan
+        if not path or not math.isfinite(scale):
+            raise FlagError(f"--lora-scaled: expected FILE:SCALE, got {item!r}")
+        adapters.append((path, scale))
+    return tuple(adapters)
+
+
+def _rope(flags: Parsed) -> list[tuple[str, int | float | bool | str]]:
+    """What the flags of rotary embeddings say, as values of the metadata keys that say the same."""
+    found: list[tuple[str, int | float | bool | str]] = []
+    if flags.rope_scaling:
+        found.append(("{arch}.rope.scaling.type", flags.rope_scaling))
+    for key in ("rope_scale", "rope_freq_scale"):
+        value = flags.values[key]
+        if value is None or value == 0:
+            continue
+        if not 0 < value < math.inf:
+            raise FlagError(f"--{key.replace('_', '-')}: expected a number above 0, got {value}")
+        found.append(("{arch}.rope.scaling.factor", value if key == "rope_scale" else 1 / value))
+    for key, name in (
+        ("rope_freq_base", "rope.freq_base"),
+        ("yarn_orig_ctx", "rope.scaling.original_context_length"),
+        ("yarn_ext_factor", "rope.scaling.yarn_ext_factor"),
+        ("yarn_attn_factor", "rope.scaling.yarn_attn_factor"),
+        ("yarn_beta_slow", "rope.scaling.yarn_beta_slow"),
+        ("yarn_beta_fast", "rope.scaling.yarn_beta_fast"),
+    ):
+        value = flags.values[key]
+        if value is None or (value == 0 if key in ("rope_freq_base", "yarn_orig_ctx") else value < 0):
+            continue
+        if not 0 <= value < math.inf:
+            raise FlagError(f"--{key.replace('_', '-')}: expected a number above 0, got {value}")
+        found.append((f"{{arch}}.{name}", value))
+    return found
+
+
+def _metadata(given: list[str]) -> list[tuple[str, int | float | bool | str]]:
+    found: list[tuple[str, int | float | bool | str]] = []
+    for item in _listed(given):
+        key, equals, rest = item.partition("=")
+        kind, _, text = rest.partition(":")
+        value: int | float | bool | str
+        try:
+            if kind == "int":
+                value = int(text)
+            elif kind == "float":
+                value = float(text)
+            elif kind == "bool" and text in ("true", "false"):
+                value = text == "true"
+            elif kind == "str":
+                value = text
+            else:
+                raise ValueError
+        except ValueError:
+            key = ""
+        if not key or not equals:
+            raise FlagError(f"--override-kv: expected KEY=TYPE:VALUE with int, float, bool or str, got {item!r}")
+        found.append((key, value))
+    return found
 
 
 def split_options(flags: Parsed) -> SplitOptions | None:
@@ -322,10 +443,7 @@ def _threads(given: int | None) -> int | None:
 def _template(flags: Parsed) -> str | None:
     file = flags.values.get("chat_template_file")
     if file:
-        try:
-            return Path(file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise FlagError(f"--chat-template-file {file}: {error}") from None
+        return _read("--chat-template-file", file)
     given: str | None = flags.values.get("chat_template")
     return given
 
@@ -333,10 +451,7 @@ def _template(flags: Parsed) -> str | None:
 def _keys(flags: Parsed) -> tuple[bytes, ...]:
     keys = [key.strip() for given in flags.api_key or [] for key in given.split(",")]
     if flags.api_key_file:
-        try:
-            lines = Path(flags.api_key_file).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise FlagError(f"--api-key-file {flags.api_key_file}: {error}") from None
+        lines = _read("--api-key-file", flags.api_key_file).splitlines()
         keys += [line.strip() for line in lines if not line.startswith("#")]
     found = tuple(key.encode() for key in keys if key)
     if not found and (flags.api_key or flags.api_key_file):
@@ -345,8 +460,66 @@ def _keys(flags: Parsed) -> tuple[bytes, ...]:
     return found
 
 
+def _grammar(flags: Parsed) -> GrammarSource | None:
+    """What all answers must look like. Raises FlagError."""
+    given = [
+        (name, value)
+        for name, value in (
+            ("--grammar", flags.grammar),
+            ("--grammar-file", flags.grammar_file),
+            ("-j/--json-schema", flags.json_schema),
+            ("-jf/--json-schema-file", flags.json_schema_file),
+        )
+        if value
+    ]
+    if not given:
+        return None
+    if len(given) > 1:
+        raise FlagError(f"{given[0][0]} and {given[1][0]}: give one of them")
+    (name, text) = given[0]
+    if name.endswith("-file"):
+        text = _read(name, text)
+    if "schema" not in name:
+        return GrammarSource("gbnf", text)
+    try:
+        json.loads(text)
+    except ValueError as error:
+        raise FlagError(f"{name}: no JSON: {error}") from None
+    return GrammarSource("json_schema", text)
+
+
+def _read(flag: str, path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FlagError(f"{flag} {path}: {error}") from None
+
+
+def _folder(flag: str, path: str | None) -> str | None:
+    if path is not None and not Path(path).is_dir():
+        raise FlagError(f"{flag} {path}: there is no such folder")
+    return path
+
+
+_LABEL = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
+_OWN_LABELS = ("engine", "engine_version", "model_id")
+
+
+def _labels(text: str | None) -> tuple[tuple[str, str], ...] | None:
+    """Names and values of `--metrics-labels`; None where the flag is not given."""
+    if text is None or text == "off":
+        return None
+    labels: dict[str, str] = {}
+    for item in _listed([] if text == "on" else [text]):
+        name, equals, value = item.partition("=")
+        if not equals or not _LABEL.fullmatch(name) or name.startswith("__") or name in (*_OWN_LABELS, "le"):
+            raise FlagError(f"--metrics-labels: expected NAME=VALUE, comma-separated, got {item!r}")
+        labels[name] = value
+    return tuple(labels.items())
+
+
 def serve_settings(flags: Parsed) -> Settings:
-    """Settings of `llamado serve`. Raises FlagError."""
+    """Settings of `llamado serve`; with several models, or none, those of its router. Raises FlagError."""
     kwargs: dict[str, Any] = {}
     if flags.chat_template_kwargs:
         try:
@@ -362,9 +535,21 @@ def serve_settings(flags: Parsed) -> Settings:
     hosts = tuple(host.strip() for host in flags.host.split(",") if host.strip())
     if not hosts:
         raise FlagError("--host: expected an address, got an empty text")
+    for key, least in (("timeout", 1), ("max_prompts", 1), ("models_max", 0), ("reasoning_budget", -1)):
+        if flags.values[key] < least:
+            raise FlagError(f"--{key.replace('_', '-')}: expected {least} or more, got {flags.values[key]}")
+    for key in ("threads_http", "max_connections", "sleep_idle_seconds"):
+        if flags.values[key] == 0 or flags.values[key] < -1:
+            raise FlagError(f"--{key.replace('_', '-')}: expected 1 or more, or -1, got {flags.values[key]}")
+    prefix = flags.api_prefix.rstrip("/")
+    if prefix and not re.fullmatch("(/[A-Za-z0-9._~-]+)+", prefix):
+        raise FlagError(f"--api-prefix: expected a path as /llama, got {flags.api_prefix!r}")
+    many = serves_many(flags)
+    if many:
+        _use_hub(flags)
     defaults = sampling_defaults(flags)
     return Settings(
-        source=model_source(flags),
+        source=ModelSource() if many else model_source(flags),
         engine=engine_options(flags),
         access=AccessRules(
             api_keys=_keys(flags),
@@ -375,11 +560,27 @@ def serve_settings(flags: Parsed) -> Settings:
         ),
         switches=Switches(
             metrics=flags.metrics,
+            metrics_labels=_labels(flags.metrics_labels),
             slots=flags.slots,
             props=flags.props,
             prefill_assistant=flags.prefill_assistant,
             sse_ping_interval=flags.sse_ping_interval,
             chat_template_kwargs=kwargs,
+            jinja=flags.jinja,
+            skip_chat_parsing=flags.skip_chat_parsing,
+            reasoning_format=flags.reasoning_format,
+            reasoning=flags.reasoning,
+            reasoning_budget=flags.reasoning_budget,
+            reasoning_budget_message=flags.reasoning_budget_message,
+            reasoning_effort=flags.reasoning_effort,
+            reasoning_preserve=flags.reasoning_preserve,
+            slot_save_path=_folder("--slot-save-path", flags.slot_save_path),
+            api_prefix=prefix,
+            static_path=_folder("--path", flags.path),
+            max_prompts=flags.max_prompts,
+            sleep_idle_seconds=flags.sleep_idle_seconds,
+            spm_infill=flags.spm_infill,
+            grammar=_grammar(flags),
         ),
         defaults=Defaults(
             sampling=defaults.sampling,
@@ -394,7 +595,11 @@ def serve_settings(flags: Parsed) -> Settings:
         reuse_port=flags.reuse_port,
         ssl_key=flags.ssl_key_file,
         ssl_cert=flags.ssl_cert_file,
-        aliases=tuple(a.strip() for given in flags.alias or [] for a in given.split(",") if a.strip()),
+        aliases=() if many else tuple(_listed(flags.alias or [])),
         tags=tuple(t.strip() for t in flags.tags.split(",") if t.strip()),
         notes=flags.notes,
+        timeout=flags.timeout,
+        threads_http=None if flags.threads_http < 0 else flags.threads_http,
+        max_connections=None if flags.max_connections < 0 else flags.max_connections,
+        otel=flags.otel,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llamado.server.served import Served
+from llamado.text.grammar import GrammarSource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,10 @@ class Switches:
     sleep_idle_seconds: int = -1
     """Unload the model after this long without a request; -1: never."""
     spm_infill: bool = False
+    grammar: GrammarSource | None = None
+    """What answers must look like where the request does not say."""
+    metrics_labels: tuple[tuple[str, str], ...] | None = None
+    """Labels of all metrics beside engine, engine_version and model_id; None: no labels at all."""
 
 
 @dataclass
