@@ -34,3 +34,27 @@ class ComputeFailed(EngineError):
 
 class Unavailable(EngineError):
     """A device is gone and did not come back in the time that requests may wait for it; later it may be there."""
+
+
+class QueueFull(EngineError):
+    """As many requests wait for a slot as may; nothing was computed for this one.
+
+    `retry_after`: seconds after which there is probably room, from the pace of those that were answered lately.
+    """
+
+    def __init__(self, n_waiting: int, retry_after: int) -> None:
+        super().__init__(f"{n_waiting} requests are waiting already; try again in {retry_after} s")
+        self.n_waiting = n_waiting
+        self.retry_after = retry_after
+
+
+class ConstraintFailed(EngineError):
+    """What limits an answer's tokens failed; only that answer is lost."""
+
+
+class SlotFileError(InvalidRequest):
+    """A saved slot cannot be used: no file of that name, another model's, another cache type's, or damaged."""
+
+
+class SlotNotSaved(EngineError):
+    """A slot could not be written to a file; the file that was there before is as it was."""

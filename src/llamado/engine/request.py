@@ -157,6 +157,9 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     stop: list[str] = field(default_factory=list)
     n_keep: int = 0
+    """Tokens of the prompt that stay when a full context is shifted, besides a beginning token; -1: all of them."""
+    n_discard: int = 0
+    """Tokens behind those that go then; 0: half of what is not kept."""
     cache_prompt: bool = True
     id_slot: int = -1
     n_probs: int = 0
@@ -182,7 +185,7 @@ class Request:
         """Raise InvalidRequest for limits out of range."""
         if not self.prompt:
             raise InvalidRequest("the prompt has no tokens")
-        for name, low in (("n_predict", -1), ("n_keep", -1), ("n_probs", 0), ("n_indent", 0)):
+        for name, low in (("n_predict", -1), ("n_keep", -1), ("n_discard", 0), ("n_probs", 0), ("n_indent", 0)):
             if getattr(self, name) < low:
                 raise InvalidRequest(f"{name} must be {low} or more, not {getattr(self, name)}")
         self.sampling.validate()
@@ -266,6 +269,9 @@ class Timings(NamedTuple):
     prompt_ms: float = 0.0
     predicted_n: int = 0
     predicted_ms: float = 0.0
+    draft_n: int | None = None
+    """Tokens that were drafted; None where none were."""
+    draft_n_accepted: int | None = None
 
     @property
     def prompt_per_token_ms(self) -> float:
@@ -318,7 +324,7 @@ class Result:
     stop_type: StopType
     stopping_word: str
     truncated: bool
-    """The context became full."""
+    """The context became full: the answer ended there, or the context was shifted."""
     n_prompt: int
     n_cached: int
     """Prompt tokens taken from the cache."""
@@ -438,3 +444,8 @@ class EngineSnapshot(NamedTuple):
     kv_cells_used: int
     kv_cells_total: int
     fault: Fault | None = None
+    idle_since: float | None = None
+    """When the last request ended (or the engine started), as time.monotonic() has it; None while there is one."""
+    n_stored_prompts: int = 0
+    """Sequences kept in this machine's memory beside those in slots."""
+    stored_prompt_bytes: int = 0

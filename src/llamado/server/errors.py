@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest, Unavailable
+from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest, QueueFull, Unavailable
 from llamado.errors import LlamadoError
 from llamado.text.errors import TemplateError
 
@@ -85,6 +85,8 @@ def translate(error: Exception) -> ApiError:
         return invalid(str(error))
     if isinstance(error, Unavailable):
         return ApiError("unavailable_error", str(error), retry_after=RETRY_AFTER)
+    if isinstance(error, QueueFull):
+        return ApiError("unavailable_error", str(error), retry_after=error.retry_after)
     if isinstance(error, EngineClosed):
         return ApiError("unavailable_error", str(error))
     if isinstance(error, LlamadoError):
