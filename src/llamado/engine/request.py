@@ -53,12 +53,15 @@ SAMPLER_LETTERS: Mapping[str, str] = {
     "m": "min_p",
     "x": "xtc",
     "t": "temperature",
+    "i": "infill",
+    "a": "adaptive_p",
 }
-DEFAULT_SAMPLERS = tuple(SAMPLER_LETTERS.values())
+KNOWN_SAMPLERS = tuple(SAMPLER_LETTERS.values())
+DEFAULT_SAMPLERS = KNOWN_SAMPLERS[:9]
 
 # Other spellings llama.cpp accepts beside `top-k` and `topk` forms, which are derived below.
 _SAMPLER_ALIASES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p"} | {
-    name.replace("_", joint): name for name in DEFAULT_SAMPLERS for joint in ("_", "-", "")
+    name.replace("_", joint): name for name in KNOWN_SAMPLERS for joint in ("_", "-", "")
 }
 
 # llama.cpp writes "no seed given" as this number or as -1.
@@ -74,7 +77,7 @@ def sampler_names(spec: str | Sequence[str]) -> tuple[str, ...]:
     for item in spec:
         name = SAMPLER_LETTERS.get(item) if isinstance(spec, str) else _SAMPLER_ALIASES.get(item.lower())
         if name is None:
-            raise InvalidRequest(f"unknown sampler {item!r}; known are {', '.join(DEFAULT_SAMPLERS)}")
+            raise InvalidRequest(f"unknown sampler {item!r}; known are {', '.join(KNOWN_SAMPLERS)}")
         names.append(name)
     return tuple(names)
 
@@ -93,6 +96,7 @@ class Sampling:
     min_p: float = 0.05
     typical_p: float = 1.0
     repeat_last_n: int = 64
+    """How many tokens the penalties look back at; 0: none, -1: the whole sequence."""
     repeat_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -100,21 +104,34 @@ class Sampling:
     """Added to the logits of these tokens; -inf bans a token. Ids outside the vocabulary are ignored."""
     ignore_eos: bool = False
     min_keep: int = 0
+    """Fewest candidates that top-p, min-p, typical and XTC leave."""
     samplers: tuple[str, ...] = DEFAULT_SAMPLERS
+    """The chain in its order; a sampler named twice is applied twice. With Mirostat only temperature counts."""
 
-    # Samplers that exist in llama.cpp and not here yet: refused when turned on.
     dynatemp_range: float = 0.0
+    """> 0: the temperature lies in `temperature ± range`, by how even the distribution is."""
     dynatemp_exponent: float = 1.0
     top_n_sigma: float = -1.0
+    """> 0: keep logits within so many standard deviations of the largest."""
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.1
+    """> 0.5: XTC is off."""
     dry_multiplier: float = 0.0
+    """0: DRY is off."""
     dry_base: float = 1.75
+    """< 1: DRY is off."""
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = 64
+    """How many tokens DRY looks back at; 0: DRY is off, -1: the whole sequence."""
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    """Text that no repetition reaches across; the first 40 bytes of each count."""
     mirostat: int = 0
+    """0, 1 or 2."""
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
+    adaptive_target: float = -1.0
+    """Probability that adaptive-p, if named in `samplers`, aims at; negative: it only draws."""
+    adaptive_decay: float = 0.9
 
     def validate(self) -> None:
         """Raise InvalidRequest for values no sampler can work with."""
@@ -132,9 +149,9 @@ class Sampling:
         for token, bias in self.logit_bias.items():
             if math.isnan(bias) or bias == math.inf:
                 raise InvalidRequest(f"logit_bias of token {token} must be a number or -inf, not {bias}")
-        unknown = set(self.samplers) - set(DEFAULT_SAMPLERS)
+        unknown = set(self.samplers) - set(KNOWN_SAMPLERS)
         if unknown:
-            raise InvalidRequest(f"unknown sampler {min(unknown)!r}; known are {', '.join(DEFAULT_SAMPLERS)}")
+            raise InvalidRequest(f"unknown sampler {min(unknown)!r}; known are {', '.join(KNOWN_SAMPLERS)}")
         turned_on = {
             "dynatemp_range": self.dynatemp_range > 0,
             "top_n_sigma": self.top_n_sigma > 0 and "top_n_sigma" in self.samplers,
