@@ -34,7 +34,7 @@ from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
-from llamado.models.base import BatchShape, Model
+from llamado.models.base import BatchShape, Model, Output
 
 if TYPE_CHECKING:
     from llamado.devices.placement import Placement
@@ -130,8 +130,8 @@ class _Job:
 
 class PlacedForward:
     """Runs `model` (read from `file`) on `devices` with a pool of `n_cells` KV cells and batches of up to `max_batch`
-    tokens. `placement` says what lies where (None: all on the first device, which must be this machine's). `mlock`
-    keeps the weights that lie here in RAM; a warning says so where the system refuses. `reconnect` and `replace` serve
+    tokens. `output` is what batches give: logits, or the numbers an embedding is made of. `placement` says what lies
+    where (None: all on the first device, which must be this machine's). `mlock` keeps the weights that lie here in RAM; a warning says so where the system refuses. `reconnect` and `replace` serve
     `restore`.
     """
 
@@ -144,6 +144,7 @@ class PlacedForward:
         *,
         n_cells: int,
         max_batch: int = 512,
+        output: Output = Output.LOGITS,
         type_k: TensorType = TensorType.F16,
         type_v: TensorType = TensorType.F16,
         mlock: bool = False,
@@ -155,6 +156,8 @@ class PlacedForward:
         self.devices = list(devices)
         self.placement = placement
         self.n_vocab = model.hparams.n_vocab
+        self.output = output
+        self.width = model.width(output)
         self.n_cells = -(-n_cells // _PAD) * _PAD
         self.max_batch = max_batch
         self._n_swa = model.hparams.n_swa
@@ -222,7 +225,7 @@ class PlacedForward:
             self._own = {(t.name, 0): t for t in (*self._weights, *self._kv.k, *self._kv.v)}
         else:
             self._own = {key: tensor for key, tensor in self._own.items() if key in self._held}
-        parts = self._cut(BatchShape(self.max_batch, self.max_batch, self.n_cells))
+        parts = self._cut(BatchShape(self.max_batch, self.max_batch, self.n_cells, self.output))
         self._used = sorted({part.device for part in parts})
         fixed: dict[int, dict[tuple[str, int], Tensor]] = {device: {} for device in self._used}
         for part in parts:
@@ -366,8 +369,9 @@ class PlacedForward:
         positions: NDArray[np.int32],
         starts: NDArray[np.int64],
         outputs: NDArray[np.int32],
+        ends: NDArray[np.int64] | None = None,
     ) -> Future[NDArray[np.float32]]:
-        """See Forward."""
+        """See Forward. `ends`: the last cell each token sees, where that is not its own."""
         n, n_out = len(tokens), len(outputs)
         if not 0 < n <= self.max_batch:
             raise ForwardError(f"a batch of {n} tokens; the device takes 1 to {self.max_batch}")
@@ -381,7 +385,11 @@ class PlacedForward:
             raise ForwardError(f"an output that is no row of a batch of {n}")
         if self._lost is not None:
             raise self._lost
-        return self._begin(self._shape(n, n_out, used), tokens, positions, starts, cells, outputs)
+        if ends is not None:
+            used = int(ends.max()) + 1
+            if used > self.n_cells or bool((ends < cells).any()):
+                raise ForwardError(f"a token that sees up to KV cell {used - 1} of a cache of {self.n_cells}")
+        return self._begin(self._shape(n, n_out, used), tokens, positions, starts, cells, outputs, ends)
 
     def _begin(
         self,
@@ -391,6 +399,7 @@ class PlacedForward:
         starts: NDArray[np.int64],
         cells: NDArray[np.int64],
         outputs: NDArray[np.integer],
+        ends: NDArray[np.int64] | None = None,
     ) -> Future[NDArray[np.float32]]:
         """Starts a batch of a shape, filled up as needed."""
         n, n_out = len(tokens), len(outputs)
@@ -400,11 +409,11 @@ class PlacedForward:
             "positions": _filled(positions, np.int32, filling, 0),
             "cells": _filled(cells, np.int64, filling, self.n_cells),
             "out_rows": _filled(outputs, np.int32, shape.n_outputs - n_out, 0),
-            "mask": _mask(starts, cells, shape),
+            "mask": _mask(starts, cells if ends is None else ends, shape),
         }
         if self._n_swa:
             inputs["mask_swa"] = _mask(np.maximum(starts, cells - self._n_swa + 1), cells, shape)
-        job = _Job(self._parts(shape), inputs, n, 4 * n_out * self.n_vocab)
+        job = _Job(self._parts(shape), inputs, n, 4 * n_out * self.width)
         if len(job.parts) == 1 and self._here(0):
             self._run(job, 0)
         else:
@@ -423,7 +432,7 @@ class PlacedForward:
             device.write(tensor, job.values[name])
         device.submit(part.graph)
         wanted = [(name, tensor, tensor.nbytes) for name, tensor in part.gives.items()]
-        logits = part.graph.outputs.get("logits")
+        logits = part.graph.outputs.get(self.output.value)
         if logits is not None:
             wanted.append(("logits", logits, job.n_logits))
         elif not wanted:  # a chunk that only fills the cache: any byte says that it is done
@@ -457,10 +466,10 @@ class PlacedForward:
             self._queues[job.parts[index].device].put((job, index))
             return
         logits = job.values.get("logits", np.empty(0, np.uint8)).view(np.float32)
-        if job.n_logits and 8 * self.n_vocab * job.n_tokens <= 3 * job.n_logits:  # mostly of generating slots
-            self._depth.note(job.n_logits // (4 * self.n_vocab), time.perf_counter(), self._full())
+        if job.n_logits and 8 * self.width * job.n_tokens <= 3 * job.n_logits:  # mostly of generating slots
+            self._depth.note(job.n_logits // (4 * self.width), time.perf_counter(), self._full())
         with suppress(Exception):  # it failed meanwhile
-            job.future.set_result(logits.reshape(-1, self.n_vocab))
+            job.future.set_result(logits.reshape(-1, self.width))
 
     def _full(self) -> bool:
         """Whether as many batches as are allowed are on their way; the one that just ended counts."""
@@ -507,12 +516,12 @@ class PlacedForward:
             n_tokens = min(next(size for size in _SIZES if size >= n), self.max_batch)
             n_outputs = n_out if n_out <= 1 else n_tokens if n_tokens <= 64 or 2 * n_out > n else min(64, n_tokens)
             reach = max(_PAD, 1 << (used - 1).bit_length())  # masks are sent, too
-            return BatchShape(n_tokens, max(n_out, n_outputs), min(reach, self.n_cells))
+            return BatchShape(n_tokens, max(n_out, n_outputs), min(reach, self.n_cells), self.output)
         step = 1 if n <= 8 else 4 if n <= 32 else 8 if n <= 256 else 32
         n_tokens = min(-(-n // step) * step, self.max_batch)
         n_outputs = n_out if n_out <= 2 or n <= 8 else min(n_tokens, 1 << (n_out - 1).bit_length())
         reach = _REACH if used <= _REACH else max(8 * _REACH, 1 << (used - 1).bit_length())
-        return BatchShape(n_tokens, n_outputs, min(reach, self.n_cells))
+        return BatchShape(n_tokens, n_outputs, min(reach, self.n_cells), self.output)
 
     def copy_cells(self, src: int, dst: int, n: int) -> None:
         """Copies n cells of all layers from `src` to `dst`; the ranges may overlap."""

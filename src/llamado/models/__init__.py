@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from llamado.gguf.reader import GGUFFile
-from llamado.models.base import KV_TYPES, BatchShape, KVCache, Model
+from llamado.models.base import KV_TYPES, BatchShape, KVCache, Model, Output
+from llamado.models.bert import Bert
 from llamado.models.errors import InvalidModel, UnsupportedModel
 from llamado.models.gemma3 import Gemma3
-from llamado.models.hparams import HyperParameters, Rope
+from llamado.models.hparams import HyperParameters, Pooling, Rope
 from llamado.models.llama import Llama
 
-ARCHITECTURES: dict[str, type[Model]] = {model.architecture: model for model in (Llama, Gemma3)}
+ARCHITECTURES: dict[str, type[Model]] = {model.architecture: model for model in (Llama, Gemma3, Bert)}
 """Every architecture by the name files give it in `general.architecture`."""
 
 
@@ -33,6 +34,8 @@ __all__ = [
     "InvalidModel",
     "KVCache",
     "Model",
+    "Output",
+    "Pooling",
     "Rope",
     "UnsupportedModel",
     "load_model",

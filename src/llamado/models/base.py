@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from enum import Enum
 from typing import ClassVar
 
 from llamado.ggml.graph import (
@@ -35,9 +36,18 @@ KV_TYPES = (TensorType.F32, TensorType.F16, TensorType.BF16, TensorType.Q8_0)
 """Types a cache can have. ggml's GPU back ends want F16 or Q8_0."""
 
 
+class Output(Enum):
+    """What a forward pass gives for a row: LOGITS, the hidden state after the last norm, or a classifier's SCORES."""
+
+    LOGITS = "logits"
+    HIDDEN = "hidden"
+    SCORES = "scores"
+
+
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """The sizes a graph is built for: tokens computed, rows that get logits, cells of the cache that attention reads.
+    """The sizes a graph is built for: tokens computed, rows that are given out, cells of the cache that attention
+    reads; and what is given out.
 
     `n_outputs` may be 0: a chunk of a prompt that only fills the cache.
     """
@@ -45,6 +55,7 @@ class BatchShape:
     n_tokens: int
     n_outputs: int
     n_kv: int
+    output: Output = Output.LOGITS
 
     def __post_init__(self) -> None:
         if self.n_tokens < 1 or not 0 <= self.n_outputs <= self.n_tokens or self.n_kv < 1:
@@ -99,7 +110,7 @@ class Pass:
 
     def norm(self, x: Tensor, weight: Tensor, name: str) -> Tensor:
         """RMS norm, scaled by a weight."""
-        return mul(rms_norm(x, self._hparams.rms_eps), weight, name)
+        return mul(rms_norm(x, self._hparams.norm_eps), weight, name)
 
     def rotate(self, x: Tensor, rope: Rope, freq_factors: Tensor | None, name: str) -> Tensor:
         """Rotary position embedding of heads [head_dim, n_head, n_tokens]."""
@@ -184,15 +195,19 @@ class Model(ABC):
             )
         self.hparams = self._read_hparams(Keys(file.metadata), n_vocab)
         self._token_embd = weights.need("token_embd.weight", self.hparams.n_embd, n_vocab)
-        self._output_norm = weights.need("output_norm.weight", self.hparams.n_embd)
-        # Without a matrix of its own the head shares the embedding's.
-        self._output = weights.maybe("output.weight", self.hparams.n_embd, n_vocab) or self._token_embd
+        self._take_head(weights)
         self._take_weights(weights)
         weights.check_all_taken()
         self.weights = weights.taken
 
     @abstractmethod
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters: ...
+
+    def _take_head(self, weights: Weights) -> None:
+        """What comes after the layers."""
+        self._output_norm = weights.need("output_norm.weight", self.hparams.n_embd)
+        # Without a matrix of its own the head shares the embedding's.
+        self._output = weights.maybe("output.weight", self.hparams.n_embd, self.hparams.n_vocab) or self._token_embd
 
     @abstractmethod
     def _take_weights(self, weights: Weights) -> None: ...
@@ -204,8 +219,24 @@ class Model(ABC):
     def _embed(self, step: Pass) -> Tensor:
         return get_rows(self._token_embd, step.tokens(), "embd")
 
+    def _hidden(self, step: Pass, x: Tensor) -> Tensor:
+        return step.norm(x, self._output_norm, "result_norm")
+
     def _head(self, step: Pass, x: Tensor) -> Tensor:
-        return mul_mat(self._output, step.norm(x, self._output_norm, "result_norm"), name="result_output")
+        return mul_mat(self._output, self._hidden(step, x), name="result_output")
+
+    def _scores(self, step: Pass, x: Tensor) -> Tensor:
+        """What the classifier makes of hidden states; where a model has none, as llama.cpp, those themselves."""
+        return self._hidden(step, x)
+
+    def width(self, output: Output) -> int:
+        """Numbers that a row of an output has."""
+        return self.hparams.n_vocab if output is Output.LOGITS else self.hparams.n_embd
+
+    @property
+    def generates(self) -> bool:
+        """Whether it has logits: whether text can be made with it."""
+        return True
 
     def kv_tensors(
         self, n_cells: int, type_k: TensorType = TensorType.F16, type_v: TensorType = TensorType.F16
@@ -229,8 +260,9 @@ class Model(ABC):
         """The forward pass of a batch.
 
         Inputs (those that are used): "tokens" and "positions" I32 [n_tokens]; "cells" I64 [n_tokens]; "mask",
-        "mask_swa" F16 [n_kv, n_tokens]; "out_rows" I32 [n_outputs]. Output: "logits" F32 [n_vocab, n_outputs], none
-        when n_outputs is 0. Raises ValueError for more cells than the cache has.
+        "mask_swa" F16 [n_kv, n_tokens]; "out_rows" I32 [n_outputs]. Output: "logits" F32 [n_vocab, n_outputs],
+        "hidden" [n_embd, n_outputs] or "scores", as the shape says; none when n_outputs is 0. Raises ValueError for more
+        cells than the cache has, UnsupportedModel for an output that the model does not have.
         """
         if shape.n_kv > kv.n_cells:
             raise ValueError(f"attention over {shape.n_kv} cells of a cache of {kv.n_cells}")
@@ -241,5 +273,6 @@ class Model(ABC):
             assert x is not None  # only the last layer may give none
             x = self._layer(step, layer, x)
         if x is not None and shape.n_outputs:
-            graph.output("logits", self._head(step, x))
+            outputs = {Output.LOGITS: self._head, Output.HIDDEN: self._hidden, Output.SCORES: self._scores}
+            graph.output(shape.output.value, outputs[shape.output](step, x))
         return graph

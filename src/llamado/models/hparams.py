@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from math import log
 
 import numpy as np
@@ -10,6 +11,19 @@ import numpy as np
 from llamado.ggml.ops import RopeMode
 from llamado.gguf.metadata import Metadata
 from llamado.models.errors import InvalidModel, UnsupportedModel
+
+
+class Pooling(IntEnum):
+    """How the vectors of a text's tokens become one (`llama_pooling_type`).
+
+    RANK: what a classifier makes of one of them.
+    """
+
+    NONE = 0
+    MEAN = 1
+    CLS = 2
+    LAST = 3
+    RANK = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +47,8 @@ class HyperParameters:
 
     `n_swa` is the width of the sliding window in tokens (0: no such layers), `swa_layers` the layers that have it:
     there a token at position p sees positions p - n_swa + 1 to p. `rope_swa` is the rotary embedding of those layers.
+    `norm_eps` is what the norms add to the mean square or the variance. Without `causal` a token sees the whole of its
+    text. `pooling` is the file's word on it.
     """
 
     architecture: str
@@ -45,7 +61,7 @@ class HyperParameters:
     n_ff: tuple[int, ...]
     n_vocab: int
     n_ctx_train: int
-    rms_eps: float
+    norm_eps: float
     rope: Rope
     attention_scale: float
     n_swa: int = 0
@@ -53,6 +69,8 @@ class HyperParameters:
     rope_swa: Rope | None = None
     embedding_scale: float = 1.0
     final_logit_softcap: float = 0.0
+    causal: bool = True
+    pooling: Pooling | None = None
 
     def n_embd_k(self, layer: int) -> int:
         """Elements of one token's keys in a layer."""
@@ -146,10 +164,31 @@ def read_rope(keys: Keys, head_dim: int, n_ctx_train: int, mode: RopeMode) -> Ro
     )
 
 
-def read_hparams(keys: Keys, *, n_vocab: int, rope_mode: RopeMode, embedding_scale: float = 1.0) -> HyperParameters:
-    """The hyper-parameters every decoder has; an architecture replaces those it treats otherwise.
+def read_pooling(keys: Keys) -> Pooling | None:
+    """How the file wants vectors of tokens pooled; None where it says nothing."""
+    if not keys.has("pooling_type"):
+        return None
+    value = keys.int_("pooling_type", at_least=0)
+    try:
+        return Pooling(value)
+    except ValueError:
+        raise UnsupportedModel(
+            f"metadata key '{keys.name('pooling_type')}' is {value}; known are "
+            + ", ".join(f"{p.value} ({p.name.lower()})" for p in Pooling)
+        ) from None
 
-    Raises GgufError (missing key, wrong type), InvalidModel (impossible value) or UnsupportedModel, naming the key.
+
+def read_hparams(
+    keys: Keys,
+    *,
+    n_vocab: int,
+    rope_mode: RopeMode,
+    embedding_scale: float = 1.0,
+    norm_eps: str = "attention.layer_norm_rms_epsilon",
+) -> HyperParameters:
+    """The hyper-parameters every model has; an architecture replaces those it treats otherwise.
+
+    `norm_eps` names the key of the norms' epsilon. Raises GgufError (missing key, wrong type), InvalidModel (impossible value) or UnsupportedModel, naming the key.
     """
     if keys.int_("expert_count", 0, at_least=0):
         raise UnsupportedModel(
@@ -185,8 +224,10 @@ def read_hparams(keys: Keys, *, n_vocab: int, rope_mode: RopeMode, embedding_sca
         n_ff=keys.per_layer("feed_forward_length", n_layer),
         n_vocab=n_vocab,
         n_ctx_train=n_ctx_train,
-        rms_eps=keys.float_("attention.layer_norm_rms_epsilon"),
+        norm_eps=keys.float_(norm_eps),
         rope=read_rope(keys, head_dim_k, n_ctx_train, rope_mode),
         attention_scale=inverse_sqrt(head_dim_k),
         embedding_scale=embedding_scale,
+        causal=keys.metadata.bool_(keys.name("attention.causal"), True),
+        pooling=read_pooling(keys),
     )

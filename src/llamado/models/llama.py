@@ -4,24 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from llamado.ggml.graph import add, mul_mat, reshape, swiglu_split
+from llamado.ggml.graph import add, reshape, swiglu_split
 from llamado.ggml.ops import RopeMode
 from llamado.ggml.tensor import Tensor
 from llamado.models.base import Model, Pass
 from llamado.models.errors import InvalidModel
 from llamado.models.hparams import HyperParameters, Keys, read_hparams
+from llamado.models.linear import Linear
 from llamado.models.weights import Weights
-
-
-class Linear(NamedTuple):
-    """A matrix, and where the file has one a bias."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    def __call__(self, x: Tensor, name: str) -> Tensor:
-        y = mul_mat(self.weight, x, name=name)
-        return y if self.bias is None else add(y, self.bias, name)
 
 
 class Layer(NamedTuple):
@@ -54,23 +44,20 @@ class Llama(Model):
         # Llama 3 stretches its context by dividing each rotary frequency by its own factor.
         self._freq_factors = weights.maybe("rope_freqs.weight", hp.rope.n_dims // 2)
 
-        def linear(name: str, n_in: int, n_out: int) -> Linear:
-            return Linear(weights.need(f"{name}.weight", n_in, n_out), weights.maybe(f"{name}.bias", n_out))
-
         self._layers = []
         for i in range(hp.n_layer):
             n_q = hp.head_dim_k * hp.n_head[i]
             self._layers.append(
                 Layer(
                     attn_norm=weights.need(f"blk.{i}.attn_norm.weight", hp.n_embd),
-                    q=linear(f"blk.{i}.attn_q", hp.n_embd, n_q),
-                    k=linear(f"blk.{i}.attn_k", hp.n_embd, hp.n_embd_k(i)),
-                    v=linear(f"blk.{i}.attn_v", hp.n_embd, hp.n_embd_v(i)),
-                    out=linear(f"blk.{i}.attn_output", n_q, hp.n_embd),
+                    q=weights.linear(f"blk.{i}.attn_q", hp.n_embd, n_q),
+                    k=weights.linear(f"blk.{i}.attn_k", hp.n_embd, hp.n_embd_k(i)),
+                    v=weights.linear(f"blk.{i}.attn_v", hp.n_embd, hp.n_embd_v(i)),
+                    out=weights.linear(f"blk.{i}.attn_output", n_q, hp.n_embd),
                     ffn_norm=weights.need(f"blk.{i}.ffn_norm.weight", hp.n_embd),
-                    gate=linear(f"blk.{i}.ffn_gate", hp.n_embd, hp.n_ff[i]),
-                    up=linear(f"blk.{i}.ffn_up", hp.n_embd, hp.n_ff[i]),
-                    down=linear(f"blk.{i}.ffn_down", hp.n_ff[i], hp.n_embd),
+                    gate=weights.linear(f"blk.{i}.ffn_gate", hp.n_embd, hp.n_ff[i]),
+                    up=weights.linear(f"blk.{i}.ffn_up", hp.n_embd, hp.n_ff[i]),
+                    down=weights.linear(f"blk.{i}.ffn_down", hp.n_ff[i], hp.n_embd),
                 )
             )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from llamado.ggml.tensor import Shape, Tensor, contiguous_strides
 from llamado.gguf.reader import GGUFFile
 from llamado.models.errors import InvalidModel, UnsupportedModel
+from llamado.models.linear import Linear
 
 
 class Weights:
@@ -44,6 +45,14 @@ class Weights:
             weight = Tensor(info.type, info.ne, contiguous_strides(info.type, info.ne), name=name)
             self.taken[name] = weight
         return weight
+
+    def linear(self, name: str, n_in: int, n_out: int) -> Linear:
+        """The matrix `name.weight` and, where there is one, `name.bias`; raises InvalidModel."""
+        return Linear(self.need(f"{name}.weight", n_in, n_out), self.maybe(f"{name}.bias", n_out))
+
+    def has(self, name: str) -> bool:
+        """Whether the file has a tensor of that name."""
+        return name in self._file.tensors
 
     def check_all_taken(self) -> None:
         """Raises UnsupportedModel for weights the architecture would ignore: the answers would be wrong."""
