@@ -131,8 +131,8 @@ class _Job:
 class PlacedForward:
     """Runs `model` (read from `file`) on `devices` with a pool of `n_cells` KV cells and batches of up to `max_batch`
     tokens. `output` is what batches give: logits, or the numbers an embedding is made of. `placement` says what lies
-    where (None: all on the first device, which must be this machine's). `mlock` keeps the weights that lie here in RAM; a warning says so where the system refuses. `reconnect` and `replace` serve
-    `restore`.
+    where (None: all on the first device, which must be this machine's). `mlock` keeps the weights that lie here in RAM;
+    a warning says so where the system refuses. `reconnect` and `replace` serve `restore`.
     """
 
     def __init__(

@@ -261,8 +261,8 @@ class Model(ABC):
 
         Inputs (those that are used): "tokens" and "positions" I32 [n_tokens]; "cells" I64 [n_tokens]; "mask",
         "mask_swa" F16 [n_kv, n_tokens]; "out_rows" I32 [n_outputs]. Output: "logits" F32 [n_vocab, n_outputs],
-        "hidden" [n_embd, n_outputs] or "scores", as the shape says; none when n_outputs is 0. Raises ValueError for more
-        cells than the cache has, UnsupportedModel for an output that the model does not have.
+        "hidden" [n_embd, n_outputs] or "scores", as the shape says; none when n_outputs is 0. Raises ValueError for
+        more cells than the cache has, UnsupportedModel for an output that the model does not have.
         """
         if shape.n_kv > kv.n_cells:
             raise ValueError(f"attention over {shape.n_kv} cells of a cache of {kv.n_cells}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from llamado.ggml.graph import add, gelu, get_rows, mul, mul_mat, norm, reshape, tanh, view_1d
+from llamado.ggml.graph import add, gelu, get_rows, mul, norm, reshape, tanh, view_1d
 from llamado.ggml.ops import RopeMode
 from llamado.ggml.tensor import Tensor
 from llamado.models.base import Model, Output, Pass
@@ -49,8 +49,8 @@ class Bert(Model):
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL, norm_eps="attention.layer_norm_epsilon")
         if keys.int_("classifier.pooling_type", -1, at_least=-1) == Pooling.MEAN:
             raise UnsupportedModel(
-                f"metadata key '{keys.name('classifier.pooling_type')}' is {Pooling.MEAN.value}: classifiers of the mean "
-                "of all tokens are not known here, only those of the first"
+                f"metadata key '{keys.name('classifier.pooling_type')}' is {Pooling.MEAN.value}: classifiers of the "
+                "mean of all tokens are not known here, only those of the first"
             )
         self._n_types = keys.metadata.int_("tokenizer.ggml.token_type_count")
         if self._n_types < 1:

@@ -188,7 +188,8 @@ def read_hparams(
 ) -> HyperParameters:
     """The hyper-parameters every model has; an architecture replaces those it treats otherwise.
 
-    `norm_eps` names the key of the norms' epsilon. Raises GgufError (missing key, wrong type), InvalidModel (impossible value) or UnsupportedModel, naming the key.
+    `norm_eps` names the key of the norms' epsilon. Raises GgufError (missing key, wrong type), InvalidModel (impossible
+    value) or UnsupportedModel, naming the key.
     """
     if keys.int_("expert_count", 0, at_least=0):
         raise UnsupportedModel(
