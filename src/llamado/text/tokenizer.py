@@ -54,7 +54,7 @@ class Tokenizer:
         self.add_sep = add_sep
         self.add_space_prefix = add_space_prefix  # what decoding takes off; only SentencePiece also puts it there
         self.clean_spaces = clean_spaces
-        self._spaces_spelled = spaces_spelled  # whether tokens write a space as ▁, or every byte as GPT-2 does
+        self.spaces_spelled = spaces_spelled  # whether tokens write a space as ▁, or every byte as GPT-2 does
         self._encodes_prefix = encodes_prefix
         self._model = model
         self._pieces: dict[int, bytes] = {}
@@ -156,7 +156,7 @@ class Tokenizer:
         if vocabulary.has(token, Attribute.CONTROL | Attribute.UNKNOWN | Attribute.USER_DEFINED):
             return raw
         if vocabulary.has(token, Attribute.NORMAL):
-            if self._spaces_spelled:
+            if self.spaces_spelled:
                 return raw.replace(SPACE.encode(), b" ")
             return unspell(raw.decode("utf-8", "surrogateescape"))
         if vocabulary.has(token, Attribute.BYTE):
