@@ -1,0 +1,277 @@
+"""Reading an answer while it comes: parsers written as generators that pause where they need more text.
+
+What a parser decides depends on the text alone, never on where it was cut: whatever could still become a tag is held
+back. What is held back is bounded (by the tags, the tools' names and `MAX_SPACE`), so a push costs what its text is
+long.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from itertools import groupby
+from typing import TypeVar
+
+from llamado.text.dialects.dialect import Content, Piece, Reasoning, ToolCall
+
+T = TypeVar("T")
+Reading = Generator[None, None, T]
+"""A part of a parser: each `yield` waits for more text."""
+
+MAX_SPACE = 256  # whitespace taken between parts of a call; more of it is no formatting
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+class Tags:
+    """Texts that end a stretch of plain text. None is the beginning of another."""
+
+    def __init__(self, *tags: str) -> None:
+        self.tags = tuple(dict.fromkeys(tag for tag in tags if tag))
+        self.longest = max(map(len, self.tags), default=0)
+        self._firsts = "".join({tag[0] for tag in self.tags})
+        self.pattern = re.compile("|".join(re.escape(tag) for tag in self.tags) if self.tags else r"(?!)")
+
+    def begun(self, text: str, start: int) -> int:
+        """How many characters at the end of `text[start:]` could be the beginning of a tag."""
+        at = max(start, len(text) - self.longest + 1)
+        tail = text[at:]
+        for first in self._firsts:
+            if first in tail:
+                break
+        else:
+            return 0
+        for i in range(len(tail)):
+            if tail[i] in self._firsts:
+                end = tail[i:]
+                for tag in self.tags:
+                    if tag.startswith(end):
+                        return len(end)
+        return 0
+
+
+class Reader:
+    """The text that came and was not read yet, and the pieces found so far."""
+
+    def __init__(self, new_id: Callable[[], str]) -> None:
+        self.text = ""
+        self.at = 0
+        self.calls = 0
+        """How many calls were begun."""
+        self.out: list[Piece] = []
+        self._ended = False
+        self._marks: list[int] = []
+        self._new_id = new_id
+
+    # text in
+
+    def add(self, text: str) -> None:
+        keep = self._marks[0] if self._marks else self.at
+        if keep:
+            self.text = self.text[keep:]
+            self.at -= keep
+            self._marks = [mark - keep for mark in self._marks]
+        self.text += text
+
+    def end(self) -> None:
+        self._ended = True
+
+    def more(self) -> Reading[bool]:
+        """Wait for more text; False: there will be none."""
+        if self._ended:
+            return False
+        yield
+        return not self._ended
+
+    def over(self) -> Reading[bool]:
+        """Whether everything was read and nothing will come."""
+        while self.at >= len(self.text):
+            if not (yield from self.more()):
+                return True
+        return False
+
+    # trial reading: from `mark` on nothing may be shown before `accept` or `reject`
+
+    def mark(self) -> None:
+        self._marks.append(self.at)
+
+    def accept(self) -> None:
+        self._marks.pop()
+
+    def reject(self) -> None:
+        """Back to the mark."""
+        self.at = self._marks.pop()
+
+    def read(self) -> str:
+        """What was taken since the mark."""
+        return self.text[self._marks[-1] : self.at]
+
+    # looking and taking
+
+    def sees(self, *literals: str) -> Reading[str | None]:
+        """Which of the literals comes next, if any; nothing is taken. A longer one goes before its beginning."""
+        while True:
+            left = len(self.text) - self.at
+            rest = None
+            for literal in literals:
+                if left >= len(literal):
+                    if self.text.startswith(literal, self.at):
+                        return literal
+                else:
+                    if rest is None:
+                        rest = self.text[self.at :]
+                    if literal.startswith(rest):
+                        break
+            else:
+                return None
+            if not (yield from self.more()):
+                for literal in literals:
+                    if literal and self.text.startswith(literal, self.at):
+                        return literal
+                return None
+
+    def take(self, *literals: str) -> Reading[str | None]:
+        """As `sees`, and take it."""
+        found = yield from self.sees(*literals)
+        if found is not None:
+            self.at += len(found)
+        return found
+
+    def char(self) -> Reading[str]:
+        """The next character, not taken; "" at the end."""
+        while self.at >= len(self.text):
+            if not (yield from self.more()):
+                return ""
+        return self.text[self.at]
+
+    def space(self, limit: int = MAX_SPACE) -> Reading[str]:
+        """Take whitespace, at most `limit` characters."""
+        taken = ""
+        while True:
+            match = _SPACE.match(self.text, self.at, self.at + limit - len(taken))
+            assert match is not None
+            taken += match[0]
+            self.at = match.end()
+            if len(taken) >= limit or self.at < len(self.text) or not (yield from self.more()):
+                return taken
+
+    def until(self, tags: Tags, show: Callable[[str], None]) -> Reading[str | None]:
+        """Show the text up to the first of the tags and take that tag; None: the text ended without one."""
+        search = tags.pattern.search
+        while True:
+            match = search(self.text, self.at)
+            if match is not None:
+                if match.start() > self.at:
+                    show(self.text[self.at : match.start()])
+                self.at = match.end()
+                return match[0]
+            stop = len(self.text) - tags.begun(self.text, self.at)
+            if stop > self.at:
+                show(self.text[self.at : stop])
+                self.at = stop
+            if not (yield from self.more()):
+                if self.at < len(self.text):
+                    show(self.text[self.at :])
+                    self.at = len(self.text)
+                return None
+
+    def word(self, tags: Tags, limit: int) -> Reading[tuple[str, str] | None]:
+        """Take at most `limit` characters and the tag behind them; None, and nothing taken: no tag is so near."""
+        while True:
+            match = tags.pattern.search(self.text, self.at, self.at + limit + tags.longest)
+            if match is not None:
+                if match.start() - self.at > limit:
+                    return None
+                word = self.text[self.at : match.start()]
+                self.at = match.end()
+                return word, match[0]
+            if len(self.text) - self.at >= limit + tags.longest or not (yield from self.more()):
+                return None
+
+    # pieces out
+
+    def content(self, text: str) -> None:
+        if text:
+            self.out.append(Content(text))
+
+    def reasoning(self, text: str) -> None:
+        if text:
+            self.out.append(Reasoning(text))
+
+    def call(self, name: str, id: str | None = None) -> None:
+        """A call begins."""
+        self.out.append(ToolCall(self.calls, "", name, id or self._new_id()))
+        self.calls += 1
+
+    def arguments(self, text: str) -> None:
+        """More of the last call's arguments."""
+        if text:
+            self.out.append(ToolCall(self.calls - 1, text))
+
+    def rest(self) -> Reading[None]:
+        """Everything that comes is content."""
+        while True:
+            if self.at < len(self.text):
+                self.content(self.text[self.at :])
+                self.at = len(self.text)
+            if not (yield from self.more()):
+                if self.at < len(self.text):
+                    self.content(self.text[self.at :])
+                    self.at = len(self.text)
+                return
+
+
+class ReadingParser:
+    """A `Parser` that runs a reading; what the reading leaves is content."""
+
+    def __init__(self, read: Callable[[Reader], Reading[None]], new_id: Callable[[], str], before: str = "") -> None:
+        """`before`: text of the prompt that belongs to the answer."""
+        self._reader = Reader(new_id)
+        self._run: Reading[None] | None = self._whole(read)
+        self._before = before
+        next(self._run)
+
+    def _whole(self, read: Callable[[Reader], Reading[None]]) -> Reading[None]:
+        yield
+        yield from read(self._reader)
+        yield from self._reader.rest()
+
+    def push(self, text: str) -> list[Piece]:
+        reader = self._reader
+        if self._before:
+            text, self._before = self._before + text, ""
+        reader.add(text)
+        return self._go()
+
+    def finish(self) -> list[Piece]:
+        first = self.push("") if self._before else []
+        self._reader.end()
+        return first + self._go()
+
+    def _go(self) -> list[Piece]:
+        if self._run is not None:
+            try:
+                next(self._run)
+            except StopIteration:
+                self._run = None
+        pieces, self._reader.out = self._reader.out, []
+        return pieces if len(pieces) < 2 else _joined(pieces)
+
+
+def _joined(pieces: list[Piece]) -> list[Piece]:
+    """Pieces with neighbours of the same kind as one."""
+    out: list[Piece] = []
+    for _, group in groupby(pieces, _kind):
+        run = list(group)
+        first = run[0]
+        if len(run) == 1:
+            out.append(first)
+        elif isinstance(first, ToolCall):
+            arguments = "".join(piece.arguments for piece in run if isinstance(piece, ToolCall))
+            out.append(ToolCall(first.index, arguments, first.name, first.id))
+        else:
+            out.append(type(first)("".join(piece.text for piece in run if not isinstance(piece, ToolCall))))
+    return out
+
+
+def _kind(piece: Piece) -> object:
+    return piece.index if isinstance(piece, ToolCall) else type(piece)
