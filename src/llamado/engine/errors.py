@@ -24,6 +24,28 @@ class ContextExceeded(InvalidRequest):
         self.n_ctx = n_ctx
 
 
+class InputExceedsContext(ContextExceeded):
+    """A text to embed is longer than the context."""
+
+    def __init__(self, n_prompt_tokens: int, n_ctx: int) -> None:
+        super().__init__(n_prompt_tokens, n_ctx)
+        self.args = (
+            f"input ({n_prompt_tokens} tokens) is larger than the max context size ({n_ctx} tokens). skipping",
+        )
+
+
+class InputTooLarge(EngineError):
+    """A text to embed that has to be seen as a whole does not fit into one batch."""
+
+    def __init__(self, n_tokens: int, n_batch: int) -> None:
+        super().__init__(
+            f"input ({n_tokens} tokens) is too large to process. increase the physical batch size "
+            f"(current batch size: {n_batch})"
+        )
+        self.n_tokens = n_tokens
+        self.n_batch = n_batch
+
+
 class EngineClosed(EngineError):
     """The engine is shutting down: it takes no more requests and has ended those that were left."""
 
