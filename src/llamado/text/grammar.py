@@ -5,6 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from llamado.errors import LlamadoError
+
+
+class GrammarError(LlamadoError):
+    """A grammar, a JSON schema, a regular expression or a trigger cannot be used; says what is wrong and where."""
+
+
+class ConstraintError(LlamadoError):
+    """An answer cannot be held to its grammar any further: a limit of the parser, or a token the grammar excludes."""
+
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:

@@ -1,0 +1,124 @@
+"""A model's vocabulary as llguidance wants it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from functools import cached_property
+
+import numpy as np
+from llguidance import LLTokenizer
+from numpy.typing import NDArray
+
+from llamado.text.bpe import SPELLING
+from llamado.text.grammar import GrammarError
+from llamado.text.spm import SPACE
+from llamado.text.tokenizer import Tokenizer
+from llamado.text.vocabulary import Attribute
+
+_MARK = b"\xff"  # llguidance's sign of a token that text never matches; no UTF-8 text has this byte
+_UNSPELL = {ord(character): byte for byte, character in enumerate(SPELLING)}
+_NO_TEXT = Attribute.CONTROL | Attribute.UNKNOWN
+
+
+class GuidedVocabulary:
+    """A tokenizer beside llguidance's view of it, which is built on first use."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.words = (tokenizer.n_vocab + 31) // 32
+        """uint32 words of a mask."""
+        self._lock = threading.Lock()
+        self._guided: LLTokenizer | None = None
+
+    @property
+    def guided(self) -> LLTokenizer:
+        """llguidance's tokenizer."""
+        with self._lock:
+            if self._guided is None:
+                self._guided = self._build()
+            return self._guided
+
+    @cached_property
+    def controls(self) -> dict[str, int]:
+        """Tokens that text never matches, by how they are written; longest first."""
+        tokenizer = self.tokenizer
+        found = ((tokenizer.piece(t, special=True), t) for t in tokenizer.vocabulary.having(_NO_TEXT))
+        texts = {piece.decode("utf-8", "replace"): token for piece, token in found if piece}
+        return dict(sorted(texts.items(), key=lambda item: -len(item[0])))
+
+    def mask_of(self, tokens: Iterable[int]) -> NDArray[np.uint32]:
+        """A mask with the bits of these tokens."""
+        mask = np.zeros(self.words, np.uint32)
+        for token in tokens:
+            mask[token >> 5] |= np.uint32(1 << (token & 31))
+        return mask
+
+    def spell(self, text: str) -> list[int]:
+        """Tokens that make up exactly `text`, control tokens among them."""
+        tokens = self.tokenizer.encode(text)
+        raw = text.encode("utf-8", "replace")
+        pieces = [self.tokenizer.piece(token, special=True) for token in tokens]
+        joined = b"".join(pieces)
+        if joined == raw:
+            return tokens
+        if joined == b" " + raw:  # SentencePiece puts a space in front
+            return self.spell_bytes(pieces[0][1:]) + tokens[1:]
+        return self.spell_bytes(raw)
+
+    def spell_bytes(self, data: bytes) -> list[int]:
+        """Tokens for bytes that may begin or end inside a character; no control tokens."""
+        if not data:
+            return []
+        tokens = self.guided.tokenize_bytes(data)
+        if self.tokenizer.join(tokens) != data:
+            raise GrammarError(f"the vocabulary has no tokens for {data!r}")
+        return tokens
+
+    def pieces(self) -> list[bytes]:
+        """The bytes of every token, marked where text must not match them."""
+        tokenizer, vocabulary = self.tokenizer, self.tokenizer.vocabulary
+        space = SPACE.encode()
+        special = _NO_TEXT | Attribute.USER_DEFINED | Attribute.BYTE | Attribute.UNUSED
+        if tokenizer.spaces_spelled:
+            pieces = [raw.replace(space, b" ") for raw in vocabulary.strings.raw_list()]
+            odd = vocabulary.having(special)
+        else:
+            pieces = []
+            odd = vocabulary.having(special)
+            for token, raw in enumerate(vocabulary.strings.raw_list()):
+                try:
+                    pieces.append(raw.decode().translate(_UNSPELL).encode("latin-1"))
+                except UnicodeError:  # characters that spell no byte
+                    pieces.append(b"")
+                    odd.append(token)
+        for token in odd:
+            piece = tokenizer.piece(token, special=True)
+            pieces[token] = _MARK + piece if vocabulary.has(token, _NO_TEXT) else piece
+        return pieces
+
+    def _build(self) -> LLTokenizer:
+        tokenizer = self.tokenizer
+        ends = sorted(tokenizer.eog)
+        if not ends:
+            raise GrammarError("the vocabulary has no token that ends an answer, so no grammar can be followed")
+        return LLTokenizer(
+            _Wrapper(self), n_vocab=tokenizer.n_vocab, eos_token=list(ends), slices=LLTokenizer.json_slices()
+        )
+
+
+class _Wrapper:
+    """What LLTokenizer asks of a tokenizer (llguidance._tokenizer.TokenizerWrapper)."""
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, vocabulary: GuidedVocabulary) -> None:
+        tokenizer = vocabulary.tokenizer
+        self._tokenizer = tokenizer
+        self.tokens = vocabulary.pieces()
+        self.special_token_ids: list[int] = []
+        self.eos_token_id = min(tokenizer.eog)
+        self.bos_token_id = tokenizer.bos
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self._tokenizer.encode(text.decode("utf-8", "replace"), parse_special=False)
