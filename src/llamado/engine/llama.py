@@ -106,7 +106,7 @@ class Llama:
             from llamado.engine.placed import PlacedForward
 
             max_batch = min(n_batch, n_ubatch)
-            types = _cache_type(type_k), _cache_type(type_v)
+            types = cache_type(type_k), cache_type(type_v)
             here = CpuDevice(n_threads, n_threads_batch, numa=numa)
             house = None
             if split is not None:
@@ -251,7 +251,8 @@ def context_size(n_ctx: int, n_slots: int, unified: bool) -> tuple[int, int]:
     return n_ctx // n_slots, n_slots * align(n_ctx // n_slots)
 
 
-def _cache_type(name: str) -> TensorType:
+def cache_type(name: str) -> TensorType:
+    """The type that a flag's word for it means; raises EngineError."""
     try:
         return TensorType[name.upper()]
     except KeyError:
