@@ -83,15 +83,12 @@ class _Request:
 
 
 class _Text(NamedTuple):
-    """One text in a batch: its tokens from the `first` on, its cells from `cell` on."""
+    """One text in a batch: which of a request's it is, its tokens, and the first of its cells."""
 
     request: _Request
-    index: int
+    number: int
+    tokens: NDArray[np.int32]
     cell: int
-
-    @property
-    def tokens(self) -> NDArray[np.int32]:
-        return self.request.texts[self.index]
 
 
 def cells_for(max_batch: int, n_ctx: int) -> int:
@@ -147,7 +144,7 @@ class Embedder:
         size = 8 * n_tokens + 4 * self.forward.width * n_vectors
         if size > _MOST_BYTES:
             raise InvalidRequest(
-                f"{len(texts)} texts of {n_tokens} tokens in all take {size >> 20} MiB at once; ask for fewer at a time "
+                f"{len(texts)} texts of {n_tokens} tokens take {size >> 20} MiB of memory; ask for fewer at a time "
                 f"(at most {_MOST_BYTES >> 20} MiB)"
             )
         request = _Request([np.array(tokens, np.int32) for tokens in texts], size)
@@ -243,7 +240,7 @@ class Embedder:
             fits = n_tokens + n <= self.forward.max_batch and cell + n <= self.forward.n_cells
             if batch and not fits:
                 break
-            batch.append(_Text(request, request.next, cell))
+            batch.append(_Text(request, request.next, request.texts[request.next], cell))
             request.next += 1
             self._waiting.popleft()
             if request.next < len(request.texts):
@@ -287,7 +284,7 @@ class Embedder:
 
     def _finish(self, text: _Text, vectors: Vectors) -> None:
         request = text.request
-        request.done[text.index] = Embedding(vectors, len(text.tokens))
+        request.done[text.number] = Embedding(vectors, len(text.tokens))
         request.left -= 1
         if not request.left:
             with suppress(InvalidStateError):  # it was cancelled

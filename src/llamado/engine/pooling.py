@@ -45,5 +45,4 @@ def normalize(vectors: Vectors, kind: int) -> Vectors:
         else:
             norms = np.power(np.power(sizes, float(kind)).sum(axis=1), 1.0 / kind)
         factors = np.where(norms > 0, 1.0 / norms, 0.0).astype(np.float32)
-        scaled: Vectors = vectors * factors[:, None]
-    return scaled
+        return np.asarray(vectors * factors[:, None], np.float32)

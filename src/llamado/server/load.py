@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamado.gguf.sources import resolve
@@ -13,6 +14,10 @@ from llamado.server.settings import EngineOptions, ModelSource, Settings
 if TYPE_CHECKING:
     from llamado.engine.llama import Llama
     from llamado.engine.request import Defaults
+    from llamado.gguf.reader import GGUFFile
+    from llamado.models import Model
+    from llamado.text.chat import ChatTemplate
+    from llamado.text.tokenizer import Tokenizer
 
 log = logging.getLogger("llamado.server")
 
@@ -31,19 +36,31 @@ _FILE_TYPES = {
 _VOCAB_TYPES = {"llama": 1, "gpt2": 2, "bert": 3, "t5": 4, "rwkv": 5, "plamo2": 6}
 
 
-def load_llama(source: ModelSource, options: EngineOptions, defaults: Defaults, report: Report) -> Llama:
-    """Fetch the model where that is needed and load it. Raises LlamadoError."""
+def fetched(source: ModelSource, report: Report) -> Path:
+    """The model's file, fetched where it is not here yet. Raises SourceError."""
 
     def fetching(done: int, total: int) -> None:
         report(_FETCHED * done / total if total else 0.0, f"fetching {source.name}")
 
     path = resolve(source.spec, hf_repo=source.hf_repo, hf_file=source.hf_file, progress=fetching, warn=log.warning)
     report(_FETCHED, "opening the model")
+    return path
+
+
+def preparing(report: Report) -> Callable[[str, int, int], None]:
+    """Reports what happens after fetching as the second half of the progress."""
+
+    def prepare(what: str, done: int, total: int) -> None:
+        report(_FETCHED + (1 - _FETCHED) * done / total if total else _FETCHED, what)
+
+    return prepare
+
+
+def load_llama(source: ModelSource, options: EngineOptions, defaults: Defaults, report: Report) -> Llama:
+    """Fetch the model where that is needed and load it. Raises LlamadoError."""
+    path = fetched(source, report)
 
     from llamado.engine.llama import Llama
-
-    def preparing(what: str, done: int, total: int) -> None:
-        report(_FETCHED + (1 - _FETCHED) * done / total if total else _FETCHED, what)
 
     return Llama.load(
         path,
@@ -64,38 +81,66 @@ def load_llama(source: ModelSource, options: EngineOptions, defaults: Defaults, 
         split=options.split,
         drafting=options.drafting,
         defaults=defaults,
-        progress=preparing,
+        progress=preparing(report),
     )
 
 
 def load_served(settings: Settings, report: Report) -> Served:
     """Load the model of a server and describe it. Raises LlamadoError."""
-    llama = load_llama(settings.source, settings.engine, settings.defaults, report)
-    metadata, tokenizer, takes = llama.file.metadata, llama.tokenizer, llama.template.takes
+    if settings.engine.embeddings or settings.engine.reranking:
+        from llamado.server.embedding_load import load_embedding_server
+
+        return load_embedding_server(settings, report)
+    return serve_llama(settings, load_llama(settings.source, settings.engine, settings.defaults, report))
+
+
+def serve_llama(settings: Settings, llama: Llama) -> Served:
+    """A model that generates, behind the endpoints."""
+    from llamado.text.constraint import GrammarCompiler
+
+    info = describe(settings, llama.file, llama.model, llama.tokenizer, llama.template, llama.engine.n_ctx)
+    return Served(
+        engine=llama.engine,
+        tokenizer=llama.tokenizer,
+        template=llama.template,
+        info=info,
+        n_slots=settings.engine.n_slots,
+        defaults=settings.defaults,
+        grammars=GrammarCompiler(llama.tokenizer),
+        n_batch=settings.engine.n_batch,
+        close=llama.close,
+    )
+
+
+def describe(
+    settings: Settings, file: GGUFFile, model: Model, tokenizer: Tokenizer, template: ChatTemplate, n_ctx: int
+) -> ModelInfo:
+    """Facts about a model whose slots have a context of `n_ctx` tokens."""
+    metadata, takes = file.metadata, template.takes
     names = settings.aliases or (settings.source.name,)
 
     def text(token: int | None) -> str:
         return "" if token is None else tokenizer.piece(token, special=True).decode("utf-8", "replace")
 
-    info = ModelInfo(
+    return ModelInfo(
         name=names[0],
-        path=str(llama.file.path),
+        path=str(file.path),
         aliases=names,
         tags=settings.tags,
-        n_ctx=llama.engine.n_ctx,
-        n_ctx_train=llama.model.hparams.n_ctx_train,
+        n_ctx=n_ctx,
+        n_ctx_train=model.hparams.n_ctx_train,
         n_vocab=tokenizer.n_vocab,
-        n_embd=llama.model.hparams.n_embd,
-        n_params=sum(tensor.n_elements for tensor in llama.file.tensors.values()),
-        size=llama.file.nbytes,
+        n_embd=model.hparams.n_embd,
+        n_params=sum(tensor.n_elements for tensor in file.tensors.values()),
+        size=file.nbytes,
         ftype=_FILE_TYPES.get(metadata.int_("general.file_type", -1), "unknown"),
         vocab_type=_VOCAB_TYPES.get(metadata.str_("tokenizer.ggml.model", ""), 0),
-        chat_template=llama.template.source,
+        chat_template=template.source,
         chat_template_caps={
             "supports_object_arguments": takes.argument_objects,
             "supports_parallel_tool_calls": False,
             "supports_preserve_reasoning": False,
-            "supports_reasoning_effort": "reasoning_effort" in llama.template.source,
+            "supports_reasoning_effort": "reasoning_effort" in template.source,
             "supports_string_content": takes.strings,
             "supports_system_role": True,
             "supports_tool_calls": False,
@@ -104,13 +149,4 @@ def load_served(settings: Settings, report: Report) -> Served:
         },
         bos_token=text(tokenizer.bos),
         eos_token=text(tokenizer.eos),
-    )
-    return Served(
-        engine=llama.engine,
-        tokenizer=tokenizer,
-        template=llama.template,
-        info=info,
-        n_slots=settings.engine.n_slots,
-        defaults=settings.defaults,
-        close=llama.close,
     )

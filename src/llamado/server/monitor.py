@@ -192,8 +192,6 @@ def monitor_router(state: ServerState) -> APIRouter:
         if scrape is None:
             raise not_supported("This server does not support metrics endpoint. Start it with `--metrics`")
         headers = {"Process-Start-Time-Unix": str(int(state.started))}
-        return Response(
-            scrape.text(served().engine.snapshot()), headers=headers, media_type="text/plain; version=0.0.4"
-        )
+        return Response(scrape.text(served().snapshot()), headers=headers, media_type="text/plain; version=0.0.4")
 
     return router

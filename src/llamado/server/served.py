@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
+from llamado.engine.embedding import Embedding
 from llamado.engine.request import Defaults, EngineSnapshot, Event, Request
+from llamado.models.hparams import Pooling
+from llamado.text.chat import ChatTemplate
+from llamado.text.constraint import Constraint
+from llamado.text.grammar import GrammarSource, Trigger
 
 
 class Engine(Protocol):
@@ -17,6 +23,27 @@ class Engine(Protocol):
     def cancel(self, task_id: int) -> None: ...
 
     def snapshot(self) -> EngineSnapshot: ...
+
+
+class Embedder(Protocol):
+    """What makes vectors of texts, as seen from here; every method may be called from any thread."""
+
+    def submit(self, texts: Sequence[Sequence[int]]) -> Future[list[Embedding]]: ...
+
+    def snapshot(self) -> EngineSnapshot: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embeddings:
+    """How a server embeds and ranks."""
+
+    embedder: Embedder
+    pooling: Pooling
+    normalize: int = 2
+    """The norm that embeddings get where a request does not say; see `engine.pooling.normalize`."""
+    reranks: bool = False
+    pair: Callable[[str, str], list[int]]
+    """The tokens of a query and a document, as the model wants them to score the document."""
 
 
 class Tokenizer(Protocol):
@@ -31,12 +58,16 @@ class Tokenizer(Protocol):
     def piece(self, token: int, *, special: bool = False) -> bytes: ...
 
 
-class Template(Protocol):
-    """Messages to a prompt."""
+class Grammars(Protocol):
+    """Grammars and schemas as text → what the engine can hold an answer to."""
 
-    def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **extra: Any
-    ) -> str: ...
+    def compile(
+        self, source: GrammarSource, *, triggers: Sequence[Trigger] = (), generation_prompt: str = ""
+    ) -> Constraint: ...
+
+    def with_reasoning(
+        self, inner: Constraint | None, *, start: str, end: str, open: bool, budget: int = -1, message: str = ""
+    ) -> Constraint: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +100,33 @@ class Served:
 
     engine: Engine
     tokenizer: Tokenizer
-    template: Template
+    template: ChatTemplate
     info: ModelInfo
     n_slots: int
     defaults: Defaults = field(default_factory=Defaults)
+    grammars: Grammars | None = None
+    """None: the model does not generate."""
+    n_batch: int = 2048
+    """Tokens of a logical batch; what `/infill` cuts its context to."""
+    embeddings: Embeddings | None = None
+    """None: the server was not started for embeddings."""
     close: Callable[[float], None] = lambda timeout: None
     """Ends the engine; the argument is the most seconds it may take."""
+
+    def snapshot(self) -> EngineSnapshot:
+        """The state of all that computes here."""
+        if self.embeddings is None:
+            return self.engine.snapshot()
+        ours, theirs = self.engine.snapshot(), self.embeddings.embedder.snapshot()
+        a, b = ours.counters, theirs.counters
+        return ours._replace(
+            counters=a._replace(
+                prompt_tokens_total=a.prompt_tokens_total + b.prompt_tokens_total,
+                prompt_seconds_total=a.prompt_seconds_total + b.prompt_seconds_total,
+                n_decode_total=a.n_decode_total + b.n_decode_total,
+                n_busy_slots_total=a.n_busy_slots_total + b.n_busy_slots_total,
+                n_tokens_max=max(a.n_tokens_max, b.n_tokens_max),
+            ),
+            requests_processing=ours.requests_processing + theirs.requests_processing,
+            requests_deferred=ours.requests_deferred + theirs.requests_deferred,
+        )
