@@ -1,0 +1,152 @@
+"""What an answer of `/health` (or none) says about a server. No I/O.
+
+Three things are told apart. *Liveness*: something answers HTTP. *Readiness*: `/health` says 200 and `ok`. *Workload*:
+whether a slot is free. An accepted connection says none of them.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+class Phase(enum.Enum):
+    """Where a server stands."""
+
+    CONNECTING = "connecting"
+    """Nobody answers (yet)."""
+    LOADING = "loading"
+    READY = "ready"
+    BUSY = "busy"
+    """Ready, and every slot is at work."""
+    UNHEALTHY = "unhealthy"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A phase and what is known about it."""
+
+    phase: Phase
+    message: str
+    """For people: what is the case, and what to do where that is known."""
+    progress: float | None = None
+    """While loading, from 0 to 1, where the server tells."""
+    retry_after: float | None = None
+    """Seconds after which the server wants to be asked again."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are answered."""
+        return self.phase in (Phase.READY, Phase.BUSY)
+
+    @property
+    def alive(self) -> bool:
+        """Whether a server answers at all."""
+        return self.ready or self.phase is Phase.LOADING
+
+
+CONNECTING = State(Phase.CONNECTING, "not asked yet")
+MAX_BODY = 1 << 16
+"""Bytes of an answer that are looked at: `/health` says less than one kilobyte."""
+
+
+def judge(status: int, headers: Mapping[str, str], body: bytes) -> State:
+    """The state behind an answer of `/health`.
+
+    Bodies are llama-server's: `{"status": "ok"}`; 503 `{"error": {"message": "Loading model", …}}`, to which ours adds
+    `progress` and `stage`; those of older ones, `{"status": "loading model"}` and `{"status": "no slot available"}`.
+    """
+    again = _retry_after(headers.get("retry-after"))
+    said = _object(body)
+    status_text = said.get("status")
+    error = said.get("error")
+    message = error.get("message") if isinstance(error, dict) else None
+    if status_text == "no slot available" or message == "no slot available":
+        return State(Phase.BUSY, "ready, and all slots are at work", retry_after=again)
+    if status == 200:
+        if status_text == "ok":
+            return State(Phase.READY, "ready", retry_after=again)
+        return State(Phase.UNHEALTHY, "something else answers there: /health is not a llama server's", None, again)
+    if status == 503:
+        if status_text == "loading model":
+            return State(Phase.LOADING, "Loading model", None, again)
+        if isinstance(message, str):
+            if not message.startswith("Loading model"):
+                return State(Phase.UNHEALTHY, message, None, again)
+            progress, stage = said.get("progress"), said.get("stage")
+            known = isinstance(progress, (int, float)) and 0 <= progress <= 1
+            text = f"{message}: {stage}" if isinstance(stage, str) and stage else message
+            return State(Phase.LOADING, text, float(progress) if known else None, again)  # type: ignore[arg-type]
+        return State(Phase.UNHEALTHY, "answers 503 without a reason: a proxy whose server is away?", None, again)
+    if isinstance(message, str):
+        return State(Phase.UNHEALTHY, f"/health answers {status}: {message}", None, again)
+    return State(Phase.UNHEALTHY, f"/health answers {status}: this is no llama server, or not its address", None, again)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Seconds of a Retry-After header; the form with a date is rare and left out."""
+    if value is None or not value.strip().isdecimal():
+        return None
+    return float(min(int(value), 3600))
+
+
+class Backoff:
+    """Pauses between attempts: they double from `first` up to `longest`, each by a random quarter shorter."""
+
+    def __init__(self, first: float, longest: float, rng: random.Random | None = None) -> None:
+        self._first, self._longest = first, longest
+        self._next = first
+        self._rng = rng if rng is not None else random.Random()
+
+    def pause(self, retry_after: float | None = None) -> float:
+        """Seconds to wait now; at least what the server asked for."""
+        seconds = self._next * self._rng.uniform(0.75, 1.0)
+        self._next = min(2 * self._next, self._longest)
+        return max(seconds, retry_after or 0.0)
+
+    def reset(self) -> None:
+        """Begin anew: something has changed."""
+        self._next = self._first
+
+
+class Watch:
+    """Goes over a server's states while it starts, and remembers what a single one does not say."""
+
+    # A look at /health costs a server well under a millisecond, and nobody should wait long for one that is ready.
+    FIRST, LONGEST = 0.02, 0.16
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self.state = CONNECTING
+        self._backoff = Backoff(self.FIRST, self.LONGEST)
+        self._was_loading = False
+
+    def note(self, found: State) -> State:
+        """The state as it is to be told: a server that was loading and is gone has probably crashed."""
+        if found.phase is Phase.LOADING:
+            self._was_loading = True
+        elif found.phase is Phase.CONNECTING and self._was_loading:
+            found = State(Phase.UNHEALTHY, f"it was loading the model and is gone ({found.message}); its log tells why")
+        if found.phase is not self.state.phase:
+            self._backoff.reset()
+        self.state = found
+        return found
+
+    def pause(self, elapsed: float) -> float | None:
+        """Seconds until the next look; None when the time is over."""
+        left = self.timeout - elapsed
+        if left <= 0:
+            return None
+        return min(self._backoff.pause(self.state.retry_after), left)

@@ -1,0 +1,131 @@
+"""Requests and answers of a llama server as data; sending them is done by the two clients."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from llamado.client.health import MAX_BODY, Phase, State
+from llamado.errors import LlamadoError
+
+Json = dict[str, Any]
+Messages = str | Sequence[Mapping[str, Any]]
+
+
+class RequestFailed(LlamadoError):
+    """The server answered with an error: `status`, and `type` as llama-server calls it."""
+
+    def __init__(self, message: str, *, status: int, type: str) -> None:
+        super().__init__(message)
+        self.status, self.type = status, type
+
+
+class ServerUnavailable(LlamadoError):
+    """The server does not answer, or has no place for the request for too long."""
+
+
+def base(url: str) -> str:
+    """A server's address without the slash at its end; `host:port` gets its scheme. Raises ServerUnavailable."""
+    text = url.strip()
+    if "://" not in text:
+        text = f"http://{text}"
+    text = text.rstrip("/")
+    try:
+        parsed = httpx.URL(text)
+    except (httpx.InvalidURL, ValueError, TypeError) as error:
+        raise ServerUnavailable(f"{url!r} is no address: {error}; expected http://host:port") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ServerUnavailable(f"{url!r} is no address of an HTTP server: expected http://host:port")
+    return text
+
+
+def headers(api_key: str | None) -> dict[str, str]:
+    """What goes with every request."""
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+def judge_failure(error: Exception, timeout: float) -> State:
+    """The state behind a look at /health that brought no answer."""
+    if isinstance(error, httpx.ConnectTimeout):
+        return State(Phase.CONNECTING, f"no connection within {timeout:g} s; is the address right?")
+    if isinstance(error, (httpx.TimeoutException, TimeoutError)):
+        return State(Phase.CONNECTING, f"accepts connections, and does not answer within {timeout:g} s")
+    if isinstance(error, httpx.ConnectError):
+        return State(Phase.CONNECTING, f"cannot connect: {error}")
+    if isinstance(error, httpx.RemoteProtocolError):
+        return State(Phase.UNHEALTHY, f"something else answers there: it does not speak HTTP ({error})")
+    if isinstance(error, httpx.HTTPError):
+        return State(Phase.CONNECTING, f"the connection broke: {error or type(error).__name__}")
+    raise error
+
+
+def too_long() -> State:
+    """The state behind an answer of /health that is far longer than one of a llama server."""
+    return State(Phase.UNHEALTHY, f"something else answers there: /health is longer than {MAX_BODY} bytes")
+
+
+def failure(response: httpx.Response) -> RequestFailed:
+    """An error answer (its body read) as an exception."""
+    try:
+        error = response.json().get("error")
+    except (ValueError, AttributeError, RecursionError):
+        error = None
+    if isinstance(error, dict):
+        message, type = str(error.get("message", "")), str(error.get("type", ""))
+    else:
+        message, type = response.text[:200], ""
+    where = f"{response.request.method} {response.request.url}"
+    return RequestFailed(f"{where}: {response.status_code} {message}".rstrip(), status=response.status_code, type=type)
+
+
+def completion(prompt: str | Sequence[int], stream: bool, options: Mapping[str, Any]) -> tuple[str, Json]:
+    """Path and body of `/completion`."""
+    return "/completion", {**options, "prompt": prompt if isinstance(prompt, str) else list(prompt), "stream": stream}
+
+
+def chat(messages: Messages, stream: bool, options: Mapping[str, Any]) -> tuple[str, Json]:
+    """Path and body of `/v1/chat/completions`; a text is one message of the user."""
+    said = [{"role": "user", "content": messages}] if isinstance(messages, str) else [dict(m) for m in messages]
+    return "/v1/chat/completions", {**options, "messages": said, "stream": stream}
+
+
+def event(line: str) -> Json | None:
+    """The JSON of one line of a stream of events; None for what carries none. Raises RequestFailed."""
+    if not line.startswith("data:"):
+        return None
+    text = line[5:].strip()
+    if text == "[DONE]":
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError:
+        raise RequestFailed(f"the stream holds what is no JSON: {text[:80]!r}", status=200, type="") from None
+    if isinstance(value, dict) and isinstance(value.get("error"), dict):
+        error = value["error"]
+        raise RequestFailed(str(error.get("message")), status=int(error.get("code", 500)), type=str(error.get("type")))
+    return value if isinstance(value, dict) else None
+
+
+def text_of(value: Mapping[str, Any]) -> str:
+    """The text in an answer, or in one event of a stream, of either API."""
+    choices = value.get("choices")
+    if not isinstance(choices, list):
+        return str(value.get("content", ""))
+    if not choices:
+        return ""
+    said = choices[0].get("delta") or choices[0].get("message") or {}
+    return said.get("content") or ""
+
+
+def metrics(text: str) -> dict[str, float]:
+    """Prometheus' text as a dictionary; labels are part of a name: `name{label="value"}`."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = float(sample.value)
+    return found

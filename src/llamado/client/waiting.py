@@ -1,0 +1,134 @@
+"""`llamado wait`: until a server answers requests, or a worker greets."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from llamado.client.health import Phase, State, Watch
+from llamado.client.synchronous import LlamaServerClient
+
+Told = Callable[[State, float], None]
+HELLO_TIMEOUT = 5.0
+
+
+def run_wait(url: str, *, timeout: float, interval: float) -> int:
+    """Wait for `http(s)://host:port`, or `tcp://host:port` of a worker; the exit code: 0 ready, 1 not in time.
+
+    On a terminal a live line shows how far it is; elsewhere a line is written every `interval` seconds, and whenever
+    the state changes. Raises ServerUnavailable and EndpointError for an address that is none.
+    """
+    if url.startswith("tcp://"):
+        from llamado.rpc.endpoint import Endpoint
+
+        endpoint = Endpoint.parse(url)
+        return _report(url, timeout, interval, lambda told: _wait_for_worker(endpoint.address, timeout, told))
+    with LlamaServerClient(url, startup_timeout=timeout) as client:
+
+        def wait(told: Told) -> State:
+            client.wait_until_ready(told)
+            return client.state
+
+        return _report(client.base_url, timeout, interval, wait)
+
+
+def _report(url: str, timeout: float, interval: float, wait: Callable[[Told], State]) -> int:
+    began = time.monotonic()
+    if sys.stdout.isatty():
+        with Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn(), transient=True
+        ) as bar:
+            task = bar.add_task("", total=None)
+
+            def told(state: State, elapsed: float) -> None:
+                total = None if state.progress is None else 1.0
+                bar.update(task, description=f"{url}: {state.message}", total=total, completed=state.progress or 0)
+
+            state = wait(told)
+    else:
+        print(f"Waiting for {url} to be ready (timeout: {timeout:g}s)...", flush=True)
+        state = wait(_Lines(timeout, interval).told)
+    seconds = time.monotonic() - began
+    if state.ready:
+        print(f"Server is ready! (took {seconds:.0f}s)", flush=True)
+        return 0
+    Console(stderr=True, soft_wrap=True, highlight=False).print(
+        f"ERROR: Timeout waiting for server: after {seconds:.0f}s {url}: {state.message}", markup=False
+    )
+    return 1
+
+
+class _Lines:
+    """Plain lines, for logs."""
+
+    def __init__(self, timeout: float, interval: float) -> None:
+        self._timeout, self._interval = timeout, interval
+        self._next = 0.0
+        self._phase: Phase | None = None
+
+    def told(self, state: State, elapsed: float) -> None:
+        if state.ready or (elapsed < self._next and state.phase is self._phase):
+            return
+        self._next, self._phase = elapsed + self._interval, state.phase
+        shown = "" if state.progress is None else f" {100 * state.progress:.0f}%"
+        print(f"[{elapsed:.0f}/{self._timeout:g}s] {state.message}{shown}", flush=True)
+
+
+def _wait_for_worker(address: tuple[str, int], timeout: float, told: Told) -> State:
+    began = time.monotonic()
+    watch = Watch(timeout)
+    while True:
+        left = timeout - (time.monotonic() - began)
+        state = watch.note(greet(address, max(0.05, min(HELLO_TIMEOUT, left))))
+        elapsed = time.monotonic() - began
+        told(state, elapsed)
+        if state.ready:
+            return state
+        pause = watch.pause(elapsed)
+        if pause is None:
+            return state
+        time.sleep(pause)
+
+
+def greet(address: tuple[str, int], timeout: float) -> State:
+    """The state of a worker: whether it answers HELLO, which is more than accepting a connection."""
+    from llamado.rpc.wire import COMMANDS, VERSION, Hello, HelloResponse, ResponseReader, WireError, write_request
+
+    deadline = time.monotonic() + timeout
+    accepted = False
+    try:
+        with socket.create_connection(address, timeout) as connection:
+            accepted = True
+            reader = ResponseReader()
+            reader.expect(COMMANDS[Hello])
+            connection.sendall(write_request(Hello()))
+            while (found := reader.next()) is None:
+                connection.settimeout(max(0.001, deadline - time.monotonic()))
+                data = connection.recv(256)
+                if not data:
+                    return State(Phase.UNHEALTHY, "it ends the connection instead of greeting: no ggml RPC worker?")
+                reader.feed(data)
+    except TimeoutError:
+        if not accepted:
+            return State(Phase.CONNECTING, f"no connection within {timeout:.2g} s; is the address right?")
+        return State(
+            Phase.CONNECTING,
+            f"accepts connections, and does not greet within {timeout:.2g} s (ggml's worker serves one client at a "
+            "time: is another one connected?)",
+        )
+    except WireError as error:
+        return State(Phase.UNHEALTHY, f"something else answers there: {error}")
+    except OSError as error:
+        return State(Phase.CONNECTING, f"cannot connect: {error.strerror or error}")
+    hello = found[1]
+    assert isinstance(hello, HelloResponse)
+    version = (hello.major, hello.minor, hello.patch)
+    if version[0] != VERSION[0] or version[1] > VERSION[1]:
+        theirs, ours = (".".join(map(str, v)) for v in (version, VERSION))
+        return State(Phase.UNHEALTHY, f"it speaks RPC {theirs}, this is {ours}: use a llama.cpp of the same version")
+    return State(Phase.READY, "ready")

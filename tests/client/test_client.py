@@ -1,0 +1,431 @@
+"""The client against servers that are scripted, ours behind a fake engine, and the real llama-server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from client.scripted_server import Exchange, ScriptedServer
+
+from llamado.client import (
+    AsyncLlamaServerClient,
+    LlamaServerClient,
+    Phase,
+    RequestFailed,
+    ServerUnavailable,
+    State,
+)
+from llamado.client.health import Backoff, Watch, judge
+from llamado.client.waiting import greet, run_wait
+
+LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
+OURS = {**LOADING, "progress": 0.25, "stage": "reading weights"}
+
+
+def ready(exchange: Exchange) -> None:
+    exchange.answer(200, {"status": "ok"})
+
+
+def loading(exchange: Exchange) -> None:
+    exchange.answer(503, LOADING)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "phase", "says"),
+    [
+        (200, {"status": "ok"}, Phase.READY, "ready"),
+        (503, LOADING, Phase.LOADING, "Loading model"),
+        (503, OURS, Phase.LOADING, "reading weights"),
+        (503, {"status": "loading model"}, Phase.LOADING, "Loading"),
+        (503, {"status": "no slot available", "slots_idle": 0}, Phase.BUSY, "slots"),
+        (200, {"status": "no slot available", "slots_idle": 0}, Phase.BUSY, "slots"),
+        (503, {"error": {"message": "Failed to load model: no such file"}}, Phase.UNHEALTHY, "no such file"),
+        (503, {"error": {"message": "worker RPC0[a:1] is gone since 12:00:00"}}, Phase.UNHEALTHY, "RPC0"),
+        (503, b"<html>Service Unavailable</html>", Phase.UNHEALTHY, "proxy"),
+        (200, b"<html>Welcome to nginx!</html>", Phase.UNHEALTHY, "something else"),
+        (200, {"status": "green"}, Phase.UNHEALTHY, "something else"),
+        (200, b"[" * 30_000, Phase.UNHEALTHY, "something else"),
+        (404, {"detail": "Not Found"}, Phase.UNHEALTHY, "404"),
+        (500, {"error": {"message": "oh", "type": "server_error"}}, Phase.UNHEALTHY, "oh"),
+        (503, {"error": {"message": 7}, "progress": "x"}, Phase.UNHEALTHY, "proxy"),
+    ],
+)
+def test_judging_answers(status: int, body: Any, phase: Phase, says: str) -> None:
+    state = judge(status, {"retry-after": "7"}, body if isinstance(body, bytes) else json.dumps(body).encode())
+    assert (state.phase, state.retry_after) == (phase, 7.0)
+    assert says in state.message
+    assert state.ready == (phase in (Phase.READY, Phase.BUSY))
+    assert state.progress == (0.25 if body is OURS else None)
+
+
+@pytest.mark.parametrize("value", ["", "soon", "-1", "1.5", "Wed, 21 Oct 2026 07:28:00 GMT", "9" * 400])
+def test_a_strange_retry_after(value: str) -> None:
+    pause = judge(503, {"retry-after": value}, b"").retry_after
+    assert pause is None or pause <= 3600
+
+
+def test_pauses_grow_with_jitter_and_the_server_may_ask_for_more() -> None:
+    backoff = Backoff(0.1, 1.0, random.Random(1))
+    pauses = [backoff.pause() for _ in range(8)]
+    assert all(
+        0.75 * full <= pause <= full for pause, full in zip(pauses, [0.1, 0.2, 0.4, 0.8, 1, 1, 1, 1], strict=True)
+    )
+    assert len(set(pauses)) == 8
+    assert backoff.pause(5.0) == 5.0
+    backoff.reset()
+    assert backoff.pause() <= 0.1
+
+
+def test_a_server_that_was_loading_and_is_gone() -> None:
+    watch = Watch(1.0)
+    gone = State(Phase.CONNECTING, "cannot connect: refused")
+    assert watch.note(gone).phase is Phase.CONNECTING
+    watch.note(State(Phase.LOADING, "Loading model"))
+    assert watch.note(gone).phase is Phase.UNHEALTHY
+    assert "refused" in watch.state.message and "log" in watch.state.message
+    assert watch.pause(0.999) is not None and watch.pause(1.0) is None
+
+
+def wait(url: str, timeout: float, **options: Any) -> tuple[bool, State, list[State], float]:
+    """Both clients' answer, which must be the same kind: the second is waited for while the first one waits."""
+    states: list[State] = []
+    other: list[State] = []
+
+    def beside() -> None:
+        async def run() -> bool:
+            async with AsyncLlamaServerClient(url, timeout, **options) as client:
+                found = await client.wait_until_ready()
+                other.append(client.state)
+                return found
+
+        other_ready.append(asyncio.run(run()))
+
+    other_ready: list[bool] = []
+    thread = threading.Thread(target=beside)
+    thread.start()
+    with LlamaServerClient(url, timeout, **options) as client:
+        found = client.wait_until_ready(lambda state, _: states.append(state))
+        at = time.monotonic()
+        thread.join()
+        assert other_ready == [found] and other[0].phase is client.state.phase
+        return found, client.state, states, at
+
+
+def test_nothing_listens() -> None:
+    found, state, _, _ = wait(f"http://127.0.0.1:{free_port()}", 0.4)
+    assert not found and state.phase is Phase.CONNECTING and "cannot connect" in state.message
+
+
+def test_a_port_that_accepts_and_stays_silent() -> None:
+    over = threading.Event()
+    with ScriptedServer(lambda exchange: over.wait(5) and None) as server:
+        found, state, _, _ = wait(server.url, 0.6, health_check_timeout=0.2)
+        over.set()
+    assert not found and state.phase is Phase.CONNECTING and "accepts connections" in state.message
+
+
+def test_an_answer_that_dribbles() -> None:
+    def dribble(exchange: Exchange) -> None:
+        exchange.connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+        for _ in range(100):
+            exchange.connection.sendall(b" ")
+            time.sleep(0.02)
+
+    with ScriptedServer(dribble) as server:
+        found, state, _, _ = wait(server.url, 0.5, health_check_timeout=0.2)
+    assert not found and state.phase is Phase.CONNECTING
+
+
+def test_ready_after_loading() -> None:
+    at: list[float] = []
+    began = time.monotonic()
+
+    def script(exchange: Exchange) -> None:
+        if time.monotonic() - began < 0.7:
+            exchange.answer(503, OURS)
+            return
+        at.append(time.monotonic())
+        ready(exchange)
+
+    with ScriptedServer(script) as server:
+        found, state, states, noticed = wait(server.url, 10)
+        assert found and state.phase is Phase.READY
+        assert {s.phase for s in states[:-1]} == {Phase.LOADING} and states[0].progress == 0.25
+        assert noticed >= at[0]
+        gaps = [b - a for a, b in zip(server.times[::2], server.times[2::2], strict=False)]
+        assert max(gaps) < 5  # no pause of seconds is possible: the longest is 0.16 s
+    assert len(states) < 60
+
+
+def test_503_for_ever_and_its_retry_after() -> None:
+    with ScriptedServer(lambda exchange: exchange.answer(503, LOADING, Retry_After="1")) as server:
+        found, state, states, _ = wait(server.url, 0.9)
+    assert not found and state.phase is Phase.LOADING
+    assert len(states) == 2  # one at once, one when the time is over
+
+
+def test_a_crash_while_loading_and_a_restart() -> None:
+    server = ScriptedServer(loading)
+    states: list[State] = []
+
+    def told(state: State, _: float) -> None:
+        states.append(state)
+        if len(states) == 3:
+            server.close()
+        if state.phase is Phase.UNHEALTHY and len(again) == 0:
+            again.append(ScriptedServer(ready, server.port))
+
+    again: list[ScriptedServer] = []
+    with LlamaServerClient(server.url, 10) as client:
+        assert client.wait_until_ready(told)
+    assert list(dict.fromkeys(s.phase for s in states)) == [Phase.LOADING, Phase.UNHEALTHY, Phase.READY]
+    assert "it was loading" in next(s for s in states if s.phase is Phase.UNHEALTHY).message
+    again[0].close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", b"SSH-2.0-OpenSSH_9.6\r\n", b"\x00\x01\x02"],
+)
+def test_a_wrong_service(answer: bytes) -> None:
+    with ScriptedServer(lambda exchange: exchange.connection.sendall(answer)) as server:
+        found, state, _, _ = wait(server.url, 0.3)
+    assert not found and state.phase is Phase.UNHEALTHY and "something else" in state.message
+
+
+def test_an_endless_answer() -> None:
+    with ScriptedServer(lambda exchange: exchange.answer(200, b"x" * 1_000_000)) as server:
+        found, state, _, _ = wait(server.url, 0.3)
+    assert not found and state.phase is Phase.UNHEALTHY and "longer" in state.message
+
+
+@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port", "", "http://[::1"])
+def test_no_address(url: str) -> None:
+    with pytest.raises(ServerUnavailable, match="address"):
+        LlamaServerClient(url)
+
+
+def test_liveness_readiness_workload() -> None:
+    answers: dict[str, tuple[int, Any]] = {"/health": (503, LOADING)}
+    with (
+        ScriptedServer(lambda e: e.answer(*answers.get(e.path, (404, {})))) as server,
+        LlamaServerClient(server.url + "/") as client,
+    ):
+        assert client.is_alive() and not client.is_healthy() and client.workload().phase is Phase.LOADING
+        answers["/health"] = 200, {"status": "ok"}
+        assert client.is_healthy() and client.workload().phase is Phase.READY  # /slots: 404
+        assert client.get_slot_status() is None
+        answers["/slots"] = 200, [{"id": 0, "is_processing": True}, {"id": 1, "is_processing": False}]
+        assert client.workload().phase is Phase.READY
+        answers["/slots"] = 200, [{"id": 0, "is_processing": True}]
+        assert client.workload().phase is Phase.BUSY and client.state.ready
+        assert client.get_slot_status() == [{"id": 0, "is_processing": True}]
+        answers["/metrics"] = 200, b'# TYPE llamacpp:x_total counter\nllamacpp:x_total{a="1"} 5\nllamacpp:y 2.5\n'
+        assert client.metrics() == {'llamacpp:x_total{a="1"}': 5.0, "llamacpp:y": 2.5}
+        answers["/metrics"] = 501, {"error": {"message": "start it with --metrics", "type": "not_supported_error"}}
+        with pytest.raises(RequestFailed, match="--metrics") as failed:
+            client.metrics()
+        assert (failed.value.status, failed.value.type) == (501, "not_supported_error")
+        answers["/props"] = 200, {"total_slots": 4}
+        assert client.props() == {"total_slots": 4}
+    with LlamaServerClient(server.url) as client:
+        assert not client.is_alive() and client.get_slot_status() is None
+        with pytest.raises(ServerUnavailable, match="llamado wait"):
+            client.props()
+
+
+def events(*values: Any) -> bytes:
+    return (
+        b"".join(b"data: " + json.dumps(value).encode() + b"\n\n" for value in values) + b": ping\n\ndata: [DONE]\n\n"
+    )
+
+
+def test_completion_and_chat() -> None:
+    def script(exchange: Exchange) -> None:
+        body = exchange.json()
+        if exchange.path == "/completion":
+            if body["stream"]:
+                exchange.answer(200, events({"content": "a", "stop": False}, {"content": "", "stop": True}))
+            else:
+                exchange.answer(200, {"content": f"{body['prompt']}{body['n_predict']}"})
+        elif body["stream"]:
+            parts = [{"choices": [{"delta": {"content": text}}]} for text in (None, "Hi", " there")]
+            exchange.answer(200, events(*parts, {"choices": [], "usage": {}}))
+        else:
+            exchange.answer(200, {"choices": [{"message": {"content": body["messages"][0]["content"] + "!"}}]})
+
+    with ScriptedServer(script) as server, LlamaServerClient(server.url, api_key="secret") as client:
+        assert client.completion("x", n_predict=3) == {"content": "x3"}
+        assert client.completion([1, 2], n_predict=0)["content"] == "[1, 2]0"
+        assert [e["content"] for e in client.completion("x", stream=True)] == ["a", ""]
+        assert client.chat("Hello") == "Hello!"
+        assert client.chat([{"role": "user", "content": "Ho"}]) == "Ho!"
+        assert list(client.chat("Hello", stream=True)) == ["Hi", " there"]
+        assert client.chat_completion("Hello")["choices"][0]["message"]["content"] == "Hello!"
+        assert len(list(client.chat_completion("Hello", stream=True))) == 4
+        assert all(e.headers["authorization"] == "Bearer secret" for e in server.requests)
+
+        async def beside() -> None:
+            async with AsyncLlamaServerClient(server.url) as other:
+                assert (await other.completion("x", n_predict=3)) == {"content": "x3"}
+                assert [e["content"] async for e in await other.completion("x", stream=True)] == ["a", ""]
+                assert await other.chat("Hello") == "Hello!"
+                assert [t async for t in await other.chat("Hello", stream=True)] == ["Hi", " there"]
+
+        asyncio.run(beside())
+
+
+def test_a_stream_with_an_error_and_one_that_breaks() -> None:
+    broken = b'data: {"content": "a"}\n\ndata: {"error": {"code": 500, "message": "the worker died", "type": "x"}}\n\n'
+    with ScriptedServer(lambda e: e.answer(200, broken)) as server, LlamaServerClient(server.url) as client:
+        stream = client.completion("x", stream=True)
+        assert next(stream) == {"content": "a"}
+        with pytest.raises(RequestFailed, match="the worker died"):
+            next(stream)
+        server.script = lambda e: e.connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\ndata: {}\n\n")
+        with pytest.raises(ServerUnavailable):
+            list(client.completion("x", stream=True))
+        server.script = lambda e: e.answer(200, b"data: {nonsense\n\n")
+        with pytest.raises(RequestFailed, match="no JSON"):
+            list(client.completion("x", stream=True))
+
+
+def test_a_full_server_is_asked_again() -> None:
+    full = {"error": {"message": "too many wait", "type": "unavailable_error"}}
+
+    def script(exchange: Exchange) -> None:
+        if len(server.requests) < 3:
+            exchange.answer(503, full, Retry_After="0")
+        else:
+            exchange.answer(200, {"content": "at last"})
+
+    with ScriptedServer(script) as server, LlamaServerClient(server.url) as client:
+        assert client.completion("x")["content"] == "at last"
+        assert len(server.requests) == 3
+        server.script = lambda e: e.answer(503, full, Retry_After="30")
+        client.busy_timeout = 0.5
+        with pytest.raises(ServerUnavailable, match="too many wait"):
+            client.completion("x")
+        assert len(server.requests) == 4  # 30 s are longer than it may take
+        server.script = lambda e: e.answer(400, {"error": {"message": "bad", "type": "invalid_request_error"}})
+        with pytest.raises(RequestFailed, match="400 bad"):
+            client.completion("x")
+
+
+# -- llamado wait ------------------------------------------------------------------------------------------------------
+
+
+def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    count = iter(range(100))
+    with ScriptedServer(lambda e: ready(e) if next(count) > 3 else e.answer(503, OURS)) as server:
+        assert run_wait(server.url, timeout=300, interval=2) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines() == [
+        f"Waiting for {server.url} to be ready (timeout: 300s)...",
+        "[0/300s] Loading model: reading weights 25%",
+        "Server is ready! (took 0s)",
+    ]
+    assert run_wait(server.url, timeout=0.3, interval=0.1) == 1
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) >= 3 and "cannot connect" in said.out
+    assert said.err.startswith("ERROR: Timeout waiting for server") and "cannot connect" in said.err
+
+
+def test_the_command() -> None:
+    with ScriptedServer(ready) as server:
+        command = [sys.executable, "-m", "llamado.cli", "wait", server.url, "--timeout", "20", "--interval", "1"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "Server is ready! (took 0s)")
+
+
+def serve_bytes(answer: bytes | None) -> tuple[socket.socket, tuple[str, int]]:
+    """A port whose connections get these bytes (None: silence)."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    kept: list[socket.socket] = []
+
+    def run() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            kept.append(connection)
+            if answer is not None:
+                connection.recv(64)
+                connection.sendall(answer)
+                connection.close()
+
+    threading.Thread(target=run, daemon=True).start()
+    return listener, listener.getsockname()
+
+
+@pytest.mark.parametrize(
+    ("answer", "phase", "says"),
+    [
+        (None, Phase.CONNECTING, "does not greet"),
+        (b"", Phase.UNHEALTHY, "instead of greeting"),
+        (b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", Phase.UNHEALTHY, "something else"),
+        ((28).to_bytes(8, "little") + bytes([7, 0, 0, 0]) + bytes(24), Phase.READY, "ready"),
+        ((28).to_bytes(8, "little") + bytes([6, 0, 0, 0]) + bytes(24), Phase.UNHEALTHY, "speaks RPC 6.0.0"),
+        ((28).to_bytes(8, "little") + bytes([7, 0]), Phase.UNHEALTHY, "instead of greeting"),
+    ],
+)
+def test_workers(answer: bytes | None, phase: Phase, says: str) -> None:
+    listener, address = serve_bytes(answer)
+    with listener:
+        state = greet(address, 0.3)
+    assert state.phase is phase and says in state.message
+
+
+def test_waiting_for_a_worker(capsys: pytest.CaptureFixture[str]) -> None:
+    from llamado.rpc.worker import Worker, WorkerOptions
+
+    assert run_wait(f"tcp://127.0.0.1:{free_port()}", timeout=0.2, interval=1) == 1
+    worker = Worker([], WorkerOptions(port=0))
+    thread = threading.Thread(target=worker.serve, daemon=True)
+    thread.start()
+    assert run_wait(f"tcp://127.0.0.1:{worker.port}", timeout=20, interval=1) == 0
+    worker.stop()
+    thread.join()
+    assert "Server is ready!" in capsys.readouterr().out
+
+
+# -- the real one ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.interop
+def test_the_real_llama_server(peer_bin: Path, smollm2_path: Path) -> None:
+    port = free_port()
+    command = [str(peer_bin / "llama-server"), "-m", str(smollm2_path), "--port", str(port), "-c", "512", "-np", "1"]
+    process = subprocess.Popen([*command, "--metrics", "-t", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        with LlamaServerClient(f"127.0.0.1:{port}", 60) as client:
+            phases: dict[Phase, None] = {}
+            note: Callable[[State, float], None] = lambda state, _: phases.setdefault(state.phase)  # noqa: E731
+            assert client.wait_until_ready(note)
+            assert next(iter(phases)) is Phase.CONNECTING and list(phases)[-1] is Phase.READY
+            assert client.props()["total_slots"] == 1
+            assert client.metrics()["llamacpp:requests_processing"] == 0
+            stream = client.completion("One two three", stream=True, n_predict=200, ignore_eos=True)
+            next(stream)
+            assert client.workload().phase is Phase.BUSY
+            assert client.chat("Say hello", max_tokens=4)
+    finally:
+        process.kill()
+        process.wait()
