@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceLost
 from llamado.engine.engine import Engine
+from llamado.engine.forward import CellKind, Cells
 from llamado.engine.request import Done, Event, Failed, Progress, Request, Result, Token
+from llamado.gguf.types import TensorType
 
 U64 = np.uint64
 
@@ -35,9 +37,13 @@ class FakeForward:
         self.n_vocab = n_vocab
         self.n_cells = n_cells
         self.max_batch = max_batch
+        self.cell_bytes = 8
         self.cells = np.zeros(n_cells, U64)
         self.sizes: list[int] = []
         self.copies: list[tuple[int, int, int]] = []
+        self.reads: list[tuple[int, int]] = []
+        self.writes: list[tuple[int, int]] = []
+        self.model = b"m" * 32
         self.before: Callable[[int], None] | None = None
         self._vocab = np.arange(1, n_vocab + 1, dtype=U64) * U64(0x9E3779B97F4A7C15)
 
@@ -109,6 +115,22 @@ class FakeForward:
         self.copies.append((src, dst, n))
         self.cells[dst : dst + n] = self.cells[src : src + n].copy()
 
+    def cell_kind(self) -> CellKind:
+        return CellKind(self.model, TensorType.F32, TensorType.F32, ((4, 4),))
+
+    def read_cells(self, start: int, n: int) -> Cells:
+        assert n > 0 and start >= 0 and start + n <= self.n_cells
+        self.reads.append((start, n))
+        return self.cells[start : start + n].copy().view(np.uint8)
+
+    def write_cells(self, start: int, n: int, cells: Cells) -> None:
+        assert n > 0 and start >= 0 and start + n <= self.n_cells and cells.size >= 8 * n
+        self.writes.append((start, n))
+        self.cells[start : start + n] = np.frombuffer(cells.tobytes(), U64)[:n]
+
+    def sound_cells(self, cells: Cells, n: int) -> bool:
+        return cells.size == 8 * n
+
 
 class FakeTokenizer:
     """Token i is the byte i + 32 (so text is ASCII), or what `pieces` says; token 0 ends the answer."""
@@ -116,6 +138,7 @@ class FakeTokenizer:
     def __init__(self, pieces: dict[int, bytes] | None = None, eog: Sequence[int] = (0,)) -> None:
         self.pieces = pieces or {}
         self.eog = frozenset(eog)
+        self.add_bos = False
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         if token in self.eog:

@@ -55,6 +55,11 @@ class Drafter:
             return said[length:]
         return []
 
+    def forget(self) -> None:
+        """The sequence was rewritten: what was said is at other places now."""
+        self._seen = [{} for _ in _ORDERS]
+        self._known = 0
+
     def learn(self, drafted: int, accepted: int) -> None:
         """Of the last draft, so many tokens were right before the first wrong one."""
         right = self._right

@@ -15,15 +15,26 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceLost
 from llamado.engine.drafting import MOST, Cost
-from llamado.engine.errors import ComputeFailed, ContextExceeded, EngineClosed, InvalidRequest, Unavailable
-from llamado.engine.forward import Forward
+from llamado.engine.errands import Calls, CellsGone, Errand, Job, fail_all, piece_cells
+from llamado.engine.errors import (
+    ComputeFailed,
+    ConstraintFailed,
+    ContextExceeded,
+    EngineClosed,
+    InvalidRequest,
+    NoRoom,
+    QueueFull,
+    Unavailable,
+)
+from llamado.engine.forward import Cells, Forward
 from llamado.engine.kvpool import KVPool, Run
 from llamado.engine.request import (
     RANDOM_SEEDS,
@@ -36,13 +47,17 @@ from llamado.engine.request import (
     Progress,
     Request,
     Result,
+    Sampling,
     StopType,
     Token,
     TokenProb,
     TokenProbs,
 )
 from llamado.engine.sampling import Sampler, TopK, log_softmax_top, top_k_numpy
+from llamado.engine.slotfile import SlotFile
 from llamado.engine.slots import Slot, Task, choose_slot
+from llamado.engine.statistics import Statistics
+from llamado.engine.stored import Store
 from llamado.errors import LlamadoError
 
 log = logging.getLogger(__name__)
@@ -50,12 +65,21 @@ log = logging.getLogger(__name__)
 # Copying a token's K and V costs microseconds, evaluating it up to milliseconds; below this many tokens the extra call
 # is not worth it.
 MIN_COPY = 16
+# Sequences that lose fewer tokens than this are not kept in memory.
+MIN_STORE = 64
+# Cells whose reading tells what cells of a device cost to read, and how many times that is passed on after it was found
+# too dear.
+_PROBE_CELLS, _PROBE_AGAIN = 8, 32
 # Cells a sequence gets beyond those it needs now, at most, so that it seldom has to move.
 HEADROOM = 1024
 # How long a step should take at most while some slot is generating.
 STEP_SECONDS = 0.15
 # Prompt tokens that such a step takes at least; the pace of fewer says nothing.
 _PACE_UNIT = 16
+# Where nothing can be done until a slot is saved or restored, the engine looks again after this long.
+_LOOK_AGAIN = 0.05
+# Requests whose ends tell the pace, and the most seconds somebody is told to wait.
+_PACE_REQUESTS, _LONGEST_WAIT = 64, 60
 # Pauses between attempts to get a lost device back, in seconds: they grow with the time it has been away, of which a
 # device that is there again loses no more than this share by waiting for the next attempt.
 _FIRST_PAUSE, _LONGEST_PAUSE, _PAUSE_SHARE = 0.1, 5.0, 0.25
@@ -92,6 +116,9 @@ class Vocabulary(Protocol):
     @property
     def eog(self) -> frozenset[int]: ...
 
+    add_bos: bool
+    """Whether texts begin with a token of their own, which stays when a full context is shifted."""
+
     def piece(self, token: int, *, special: bool = False) -> bytes: ...
 
 
@@ -104,6 +131,13 @@ class Engine:
     wait until no slot is generating. `top_k`: a faster kernel.
 
     `drafting`: tokens that probably come next are evaluated along (see drafting.py).
+
+    `context_shift`: an answer that fills the context drops the older half of it and goes on (see Request.n_keep),
+    instead of ending. `cache_ram`: MiB of memory for sequences that no slot holds any more (-1: no limit, 0: none); see
+    stored.py. `max_queue`: most requests that wait for a slot.
+
+    Cells are reused where prompts begin alike, and only there: moving those of a piece further on in another prompt
+    (llama-server's `n_cache_reuse`) would change answers.
 
     When a device is lost the engine pauses until it is back, or `failover` seconds later until its layers are elsewhere
     (None: never); then every sequence is read again and goes on where it was. Requests that wait for a slot meanwhile
@@ -121,6 +155,9 @@ class Engine:
         prefill_chunk: int = 256,
         cont_batching: bool = True,
         slot_prompt_similarity: float = 0.1,
+        context_shift: bool = False,
+        cache_ram: int = 0,
+        max_queue: int = 1024,
         top_k: TopK = top_k_numpy,
         drafting: bool = False,
         failover: float | None = None,
@@ -137,6 +174,8 @@ class Engine:
         self._top_k = top_k
         self._similarity = slot_prompt_similarity
         self._cont_batching = cont_batching
+        self._context_shift = context_shift and n_ctx > 2  # of two tokens there is none to drop
+        self._max_queue = max_queue
         self._max_batch = max(1, min(n_batch, forward.max_batch))
         self._busy_batch = max(1, min(prefill_chunk, self._max_batch))
         self._slots = [Slot(i, n_ctx) for i in range(n_slots)]
@@ -161,6 +200,18 @@ class Engine:
         self._closing = False
         self._deadline = math.inf
         self._waiting: list[Task] = []  # of the engine thread alone
+        self._errands: deque[Errand] = deque()
+        self._calls = Calls(self._wake)
+        self._jobs: list[Job] = []
+        self._ends: deque[float] = deque(maxlen=_PACE_REQUESTS)  # when the last requests were over
+        self._idle_since: float | None = time.monotonic()
+
+        self._piece = piece_cells(forward.cell_bytes)
+        limit = None if cache_ram < 0 else cache_ram << 20
+        self._store = Store(limit, forward.cell_bytes, self._piece) if cache_ram else None
+        self._read_seconds: float | None = None  # of one cell
+        self._n_passed = 0
+        self._stats = Statistics()
 
         self._n_prompt = self._n_cached = self._n_predicted = self._n_steps = 0
         self._n_decode = self._n_busy = self._n_tokens_max = 0
@@ -178,9 +229,10 @@ class Engine:
         """Queue a request; returns its task id.
 
         `emit` is called on the engine thread, in order, and must be quick: Token and Progress events, then one Done or
-        Failed. Raises InvalidRequest, ContextExceeded or EngineClosed; nothing is emitted then.
+        Failed. Raises InvalidRequest, ContextExceeded, QueueFull or EngineClosed; nothing is emitted then.
         """
         request.validate()
+        self._check_queue()
         if len(request.prompt) >= self.n_ctx:
             raise ContextExceeded(len(request.prompt), self.n_ctx)
         if min(request.prompt) < 0 or max(request.prompt) >= self._forward.n_vocab:
@@ -209,6 +261,50 @@ class Engine:
             self._wake.notify()
         return task.id
 
+    def _check_queue(self) -> None:
+        """Raises QueueFull."""
+        n_waiting = len(self._tasks) - len(self._slots)
+        if n_waiting < self._max_queue:
+            return
+        # Those who are told to come back come back together: half of the queue should be gone by then.
+        ends = self._ends
+        seconds = (time.monotonic() - ends[0]) * max(1, self._max_queue) / (2 * len(ends)) if ends else 1.0
+        raise QueueFull(max(0, n_waiting), min(max(math.ceil(seconds), 1), _LONGEST_WAIT))
+
+    def save_slot(self, id_slot: int, path: Path) -> Future[SlotFile]:
+        """Write a slot's sequence and its cells to a file, once no request has the slot.
+
+        The future fails with SlotNotSaved, Unavailable or EngineClosed. Raises InvalidRequest, QueueFull, EngineClosed.
+        """
+        return self._send_errand(Errand("save", id_slot, path))
+
+    def restore_slot(self, id_slot: int, path: Path) -> Future[SlotFile]:
+        """Give a slot the sequence of a file, once no request has the slot; it goes on with the same bits.
+
+        The future fails with SlotFileError (the slot is as before), NoRoom, Unavailable or EngineClosed. Raises
+        InvalidRequest, QueueFull, EngineClosed.
+        """
+        return self._send_errand(Errand("restore", id_slot, path))
+
+    def erase_slot(self, id_slot: int) -> Future[int]:
+        """Forget a slot's sequence, once no request has the slot; how many tokens that were.
+
+        Raises InvalidRequest, QueueFull, EngineClosed.
+        """
+        return self._send_errand(Errand("erase", id_slot))
+
+    def _send_errand(self, errand: Errand) -> Future[Any]:
+        if not 0 <= errand.id_slot < len(self._slots):
+            raise InvalidRequest("Invalid slot ID")
+        if len(self._errands) >= max(1, self._max_queue):
+            raise QueueFull(len(self._errands), 1)
+        with self._wake:
+            if self._closing:
+                raise EngineClosed("the server is shutting down and takes no more requests")
+            self._errands.append(errand)
+            self._wake.notify()
+        return errand.future
+
     def cancel(self, task_id: int) -> None:
         """Drop a request: its slot is free at the next step, and no more events come (one may be under way).
 
@@ -236,6 +332,8 @@ class Engine:
             self._wake.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+            for job in self._jobs:
+                job.join()
 
     def _notice(self) -> None:
         """A device was lost, perhaps while there was nothing to do."""
@@ -250,8 +348,9 @@ class Engine:
             if lost is not None and not self._closing:
                 self._pause(lost)
             with self._wake:
-                idle = not (self._inbox or self._waiting or self._closing or any(slot.task for slot in self._slots))
+                idle = not (self._closing or self._calls or self._is_busy())
                 if idle and self._prepared and self._gone() is None:
+                    self._snapshot = self._take_snapshot()
                     self._wake.wait()
                 self._waiting.extend(self._inbox)
                 self._inbox.clear()
@@ -260,12 +359,16 @@ class Engine:
                 self._prepared = self._prepared or not self._prepare()
                 continue
             if closing:
-                idle = not self._waiting and not any(slot.task for slot in self._slots)
+                idle = not self._is_busy() and not any(slot.held for slot in self._slots)
                 if idle or time.monotonic() >= deadline or self._gone() is not None:
                     self._end_all(EngineClosed("the server was shut down before the answer was finished"))
                     return
             try:
-                self._step()
+                lost = self._calls.run()
+                if lost is not None:
+                    self._void = lost
+                elif not self._step():
+                    self._look_again()
             except Exception as error:
                 # Nothing is known about the cells after a failure outside the forward pass.
                 log.exception("engine step failed")
@@ -275,6 +378,16 @@ class Engine:
                     slot.run = None
                     slot.length = 0
             self._snapshot = self._take_snapshot()
+
+    def _is_busy(self) -> bool:
+        """Whether there is anything to do besides what jobs ask for."""
+        return bool(self._inbox or self._waiting or self._errands or any(slot.task for slot in self._slots))
+
+    def _look_again(self) -> None:
+        """Wait for news: all that is to be done waits for a slot that is held."""
+        with self._wake:
+            if not (self._inbox or self._calls or self._gone()) and any(slot.held for slot in self._slots):
+                self._wake.wait(_LOOK_AGAIN)
 
     def _gone(self) -> DeviceLost | None:
         """The device that is gone, whether the forward pass has noticed it yet or only one of its batches."""
@@ -290,10 +403,15 @@ class Engine:
             log.exception("getting ready for later batches failed")
         return False
 
-    def _step(self) -> None:
-        """Start as many batches as it pays to have on their way, and see the first of them to its end."""
+    def _step(self) -> bool:
+        """Start as many batches as it pays to have on their way, and see the first of them to its end.
+
+        False where there was nothing to do.
+        """
+        changed = False
         while len(self._flights) < self._forward.depth:
             changed = self._drop_cancelled()
+            changed |= self._start_errands()
             changed |= self._admit()
             if changed:
                 self._snapshot = self._take_snapshot()
@@ -301,16 +419,64 @@ class Engine:
                 slots, counts = self._plan()
             except DeviceLost as error:  # of copying cells
                 self._void = error
-                return
+                return True
             if not slots:
                 break
             try:
                 self._launch(slots, counts)
             except Exception as error:
                 self._lose(slots, error)
-                return
-        if self._flights:
-            self._land(self._flights.popleft())
+                return True
+        if not self._flights:
+            return changed
+        flight = self._flights.popleft()
+        self._get_ready(flight)
+        self._land(flight)
+        return True
+
+    def _get_ready(self, flight: _Flight) -> None:
+        """While a batch is computed: find out which tokens may come next where that is limited."""
+        for share in flight.shares:
+            slot, task = share.slot, share.task
+            if task.request.constraint is None or slot.task is not task:
+                continue
+            try:
+                get_ready = getattr(task.sampler, "get_ready", None)
+                if get_ready is not None:
+                    get_ready()
+            except Exception as error:
+                self._end(slot, _unmatched(error))
+
+    def _start_errands(self) -> bool:
+        """Do what is to be done with slots that are free by now."""
+        changed = False
+        for _ in range(len(self._errands)):
+            errand = self._errands.popleft()
+            slot = self._slots[errand.id_slot]
+            if not slot.idle:
+                self._errands.append(errand)
+                continue
+            if not errand.future.set_running_or_notify_cancel():
+                continue
+            changed = True
+            if errand.kind == "erase":
+                n_erased = slot.length
+                self._drop_cells(slot)
+                errand.future.set_result(n_erased)
+                continue
+            slot.held = True
+            job = Job(
+                errand,
+                _Hold(self, slot),
+                self._calls,
+                self._forward.cell_kind,
+                n_ctx=self.n_ctx,
+                n_vocab=self._forward.n_vocab,
+                sound=self._forward.sound_cells,
+            )
+            self._jobs = [*(job for job in self._jobs if job.is_alive()), job]
+            job.start()
+        return changed
 
     def _launch(self, slots: list[Slot], counts: list[int]) -> None:
         n = 0
@@ -345,6 +511,7 @@ class Engine:
             shares.append(_Share(slot, task, run, count, row, draft, self._n_moves))
             if not task.generated:
                 n_prompt += count
+        self._stats.batch_tokens.add(n)
         began = time.perf_counter()
         logits = self._forward.start(tokens[:n], positions[:n], starts[:n], np.array(outputs, np.int32))
         # Batches are worked on in order, so for whatever is planned from here on these cells are filled.
@@ -397,8 +564,10 @@ class Engine:
                 try:
                     n_yielded += self._continue(share, rows)
                 except Exception as error:
-                    log.exception("sampling of task %d failed", share.task.id)
-                    self._end(share.slot, _named(error))
+                    if not isinstance(error, LlamadoError):
+                        log.exception("sampling of task %d failed", share.task.id)
+                    limited = share.task.request.constraint is not None
+                    self._end(share.slot, _unmatched(error) if limited else _named(error))
         if self._cost is not None and not flight.n_prompt:
             self._cost.note(self._n_generating, flight.n_tokens, now - flight.began, n_yielded, now)
 
@@ -411,10 +580,11 @@ class Engine:
         assert row is not None
         accepted = 0
         for drafted in (*draft, None):
+            length = slot.length
             token = self._advance(slot, task, rows[row + accepted])
             if token is None:
                 break
-            if token != drafted:
+            if token != drafted or slot.length <= length:  # shifted: what was drafted stands elsewhere now
                 break
             accepted += 1
             # Its cell is filled already, unless it was left behind by a move, which takes only what counts as used.
@@ -424,6 +594,7 @@ class Engine:
             task.drafter.learn(len(draft), accepted)
             task.n_drafted += len(draft)
             task.n_accepted += accepted
+            self._stats.drafted(len(draft), accepted)
         return accepted + 1
 
     def _lose(self, slots: list[Slot], error: Exception) -> None:
@@ -491,11 +662,17 @@ class Engine:
                 self._inbox.clear()
             self._drop_cancelled()
             now = time.monotonic()
+            assert self._fault is not None
             for task in [task for task in self._waiting if now - max(task.t_submit, began) >= self._wait]:
                 self._waiting.remove(task)
                 self._tasks.pop(task.id, None)
-                assert self._fault is not None
                 self._emit(task, Failed(Unavailable(self._fault.message)))
+            late = [errand for errand in self._errands if now - max(errand.t_submit, began) >= self._wait]
+            for errand in late:
+                self._errands.remove(errand)
+            fail_all(deque(late), Unavailable(self._fault.message))
+            if now - began >= self._wait:
+                self._calls.fail(Unavailable(self._fault.message))
             self._snapshot = self._take_snapshot()
 
     def _drop_cancelled(self) -> bool:
@@ -517,7 +694,7 @@ class Engine:
         if not self._waiting:
             return False
         left = []
-        free = sum(slot.task is None for slot in self._slots)
+        free = sum(slot.idle for slot in self._slots)
         for task in self._waiting:
             slot = None
             if free:
@@ -538,15 +715,78 @@ class Engine:
             # The last token is always evaluated: its logits are not kept.
             n_keep = min(slot.common_prefix(prompt), prompt.size - 1)
             longest = n_keep + MIN_COPY - 1
+            if self._store is not None:
+                found = self._store.find(prompt[:-1])
+                longest = max(longest, 0 if found is None else found[1])
             for other in self._slots:
                 if other is slot or (other.task is None and other.run is None):
                     continue
                 shared = min(other.common_prefix(prompt, other.length), prompt.size - 1)
                 if shared > longest:
                     longest = shared
-                    slot.leader = (other, other.last_task) if other.last_task is not None else None
+                    slot.leader = other, other.last_task
+        self._keep(slot, n_keep)
         slot.begin(task, prompt, n_keep)
+        self._stats.queue.add(task.t_start - task.t_arrival)
         self._n_cached += n_keep
+
+    def _keep(self, slot: Slot, n_same: int = 0) -> None:
+        """A slot loses its sequence but for `n_same` tokens: put it into memory where that is worth its time."""
+        store, run = self._store, slot.run
+        if store is None or run is None or run.used - n_same < MIN_STORE:
+            return
+        tokens = slot.tokens[: run.used]
+        others = (other for other in self._slots if other is not slot)
+        if any(other.common_prefix(tokens) == tokens.size for other in others) or store.holds(tokens):
+            return
+        try:
+            if self._reading_pays(run.start):
+                store.put(tokens, lambda start, n: self._read_cells(run.start + start, n))
+        except DeviceLost as error:
+            self._void = error
+        except Exception:
+            log.exception("a sequence could not be kept")
+
+    def _read_cells(self, start: int, n: int) -> Cells:
+        began = time.perf_counter()
+        cells = self._forward.read_cells(start, n)
+        seconds = (time.perf_counter() - began) / n
+        known = self._read_seconds
+        self._read_seconds = seconds if known is None else 0.7 * known + 0.3 * seconds
+        return cells
+
+    def _reading_pays(self, start: int) -> bool:
+        """Whether getting cells from the devices and putting them back is quicker than computing them again.
+
+        Over a slow link it is not. What a cell takes is measured; where that was too much, now and then again.
+        """
+        if self._read_seconds is None:
+            self._read_cells(start, _PROBE_CELLS)
+        assert self._read_seconds is not None
+        if not self._prompt_pace or 2 * self._read_seconds * self._prompt_pace <= 1:
+            self._n_passed = 0
+            return True
+        self._n_passed += 1
+        if self._n_passed % _PROBE_AGAIN == 0:
+            self._read_seconds = None
+        return False
+
+    def _recall(self, slot: Slot) -> None:
+        """Take from memory what the slot's sequence begins with, instead of computing it."""
+        slot.recall = False
+        task, run = slot.task, slot.run
+        assert task is not None and run is not None
+        # The last token is always evaluated: its logits are not kept.
+        found = self._store.find(slot.tokens[: slot.length - 1]) if self._store is not None else None
+        if found is None or found[1] - run.used < MIN_COPY:
+            return
+        stored, shared = found
+        for at, n, cells in stored.pieces(run.used, shared):
+            self._forward.write_cells(run.start + at, n, cells)
+        if not task.generated:
+            task.n_cached += shared - run.used
+            self._n_cached += shared - run.used
+        run.used = shared
 
     def _plan(self) -> tuple[list[Slot], list[int]]:
         """Slots of the next batch and how many tokens of each, decoding ones first."""
@@ -602,6 +842,8 @@ class Engine:
                     break  # the younger ones would only take what this one waits for
             if slot.leader is not None:
                 self._copy_prefix(slot)
+            if slot.recall:
+                self._recall(slot)
             count = min(slot.pending, room)
             slots.append(slot)
             counts.append(count)
@@ -654,7 +896,7 @@ class Engine:
             elif self._pool.grow(slot.run, need, want):
                 return True
             leader = slot.leader[0] if slot.leader is not None else None
-            idle = [other for other in self._slots if other.task is None and other.run is not None]
+            idle = [other for other in self._slots if other.idle and other.run is not None]
             if idle:
                 victim = min(idle, key=lambda other: (other is leader, other.t_last_used))
             else:
@@ -662,16 +904,59 @@ class Engine:
                 if not younger:
                     return False
                 victim = max(younger, key=_age)
+            self._keep(victim)
             self._drop_cells(victim)
 
     def _move_cells(self, src: int, dst: int, n: int) -> None:
         self._n_moves += 1
         self._forward.copy_cells(src, dst, n)
 
+    def _empty(self, slot: Slot, n: int) -> None:
+        """Room for `n` tokens in place of an idle slot's sequence. Raises NoRoom."""
+        self._keep(slot)
+        self._drop_cells(slot)
+        if not n:
+            return
+        while (run := self._pool.allocate(n)) is None:
+            idle = [other for other in self._slots if other.idle and other.run is not None]
+            if not idle:
+                raise NoRoom(f"there is no room for {n} tokens beside the answers that are being written")
+            victim = min(idle, key=lambda other: other.t_last_used)
+            self._keep(victim)
+            self._drop_cells(victim)
+        slot.run = run
+
+    def _rebuild(self, slot: Slot, tokens: NDArray[np.int32]) -> Future[None]:
+        """Have the cells of a held slot computed again."""
+        done: Future[None] = Future()
+
+        def emit(event: Event) -> None:
+            if isinstance(event, Done):
+                done.set_result(None)
+            elif isinstance(event, Failed):
+                done.set_exception(event.error)
+
+        request = Request(prompt=tokens.tolist(), n_predict=0)
+        sampler = Sampler(Sampling(), seed=0, n_vocab=self._forward.n_vocab)
+        with self._wake:
+            task = Task(self._next_id, request, emit, sampler=sampler, seed=0)
+            self._next_id += 1
+            self._tasks[task.id] = task
+        self._begin(slot, task, tokens)
+        return done
+
+    def _let_go(self, slot: Slot) -> None:
+        """A held slot is free again; any thread."""
+        with self._wake:
+            slot.t_last_used = time.perf_counter()
+            slot.held = False
+            self._wake.notify()
+
     def _drop_cells(self, slot: Slot) -> None:
         if slot.run is not None:
             self._pool.free(slot.run)
             slot.run = None
+        slot.recall = slot.task is not None and slot.task.request.cache_prompt
         if slot.task is None:
             slot.length = 0
 
@@ -679,12 +964,16 @@ class Engine:
         """Choose the token at the end of a sequence from its logits; None where the answer is over with it."""
         request = task.request
         now = time.perf_counter()
-        if not task.generated:
+        if task.generated:
+            self._stats.inter_token.add(now - task.t_last)
+        else:
             task.t_first = now
+            self._stats.first_token.add(now - task.t_arrival)
             if request.n_predict == 0:
                 self._finish(slot, task, "limit")
                 return None
-        token = task.sampler.sample(row, slot.length)
+        # Its place in the whole answer, also where the context was shifted: no random number is used twice.
+        token = task.sampler.sample(row, task.n_prompt + len(task.generated))
         probs = self._probs(task, row, token) if request.n_probs else None
         task.sampler.accept(token)
         task.generated.append(token)
@@ -699,15 +988,15 @@ class Engine:
             task.probs_at.append(begin)
 
         stop: StopType = "none"
-        truncated = False
+        full = slot.length + 1 >= self.n_ctx
         if token in self._tokenizer.eog:
             stop = "eos"
         elif answer.stopping_word:
             stop = "word"
         elif answer.outdented or request.n_predict == len(task.generated):
             stop = "limit"
-        elif slot.length + 1 >= self.n_ctx:
-            stop, truncated = "limit", True
+        elif full and not self._context_shift:
+            stop, task.truncated = "limit", True
         elif 0 < request.t_max_predict_ms < 1e3 * (now - task.t_first) and "\n" in text:
             stop = "limit"
         if stop != "none":
@@ -717,10 +1006,24 @@ class Engine:
         index = len(task.generated) - 1
         self._emit(task, Token(text, [token], None if probs is None else [probs], index, timings))
         if stop != "none":
-            self._finish(slot, task, stop, truncated)
+            self._finish(slot, task, stop)
             return None
+        if full:
+            self._shift(slot, task)
         slot.append(token)
         return token
+
+    def _shift(self, slot: Slot, task: Task) -> None:
+        """The context is full: drop some of it, by llama-server's rule for how much."""
+        request = task.request
+        n_keep = task.n_prompt if request.n_keep < 0 else request.n_keep
+        n_keep = max(0, min(n_keep + self._tokenizer.add_bos, self.n_ctx - 4))
+        n_left = slot.length - n_keep
+        n_discard = min(request.n_discard or n_left // 2, n_left - 1)
+        log.info("task %d: context full, %d of %d tokens dropped behind %d", task.id, n_discard, slot.length, n_keep)
+        slot.shift(n_keep, n_discard)
+        task.drafter.forget()
+        task.truncated = True
 
     def _probs(self, task: Task, row: NDArray[np.float32], token: int) -> TokenProbs:
         request = task.request
@@ -733,7 +1036,7 @@ class Engine:
         named = [TokenProb(i, self._tokenizer.piece(i, special=request.special), p, logp) for i, p, logp in pairs]
         return TokenProbs(named[0], tuple(named[1:]))
 
-    def _finish(self, slot: Slot, task: Task, stop: StopType, truncated: bool = False) -> None:
+    def _finish(self, slot: Slot, task: Task, stop: StopType) -> None:
         content = task.answer.content
         probs = task.probs
         if stop == "word":
@@ -747,7 +1050,7 @@ class Engine:
             probs=probs,
             stop_type=stop,
             stopping_word=task.answer.stopping_word,
-            truncated=truncated,
+            truncated=task.truncated,
             n_prompt=task.n_prompt,
             n_cached=task.n_cached,
             n_predicted=len(task.generated),
@@ -765,6 +1068,7 @@ class Engine:
     def _release(self, slot: Slot) -> None:
         if slot.task is not None:
             self._tasks.pop(slot.task.id, None)
+            self._ends.append(time.monotonic())
         slot.release()
 
     def _end(self, slot: Slot, error: LlamadoError) -> None:
@@ -784,6 +1088,8 @@ class Engine:
         for task in waiting:
             self._tasks.pop(task.id, None)
             self._emit(task, Failed(error))
+        fail_all(self._errands, error)
+        self._calls.fail(error, for_good=self._closing)
         self._snapshot = self._take_snapshot()
 
     def _emit(self, task: Task, event: Event) -> None:
@@ -798,6 +1104,7 @@ class Engine:
 
     def _take_snapshot(self) -> EngineSnapshot:
         n_used = sum(run.used for run in self._pool.runs)
+        stats = self._stats
         counters = Counters(
             self._n_prompt,
             self._prompt_seconds,
@@ -808,11 +1115,68 @@ class Engine:
             self._n_decode,
             self._n_busy,
             self._n_tokens_max,
+            stats.n_drafts,
+            stats.n_drafted,
+            stats.n_accepted,
+            tuple(stats.accepted_at),
+            stats.first_token.histogram(),
+            stats.inter_token.histogram(),
+            stats.queue.histogram(),
+            stats.batch_tokens.histogram(),
         )
         slots = tuple(slot.snapshot() for slot in self._slots)
         n_busy = sum(slot.is_processing for slot in slots)
-        n_deferred = len(self._waiting) + len(self._inbox)
-        return EngineSnapshot(slots, counters, n_busy, n_deferred, n_used, self._pool.n_cells, self._fault)
+        n_deferred = len(self._waiting) + len(self._inbox) + len(self._errands)
+        if n_busy or n_deferred or any(slot.held for slot in self._slots):
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = time.monotonic()
+        return EngineSnapshot(
+            slots,
+            counters,
+            n_busy,
+            n_deferred,
+            n_used,
+            self._pool.n_cells,
+            self._fault,
+            self._idle_since,
+            len(self._store) if self._store is not None else 0,
+            self._store.nbytes if self._store is not None else 0,
+        )
+
+
+class _Hold:
+    """A slot that is held, for the job that holds it; see Held."""
+
+    def __init__(self, engine: Engine, slot: Slot) -> None:
+        self._engine, self._slot = engine, slot
+
+    def tokens(self) -> NDArray[np.int32]:
+        return self._slot.tokens[: self._slot.used].copy()
+
+    def rebuild(self, tokens: NDArray[np.int32]) -> Future[None]:
+        return self._engine._rebuild(self._slot, tokens)
+
+    def read(self, start: int, n: int) -> Cells:
+        run = self._slot.run
+        if run is None or run.used < start + n:
+            raise CellsGone("the cells of the slot were lost with a device")
+        return self._engine._forward.read_cells(run.start + start, n)
+
+    def make_room(self, n: int) -> None:
+        self._engine._empty(self._slot, n)
+
+    def write(self, tokens: NDArray[np.int32], cells: Cells) -> None:
+        run, slot = self._slot.run, self._slot
+        if run is None:
+            raise CellsGone("the cells of the slot were lost with a device")
+        used = run.used
+        self._engine._forward.write_cells(run.start + used, tokens.size, cells)
+        slot.tokens[used : used + tokens.size] = tokens
+        run.used = slot.length = used + tokens.size
+
+    def release(self) -> None:
+        self._engine._let_go(self._slot)
 
 
 class _Attempt(threading.Thread):
@@ -836,6 +1200,14 @@ class _Attempt(threading.Thread):
 def _age(slot: Slot) -> int:
     """Task id of a slot's request: lower came first; -1 for an idle slot."""
     return slot.task.id if slot.task is not None else -1
+
+
+def _unmatched(error: Exception) -> LlamadoError:
+    if isinstance(error, LlamadoError):
+        return error
+    failed = ConstraintFailed(f"what limits the answer's tokens failed: {type(error).__name__}: {error}")
+    failed.__cause__ = error
+    return failed
 
 
 def _named(error: Exception) -> LlamadoError:

@@ -80,3 +80,7 @@ class SlotFileError(InvalidRequest):
 
 class SlotNotSaved(EngineError):
     """A slot could not be written to a file; the file that was there before is as it was."""
+
+
+class NoRoom(InvalidRequest):
+    """A saved slot has more tokens than there are cells beside those of running answers."""

@@ -4,17 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceLost
 from llamado.errors import LlamadoError
+from llamado.gguf.types import TensorType
+
+Cells = NDArray[np.uint8]
+"""Bytes of `n` cells: for each layer K of all of them, then V of all of them."""
 
 
 class ForwardError(LlamadoError):
     """A forward pass failed."""
+
+
+class CellKind(NamedTuple):
+    """What the bytes of cells mean: they are of use only where all of this is the same."""
+
+    model: bytes
+    """32 bytes that tell models apart (see fingerprint.py)."""
+    type_k: TensorType
+    type_v: TensorType
+    rows: tuple[tuple[int, int], ...]
+    """Bytes of K and of V in one cell, for each layer."""
+
+    @property
+    def cell_bytes(self) -> int:
+        """Bytes of one cell in all layers."""
+        return sum(k + v for k, v in self.rows)
 
 
 class Forward(Protocol):
@@ -29,6 +49,8 @@ class Forward(Protocol):
     """Size of the KV pool, a multiple of 256."""
     max_batch: int
     """Most tokens in one batch."""
+    cell_bytes: int
+    """Bytes of one cell in all layers."""
 
     @property
     def depth(self) -> int:
@@ -62,6 +84,25 @@ class Forward(Protocol):
 
     def copy_cells(self, src: int, dst: int, n: int) -> None:
         """Copy K and V of all layers from `n` cells at `src` to those at `dst`; the ranges may overlap (memmove)."""
+        ...
+
+    def cell_kind(self) -> CellKind:
+        """What the bytes of cells mean; any thread. The first call reads a little of every tensor."""
+        ...
+
+    def read_cells(self, start: int, n: int) -> Cells:
+        """Bytes of K and V of all layers from `n` cells at `start`, as they are after all batches started so far.
+
+        Raises DeviceLost, and whatever made one of those batches fail.
+        """
+        ...
+
+    def write_cells(self, start: int, n: int, cells: Cells) -> None:
+        """Put the first `n` of these cells (`read_cells` gave them) at `start`. Raises DeviceLost."""
+        ...
+
+    def sound_cells(self, cells: Cells, n: int) -> bool:
+        """Whether bytes from elsewhere can be `n` cells: numbers, and such that no sum over them overflows."""
         ...
 
     def watch(self, callback: Callable[[], None]) -> None:

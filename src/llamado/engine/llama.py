@@ -81,6 +81,10 @@ class Llama:
         chat_template: str | None = None,
         split: SplitOptions | None = None,
         drafting: bool | None = None,
+        context_shift: bool = False,
+        cache_ram: int = 0,
+        slot_prompt_similarity: float = 0.1,
+        max_queue: int = 1024,
         defaults: Defaults | None = None,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> Self:
@@ -91,7 +95,7 @@ class Llama:
         `type_k`, `type_v`: types of the KV cache. `mmap=False` reads the file into memory, `mlock` keeps it there,
         `numa` places the threads ("distribute", "isolate", "numactl"). `split` divides the model among workers.
         `drafting` evaluates probable next tokens along (None: where a model is divided among workers).
-        `progress(what, done, total)` is told how far loading is. Raises the
+        `context_shift`, `cache_ram`, `slot_prompt_similarity`, `max_queue`: see Engine. `progress(what, done, total)` is told how far loading is. Raises the
         rooms' errors: SourceError, GgufError, UnsupportedModel, TokenizerError, TemplateError.
         """
         # The compiler takes longest to import, and a file with a wrong name should not wait for it.
@@ -138,6 +142,10 @@ class Llama:
                 n_ctx=min(n_ctx_slot, model.hparams.n_ctx_train),
                 n_batch=n_batch,
                 cont_batching=cont_batching,
+                slot_prompt_similarity=slot_prompt_similarity,
+                context_shift=context_shift,
+                cache_ram=cache_ram,
+                max_queue=max_queue,
                 drafting=split is not None if drafting is None else drafting,
                 failover=None if split is None else split.failover,
                 wait=30.0 if split is None else split.wait,

@@ -29,7 +29,8 @@ from llamado.devices.cpu.device import CpuDevice, OperationTime
 from llamado.devices.cpu.memory import CpuBuffer
 from llamado.devices.device import Bytes, Device, DeviceLost
 from llamado.devices.split import Part, split
-from llamado.engine.forward import ForwardError
+from llamado.engine.fingerprint import fingerprint
+from llamado.engine.forward import CellKind, Cells, ForwardError
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile
@@ -47,6 +48,7 @@ _REACH = 1024
 _SPARE = 32  # cells behind the pool: the first takes what the filling tokens write
 _GRAPHS_KEPT = 128
 _HIDDEN = 0xFC00  # f16 −inf
+_HUGE_BF16 = 0x7149  # 1e30: the product of a number of a cache with one of a query stays a float32 up to there
 _CHUNK = 128
 """Tokens of prompts in a batch where devices form a pipeline: the second works on one while the first has the next."""
 _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -166,6 +168,10 @@ class PlacedForward:
         self._watcher: Callable[[], None] = lambda: None
         self._weights = set(model.weights.values())
         self._kv = model.kv_tensors(self.n_cells + _SPARE, type_k, type_v)
+        self._type_k, self._type_v = type_k, type_v
+        self._rows = tuple((k.nb[1], v.nb[1]) for k, v in zip(self._kv.k, self._kv.v, strict=True))
+        self.cell_bytes = sum(k + v for k, v in self._rows)
+        self._kind: CellKind | None = None
         self._caches = {t.name: i for i, t in enumerate(self._kv.k)} | {t.name: i for i, t in enumerate(self._kv.v)}
         self._own: dict[tuple[str, int], Tensor] = {}  # weights and caches by name and device
         self._held: set[tuple[str, int]] = set()  # those that have their bytes
@@ -527,13 +533,68 @@ class PlacedForward:
         """Copies n cells of all layers from `src` to `dst`; the ranges may overlap."""
         if min(src, dst, n) < 0 or max(src, dst) + n > self.n_cells:
             raise ForwardError(f"copy of {n} KV cells from {src} to {dst} of {self.n_cells}")
-        # Batches on their way still mean the cells as they are.
-        wait(list(self._flying))
-        if self._lost is not None:  # those were given up, and what is left of them may still be computed
-            raise self._lost
+        self._see_through()
         for (name, device), cache in self._own.items():
             if name in self._caches:
                 self.devices[device].copy(_cells(cache, src, n), _cells(cache, dst, n))
+
+    def _see_through(self) -> list[Future[NDArray[np.float32]]]:
+        """Waits for the batches on their way, which still mean the cells as they are; those that were."""
+        flying = list(self._flying)
+        wait(flying)
+        if self._lost is not None:  # those were given up, and what is left of them may still be computed
+            raise self._lost
+        return flying
+
+    def cell_kind(self) -> CellKind:
+        """See Forward."""
+        if self._kind is None:
+            self._kind = CellKind(fingerprint(self.file, self.model), self._type_k, self._type_v, self._rows)
+        return self._kind
+
+    def _cell_places(self, start: int, n: int) -> Iterable[tuple[Device, Tensor, int, int]]:
+        """Where `n` cells lie, in the order of Cells: device, cache, offset, bytes."""
+        if min(start, n) < 0 or start + n > self.n_cells:
+            raise ForwardError(f"{n} KV cells from {start} of {self.n_cells}")
+        for layer, pair in enumerate(zip(self._kv.k, self._kv.v, strict=True)):
+            device = 0 if self.placement is None else self.placement.layers[layer]
+            for cache in pair:
+                row = cache.nb[1]
+                yield self.devices[device], self._own[cache.name, device], start * row, n * row
+
+    def read_cells(self, start: int, n: int) -> Cells:
+        """See Forward."""
+        for batch in self._see_through():
+            batch.result()
+        # All are asked for before the first is waited for: on a link that takes one round trip.
+        reads = [(device.read(cache, at, size), size) for device, cache, at, size in self._cell_places(start, n)]
+        cells = np.empty(n * self.cell_bytes, np.uint8)
+        at = 0
+        for future, size in reads:
+            cells[at : at + size] = future.result()
+            at += size
+        return cells
+
+    def write_cells(self, start: int, n: int, cells: Cells) -> None:
+        """See Forward."""
+        held = cells.size // self.cell_bytes
+        if held * self.cell_bytes != cells.size or n > held:
+            raise ForwardError(f"{cells.size} bytes for {n} KV cells of {self.cell_bytes}")
+        self._see_through()
+        at = 0
+        for device, cache, offset, size in self._cell_places(start, n):
+            device.write(cache, cells[at : at + size], offset)
+            at += held * cache.nb[1]
+
+    def sound_cells(self, cells: Cells, n: int) -> bool:
+        """See Forward."""
+        at = 0
+        for rows in self._rows:
+            for type, row in zip((self._type_k, self._type_v), rows, strict=True):
+                if not _sound(cells[at : at + n * row], type):
+                    return False
+                at += n * row
+        return at == cells.size
 
     # -- devices that die --------------------------------------------------------------------------------------------
 
@@ -667,6 +728,20 @@ def _mask(first: NDArray[np.int64], last: NDArray[np.int64], shape: BatchShape) 
     for row, start, stop in zip(mask, first.tolist(), last.tolist(), strict=False):
         row[start : stop + 1] = 0
     return mask.reshape(-1).view(np.uint8)
+
+
+def _sound(data: Cells, type: TensorType) -> bool:
+    """Whether all numbers of a cache's type are finite, and far from where products of them are not."""
+    match type:
+        case TensorType.F16:
+            return not bool(np.any((data.view(np.uint16) & 0x7C00) == 0x7C00))
+        case TensorType.Q8_0:  # blocks of a scale in f16 and 32 bytes
+            scales = data.reshape(-1, 34)[:, :2].copy().view(np.uint16)
+            return not bool(np.any((scales & 0x7C00) == 0x7C00))
+        case TensorType.BF16:
+            return not bool(np.any((data.view(np.uint16) & 0x7FFF) >= _HUGE_BF16))
+        case _:
+            return not bool(np.any((data.view(np.uint32) & 0x7FFF_FFFF) >= _HUGE_BF16 << 16))
 
 
 def _cells(cache: Tensor, start: int, n: int) -> Tensor:

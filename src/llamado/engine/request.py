@@ -64,6 +64,10 @@ _SAMPLER_ALIASES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p"} |
     name.replace("_", joint): name for name in KNOWN_SAMPLERS for joint in ("_", "-", "")
 }
 
+# What one request may ask for, lest a token of it take long: chains and lists in use have a dozen members.
+MAX_CHAIN = 64
+MAX_BREAKERS = 256
+
 # llama.cpp writes "no seed given" as this number or as -1.
 RANDOM_SEEDS = frozenset({-1, 0xFFFF_FFFF})
 
@@ -135,33 +139,40 @@ class Sampling:
 
     def validate(self) -> None:
         """Raise InvalidRequest for values no sampler can work with."""
-        floats = ("temperature", "top_p", "min_p", "typical_p")
-        penalties = ("repeat_penalty", "presence_penalty", "frequency_penalty")
-        for name in floats + penalties:
+        for name in _NUMBERS:
             value = getattr(self, name)
             if not math.isfinite(value):
                 raise InvalidRequest(f"{name} must be a finite number, not {value}")
         if self.repeat_penalty <= 0 or not math.isfinite(1 / self.repeat_penalty):
             raise InvalidRequest(f"repeat_penalty must be greater than 0, not {self.repeat_penalty}")
-        for name in ("repeat_last_n", "min_keep"):
-            if getattr(self, name) < 0:
-                raise InvalidRequest(f"{name} must be 0 or more, not {getattr(self, name)}")
+        for name, low in (
+            ("repeat_last_n", -1),
+            ("dry_penalty_last_n", -1),
+            ("dry_allowed_length", 0),
+            ("min_keep", 0),
+        ):
+            if getattr(self, name) < low:
+                raise InvalidRequest(f"{name} must be {low} or more, not {getattr(self, name)}")
+        if self.mirostat not in (0, 1, 2):
+            raise InvalidRequest(f"mirostat must be 0 (off), 1 or 2, not {self.mirostat}")
+        if not 0.0 <= self.adaptive_decay <= 0.99:
+            raise InvalidRequest(f"adaptive_decay must be between 0 and 0.99, not {self.adaptive_decay}")
+        if len(self.dry_sequence_breakers) > MAX_BREAKERS:
+            n = len(self.dry_sequence_breakers)
+            raise InvalidRequest(f"dry_sequence_breakers holds {n} texts; at most {MAX_BREAKERS} are possible")
         for token, bias in self.logit_bias.items():
             if math.isnan(bias) or bias == math.inf:
                 raise InvalidRequest(f"logit_bias of token {token} must be a number or -inf, not {bias}")
         unknown = set(self.samplers) - set(KNOWN_SAMPLERS)
         if unknown:
             raise InvalidRequest(f"unknown sampler {min(unknown)!r}; known are {', '.join(KNOWN_SAMPLERS)}")
-        turned_on = {
-            "dynatemp_range": self.dynatemp_range > 0,
-            "top_n_sigma": self.top_n_sigma > 0 and "top_n_sigma" in self.samplers,
-            "xtc_probability": self.xtc_probability > 0 and self.xtc_threshold <= 0.5 and "xtc" in self.samplers,
-            "dry_multiplier": self.dry_multiplier != 0 and self.dry_penalty_last_n != 0 and "dry" in self.samplers,
-            "mirostat": self.mirostat != 0,
-        }
-        for name, on in turned_on.items():
-            if on:
-                raise InvalidRequest(f"{name} = {getattr(self, name)}: this sampler is not available; leave it off")
+        if len(self.samplers) > MAX_CHAIN:
+            raise InvalidRequest(
+                f"a chain of {len(self.samplers)} samplers is too long; at most {MAX_CHAIN} are possible"
+            )
+
+
+_NUMBERS = tuple(f.name for f in dataclasses.fields(Sampling) if f.type == "float")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -20,8 +20,8 @@ class Task:
 
     __slots__ = (
         "answer", "cancelled", "drafter", "emit", "generated", "id", "n_accepted", "n_cached", "n_drafted",
-        "n_processed", "n_prompt", "probs", "probs_at", "request", "sampler", "seed", "t_first", "t_last", "t_start",
-        "t_submit",
+        "n_processed", "n_prompt", "probs", "probs_at", "request", "sampler", "seed", "t_arrival", "t_first", "t_last",
+        "t_start", "t_submit", "truncated",
     )  # fmt: skip
 
     def __init__(
@@ -45,6 +45,9 @@ class Task:
         self.n_processed = 0
         self.t_start = self.t_first = self.t_last = 0.0
         self.t_submit = time.monotonic()
+        self.t_arrival = time.perf_counter()
+        self.truncated = False
+        """Whether part of the sequence was dropped to make room."""
 
     @property
     def budget(self) -> int:
@@ -61,6 +64,8 @@ class Task:
             prompt_ms=1e3 * (self.t_first - self.t_start) if self.t_first else 0.0,
             predicted_n=len(self.generated),
             predicted_ms=max(1e3 * (self.t_last - self.t_first), 1e-3) if generating else 0.0,
+            draft_n=self.n_drafted or None,
+            draft_n_accepted=self.n_accepted if self.n_drafted else None,
         )
 
 
@@ -71,7 +76,9 @@ class Slot:
     tokens are to be evaluated: 1 while decoding, more while a prompt (or a sequence that lost its cells) is read.
     """
 
-    __slots__ = ("id", "last_task", "leader", "length", "n_ctx", "run", "t_last_used", "task", "tokens")
+    __slots__ = (
+        "held", "id", "last_task", "leader", "length", "n_ctx", "recall", "run", "t_last_used", "task", "tokens",
+    )  # fmt: skip
 
     def __init__(self, id: int, n_ctx: int) -> None:
         self.id = id
@@ -81,9 +88,18 @@ class Slot:
         self.run: Run | None = None
         self.task: Task | None = None
         self.last_task: Task | None = None
-        self.leader: tuple[Slot, Task] | None = None
-        """A slot that is reading the same beginning of a prompt, from which it will be copied."""
+        self.leader: tuple[Slot, Task | None] | None = None
+        """A slot, and its request, that holds or is reading the same beginning of a prompt: it will be copied."""
+        self.held = False
+        """Whether it is being saved or restored: no request may have it then."""
+        self.recall = False
+        """Whether the sequence's cells may be among those kept in memory, where nobody has looked yet."""
         self.t_last_used = 0.0
+
+    @property
+    def idle(self) -> bool:
+        """Whether a request may have it."""
+        return self.task is None and not self.held
 
     @property
     def used(self) -> int:
@@ -106,12 +122,24 @@ class Slot:
         self.length = prompt.size
         if self.run is not None:
             self.run.used = self.run.need = n_keep
+        self.recall = task.request.cache_prompt
         task.n_cached = n_keep
         task.t_start = time.perf_counter()
 
     def append(self, token: int) -> None:
         self.tokens[self.length] = token
         self.length += 1
+
+    def shift(self, n_keep: int, n_discard: int) -> None:
+        """Drop `n_discard` tokens behind the first `n_keep`.
+
+        Those behind them get other positions, so their cells are made anew: K turned by the difference would not be the
+        bits that these tokens have by themselves.
+        """
+        self.tokens[n_keep : self.length - n_discard] = self.tokens[n_keep + n_discard : self.length].copy()
+        self.length -= n_discard
+        if self.run is not None:
+            self.run.used = self.run.need = min(self.run.used, n_keep)
 
     def release(self) -> None:
         """The request is over; what is in the cells stays."""
@@ -140,7 +168,7 @@ def choose_slot(slots: Sequence[Slot], task: Task, prompt: NDArray[np.int32], si
     than `similarity` of the prompt; else the one idle for longest. But where taking the most similar slot would throw
     away more than half of what it holds, the slot idle for longest is taken, and the common beginning copied over.
     """
-    idle = [slot for slot in slots if slot.task is None]
+    idle = [slot for slot in slots if slot.idle]
     if task.request.id_slot >= 0:
         return next((slot for slot in idle if slot.id == task.request.id_slot), None)
     if not idle:

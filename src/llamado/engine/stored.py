@@ -1,0 +1,127 @@
+"""Sequences that no slot holds any more, in this machine's memory: their tokens and the bytes of their cells.
+
+A request that begins like one of them gets the cells back instead of having them computed again: the same bits. A
+conversation that comes back and grows takes the place of its shorter self, and of its cells only the new ones are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.engine.forward import Cells
+
+Read = Callable[[int, int], Cells]
+"""Cells of a sequence from a position on, so many."""
+Tokens = NDArray[np.int32]
+
+
+class Stored:
+    """A sequence: its tokens, and its cells in pieces."""
+
+    __slots__ = ("cells", "nbytes", "tokens")
+
+    def __init__(self, tokens: Tokens, cells: list[tuple[int, Cells]], nbytes: int) -> None:
+        self.tokens = tokens
+        self.cells = cells
+        """Numbers of cells, and their bytes as `Forward.read_cells` gives them."""
+        self.nbytes = nbytes
+
+    def shared(self, tokens: Tokens) -> int:
+        """How many first tokens are the same."""
+        n = min(self.tokens.size, tokens.size)
+        differing = np.flatnonzero(self.tokens[:n] != tokens[:n])
+        return int(differing[0]) if differing.size else n
+
+    def pieces(self, first: int, end: int) -> Iterator[tuple[int, int, Cells]]:
+        """What covers the cells `first` to `end`: position, number of cells wanted, bytes (perhaps of more cells).
+
+        The first piece may begin before `first`: pieces are not cut at their beginning.
+        """
+        at = 0
+        for n, data in self.cells:
+            if at >= end:
+                return
+            if at + n > first:
+                yield at, min(n, end - at), data
+            at += n
+
+
+class Store:
+    """Sequences, the one used last at the end; never more than `limit` bytes in all (None: no limit)."""
+
+    def __init__(self, limit: int | None, cell_bytes: int, piece: int) -> None:
+        self._limit = limit
+        self._cell_bytes = cell_bytes
+        self._piece = piece
+        self._kept: list[Stored] = []
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, tokens: Tokens) -> tuple[Stored, int] | None:
+        """The sequence that shares most first tokens with these, and how many; it counts as used now."""
+        best, longest = None, 0
+        for stored in reversed(self._kept):
+            if stored.tokens.size > longest and (shared := stored.shared(tokens)) > longest:
+                best, longest = stored, shared
+                if shared == tokens.size:
+                    break
+        if best is None:
+            return None
+        self._use(best)
+        return best, longest
+
+    def holds(self, tokens: Tokens) -> bool:
+        """Whether a sequence begins with these tokens, or is them; it counts as used now."""
+        for stored in reversed(self._kept):
+            if stored.tokens.size >= tokens.size and stored.shared(tokens) == tokens.size:
+                self._use(stored)
+                return True
+        return False
+
+    def put(self, tokens: Tokens, read: Read) -> bool:
+        """Keep a sequence whose cells `read` gives, in place of those that begin it; False where it is too large.
+
+        Those used longest ago make room before anything is read, so that the limit holds at all times.
+        """
+        size = tokens.size * (self._cell_bytes + tokens.itemsize)
+        if self._limit is not None and size > self._limit:
+            return False
+        shorter = [stored for stored in self._kept if stored.shared(tokens) == stored.tokens.size]
+        base = max(shorter, key=lambda stored: stored.tokens.size, default=None)
+        for stored in shorter:
+            if stored is not base:
+                self._drop(stored)
+        known = base.tokens.size if base is not None else 0
+        more = size - (base.nbytes if base is not None else 0)
+        if self._limit is not None:
+            for stored in [stored for stored in self._kept if stored is not base]:
+                if self.nbytes + more <= self._limit:
+                    break
+                self._drop(stored)
+        cells = [*base.cells] if base is not None else []
+        for start in range(known, tokens.size, self._piece):
+            n = min(self._piece, tokens.size - start)
+            cells.append((n, read(start, n)))
+        if base is not None:
+            self._drop(base)
+        self._kept.append(Stored(tokens.copy(), cells, size))
+        self.nbytes += size
+        return True
+
+    def clear(self) -> None:
+        self._kept.clear()
+        self.nbytes = 0
+
+    def _use(self, stored: Stored) -> None:
+        if self._kept[-1] is not stored:
+            self._kept.remove(stored)
+            self._kept.append(stored)
+
+    def _drop(self, stored: Stored) -> None:
+        self._kept.remove(stored)
+        self.nbytes -= stored.nbytes
