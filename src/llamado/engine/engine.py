@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceLost
+from llamado.engine import samplers
 from llamado.engine.drafting import MOST, Cost
 from llamado.engine.errands import Calls, CellsGone, Errand, Job, fail_all, piece_cells
 from llamado.engine.errors import (
@@ -110,7 +111,7 @@ class _Flight(NamedTuple):
     began: float
 
 
-class Vocabulary(Protocol):
+class Vocabulary(samplers.Vocabulary, Protocol):
     """What the engine asks of a tokenizer."""
 
     @property
@@ -248,6 +249,7 @@ class Engine:
             n_vocab=self._forward.n_vocab,
             eog=self._tokenizer.eog,
             top_k=self._top_k,
+            vocabulary=self._tokenizer,
             matcher=None if request.constraint is None else request.constraint.start(),
         )
         sampler.start(request.prompt)

@@ -1,0 +1,77 @@
+"""Penalties for tokens that were there before: llama.cpp's repeat, frequency and presence penalty."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from llamado.engine.candidates import HUGE, Candidates, Ids
+from llamado.engine.request import Sampling
+
+
+class Penalties:
+    """Counts of the last tokens of one sequence, prompt included; as a step it lowers those tokens' logits."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._repeat = sampling.repeat_penalty
+        self._frequency = sampling.frequency_penalty
+        self._presence = sampling.presence_penalty
+        self._last_n = sampling.repeat_last_n
+        self._recent: list[int] = []  # the window at its end, sometimes more; empty where the window has no limit
+        self._places: dict[int, int] = {}
+        self._n = 0
+        self._tokens = np.empty(0, np.int64)
+        self._counts = np.empty(0, np.float64)  # may be 0
+
+    def start(self, tokens: Sequence[int]) -> None:
+        """Begin a sequence with these tokens."""
+        recent = list(tokens if self._last_n < 0 else tokens[-self._last_n :])
+        self._recent = [] if self._last_n < 0 else recent
+        self._index(Counter(recent))
+
+    def accept(self, token: int) -> None:
+        """Take note of the next token."""
+        self._add(token)
+        if self._last_n < 0:
+            return
+        recent = self._recent
+        recent.append(token)
+        if len(recent) > self._last_n:
+            self._counts[self._places[recent[-self._last_n - 1]]] -= 1
+            if len(recent) > 2 * self._last_n + 256:
+                del recent[: -self._last_n]
+                self._index(Counter(recent))
+
+    def __call__(self, candidates: Candidates, position: int) -> None:
+        present = self._counts[: self._n] > 0
+        tokens: Ids = self._tokens[: self._n][present]
+        if not tokens.size:
+            return
+        with np.errstate(over="ignore"):
+            lowered = self._counts[: self._n][present] * self._frequency + self._presence
+        lowered = np.clip(lowered, -HUGE, HUGE)
+        repeat = self._repeat
+        with np.errstate(over="ignore"):
+            candidates.change(
+                tokens, lambda own, which: np.where(own <= 0, own * repeat, own / repeat) - lowered[which]
+            )
+
+    def _add(self, token: int) -> None:
+        place = self._places.get(token)
+        if place is None:
+            place = self._places[token] = self._n
+            if place == self._tokens.size:
+                self._tokens = np.concatenate((self._tokens, np.zeros(place + 64, np.int64)))
+                self._counts = np.concatenate((self._counts, np.zeros(place + 64)))
+            self._tokens[place] = token
+            self._counts[place] = 0
+            self._n += 1
+        self._counts[place] += 1
+
+    def _index(self, counts: Counter[int]) -> None:
+        self._places = {token: place for place, token in enumerate(counts)}
+        self._n = len(counts)
+        self._tokens = np.array([*counts, *[0] * 64], np.int64)
+        self._counts = np.array([*counts.values(), *[0] * 64], np.float64)
