@@ -34,7 +34,8 @@ from llamado.engine.request import (
 from llamado.server.app import create_app
 from llamado.server.served import ModelInfo, Served
 from llamado.server.state import AccessRules, ServerState, Switches
-from llamado.text.errors import TemplateError
+from llamado.text.chat import ChatTemplate
+from llamado.text.grammar import GrammarError, GrammarSource, Trigger
 
 ANSWER = "Hello, wörld!\nAll is well."
 EOS = 256
@@ -54,12 +55,55 @@ class FakeTokenizer:
         return b"".join(self.piece(t, special=special) for t in tokens).decode("utf-8", "replace")
 
 
-class FakeTemplate:
-    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, **extra: Any) -> str:
-        if any(m["role"] == "forbidden" for m in messages):
-            raise TemplateError("no such role")
-        text = "".join(f"<{m['role']}>{m['content']}</>" for m in messages)
-        return text + ("<assistant>" if add_generation_prompt else "")
+TEMPLATE = """
+{%- for m in messages -%}
+  {%- if m.role == 'forbidden' -%}{{ raise_exception('no such role') }}{%- endif -%}
+  <{{ m.role }}>{{ m.content }}</>
+{%- endfor -%}
+{%- if add_generation_prompt -%}<assistant>{%- endif -%}
+"""
+
+
+def template(source: str = TEMPLATE) -> ChatTemplate:
+    return ChatTemplate(source, bos="<s>", eos="<eos>")
+
+
+class FakeConstraint:
+    """Limits nothing; remembers what it was made of."""
+
+    def __init__(self, source: GrammarSource | None, triggers: Sequence[Trigger] = ()) -> None:
+        self.source, self.triggers = source, triggers
+        self.tags: dict[str, Any] = {}
+        self.ended = 0
+
+    def start(self) -> Any:
+        return self
+
+    def mask(self) -> None:
+        return None
+
+    def accept(self, token: int) -> None:
+        pass
+
+    def end_reasoning(self) -> bool:
+        self.ended += 1
+        return True
+
+
+class FakeGrammars:
+    """A grammar that says `bad` cannot be compiled."""
+
+    def compile(
+        self, source: GrammarSource, *, triggers: Sequence[Trigger] = (), generation_prompt: str = ""
+    ) -> FakeConstraint:
+        if "bad" in source.text:
+            raise GrammarError("a bad grammar")
+        return FakeConstraint(source, triggers)
+
+    def with_reasoning(self, inner: Any, **tags: Any) -> FakeConstraint:
+        constraint = FakeConstraint(inner and inner.source)
+        constraint.tags = tags
+        return constraint
 
 
 class FakeEngine:
@@ -183,7 +227,14 @@ INFO = ModelInfo(
 
 
 def served(engine: FakeEngine) -> Served:
-    return Served(engine=engine, tokenizer=FakeTokenizer(), template=FakeTemplate(), info=INFO, n_slots=engine.n_slots)
+    return Served(
+        engine=engine,
+        tokenizer=FakeTokenizer(),
+        template=template(),
+        grammars=FakeGrammars(),
+        info=INFO,
+        n_slots=engine.n_slots,
+    )
 
 
 @asynccontextmanager

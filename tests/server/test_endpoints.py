@@ -208,11 +208,50 @@ def test_prompt_longer_than_the_context(stream: bool) -> None:
     }
 
 
-def test_features_that_are_missing_are_refused_by_name() -> None:
-    for body in ({"grammar": "root ::= x"}, {"json_schema": {}}, {"lora": [{"id": 0}]}):
-        status, answer = post("/completion", {"prompt": "a", **body})
-        assert status == 501 and answer["error"]["type"] == "not_supported_error"
-        assert next(iter(body)) in answer["error"]["message"]
+@pytest.mark.parametrize(
+    ("body", "kind", "text"),
+    [
+        ({"grammar": 'root ::= "x"'}, "gbnf", 'root ::= "x"'),
+        ({"json_schema": {}}, "json_schema", '{"type":"object"}'),
+        ({"json_schema": {"type": "array"}, "grammar": None}, "json_schema", '{"type":"array"}'),
+    ],
+)
+def test_grammars_reach_the_engine(body: dict[str, Any], kind: str, text: str) -> None:
+    engine = FakeEngine()
+    status, answer = post("/completion", {"prompt": "a", **body}, engine)
+    source = engine.requests[0].constraint.source  # type: ignore[union-attr]
+    assert status == 200 and (source.kind, source.text) == (kind, text)
+    assert answer["generation_settings"]["grammar"] == text
+
+
+def test_a_bad_grammar_is_named_with_its_field() -> None:
+    for name, value in (("grammar", "bad"), ("json_schema", {"bad": 1})):
+        status, answer = post("/completion", {"prompt": "a", name: value})
+        assert status == 400 and answer["error"]["message"] == f"Field '{name}': a bad grammar"
+
+
+def test_lazy_grammars_begin_at_triggers() -> None:
+    engine = FakeEngine()
+    triggers = [{"type": 1, "value": "a"}, {"type": 1, "value": "<tool>"}, {"type": 2, "value": "x+"}]
+    body = {"prompt": "p", "grammar": "g", "grammar_lazy": True, "grammar_triggers": triggers}
+    status, answer = post("/completion", body)
+    assert status == 400 and "should be marked as preserved token: a" in answer["error"]["message"]
+    status, answer = post("/completion", {**body, "preserved_tokens": ["a", "not one token"]}, engine)
+    assert status == 200
+    found = [(t.kind, t.value, t.token) for t in engine.requests[0].constraint.triggers]  # type: ignore[union-attr]
+    assert found == [("token", "a", 97), ("word", "<tool>", -1), ("pattern", "x+", -1)]
+    settings = answer["generation_settings"]
+    assert settings["grammar_lazy"] is True and settings["preserved_tokens"] == [97]
+    assert settings["grammar_triggers"][0] == {"type": 0, "value": "a", "token": 97}
+    status, answer = post("/completion", {**body, "grammar_triggers": []})
+    assert status == 400 and "no triggers set for lazy grammar" in answer["error"]["message"]
+
+
+def test_adapters_that_are_not_there_are_shown() -> None:
+    status, answer = post("/completion", {"prompt": "a", "lora": [{"id": 1, "scale": 0.5}, {"id": 0}]})
+    assert status == 200
+    assert answer["generation_settings"]["lora"] == [{"id": 0, "scale": 0.0}, {"id": 1, "scale": 0.5}]
+    assert post("/completion", {"prompt": "a", "lora": 1})[0] == 400
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -346,8 +385,8 @@ def test_text_parts_are_joined() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "image input is not supported"),
         ({"messages": [{"role": "forbidden", "content": ""}]}, 400, "no such role"),
         ({"messages": USER, "response_format": {"type": "zzz"}}, 400, "response_format type"),
-        ({"messages": USER, "response_format": {"type": "json_object"}}, 501, "response_format"),
-        ({"messages": USER, "tools": [{"type": "function"}]}, 501, "tools"),
+        ({"messages": USER, "response_format": {"type": "json_schema", "schema": 3}}, 400, "response_format"),
+        ({"messages": USER, "tools": [{"type": "function"}]}, 400, "tools"),
         ({"messages": USER, "tool_choice": "zz"}, 400, "Invalid tool_choice: zz"),
     ],
 )

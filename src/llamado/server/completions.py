@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from llamado.server.bodies import read_object
-from llamado.server.chat import ChatPrompt, render_chat
-from llamado.server.errors import ApiError, invalid, loading
-from llamado.server.formats import NativeFormat, OpenAIFormat
-from llamado.server.options import ENGINE_FIELDS, SERVER_FIELDS, make_requests, read_options
-from llamado.server.prompts import off_loop, size_of, tokenize_prompts
+from llamado.server.chat import Conversation, prepare_chat, read_chat
+from llamado.server.controls import Controls
+from llamado.server.errors import ApiError, invalid, loading, not_supported
+from llamado.server.formats import Call, ChatFormat, CompletionsFormat, NativeFormat, completion_id
+from llamado.server.limits import Limits
+from llamado.server.options import Options, make_requests, read_options
+from llamado.server.prompts import in_thread, off_loop, size_of, tokenize_prompts
+from llamado.server.schemas import describe
 from llamado.server.served import Served
 from llamado.server.state import ServerState
-from llamado.server.streaming import Answer, EventStream, Generation, Mailbox, json_response
+from llamado.server.streaming import Answer, EventStream, Format, Generation, Mailbox, json_response
+from llamado.server.values import text
+from llamado.text.grammar import GrammarError
 
+if TYPE_CHECKING:
+    from llamado.text.constraint import Constraint
 
-def _body_schema(*extra: str) -> dict[str, Any]:
-    """OpenAPI description of a body, from the table of options."""
-    properties: dict[str, Any] = {name: {} for name in extra}
-    for spec in ENGINE_FIELDS + SERVER_FIELDS:
-        for name in spec.names:
-            properties[name] = {"type": spec.type, "nullable": True, "description": spec.help}
-    schema = {"type": "object", "properties": properties}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-Api = Literal["native", "completions", "chat"]
+MakeFormat = Callable[[Call], Format]
 
 
 class Generator:
@@ -39,6 +36,7 @@ class Generator:
     def __init__(self, state: ServerState, mailbox: Mailbox) -> None:
         self._state = state
         self._mailbox = mailbox
+        self.controls = Controls()
 
     @property
     def served(self) -> Served:
@@ -47,16 +45,64 @@ class Generator:
             raise loading()
         return served
 
-    async def respond(self, body: Mapping[str, Any], prompt: Any, api: Api, prefill: str = "") -> Response:
-        """Answer a body whose prompt is already rendered. Raises LlamadoError."""
+    async def complete(self, body: Mapping[str, Any], make: MakeFormat) -> Response:
+        """Answer a body with a `prompt` in one of its shapes. Raises LlamadoError."""
+        if "prompt" not in body:
+            raise invalid("key 'prompt' not found")
+        served, prompt = self.served, body["prompt"]
+        most = self._state.switches.max_prompts
+        prompts = await off_loop(lambda: tokenize_prompts(prompt, served.tokenizer, most=most), size_of(prompt))
+        return await self.generate(self._options(body), prompts, make)
+
+    async def chat(self, body: Mapping[str, Any], make: MakeFormat) -> Response:
+        """Answer a body of OpenAI's chat form. Raises LlamadoError."""
+        conversation = await self.converse(body)
+        chat, prepared = conversation.chat, conversation.prepared
+        options = self._options(chat.options)
+        options.limits = conversation.limits(self.served.tokenizer)
+        options.shown |= conversation.shown(stream=options.stream) | options.limits.shown()
+        if options.limits.preserved:
+            options.engine["preserved"] = options.limits.preserved
+        if stops := [*chat.stops, *(stop for stop in prepared.stops if stop not in chat.stops)]:
+            options.engine["stop"] = stops if chat.stops else [*self.served.defaults.stop, *stops]
+        return await self.generate(options, [await self.tokenize(prepared.prompt)], make, conversation)
+
+    async def converse(self, body: Mapping[str, Any]) -> Conversation:
+        """Check a chat body and render its prompt. Raises LlamadoError."""
+        switches, template = self._state.switches, self.served.template
+
+        def work() -> Conversation:
+            return prepare_chat(read_chat(body, switches), template)
+
+        return await off_loop(work, size_of([body.get("messages"), body.get("tools"), body.get("response_format")]))
+
+    async def count(self, body: Mapping[str, Any]) -> int:
+        """Tokens of a chat body's prompt. Raises LlamadoError."""
+        return len(await self.tokenize((await self.converse(body)).prepared.prompt))
+
+    async def tokenize(self, prompt: str) -> list[int]:
+        """A prompt's tokens."""
+        tokenizer = self.served.tokenizer
+        return await off_loop(lambda: tokenizer.encode(prompt, add_special=True, parse_special=True), len(prompt))
+
+    def _options(self, body: Mapping[str, Any]) -> Options:
         served = self.served
-        options = read_options(
+        return read_options(
             body,
             tokenizer=served.tokenizer,
             n_slots=served.n_slots,
             sse_ping_interval=self._state.switches.sse_ping_interval,
         )
-        prompts = await off_loop(lambda: tokenize_prompts(prompt, served.tokenizer), size_of(prompt))
+
+    async def generate(
+        self,
+        options: Options,
+        prompts: list[list[int]],
+        make: MakeFormat,
+        conversation: Conversation | None = None,
+    ) -> Response:
+        """Give checked options and tokens to the engine. Raises LlamadoError."""
+        served = self.served
         n_ctx = served.info.n_ctx
         for tokens in prompts:
             if len(tokens) >= n_ctx:
@@ -67,63 +113,101 @@ class Generator:
                     n_prompt_tokens=len(tokens),
                     n_ctx=n_ctx,
                 )
-        requests = make_requests(options, prompts, served.defaults)
-        format: NativeFormat | OpenAIFormat
-        if api == "native":
+        constraint = await self._constraint(options.limits)
+        requests = make_requests(options, prompts, served.defaults, constraint)
+        texts = [""] * len(prompts)
+        if make is NativeFormat or options.verbose:
             texts = [await self._prompt_text(tokens) for tokens in prompts]
-            format = NativeFormat(requests, options, served.info.name, texts)
-        else:
-            format = OpenAIFormat(requests, options, served.info.name, chat=api == "chat", prefill=prefill)
+        call = Call(
+            id=completion_id(),
+            model=served.info.name,
+            options=options,
+            requests=requests,
+            prompts=texts,
+            conversation=conversation,
+        )
         generation = Generation(self._mailbox, served.engine, requests, parts=options.stream)
         generation.start()
+        if conversation is not None:
+            self.controls.note(call.id, generation, constraint if conversation.chat.control else None)
+        format = make(call)
         if options.stream:
             return EventStream(generation, format, ping_interval=options.sse_ping_interval)
-        return Answer(generation, format.answer)
+        return Answer(generation, format)
+
+    async def _constraint(self, limits: Limits) -> Constraint | None:
+        """Compile what limits the answer; in a thread, for it may take seconds. Raises ApiError."""
+        source, thinking, grammars = limits.source, limits.thinking, self.served.grammars
+        if limits.lazy and not limits.triggers:
+            source = None  # it would never begin
+        if source is None and thinking is None:
+            return None
+        if grammars is None:
+            raise not_supported("This server's model does not generate")
+
+        def compile() -> Constraint | None:
+            constraint: Constraint | None = None
+            if source is not None:
+                constraint = grammars.compile(source, triggers=limits.triggers if limits.lazy else ())
+            if thinking is None:
+                return constraint
+            return grammars.with_reasoning(
+                constraint,
+                start=thinking.start,
+                end=thinking.ends[0],
+                open=thinking.open,
+                budget=thinking.budget,
+                message=thinking.message,
+            )
+
+        try:
+            return await in_thread(compile)
+        except GrammarError as error:
+            raise limits.blame(error) from None
 
     async def _prompt_text(self, tokens: list[int]) -> str:
         tokenizer = self.served.tokenizer
         return await off_loop(lambda: tokenizer.decode(tokens, special=True), 4 * len(tokens))
-
-    async def chat_prompt(self, body: Mapping[str, Any]) -> ChatPrompt:
-        """Render a chat body's messages. Raises LlamadoError."""
-        switches, template = self._state.switches, self.served.template
-
-        def render() -> ChatPrompt:
-            return render_chat(
-                body, template, prefill_assistant=switches.prefill_assistant, kwargs=switches.chat_template_kwargs
-            )
-
-        return await off_loop(render, size_of(body.get("messages")))
 
 
 def completions_router(generator: Generator) -> APIRouter:
     """`/completion` and its relatives."""
     router = APIRouter(tags=["generate"])
 
-    @router.post("/completion", openapi_extra=_body_schema("prompt"))
-    @router.post("/completions", openapi_extra=_body_schema("prompt"))
+    @router.post("/completion", **describe("completion"))
+    @router.post("/completions", **describe("completion"))
     async def completion(request: Request) -> Response:
-        body = await read_object(request)
-        if "prompt" not in body:
-            raise invalid("key 'prompt' not found")
-        return await generator.respond(body, body["prompt"], "native")
+        return await generator.complete(await read_object(request), NativeFormat)
 
-    @router.post("/v1/completions", openapi_extra=_body_schema("prompt"))
+    @router.post("/v1/completions", **describe("openai_completion"))
     async def openai_completions(request: Request) -> Response:
-        body = await read_object(request)
-        if "prompt" not in body:
-            raise invalid("key 'prompt' not found")
-        return await generator.respond(body, body["prompt"], "completions")
+        return await generator.complete(await read_object(request), CompletionsFormat)
 
-    @router.post("/v1/chat/completions", openapi_extra=_body_schema("messages"))
-    @router.post("/chat/completions", openapi_extra=_body_schema("messages"))
+    @router.post("/v1/chat/completions", **describe("chat"))
+    @router.post("/chat/completions", **describe("chat"))
     async def chat_completions(request: Request) -> Response:
-        chat = await generator.chat_prompt(await read_object(request))
-        return await generator.respond(chat.options, chat.prompt, "chat", chat.prefill)
+        return await generator.chat(await read_object(request), ChatFormat)
 
-    @router.post("/apply-template", openapi_extra=_body_schema("messages"))
+    @router.post("/v1/chat/completions/control", **describe("control"))
+    async def control(request: Request) -> Response:
+        body = await read_object(request)
+        id, action = text(body, "id"), text(body, "action")
+        if not id:
+            raise invalid("missing completion id")
+        if action != "reasoning_end":
+            raise invalid("unknown control action")
+        refusal = generator.controls.end_reasoning(id)
+        return json_response(orjson.dumps({"success": False, "message": refusal} if refusal else {"success": True}))
+
+    @router.post("/v1/chat/completions/input_tokens", **describe("chat_count"))
+    @router.post("/chat/completions/input_tokens", **describe("chat_count"))
+    async def input_tokens(request: Request) -> Response:
+        n_tokens = await generator.count(await read_object(request))
+        return json_response(orjson.dumps({"input_tokens": n_tokens, "object": "response.input_tokens"}))
+
+    @router.post("/apply-template", **describe("apply_template"))
     async def apply_template(request: Request) -> Response:
-        chat = await generator.chat_prompt(await read_object(request))
-        return json_response(orjson.dumps({"prompt": chat.prompt}))
+        conversation = await generator.converse(await read_object(request))
+        return json_response(orjson.dumps({"prompt": conversation.prepared.prompt}))
 
     return router

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-import secrets
-import string
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from starlette.responses import Response
 
 from llamado import __version__
 from llamado.engine.request import Progress, Request, Result, Timings, Token, TokenProb, TokenProbs
+from llamado.server.chat import Conversation, PlainParser
+from llamado.server.errors import ApiError
 from llamado.server.options import Options, generation_settings
+from llamado.server.spoken import Part, Spoken, random_id
+from llamado.server.streaming import error_response
+from llamado.text.dialects.dialect import Content, Reasoning
 
 FINGERPRINT = f"llamado-{__version__}"
-_LETTERS = string.digits + string.ascii_letters
 # JSON has no -inf; llama-server writes the lowest float32 for the logarithm of 0.
 _LOWEST = -3.4028234663852886e38
 
 
 def completion_id() -> str:
-    """A fresh `chatcmpl-…` id; both OpenAI endpoints use this form."""
-    return "chatcmpl-" + "".join(secrets.choice(_LETTERS) for _ in range(32))
+    """A fresh `chatcmpl-…` id; the OpenAI endpoints and Anthropic's use this form."""
+    return "chatcmpl-" + random_id()
 
 
 def timings_json(t: Timings) -> dict[str, Any]:
     """The `timings` object."""
-    return {
+    timings: dict[str, Any] = {
         "cache_n": t.cache_n,
         "prompt_n": t.prompt_n,
         "prompt_ms": t.prompt_ms,
@@ -38,6 +42,9 @@ def timings_json(t: Timings) -> dict[str, Any]:
         "predicted_per_token_ms": t.predicted_per_token_ms,
         "predicted_per_second": t.predicted_per_second,
     }
+    if t.draft_n:
+        timings |= {"draft_n": t.draft_n, "draft_n_accepted": t.draft_n_accepted or 0}
+    return timings
 
 
 def _prob_json(p: TokenProb, post_sampling: bool) -> dict[str, Any]:
@@ -72,9 +79,11 @@ def usage_json(results: Sequence[Result], per_prompt: int = 1) -> dict[str, Any]
     }
 
 
-def finish_reason(result: Result) -> str:
-    """OpenAI's reason."""
-    return "stop" if result.stop_type in ("eos", "word") else "length"
+def finish_reason(result: Result, called: bool = False) -> str:
+    """OpenAI's reason; `called`: the answer holds tool calls."""
+    if result.stop_type not in ("eos", "word"):
+        return "length"
+    return "tool_calls" if called else "stop"
 
 
 def data(value: Any) -> bytes:
@@ -82,17 +91,64 @@ def data(value: Any) -> bytes:
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A request to one of the APIs: what was asked, and what the engine was given."""
+
+    id: str
+    model: str
+    options: Options
+    requests: Sequence[Request]
+    prompts: Sequence[str]
+    """The prompts as text, where the answer shows them."""
+    conversation: Conversation | None = None
+
+    @property
+    def prefill(self) -> str:
+        return self.conversation.prefill if self.conversation is not None else ""
+
+    def spoken(self) -> Spoken:
+        """A reader for one answer."""
+        if self.conversation is None:
+            return Spoken(PlainParser())
+        return Spoken(self.conversation.prepared.parser(), self.prefill)
+
+
+def native_json(call: Call, index: int, result: Result) -> dict[str, Any]:
+    """The result object of `/completion`: the last part of a stream, or the whole answer."""
+    options, request = call.options, result.request
+    stream = options.stream
+    answer: dict[str, Any] = {
+        "index": index,
+        "content": "" if stream else result.content,
+        "tokens": result.tokens if request.return_tokens and not stream else [],
+        "id_slot": result.id_slot,
+        "stop": True,
+        "model": call.model,
+        "tokens_predicted": result.n_predicted,
+        "tokens_evaluated": result.n_prompt,
+        "generation_settings": generation_settings(request, stream=stream, seed=result.seed),
+        "prompt": call.prompts[index // options.n],
+        "has_new_line": result.has_new_line,
+        "truncated": result.truncated,
+        "stop_type": result.stop_type,
+        "stopping_word": result.stopping_word,
+        "tokens_cached": result.n_tokens_cached,
+        "timings": timings_json(result.timings),
+    }
+    if result.probs and not stream:
+        answer["completion_probabilities"] = probs_json(result.probs, request.post_sampling_probs)
+    return pick(answer, options.response_fields) if options.response_fields else answer
+
+
 class NativeFormat:
     """llama-server's `/completion`."""
 
-    def __init__(self, requests: Sequence[Request], options: Options, model: str, prompts: Sequence[str]) -> None:
-        self._requests = requests
-        self._options = options
-        self._model = model
-        self._prompts = prompts
+    def __init__(self, call: Call) -> None:
+        self._call = call
 
     def token(self, index: int, event: Token) -> bytes:
-        request = self._requests[index]
+        request = self._call.requests[index]
         part: dict[str, Any] = {
             "index": index,
             "content": event.text,
@@ -122,39 +178,20 @@ class NativeFormat:
         return data(part)
 
     def final(self, index: int, result: Result) -> bytes:
-        return data(self.whole(index, result))
+        return data(native_json(self._call, index, result))
 
     def end(self) -> bytes:
         return b""
 
-    def whole(self, index: int, result: Result) -> dict[str, Any]:
-        """The result object: the last part of a stream, or the whole answer."""
-        stream, request = self._options.stream, result.request
-        answer: dict[str, Any] = {
-            "index": index,
-            "content": "" if stream else result.content,
-            "tokens": result.tokens if request.return_tokens and not stream else [],
-            "id_slot": result.id_slot,
-            "stop": True,
-            "model": self._model,
-            "tokens_predicted": result.n_predicted,
-            "tokens_evaluated": result.n_prompt,
-            "generation_settings": generation_settings(request, stream=stream, seed=result.seed),
-            "prompt": self._prompts[index // self._options.n],
-            "has_new_line": result.has_new_line,
-            "truncated": result.truncated,
-            "stop_type": result.stop_type,
-            "stopping_word": result.stopping_word,
-            "tokens_cached": result.n_tokens_cached,
-            "timings": timings_json(result.timings),
-        }
-        if result.probs and not stream:
-            answer["completion_probabilities"] = probs_json(result.probs, request.post_sampling_probs)
-        return pick(answer, self._options.response_fields) if self._options.response_fields else answer
+    def error(self, error: ApiError) -> bytes:
+        return data({"error": error.error})
+
+    def failure(self, error: ApiError) -> Response:
+        return error_response(error)
 
     def answer(self, results: Sequence[Result]) -> bytes:
         """The body: one object, or an array for several prompts."""
-        whole = [self.whole(i, r) for i, r in enumerate(results)]
+        whole = [native_json(self._call, i, r) for i, r in enumerate(results)]
         return orjson.dumps(whole[0] if len(whole) == 1 else whole)
 
 
@@ -170,102 +207,179 @@ def pick(answer: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
     return picked
 
 
-class OpenAIFormat:
-    """`/v1/completions` (`chat=False`) and `/v1/chat/completions`.
+class _OpenAIFormat:
+    """What `/v1/completions` and `/v1/chat/completions` share."""
 
-    Like llama-server, a whole answer begins with the client's `prefill` and a streamed one does not.
-    """
+    object = ""
+    chunk = ""
 
-    def __init__(
-        self, requests: Sequence[Request], options: Options, model: str, *, chat: bool, prefill: str = ""
-    ) -> None:
-        self._prefill = prefill
-        self._requests = requests
-        self._options = options
-        self._chat = chat
-        self._object = "chat.completion" if chat else "text_completion"
-        chunk = "chat.completion.chunk" if chat else "text_completion"
+    def __init__(self, call: Call) -> None:
+        self._call = call
         self._head = {
             "created": int(time.time()),
-            "model": model,
+            "model": call.model,
             "system_fingerprint": FINGERPRINT,
-            "object": chunk,
-            "id": completion_id(),
+            "object": self.chunk,
+            "id": call.id,
         }
-        self._begun: set[int] = set()
-        self._results: list[Result] = []
 
-    def _chunk(self, index: int, piece: dict[str, Any], logprobs: Any, reason: str | None) -> dict[str, Any]:
-        choice: dict[str, Any]
-        if self._chat:
-            choice = {"finish_reason": reason, "index": index, "delta": piece}
-            if logprobs is not None:
-                choice["logprobs"] = logprobs
-        else:
-            choice = {"text": piece.get("content", ""), "index": index, "logprobs": logprobs, "finish_reason": reason}
-        return {"choices": [choice], **self._head}
+    def _verbose(self, index: int, result: Result) -> dict[str, Any]:
+        """The native form of a result, for those who ask for it."""
+        if not self._call.options.verbose:
+            return {}
+        native = native_json(self._call, index, result)
+        return {"__verbose": native}
 
-    def _begin(self, index: int) -> bytes:
-        """A chat stream's first part names the role."""
-        if not self._chat or index in self._begun:
-            return b""
-        self._begun.add(index)
-        return data(self._chunk(index, {"role": "assistant", "content": None}, None, None))
-
-    def token(self, index: int, event: Token) -> bytes:
-        begin = self._begin(index)
-        if not event.text and not event.probs:
-            return begin
-        logprobs = None
-        if event.probs:
-            logprobs = {"content": probs_json(event.probs, self._requests[index].post_sampling_probs)}
-        chunk = self._chunk(index, {"content": event.text}, logprobs, None)
-        if event.timings is not None:
-            chunk["timings"] = timings_json(event.timings)
-        return begin + data(chunk)
-
-    def progress(self, index: int, event: Progress) -> bytes:
-        self._begun.add(index)
-        piece = {"role": "assistant", "content": None} if self._chat else {}
-        return data({**self._chunk(index, piece, None, None), "prompt_progress": progress_json(event)})
-
-    def final(self, index: int, result: Result) -> bytes:
-        self._results.append(result)
-        chunk = self._chunk(index, {}, None, finish_reason(result))
-        last = {"timings": timings_json(result.timings)}
-        if not self._chat:
-            usage = {"usage": usage_json([result])}
-            return data({**chunk, **usage, **last})
-        begin = self._begin(index)
-        if self._options.include_usage and len(self._results) == len(self._requests):
-            usage = {"usage": usage_json(self._results, self._options.n)}
-            return begin + data(chunk) + data({"choices": [], **self._head, **usage, **last})
-        return begin + data({**chunk, **last})
+    def _body(self, choices: list[dict[str, Any]], results: Sequence[Result]) -> bytes:
+        body = {
+            "choices": choices,
+            **self._head,
+            "object": self.object,
+            "usage": usage_json(results, self._call.options.n),
+            **self._verbose(0, results[0]),
+            "timings": timings_json(results[0].timings),
+        }
+        return orjson.dumps(body)
 
     def end(self) -> bytes:
         return b"data: [DONE]\n\n"
+
+    def error(self, error: ApiError) -> bytes:
+        return data({"error": error.error})
+
+    def failure(self, error: ApiError) -> Response:
+        return error_response(error)
+
+
+def _logprobs(probs: Sequence[TokenProbs] | None, request: Request) -> dict[str, Any] | None:
+    return {"content": probs_json(probs, request.post_sampling_probs)} if probs else None
+
+
+class CompletionsFormat(_OpenAIFormat):
+    """`/v1/completions`."""
+
+    object = "text_completion"
+    chunk = "text_completion"
+
+    def _chunk(self, index: int, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
+        choice = {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
+        return {"choices": [choice], **self._head}
+
+    def token(self, index: int, event: Token) -> bytes:
+        if not event.text and not event.probs:
+            return b""
+        chunk = self._chunk(index, event.text, _logprobs(event.probs, self._call.requests[index]), None)
+        if event.timings is not None:
+            chunk["timings"] = timings_json(event.timings)
+        return data(chunk)
+
+    def progress(self, index: int, event: Progress) -> bytes:
+        return data({**self._chunk(index, "", None, None), "prompt_progress": progress_json(event)})
+
+    def final(self, index: int, result: Result) -> bytes:
+        chunk = self._chunk(index, "", None, finish_reason(result))
+        more = {"usage": usage_json([result]), **self._verbose(index, result), "timings": timings_json(result.timings)}
+        return data({**chunk, **more})
+
+    def answer(self, results: Sequence[Result]) -> bytes:
+        """The whole body."""
+        choices = [
+            {
+                "text": result.content,
+                "index": index,
+                "logprobs": _logprobs(result.probs, result.request),
+                "finish_reason": finish_reason(result),
+            }
+            for index, result in enumerate(results)
+        ]
+        return self._body(choices, results)
+
+
+class ChatFormat(_OpenAIFormat):
+    """`/v1/chat/completions`.
+
+    Like llama-server, a whole answer begins with the client's prefill and a streamed one does not, unless `echo` is on.
+    """
+
+    object = "chat.completion"
+    chunk = "chat.completion.chunk"
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call)
+        self._spoken = [call.spoken() for _ in call.requests]
+        self._begun: set[int] = set()
+        self._results: list[Result] = []
+
+    def _chunk(self, index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        return {"choices": [{"finish_reason": reason, "index": index, "delta": delta}], **self._head}
+
+    def _begin(self, index: int) -> list[dict[str, Any]]:
+        """A stream's first part names the role."""
+        if index in self._begun:
+            return []
+        self._begun.add(index)
+        chunks = [self._chunk(index, {"role": "assistant", "content": None})]
+        if self._call.options.echo and self._call.prefill:
+            chunks.append(self._chunk(index, {"content": self._call.prefill}))
+        return chunks
+
+    def token(self, index: int, event: Token) -> bytes:
+        chunks = self._begin(index)
+        chunks += [self._chunk(index, _delta(part)) for part in self._spoken[index].push(event.text)]
+        logprobs = _logprobs(event.probs, self._call.requests[index])
+        if logprobs is not None:
+            if not chunks:
+                chunks.append(self._chunk(index, {"content": ""}))
+            chunks[-1]["choices"][0]["logprobs"] = logprobs
+        if event.timings is not None and chunks:
+            chunks[-1]["timings"] = timings_json(event.timings)
+        return b"".join(map(data, chunks))
+
+    def progress(self, index: int, event: Progress) -> bytes:
+        self._begun.add(index)
+        chunk = self._chunk(index, {"role": "assistant", "content": None})
+        return data({**chunk, "prompt_progress": progress_json(event)})
+
+    def final(self, index: int, result: Result) -> bytes:
+        self._results.append(result)
+        spoken = self._spoken[index]
+        chunks = self._begin(index)
+        chunks += [self._chunk(index, _delta(part)) for part in spoken.finish()]
+        chunks.append(self._chunk(index, {}, finish_reason(result, bool(spoken.calls))))
+        chunks[0] |= self._verbose(index, result)
+        if self._call.options.include_usage and len(self._results) == len(self._call.requests):
+            usage = usage_json(self._results, self._call.options.n)
+            chunks.append({"choices": [], **self._head, "usage": usage})
+        chunks[-1]["timings"] = timings_json(result.timings)
+        return b"".join(map(data, chunks))
 
     def answer(self, results: Sequence[Result]) -> bytes:
         """The whole body."""
         choices = []
         for index, result in enumerate(results):
-            reason = finish_reason(result)
-            logprobs = None
-            if result.probs:
-                logprobs = {"content": probs_json(result.probs, result.request.post_sampling_probs)}
-            if self._chat:
-                message = {"role": "assistant", "content": self._prefill + result.content}
-                choice: dict[str, Any] = {"finish_reason": reason, "index": index, "message": message}
-                if logprobs is not None:
-                    choice["logprobs"] = logprobs
-            else:
-                choice = {"text": result.content, "index": index, "logprobs": logprobs, "finish_reason": reason}
+            spoken = self._spoken[index]
+            spoken.push(result.content)
+            spoken.finish()
+            reason = finish_reason(result, bool(spoken.calls))
+            choice: dict[str, Any] = {"finish_reason": reason, "index": index, "message": spoken.message()}
+            logprobs = _logprobs(result.probs, result.request)
+            if logprobs is not None:
+                choice["logprobs"] = logprobs
             choices.append(choice)
-        body = {
-            "choices": choices,
-            **self._head,
-            "object": self._object,
-            "usage": usage_json(results, self._options.n),
-            "timings": timings_json(results[0].timings),
-        }
-        return orjson.dumps(body)
+        return self._body(choices, results)
+
+
+def _delta(part: Part) -> dict[str, Any]:
+    """A piece of an answer as a chat stream's delta."""
+    if isinstance(part, Content):
+        return {"content": part.text}
+    if isinstance(part, Reasoning):
+        return {"reasoning_content": part.text}
+    call: dict[str, Any] = {"index": part.index}
+    function: dict[str, Any] = {}
+    if part.head:
+        call |= {"id": part.call.id, "type": "function"}
+        function["name"] = part.call.name
+    if part.arguments or part.head:
+        function["arguments"] = part.arguments
+    return {"tool_calls": [{**call, "function": function}]}

@@ -6,18 +6,23 @@ null counts as absent, unknown fields are ignored, numbers with soft limits are 
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from llamado.engine.request import SAMPLER_LETTERS, Defaults, Request, sampler_names
+from llamado.engine.constraint import Constraint
+from llamado.engine.request import SAMPLER_LETTERS, Defaults, Request, Sampling, sampler_names
 from llamado.errors import LlamadoError
-from llamado.server.errors import invalid, not_supported
+from llamado.server.errors import invalid
+from llamado.server.limits import Limits, read_limits
 from llamado.server.served import Tokenizer
+from llamado.server.values import whole, wrong_type
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
+FLOAT32_MAX = 3.4028234663852886e38
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,8 @@ def _int(names: str, low: int, help: str, *, high: int = INT32_MAX, hard: bool =
     return Field(tuple(names.split()), "integer", low, high, hard, help)
 
 
-def _float(name: str, help: str, low: float = -math.inf, high: float = math.inf) -> Field:
-    return Field((name,), "number", low, high, False, help)
+def _float(name: str, help: str, low: float = -math.inf, high: float = math.inf, *, hard: bool = False) -> Field:
+    return Field((name,), "number", low, high, hard, help)
 
 
 # Options that the engine's Request or Sampling takes under the same name.
@@ -77,24 +82,25 @@ ENGINE_FIELDS: tuple[Field, ...] = (
     _float("dry_base", "DRY: base"),
     _float("mirostat_tau", "Mirostat: target entropy"),
     _float("mirostat_eta", "Mirostat: learning rate"),
+    _float("adaptive_target", "adaptive-p: target probability; negative: off", -FLOAT32_MAX, 1.0),
+    _float("adaptive_decay", "adaptive-p: decay of the history", 0.0, 0.99, hard=True),
     _bool("cache_prompt", "reuse the cache of an earlier request with the same beginning"),
     _bool("return_tokens", "return the ids of the generated tokens"),
     _bool("return_progress", "report progress of the prompt in a stream"),
     _bool("post_sampling_probs", "report probabilities after the sampler chain"),
     _bool("ignore_eos", "never end by itself"),
     _bool("timings_per_token", "timings in every part of a stream"),
+    _int("n_discard", 0, "tokens to drop when the context is shifted; 0: half of them"),
+    _int("n_cache_reuse", 0, "least length of a piece that is reused from the cache by shifting; 0: none is"),
 )
 # Options of the server itself, or accepted for llama.cpp's sake.
 SERVER_FIELDS: tuple[Field, ...] = (
     _bool("stream", "send the answer in parts as it is made"),
     _int("n_cmpl n", 1, "answers per prompt"),
-    _int("n_discard", 0, "for context shift"),
-    _int("n_cache_reuse", 0, "for reuse by shifting"),
     _int("sse_ping_interval", -1, "seconds of silence before a stream sends a comment; -1: never"),
-    _float("adaptive_target", "adaptive-p: off when negative", high=1.0),
-    _float("adaptive_decay", "adaptive-p: decay", 0.0, 0.99),
-    _bool("verbose", "accepted"),
+    _bool("verbose", "put the native form of the result into `__verbose`"),
     _bool("backend_sampling", "accepted"),
+    _bool("echo", "chat: begin with the client's prefill also in a stream"),
 )
 
 
@@ -103,30 +109,17 @@ class Options:
     """What a request asked for, checked: `engine` holds fields of the engine's Request and Sampling."""
 
     engine: dict[str, Any]
+    limits: Limits
     stream: bool = False
     include_usage: bool = False
     n: int = 1
     id_slot: int = -1
     sse_ping_interval: int = 30
     response_fields: list[str] = field(default_factory=list)
-    n_discard: int = 0
-
-
-def type_name(value: object) -> str:
-    """The JSON name of a value's type, as llama-server's messages say it."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, (int, float)):
-        return "number"
-    if isinstance(value, str):
-        return "string"
-    return "array" if isinstance(value, list) else "object"
-
-
-def _wrong_type(name: str, expected: str, value: object) -> LlamadoError:
-    return invalid(f"Field '{name}': type must be {expected}, but is {type_name(value)}")
+    verbose: bool = False
+    echo: bool = False
+    shown: dict[str, Any] = field(default_factory=dict)
+    """Fields of `generation_settings` that the engine does not know."""
 
 
 def _read(spec: Field, body: Mapping[str, Any]) -> Any:
@@ -136,15 +129,18 @@ def _read(spec: Field, body: Mapping[str, Any]) -> Any:
             continue
         if spec.type == "boolean":
             if not isinstance(value, bool):
-                raise _wrong_type(name, "boolean", value)
+                raise wrong_type(name, "boolean", value)
             return value
         if not isinstance(value, (bool, int, float)):
-            raise _wrong_type(name, "number", value)
+            raise wrong_type(name, "number", value)
         if isinstance(value, float) and not math.isfinite(value):
             raise invalid(f"Field '{name}': number overflow")
         number: float = int(value) if spec.type == "integer" else float(value)
         if spec.hard and not spec.low <= number <= spec.high:
-            raise invalid(f"Field '{name}': Value must be between {spec.low} <= value <= {spec.high}, but got {number}")
+            low, high, given = (
+                f"{v:.6f}" if spec.type == "number" else str(int(v)) for v in (spec.low, spec.high, number)
+            )
+            raise invalid(f"Field '{name}': Value must be between {low} <= value <= {high}, but got {given}")
         return type(number)(max(spec.low, min(spec.high, number)))
     return None
 
@@ -156,7 +152,7 @@ def _stops(value: Any) -> list[str]:
         return []
     for word in value:
         if not isinstance(word, str) and word not in (None, [], {}):
-            raise _wrong_type("stop", "string", word)
+            raise wrong_type("stop", "string", word)
     return [word for word in value if isinstance(word, str) and word]
 
 
@@ -204,7 +200,7 @@ def _samplers(value: Any) -> tuple[str, ...] | None:
     names: list[str] = []
     for item in value:
         if not isinstance(item, str):
-            raise _wrong_type("samplers", "string", item)
+            raise wrong_type("samplers", "string", item)
         try:
             names += sampler_names([item])
         except LlamadoError:
@@ -212,23 +208,29 @@ def _samplers(value: Any) -> tuple[str, ...] | None:
     return tuple(names)
 
 
-def _refuse_missing_features(body: Mapping[str, Any]) -> None:
-    if body.get("grammar"):
-        raise not_supported("Field 'grammar': grammars are not supported yet")
-    if body.get("json_schema") is not None:
-        raise not_supported("Field 'json_schema': JSON schemas are not supported yet")
-    if body.get("lora"):
-        if not isinstance(body["lora"], list):
-            raise invalid("Field 'lora': Error: 'lora' must be an array of objects with 'id' and 'scale' fields")
-        raise not_supported("Field 'lora': LoRA adapters are not supported yet")
-    breakers = body.get("dry_sequence_breakers")
-    if breakers is not None and not (isinstance(breakers, list) and breakers):
+def _breakers(value: Any) -> list[str]:
+    if not (isinstance(value, list) and value and all(isinstance(b, str) for b in value)):
         raise invalid(
             "Field 'dry_sequence_breakers': Error: dry_sequence_breakers must be a non-empty array of strings"
         )
-    target = body.get("adaptive_target")
-    if isinstance(target, (int, float)) and not isinstance(target, bool) and target >= 0:
-        raise not_supported("Field 'adaptive_target': adaptive-p sampling is not supported yet")
+    return list(value)
+
+
+def _lora(value: Any) -> list[dict[str, Any]]:
+    """Adapters by id with their scales; one that is named twice counts by its first scale."""
+    if not isinstance(value, list):
+        raise invalid("Field 'lora': Error: 'lora' must be an array of objects with 'id' and 'scale' fields")
+    scales: dict[int, float] = {}
+    for entry in value:
+        given = entry if isinstance(entry, dict) else {}
+        scale = given.get("scale")
+        scale = float(scale) if isinstance(scale, (int, float)) and not isinstance(scale, bool) else 0.0
+        scales.setdefault(whole(given, "id", -1), scale)
+    return [{"id": id, "scale": scales[id]} for id in sorted(scales)]
+
+
+# Options go to the engine where it has a field of that name.
+_KNOWN = frozenset(f.name for f in (*dataclasses.fields(Request), *dataclasses.fields(Sampling)))
 
 
 def read_options(
@@ -236,21 +238,34 @@ def read_options(
 ) -> Options:
     """Read and check every option of a `/completion`-like body. Raises ApiError."""
     engine: dict[str, Any] = {}
+    shown: dict[str, Any] = {}
     for spec in ENGINE_FIELDS:
         value = _read(spec, body)
         if value is not None:
-            engine[spec.key] = value
+            (engine if spec.key in _KNOWN else shown)[spec.key] = value
+    if engine.get("dry_base", 1.0) < 1.0:
+        del engine["dry_base"]  # as llama-server: the default then
     server = {spec.key: _read(spec, body) for spec in SERVER_FIELDS}
     n = server["n_cmpl"]
     if n is not None and n > n_slots:
         name = "n_cmpl" if body.get("n_cmpl") is not None else "n"
         raise invalid(f"Field '{name}': Value must be between 1 <= value <= {n_slots}, but got {n}")
-    _refuse_missing_features(body)
+    limits = read_limits(body, tokenizer)
+    if body.get("dry_sequence_breakers") is not None:
+        breakers = _breakers(body["dry_sequence_breakers"])
+        (engine if "dry_sequence_breakers" in _KNOWN else shown)["dry_sequence_breakers"] = breakers
+    if body.get("lora") is not None:
+        shown["lora"] = _lora(body["lora"])
+    if server["backend_sampling"]:
+        shown["backend_sampling"] = True
+    if limits.preserved:
+        engine["preserved"] = limits.preserved
+    shown |= limits.shown()
 
     seed = body.get("seed")
     if seed is not None:
         if not isinstance(seed, (bool, int, float)):
-            raise _wrong_type("seed", "number", seed)
+            raise wrong_type("seed", "number", seed)
         if not math.isfinite(seed):
             raise invalid("Field 'seed': number overflow")
         engine["seed"] = int(seed) & 0xFFFF_FFFF  # llama-server keeps seeds as uint32
@@ -276,19 +291,25 @@ def read_options(
     ping = server["sse_ping_interval"]
     return Options(
         engine=engine,
+        limits=limits,
         stream=bool(server["stream"]),
         include_usage=include_usage,
         n=n or 1,
         id_slot=int(slot),
         sse_ping_interval=sse_ping_interval if ping is None else ping,
         response_fields=fields,
-        n_discard=server["n_discard"] or 0,
+        verbose=bool(server["verbose"]),
+        echo=bool(server["echo"]),
+        shown=shown,
     )
 
 
-def make_requests(options: Options, prompts: list[list[int]], defaults: Defaults) -> list[Request]:
+def make_requests(
+    options: Options, prompts: Sequence[list[int]], defaults: Defaults, constraint: Constraint | None = None
+) -> list[Request]:
     """One engine request per prompt and answer; the answers of one prompt get seeds counted up from the given one."""
     requests = []
+    shown = {**options.shown, "stream": options.stream}
     for prompt in prompts:
         for i in range(options.n):
             fields = dict(options.engine)
@@ -297,18 +318,27 @@ def make_requests(options: Options, prompts: list[list[int]], defaults: Defaults
             if i == 0:
                 fields["id_slot"] = options.id_slot
             # The engine takes no empty prompt; `Generation` answers it. The placeholder only passes its check.
-            request = defaults.request(prompt or [0], **fields)
+            request = defaults.request(prompt or [0], constraint=constraint, shown=shown, **fields)
             request.prompt = prompt
             requests.append(request)
     return requests
 
 
 def generation_settings(
-    request: Request, *, stream: bool, seed: int | None = None, brief: bool = False
+    request: Request, *, stream: bool | None = None, seed: int | None = None, brief: bool = False
 ) -> dict[str, Any]:
-    """`generation_settings` of a result; `brief` leaves out what `/slots` and `/props` leave out."""
+    """`generation_settings` of a result; `brief` leaves out what `/slots` and `/props` leave out.
+
+    What the engine does not know comes from `request.shown`, as `stream` does where it is not given.
+    """
     s = request.sampling
+    shown = request.shown
     shown_seed = seed if seed is not None else s.seed
+
+    def known(name: str, default: Any) -> Any:
+        holder = s if hasattr(s, name) else request
+        return getattr(holder, name, shown.get(name, default))
+
     settings: dict[str, Any] = {
         "seed": 0xFFFF_FFFF if shown_seed is None else shown_seed & 0xFFFF_FFFF,
         "temperature": s.temperature,
@@ -331,13 +361,13 @@ def generation_settings(
         "dry_penalty_last_n": s.dry_penalty_last_n,
     }
     if not brief:
-        settings["dry_sequence_breakers"] = ["\n", ":", '"', "*"]
+        settings["dry_sequence_breakers"] = list(known("dry_sequence_breakers", ["\n", ":", '"', "*"]))
     settings |= {
         "mirostat": s.mirostat,
         "mirostat_tau": s.mirostat_tau,
         "mirostat_eta": s.mirostat_eta,
-        "adaptive_target": -1.0,
-        "adaptive_decay": 0.9,
+        "adaptive_target": known("adaptive_target", -1.0),
+        "adaptive_decay": known("adaptive_decay", 0.9),
     }
     if not brief:
         settings["stop"] = request.stop
@@ -345,26 +375,31 @@ def generation_settings(
         "max_tokens": request.n_predict,
         "n_predict": request.n_predict,
         "n_keep": request.n_keep,
-        "n_discard": 0,
+        "n_discard": known("n_discard", 0),
         "ignore_eos": s.ignore_eos,
-        "stream": stream,
+        "stream": bool(shown.get("stream")) if stream is None else stream,
     }
     if not brief:
         # JSON has no infinity: a banned token's bias is null, as llama-server's JSON library writes it.
         settings["logit_bias"] = [{"bias": b, "token": t} for t, b in s.logit_bias.items()]
     settings |= {"n_probs": request.n_probs, "min_keep": s.min_keep}
     if not brief:
-        settings |= {"grammar": "", "grammar_lazy": False, "grammar_triggers": [], "preserved_tokens": []}
+        settings |= {
+            "grammar": shown.get("grammar", ""),
+            "grammar_lazy": shown.get("grammar_lazy", False),
+            "grammar_triggers": shown.get("grammar_triggers", []),
+            "preserved_tokens": sorted(request.preserved),
+        }
     settings |= {
-        "chat_format": "Content-only",
-        "reasoning_format": "none",
-        "reasoning_in_content": False,
-        "generation_prompt": "",
+        "chat_format": shown.get("chat_format", "Content-only"),
+        "reasoning_format": shown.get("reasoning_format", "none"),
+        "reasoning_in_content": shown.get("reasoning_in_content", False),
+        "generation_prompt": shown.get("generation_prompt", ""),
         "samplers": list(s.samplers),
         "speculative.types": "none",
         "timings_per_token": request.timings_per_token,
         "post_sampling_probs": request.post_sampling_probs,
-        "backend_sampling": False,
-        "lora": [],
+        "backend_sampling": shown.get("backend_sampling", False),
+        "lora": shown.get("lora", []),
     }
     return settings

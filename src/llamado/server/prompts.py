@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from llamado.server.errors import invalid
 from llamado.server.served import Tokenizer
+from llamado.server.values import type_name
 
 T = TypeVar("T")
 
@@ -24,9 +25,20 @@ _workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="llamado-text")
 
 async def off_loop(work: Callable[[], T], size: int) -> T:
     """Run `work` here when `size` characters are few, else in a thread."""
-    if size <= LONG_TEXT:
+    return _shallow(work) if size <= LONG_TEXT else await in_thread(work)
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Run `work` in a thread, so that the event loop keeps answering."""
+    return await asyncio.get_running_loop().run_in_executor(_workers, lambda: _shallow(work))
+
+
+def _shallow(work: Callable[[], T]) -> T:
+    try:
         return work()
-    return await asyncio.get_running_loop().run_in_executor(_workers, work)
+    except RecursionError:
+        # orjson reads up to 1,024 levels; what walks through them in Python gives up earlier.
+        raise invalid("the request's JSON is nested too deeply") from None
 
 
 def _is_int(value: Any) -> bool:
@@ -38,7 +50,7 @@ def tokenize_mixed(content: Any, tokenizer: Tokenizer, *, add_special: bool, par
     if isinstance(content, str):
         return tokenizer.encode(content, add_special=add_special, parse_special=parse_special)
     if not isinstance(content, list):
-        raise invalid(f"type must be string, but is {_kind(content)}")
+        raise invalid(f"type must be string, but is {type_name(content)}")
     tokens: list[int] = []
     for i, item in enumerate(content):
         if isinstance(item, str):
@@ -46,14 +58,8 @@ def tokenize_mixed(content: Any, tokenizer: Tokenizer, *, add_special: bool, par
         elif isinstance(item, (int, float)):
             tokens.append(int(item))
         else:
-            raise invalid(f"type must be number, but is {_kind(item)}")
+            raise invalid(f"type must be number, but is {type_name(item)}")
     return tokens
-
-
-def _kind(value: Any) -> str:
-    from llamado.server.options import type_name
-
-    return type_name(value)
 
 
 def _one(prompt: Any, tokenizer: Tokenizer) -> list[int]:
@@ -71,9 +77,14 @@ def _one(prompt: Any, tokenizer: Tokenizer) -> list[int]:
     raise invalid(_SHAPES)
 
 
-def tokenize_prompts(prompt: Any, tokenizer: Tokenizer) -> list[list[int]]:
-    """All prompts of a request as tokens. Raises ApiError for a wrong shape or a token outside the vocabulary."""
+def tokenize_prompts(prompt: Any, tokenizer: Tokenizer, *, most: int) -> list[list[int]]:
+    """All prompts of a request, `most` of them, as tokens.
+
+    Raises ApiError for a wrong shape, too many prompts, or a token outside the vocabulary.
+    """
     if isinstance(prompt, list) and not any(_is_int(item) for item in prompt):
+        if len(prompt) > most:
+            raise invalid(f"{len(prompt)} prompts in one request; at most {most} are allowed")
         prompts = [_one(item, tokenizer) for item in prompt]
     else:
         prompts = [_one(prompt, tokenizer)]
@@ -87,11 +98,15 @@ def tokenize_prompts(prompt: Any, tokenizer: Tokenizer) -> list[list[int]]:
 
 
 def size_of(value: Any) -> int:
-    """Roughly how many characters of text a JSON value holds."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, list):
-        return sum(size_of(item) for item in value)
-    if isinstance(value, dict):
-        return sum(size_of(item) for item in value.values())
-    return 1
+    """Roughly how many characters of text a JSON value holds; what is beyond LONG_TEXT does not count."""
+    size, todo = 0, [value]
+    while todo and size <= LONG_TEXT:
+        item = todo.pop()
+        if isinstance(item, str):
+            size += len(item)
+        elif isinstance(item, (list, dict)):
+            size += len(item)
+            todo += (item if isinstance(item, list) else item.values()) if len(item) <= LONG_TEXT else ()
+        else:
+            size += 1
+    return size

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from llamado.engine.embedding import Embedding
 from llamado.engine.request import Defaults, EngineSnapshot, Event, Request
 from llamado.models.hparams import Pooling
 from llamado.text.chat import ChatTemplate
-from llamado.text.constraint import Constraint
 from llamado.text.grammar import GrammarSource, Trigger
+
+if TYPE_CHECKING:
+    from llamado.text.constraint import Constraint
 
 
 class Engine(Protocol):

@@ -105,6 +105,11 @@ class Generation:
             waiter.set_result(None)
 
     @property
+    def running(self) -> bool:
+        """Whether an answer is still to come from the engine."""
+        return self._open > 0
+
+    @property
     def finished(self) -> bool:
         return self._open == 0 and not self._events
 
@@ -167,10 +172,17 @@ class Format(Protocol):
 
     def end(self) -> bytes: ...
 
+    def error(self, error: ApiError) -> bytes:
+        """An error inside of a stream that has begun."""
+        ...
 
-def sse(error: ApiError) -> bytes:
-    """An error inside a stream."""
-    return b"data: " + error.body + b"\n\n"
+    def failure(self, error: ApiError) -> Response:
+        """An error instead of an answer."""
+        ...
+
+    def answer(self, results: Sequence[Result]) -> bytes:
+        """The body of an answer that is not streamed."""
+        ...
 
 
 async def watch(receive: Receive, hang_up: Callable[[], None]) -> None:
@@ -200,7 +212,7 @@ class EventStream(Response):
                 events = await generation.read()
                 if not started and events and isinstance(events[0][1], Failed):
                     # An answer that never began can still say so by its status.
-                    response = error_response(translate(events[0][1].error))
+                    response = self._format.failure(translate(events[0][1].error))
                     await response(scope, receive, send)
                     return
                 data = self._write(events)
@@ -234,7 +246,7 @@ class EventStream(Response):
             elif isinstance(event, Progress):
                 parts.append(format.progress(index, event))
             else:
-                parts.append(sse(translate(event.error)))
+                parts.append(format.error(translate(event.error)))
                 self._generation.cancel()
                 return b"".join(parts)
         if self._generation.finished:
@@ -272,10 +284,10 @@ class _Ping:
 class Answer(Response):
     """A response made of all results at once; the client's going away cancels the generation."""
 
-    def __init__(self, generation: Generation, make: Callable[[list[Result]], bytes]) -> None:
+    def __init__(self, generation: Generation, format: Format) -> None:
         super().__init__(media_type="application/json")
         self._generation = generation
-        self._make = make
+        self._format = format
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         generation = self._generation
@@ -285,9 +297,9 @@ class Answer(Response):
             results = await generation.results()
             if generation.gone:
                 return
-            response = json_response(self._make(results))
+            response = json_response(self._format.answer(results))
         except ApiError as error:
-            response = error_response(error)
+            response = self._format.failure(error)
         finally:
             watcher.cancel()
             generation.cancel()

@@ -11,15 +11,11 @@ from starlette.responses import Response
 from llamado.server.bodies import read_object
 from llamado.server.completions import Generator
 from llamado.server.errors import invalid
-from llamado.server.options import type_name
 from llamado.server.prompts import off_loop, size_of, tokenize_mixed
+from llamado.server.schemas import describe
 from llamado.server.served import Tokenizer
 from llamado.server.streaming import json_response
-
-
-def _flag(body: dict[str, Any], name: str, default: bool) -> bool:
-    value = body.get(name)
-    return value if isinstance(value, bool) else default  # as llama-server: a wrong type falls back to the default
+from llamado.server.values import flag, type_name
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
@@ -35,13 +31,13 @@ def text_router(generator: Generator) -> APIRouter:
     """Text to tokens and back."""
     router = APIRouter(tags=["text"])
 
-    @router.post("/tokenize")
+    @router.post("/tokenize", **describe("tokenize"))
     async def tokenize(request: Request) -> Response:
         body = await read_object(request)
         tokenizer = generator.served.tokenizer
         content = body.get("content")
-        special, parse = _flag(body, "add_special", False), _flag(body, "parse_special", True)
-        pieces = _flag(body, "with_pieces", False)
+        special, parse = flag(body, "add_special", False), flag(body, "parse_special", True)
+        pieces = flag(body, "with_pieces", False)
 
         def work() -> bytes:
             tokens: list[Any] = []
@@ -53,7 +49,7 @@ def text_router(generator: Generator) -> APIRouter:
 
         return json_response(await off_loop(work, size_of(content)))
 
-    @router.post("/detokenize")
+    @router.post("/detokenize", **describe("detokenize"))
     async def detokenize(request: Request) -> Response:
         body = await read_object(request)
         tokenizer = generator.served.tokenizer

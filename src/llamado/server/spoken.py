@@ -1,0 +1,99 @@
+"""One answer of a chat while it is read: content, thoughts and tool calls, in pieces and whole."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from dataclasses import dataclass
+from typing import Any
+
+from llamado.text.dialects.dialect import Content, Parser, Piece, Reasoning, ToolCall
+
+_LETTERS = string.digits + string.ascii_letters
+
+
+def random_id(n: int = 32) -> str:
+    """Letters and digits that nobody guesses."""
+    return "".join(secrets.choice(_LETTERS) for _ in range(n))
+
+
+@dataclass(slots=True)
+class Call:
+    """A tool call so far."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallPart:
+    """A piece of a tool call; `head` where it is the first."""
+
+    index: int
+    call: Call
+    head: bool
+    arguments: str
+
+
+Part = Content | Reasoning | CallPart
+
+
+class Spoken:
+    """Feeds one answer's text to its parser and keeps what came out."""
+
+    def __init__(self, parser: Parser, prefill: str = "") -> None:
+        """`prefill`: the beginning of the content that the client gave; a whole answer holds it too."""
+        self._parser = parser
+        self._texts: list[str] = [prefill]
+        self._thoughts: list[str] = []
+        self.calls: list[Call] = []
+        self._by_index: dict[int, int] = {}
+
+    def push(self, text: str) -> list[Part]:
+        """Take more text; returns what is certain now."""
+        return self._take(self._parser.push(text)) if text else []
+
+    def finish(self) -> list[Part]:
+        """The answer is over; returns what was held back."""
+        return self._take(self._parser.finish())
+
+    @property
+    def content(self) -> str:
+        return "".join(self._texts)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._thoughts)
+
+    def message(self) -> dict[str, Any]:
+        """The whole answer as a message of OpenAI's chat API."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self._thoughts:
+            message["reasoning_content"] = self.reasoning
+        if self.calls:
+            message["tool_calls"] = [
+                {"type": "function", "function": {"name": c.name, "arguments": c.arguments}, "id": c.id}
+                for c in self.calls
+            ]
+        return message
+
+    def _take(self, pieces: list[Piece]) -> list[Part]:
+        parts: list[Part] = []
+        for piece in pieces:
+            if isinstance(piece, ToolCall):
+                parts.append(self._call(piece))
+            elif piece.text:
+                (self._thoughts if isinstance(piece, Reasoning) else self._texts).append(piece.text)
+                parts.append(piece)
+        return parts
+
+    def _call(self, piece: ToolCall) -> CallPart:
+        at = self._by_index.get(piece.index)
+        head = at is None
+        if at is None:
+            at = self._by_index[piece.index] = len(self.calls)
+            self.calls.append(Call(piece.id or random_id(), piece.name or ""))
+        call = self.calls[at]
+        call.arguments += piece.arguments
+        return CallPart(at, call, head, piece.arguments)

@@ -1,0 +1,56 @@
+"""JSON values as llama-server reads and names them: a wrong type falls back to a default, or is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llamado.errors import LlamadoError
+from llamado.server.errors import invalid
+
+
+def type_name(value: object) -> str:
+    """The JSON name of a value's type, as llama-server's messages say it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, (int, float)):
+        return "number"
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object"
+
+
+def wrong_type(name: str, expected: str, value: object) -> LlamadoError:
+    """400 for a field of the wrong type."""
+    return invalid(f"Field '{name}': type must be {expected}, but is {type_name(value)}")
+
+
+def text(body: Mapping[str, Any], name: str, default: str = "") -> str:
+    """A string field; the default where it is missing or of another type."""
+    value = body.get(name)
+    return value if isinstance(value, str) else default
+
+
+def flag(body: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    """A boolean field; the default where it is missing or of another type."""
+    value = body.get(name)
+    return value if isinstance(value, bool) else default
+
+
+def whole(body: Mapping[str, Any], name: str, default: int) -> int:
+    """A number field as a whole number; the default where it is missing or of another type."""
+    value = body.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return default
+    try:
+        return int(value)
+    except (OverflowError, ValueError):
+        return default
+
+
+def table(body: Any, name: str) -> Mapping[str, Any]:
+    """An object field; empty where it is missing or of another type."""
+    value = body.get(name) if isinstance(body, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
