@@ -38,7 +38,9 @@ log = logging.getLogger(__name__)
 _ALIGN = 32
 """Cells: the CPU device's attention works on blocks of so many."""
 _MOST_BYTES = 512 * 2**20
-"""Memory that waiting texts and their vectors may take in all."""
+"""Memory that the texts of all requests and their vectors may take."""
+_MOST_AT_ONCE = 64 * 2**20
+"""Of one request: written as JSON, vectors take several times that."""
 _MOST_REQUESTS = 1024
 _RETRY_AFTER = 1
 
@@ -142,10 +144,10 @@ class Embedder:
             n_tokens += len(tokens)
         n_vectors = n_tokens if self.pooling is Pooling.NONE else len(texts)
         size = 8 * n_tokens + 4 * self.forward.width * n_vectors
-        if size > _MOST_BYTES:
+        if size > _MOST_AT_ONCE:
             raise InvalidRequest(
                 f"{len(texts)} texts of {n_tokens} tokens take {size >> 20} MiB of memory; ask for fewer at a time "
-                f"(at most {_MOST_BYTES >> 20} MiB)"
+                f"(at most {_MOST_AT_ONCE >> 20} MiB)"
             )
         request = _Request([np.array(tokens, np.int32) for tokens in texts], size)
         with self._turn:

@@ -26,7 +26,7 @@ def rows_wanted(pooling: Pooling, n_tokens: int, causal: bool) -> tuple[int, int
 def pool(rows: Vectors, pooling: Pooling) -> Vectors:
     """[1, width], or with Pooling.NONE [n_tokens, width], of the tokens that `rows_wanted` names; always a copy."""
     if pooling is Pooling.MEAN:
-        return rows.mean(axis=0, dtype=np.float64, keepdims=True).astype(np.float32)
+        return np.asarray(rows.mean(axis=0, dtype=np.float64, keepdims=True), np.float32)
     return rows.copy()
 
 
