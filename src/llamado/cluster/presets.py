@@ -1,0 +1,217 @@
+"""INI presets of models, and flags as options that may be merged: what the command line, a preset and a folder say.
+
+The file is llama-server's (`tools/server/README.md`, "Model presets"; b11434): sections name models, `[*]` holds for
+all of them, keys are flags without their dashes or environment names.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from llamado.errors import LlamadoError
+from llamado.flags import FLAGS, Flag, Kind, Parsed
+
+log = logging.getLogger("llamado.router")
+
+Options = dict[str, tuple[str, ...]]
+"""Values by `Flag.key`, as texts; switches hold "true" or "false"."""
+
+
+class PresetError(LlamadoError):
+    """A preset file that cannot be read."""
+
+
+PRESET_ONLY = ("load-on-startup", "stop-timeout", "dedup-cache-models")
+"""Keys that are no flags of a model's server."""
+DEFAULT_STOP_TIMEOUT = 10.0
+_PRESET_ENV = {
+    "__PRESET_LOAD_ON_STARTUP": "load-on-startup",
+    "__PRESET_STOP_TIMEOUT": "stop-timeout",
+    "__PRESET_DEDUP_CACHE_MODELS": "dedup-cache-models",
+}
+TRUE = frozenset({"on", "enabled", "true", "1", "yes"})
+
+# What the router itself decides about a model's process: where it listens, what it is called, who may call it, and how
+# its log looks.
+_CONTROLLED = (
+    "alias api_key api_key_file api_prefix cors_credentials cors_headers cors_methods cors_origins hf_token host "
+    "list_devices llama_swap log_colors log_disable log_file log_format log_jsonl log_prefix log_timestamps "
+    "max_connections models_autoload models_dir models_max models_preset path port reuse_port ssl_cert_file "
+    "ssl_key_file tags"
+)
+CONTROLLED = frozenset(_CONTROLLED.split())
+WHICH = frozenset({"model", "model_url", "hf_repo", "hf_file"})
+"""Flags that say which model; the router's own never reach a child."""
+_VISION = frozenset({"mmproj", "mmproj_url"})
+
+
+def _table() -> tuple[dict[str, Flag], dict[str, tuple[Flag, bool]]]:
+    by_key: dict[str, Flag] = {}
+    by_name: dict[str, tuple[Flag, bool]] = {}
+    for flag in FLAGS:
+        if "serve" not in flag.commands:
+            continue
+        by_key.setdefault(flag.key, flag)
+        for names, negative in ((flag.names, False), (flag.off_names, True)):
+            for name in names:
+                by_name.setdefault(name.lstrip("-"), (flag, negative))
+        for env in flag.env:
+            by_name.setdefault(env, (flag, False))
+    return by_key, by_name
+
+
+_BY_KEY, _BY_NAME = _table()
+
+
+def environment() -> dict[str, str]:
+    """This process's environment without what the router keeps to itself."""
+    own = {env for key in CONTROLLED | WHICH if key != "hf_token" and key in _BY_KEY for env in _BY_KEY[key].env}
+    own |= {env.replace("LLAMA_ARG_", "LLAMA_ARG_NO_", 1) for env in own}
+    return {name: value for name, value in os.environ.items() if name not in own}
+
+
+def command_line(flags: Parsed) -> Options:
+    """The router's own flags that its models inherit; what came from the environment they inherit there."""
+    options: Options = {}
+    for key in flags.given - CONTROLLED - WHICH:
+        flag = _BY_KEY.get(key)
+        if flag is None or flag.kind is not Kind.USED:
+            continue
+        value = flags.values[key]
+        if isinstance(value, list):
+            texts = tuple(str(v) for v in value)
+        elif isinstance(value, bool):
+            texts = ("true" if value else "false",)
+        else:
+            texts = (str(value),)
+        inherited = [os.environ[env] for env in flag.env if env in os.environ]
+        if inherited and (inherited[0] == texts[-1] or (flag.type == "bool" and _is_true(inherited[0]) == value)):
+            continue
+        options[key] = texts
+    return options
+
+
+def _is_true(text: str) -> bool:
+    return text.strip().lower() in TRUE
+
+
+def arguments(options: Options) -> list[str]:
+    """Options as arguments of `llamado serve`, in the order of the table of flags."""
+    given: list[str] = []
+    for key, flag in _BY_KEY.items():
+        if key not in options:
+            continue
+        name = _long(flag.names)
+        if flag.type == "bool":
+            if _is_true(options[key][-1]):
+                given.append(name)
+            elif flag.off_names:
+                given.append(_long(flag.off_names))
+            continue
+        for text in options[key]:
+            # A value like -1 would be read as the next flag.
+            given += [f"{name}={text}"] if text.startswith("-") else [name, text]
+    return given
+
+
+def _long(names: tuple[str, ...]) -> str:
+    return next((name for name in names if name.startswith("--")), names[0])
+
+
+def ini_text(name: str, options: Options, extra: Mapping[str, str]) -> str:
+    """Options as a section of a preset file."""
+    lines = [f"[{name}]"]
+    for key, flag in _BY_KEY.items():
+        for text in options.get(key, ()):
+            escaped = text.replace("\n", "\\\n")
+            lines.append(f"{_long(flag.names).lstrip('-')} = {escaped}")
+    lines += [f"{key} = {value}" for key, value in extra.items()]
+    return "\n".join([*lines, "", ""])
+
+
+def read_presets(path: str | Path) -> dict[str, tuple[Options, dict[str, str]]]:
+    """Sections of a preset file: the flags, and the keys of `PRESET_ONLY`; `*` is among them. Raises PresetError."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PresetError(f"--models-preset {path}: {error}") from None
+    sections: dict[str, tuple[Options, dict[str, str]]] = {}
+    for name, values in _parse(text, path).items():
+        options: Options = {}
+        extra: dict[str, str] = {}
+        for key, value in values.items():
+            if key == "version":
+                continue
+            plain = _PRESET_ENV.get(key, key)
+            if plain in PRESET_ONLY:
+                extra[plain] = value
+                continue
+            found = _BY_NAME.get(key) or _BY_NAME.get(key.replace("_", "-"))
+            if found is None:
+                log.warning("%s [%s]: there is no option %r; it is left out", path, name, key)
+                continue
+            flag, negative = found
+            if flag.key in _VISION:
+                log.warning("%s [%s]: %s is left out: %s", path, name, key, flag.help)
+                continue
+            if flag.type == "bool" or negative:
+                value = "true" if _is_true(value) != negative else "false"
+            options[flag.key] = (value,)
+        if name == "default" and not options and not extra:
+            continue
+        sections[name] = (options, extra)
+    return sections
+
+
+_HEADER = re.compile(r"\[[ \t]*([^\]]+?)[ \t]*\]")
+_ENTRY = re.compile(r"([a-zA-Z_][a-zA-Z0-9_.-]*)[ \t]*=[ \t]*(.*)")
+
+
+def _parse(text: str, path: str | Path) -> dict[str, dict[str, str]]:
+    """Sections of an INI text. A later section of the same name replaces an earlier one; `;` and `#` start comments."""
+    sections: dict[str, dict[str, str]] = {}
+    current = "default"
+    for number, line in enumerate(re.split(r"\r\n|\n|\r", text), 1):
+        line = re.split("[;#]", line, maxsplit=1)[0].rstrip(" \t")
+        if not line.strip(" \t"):
+            continue
+        if header := _HEADER.fullmatch(line):
+            current = canonical(header[1])
+            sections[current] = {}
+        elif entry := _ENTRY.fullmatch(line):
+            sections.setdefault(current, {})[entry[1]] = entry[2]
+        else:
+            raise PresetError(
+                f"--models-preset {path}, line {number}: expected [NAME] or KEY = VALUE, got {line[:80]!r}"
+            )
+    return sections
+
+
+def canonical(name: str) -> str:
+    """A model's name with the quantisation after its last colon as the hub's files spell it: upper case."""
+    repo, colon, tag = name.rpartition(":")
+    if not colon:
+        return name
+    found = re.search(r"[-.]([A-Z0-9_]+)$", tag, re.IGNORECASE)
+    return f"{repo}:{(found[1] if found else tag).upper()}"
+
+
+def stop_timeout(name: str, extra: Mapping[str, str]) -> float:
+    """Seconds between asking a process to end and ending it."""
+    text = extra.get("stop-timeout")
+    if text is None:
+        return DEFAULT_STOP_TIMEOUT
+    try:
+        return max(0.0, float(int(text)))
+    except ValueError:
+        log.warning("[%s]: stop-timeout: expected seconds, got %r; it is %g", name, text, DEFAULT_STOP_TIMEOUT)
+        return DEFAULT_STOP_TIMEOUT
+
+
+def wants(key: str, extra: Mapping[str, str]) -> bool:
+    """Whether a switch among the keys that only presets have is on."""
+    return _is_true(extra.get(key, ""))
