@@ -9,6 +9,7 @@ import orjson
 from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest, QueueFull, Unavailable
 from llamado.errors import LlamadoError
 from llamado.text.errors import TemplateError
+from llamado.text.grammar import GrammarError
 
 # llama-server's error types and their HTTP status (`format_error_response` in tools/server/server-common.cpp).
 STATUS = {
@@ -81,7 +82,7 @@ def translate(error: Exception) -> ApiError:
     if isinstance(error, ContextExceeded):
         extra = {"n_prompt_tokens": error.n_prompt_tokens, "n_ctx": error.n_ctx}
         return ApiError("exceed_context_size_error", str(error), **extra)
-    if isinstance(error, (InvalidRequest, TemplateError)):
+    if isinstance(error, (InvalidRequest, TemplateError, GrammarError)):
         return invalid(str(error))
     if isinstance(error, Unavailable):
         return ApiError("unavailable_error", str(error), retry_after=RETRY_AFTER)
@@ -89,6 +90,8 @@ def translate(error: Exception) -> ApiError:
         return ApiError("unavailable_error", str(error), retry_after=error.retry_after)
     if isinstance(error, EngineClosed):
         return ApiError("unavailable_error", str(error))
+    if isinstance(error, RecursionError):
+        return invalid("the request's JSON is nested too deeply")
     if isinstance(error, LlamadoError):
         return ApiError("server_error", str(error))
     return ApiError("server_error", f"{type(error).__name__}: {error}")

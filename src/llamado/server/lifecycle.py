@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
@@ -10,18 +11,25 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any, cast
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from llamado.errors import LlamadoError
-from llamado.server.app import create_app
+from llamado.server.app import busy_app, create_app
+from llamado.server.connections import Gate, protocol
+from llamado.server.overview import overview
+from llamado.server.prompts import use_threads
 from llamado.server.served import Served
 from llamado.server.settings import Settings
+from llamado.server.sleep import Sleep
 from llamado.server.sockets import address_of
 from llamado.server.state import ServerState
+from llamado.server.tracing import open_tracing
 
 log = logging.getLogger("llamado.server")
 
@@ -29,10 +37,56 @@ Report = Callable[[float, str], None]
 Load = Callable[[Settings, Report], Served]
 
 GRACE = 10  # seconds that running answers get after the first signal
+KEEP_ALIVE = 30  # seconds a connection may rest between two requests
+
+
+PARENT = "LLAMADO_PARENT_FD"
+"""Environment variable with the read end of a pipe: when its other end is closed, whoever started this has ended."""
 
 
 class _Server(uvicorn.Server):
     """uvicorn with this project's manners: the second signal of any kind ends everything at once."""
+
+    def __init__(self, config: uvicorn.Config, watchers: Callable[[], list[Coroutine[None, None, None]]]) -> None:
+        super().__init__(config)
+        self._watchers = watchers
+        self._watching: list[asyncio.Task[None]] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._watching = [asyncio.ensure_future(watcher) for watcher in self._watchers()]
+        parent = os.environ.get(PARENT)
+        if parent is not None:
+            self._watch_parent(parent)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for task in self._watching:
+            task.cancel()
+        await super().shutdown(sockets)
+
+    def _watch_parent(self, text: str) -> None:
+        """End when the other end of the pipe is closed, as it is when the parent dies, however it dies."""
+        loop = asyncio.get_running_loop()
+        try:
+            fd = int(text)
+            os.set_blocking(fd, False)
+            os.set_inheritable(fd, False)
+
+            def readable() -> None:
+                try:
+                    if os.read(fd, 4096):
+                        return
+                except BlockingIOError:
+                    return
+                except OSError:
+                    pass
+                loop.remove_reader(fd)
+                log.info("whoever started this server has ended: so does this")
+                self.should_exit = True
+
+            loop.add_reader(fd, readable)
+        except (ValueError, OSError) as error:
+            log.warning("%s=%s is no open file to read from (%s): nobody is watched", PARENT, text, error)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
@@ -66,22 +120,43 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket]) -> int:
     # texts. With Python's own 5 ms a turn, each would wait too long for the others.
     sys.setswitchinterval(0.0005)
     state = ServerState(access=settings.access, switches=settings.switches)
+    state.tracing = open_tracing(settings.otel)
+    if settings.threads_http is not None:
+        use_threads(settings.threads_http)
+    gate = Gate(settings.max_connections, settings.timeout)
+    application: list[ASGIApp] = []
+
+    def make_app() -> ASGIApp:
+        application.append(create_app(state))
+        return application[0]
+
     config = uvicorn.Config(
-        lambda: create_app(state),
+        make_app,
         factory=True,
         log_config=None,
         access_log=False,
         server_header=False,
         date_header=False,
         lifespan="off",
+        http=protocol(gate, cast(Any, busy_app(lambda: application[0], settings.switches.api_prefix))),
+        timeout_keep_alive=KEEP_ALIVE,
         ws="none",
         timeout_graceful_shutdown=GRACE,
         ssl_keyfile=settings.ssl_key,
         ssl_certfile=settings.ssl_cert,
     )
-    server = _Server(config)
-    for sock in sockets:
-        log.info("listening on %s", address_of(sock, tls=bool(settings.ssl_cert)))
+
+    def watchers() -> list[Coroutine[None, None, None]]:
+        seconds = settings.switches.sleep_idle_seconds
+        if seconds < 0:
+            return []
+        state.sleep = Sleep(state, lambda: load(settings, state.report), seconds)
+        return [state.sleep.watch()]
+
+    server = _Server(config, watchers)
+    addresses = [address_of(sock, tls=bool(settings.ssl_cert)) for sock in sockets]
+    for address in addresses:
+        log.info("listening on %s", address)
     for note in settings.notes:
         log.info("%s", note)
 
@@ -104,6 +179,8 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket]) -> int:
             state.served = served
             state.report(1.0, "ready")
             log.info("model loaded in %.2f s: %s", time.perf_counter() - began, served.info.name)
+            for line in overview(settings, served, addresses):
+                log.info("%s", line)
         if state.failure is not None:
             time.sleep(0.5)  # whoever asks for /health in this moment hears the reason
             server.should_exit = True
@@ -112,6 +189,8 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket]) -> int:
     loader.start()
     server.run(sockets=sockets)
     code = 0 if state.failure is None else 1
+    if state.tracing is not None:
+        state.tracing.close()
     if state.served is not None:
         state.served.close(0.0)
     elif loader.is_alive():

@@ -1,26 +1,46 @@
-"""The server's log: to stderr, and to a file where asked; plain lines or JSON."""
+"""The server's log: to stderr, and to a file where asked; plain lines or JSON. Whoever logs never waits for the disk.
+
+Lines of a request carry its id (`X-Request-Id`), taken from the task that logs.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import queue
 import sys
+import threading
 import time
+from typing import TextIO
 
 from llamado.errors import LlamadoError
+from llamado.server.record import current
 
 # llama-server's verbosity thresholds: 0 output only, 1 errors, 2 warnings, 3 info, 4 and up debug.
 _LEVELS = (logging.CRITICAL, logging.ERROR, logging.WARNING, logging.INFO)
+
+EVERYTHING = 5
+"""Level of what is shown from verbosity 10 on, as the device of each layer."""
+
+# Lines that may wait for a slow disk or a pipe that nobody reads; then lines are left out rather than requests held up.
+_MOST_WAITING = 10_000
+_FLUSH_SECONDS = 1.0
+
+_COLORS = {logging.DEBUG: "2", logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "31"}
 
 
 class LogFileError(LlamadoError):
     """The log file cannot be written."""
 
 
-class _Lines(logging.Formatter):
-    def __init__(self, *, prefix: bool, timestamps: bool, as_json: bool, verbose: bool) -> None:
+class Lines(logging.Formatter):
+    """A line of text, or of JSON with the fields `timestamp`, `level`, `source`, `message`, `request_id` and others
+    that the record brings along."""
+
+    def __init__(self, *, prefix: bool, timestamps: bool, as_json: bool, verbose: bool, colors: bool = False) -> None:
         super().__init__()
         self._prefix, self._timestamps, self._json, self._verbose = prefix, timestamps, as_json, verbose
+        self._colors = colors
 
     def format(self, record: logging.LogRecord) -> str:
         message = record.getMessage()
@@ -29,14 +49,73 @@ class _Lines(logging.Formatter):
             error = record.exc_info[1]
             detail = self.formatException(record.exc_info) if self._verbose else f"{type(error).__name__}: {error}"
             message += f": {detail}"
+        request = current.get()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
         if self._json:
             line = {"timestamp": stamp, "level": record.levelname.lower(), "source": record.name, "message": message}
-            return json.dumps(line, ensure_ascii=False)
+            if request is not None:
+                line["request_id"] = request.id
+            return json.dumps(line | getattr(record, "fields", {}), ensure_ascii=False)
         start = f"{stamp} " if self._timestamps else ""
         if self._prefix or record.levelno >= logging.WARNING:
             start += f"{record.levelname.lower()}: "
-        return start + message
+        if request is not None:
+            start += f"[{request.id}] "
+        color = _COLORS.get(record.levelno) if self._colors else None
+        return f"\x1b[{color}m{start}{message}\x1b[0m" if color else start + message
+
+
+class Background(logging.Handler):
+    """Writes lines from a thread of its own; formats them where they are logged, which knows the request."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self._lines: queue.Queue[str] = queue.Queue(_MOST_WAITING)
+        self._n_dropped = 0
+        self._thread: threading.Thread | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.put_nowait(self.format(record))
+        except queue.Full:
+            self._n_dropped += 1
+            return
+        except Exception:
+            self.handleError(record)
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write, name="llamado-log", daemon=True)
+            self._thread.start()
+
+    def _write(self) -> None:
+        while True:
+            lines = [self._lines.get()]
+            try:
+                while len(lines) < 1000:
+                    lines.append(self._lines.get_nowait())
+            except queue.Empty:
+                pass
+            if self._n_dropped:
+                lines.append(f"warning: {self._n_dropped} line(s) left out: the log is not read fast enough")
+                self._n_dropped = 0
+            try:
+                self._stream.write("\n".join(lines) + "\n")
+                self._stream.flush()
+            except (OSError, ValueError):
+                pass  # a closed pipe or a full disk must not end the server
+            for _ in range(len(lines)):
+                if self._lines.unfinished_tasks:
+                    self._lines.task_done()
+
+    def flush(self) -> None:
+        end = time.monotonic() + _FLUSH_SECONDS
+        while self._lines.unfinished_tasks and time.monotonic() < end:
+            time.sleep(0.002)
+
+    def close(self) -> None:
+        self.flush()
+        super().close()
 
 
 def configure(
@@ -49,19 +128,33 @@ def configure(
     disabled: bool = False,
     colors: str = "auto",
 ) -> None:
-    """Set up the `llamado` loggers. Raises LogFileError."""
+    """Set up the loggers of this program and of its HTTP server. Raises LogFileError."""
     level = _LEVELS[max(0, verbosity)] if verbosity < len(_LEVELS) else logging.DEBUG
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    if verbosity >= 10:
+        level = EVERYTHING
+    streams: list[TextIO] = [sys.stderr]
     if file:
         try:
-            handlers.append(logging.FileHandler(file, encoding="utf-8"))
+            streams.append(open(file, "a", encoding="utf-8"))  # noqa: SIM115
         except OSError as error:
             raise LogFileError(f"--log-file {file}: {error.strerror}") from None
-    root = logging.getLogger("llamado")
-    root.handlers = [] if disabled else handlers
-    root.propagate = False
-    root.setLevel(logging.CRITICAL + 1 if disabled else level)
-    for handler in handlers:
+    handlers: list[logging.Handler] = []
+    for stream in [] if disabled else streams:
+        handler = Background(stream)
+        colored = colors == "on" or (colors == "auto" and stream.isatty())
+        verbose = level <= logging.DEBUG
         handler.setFormatter(
-            _Lines(prefix=prefix, timestamps=timestamps, as_json=as_json, verbose=level <= logging.DEBUG)
+            Lines(
+                prefix=prefix,
+                timestamps=timestamps,
+                as_json=as_json,
+                verbose=verbose,
+                colors=colored and stream is sys.stderr and not as_json,
+            )
         )
+        handlers.append(handler)
+    for name, least in (("llamado", level), ("uvicorn", max(level, logging.ERROR)), ("asyncio", logging.ERROR)):
+        logger = logging.getLogger(name)
+        logger.handlers = list(handlers)
+        logger.propagate = False
+        logger.setLevel(logging.CRITICAL + 1 if disabled else least)

@@ -1,30 +1,60 @@
-"""`/metrics` for Prometheus, under llama-server's names (`llamacpp:…`)."""
+"""`/metrics` for Prometheus, under llama-server's names (`llamacpp:…`) and, for what it has no name for, vLLM's words.
+
+Everything comes from the engine's last snapshot and from counters of the event loop: a scrape never waits for the
+engine.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 
-from prometheus_client.core import CollectorRegistry, CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import ProcessCollector
+from prometheus_client.core import (
+    CollectorRegistry,
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import generate_latest
 
-from llamado.engine.request import Counters, EngineSnapshot
+from llamado import __version__
+from llamado.engine.request import Counters, EngineSnapshot, Histogram
 from llamado.server.state import ServerState
+
+# llama-server calls the longest sequence a counter without `_total`, which the library has no family for.
+_LONGEST = b"llamacpp:n_tokens_max"
 
 
 class Scrape:
-    """Writes snapshots as Prometheus text; rates are averages between one scrape and the next."""
+    """Writes snapshots as Prometheus text; rates are averages between one scrape and the next.
+
+    With labels, every sample gets `engine`, `engine_version`, `model_id` and the ones given.
+    """
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
         self._last = Counters()
         self._snapshot: EngineSnapshot | None = None
+        self._labels: Mapping[str, str] | None = None
+        self._process = ProcessCollector(registry=None)
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
     def text(self, snapshot: EngineSnapshot) -> bytes:
         """The exposition text of a snapshot."""
         self._snapshot = snapshot
-        return generate_latest(self._registry)
+        given, served = self._state.switches.metrics_labels, self._state.served
+        if given is not None and served is not None:
+            self._labels = {
+                "engine": "llamado",
+                "engine_version": __version__,
+                "model_id": served.info.name,
+                **dict(given),
+            }
+        return generate_latest(self._registry).replace(_LONGEST + b"_total", _LONGEST)
 
     def describe(self) -> list[Metric]:
         """Registering must not collect: there is no snapshot yet."""
@@ -32,9 +62,14 @@ class Scrape:
 
     def collect(self) -> Iterator[Metric]:
         """All families; called by `generate_latest`."""
-        snapshot = self._snapshot
-        if snapshot is None:
+        if self._snapshot is None:
             return
+        for family in self._families(self._snapshot):
+            if self._labels:
+                family.samples = [s._replace(labels={**self._labels, **s.labels}) for s in family.samples]
+            yield family
+
+    def _families(self, snapshot: EngineSnapshot) -> Iterator[Metric]:
         c, last = snapshot.counters, self._last
         self._last = c
         counters = {
@@ -44,9 +79,24 @@ class Scrape:
             "tokens_predicted": ("Tokens generated", c.tokens_predicted_total),
             "tokens_predicted_seconds": ("Time spent generating", c.tokens_predicted_seconds_total),
             "n_decode": ("Forward passes", c.n_decode_total),
+            "n_busy_slots": ("Busy slots, summed over the forward passes", c.n_busy_slots_total),
+            "spec_decode_num_draft_tokens": ("Drafted tokens", c.n_drafted),
+            "spec_decode_num_accepted_tokens": ("Drafted tokens that were right", c.n_accepted),
+            "spec_decode_num_drafts": ("Drafts evaluated", c.n_drafts),
         }
         for name, (help, value) in counters.items():
             yield CounterMetricFamily(f"llamacpp:{name}", help, float(value))
+        longest = Metric("llamacpp:n_tokens_max", "Longest sequence seen, in tokens", "counter")
+        longest.add_sample("llamacpp:n_tokens_max", {}, float(c.n_tokens_max))
+        yield longest
+        accepted = CounterMetricFamily(
+            "llamacpp:spec_decode_num_accepted_tokens_per_pos",
+            "Drafted tokens that were right, by their place in the draft",
+            labels=["position"],
+        )
+        for place, n in enumerate(c.accepted_at):
+            accepted.add_metric([str(place)], float(n))
+        yield accepted
         prompt_rate = _rate(
             c.prompt_tokens_total - last.prompt_tokens_total, c.prompt_seconds_total - last.prompt_seconds_total
         )
@@ -55,7 +105,6 @@ class Scrape:
             c.tokens_predicted_seconds_total - last.tokens_predicted_seconds_total,
         )
         gauges = {
-            "n_tokens_max": ("Longest sequence seen, in tokens", c.n_tokens_max),
             "prompt_tokens_seconds": ("Prompt tokens per second since the last scrape", prompt_rate),
             "predicted_tokens_seconds": ("Generated tokens per second since the last scrape", predicted_rate),
             "requests_processing": ("Requests being answered", snapshot.requests_processing),
@@ -69,6 +118,53 @@ class Scrape:
         }
         for name, (help, value) in gauges.items():
             yield GaugeMetricFamily(f"llamacpp:{name}", help, float(value))
+        histograms = {
+            "time_to_first_token_seconds": ("From a request's arrival to its first token", c.first_token_seconds),
+            "inter_token_latency_seconds": ("From one token of an answer to its next", c.inter_token_seconds),
+            "request_queue_time_seconds": ("From a request's arrival to its slot", c.queue_seconds),
+            "batch_tokens": ("Tokens of a forward pass", c.batch_tokens),
+        }
+        for name, (help, histogram) in histograms.items():
+            buckets, total = _buckets(histogram)
+            yield HistogramMetricFamily(f"llamacpp:{name}", help, buckets=buckets, sum_value=total)
+        yield from self._http()
+        build = GaugeMetricFamily(
+            "llamado_build_info", "Always 1; the labels say what runs", labels=["version", "python", "machine"]
+        )
+        build.add_metric([__version__, platform.python_version(), platform.machine()], 1.0)
+        yield build
+        sleep = self._state.sleep
+        asleep = sleep is not None and sleep.asleep
+        yield GaugeMetricFamily("llamado_is_sleeping", "1 while the model is unloaded", float(asleep))
+        processes: Iterable[Metric] = self._process.collect()
+        yield from processes
+
+    def _http(self) -> Iterator[Metric]:
+        traffic = self._state.traffic
+        requests = CounterMetricFamily(
+            "llamacpp:http_requests",
+            "HTTP requests by endpoint and status; 499: the client went away",
+            labels=["method", "endpoint", "status"],
+        )
+        for (method, endpoint, status), n in traffic.requests.items():
+            requests.add_metric([method, endpoint, str(status)], float(n))
+        yield requests
+        durations = HistogramMetricFamily(
+            "llamacpp:http_request_duration_seconds",
+            "From a request to the end of its answer",
+            labels=["endpoint"],
+        )
+        for endpoint, histogram in traffic.durations.items():
+            buckets, total = _buckets(histogram)
+            durations.add_metric([endpoint], buckets=buckets, sum_value=total)
+        yield durations
+
+
+def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
+    """Prometheus counts all values up to a bound, not only those above the bound before."""
+    bounds = [*(repr(float(bound)) for bound in histogram.bounds), "+Inf"]
+    sums: Iterable[int] = accumulate(histogram.counts)
+    return list(zip(bounds, map(float, sums), strict=True)), histogram.sum
 
 
 def _rate(amount: float, whole: float) -> float:

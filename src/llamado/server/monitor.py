@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request
+from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
 from llamado.engine.request import Request as EngineRequest
@@ -17,9 +19,83 @@ from llamado.server.formats import FINGERPRINT
 from llamado.server.options import generation_settings
 from llamado.server.served import ModelInfo, Served
 from llamado.server.state import ServerState
-from llamado.server.streaming import json_response
+from llamado.server.streaming import JSON_TYPE, json_response
 
 _HEALTHY = b'{"status":"ok"}'
+
+_TEXT, _NUMBER, _FLAG = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
+_TEXTS = {"type": "array", "items": _TEXT}
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["code", "message", "type"],
+            "properties": {"code": _NUMBER, "message": _TEXT, "type": _TEXT},
+        },
+        "progress": {"type": "number", "minimum": 0, "maximum": 1},
+        "stage": _TEXT,
+    },
+}
+
+
+def _object(required: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(required), "properties": {**required, **more}}
+
+
+def _answers(schema: Mapping[str, Any], *errors: int, busy: Mapping[str, Any] | None = None) -> dict[int | str, Any]:
+    """OpenAPI descriptions of an endpoint's answers: 200, its errors, and 503 while the model is loaded."""
+    failed: dict[int | str, Any] = {status: {"description": "error", **_json(_ERROR)} for status in errors}
+    unavailable = _ERROR if busy is None else {"anyOf": [_ERROR, busy]}
+    return {
+        200: {"description": "done", **_json(schema)},
+        **failed,
+        503: {"description": "not now", **_json(unavailable)},
+    }
+
+
+def _json(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"content": {JSON_TYPE: {"schema": schema}}}
+
+
+def _query(*names: str) -> dict[str, Any]:
+    return {"parameters": [{"name": n, "in": "query", "required": False, "schema": _TEXT} for n in names]}
+
+
+_BUSY = _object({"status": _TEXT}, slots_idle=_NUMBER, slots_processing=_NUMBER)
+_HEALTH = _answers(_BUSY, busy=_BUSY)
+_MODEL = _object(
+    {"id": _TEXT, "object": {"const": "model"}, "created": _NUMBER, "owned_by": _TEXT, "meta": {"type": "object"}},
+    aliases=_TEXTS,
+    tags=_TEXTS,
+)
+_MODELS = _answers(
+    _object(
+        {"object": {"const": "list"}, "data": {"type": "array", "items": _MODEL}},
+        models={"type": "array", "items": _object({"name": _TEXT, "model": _TEXT})},
+    )
+)
+_PROPS = _answers(
+    _object(
+        {
+            "default_generation_settings": _object({"params": {"type": "object"}, "n_ctx": _NUMBER}),
+            "total_slots": _NUMBER,
+            "model_path": _TEXT,
+            "chat_template": _TEXT,
+            "chat_template_caps": {"type": "object"},
+            "build_info": _TEXT,
+            "is_sleeping": _FLAG,
+        }
+    )
+)
+_CHANGED = _answers(_object({"success": _FLAG}), 501)
+_SLOT = _object({"id": _NUMBER, "n_ctx": _NUMBER, "speculative": _FLAG, "is_processing": _FLAG})
+_SLOTS = _answers({"type": "array", "items": _SLOT}, 501)
+_METRICS: dict[int | str, Any] = {
+    **_answers({}, 501),
+    200: {"description": "Prometheus text", "content": {"text/plain": {"schema": _TEXT}}},
+}
 
 
 def model_json(info: ModelInfo) -> dict[str, Any]:
@@ -95,7 +171,7 @@ def props_json(served: Served, state: ServerState) -> dict[str, Any]:
         "bos_token": info.bos_token,
         "eos_token": info.eos_token,
         "build_info": FINGERPRINT,
-        "is_sleeping": False,
+        "is_sleeping": state.sleep is not None and state.sleep.asleep,
         "cors_proxy_enabled": False,
     }
 
@@ -142,6 +218,18 @@ def health_body(state: ServerState) -> tuple[int, bytes]:
     return error.status, orjson.dumps(body)
 
 
+def _slots_health(served: Served, query: QueryParams) -> tuple[int, bytes]:
+    """`/health` as older servers gave it: with the number of slots, and 503 when all are busy and one is wanted."""
+    slots = served.engine.snapshot().slots
+    busy = sum(slot.is_processing for slot in slots)
+    shown: dict[str, Any] = {"status": "ok"}
+    if "include_slots" in query:
+        shown |= {"slots_idle": len(slots) - busy, "slots_processing": busy}
+    if "fail_on_no_slot" not in query or busy < len(slots):
+        return 200, orjson.dumps(shown)
+    return 503, orjson.dumps({"status": "no slot available", "slots_idle": 0, "slots_processing": busy})
+
+
 def monitor_router(state: ServerState) -> APIRouter:
     """Endpoints for people and machines that watch the server."""
     router = APIRouter(tags=["monitor"])
@@ -156,38 +244,40 @@ def monitor_router(state: ServerState) -> APIRouter:
             raise loading()
         return state.served
 
-    @router.get("/health")
-    @router.get("/v1/health")
-    async def health() -> Response:
+    @router.get("/health", responses=_HEALTH, openapi_extra=_query("include_slots", "fail_on_no_slot"))
+    @router.get("/v1/health", responses=_HEALTH, openapi_extra=_query("include_slots", "fail_on_no_slot"))
+    async def health(request: Request) -> Response:
         status, body = health_body(state)
         headers = {"Retry-After": str(RETRY_AFTER)} if status == 503 and state.served is not None else None
+        if status == 200 and request.url.query and state.served is not None:
+            status, body = _slots_health(state.served, request.query_params)
         return json_response(body, status, headers)
 
-    @router.get("/v1/models")
-    @router.get("/models")
+    @router.get("/v1/models", responses=_MODELS)
+    @router.get("/models", responses=_MODELS)
     async def models() -> Response:
         return json_response(orjson.dumps(models_json(served().info)))
 
-    @router.get("/props")
+    @router.get("/props", responses=_PROPS)
     async def props() -> Response:
         return json_response(orjson.dumps(props_json(served(), state)))
 
-    @router.post("/props")
+    @router.post("/props", responses=_CHANGED)
     async def change_props() -> Response:
         if not state.switches.props:
             raise not_supported("This server does not support changing global properties. Start it with `--props`")
         return json_response(b'{"success":true}')
 
-    @router.get("/slots")
+    @router.get("/slots", responses=_SLOTS, openapi_extra=_query("fail_on_no_slot"))
     async def slots(request: Request) -> Response:
         if not state.switches.slots:
             raise not_supported("This server does not support slots endpoint. Start it with `--slots`")
         snapshot = served().engine.snapshot()
         if request.query_params.get("fail_on_no_slot") and all(s.is_processing for s in snapshot.slots):
-            raise ApiError("unavailable_error", "no slot available")
+            raise ApiError("unavailable_error", "no slot available", retry_after=1)
         return json_response(orjson.dumps([slot_json(s) for s in snapshot.slots]))
 
-    @router.get("/metrics")
+    @router.get("/metrics", responses=_METRICS)
     async def metrics() -> Response:
         if scrape is None:
             raise not_supported("This server does not support metrics endpoint. Start it with `--metrics`")

@@ -23,6 +23,12 @@ _SHAPES = (
 _workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="llamado-text")
 
 
+def use_threads(n: int) -> None:
+    """Work on long texts with `n` threads (`--threads-http`)."""
+    global _workers
+    _workers = ThreadPoolExecutor(max_workers=n, thread_name_prefix="llamado-text")
+
+
 async def off_loop(work: Callable[[], T], size: int) -> T:
     """Run `work` here when `size` characters are few, else in a thread."""
     return _shallow(work) if size <= LONG_TEXT else await in_thread(work)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llamado.server.served import Served
+from llamado.server.traffic import Traffic
 from llamado.text.grammar import GrammarSource
+
+if TYPE_CHECKING:
+    from llamado.server.sleep import Sleep
+    from llamado.server.tracing import Tracing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +76,10 @@ class ServerState:
     progress: float = 0.0
     stage: str = "starting"
     started: float = field(default_factory=time.time)
+    traffic: Traffic = field(default_factory=Traffic)
+    sleep: Sleep | None = None
+    """Puts the model to sleep and wakes it; None: it is always awake."""
+    tracing: Tracing | None = None
 
     def report(self, progress: float, stage: str) -> None:
         """Note how far loading is, from 0 to 1; any thread."""

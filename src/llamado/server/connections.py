@@ -1,0 +1,213 @@
+"""Connections that may do no harm: time limits, size limits, and a limit of how many are open.
+
+uvicorn's protocol over httptools trusts a client to send what it began. Here a connection that sends nothing, or a byte
+now and then, or headers without end, or requests without waiting for answers, is closed; and when too many are open,
+those that rest longest make room. `/health` is answered under all of that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from typing import Any
+
+import httptools
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+# Seconds from a connection's (or a request's) first byte to the end of the headers. Real ones arrive in one packet.
+HEADER_SECONDS = 20.0
+# Seconds from there to the end of the body: the largest body (16 MiB) at 140 kB/s.
+BODY_SECONDS = 120.0
+# Bytes and lines of the headers, the URL included; browsers and proxies stay below 16 KiB.
+MAX_HEADER_BYTES = 64 * 1024
+MAX_HEADERS = 200
+# Requests one connection may send ahead of their answers.
+MAX_PIPELINED = 16
+# Connections beyond the limit that are let in to ask for /health.
+HEADROOM = 64
+# File descriptors kept for files, workers, the log.
+RESERVED_FILES = 256
+# A connection costs about 10 kB; more of them than this serve nobody.
+MOST_CONNECTIONS = 16384
+
+
+def raise_file_limit() -> int:
+    """Let this process open as many files as the system allows; returns how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+        except (ValueError, OSError):  # macOS names no limit as the hard one and takes less
+            pass
+    return MOST_CONNECTIONS + RESERVED_FILES if soft == resource.RLIM_INFINITY else soft
+
+
+class Gate:
+    """All connections of a server: how many may be open, and which of them rest.
+
+    `timeout`: seconds a client may leave its answer unread.
+    """
+
+    def __init__(self, limit: int | None = None, timeout: float = 3600.0) -> None:
+        files = raise_file_limit()
+        most = max(16, min(files - RESERVED_FILES, MOST_CONNECTIONS) - HEADROOM)
+        self.limit = most if limit is None else min(limit, most)
+        self.timeout = timeout
+        self.resting: dict[Connection, None] = {}
+        """Those without a whole request in work, the longest resting first."""
+        self.n_open = 0
+
+    def make_room(self) -> bool:
+        """Close a resting connection if there are too many; whether there is room."""
+        if self.n_open <= self.limit:
+            return True
+        oldest = next(iter(self.resting), None)
+        if oldest is None:
+            return False
+        oldest.give_way()
+        return True
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's connection with limits. `gate` is shared by all of a server's."""
+
+    gate: Gate
+    refuse: ASGI3Application
+    """What answers on a connection for which there is no room."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._deadline: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+        self._header_bytes = 0
+        self._in_headers = False
+        self._in_body = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        gate = self.gate
+        gate.n_open += 1
+        if not gate.make_room():
+            self.app = self.refuse
+        gate.resting[self] = None
+        self._within(HEADER_SECONDS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.gate.n_open -= 1
+        self.gate.resting.pop(self, None)
+        self._clear()
+        if self._unread is not None:
+            self._unread.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._deadline is None and not self._busy:
+            # Whatever comes while nothing is being answered begins a request, be it an empty line.
+            self._within(HEADER_SECONDS)
+        super().data_received(data)
+        if self._in_headers:
+            self._header_bytes += len(data)
+            if self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+                self._turn_away(431, "Request Header Fields Too Large")
+
+    def send_400_response(self, msg: str) -> None:
+        self._turn_away(400, "Invalid HTTP request")
+
+    @property
+    def _busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_headers, self._in_body = True, False
+        self._header_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > MAX_HEADER_BYTES:
+            raise httptools.HttpParserError("the address is too long")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if len(self.headers) >= MAX_HEADERS or len(name) + len(value) > MAX_HEADER_BYTES:
+            raise httptools.HttpParserError("too many headers")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise httptools.HttpParserError("too many requests at once")
+        self._in_headers, self._in_body = False, True
+        self._within(BODY_SECONDS)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        self._clear()
+        self.gate.resting.pop(self, None)
+        super().on_message_complete()
+        self._rest()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._rest()
+
+    def _rest(self) -> None:
+        """Count as resting again once everything asked for is answered."""
+        if not self._busy and not self.pipeline and not self.transport.is_closing():
+            self.gate.resting.pop(self, None)
+            self.gate.resting[self] = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self.loop.call_later(self.gate.timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _within(self, seconds: float) -> None:
+        self._clear()
+        self._deadline = self.loop.call_later(min(seconds, self.gate.timeout), self._too_late)
+
+    def _clear(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_late(self) -> None:
+        self._deadline = None
+        if self.transport.is_closing():
+            return
+        if self._in_body and self.flow.read_paused:
+            self._within(BODY_SECONDS)  # it is this side that does not read
+        elif self._in_headers or self._in_body:
+            self._turn_away(408, "Request Timeout")
+        else:
+            self.transport.close()
+
+    def _turn_away(self, status: int, reason: str) -> None:
+        """Answer a request that never became one, and close."""
+        self._clear()
+        if not self._busy or not self.cycle.response_started:
+            body = b'{"error":{"code":%d,"message":"%s","type":"invalid_request_error"}}' % (status, reason.encode())
+            self.transport.write(
+                b"HTTP/1.1 %d %s\r\ncontent-type: application/json; charset=utf-8\r\ncontent-length: %d\r\n"
+                b"connection: close\r\n\r\n%s" % (status, reason.encode(), len(body), body)
+            )
+        self.transport.close()
+
+    def give_way(self) -> None:
+        """Close at once: somebody else needs the place."""
+        self.gate.resting.pop(self, None)
+        self.transport.abort()
+
+
+def protocol(gate: Gate, refuse: ASGI3Application) -> type[Connection]:
+    """The class of a server's connections."""
+    return type("ServerConnection", (Connection,), {"gate": gate, "refuse": staticmethod(refuse)})

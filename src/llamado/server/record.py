@@ -1,0 +1,53 @@
+"""What is noted about one HTTP request while it is answered: for its log line, its metrics and its trace."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from llamado.engine.request import Result
+
+# Bytes of an X-Request-Id that is taken over from the client: visible ASCII, so that it cannot forge log lines.
+_VISIBLE = frozenset(range(0x21, 0x7F))
+_LONGEST_ID = 128
+
+
+@dataclass(slots=True)
+class Record:
+    """One request; times are `time.perf_counter()`."""
+
+    id: str
+    method: str
+    path: str
+    began: float = field(default_factory=time.perf_counter)
+    status: int = 0
+    n_prompt: int = 0
+    n_predicted: int = 0
+    first_token: float | None = None
+    stops: tuple[str, ...] = ()
+    """Why each answer ended."""
+
+    def token(self) -> None:
+        """A token came; the first one counts."""
+        if self.first_token is None:
+            self.first_token = time.perf_counter()
+
+    def answered(self, result: Result) -> None:
+        """An answer is complete; a request may have several."""
+        self.token()
+        self.n_prompt += result.n_prompt
+        self.n_predicted += result.n_predicted
+        self.stops += (result.stop_type,)
+
+
+current: ContextVar[Record | None] = ContextVar("llamado-request", default=None)
+"""The request that the running task answers."""
+
+
+def request_id(given: bytes) -> str:
+    """The client's X-Request-Id where it is one, else a fresh one."""
+    if given and len(given) <= _LONGEST_ID and _VISIBLE.issuperset(given):
+        return given.decode("ascii")
+    return secrets.token_hex(8)
