@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
+import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -32,7 +35,6 @@ from llamado.gguf.errors import SourceError
 from llamado.server.bodies import MAX_BODY, parse_json
 from llamado.server.errors import ApiError, invalid, not_found, translate
 from llamado.server.formats import FINGERPRINT
-from llamado.server.lifecycle import GRACE, _Server
 from llamado.server.settings import Settings
 from llamado.server.sockets import address_of
 
@@ -53,6 +55,7 @@ _TEXT = [(b"content-type", b"text/plain; charset=utf-8"), (b"x-content-type-opti
 _EVENTS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 _HEALTHY = b'{"status":"ok"}'
 _DONE = b'{"success":true}'
+GRACE = 10  # seconds that running answers get after the first signal
 _BEHIND = 1024  # events a client of /models/sse may be behind before it is let go
 
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -540,15 +543,31 @@ def _downloading(name: str, progress: dict[str, Any], now: int) -> dict[str, Any
     }
 
 
-class _RouterServer(_Server):
-    """A server that ends the models' processes before it ends."""
+class _RouterServer(uvicorn.Server):
+    """uvicorn that ends the models' processes before it ends; the second signal ends everything at once."""
 
     router: Router | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        super().handle_exit(sig, frame)
-        if self.force_exit and self.router is not None:
-            self.router.fleet.kill()
+        if self.should_exit:
+            self.force_exit = True
+            if self.router is not None:
+                self.router.fleet.kill()
+            return
+        self.should_exit = True
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # uvicorn's own raises the signal once more after a clean end; a clean end is exit code 0 here.
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for sig, handler in before.items():
+                signal.signal(sig, handler)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         router = self.router
