@@ -143,7 +143,7 @@ class FakeTokenizer:
     def piece(self, token: int, *, special: bool = False) -> bytes:
         if token in self.eog:
             return b"<end>" if special else b""
-        return self.pieces.get(token, bytes([token + 32]))
+        return self.pieces[token] if token in self.pieces else bytes([token + 32])
 
 
 class Client:

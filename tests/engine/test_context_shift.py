@@ -1,0 +1,229 @@
+"""A full context drops its older half: the answer is that of a plain loop that rebuilds the prompt itself."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_models import make_gemma3, make_llama
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.jit import Jit
+from llamado.engine import engine as engine_module
+from llamado.engine.engine import Engine
+from llamado.engine.errors import ContextExceeded, InvalidRequest
+from llamado.engine.forward import Forward
+from llamado.engine.placed import PlacedForward
+from llamado.engine.request import Request, Sampling
+from llamado.engine.sampling import Sampler
+from llamado.gguf.reader import GGUFFile
+from llamado.models import load_model
+
+from .fake import Client, FakeForward, FakeTokenizer, ask, send
+from .test_restore import TWO, House
+
+
+def last_row(forward: Forward, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Logits behind a sequence that is computed from its first token on."""
+    row = np.empty(0)
+    for at in range(0, len(tokens), forward.max_batch):
+        part = np.array(tokens[at : at + forward.max_batch], np.int32)
+        n = len(part)
+        positions = np.arange(at, at + n, dtype=np.int32)
+        rows = forward.start(part, positions, np.zeros(n, np.int64), np.array([n - 1], np.int32)).result(60)
+        row = rows[0].copy()
+    return row
+
+
+def plain(forward: Forward, request: Request, n_ctx: int, *, bos: bool = False) -> list[int]:
+    """The answer, every token from nothing; a full window loses `n_discard` tokens behind the first `n_keep`."""
+    prompt, window, answer = request.prompt, [*request.prompt], list[int]()
+    assert request.sampling.seed is not None
+    sampler = Sampler(request.sampling, seed=request.sampling.seed, n_vocab=forward.n_vocab, eog=[0])
+    sampler.start(prompt)
+    while len(answer) < request.n_predict:
+        token = sampler.sample(last_row(forward, window), len(prompt) + len(answer))
+        sampler.accept(token)
+        answer.append(token)
+        if len(window) + 1 >= n_ctx:
+            keep = (len(prompt) if request.n_keep < 0 else request.n_keep) + bos
+            keep = max(0, min(keep, n_ctx - 4))
+            left = len(window) - keep
+            drop = min(request.n_discard or left // 2, left - 1)
+            window = window[:keep] + window[keep + drop :]
+        window.append(token)
+    return answer
+
+
+def req(prompt: list[int], n_predict: int, **kw: Any) -> Request:
+    return Request(
+        prompt=prompt,
+        n_predict=n_predict,
+        sampling=Sampling(seed=kw.pop("seed", 7), ignore_eos=True, repeat_penalty=1.1, temperature=1.0),
+        **kw,
+    )
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(3, 24),
+    st.integers(-1, 30),
+    st.sampled_from([0, 0, 1, 3, 100]),
+    st.sampled_from([1, 5, 64]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_as_a_plain_loop(
+    seed: int, n_ctx: int, n_keep: int, n_discard: int, max_batch: int, bos: bool, drafting: bool
+) -> None:
+    """Whatever is kept and dropped, alone or with neighbours that lose cells to each other, with drafts and without."""
+    rng = random.Random(seed)
+    tokenizer = FakeTokenizer()
+    tokenizer.add_bos = bos
+    # few tokens, so that drafts are right now and then; fewer cells than three slots would fill
+    engine = Engine(
+        FakeForward(512, n_vocab=5, max_batch=max_batch),
+        tokenizer,
+        n_slots=3,
+        n_ctx=n_ctx,
+        context_shift=True,
+        drafting=drafting,
+    )
+    try:
+        requests = [
+            req(
+                [rng.randrange(1, 5) for _ in range(rng.randrange(1, n_ctx))],
+                3 * n_ctx,
+                n_keep=n_keep,
+                n_discard=n_discard,
+                seed=rng.randrange(99),
+            )
+            for _ in range(3)
+        ]
+        for request, client in [(request, send(engine, request)) for request in requests]:
+            result = client.result
+            assert result.tokens == plain(FakeForward(n_vocab=5), request, n_ctx, bos=bos)
+            assert result.truncated and result.stop_type == "limit" and result.n_predicted == 3 * n_ctx
+    finally:
+        engine.close()
+
+
+def test_the_rule_of_llama_server() -> None:
+    """llama-server b11434 with `-c 256 --context-shift`: 6 tokens of prompt and 1,000 predicted leave 243 cached."""
+    engine = Engine(FakeForward(), FakeTokenizer(), n_ctx=256, context_shift=True)
+    try:
+        result = ask(engine, req([1, 2, 3, 4, 5, 6], 1000))
+        assert (result.n_predicted, result.n_tokens_cached, result.truncated) == (1000, 243, True)
+        short = ask(engine, req([1, 2, 3], 20))
+        assert not short.truncated
+    finally:
+        engine.close()
+
+
+def test_prompts_must_fit_even_so() -> None:
+    engine = Engine(FakeForward(), FakeTokenizer(), n_ctx=32, context_shift=True)
+    try:
+        with pytest.raises(ContextExceeded):
+            engine.submit(req([1] * 32, 4), Client())
+        with pytest.raises(InvalidRequest, match="n_discard"):
+            engine.submit(req([1], 4, n_discard=-1), Client())
+        full = req([1] * 31, 70)
+        assert ask(engine, full).tokens == plain(FakeForward(), full, 32)
+    finally:
+        engine.close()
+
+
+def test_what_follows_reuses_what_is_left() -> None:
+    """The slot holds the shifted sequence afterwards, no more and no less."""
+    engine = Engine(FakeForward(), FakeTokenizer(), n_ctx=64, context_shift=True)
+    try:
+        request = req(list(range(1, 21)), 100, n_keep=10)
+        answer = ask(engine, request).tokens
+        again = ask(engine, req(list(range(1, 21)), 5))
+        assert again.n_cached == 10, "the prompt's first tokens were kept, those behind them are others now"
+        assert again.tokens == answer[:5]
+    finally:
+        engine.close()
+
+
+def test_no_end_in_sight_can_be_cancelled() -> None:
+    engine = Engine(FakeForward(), FakeTokenizer(), n_ctx=16, context_shift=True)
+    try:
+        client = send(engine, req([1, 2], -1))
+        while len(client.events) < 100:
+            assert not client.over.wait(0.001)
+        engine.cancel(client.id)
+        assert ask(engine, req([1, 2], 5)).tokens == plain(FakeForward(), req([1, 2], 5), 16)
+    finally:
+        engine.close()
+
+
+# -- real forward passes ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def jit() -> Jit:
+    return Jit()
+
+
+@pytest.fixture(params=[make_llama, make_gemma3], ids=["llama", "gemma3"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return request.param(tmp_path / "m.gguf", n_layer=2)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def forward(path: Path, jit: Jit) -> Iterator[PlacedForward]:
+    with GGUFFile.open(path) as file:
+        forward = PlacedForward(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=512, max_batch=64)
+        yield forward
+        forward.close()
+
+
+def test_a_real_model(forward: PlacedForward) -> None:
+    """Three shifts, bit for bit; a draw from the whole vocabulary would show a logit's last bit."""
+    request = req(list(range(40, 60)), 100, n_keep=8)
+    expected = plain(forward, request, 48)
+    engine = Engine(forward, FakeTokenizer(dict.fromkeys(range(320), b"x")), n_slots=2, n_ctx=48, context_shift=True)
+    try:
+        result = ask(engine, request)
+        assert result.tokens == expected and result.truncated
+        assert result.n_prompt + result.n_predicted > 48 + 3 * 20
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("after", [30, 31, 32, 50])
+def test_a_worker_dies(tmp_path: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Before, while and after the context is shifted and read again."""
+    monkeypatch.setattr(engine_module, "_FIRST_PAUSE", 0.01)
+    path = make_llama(tmp_path / "m.gguf", n_embd=256, n_ff=512, n_layer=4, n_vocab=300, wtype="Q4_K")
+    with GGUFFile.open(path) as file:
+        alone = PlacedForward(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=512, max_batch=16)
+        request = req(list(range(40, 70)), 60)
+        expected = plain(alone, request, 60)
+        alone.close()
+    home = House(path, TWO, jit, n_cells=512, max_batch=16)
+    tokenizer = FakeTokenizer(dict.fromkeys(range(300), b"x"))
+    engine = Engine(home.forward, tokenizer, n_slots=2, n_ctx=60, context_shift=True)
+    n_tokens = 0
+
+    def die(event: object) -> None:
+        nonlocal n_tokens
+        n_tokens += 1
+        if n_tokens == after:
+            home.device(1).die()
+
+    try:
+        assert send(engine, request, die).result.tokens == expected
+        assert home.asked == ["RPC1"]
+    finally:
+        engine.close()
+        home.forward.close()
+        home.file.close()
