@@ -19,7 +19,7 @@ from llamado.text.constraint_grammar import GrammarConstraint, reason
 from llamado.text.constraint_lazy import LazyConstraint, Triggers
 from llamado.text.constraint_thinking import ThinkingConstraint, Thoughts
 from llamado.text.constraint_vocabulary import GuidedVocabulary
-from llamado.text.gbnf import gbnf_grammar
+from llamado.text.gbnf_lark import gbnf_grammar
 from llamado.text.grammar import GrammarError, GrammarSource, Trigger
 from llamado.text.lark import lark_grammar
 from llamado.text.schema import schema_grammar

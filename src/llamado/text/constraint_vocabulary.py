@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterable
 from functools import cached_property
@@ -46,6 +47,26 @@ class GuidedVocabulary:
         found = ((tokenizer.piece(t, special=True), t) for t in tokenizer.vocabulary.having(_NO_TEXT))
         texts = {piece.decode("utf-8", "replace"): token for piece, token in found if piece}
         return dict(sorted(texts.items(), key=lambda item: -len(item[0])))
+
+    def named_token(self, name: str) -> int | None:
+        """The token that GBNF writes as `<[id]>` or by its text in angle brackets; None where it is not one."""
+        if name.startswith("<[") and name.endswith("]>") and name[2:-2].isdigit():
+            token = int(name[2:-2])
+            return token if token < self.tokenizer.n_vocab else None
+        tokens = self.spell(name)
+        return tokens[0] if len(tokens) == 1 else None
+
+    def control_parts(self, text: str) -> list[str | tuple[str, int]]:
+        """A text cut at the control tokens that are spelled in it, which come as (text, token)."""
+        parts: list[str | tuple[str, int]] = []
+        for part in self._control_pattern.split(text) if self.controls else [text]:
+            if part:
+                parts.append((part, self.controls[part]) if part in self.controls else part)
+        return parts
+
+    @cached_property
+    def _control_pattern(self) -> re.Pattern[str]:
+        return re.compile("(" + "|".join(map(re.escape, self.controls)) + ")")
 
     def mask_of(self, tokens: Iterable[int]) -> NDArray[np.uint32]:
         """A mask with the bits of these tokens."""
