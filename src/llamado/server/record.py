@@ -30,13 +30,11 @@ class Record:
     """Why each answer ended."""
 
     def token(self) -> None:
-        """A token came; the first one counts."""
-        if self.first_token is None:
-            self.first_token = time.perf_counter()
+        """The first token of a stream came."""
+        self.first_token = time.perf_counter()
 
     def answered(self, result: Result) -> None:
         """An answer is complete; a request may have several."""
-        self.token()
         self.n_prompt += result.n_prompt
         self.n_predicted += result.n_predicted
         self.stops += (result.stop_type,)

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from llamado.engine.request import Done, Event, Failed, Progress, Request, Result, Timings, Token
 from llamado.server.errors import ApiError, translate
+from llamado.server.record import current
 from llamado.server.served import Engine
 
 
@@ -122,9 +123,14 @@ class Generation:
             finally:
                 self._waiter = None
         events, self._events = self._events, []
+        record = current.get()
         for _, event in events:
             if isinstance(event, (Done, Failed)):
                 self._open = max(0, self._open - 1)
+                if record is not None and isinstance(event, Done):
+                    record.answered(event.result)
+            elif record is not None and record.first_token is None and isinstance(event, Token):
+                record.token()
         return events
 
     async def results(self) -> list[Result]:
