@@ -588,13 +588,15 @@ class PlacedForward:
 
     def sound_cells(self, cells: Cells, n: int) -> bool:
         """See Forward."""
+        if cells.size != n * self.cell_bytes:
+            return False
         at = 0
         for rows in self._rows:
             for type, row in zip((self._type_k, self._type_v), rows, strict=True):
                 if not _sound(cells[at : at + n * row], type):
                     return False
                 at += n * row
-        return at == cells.size
+        return True
 
     # -- devices that die --------------------------------------------------------------------------------------------
 

@@ -113,11 +113,12 @@ class SlotReader:
             fd = os.open(path, flags | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
         except OSError as error:
             raise self._bad(error.strerror or str(error)) from error
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            os.close(fd)
+            raise self._bad("it is no plain file")
         self._file: BinaryIO = os.fdopen(fd, "rb")
         try:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):
-                raise self._bad("it is no plain file")
             self.size = found.st_size
             self._crc = 0
             self.tokens, self._piece = self._head(n_ctx, n_vocab)

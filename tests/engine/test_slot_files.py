@@ -1,0 +1,476 @@
+"""Slots in files: what comes back is what was saved, and a bad file harms nothing."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny_models import make_llama
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.jit import Jit
+from llamado.devices.device import DeviceLost
+from llamado.engine import engine as engine_module
+from llamado.engine import errands
+from llamado.engine.engine import Engine
+from llamado.engine.errors import EngineClosed, InvalidRequest, NoRoom, QueueFull, SlotFileError, SlotNotSaved
+from llamado.engine.placed import PlacedForward
+from llamado.engine.request import Request, Sampling
+from llamado.engine.slotfile import SlotReader
+from llamado.gguf.reader import GGUFFile
+from llamado.gguf.types import TensorType
+from llamado.models import load_model
+
+from .fake import FakeForward, FakeTokenizer, ask, send
+from .test_restore import TWO, House
+
+Make = Callable[..., tuple[Engine, FakeForward]]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    engines: list[Engine] = []
+
+    def build(n_cells: int = 4096, **kw: Any) -> tuple[Engine, FakeForward]:
+        forward = FakeForward(n_cells)
+        engines.append(Engine(forward, FakeTokenizer(), **{"n_slots": 2, **kw}))
+        return engines[-1], forward
+
+    yield build
+    for engine in engines:
+        engine.close()
+
+
+def req(prompt: list[int], n_predict: int = 8, **kw: Any) -> Request:
+    return Request(prompt=prompt, n_predict=n_predict, sampling=Sampling(seed=7, ignore_eos=True), **kw)
+
+
+PROMPT = [1 + i * 7 % 96 for i in range(300)]
+
+
+def saved(engine: Engine, path: Path, n: int = 300) -> list[int]:
+    """Slot 0 with a sequence, saved; the sequence."""
+    answer = ask(engine, req(PROMPT[:n], id_slot=0)).tokens
+    assert engine.save_slot(0, path).result(30).n_tokens == n + 7
+    return PROMPT[:n] + answer[:-1]
+
+
+def test_back_in_another_engine(make: Make, tmp_path: Path) -> None:
+    engine, _ = make()
+    path = tmp_path / "a"
+    sequence = saved(engine, path)
+    expected = ask(engine, req([*sequence, 5], 20)).tokens
+
+    other, forward = make()
+    done = other.restore_slot(1, path).result(30)
+    assert done.n_tokens == 307 and done.n_bytes == path.stat().st_size and done.seconds > 0
+    assert not forward.sizes and other.snapshot().kv_cells_used == 307
+    result = ask(other, req([*sequence, 5], 20))
+    assert (result.tokens, result.n_cached, result.id_slot) == (expected, 307, 1)
+    assert sum(forward.sizes) == 1 + 19, "only what is new is computed"
+    assert [p.name for p in tmp_path.iterdir()] == ["a"], "nothing else is left in the folder"
+
+
+def test_a_restored_slot_lends_its_beginning(make: Make, tmp_path: Path) -> None:
+    """Also before any request was there: others copy from it."""
+    engine, _ = make()
+    sequence = saved(engine, tmp_path / "a")
+    other, forward = make()
+    other.restore_slot(0, tmp_path / "a").result(30)
+    result = ask(other, req([*sequence, 5], id_slot=1))
+    assert result.n_cached == 307 and len(forward.copies) == 1
+
+
+def test_nothing_in_a_slot(make: Make, tmp_path: Path) -> None:
+    engine, _ = make()
+    assert engine.save_slot(0, tmp_path / "empty").result(30).n_tokens == 0
+    saved(engine, tmp_path / "a")
+    assert engine.restore_slot(0, tmp_path / "empty").result(30).n_tokens == 0
+    assert engine.erase_slot(0).result(30) == 0
+    assert ask(engine, req(PROMPT)).n_cached == 0
+
+
+def test_erased(make: Make, tmp_path: Path) -> None:
+    engine, _ = make()
+    saved(engine, tmp_path / "a")
+    assert engine.erase_slot(0).result(30) == 307
+    assert engine.erase_slot(0).result(30) == 0
+    assert engine.snapshot().kv_cells_used == 0
+    assert ask(engine, req(PROMPT)).n_cached == 0
+
+
+def test_what_cannot_be_asked(make: Make, tmp_path: Path) -> None:
+    engine, _ = make(max_queue=1)
+    for bad in (-1, 2, 99):
+        with pytest.raises(InvalidRequest, match="Invalid slot ID"):
+            engine.save_slot(bad, tmp_path / "a")
+    with pytest.raises(SlotNotSaved, match="a: No such file"):
+        engine.save_slot(0, tmp_path / "nowhere" / "a").result(30)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(SlotNotSaved, match="folder"):
+        engine.save_slot(0, tmp_path / "folder").result(30)
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+    engine.close()
+    with pytest.raises(EngineClosed):
+        engine.erase_slot(0)
+
+
+def test_a_busy_slot_is_waited_for(make: Make, tmp_path: Path) -> None:
+    """And who waits has the slot before requests that came later; nobody waits for the file."""
+    engine, forward = make(n_slots=1, max_queue=4)
+    gate = threading.Event()
+    forward.before = lambda n: gate.wait(30) and None
+    first = send(engine, req(PROMPT, 5))
+    while not engine.snapshot().requests_processing:
+        time.sleep(0.001)
+    save = engine.save_slot(0, tmp_path / "a")
+    given_up = engine.save_slot(0, tmp_path / "b")
+    erase = engine.erase_slot(0)
+    second = send(engine, req(PROMPT, 5))
+    assert given_up.cancel()
+    with pytest.raises(QueueFull):
+        for _ in range(5):
+            engine.erase_slot(0)
+    gate.set()
+    assert save.result(30).n_tokens == len(PROMPT) + 4
+    assert erase.result(30) == len(PROMPT) + 4
+    assert second.result.n_cached == 0 and second.result.tokens == first.result.tokens
+    assert not (tmp_path / "b").exists()
+
+
+def test_answers_go_on_meanwhile(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow file stops nobody: other slots answer, the held one is left alone, and closing waits as long as it may."""
+    engine, _ = make(cache_ram=1)
+    sequence = saved(engine, tmp_path / "a")
+    gate, inside = threading.Event(), threading.Event()
+    write = errands.write_slot
+
+    def slow(*args: Any) -> int:
+        inside.set()
+        assert gate.wait(30)
+        return write(*args)
+
+    monkeypatch.setattr(errands, "write_slot", slow)
+    save = engine.save_slot(0, tmp_path / "b")
+    assert inside.wait(30)
+    clients = [send(engine, req(PROMPT[i:], 5)) for i in range(5)]
+    pinned = send(engine, req([*sequence, 9], 5, id_slot=0))
+    assert all(client.result.id_slot == 1 for client in clients)
+    assert not pinned.over.is_set() and engine.snapshot().idle_since is None
+    gate.set()
+    assert pinned.result.n_cached == 307 and save.result(30).n_tokens == 307
+    assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
+
+
+def test_closing_ends_it(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, forward = make()
+    saved(engine, tmp_path / "a")
+    before = (tmp_path / "a").read_bytes()
+    gate, inside = threading.Event(), threading.Event()
+    read = forward.read_cells
+
+    def slow(start: int, n: int) -> Any:
+        inside.set()
+        gate.wait(30)
+        return read(start, n)
+
+    forward.read_cells = slow  # type: ignore[method-assign]
+    save = engine.save_slot(0, tmp_path / "a")
+    assert inside.wait(30)
+    late = engine.restore_slot(0, tmp_path / "a")
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    while not engine._closing:
+        time.sleep(0.001)
+    gate.set()
+    closing.join(30)
+    for future in (save, late):
+        with pytest.raises(EngineClosed):
+            future.result(30)
+    assert [p.name for p in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_bytes() == before
+
+
+def test_room_for_what_is_restored(make: Make, tmp_path: Path) -> None:
+    """Idle slots give up their cells, running answers do not."""
+    engine, forward = make(1024, n_slots=3, cache_ram=1)
+    sequence = saved(engine, tmp_path / "a")
+    for slot, n in ((1, 290), (2, 200)):
+        ask(engine, req(PROMPT[::-1][:n], 0, id_slot=slot))
+    assert ask(engine, req(PROMPT[5:], 0, id_slot=2)).n_cached == 0
+    engine.restore_slot(1, tmp_path / "a").result(30)
+    assert ask(engine, req([*sequence, 3], 4, id_slot=1)).n_cached == 307
+    engine.erase_slot(1).result(30)
+
+    gate, inside = threading.Event(), threading.Event()
+
+    def wait(n: int) -> None:
+        inside.set()
+        gate.wait(30)
+
+    forward.before = wait
+    busy = [send(engine, req(PROMPT[i:] * 2, 90, id_slot=i)) for i in (0, 2)]
+    assert inside.wait(30)
+    while engine.snapshot().requests_processing < 2:
+        time.sleep(0.001)
+    restore = engine.restore_slot(1, tmp_path / "a")
+    gate.set()
+    with pytest.raises(NoRoom, match="no room for 307 tokens"):
+        restore.result(30)
+    for client in busy:
+        assert client.result.n_predicted == 90
+
+
+# -- bad files -------------------------------------------------------------------------------------------------------
+
+
+def resealed(data: bytes, n_tokens: int, piece: int = 256, cell: int = 8) -> bytes:
+    """A file whose checksums fit whatever was done to it."""
+    out, crc, at = b"", 0, 0
+    sizes = [72, 4 * n_tokens, *(cell * min(piece, n_tokens - i) for i in range(0, n_tokens, piece))]
+    for size in sizes:
+        part = data[at : at + size]
+        crc = zlib.crc32(part, crc)
+        out += part + struct.pack("<I", crc)
+        at += size + 4
+    return out
+
+
+def put(data: bytes, at: int, new: bytes) -> bytes:
+    return data[:at] + new + data[at + len(new) :]
+
+
+BAD: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "empty": (lambda d: b"", "no saved slot"),
+    "text": (lambda d: b"garbage\n" * 100, "no saved slot"),
+    "cut": (lambda d: d[:-1], "not as long"),
+    "cut header": (lambda d: d[:40], "no saved slot"),
+    "longer": (lambda d: d + b"x", "not as long"),
+    "spoilt header": (lambda d: put(d, 70, b"\x99"), "damaged"),
+    "spoilt token": (lambda d: put(d, 80, b"\x01"), "damaged"),
+    "spoilt cell": (lambda d: put(d, len(d) - 20, b"\x99"), "damaged"),
+    "pieces swapped": (lambda d: d[: 80 + 1228] + d[1308 + 2052 :] + d[1308 : 1308 + 2052], "damaged"),
+    "other version": (lambda d: resealed(put(d, 8, b"\x02"), 307), "version 2"),
+    "other model": (lambda d: resealed(put(d, 50, b"\x02"), 307), "another model"),
+    "other types": (lambda d: resealed(put(d, 16, b"\x08"), 307), "other types"),
+    "other layers": (lambda d: resealed(put(d, 24, b"\x08"), 307), "header is wrong"),
+    "no piece": (lambda d: resealed(put(d, 28, struct.pack("<I", 0)), 307), "header is wrong"),
+    "huge piece": (lambda d: resealed(put(d, 28, struct.pack("<I", 1 << 31)), 307), "header is wrong"),
+    "huge cell": (lambda d: resealed(put(d, 32, struct.pack("<Q", 1 << 62)), 307), "header is wrong"),
+    "huge": (lambda d: resealed(put(d, 12, struct.pack("<I", 0xFFFF_FFFF)), 307), "do not fit"),
+    "fewer": (lambda d: resealed(put(d, 12, struct.pack("<I", 5)), 307), "not as long"),
+    "no such token": (lambda d: resealed(put(d, 76, struct.pack("<i", 97)), 307), "tokens the model does not have"),
+    "negative token": (lambda d: resealed(put(d, 76, struct.pack("<i", -1)), 307), "tokens the model does not have"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files(make: Make, tmp_path: Path, name: str) -> None:
+    spoil, message = BAD[name]
+    engine, _ = make()
+    path = tmp_path / "a"
+    sequence = saved(engine, path)
+    whole = path.read_bytes()
+    assert resealed(whole, 307) == whole
+    path.write_bytes(spoil(whole))
+    with pytest.raises(SlotFileError, match=f"^a: .*{message}"):
+        engine.restore_slot(0, path).result(30)
+    assert ask(engine, req([*sequence, 5], id_slot=0)).n_cached == 307, "the slot is as it was"
+
+
+def test_what_is_no_file(make: Make, tmp_path: Path) -> None:
+    """Links lead nowhere, and pipes are not waited for."""
+    engine, _ = make()
+    sequence = saved(engine, tmp_path / "real")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name, message in {
+        "nothing": "No such file",
+        "link": "symbolic links",
+        "folder": "no plain file|directory",
+        "pipe": "no plain file",
+    }.items():
+        with pytest.raises(SlotFileError, match=message):
+            engine.restore_slot(0, tmp_path / name).result(30)
+    secret = tmp_path.parent / "secret"
+    secret.write_text("mine")
+    (tmp_path / "out").symlink_to(secret)
+    engine.save_slot(0, tmp_path / "out").result(30)
+    assert secret.read_text() == "mine" and not (tmp_path / "out").is_symlink()
+    assert ask(engine, req([*sequence, 5], id_slot=0)).n_cached == 307
+
+
+def test_a_longer_context_than_the_slots(make: Make, tmp_path: Path) -> None:
+    engine, _ = make()
+    saved(engine, tmp_path / "a")
+    small, _ = make(n_ctx=306)
+    with pytest.raises(SlotFileError, match="its 307 tokens do not fit the slot's context of 306"):
+        small.restore_slot(0, tmp_path / "a").result(30)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_bytes_changed(tmp_path: Path, data: st.DataObject) -> None:
+    forward = FakeForward()
+    path = tmp_path / "a"
+    if not (tmp_path / "whole").exists():
+        engine = Engine(forward, FakeTokenizer())
+        saved(engine, tmp_path / "whole", 20)
+        engine.close()
+    whole = (tmp_path / "whole").read_bytes()
+    at = data.draw(st.integers(0, len(whole) - 1))
+    spoilt = put(whole, at, data.draw(st.binary(min_size=1, max_size=8)))[: data.draw(st.integers(0, len(whole)))]
+    path.write_bytes(spoilt)
+    if spoilt == whole:
+        return
+    with pytest.raises(SlotFileError):
+        SlotReader(path, forward.cell_kind(), n_ctx=4096, n_vocab=97, sound=forward.sound_cells)
+
+
+# -- real forward passes ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def jit() -> Jit:
+    return Jit()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "m.gguf"
+    return make_llama(path, n_embd=256, n_ff=512, n_layer=4, n_vocab=300, wtype="Q4_K")
+
+
+TOKENIZER = FakeTokenizer(dict.fromkeys(range(300), b"x"))
+LONG = np.random.default_rng(0).integers(1, 300, 300).tolist()
+
+
+@pytest.mark.parametrize("type", ["f16", "q8_0", "f32", "bf16"])
+def test_a_real_model(model: Path, jit: Jit, tmp_path: Path, type: str) -> None:
+    """Saved by one engine and restored by another, the sequence goes on with the same bits."""
+    kind = TensorType[type.upper()]
+    answers = []
+    with GGUFFile.open(model) as file:
+        for slot in (0, 1):
+            forward = PlacedForward(
+                file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=1024, max_batch=64, type_k=kind, type_v=kind
+            )
+            engine = Engine(forward, TOKENIZER, n_slots=2)
+            if slot == 0:
+                whole = ask(engine, req(LONG, 12, id_slot=0, n_probs=300)).probs
+                ask(engine, req(LONG, 6, id_slot=0, cache_prompt=False))
+                engine.save_slot(0, tmp_path / "a").result(30)
+            else:
+                engine.restore_slot(slot, tmp_path / "a").result(30)
+            head = [*LONG, *(item.token.id for item in whole[:6])]
+            result = ask(engine, req(head, 6, n_probs=300))
+            assert result.n_cached == 305 and result.id_slot == slot
+            answers.append(result.probs)
+            engine.close()
+            forward.close()
+    assert answers[0] == answers[1] == whole[6:]
+
+
+def test_numbers_that_are_none(model: Path, jit: Jit) -> None:
+    """Infinite and huge values in cells would reach other sequences through masks that multiply them by zero."""
+    with GGUFFile.open(model) as file:
+        for type in (TensorType.F16, TensorType.F32, TensorType.BF16, TensorType.Q8_0):
+            forward = PlacedForward(
+                file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=256, type_k=type, type_v=type
+            )
+            cells = forward.read_cells(0, 3)
+            assert forward.sound_cells(cells, 3)
+            for at in (0, cells.size // 2, cells.size - (34 if type is TensorType.Q8_0 else 4)):
+                spoilt = cells.copy()
+                spoilt[at : at + 4] = {
+                    TensorType.F16: [0, 0, 0, 0xFC],
+                    TensorType.F32: [0, 0, 0xC0, 0x7F],
+                    TensorType.BF16: [0, 0, 0x60, 0x72],
+                    TensorType.Q8_0: [0, 0x7C, 1, 1],
+                }[type]
+                assert not forward.sound_cells(spoilt, 3)
+            assert not forward.sound_cells(cells[:-1], 3)
+            forward.close()
+
+
+@pytest.mark.parametrize("what", ["save", "restore"])
+@pytest.mark.parametrize("nth", [0, 5, 9])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_worker_dies(
+    model: Path, jit: Jit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, nth: int, elsewhere: bool
+) -> None:
+    """The file is whole, or the slot is restored, when the device is there again or its layers are elsewhere."""
+    monkeypatch.setattr(engine_module, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(errands, "_PIECE_CELLS", 64)
+    home = House(model, TWO, jit, n_cells=1024, max_batch=64)
+    engine = Engine(home.forward, TOKENIZER, n_slots=2, failover=0.0 if elsewhere else None)
+    try:
+        first = ask(engine, req(LONG, 6, id_slot=0)).tokens
+        expected = ask(engine, req([*LONG, *first], 6, id_slot=1, cache_prompt=False)).tokens
+        engine.save_slot(0, tmp_path / "before").result(30)
+        if elsewhere:
+            home.away = {"RPC2"}
+        device = home.device(2)
+        count = 0
+
+        def die(now: str) -> None:
+            nonlocal count
+            if now == ("read" if what == "save" else "write"):
+                count += 1
+                if count == nth + 1:
+                    device.die()
+
+        done: Future[Any]
+        if what == "save":
+            device.before = die
+            done = engine.save_slot(0, tmp_path / "a")
+            assert done.result(60).n_tokens == 305
+            assert (tmp_path / "a").read_bytes() == (tmp_path / "before").read_bytes()
+        else:
+            engine.erase_slot(0).result(30)
+            engine.erase_slot(1).result(30)
+            device.before = die
+            assert engine.restore_slot(0, tmp_path / "before").result(60).n_tokens == 305
+        assert device.lost is not None
+        result = ask(engine, req([*LONG, *first], 6))
+        assert (result.tokens, result.n_cached, result.id_slot) == (expected, 305, 0)
+    finally:
+        engine.close()
+        home.forward.close()
+        home.file.close()
+
+
+def test_a_worker_that_stays_away(model: Path, jit: Jit, tmp_path: Path) -> None:
+    """After the time that requests may wait it is said; the file of before is still there."""
+    home = House(model, TWO, jit, n_cells=1024, max_batch=64)
+    engine = Engine(home.forward, TOKENIZER, n_slots=2, wait=0.1)
+    try:
+        ask(engine, req(LONG, 6, id_slot=0))
+        engine.save_slot(0, tmp_path / "a").result(30)
+        before = (tmp_path / "a").read_bytes()
+        home.away = {"RPC2"}
+        home.device(2).before = lambda now: home.device(2).die() if now == "read" else None
+        with pytest.raises((DeviceLost, engine_module.Unavailable)):
+            engine.save_slot(0, tmp_path / "a").result(30)
+        with pytest.raises(engine_module.Unavailable):
+            engine.save_slot(0, tmp_path / "a").result(30)
+        with pytest.raises(engine_module.Unavailable):
+            engine.restore_slot(1, tmp_path / "a").result(30)
+        assert (tmp_path / "a").read_bytes() == before
+        home.away.clear()
+        assert engine.restore_slot(1, tmp_path / "a").result(30).n_tokens == 305
+    finally:
+        engine.close()
+        home.forward.close()
+        home.file.close()
