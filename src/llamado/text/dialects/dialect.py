@@ -64,7 +64,9 @@ class ChatRequest:
     """A grammar of the client's own for the content."""
     add_generation_prompt: bool = True
     prefill: str = ""
-    """The beginning of the answer as the client wants it; it is put behind the prompt."""
+    """The beginning of the answer's content as the client wants it; it is put behind the prompt."""
+    prefill_reasoning: str = ""
+    """The beginning of its thoughts: all of them where there is a `prefill`, too."""
     reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] = "auto"
     enable_thinking: bool | None = None
     """None: as the template does."""
@@ -80,12 +82,15 @@ class Prepared:
     prompt: str
     """Ends with `prefill`."""
     dialect: str
-    """llama-server's `chat_format`, e.g. "Hermes 2 Pro"."""
+    """llama-server's `chat_format`: peg-native for most families."""
+    family: str = "Content-only"
+    """Our name of the family, e.g. "Hermes 2 Pro"."""
     parser: Callable[[], Parser]
     """A fresh parser for each answer."""
     generation_prompt: str = ""
-    """The end of the prompt that belongs to the answer (say an opening think tag)."""
+    """The end of the prompt that opens the answer, `prefill` included; the parser knows of it."""
     grammar: GrammarSource | None = None
+    """Of what is generated: it does not cover `generation_prompt`, nor thoughts."""
     triggers: tuple[Trigger, ...] = ()
     """Not empty: the grammar is lazy."""
     stops: tuple[str, ...] = ()

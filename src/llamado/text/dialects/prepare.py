@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-import os
+import json
 import random
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from llamado.text.chat import ChatTemplate
+from llamado.text.dialects.calls import Tools
 from llamado.text.dialects.dialect import ChatRequest, Prepared
-from llamado.text.dialects.reading import Reader, Reading, ReadingParser
-from llamado.text.dialects.thinking import find_thinking
+from llamado.text.dialects.families import family_of
+from llamado.text.dialects.family import Family, Message
+from llamado.text.dialects.generic import generic_grammar, instructed, read_generic, spelled_out
+from llamado.text.dialects.reading import Reader, Reading, ReadingParser, Tags
+from llamado.text.dialects.thinking import Thinking, find_thinking
+from llamado.text.grammar import GrammarError, GrammarSource
+from llamado.text.schema import schema_rule
 
 _CHARACTERS = string.digits + string.ascii_letters
 _random = random.SystemRandom()
+
+_PLAIN = Family(name="Content-only", knows=lambda source: True)
 
 
 def call_id() -> str:
@@ -22,32 +33,179 @@ def call_id() -> str:
     return "".join(_random.choices(_CHARACTERS, k=32))
 
 
+@dataclass(frozen=True)
+class _Known:
+    """What was found out about a template."""
+
+    family: Family
+    thinking: Thinking | None
+
+
+_known: WeakKeyDictionary[ChatTemplate, _Known] = WeakKeyDictionary()
+
+
+def _look_up(template: ChatTemplate) -> _Known:
+    known = _known.get(template)
+    if known is None:
+        family = family_of(template.source) or _PLAIN
+        known = _known[template] = _Known(family, family.thinking or find_thinking(template))
+    return known
+
+
 def prepare(template: ChatTemplate, request: ChatRequest, new_id: Callable[[], str] = call_id) -> Prepared:
     """Make a conversation ready for the engine; `new_id` names calls. Raises TemplateError."""
-    thinking = find_thinking(template)
+    known = _look_up(template)
+    family, thinking = known.family, known.thinking
+    wanted = request.tools and request.tool_choice != "none"
+    tools = Tools.of(request.tools if wanted else ())
+    generic = bool(tools.schemas) and family.calls is None
+    required = request.tool_choice == "required" or request.tool_choice.startswith("function:")
+    callable_tools = tools
+    if request.tool_choice.startswith("function:"):
+        callable_tools = tools.only(request.tool_choice.removeprefix("function:"))
+
+    messages: Sequence[Message] = request.messages
+    if family.calls is None:
+        messages = spelled_out(messages)
+    if generic:
+        messages = instructed(messages, request.tools, required)
+    if family.adjust is not None:
+        messages = family.adjust(messages)
+    prompt, opening = _render(template, messages, request, request.tools if wanted and not generic else ())
+
+    before = ""
+    if family.reads is not None:
+        if family.starts_answer in opening:
+            before = opening[opening.index(family.starts_answer) + len(family.starts_answer) :]
+    elif thinking is not None and thinking.start and thinking.start in opening:
+        before = opening[opening.rindex(thinking.start) :]
+    thinking_open = thinking is not None and thinking.start.strip() in before and thinking.end not in before
+    fresh = True
+    if request.prefill or request.prefill_reasoning:
+        base = prompt[: len(prompt) - len(opening)]
+        opening = _continued(opening, request, thinking, family)
+        prompt = base + opening
+        fresh = not request.prefill
+        before = family.before_answer if request.prefill or thinking is None else thinking.start
+        thinking_open = fresh and thinking is not None
+    if tools.schemas and not callable_tools.schemas:
+        raise GrammarError(f"tool_choice is {request.tool_choice!r}, but none of the tools has that name")
+    if thinking is not None and family.calls is not None and family.calls_end_thoughts and tools.schemas:
+        thinking = replace(thinking, also_ends=tuple(trigger.value for trigger in family.calls.triggers))
+    grammar, lazy = _grammar(family, request, callable_tools, generic, required)
+    parse = request.parse_tool_calls
+    reads = partial(
+        _read,
+        family=family,
+        thinking=thinking,
+        tools=tools if parse else Tools({}),
+        generic=generic and parse,
+        format=request.reasoning_format,
+        fresh=fresh,
+    )
+    preserved = [*family.preserved, *(family.content or ())]
+    if thinking is not None:
+        preserved += [thinking.start.strip(), thinking.end.strip()]
+    if family.calls is not None and tools.schemas:
+        preserved += family.calls.tags
+    return Prepared(
+        prompt=prompt,
+        dialect=family.dialect,
+        family="Generic" if generic else family.name,
+        parser=lambda: ReadingParser(reads, new_id, before),
+        generation_prompt=opening,
+        grammar=grammar,
+        triggers=family.calls.triggers if lazy and family.calls is not None else (),
+        stops=family.stops,
+        preserved=tuple(dict.fromkeys(preserved)),
+        thinking=(thinking.start.strip(), thinking.end.strip()) if thinking is not None else None,
+        thinking_open=thinking_open,
+    )
+
+
+def _render(
+    template: ChatTemplate, messages: Sequence[Message], request: ChatRequest, tools: Sequence[Mapping[str, Any]]
+) -> tuple[str, str]:
+    """The prompt, and the end of it that opens the answer."""
     extra = dict(request.template_options)
     if request.enable_thinking is not None:
         extra["enable_thinking"] = request.enable_thinking
-    render = partial(template.render, request.messages, tools=request.tools or None, **extra)
+    render = partial(template.render, messages, tools=tools or None, **extra)
     bare = render(add_generation_prompt=False)
-    prompt, opening = bare, ""
-    if request.add_generation_prompt:
-        prompt = render(add_generation_prompt=True)
-        opening = prompt[len(os.path.commonprefix([bare, prompt])) :]
-    before = ""
-    if thinking and thinking.start in opening:
-        before = opening[opening.index(thinking.start) :]
+    if not (request.add_generation_prompt or request.prefill or request.prefill_reasoning):
+        return bare, ""
+    prompt = render(add_generation_prompt=True)
+    same = 0
+    for a, b in zip(bare, prompt, strict=False):
+        if a != b:
+            break
+        same += 1
+    return prompt, prompt[same:]
 
-    def read(reader: Reader) -> Reading[None]:
-        if thinking:
-            yield from reader.space()
-            yield from thinking.read(reader, request.reasoning_format)
 
-    return Prepared(
-        prompt=prompt + request.prefill,
-        dialect="peg-native",
-        parser=lambda: ReadingParser(read, new_id, before),
-        generation_prompt=opening,
-        thinking=(thinking.start, thinking.end) if thinking else None,
-        thinking_open=bool(before) and thinking is not None and thinking.end not in before,
-    )
+def _continued(opening: str, request: ChatRequest, thinking: Thinking | None, family: Family) -> str:
+    """The opening of an answer that has begun: its thoughts, and its content where it has got that far."""
+    if thinking is not None:
+        start = thinking.written[0]
+        at = opening.find(thinking.start.strip())
+        opening = (opening if at < 0 else opening[:at]) + start + request.prefill_reasoning
+        if not request.prefill:
+            return opening
+        opening += thinking.written[1]
+    return opening + family.before_content + request.prefill
+
+
+def _grammar(
+    family: Family, request: ChatRequest, tools: Tools, generic: bool, required: bool
+) -> tuple[GrammarSource | None, bool]:
+    """The answer's grammar, and whether it is lazy."""
+    schema = request.json_schema
+    header = '%llguidance {"no_forcing": true}\n'
+    response = "" if schema is None else f"response: {schema_rule(schema)}\n"
+    shown = "response"
+    if family.content_prefix:
+        shown = f"{family.content_prefix} response"
+    elif family.content is not None:
+        shown = f"{json.dumps(family.content[0])}? response {json.dumps(family.content[1])}?"
+    if tools.schemas and generic:
+        return generic_grammar(tools, request.parallel_tool_calls, required, schema), False
+    if tools.schemas and family.calls is not None:
+        calls = family.calls.grammar(tools, request.parallel_tool_calls)
+        if required:
+            return GrammarSource("lark", f"{header}start: {family.calls_prefix} calls\n{calls}\n"), False
+        if schema is not None:
+            start = f"start: {family.calls_prefix} calls | {shown}\n"
+            return GrammarSource("lark", f"{header}{start}{response}{calls}\n"), False
+        return GrammarSource("lark", f"{header}start: calls\n{calls}\n"), True
+    if schema is None:
+        return request.grammar, False
+    if shown == "response":
+        return GrammarSource("json_schema", json.dumps(schema)), False
+    return GrammarSource("lark", f"{header}start: {shown}\n{response}"), False
+
+
+def _read(
+    reader: Reader,
+    *,
+    family: Family,
+    thinking: Thinking | None,
+    tools: Tools,
+    generic: bool,
+    format: str,
+    fresh: bool,
+) -> Reading[None]:
+    """Read a whole answer; `fresh`: from its beginning."""
+    if family.reads is not None:
+        yield from family.reads(reader, tools, format)
+        return
+    if thinking is not None and fresh:
+        yield from reader.space()
+        yield from thinking.read(reader, format)
+    if generic:
+        yield from read_generic(reader, tools)
+    elif tools.schemas and family.calls is not None:
+        yield from family.calls.read(reader, tools, family.content or ())
+    elif family.content is not None:
+        tags = Tags(*family.content)
+        while (yield from reader.until(tags, reader.content)) is not None:
+            pass

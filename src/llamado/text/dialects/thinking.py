@@ -33,6 +33,14 @@ class Thinking:
     also_ends: tuple[str, ...] = ()
     """Tags that end thoughts, too, and are not taken: calls that come without the closing tag."""
 
+    spelled: tuple[str, str] = ("", "")
+    """What stands around thoughts in a prompt, where it is more than the tags."""
+
+    @property
+    def written(self) -> tuple[str, str]:
+        """What stands around thoughts in a prompt."""
+        return self.spelled[0] or self.start, self.spelled[1] or self.end
+
     def read(self, reader: Reader, format: str = "auto") -> Reading[bool]:
         """Read thoughts where the text begins with some; whether there were any tags.
 
@@ -92,10 +100,7 @@ def find_thinking(template: ChatTemplate) -> Thinking | None:
     between, answered, _ = behind.partition(_ANSWER)
     if not found or not answered or start not in before or end not in between:
         return Thinking(start, end)
-    return Thinking(
-        start, end, after_start=_white(before.rpartition(start)[2]), after_end=_white(between.partition(end)[2])
-    )
-
-
-def _white(text: str) -> int:
-    return len(text) if text.isspace() else 0
+    opened = before.rpartition(start)[2]
+    closing, _, closed = between.partition(end)
+    white = [text if text.isspace() else "" for text in (opened, closing, closed)]
+    return Thinking(start, end, len(white[0]), len(white[2]), spelled=(start + white[0], white[1] + end + white[2]))

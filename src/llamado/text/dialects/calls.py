@@ -1,0 +1,692 @@
+"""The ways in which most families write tool calls: JSON objects, a name before JSON, a name before tagged values.
+
+Each is described by its tags; reading calls and the grammar of calls both follow from that description.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from llamado.text.dialects.reading import Reader, Reading, Tags
+from llamado.text.dialects.values import MAX_KEY, Show, read_bare, read_string, read_text, read_value, types
+from llamado.text.grammar import Trigger
+from llamado.text.schema import schema_rule
+
+MAX_HEAD = 1024
+"""Characters of a call before its name is certain."""
+
+NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The tools of a request, by name: the schemas of their parameters."""
+
+    schemas: Mapping[str, Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, tools: Sequence[Mapping[str, Any]]) -> Tools:
+        """From OpenAI's list."""
+        schemas: dict[str, Mapping[str, Any]] = {}
+        for tool in tools:
+            function = tool.get("function")
+            if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+                schemas[function["name"]] = function.get("parameters") or NO_ARGUMENTS
+        return cls(schemas)
+
+    def only(self, name: str) -> Tools:
+        return Tools({name: self.schemas[name]} if name in self.schemas else {})
+
+    @property
+    def longest(self) -> int:
+        """Characters of the longest name."""
+        return max(map(len, self.schemas), default=0)
+
+
+class Outcome(Enum):
+    """What became of reading a call."""
+
+    NONE = 0
+    """It was none; nothing was taken or shown."""
+    CALL = 1
+    BROKEN = 2
+    """One began and was malformed; what followed is text."""
+
+
+class Calls(Protocol):
+    """How a family writes calls."""
+
+    @property
+    def triggers(self) -> tuple[Trigger, ...]:
+        """What begins a call in the middle of an answer."""
+        ...
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The texts that may be special tokens."""
+        ...
+
+    def read(self, reader: Reader, tools: Tools, drop: Sequence[str] = ()) -> Reading[None]:
+        """Read content and calls to the end; `drop`: tags around content, which are no part of it."""
+        ...
+
+    def grammar(self, tools: Tools, parallel: bool) -> str:
+        """Lark rules of one or more calls; the first is `calls`."""
+        ...
+
+
+def quoted(text: str) -> str:
+    """A Lark expression for a text; "" for none."""
+    return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def sequence(*parts: str) -> str:
+    return " ".join(part for part in parts if part)
+
+
+def alternatives(names: Sequence[str]) -> str:
+    return " | ".join(names)
+
+
+SPACE = r"SPACE: /[ \t\n]{0,8}/"
+
+
+def schema_body(schema: Mapping[str, Any]) -> str:
+    """A rule for arguments that fit the schema."""
+    if schema.get("type") is None and "properties" in schema:
+        schema = {"type": "object", **schema}
+    return schema_rule(schema)
+
+
+def words(*tags: str) -> tuple[Trigger, ...]:
+    return tuple(Trigger("word", tag.strip()) for tag in tags)
+
+
+def read_gap(reader: Reader, *next_tags: str) -> Reading[None]:
+    """Take whitespace behind a call where nothing follows, or another call."""
+    reader.mark()
+    yield from reader.space()
+    if (yield from reader.over()) or (yield from reader.sees(*next_tags)):
+        reader.accept()
+    else:
+        reader.reject()
+
+
+def read_after_space(reader: Reader, *literals: str) -> Reading[bool]:
+    """Take whitespace and one of the literals, or nothing."""
+    if not any(literals):
+        return False
+    reader.mark()
+    yield from reader.space()
+    if (yield from reader.take(*literals)) is not None:
+        reader.accept()
+        return True
+    reader.reject()
+    return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonCalls:
+    """Calls that are JSON objects with a name and arguments, each between tags, or several in an array between tags."""
+
+    start: str
+    """Before a call or an array of calls."""
+    end: str = ""
+    also_starts: tuple[str, ...] = ()
+    array: bool = False
+    several: bool = False
+    """Whether objects may follow each other between one `start` and `end` without an array."""
+    name: tuple[str, ...] = ("name",)
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+    id: tuple[str, ...] = ()
+    late_id: bool = False
+    """Whether the id comes behind the arguments, which have to wait for it."""
+    name_is_key: bool = False
+    """Whether an object is {name: arguments}."""
+    written_id: str = ""
+    """A regular expression of the ids in the grammar."""
+
+    @property
+    def triggers(self) -> tuple[Trigger, ...]:
+        return words(self.start, *self.also_starts)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return tuple(tag for tag in (self.start, self.end, *self.also_starts) if tag)
+
+    def read(self, reader: Reader, tools: Tools, drop: Sequence[str] = ()) -> Reading[None]:
+        starts = Tags(self.start, *self.also_starts)
+        stops = Tags(*starts.tags, *drop)
+        while True:
+            tag = yield from reader.until(stops, reader.content)
+            if tag is None:
+                return
+            if tag in drop:
+                continue
+            outcome = yield from self.section(reader, tools)
+            if outcome is Outcome.NONE:
+                reader.content(tag)
+            elif outcome is Outcome.BROKEN:
+                return
+            else:
+                yield from read_gap(reader, *starts.tags)
+
+    def section(self, reader: Reader, tools: Tools) -> Reading[Outcome]:
+        """What stands behind `start`."""
+        opening = "[" if self.array else ""
+        first = True
+        while True:
+            outcome = yield from read_object(reader, tools, self, opening if first else "," if self.array else "")
+            if outcome is Outcome.BROKEN or (first and outcome is Outcome.NONE):
+                return outcome
+            if outcome is Outcome.NONE or not (self.array or self.several):
+                break
+            first = False
+        if self.array:
+            yield from read_after_space(reader, "]")
+        yield from read_after_space(reader, self.end)
+        return Outcome.CALL
+
+    def grammar(self, tools: Tools, parallel: bool) -> str:
+        rules = []
+        for i, (name, schema) in enumerate(tools.schemas.items()):
+            rules.append(f"arguments_{i}: {schema_body(schema)}")
+            key = quoted(json.dumps(name, ensure_ascii=False))
+            if self.name_is_key:
+                rules.append(f'call_{i}: "{{" SPACE {key} SPACE ":" SPACE arguments_{i} SPACE "}}"')
+                continue
+            named = sequence(quoted(f'"{self.name[0]}"'), 'SPACE ":" SPACE', key)
+            filled = sequence(quoted(f'"{self.arguments[0]}"'), f'SPACE ":" SPACE arguments_{i}')
+            members = [named, filled]
+            if self.written_id:
+                member = sequence(quoted(f'"{self.id[0]}"'), 'SPACE ":" SPACE', f"/{self.written_id}/")
+                members.insert(len(members) if self.late_id else 0, member)
+            rules.append(f'call_{i}: "{{" SPACE ' + ' SPACE "," SPACE '.join(members) + ' SPACE "}"')
+        one = "one: " + alternatives([f"call_{i}" for i in range(len(tools.schemas))])
+        start, end = quoted(self.start.strip()), quoted(self.end.strip())
+        if self.array:
+            more = '(SPACE "," SPACE one)*' if parallel else ""
+            calls = sequence(start, 'SPACE "[" SPACE one', more, 'SPACE "]"', end and f"SPACE {end}")
+        elif self.several:
+            more = "(SPACE one)*" if parallel else ""
+            calls = sequence(start, "SPACE one", more, end and f"SPACE {end}")
+        else:
+            section = sequence(start, "SPACE one", end and f"SPACE {end}")
+            calls = sequence(section, f"(SPACE {section})*" if parallel else "")
+        return "\n".join((f"calls: {calls}", one, *rules, SPACE))
+
+
+def read_object(reader: Reader, tools: Tools, shape: JsonCalls, before: str = "") -> Reading[Outcome]:
+    """Read a call written as an object, behind the text `before` and whitespace."""
+    name: str | None = None
+    id: str | None = None
+    started = False
+    raw = ""  # what was taken for good and not shown: all up to the end of `held`
+    held: list[str] | None = None  # arguments that wait for the name or the id
+
+    def give_up() -> Outcome:
+        reader.reject()
+        if started:
+            return Outcome.BROKEN
+        reader.content(raw)
+        return Outcome.BROKEN if raw else Outcome.NONE
+
+    reader.mark()
+    yield from reader.space()
+    if before:
+        if not (yield from reader.take(before)):
+            return give_up()
+        yield from reader.space()
+    if not (yield from reader.take("{")):
+        return give_up()
+    depth = 1
+    while True:
+        yield from reader.space()
+        if (yield from reader.take("}")):
+            depth -= 1
+            if depth == 0:
+                break
+            continue
+        if (yield from reader.take(",")):
+            continue
+        if len(reader.read()) > MAX_HEAD:
+            return give_up()
+        key = yield from read_text(reader)
+        if key is None:
+            return give_up()
+        yield from reader.space()
+        if not (yield from reader.take(":")):
+            return give_up()
+        yield from reader.space()
+        c = yield from reader.char()
+        if shape.name_is_key and name is None and key in tools.schemas:
+            name, key = key, shape.arguments[0]
+        if key == "function" and c == "{" and not shape.name_is_key:
+            reader.at += 1
+            depth += 1
+        elif key in shape.name and name is None and c == '"':
+            name = yield from read_text(reader, tools.longest * 6)
+            if name not in tools.schemas:
+                return give_up()
+        elif key in shape.id and id is None:
+            parts: list[str] = []
+            if not (yield from read_value(reader, parts.append, MAX_KEY)):
+                return give_up()
+            id = "".join(parts).strip('"')
+        elif key in shape.arguments and not started and held is None:
+            if name is not None and (id is not None or not shape.late_id):
+                reader.accept()
+                reader.call(name, id)
+                started = True
+                good = yield from _read_arguments(reader, reader.arguments)
+                reader.mark()
+                if not good:
+                    return give_up()
+            else:
+                raw = reader.read()
+                reader.accept()
+                held = []
+                good = yield from _read_arguments(reader, held.append)
+                reader.mark()
+                raw += "".join(held)
+                if not good:
+                    if name is None or not (yield from reader.over()):
+                        return give_up()
+                    break  # cut off, but it was a call
+        elif not (yield from read_value(reader, _nowhere, MAX_HEAD)):
+            return give_up()
+    if name is None:
+        return give_up()
+    reader.accept()
+    if not started:
+        reader.call(name, id)
+        reader.arguments("".join(held) if held else "{}")
+    return Outcome.CALL
+
+
+def _read_arguments(reader: Reader, show: Show) -> Reading[bool]:
+    """Show an object of arguments; one that was put into a string comes out of it."""
+    if (yield from reader.char()) != '"':
+        return (yield from read_value(reader, show))
+    parts: list[str] = []
+    good = yield from read_string(reader, parts.append)
+    text = "".join(parts)
+    if good:
+        inner = json.loads(text)
+        try:
+            if isinstance(json.loads(inner), dict):
+                text = inner
+        except (ValueError, RecursionError):
+            pass
+    show(text)
+    return good
+
+
+def _nowhere(text: str) -> None:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedCalls:
+    """Calls that are a name between tags and a JSON object behind it."""
+
+    start: str
+    """Before the first call: a section's tag or the call's own."""
+    each: str = ""
+    """Before each call of a section; "": `start` is."""
+    before_name: str = ""
+    name_end: str
+    also_name_ends: tuple[str, ...] = ()
+    id_tag: str = ""
+    """Behind the name, before an id, which `name_end` ends."""
+    id_first: str = ""
+    """Between an id and the name."""
+    name_pattern: str = ""
+    """What stands for the name: a regular expression with the group `name`, whose whole is the id."""
+    written_id: str = ""
+    """A regular expression of the ids in the grammar; with `name_pattern`: what follows the name."""
+    fence: tuple[str, str] = ("", "")
+    """Around the arguments."""
+    end: str = ""
+    section_end: str = ""
+    also_starts: tuple[str, ...] = ()
+
+    @property
+    def triggers(self) -> tuple[Trigger, ...]:
+        return words(self.start, *self.also_starts)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        found: tuple[str, ...] = (self.start, self.each, self.before_name, self.name_end, self.id_tag, self.id_first)
+        return tuple(
+            dict.fromkeys(t.strip() for t in (*found, self.end, self.section_end, *self.also_starts) if t.strip())
+        )
+
+    def read(self, reader: Reader, tools: Tools, drop: Sequence[str] = ()) -> Reading[None]:
+        starts = Tags(self.start, *self.also_starts)
+        stops = Tags(*starts.tags, *drop)
+        while True:
+            tag = yield from reader.until(stops, reader.content)
+            if tag is None:
+                return
+            if tag in drop:
+                continue
+            begun = not self.each or tag == self.each
+            outcome = yield from self.section(reader, tools, begun)
+            if outcome is Outcome.NONE:
+                reader.content(tag)
+            elif outcome is Outcome.BROKEN:
+                return
+            else:
+                yield from read_gap(reader, *starts.tags)
+
+    def section(self, reader: Reader, tools: Tools, begun: bool) -> Reading[Outcome]:
+        """What stands behind `start`; `begun`: the tag of the first call was taken with it."""
+        first = True
+        while True:
+            outcome = yield from self.call(reader, tools, "" if first and begun else self.each)
+            if outcome is Outcome.BROKEN or (first and outcome is Outcome.NONE):
+                return outcome
+            if outcome is Outcome.NONE or not self.each:
+                break
+            first = False
+        yield from read_after_space(reader, self.section_end)
+        return Outcome.CALL
+
+    def call(self, reader: Reader, tools: Tools, before: str) -> Reading[Outcome]:
+        ends = Tags(self.name_end, *self.also_name_ends, self.id_tag, self.id_first)
+        reader.mark()
+        if before:
+            yield from reader.space()
+            if not (yield from reader.take(before)):
+                reader.reject()
+                return Outcome.NONE
+        yield from reader.space()
+        if self.before_name:
+            yield from reader.take(self.before_name)
+        id: str | None = None
+        found = yield from reader.word(ends, tools.longest + 64)
+        if found is not None and self.id_first and found[1] == self.id_first:
+            id = found[0].strip()
+            found = yield from reader.word(ends, tools.longest + 8)
+        elif found is not None and self.id_tag and found[1] == self.id_tag:
+            behind = yield from reader.word(ends, 64)
+            id = behind[0].strip() if behind else None
+            found = (found[0], behind[1]) if behind else None
+        if found is None:
+            reader.reject()
+            return Outcome.NONE
+        name = found[0].strip()
+        if found[1] in self.also_name_ends:
+            reader.at -= len(found[1])
+        if self.name_pattern:
+            match = re.fullmatch(self.name_pattern, name)
+            if match is not None:
+                name, id = match["name"], match[0]
+        yield from reader.space()
+        if self.fence[0] and (yield from reader.take(self.fence[0])):
+            yield from reader.space()
+        if name not in tools.schemas or (yield from reader.char()) != "{":
+            reader.reject()
+            return Outcome.NONE
+        reader.accept()
+        reader.call(name, id)
+        if not (yield from read_value(reader, reader.arguments)):
+            return Outcome.BROKEN
+        yield from read_after_space(reader, self.fence[1])
+        yield from read_after_space(reader, self.end)
+        return Outcome.CALL
+
+    def grammar(self, tools: Tools, parallel: bool) -> str:
+        rules = []
+        for i, (name, schema) in enumerate(tools.schemas.items()):
+            rules.append(f"arguments_{i}: {schema_body(schema)}")
+            written = quoted(name)
+            if self.name_pattern:
+                prefix = self.name_pattern.partition("(?P<name>")[0].strip("()?").replace("\\", "")
+                written = sequence(quoted(prefix), written, f"/{self.written_id}/")
+            elif self.id_first:
+                written = sequence(f"/{self.written_id}/", quoted(self.id_first), written)
+            elif self.id_tag and self.written_id:
+                written = sequence(written, quoted(self.id_tag), f"/{self.written_id}/")
+            rules.append(
+                f"call_{i}: "
+                + sequence(
+                    written,
+                    quoted(self.name_end),
+                    quoted(self.fence[0] and self.fence[0] + "\n"),
+                    f"arguments_{i}",
+                    quoted(self.fence[1] and "\n" + self.fence[1]),
+                )
+            )
+        one = "one: " + alternatives([f"call_{i}" for i in range(len(tools.schemas))])
+        end = self.end and f"SPACE {quoted(self.end)}"
+        call = sequence(quoted(self.each or self.start), quoted(self.before_name), "one", end)
+        more = f"(SPACE {call})*" if parallel else ""
+        if self.each and self.each != self.start:
+            section_end = self.section_end and f"SPACE {quoted(self.section_end)}"
+            calls = sequence(quoted(self.start), "SPACE", call, more, section_end)
+            if self.each in self.also_starts:
+                calls += " | " + sequence(call, more, section_end)
+        else:
+            calls = sequence(call, more)
+        return "\n".join((f"calls: {calls}", one, *rules, SPACE))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaggedCalls:
+    """Calls whose arguments stand each between tags, as bare text."""
+
+    start: str
+    each: str = ""
+    """Before each call of a section; "": `start` is."""
+    before_name: str = ""
+    """Between the tag before a call and its name."""
+    name_end: str
+    argument: str
+    """Before an argument's name."""
+    argument_name_end: str
+    string_name_end: str = ""
+    """Behind an argument's name where the value is a string, in families that say so."""
+    value: str = ""
+    """Before a value, where more than the name's end is."""
+    value_end: str
+    name_close: str = ""
+    """Behind the arguments."""
+    end: str = ""
+    section_end: str = ""
+    also_starts: tuple[str, ...] = ()
+    trim: bool = True
+    """Whether line feeds around values are formatting."""
+    lines: bool = True
+    """Whether tags stand on lines of their own."""
+
+    @property
+    def triggers(self) -> tuple[Trigger, ...]:
+        return words(self.start, *self.also_starts)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        found: tuple[str, ...] = (self.start, self.each, self.before_name, self.argument, self.value)
+        found += (self.value_end, self.name_close, self.end, self.section_end, *self.also_starts)
+        return tuple(dict.fromkeys(tag.strip() for tag in found if tag.strip()))
+
+    def read(self, reader: Reader, tools: Tools, drop: Sequence[str] = ()) -> Reading[None]:
+        starts = Tags(self.start, *self.also_starts)
+        stops = Tags(*starts.tags, *drop)
+        while True:
+            tag = yield from reader.until(stops, reader.content)
+            if tag is None:
+                return
+            if tag in drop:
+                continue
+            begun = not self.each or tag != self.start
+            outcome = yield from self.section(reader, tools, tag if begun and tag in self.also_starts else "", begun)
+            if outcome is Outcome.NONE:
+                reader.content(tag)
+            elif outcome is Outcome.BROKEN:
+                return
+            else:
+                yield from read_gap(reader, *starts.tags)
+
+    def section(self, reader: Reader, tools: Tools, taken: str, begun: bool) -> Reading[Outcome]:
+        """What stands behind `start`; `taken`: a tag that stands nearer to the name."""
+        first = True
+        while True:
+            outcome = yield from self.call(reader, tools, "" if first and begun else self.each, taken if first else "")
+            if outcome is Outcome.BROKEN or (first and outcome is Outcome.NONE):
+                return outcome
+            if outcome is Outcome.NONE or not self.each:
+                break
+            first = False
+        yield from read_after_space(reader, self.section_end)
+        return Outcome.CALL
+
+    def call(self, reader: Reader, tools: Tools, before: str, taken: str) -> Reading[Outcome]:
+        reader.mark()
+        if before:
+            yield from reader.space()
+            if not (yield from reader.take(before)):
+                reader.reject()
+                return Outcome.NONE
+        yield from reader.space()
+        if self.before_name and self.before_name != taken and not (yield from reader.take(self.before_name)):
+            reader.reject()
+            return Outcome.NONE
+        close = self.name_close or self.end
+        found = yield from reader.word(Tags(self.name_end, self.argument, close), tools.longest + 8)
+        if found is None or found[0].strip() not in tools.schemas:
+            reader.reject()
+            return Outcome.NONE
+        if found[1] != self.name_end:
+            reader.at -= len(found[1])
+        reader.accept()
+        name = found[0].strip()
+        schema = tools.schemas[name]
+        properties = schema.get("properties")
+        reader.call(name)
+        reader.arguments("{")
+        n = 0
+        while True:
+            reader.mark()
+            yield from reader.space()
+            if not (yield from reader.take(self.argument)):
+                reader.reject()
+                break
+            ends = Tags(self.argument_name_end, self.string_name_end)
+            key = yield from reader.word(ends, MAX_KEY)
+            if key is not None and self.value:
+                yield from reader.space()
+                if not (yield from reader.take(self.value)):
+                    key = None
+            if key is None:
+                reader.reject()
+                reader.arguments("}")
+                return Outcome.BROKEN
+            reader.accept()
+            parameter = key[0].strip()
+            if self.string_name_end and key[1] == self.string_name_end:
+                wanted = frozenset(("string",))
+            else:
+                wanted = types(properties.get(parameter) if isinstance(properties, Mapping) else None, schema)
+            reader.arguments(("," if n else "") + json.dumps(parameter, ensure_ascii=False) + ":")
+            if (yield from read_bare(reader, Tags(self.value_end), wanted, self.trim, reader.arguments)) is None:
+                return Outcome.BROKEN
+            n += 1
+        reader.arguments("}")
+        yield from read_after_space(reader, self.name_close)
+        yield from read_after_space(reader, self.end)
+        return Outcome.CALL
+
+    def grammar(self, tools: Tools, parallel: bool) -> str:
+        rules = []
+        for i, (name, schema) in enumerate(tools.schemas.items()):
+            arguments, more_rules = self._arguments(f"{i}", schema)
+            rules += more_rules
+            rules.append(f"call_{i}: " + sequence(quoted(name), quoted(self.name_end.strip()), "SPACE", arguments))
+        one = "one: " + alternatives([f"call_{i}" for i in range(len(tools.schemas))])
+        call = sequence(
+            quoted(self.each or self.start),
+            self.before_name and "SPACE " + quoted(self.before_name),
+            "one",
+            self.name_close and quoted(self.name_close),
+            self.end and "SPACE " + quoted(self.end),
+        )
+        more = f"(SPACE {call})*" if parallel else ""
+        if self.each:
+            section_end = self.section_end and f"SPACE {quoted(self.section_end)}"
+            calls = sequence(quoted(self.start), "SPACE", call, more, section_end)
+        else:
+            calls = sequence(call, more)
+        for start in self.also_starts:  # a call that lacks the tag in front
+            if start == self.before_name:
+                bare = sequence(quoted(start), "one", self.name_close and quoted(self.name_close))
+                calls += " | " + sequence(bare, self.end and f"(SPACE {quoted(self.end)})?", more)
+        return "\n".join((f"calls: {calls}", one, *rules, SPACE))
+
+    def _arguments(self, at: str, schema: Mapping[str, Any]) -> tuple[str, list[str]]:
+        """A rule's name, and rules, for all arguments; few ones in any order, many in the schema's."""
+        given = schema.get("properties")
+        properties: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+        wanted = schema.get("required")
+        required = set(wanted) if isinstance(wanted, list) else set()
+        rules: list[str] = []
+        names = list(properties)
+        for k, name in enumerate(names):
+            rules += self._argument(f"{at}_{k}", name, properties[name], schema)
+        if not names:
+            return "", []
+        if len(names) > 6:
+            parts = [f"argument_{at}_{k}" + ("" if name in required else "?") for k, name in enumerate(names)]
+            return f"arguments_{at}", [f"arguments_{at}: " + " ".join(parts), *rules]
+        for left in range(1 << len(names)):
+            ways = [
+                f"argument_{at}_{k}" + (f" arguments_{at}_{left & ~(1 << k)}" if left & ~(1 << k) else "")
+                for k in range(len(names))
+                if left >> k & 1
+            ]
+            if left and not any(left >> k & 1 and name in required for k, name in enumerate(names)):
+                ways.append('""')
+            if ways:
+                rules.append(f"arguments_{at}_{left}: " + " | ".join(ways))
+        return f"arguments_{at}_{(1 << len(names)) - 1}", rules
+
+    def _argument(self, at: str, name: str, schema: Any, root: Mapping[str, Any]) -> list[str]:
+        """Rules for one argument; the first is `argument_{at}`."""
+        kinds = types(schema, root)
+        line = "\n" if self.trim else ""
+        ending = line + self.value_end
+        name_end = self.string_name_end if self.string_name_end and kinds == {"string"} else self.argument_name_end
+        head = sequence(
+            quoted(self.argument), quoted(name), quoted(name_end), self.value and f"SPACE {quoted(self.value)}"
+        )
+        head = sequence(head, quoted(line))
+        if "string" not in kinds:
+            known = {key: root[key] for key in ("$defs", "definitions") if key in root}
+            body = schema_body({**known, **schema} if isinstance(schema, Mapping) else {})
+            return [f"argument_{at}: {head} value_{at} {quoted(ending)} SPACE", f"value_{at}: {body}"]
+        choices = (
+            schema.get("enum", [schema["const"]] if "const" in schema else None) if isinstance(schema, dict) else None
+        )
+        if isinstance(choices, list) and choices:
+            texts = [c if isinstance(c, str) else json.dumps(c, ensure_ascii=False) for c in choices]
+            values = " | ".join(quoted(text) or '""' for text in texts)
+            return [f"argument_{at}: {head} ({values}) {quoted(ending)} SPACE"]
+        return [
+            f"argument_{at}: {head} value_{at} SPACE",
+            f"value_{at}[suffix={quoted(ending)}]: /{_length(schema) if kinds == {'string'} else '(?s:.*)'}/",
+        ]
+
+
+def _length(schema: Any) -> str:
+    """A regular expression for texts as long as a schema says."""
+    low = schema.get("minLength") if isinstance(schema, Mapping) else None
+    high = schema.get("maxLength") if isinstance(schema, Mapping) else None
+    if not isinstance(low, int) and not isinstance(high, int):
+        return "(?s:.*)"
+    return f"(?s:.{{{low if isinstance(low, int) else 0},{high if isinstance(high, int) else ''}}})"

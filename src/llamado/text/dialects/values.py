@@ -1,0 +1,294 @@
+"""JSON inside an answer, read while it comes, and values written as bare text made into JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from llamado.text.dialects.reading import Reader, Reading, Tags
+
+Show = Callable[[str], None]
+
+MAX_KEY = 256
+MAX_NUMBER = 512  # characters
+MAX_DEPTH = 500
+
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
+_NUMERIC = re.compile(r"[-+0-9.eE]*")
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+_HEX = re.compile(r"[0-9a-fA-F]{4}")
+_SHORT_ESCAPES = frozenset('"\\/bfnrt')
+
+
+def escaped(text: str) -> str:
+    """`text` as it stands inside a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def read_string(reader: Reader, show: Show, limit: int | None = None) -> Reading[bool]:
+    """Show a JSON string, quotes included; False where the text ends, or `limit` characters go by, without its end.
+
+    Control characters, which models do write, are escaped, and so is a backslash that escapes nothing.
+    """
+    reader.at += 1
+    show('"')
+    shown = 0
+    while limit is None or shown <= limit:
+        c = yield from reader.char()
+        if c == '"':
+            reader.at += 1
+            show('"')
+            return True
+        if c == "":
+            return False
+        match = _PLAIN.match(reader.text, reader.at)
+        if match is not None:
+            show(match[0])
+            reader.at = match.end()
+            shown += len(match[0])
+        elif c != "\\":
+            show(escaped(c))
+            reader.at += 1
+            shown += 1
+        else:
+            while len(reader.text) - reader.at < 2:
+                if not (yield from reader.more()):
+                    break
+            kind = reader.text[reader.at + 1 : reader.at + 2]
+            if kind == "":
+                return False
+            if kind == "u":
+                while len(reader.text) - reader.at < 6:
+                    if not (yield from reader.more()):
+                        break
+                good = _HEX.match(reader.text, reader.at + 2) is not None
+                size = 6 if good else 1
+            else:
+                good = kind in _SHORT_ESCAPES
+                size = 2 if good else 1
+            show(reader.text[reader.at : reader.at + size] if good else "\\\\")
+            reader.at += size
+            shown += size
+    return False
+
+
+def read_text(reader: Reader, limit: int = MAX_KEY) -> Reading[str | None]:
+    """A JSON string's meaning; None where none comes next."""
+    if (yield from reader.char()) != '"':
+        return None
+    parts: list[str] = []
+    if not (yield from read_string(reader, parts.append, limit)):
+        return None
+    text = json.loads("".join(parts))
+    return text if isinstance(text, str) else None
+
+
+def read_value(reader: Reader, show: Show, limit: int | None = None) -> Reading[bool]:
+    """Show one JSON value as it is written; False where it is malformed, or longer than about `limit` characters.
+
+    What was shown by then was taken; what breaks the value was not.
+    """
+    stack: list[str] = []
+    state = "value"  # or "first" (a value or the end), "key", "first key", "after"
+    spent = 0
+
+    def count(text: str) -> None:
+        nonlocal spent
+        spent += len(text)
+        show(text)
+
+    while True:
+        white = yield from reader.space()
+        if white:
+            count(white)
+        if limit is not None and spent > limit:
+            return False
+        c = yield from reader.char()
+        if state == "after":
+            if c == ",":
+                state = "key" if stack[-1] == "{" else "value"
+            elif c == ("}" if stack[-1] == "{" else "]"):
+                stack.pop()
+            else:
+                return False
+            reader.at += 1
+            count(c)
+        elif (state == "first" and c == "]") or (state == "first key" and c == "}"):
+            stack.pop()
+            reader.at += 1
+            count(c)
+            state = "after"
+        elif state in ("key", "first key"):
+            if c != '"' or not (yield from read_string(reader, count, limit)):
+                return False
+            white = yield from reader.space()
+            if not (yield from reader.take(":")):
+                return False
+            count(white + ":")
+            state = "value"
+            continue
+        elif c == "{" or c == "[":
+            if len(stack) >= MAX_DEPTH:
+                return False
+            stack.append(c)
+            reader.at += 1
+            count(c)
+            state = "first key" if c == "{" else "first"
+            continue
+        elif c == '"':
+            if not (yield from read_string(reader, count, limit)):
+                return False
+            state = "after"
+        elif c == "-" or "0" <= c <= "9":
+            number = yield from _number(reader)
+            if number is None:
+                return False
+            count(number)
+            state = "after"
+        elif c in ("t", "f", "n"):
+            word = yield from reader.take("true", "false", "null")
+            if word is None:
+                return False
+            count(word)
+            state = "after"
+        else:
+            return False
+        if state == "after" and not stack:
+            return True
+
+
+def _number(reader: Reader) -> Reading[str | None]:
+    while True:
+        match = _NUMERIC.match(reader.text, reader.at, reader.at + MAX_NUMBER)
+        assert match is not None
+        if match.end() < len(reader.text) or not (yield from reader.more()):
+            break
+    number = match[0]
+    if _NUMBER.fullmatch(number) is None:
+        return None
+    reader.at = match.end()
+    return number
+
+
+# Values that stand in an answer as bare text, typed by a tool's schema
+
+TYPES = frozenset(("string", "number", "integer", "boolean", "object", "array", "null"))
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+
+
+def types(schema: Any, root: Any, depth: int = 0) -> frozenset[str]:
+    """JSON types that a schema's instances may have; all where it says nothing that is understood here."""
+    if not isinstance(schema, Mapping) or depth > 20:
+        return TYPES
+    found = TYPES
+    given = schema.get("type")
+    if isinstance(given, str):
+        found &= {given}
+    elif isinstance(given, list):
+        found &= {name for name in given if isinstance(name, str)}
+    if "const" in schema:
+        found &= {_type(schema["const"])}
+    if isinstance(schema.get("enum"), list):
+        found &= {_type(value) for value in schema["enum"]}
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        found &= types(_resolve(reference, root), root, depth + 1)
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            found &= frozenset().union(*(types(one, root, depth + 1) for one in schema[key]))
+    if isinstance(schema.get("allOf"), list):
+        for one in schema["allOf"]:
+            found &= types(one, root, depth + 1)
+    if found != TYPES:
+        return found
+    if "properties" in schema:
+        return frozenset(("object",))
+    if "items" in schema:
+        return frozenset(("array",))
+    if "pattern" in schema or "minLength" in schema or "maxLength" in schema or "format" in schema:
+        return frozenset(("string",))
+    return TYPES
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "integer"
+    if isinstance(value, float):
+        return "number"
+    if isinstance(value, str):
+        return "string"
+    if value is None:
+        return "null"
+    return "array" if isinstance(value, list) else "object"
+
+
+def _resolve(reference: str, root: Any) -> Any:
+    if not reference.startswith("#"):
+        return None
+    place = root
+    for part in reference[1:].split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        place = place.get(part) if isinstance(place, Mapping) else None
+    return place
+
+
+def as_json(text: str, wanted: frozenset[str]) -> str:
+    """Bare text as the JSON value that the types allow; a string where it is no such value."""
+    bare = text.strip()
+    bare = _PYTHON.get(bare, bare)
+    if wanted != {"string"}:
+        try:
+            value = json.loads(bare, parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            kind = _type(value)
+            if kind in wanted or (kind in ("integer", "number") and wanted & {"number", "integer"}):
+                return bare
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+def read_bare(reader: Reader, ends: Tags, wanted: frozenset[str], trim: bool, show: Show) -> Reading[str | None]:
+    """Show a value written as bare text up to one of `ends`, as JSON; returns that end, None where the text ends first.
+
+    Strings are shown as they come. `trim`: one line feed at either side of the value is formatting.
+    """
+    if trim:
+        yield from reader.take("\n")
+    if wanted != {"string"}:
+        held: list[str] = []
+        end = yield from reader.until(ends, held.append)
+        text = "".join(held)
+        if end is None:
+            if text.strip():
+                show(as_json(text, wanted))
+            return None
+        show(as_json(text.removesuffix("\n") if trim else text, wanted))
+        return end
+    show('"')
+    kept = ""
+
+    def string(text: str) -> None:
+        nonlocal kept
+        text = kept + text
+        kept = ""
+        if trim and text.endswith("\n"):
+            text, kept = text[:-1], "\n"
+        if text:
+            show(escaped(text))
+
+    end = yield from reader.until(ends, string)
+    if end is None:
+        if kept:
+            show(escaped(kept))
+        return None
+    show('"')
+    return end
