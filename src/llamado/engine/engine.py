@@ -68,9 +68,9 @@ log = logging.getLogger(__name__)
 MIN_COPY = 16
 # Sequences that lose fewer tokens than this are not kept in memory.
 MIN_STORE = 64
-# Cells whose reading tells what cells of a device cost to read, and how many times that is passed on after it was found
-# too dear.
-_PROBE_CELLS, _PROBE_AGAIN = 8, 32
+# Cells whose reading tells what a cell costs to read: a few, lest a slow link stop everything, and where they came
+# quickly more of them. After how many sequences that were not worth it this is tried again.
+_PROBE_CELLS, _PROBE_MORE, _PROBE_QUICK, _PROBE_AGAIN = 8, MIN_STORE, 0.02, 32
 # Cells a sequence gets beyond those it needs now, at most, so that it seldom has to move.
 HEADROOM = 1024
 # How long a step should take at most while some slot is generating.
@@ -718,7 +718,7 @@ class Engine:
             n_keep = min(slot.common_prefix(prompt), prompt.size - 1)
             longest = n_keep + MIN_COPY - 1
             if self._store is not None:
-                found = self._store.find(prompt[:-1])
+                found = self._store.find(prompt[:-1], longest + 1)
                 longest = max(longest, 0 if found is None else found[1])
             for other in self._slots:
                 if other is slot or (other.task is None and other.run is None):
@@ -764,6 +764,10 @@ class Engine:
         """
         if self._read_seconds is None:
             self._read_cells(start, _PROBE_CELLS)
+            assert self._read_seconds is not None
+            if self._read_seconds * _PROBE_CELLS < _PROBE_QUICK:
+                self._read_seconds = None
+                self._read_cells(start, _PROBE_MORE)
         assert self._read_seconds is not None
         if not self._prompt_pace or 2 * self._read_seconds * self._prompt_pace <= 1:
             self._n_passed = 0
@@ -779,8 +783,9 @@ class Engine:
         task, run = slot.task, slot.run
         assert task is not None and run is not None
         # The last token is always evaluated: its logits are not kept.
-        found = self._store.find(slot.tokens[: slot.length - 1]) if self._store is not None else None
-        if found is None or found[1] - run.used < MIN_COPY:
+        wanted = slot.tokens[: slot.length - 1]
+        found = self._store.find(wanted, run.used + MIN_COPY) if self._store is not None else None
+        if found is None:
             return
         stored, shared = found
         for at, n, cells in stored.pieces(run.used, shared):

@@ -62,9 +62,12 @@ class Store:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, tokens: Tokens) -> tuple[Stored, int] | None:
-        """The sequence that shares most first tokens with these, and how many; it counts as used now."""
-        best, longest = None, 0
+    def find(self, tokens: Tokens, least: int) -> tuple[Stored, int] | None:
+        """The sequence that shares most first tokens with these, and how many: `least` or more.
+
+        It counts as used now.
+        """
+        best, longest = None, least - 1
         for stored in reversed(self._kept):
             if stored.tokens.size > longest and (shared := stored.shared(tokens)) > longest:
                 best, longest = stored, shared

@@ -1,0 +1,320 @@
+"""Sequences kept in memory: more conversations than slots, and none is read twice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_models import make_llama
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.jit import Jit
+from llamado.devices.device import DeviceLost
+from llamado.engine import engine as engine_module
+from llamado.engine.engine import MIN_COPY, MIN_STORE, Engine
+from llamado.engine.placed import PlacedForward
+from llamado.engine.request import Request, Sampling
+from llamado.engine.stored import Store
+from llamado.gguf.reader import GGUFFile
+from llamado.models import load_model
+
+from .fake import FakeForward, FakeTokenizer, ask, send
+from .test_restore import TWO, House
+
+Make = Callable[..., tuple[Engine, FakeForward]]
+
+
+@pytest.fixture(autouse=True)
+def reading_pays(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No clock decides what these tests see, but where a test is about that."""
+    if "dear" not in request.node.name:
+        monkeypatch.setattr(Engine, "_reading_pays", lambda self, start: True)
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    engines: list[Engine] = []
+
+    def build(n_cells: int = 4096, **kw: Any) -> tuple[Engine, FakeForward]:
+        forward = FakeForward(n_cells)
+        engines.append(Engine(forward, FakeTokenizer(), **{"n_slots": 2, "cache_ram": 1, **kw}))
+        return engines[-1], forward
+
+    yield build
+    for engine in engines:
+        engine.close()
+
+
+def req(prompt: list[int], n_predict: int = 8, **kw: Any) -> Request:
+    return Request(prompt=prompt, n_predict=n_predict, sampling=Sampling(seed=7, ignore_eos=True), **kw)
+
+
+def prompt(seed: int, n: int = 150, head: int = 0) -> list[int]:
+    """Random tokens behind `head` tokens that all prompts share."""
+    rng = random.Random(seed)
+    return [1 + i % 96 for i in range(head)] + [rng.randrange(1, 97) for _ in range(n - head)]
+
+
+def talk(engine: Engine, n_conversations: int, n_turns: int) -> list[list[tuple[list[int], int]]]:
+    """Conversations in turns; the tokens of each answer, and how much of its prompt was cached."""
+    said = [prompt(seed) for seed in range(n_conversations)]
+    found: list[list[tuple[list[int], int]]] = [[] for _ in said]
+    for turn in range(n_turns):
+        for i, tokens in enumerate(said):
+            result = ask(engine, req(tokens))
+            found[i].append((result.tokens, result.n_cached))
+            said[i] = tokens + result.tokens + prompt(100 * turn + i, 20)
+    return found
+
+
+def test_more_conversations_than_slots(make: Make) -> None:
+    """The second turn of each is not computed again, and its bits are those of an engine that keeps nothing."""
+    engine, forward = make()
+    plain, all_of_it = make(cache_ram=0)
+    found, expected = talk(engine, 6, 3), talk(plain, 6, 3)
+    assert [[tokens for tokens, _ in turns] for turns in found] == [[tokens for tokens, _ in t] for t in expected]
+    for turns in found:
+        assert [cached for _, cached in turns] == [0, 157, 185], "all but the last token of the answer"
+    assert all(cached == 0 for turns in expected for _, cached in turns)
+    assert sum(forward.sizes) < sum(all_of_it.sizes) / 2
+    snapshot = engine.snapshot()
+    assert snapshot.n_stored_prompts == 6, "two of them as they were before their last turn, which slots have"
+    assert snapshot.stored_prompt_bytes == 12 * (4 * 213 + 2 * 185), "8 bytes of cells and 4 of a token"
+    assert plain.snapshot().n_stored_prompts == 0 and not all_of_it.reads
+
+
+def test_only_new_cells_are_read(make: Make) -> None:
+    engine, forward = make(n_slots=1)
+    talk(engine, 2, 2)
+    forward.reads.clear()
+    ask(engine, req(prompt(77)))
+    assert sum(n for _, n in forward.reads) == 28, "what was known of the conversation is taken over"
+
+
+def test_short_ones_are_not_kept(make: Make) -> None:
+    engine, _ = make(n_slots=1)
+    for n in (MIN_STORE - 1, MIN_STORE):
+        ask(engine, req(prompt(n, n), 0))
+        ask(engine, req(prompt(99), 0))
+    assert ask(engine, req([*prompt(MIN_STORE, MIN_STORE), 5])).n_cached == MIN_STORE
+    assert ask(engine, req([*prompt(MIN_STORE - 1, MIN_STORE - 1), 5])).n_cached == 0
+
+
+def test_a_shared_beginning(make: Make) -> None:
+    """A piece of what is kept serves, too, where it is longer than what slots hold."""
+    engine, forward = make(n_slots=1)
+    ask(engine, req(prompt(1, 150, head=100)))
+    ask(engine, req(prompt(2)))
+    result = ask(engine, req(prompt(3, 150, head=100)))
+    assert result.n_cached == 100 and forward.writes
+    forward.writes.clear()
+    result = ask(engine, req(prompt(7, 150, head=100)))
+    assert result.n_cached == 100, "the slot has it"
+    assert not forward.writes
+    few = MIN_COPY - 1
+    ask(engine, req(prompt(5)))
+    assert ask(engine, req(prompt(6, 150, head=few))).n_cached == 0, "not worth a call"
+
+
+def test_without_cache_prompt(make: Make) -> None:
+    engine, forward = make(n_slots=1)
+    expected = ask(engine, req(prompt(1))).tokens
+    ask(engine, req(prompt(2)))
+    result = ask(engine, req(prompt(1), cache_prompt=False))
+    assert (result.tokens, result.n_cached) == (expected, 0) and not forward.writes
+
+
+def test_cells_taken_by_others(make: Make) -> None:
+    """An idle slot, and a younger request that must wait, get their cells back from memory."""
+    engine, forward = make(512, n_slots=2, n_ctx=512)
+    expected = ask(engine, req(prompt(1, 200), 40, id_slot=0)).tokens
+    big = ask(engine, req(prompt(2, 400), 4, id_slot=1))
+    assert big.n_cached == 0 and engine.snapshot().slots[0].n_prompt_tokens == 0
+    assert ask(engine, req(prompt(1, 200) + expected, 4)).n_cached == 239
+
+    engine, forward = make(512, n_slots=2, n_ctx=512)
+    alone = [ask(make(cache_ram=0)[0], req(prompt(i, 150), 250)).tokens for i in (1, 2)]
+    clients = [send(engine, req(prompt(i, 150), 250)) for i in (1, 2)]
+    assert [client.result.tokens for client in clients] == alone
+    assert forward.writes, "the younger one was pushed out, and came back"
+    assert sum(forward.sizes) < 2 * 400 + 40
+
+
+def test_never_larger_than_its_bound(make: Make) -> None:
+    engine, _ = make(n_slots=1)
+    assert engine._store is not None
+    engine._store._limit = 12 * 1000
+    for i in range(20):
+        ask(engine, req(prompt(i), 0))
+        assert engine.snapshot().stored_prompt_bytes <= 12 * 1000
+    assert engine.snapshot().n_stored_prompts == 1000 // 150
+    assert ask(engine, req([*prompt(14), 1], 1)).n_cached == 150
+    assert ask(engine, req([*prompt(9), 1], 1)).n_cached == 0
+    ask(engine, req(prompt(99, 1001), 0))
+    before = engine.snapshot()
+    ask(engine, req(prompt(100), 0))
+    assert engine.snapshot().n_stored_prompts == before.n_stored_prompts, "too large for it"
+
+
+# -- the store by itself ---------------------------------------------------------------------------------------------
+
+
+def cells_of(tokens: np.ndarray[Any, Any], start: int, n: int) -> np.ndarray[Any, Any]:
+    """Bytes that depend on all tokens up to a cell: three for each."""
+    sums = np.cumsum(tokens * np.arange(1, tokens.size + 1), dtype=np.int64)[start : start + n]
+    return (sums[:, None] + np.arange(3)).astype(np.uint8).reshape(-1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=30), max_size=25),
+    st.one_of(st.none(), st.integers(0, 600)),
+    st.integers(1, 8),
+)
+def test_any_order(sequences: list[list[int]], limit: int | None, piece: int) -> None:
+    store = Store(limit, 3, piece)
+    kept: list[np.ndarray[Any, Any]] = []
+    for sequence in sequences:
+        tokens = np.array(sequence, np.int32)
+        longest = max((next((i for i, (a, b) in enumerate(zip(k, sequence, strict=False)) if a != b),
+                            min(len(k), len(sequence))) for k in kept), default=0)  # fmt: skip
+        found = store.find(tokens, 1)
+        assert (found[1] if found else 0) == longest
+        if found:
+            got = np.zeros(3 * longest, np.uint8)
+            first = longest // 2
+            for at, n, data in found[0].pieces(first, longest):
+                got[3 * at : 3 * (at + n)] = data[: 3 * n]
+            assert np.array_equal(got[3 * first :], cells_of(tokens, first, longest - first))
+        if store.holds(tokens):
+            assert any(np.array_equal(k[: tokens.size], tokens) for k in kept)
+            continue
+        fits = limit is None or tokens.size * 7 <= limit
+        assert store.put(tokens, lambda start, n, tokens=tokens: cells_of(tokens, start, n)) == fits  # type: ignore[misc]
+        kept = [stored.tokens for stored in store._kept]
+        assert any(np.array_equal(k, tokens) for k in kept) == fits
+        assert store.nbytes == sum(7 * k.size for k in kept) and (limit is None or store.nbytes <= limit)
+        for a in kept:
+            assert not any(b is not a and np.array_equal(b[: a.size], a) for b in kept), "one begins another"
+
+
+def test_a_read_that_fails_changes_nothing() -> None:
+    store = Store(None, 3, 4)
+    short = np.arange(10, dtype=np.int32)
+    store.put(short, lambda start, n: cells_of(short, start, n))
+    before = store.nbytes
+
+    def fail(start: int, n: int) -> Any:
+        raise DeviceLost("RPC1", "gone")
+
+    with pytest.raises(DeviceLost):
+        store.put(np.arange(20, dtype=np.int32), fail)
+    assert store.nbytes == before and store.holds(short)
+
+
+# -- real forward passes ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def jit() -> Jit:
+    return Jit()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "m.gguf"
+    return make_llama(path, n_embd=256, n_ff=512, n_layer=4, n_vocab=300, wtype="Q4_K")
+
+
+TOKENIZER = FakeTokenizer(dict.fromkeys(range(300), b"x"))
+
+
+def two_turns(engine: Engine, n: int) -> list[Any]:
+    """Probabilities of all tokens in a second turn, for `n` conversations; and what was cached of them."""
+    said = []
+    for seed in range(n):
+        said.append(prompt(seed, 80))
+        said[-1] += ask(engine, req(said[-1], 6)).tokens
+    found = [ask(engine, req([*tokens, 7], 6, n_probs=300)) for tokens in said]
+    return [[result.probs for result in found], [result.n_cached for result in found]]
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_a_real_model(model: Path, jit: Jit, divided: bool) -> None:
+    with GGUFFile.open(model) as file:
+        alone = PlacedForward(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=1024, max_batch=64)
+        engine = Engine(alone, TOKENIZER, n_slots=1)
+        expected, cached = two_turns(engine, 3)
+        assert max(cached[:-1]) == 0
+        engine.close()
+        home = House(model, TWO, jit, n_cells=1024, max_batch=64) if divided else None
+        engine = Engine(home.forward if home is not None else alone, TOKENIZER, n_slots=1, cache_ram=-1)
+        found, cached = two_turns(engine, 3)
+        assert found == expected and cached == [85] * 3
+        engine.close()
+        alone.close()
+    if home is not None:
+        home.forward.close()
+        home.file.close()
+
+
+def test_dear_cells_are_computed_again(make: Make) -> None:
+    """Over a slow link; now and then it is tried again."""
+    engine, forward = make(n_slots=1)
+    read, slow = forward.read_cells, 10.0
+
+    def dear(start: int, n: int) -> Any:
+        cells = read(start, n)
+        clock.append(clock[-1] + slow * n)
+        return cells
+
+    clock = [0.0]
+    forward.read_cells = dear  # type: ignore[method-assign]
+    real = engine_module.time.perf_counter
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_module.time, "perf_counter", lambda: real() + clock[-1])
+        talk(engine, 2, 2)
+        assert [n for _, n in forward.reads] == [engine_module._PROBE_CELLS] and not forward.writes
+        assert engine.snapshot().n_stored_prompts == 0
+        slow = 0.0
+        for i in range(40):
+            ask(engine, req(prompt(i), 1))
+        assert engine.snapshot().n_stored_prompts > 0
+
+
+@pytest.mark.parametrize("what", ["read", "write"])
+def test_a_worker_dies(model: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """While cells go to memory or come back: nothing is lost but time."""
+    monkeypatch.setattr(engine_module, "_FIRST_PAUSE", 0.01)
+    home = House(model, TWO, jit, n_cells=1024, max_batch=64)
+    plain = Engine(home.forward, TOKENIZER, n_slots=1)
+    expected, _ = two_turns(plain, 3)
+    plain.close()
+    engine = Engine(home.forward, TOKENIZER, n_slots=1, cache_ram=1)
+    place = "_keep" if what == "read" else "_recall"
+    work = getattr(engine, place)
+    n = 0
+
+    def die(*args: Any) -> None:
+        nonlocal n
+        n += 1
+        if n in (3, 5):
+            device = home.device(2)
+            device.before = lambda now: device.die() if now == what else None
+        work(*args)
+
+    monkeypatch.setattr(engine, place, die)
+    try:
+        found, _ = two_turns(engine, 3)
+        assert found == expected
+        assert home.asked, "a device was lost"
+    finally:
+        engine.close()
+        home.forward.close()
+        home.file.close()
