@@ -26,6 +26,7 @@ from llamado.gguf.reader import GGUFFile
 from llamado.gguf.sources import resolve
 from llamado.gguf.types import TensorType
 from llamado.models import KV_TYPES, Model, load_model
+from llamado.models.hparams import override_metadata
 from llamado.text.chat import ChatTemplate
 from llamado.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -79,6 +80,7 @@ class Llama:
         mlock: bool = False,
         numa: str | None = None,
         chat_template: str | None = None,
+        metadata: Sequence[tuple[str, int | float | bool | str]] = (),
         split: SplitOptions | None = None,
         drafting: bool | None = None,
         context_shift: bool = False,
@@ -94,6 +96,7 @@ class Llama:
         `unified=False` divided by `n_slots`. `n_batch`, `n_ubatch`: most tokens in a step and in a forward pass.
         `type_k`, `type_v`: types of the KV cache. `mmap=False` reads the file into memory, `mlock` keeps it there,
         `numa` places the threads ("distribute", "isolate", "numactl"). `split` divides the model among workers.
+        `metadata`: values in place of the file's (see models.hparams.override_metadata).
         `drafting` evaluates probable next tokens along (None: where a model is divided among workers).
         `context_shift`, `cache_ram`, `slot_prompt_similarity`, `max_queue`: see Engine. `progress(what, done, total)` is told how far loading is. Raises the
         rooms' errors: SourceError, GgufError, UnsupportedModel, TokenizerError, TemplateError.
@@ -102,6 +105,8 @@ class Llama:
         file = GGUFFile.open(resolve(path), mmap=mmap)
         forward: PlacedForward | None = None
         try:
+            if metadata:
+                file.metadata = override_metadata(file.metadata, metadata)
             model = load_model(file)
             tokenizer = load_tokenizer(file.metadata)
             template = ChatTemplate.from_metadata(file.metadata, tokenizer, chat_template)

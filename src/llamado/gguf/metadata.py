@@ -120,6 +120,11 @@ class Metadata(Mapping[str, Value]):
     def __repr__(self) -> str:
         return f"Metadata({len(self)} keys)"
 
+    def replaced(self, values: Mapping[str, Value]) -> Metadata:
+        """The same with other values for some keys, or with further keys."""
+        types = {key: name for key, name in self._types.items() if key not in values}
+        return Metadata({**self._values, **values}, types, path=self._path)
+
     def type_name(self, key: str) -> str:
         """Stored type of a value: `uint32`, `string`, `array of float32` …; empty for values not read from a file."""
         return self._types.get(key, "")

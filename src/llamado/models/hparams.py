@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from math import log
@@ -125,6 +126,21 @@ class Keys:
         return values
 
 
+def override_metadata(metadata: Metadata, values: Iterable[tuple[str, int | float | bool | str]]) -> Metadata:
+    """The metadata with other values; `{arch}` in a key stands for the architecture.
+
+    As llama.cpp has it, another YaRN factor than the file's also makes another context length.
+    """
+    architecture = metadata.str_("general.architecture", "")
+    new = metadata.replaced({key.replace("{arch}", architecture): value for key, value in values})
+    kind, factor = (f"{architecture}.rope.scaling.{name}" for name in ("type", "factor"))
+    if new.str_(kind, "") == "yarn" and new.float_(factor, 1.0) != metadata.float_(factor, 1.0):
+        length = f"{architecture}.context_length"
+        trained = new.int_(f"{architecture}.rope.scaling.original_context_length", new.int_(length))
+        new = new.replaced({length: int(trained * new.float_(factor, 1.0))})
+    return new
+
+
 def inverse_sqrt(n: int) -> float:
     """1 / sqrt(n), rounded to float32 at each step as C++ does with floats."""
     return float(np.float32(1) / np.sqrt(np.float32(n)))
@@ -147,8 +163,11 @@ def read_rope(keys: Keys, head_dim: int, n_ctx_train: int, mode: RopeMode) -> Ro
     if factor < 0:
         raise InvalidModel(f"metadata key '{keys.name('rope.scaling.factor')}' is {factor}; 0 or more is expected")
     freq_scale = 1.0 if factor == 0 or kind == "none" else float(np.float32(1) / np.float32(factor))
-    attn_factor = 1.0
-    if kind == "yarn":
+    ext_factor = keys.float_("rope.scaling.yarn_ext_factor", -1.0)
+    if ext_factor < 0:
+        ext_factor = 1.0 if kind == "yarn" else 0.0
+    attn_factor = keys.float_("rope.scaling.yarn_attn_factor", 1.0)
+    if ext_factor:
         # The rotation multiplies by 1 + 0.1 ln(factor) itself; what is passed to it cancels that.
         stretch = 1.0 / freq_scale
         wanted = 1.0 if stretch <= 1.0 else 0.1 * log(stretch) + 1.0
@@ -159,8 +178,10 @@ def read_rope(keys: Keys, head_dim: int, n_ctx_train: int, mode: RopeMode) -> Ro
         n_ctx_orig=keys.int_("rope.scaling.original_context_length", n_ctx_train),
         freq_base=keys.float_("rope.freq_base", 10000.0),
         freq_scale=freq_scale,
-        ext_factor=1.0 if kind == "yarn" else 0.0,
+        ext_factor=ext_factor,
         attn_factor=attn_factor * keys.float_("rope.scaling.attn_factor", 1.0),
+        beta_fast=keys.float_("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=keys.float_("rope.scaling.yarn_beta_slow", 1.0),
     )
 
 

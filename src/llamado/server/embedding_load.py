@@ -17,6 +17,7 @@ from llamado.engine.request import Counters, EngineSnapshot, Event, Request, Slo
 from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile
 from llamado.models import Model, Output, Pooling, load_model
+from llamado.models.hparams import override_metadata
 from llamado.server.load import Report, describe, fetched, load_llama, preparing, serve_llama
 from llamado.server.served import Embeddings, Served
 from llamado.server.settings import EngineOptions, Settings
@@ -82,6 +83,8 @@ def _encoder(settings: Settings, path: Path, report: Report) -> Served:
     options = settings.engine
     file = GGUFFile.open(path, mmap=options.mmap)
     try:
+        if options.metadata:
+            file.metadata = override_metadata(file.metadata, options.metadata)
         model = load_model(file)
         tokenizer = load_tokenizer(file.metadata)
         template = ChatTemplate.from_metadata(file.metadata, tokenizer, options.chat_template)
