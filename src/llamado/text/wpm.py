@@ -15,6 +15,7 @@ from llamado.text.vocabulary import KEY, Vocabulary
 _ASCII_SPACE = "\t\n\v\f\r "
 _ASCII_MARKS = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")  # punctuation and symbols: each is a word
 _CONTROL = ("Cc", "Cf", "Co", "Cs")
+_LATE_CONTROL = range(0x13439, 0x13440)  # of Unicode 15, which Python knows from 3.12 on
 # Ideographs are words each. As in Hugging Face's tokenizers, with its gap after U+2B81F.
 _IDEOGRAPHS = (
     range(0x4E00, 0xA000),
@@ -74,7 +75,7 @@ class WordPieces:
                     words.append(word)
                 word = ""
                 continue
-            if c == "\ufffd" or unicodedata.category(c) in _CONTROL or (self._strip_accents and kind == MARK):
+            if c == "\ufffd" or _is_control(c) or (self._strip_accents and kind == MARK):
                 continue
             if self._lowercase:
                 c = c.lower()[0]
@@ -88,3 +89,7 @@ class WordPieces:
         if word:
             words.append(word)
         return words
+
+
+def _is_control(c: str) -> bool:
+    return unicodedata.category(c) in _CONTROL or ord(c) in _LATE_CONTROL
