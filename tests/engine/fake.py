@@ -8,6 +8,7 @@ skipped or a neighbour's cell changes every later logit.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from llamado.devices.device import DeviceLost
 from llamado.engine.engine import Engine
 from llamado.engine.forward import CellKind, Cells
-from llamado.engine.request import Done, Event, Failed, Progress, Request, Result, Token
+from llamado.engine.request import Done, EngineSnapshot, Event, Failed, Progress, Request, Result, Token
 from llamado.gguf.types import TensorType
 
 U64 = np.uint64
@@ -194,3 +195,22 @@ def send(engine: Engine, request: Request, on_event: Callable[[Event], None] | N
 
 def ask(engine: Engine, request: Request) -> Result:
     return send(engine, request).result
+
+
+def settled(engine: Engine) -> EngineSnapshot:
+    """The snapshot after the last request's end; Done comes a moment before it."""
+    end = time.monotonic() + 30
+    while (snapshot := engine.snapshot()).requests_processing or snapshot.requests_deferred:
+        assert time.monotonic() < end, "slots leaked"
+        time.sleep(0.001)
+    return snapshot
+
+
+def eventually(check: Callable[[], bool]) -> bool:
+    """Whether something becomes true."""
+    end = time.monotonic() + 30
+    while not check():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.001)
+    return True

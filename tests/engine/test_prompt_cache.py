@@ -24,7 +24,7 @@ from llamado.engine.stored import Store
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 
-from .fake import FakeForward, FakeTokenizer, ask, send
+from .fake import FakeForward, FakeTokenizer, ask, send, settled
 from .test_restore import TWO, House
 
 Make = Callable[..., tuple[Engine, FakeForward]]
@@ -83,10 +83,10 @@ def test_more_conversations_than_slots(make: Make) -> None:
         assert [cached for _, cached in turns] == [0, 157, 185], "all but the last token of the answer"
     assert all(cached == 0 for turns in expected for _, cached in turns)
     assert sum(forward.sizes) < sum(all_of_it.sizes) / 2
-    snapshot = engine.snapshot()
+    snapshot = settled(engine)
     assert snapshot.n_stored_prompts == 6, "two of them as they were before their last turn, which slots have"
     assert snapshot.stored_prompt_bytes == 12 * (4 * 213 + 2 * 185), "8 bytes of cells and 4 of a token"
-    assert plain.snapshot().n_stored_prompts == 0 and not all_of_it.reads
+    assert settled(plain).n_stored_prompts == 0 and not all_of_it.reads
 
 
 def test_only_new_cells_are_read(make: Make) -> None:
@@ -135,7 +135,7 @@ def test_cells_taken_by_others(make: Make) -> None:
     engine, forward = make(512, n_slots=2, n_ctx=512)
     expected = ask(engine, req(prompt(1, 200), 40, id_slot=0)).tokens
     big = ask(engine, req(prompt(2, 400), 4, id_slot=1))
-    assert big.n_cached == 0 and engine.snapshot().slots[0].n_prompt_tokens == 0
+    assert big.n_cached == 0 and settled(engine).slots[0].n_prompt_tokens == 0
     assert ask(engine, req(prompt(1, 200) + expected, 4)).n_cached == 239
 
     engine, forward = make(512, n_slots=2, n_ctx=512)
@@ -152,14 +152,14 @@ def test_never_larger_than_its_bound(make: Make) -> None:
     engine._store._limit = 12 * 1000
     for i in range(20):
         ask(engine, req(prompt(i), 0))
-        assert engine.snapshot().stored_prompt_bytes <= 12 * 1000
-    assert engine.snapshot().n_stored_prompts == 1000 // 150
+        assert settled(engine).stored_prompt_bytes <= 12 * 1000
+    assert settled(engine).n_stored_prompts == 1000 // 150
     assert ask(engine, req([*prompt(14), 1], 1)).n_cached == 150
     assert ask(engine, req([*prompt(9), 1], 1)).n_cached == 0
     ask(engine, req(prompt(99, 1001), 0))
-    before = engine.snapshot()
+    before = settled(engine)
     ask(engine, req(prompt(100), 0))
-    assert engine.snapshot().n_stored_prompts == before.n_stored_prompts, "too large for it"
+    assert settled(engine).n_stored_prompts == before.n_stored_prompts, "too large for it"
 
 
 # -- the store by itself ---------------------------------------------------------------------------------------------
@@ -281,11 +281,11 @@ def test_dear_cells_are_computed_again(make: Make) -> None:
         patch.setattr(engine_module.time, "perf_counter", lambda: real() + clock[-1])
         talk(engine, 2, 2)
         assert [n for _, n in forward.reads] == [engine_module._PROBE_CELLS] and not forward.writes
-        assert engine.snapshot().n_stored_prompts == 0
+        assert settled(engine).n_stored_prompts == 0
         slow = 0.0
         for i in range(40):
             ask(engine, req(prompt(i), 1))
-        assert engine.snapshot().n_stored_prompts > 0
+        assert settled(engine).n_stored_prompts > 0
 
 
 @pytest.mark.parametrize("what", ["read", "write"])

@@ -411,6 +411,7 @@ class Engine:
         False where there was nothing to do.
         """
         changed = False
+        launched = len(self._flights)
         while len(self._flights) < self._forward.depth:
             changed = self._drop_cancelled()
             changed |= self._start_errands()
@@ -431,9 +432,10 @@ class Engine:
                 return True
         if not self._flights:
             return changed
-        flight = self._flights.popleft()
-        self._get_ready(flight)
-        self._land(flight)
+        while launched < len(self._flights):
+            self._get_ready(self._flights[launched])
+            launched += 1
+        self._land(self._flights.popleft())
         return True
 
     def _get_ready(self, flight: _Flight) -> None:
@@ -443,9 +445,7 @@ class Engine:
             if task.request.constraint is None or slot.task is not task:
                 continue
             try:
-                get_ready = getattr(task.sampler, "get_ready", None)
-                if get_ready is not None:
-                    get_ready()
+                task.sampler.get_ready()
             except Exception as error:
                 self._end(slot, _unmatched(error))
 

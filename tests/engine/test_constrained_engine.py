@@ -1,0 +1,115 @@
+"""Limited answers in the engine's loop: when masks are asked for, and what a failing one ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llamado.engine.engine import Engine
+from llamado.engine.errors import ConstraintFailed
+from llamado.engine.request import Failed, Request, Sampling
+
+from .fake import FakeForward, FakeTokenizer, ask, send
+
+
+class Async(FakeForward):
+    """Computes on another thread, after `gate`; `log` gets what happens when."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self.log = log
+
+    def start(self, *arrays: Any) -> Future[NDArray[np.float32]]:
+        future: Future[NDArray[np.float32]] = Future()
+        copies = [array.copy() for array in arrays]
+        self.log.append("start")
+
+        def work() -> None:
+            rows = self.run(*copies)
+            self.log.append("land")
+            future.set_result(rows)
+
+        threading.Timer(0.005, work).start()
+        return future
+
+
+class Evens:
+    """Allows even tokens only, and only `n` of them; then it fails."""
+
+    def __init__(self, log: list[str], n: int = 1000, where: str = "mask") -> None:
+        self.log, self.n, self.where = log, n, where
+        self.matchers: list[Evens.State] = []
+
+    def start(self) -> Evens.State:
+        self.matchers.append(Evens.State(self))
+        return self.matchers[-1]
+
+    class State:
+        def __init__(self, owner: Evens) -> None:
+            self.owner = owner
+            self.tokens: list[int] = []
+
+        def mask(self) -> NDArray[np.uint32]:
+            self.owner.log.append("mask")
+            if self.owner.where == "mask" and len(self.tokens) >= self.owner.n:
+                raise RuntimeError("lost the thread")
+            return np.full(4, 0x5555_5554, np.uint32)
+
+        def accept(self, token: int) -> None:
+            self.tokens.append(token)
+            if self.owner.where == "accept" and len(self.tokens) >= self.owner.n:
+                raise RuntimeError("lost the thread")
+
+
+@pytest.fixture
+def log() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def engine(log: list[str]) -> Iterator[Engine]:
+    engine = Engine(Async(log), FakeTokenizer(), n_slots=3, n_batch=8)
+    yield engine
+    engine.close()
+
+
+def req(constraint: Any, seed: int = 7, n_predict: int = 6) -> Request:
+    sampling = Sampling(seed=seed, ignore_eos=True)
+    return Request(prompt=list(range(1, 21)), n_predict=n_predict, sampling=sampling, constraint=constraint)
+
+
+def test_masks_are_made_while_devices_compute(engine: Engine, log: list[str]) -> None:
+    result = ask(engine, req(Evens(log)))
+    assert all(token % 2 == 0 and token for token in result.tokens)
+    assert log[:2] == ["start", "mask"], "the first while the prompt is read"
+    assert log.count("mask") == 6
+    at = [i for i, what in enumerate(log) if what == "mask"]
+    assert all(log[i - 1] == "start" and log[i + 1] == "land" for i in at)
+
+
+def test_every_answer_has_its_own_state(engine: Engine, log: list[str]) -> None:
+    constraint = Evens(log)
+    clients = [send(engine, req(constraint, seed)) for seed in range(3)]
+    answers = [client.result.tokens for client in clients]
+    assert [matcher.tokens for matcher in constraint.matchers] == answers
+    assert [ask(engine, req(constraint, seed)).tokens for seed in range(3)] == answers
+
+
+@pytest.mark.parametrize("where", ["mask", "accept"])
+@pytest.mark.parametrize("n", [0, 3])
+def test_one_that_fails(engine: Engine, log: list[str], where: str, n: int) -> None:
+    """Its answer ends with a word on why; the others are as they are."""
+    expected = ask(engine, req(None)).tokens
+    clients = [send(engine, req(None)), send(engine, req(Evens(log, n, where))), send(engine, req(Evens(log)))]
+    bad = clients[1].wait().events[-1]
+    assert isinstance(bad, Failed) and isinstance(bad.error, ConstraintFailed)
+    assert str(bad.error) == "what limits the answer's tokens failed: RuntimeError: lost the thread"
+    assert clients[0].result.tokens == expected
+    assert clients[2].result.n_predicted == 6
+    assert ask(engine, req(None)).tokens == expected and engine.snapshot().requests_processing == 0

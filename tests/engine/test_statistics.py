@@ -1,0 +1,188 @@
+"""What the engine counts, how it turns requests away, and when it has been idle."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from llamado.engine.engine import Engine
+from llamado.engine.errors import QueueFull
+from llamado.engine.request import Done, Histogram, Request, Sampling
+from llamado.engine.statistics import Buckets
+
+from .fake import Client, FakeForward, FakeTokenizer, ask, send, settled
+
+Make = Callable[..., tuple[Engine, FakeForward]]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    engines: list[Engine] = []
+
+    def build(n_cells: int = 4096, *, n_vocab: int = 97, **kw: Any) -> tuple[Engine, FakeForward]:
+        forward = FakeForward(n_cells, n_vocab=n_vocab)
+        engines.append(Engine(forward, FakeTokenizer(), **kw))
+        return engines[-1], forward
+
+    yield build
+    for engine in engines:
+        engine.close()
+
+
+def req(prompt: list[int], n_predict: int = 8, **kw: Any) -> Request:
+    return Request(prompt=prompt, n_predict=n_predict, sampling=Sampling(seed=7, ignore_eos=True), **kw)
+
+
+def blocked(engine: Engine, forward: FakeForward, n: int) -> tuple[threading.Event, list[Client]]:
+    """`n` requests, the first of which is in a forward pass that goes on when the event is set."""
+    gate, inside = threading.Event(), threading.Event()
+
+    def wait(_: int) -> None:
+        inside.set()
+        assert gate.wait(30)
+
+    forward.before = wait
+    clients = [send(engine, req([1, 2, 3 + i])) for i in range(n)]
+    assert inside.wait(30)
+    return gate, clients
+
+
+def test_buckets() -> None:
+    buckets = Buckets((1.0, 2.0, 4.0))
+    for value in (0.5, 1.0, 1.5, 4.0, 4.5, 100.0):
+        buckets.add(value)
+    assert buckets.histogram() == Histogram((1.0, 2.0, 4.0), (2, 1, 1, 2), 111.5)
+
+
+def test_histograms(make: Make) -> None:
+    engine, forward = make(n_slots=2)
+    for i in range(3):
+        ask(engine, req([1 + i, 2, 3], 5))
+    counters = settled(engine).counters
+    assert sum(counters.first_token_seconds.counts) == sum(counters.queue_seconds.counts) == 3
+    assert sum(counters.inter_token_seconds.counts) == 3 * 4
+    assert counters.first_token_seconds.sum >= counters.queue_seconds.sum > 0
+    tokens = counters.batch_tokens
+    assert sum(tokens.counts) == len(forward.sizes) and tokens.sum == sum(forward.sizes)
+    for histogram in (counters.first_token_seconds, counters.inter_token_seconds, tokens):
+        assert list(histogram.bounds) == sorted(histogram.bounds)
+        assert len(histogram.counts) == len(histogram.bounds) + 1
+
+
+def test_waiting_counts(make: Make) -> None:
+    """The queue's time is that until there is a slot; the first token's time holds it, too."""
+    engine, forward = make(n_slots=1)
+    gate, clients = blocked(engine, forward, 2)
+    time.sleep(0.05)
+    gate.set()
+    for client in clients:
+        assert client.result
+    counters = settled(engine).counters
+    assert counters.queue_seconds.sum >= 0.05 and counters.first_token_seconds.sum >= 0.1
+
+
+def test_drafts(make: Make) -> None:
+    engine, _ = make(n_vocab=3, drafting=True)
+    results = [ask(engine, req([1, 2, 1, 2, 1], 200, cache_prompt=False)) for _ in range(3)]
+    counters = settled(engine).counters
+    assert 0 < counters.n_accepted < counters.n_drafted and 0 < counters.n_drafts <= counters.n_drafted
+    assert sum(counters.accepted_at) == counters.n_accepted
+    assert list(counters.accepted_at) == sorted(counters.accepted_at, reverse=True)
+    assert sum(result.timings.draft_n or 0 for result in results) == counters.n_drafted
+    assert sum(result.timings.draft_n_accepted or 0 for result in results) == counters.n_accepted
+    plain, _ = make()
+    timings = ask(plain, req([1, 2, 1, 2, 1], 20)).timings
+    assert (timings.draft_n, timings.draft_n_accepted) == (None, None)
+
+
+def test_a_full_queue(make: Make) -> None:
+    engine, forward = make(n_slots=2, max_queue=3)
+    gate, clients = blocked(engine, forward, 5)
+    with pytest.raises(QueueFull, match="3 requests are waiting already; try again in 1 s") as error:
+        send(engine, req([9]))
+    assert (error.value.n_waiting, error.value.retry_after) == (3, 1)
+    engine.cancel(clients[-1].id)
+    gate.set()
+    assert all(client.result.n_predicted == 8 for client in clients[:-1])
+    assert len({tuple(client.result.tokens) for client in clients[:-1]}) == 4
+    assert ask(engine, req([9])).n_predicted == 8, "there is room again"
+
+
+def test_nobody_may_wait(make: Make) -> None:
+    engine, forward = make(n_slots=2, max_queue=0)
+    gate, clients = blocked(engine, forward, 2)
+    with pytest.raises(QueueFull):
+        send(engine, req([9]))
+    gate.set()
+    assert all(client.result for client in clients)
+
+
+def test_the_pace_of_answers_says_how_long(make: Make) -> None:
+    engine, forward = make(n_slots=1, max_queue=20)
+    for i in range(4):
+        ask(engine, req([1 + i]))
+    now = time.monotonic()
+    engine._ends.clear()
+    engine._ends.extend([now - 8, now - 6, now - 4, now - 2])
+    gate, _ = blocked(engine, forward, 21)
+    with pytest.raises(QueueFull) as error:
+        send(engine, req([9]))
+    assert 20 <= error.value.retry_after <= 30, "half of 20, of which one takes 2 s"
+    engine._ends.clear()
+    engine._ends.append(now - 1000)
+    with pytest.raises(QueueFull) as error:
+        send(engine, req([9]))
+    assert error.value.retry_after == 60
+    gate.set()
+
+
+def test_idle_since(make: Make) -> None:
+    engine, forward = make(n_slots=1)
+    began = engine.snapshot().idle_since
+    assert began is not None and began <= time.monotonic()
+    gate, clients = blocked(engine, forward, 2)
+    assert engine.snapshot().idle_since is None
+    gate.set()
+    before = time.monotonic()
+    assert all(client.result for client in clients)
+    end = time.monotonic() + 30
+    while (since := engine.snapshot().idle_since) is None:
+        assert time.monotonic() < end
+    assert since >= before - 1
+    ask(engine, req([5]))
+    while (again := engine.snapshot().idle_since) is None or again == since:
+        assert time.monotonic() < end
+    assert again > since
+
+
+@pytest.mark.parametrize("n_slots", [1, 2, 4])
+def test_several_answers_cost_one_prompt(make: Make, n_slots: int) -> None:
+    prompt = [1 + i * 7 % 96 for i in range(300)]
+    engine, forward = make(n_slots=n_slots)
+    clients = [
+        send(engine, Request(prompt=prompt, n_predict=5, sampling=Sampling(seed=seed, ignore_eos=True)))
+        for seed in range(4)
+    ]
+    answers = [client.result.tokens for client in clients]
+    assert len({tuple(answer) for answer in answers}) == 4
+    assert sum(forward.sizes) == 300 + 3 + 4 * 4, "the others evaluate the prompt's last token, and their own"
+    for seed, answer in enumerate(answers):
+        alone, _ = make()
+        request = Request(prompt=prompt, n_predict=5, sampling=Sampling(seed=seed, ignore_eos=True))
+        assert ask(alone, request).tokens == answer
+
+
+def test_a_slot_that_is_asked_for_is_waited_for(make: Make) -> None:
+    engine, forward = make(n_slots=2)
+    gate = threading.Event()
+    forward.before = lambda n: gate.wait(30) and None
+    first = send(engine, req([1, 2, 3], 30, id_slot=1))
+    wants = send(engine, req([1, 2, 3], 3, id_slot=1))
+    other = send(engine, req([4, 5], 3))
+    gate.set()
+    assert (other.result.id_slot, wants.result.id_slot) == (0, 1)
+    assert isinstance(first.events[-1], Done), "it came after"
