@@ -93,7 +93,7 @@ class Door:
             raise
         finally:
             route = getattr(inner.get("route"), "path", "")
-            self._note(record, route)
+            self._note(record, inner["path"], route)
             if span is not None and state.tracing is not None:
                 state.tracing.end(span, record, route, state.served.info.name if state.served else "")
             current.reset(token)
@@ -146,13 +146,13 @@ class Door:
             return json_response(error.body, error.status)
         return None
 
-    def _note(self, record: Record, route: str) -> None:
+    def _note(self, record: Record, path: str, route: str) -> None:
         seconds = time.perf_counter() - record.began
         if not record.status:
             record.status = CLIENT_GONE
         self._state.traffic.count(record.method, route or _OTHER, record.status, seconds)
-        # Probes come every few seconds; as long as all is well they are no news.
-        level = logging.DEBUG if route in QUIET and record.status == 200 else logging.INFO
+        # Probes come every few seconds; what they hear is in the log already where it matters.
+        level = logging.DEBUG if path in QUIET and record.status in (200, 503) else logging.INFO
         if log.isEnabledFor(level):
             tokens = f", {record.n_prompt}+{record.n_predicted} tokens" if record.n_prompt else ""
             fields = {

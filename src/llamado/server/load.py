@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamado.gguf.sources import resolve
+from llamado.server.logs import EVERYTHING
+from llamado.server.overview import layer_devices
 from llamado.server.served import ModelInfo, Served
 from llamado.server.settings import EngineOptions, ModelSource, Settings
 
@@ -104,6 +106,13 @@ def serve_llama(settings: Settings, llama: Llama) -> Served:
     from llamado.text.constraint import GrammarCompiler
 
     info = describe(settings, llama.file, llama.model, llama.tokenizer, llama.template, llama.engine.n_ctx)
+    if log.isEnabledFor(EVERYTHING):
+        from llamado.engine.placed import PlacedForward
+
+        if isinstance(llama.forward, PlacedForward):
+            names = [device.name for device in llama.forward.devices]
+            for line in layer_devices(names, llama.forward.placement, llama.model.hparams.n_layer):
+                log.log(EVERYTHING, "%s", line)
     return Served(
         engine=llama.engine,
         tokenizer=llama.tokenizer,

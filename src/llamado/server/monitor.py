@@ -196,7 +196,7 @@ def slot_json(slot: SlotSnapshot) -> dict[str, Any]:
             "n_prompt_tokens": slot.n_prompt_tokens,
             "n_prompt_tokens_processed": slot.n_prompt_tokens_processed,
             "n_prompt_tokens_cache": slot.n_prompt_tokens_cache,
-            "params": generation_settings(slot.request, stream=True, brief=True),
+            "params": generation_settings(slot.request, brief=True),
             "next_token": [next_token],
         }
     return shown

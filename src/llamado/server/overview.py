@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from llamado.devices.placement import Placement
 from llamado.server.served import Served
 from llamado.server.settings import Settings
 
@@ -32,4 +35,13 @@ def overview(settings: Settings, served: Served, addresses: list[str]) -> list[s
         lines.append(f"  keys     {'1 key' if n == 1 else f'one of {n} keys'} as Authorization: Bearer, or X-Api-Key")
     if switches.sleep_idle_seconds > 0:
         lines.append(f"  sleep    after {switches.sleep_idle_seconds} s without a request")
+    return lines
+
+
+def layer_devices(names: Sequence[str], placement: Placement | None, n_layer: int) -> list[str]:
+    """Which device each layer lies on, for who wants to know everything; without a placement all are on the first."""
+    placement = placement or Placement((0,) * n_layer, 0)
+    lines = [f"layer {i}: {names[device]}" for i, device in enumerate(placement.layers)]
+    lines += [f"head: {names[placement.head]}", f"embedding: {names[placement.embedding]}"]
+    lines += [f"{pattern}: {names[device]}" for pattern, device in placement.overrides]
     return lines
