@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
@@ -19,10 +19,11 @@ from llamado.text.constraint_grammar import GrammarConstraint, reason
 from llamado.text.constraint_lazy import LazyConstraint, Triggers
 from llamado.text.constraint_thinking import ThinkingConstraint, Thoughts
 from llamado.text.constraint_vocabulary import GuidedVocabulary
+from llamado.text.gbnf import FAILED
 from llamado.text.gbnf_lark import gbnf_grammar
 from llamado.text.grammar import GrammarError, GrammarSource, Trigger
-from llamado.text.lark import lark_grammar
-from llamado.text.schema import schema_grammar
+from llamado.text.lark import lark_error, lark_grammar, regex_grammar
+from llamado.text.schema import schema_error, schema_grammar
 from llamado.text.tokenizer import Tokenizer
 
 __all__ = ["Constraint", "GrammarCompiler", "Matcher"]
@@ -33,14 +34,15 @@ Mask = NDArray[np.uint32]
 # stays below half a second, a mask below 50 ms.
 LIMITS = LLParserLimits(
     max_items_in_row=2_000,
-    initial_lexer_fuel=2_000_000,
+    initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
-    step_max_items=50_000,
+    step_max_items=400_000,
     max_lexer_states=50_000,
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-MAX_TEXT = 1 << 20  # characters of a grammar
+MAX_TEXT = 1 << 19  # characters of a grammar
+_STACK = 1 << 27  # bytes for llguidance's recursion over nested grammars, which would otherwise end the process
 _CACHED = 64  # compiled grammars kept
 _CACHED_TEXT = 1 << 22  # and the characters of their texts in all
 
@@ -139,15 +141,53 @@ class GrammarCompiler:
                 f"a grammar of {len(source.text)} characters is too long; at most {MAX_TEXT} are allowed"
             )
         vocabulary = self._vocabulary
-        if source.kind == "json_schema":
-            text = schema_grammar(source.text)
-        elif source.kind == "gbnf":
-            text = gbnf_grammar(source.text, vocabulary)
-        elif source.kind == "regex":
-            text = LLMatcher.grammar_from_regex(source.text)
-        else:
-            text = lark_grammar(source.text, vocabulary)
-        matcher = LLMatcher(vocabulary.guided, text, log_level=0, limits=LIMITS)
-        if matcher.is_error():
-            raise GrammarError(reason(matcher))
-        return GrammarConstraint(matcher, vocabulary.words)
+        guided = vocabulary.guided
+        text = _GRAMMARS[source.kind](source.text, vocabulary)
+
+        def build() -> GrammarConstraint | str:
+            matcher = LLMatcher(guided, text, log_level=0, limits=LIMITS)
+            return reason(matcher) if matcher.is_error() else GrammarConstraint(matcher, vocabulary.words)
+
+        built = _with_deep_stack(build)
+        if not isinstance(built, str):
+            return built
+        if source.kind == "json_schema" or "failed to compile JSON schema" in built:
+            raise schema_error(built)
+        if source.kind == "gbnf":
+            raise GrammarError(f"{FAILED}: {lark_error(built)}")
+        raise GrammarError(f"the grammar cannot be used: {lark_error(built)}")
+
+
+_GRAMMARS: Mapping[str, Callable[[str, GuidedVocabulary], str]] = {
+    "json_schema": lambda text, _: schema_grammar(text),
+    "gbnf": gbnf_grammar,
+    "regex": lambda text, _: regex_grammar(text),
+    "lark": lark_grammar,
+}
+
+_T = TypeVar("_T")
+_one_at_a_time = threading.Lock()
+
+
+def _with_deep_stack(work: Callable[[], _T]) -> _T:
+    """Do something on a thread of its own that has much stack; one at a time, so that bombs cost one core."""
+    results: list[_T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    with _one_at_a_time:
+        before = threading.stack_size(_STACK)
+        thread = threading.Thread(target=run, name="grammar")
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]

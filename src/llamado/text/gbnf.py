@@ -266,12 +266,16 @@ class _Parser:
             if self._peek() == "-" and self._text[self._at + 1 : self._at + 2] != "]":
                 self._at += 1
                 high = ord(self._char())
-            if low <= high:  # a range the wrong way round matches nothing
-                ranges.append((low, high))
+            if low > high:
+                raise self._error(f"the range from {chr(low)!r} to {chr(high)!r} is the wrong way round")
+            ranges.append((low, high))
         self._at += 1
         if not ranges and not negated:
             return _NOTHING
-        return Chars(_complement(_clean(ranges)) if negated else _clean(ranges))
+        chars = Chars(_complement(_clean(ranges)) if negated else _clean(ranges))
+        if not chars.ranges:
+            raise self._error("no character is in this set")
+        return chars
 
     def _token_reference(self) -> Node:
         negated = self._peek() == "!"

@@ -10,6 +10,7 @@ the language is exactly GBNF's, whatever the grammar.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -33,6 +34,10 @@ from llamado.text.grammar import GrammarError
 MAX_TEXT = 1 << 18  # characters
 MAX_POSITIONS = 1_200  # of characters in lexemes that are looked at for overlaps; beyond, all become single characters
 MAX_ROUNDS = 60
+MAX_RULES = 3_000
+MAX_LEXEME = 20_000  # characters of a lexeme when everything in it is written out
+MAX_REFERENCES = 100  # of regular rules one after another
+_NESTED = 6  # parentheses inside one another that Lark reads without trouble
 
 
 def gbnf_grammar(text: str, vocabulary: GuidedVocabulary) -> str:
@@ -40,6 +45,8 @@ def gbnf_grammar(text: str, vocabulary: GuidedVocabulary) -> str:
     if len(text) > MAX_TEXT:
         raise GrammarError(f"{FAILED}: {len(text)} characters are too many; at most {MAX_TEXT} are allowed")
     rules = parse(text, vocabulary.named_token)
+    if len(rules) > MAX_RULES:
+        raise GrammarError(f"{FAILED}: {len(rules)} rules are too many; at most {MAX_RULES} are allowed")
     rules = {name: _with_controls(node, vocabulary) for name, node in rules.items()}
     lexing = _Lexing(rules)
     try:
@@ -84,8 +91,8 @@ def _walk(node: Node) -> Iterator[Node]:
         todo += children(node)
 
 
-def _regular(rules: Rules) -> set[str]:
-    """Rules that no recursion and no token is in: regular expressions."""
+def _regular(rules: Rules) -> dict[str, tuple[int, int]]:
+    """Rules that no recursion and no token is in, and that are not too large: regular expressions; their extents."""
     waiting: dict[str, int] = {}
     users: dict[str, list[str]] = {}
     ready = []
@@ -98,16 +105,32 @@ def _regular(rules: Rules) -> set[str]:
             users.setdefault(ref, []).append(name)
         if not refs:
             ready.append(name)
-    found = set()
+    found: dict[str, tuple[int, int]] = {}
     while ready:
         name = ready.pop()
-        found.add(name)
+        size, depth = _extent(rules[name], found)
+        if size > MAX_LEXEME or depth > MAX_REFERENCES:
+            continue
+        found[name] = size, depth
         for user in users.get(name, ()):
             if user in waiting:
                 waiting[user] -= 1
                 if not waiting[user]:
                     ready.append(user)
     return found
+
+
+def _extent(node: Node, known: dict[str, tuple[int, int]]) -> tuple[int, int]:
+    """How many characters a regular expression has when it is written out, and how many references lie in a row."""
+    if isinstance(node, Ref):
+        size, depth = known[node.name]
+        return size, depth + 1
+    if isinstance(node, Literal):
+        return len(node.text), 0
+    parts = [_extent(part, known) for part in children(node)]
+    size = sum(size for size, _ in parts) + 1
+    times = max(node.most or node.least, 1) if isinstance(node, Repeat) else 1
+    return size * times, max((depth for _, depth in parts), default=0)
 
 
 # What is left of a rule once its regular parts are lexemes.
@@ -191,7 +214,7 @@ class _Lexing:
             known = self._is_regular[id(node)] = all(
                 not isinstance(part, TokenRef) and (not isinstance(part, Ref) or part.name in self.regular)
                 for part in _walk(node)
-            )
+            ) and (isinstance(node, Literal) or _extent(node, self.regular)[0] <= MAX_LEXEME)
         return known
 
     def _part(self, node: Node) -> _Part:
@@ -239,9 +262,7 @@ class _Lexing:
         joined = self._joined.get(key)
         if joined is None:
             joined = self._joined[key] = kind(tuple(nodes))
-        if id(joined) in self._cut:
-            return nodes
-        return [joined]
+        return [joined] if self._may_be_lexeme(joined) else nodes
 
 
 def _rules_in(part: _Part) -> Iterator[str]:
@@ -514,6 +535,9 @@ def _bits(value: int) -> Iterator[int]:
         value ^= low
 
 
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+
 class _Writer:
     """Writes the Lark."""
 
@@ -529,12 +553,13 @@ class _Writer:
         lines = ['%llguidance {"no_forcing": true}']
         for name, part in self._lexing.parts().items():
             lines.append(f"{self._rule(name)}: {self._part(part)}")
-        lines += [f"{name}: {text}" for text, name in self._lexemes.items()]
         done: set[str] = set()
         while self._needed - done:
             for name in sorted(self._needed - done):
                 done.add(name)
                 lines.append(f"R{self._numbers[name]}: {self._regular(self._lexing.rules[name])}")
+        lines += self._lines
+        lines += [f"{name}: {text}" for text, name in self._lexemes.items()]
         return "\n".join(lines) + "\n"
 
     def _rule(self, name: str) -> str:
@@ -543,16 +568,32 @@ class _Writer:
     def _part(self, part: _Part) -> str:
         if isinstance(part, _Lexeme):
             text = self._regular(part.node)
-            return self._lexemes.setdefault(text, f"T{len(self._lexemes)}")
+            return self._lexeme(text)
         if isinstance(part, _Rule):
             return self._rule(part.name)
         if isinstance(part, _Token):
             return self._token(part.node)
         if isinstance(part, _Times):
-            return f"({self._part(part.item)}){_count(part.least, part.most)}"
+            return self._shallow(f"({self._part(part.item)}){_count(part.least, part.most)}", "p")
         if isinstance(part, _Options):
-            return "(" + " | ".join(map(self._part, part.options)) + ")"
-        return "(" + " ".join(map(self._part, part.items)) + ")" if part.items else '""'
+            return self._shallow("(" + " | ".join(map(self._part, part.options)) + ")", "p")
+        return self._shallow("(" + " ".join(map(self._part, part.items)) + ")", "p") if part.items else '""'
+
+    def _lexeme(self, text: str) -> str:
+        return self._lexemes.setdefault(text, f"T{len(self._lexemes)}")
+
+    def _shallow(self, text: str, prefix: str) -> str:
+        """The text, or the name of a rule of its own where it is nested too deep."""
+        depth = deepest = 0
+        for char in _QUOTED.sub("", text):
+            depth += (char == "(") - (char == ")")
+            deepest = max(deepest, depth)
+        if deepest < _NESTED:
+            return text
+        if prefix == "T":
+            return self._lexeme(text)
+        self._lines.append(f"{prefix}{len(self._lines)}: {text}")
+        return f"{prefix}{len(self._lines) - 1}"
 
     def _token(self, node: TokenRef) -> str:
         if not node.negated:
@@ -575,11 +616,11 @@ class _Writer:
             self._needed.add(node.name)
             return f"R{self._numbers[node.name]}"
         if isinstance(node, Repeat):
-            return f"({self._regular(node.item)}){_count(node.least, node.most)}"
+            return self._shallow(f"({self._regular(node.item)}){_count(node.least, node.most)}", "T")
         if isinstance(node, Choice):
-            return "(" + " | ".join(map(self._regular, node.options)) + ")"
+            return self._shallow("(" + " | ".join(map(self._regular, node.options)) + ")", "T")
         assert isinstance(node, Sequence)
-        return "(" + " ".join(map(self._regular, node.items)) + ")" if node.items else '""'
+        return self._shallow("(" + " ".join(map(self._regular, node.items)) + ")", "T") if node.items else '""'
 
 
 def _count(least: int, most: int | None) -> str:
