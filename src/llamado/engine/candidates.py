@@ -148,8 +148,7 @@ class Candidates:
         """
         if self.ids is None:
             own = self.logits[tokens]
-            with np.errstate(over="ignore"):
-                changed = np.minimum(new(own.astype(np.float64), slice(None)), HUGE).astype(np.float32)
+            changed = np.minimum(new(own.astype(np.float64), slice(None)), HUGE).astype(np.float32)
             if self.logits is self._row:
                 # In place: copying a large vocabulary would cost more than sampling it.
                 self._patches.append((tokens, own))
@@ -160,8 +159,7 @@ class Candidates:
             return
         changed = np.minimum(new(self.logits[among].astype(np.float64), which), HUGE)
         self.logits = self.logits.copy()
-        with np.errstate(over="ignore"):
-            self.logits[among] = changed
+        self.logits[among] = changed
         if self.few:
             order = np.lexsort((self.ids, -self.logits))
             self.ids, self.logits = self.ids[order], self.logits[order]
@@ -222,8 +220,12 @@ class Candidates:
     # -- the constraint ----------------------------------------------------------------------------------------------
 
     def only(self, ids: NDArray[np.intp]) -> None:
-        """Cut a whole row to these tokens, ascending; the others count as masked."""
-        self.keep(ids, hide=True)
+        """Cut a whole row to these tokens, ascending; the others count as masked.
+
+        They stay wide however few they are, so that the draw goes through them as it would through a masked row.
+        """
+        self.hidden = self.logits.size - ids.size
+        self.ids, self.logits = ids, self.logits[ids]
 
     def only_allowed(self) -> None:
         """Give all tokens that the mask forbids the logit -inf."""

@@ -209,8 +209,7 @@ class Dry:
         exponents = lengths - allowed
         if self._max_exponent > 0:
             exponents = np.minimum(exponents, self._max_exponent)
-        with np.errstate(over="ignore"):
-            lowered = self._multiplier * np.power(self._base, exponents.astype(np.float64))
+        lowered = self._multiplier * np.power(self._base, exponents.astype(np.float64))
         return tokens.astype(np.int64), np.clip(lowered, -HUGE, HUGE)
 
     def __call__(self, candidates: Candidates, position: int) -> None:

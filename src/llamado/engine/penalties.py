@@ -49,14 +49,10 @@ class Penalties:
         tokens: Ids = self._tokens[: self._n][present]
         if not tokens.size:
             return
-        with np.errstate(over="ignore"):
-            lowered = self._counts[: self._n][present] * self._frequency + self._presence
+        lowered = self._counts[: self._n][present] * self._frequency + self._presence
         lowered = np.clip(lowered, -HUGE, HUGE)
         repeat = self._repeat
-        with np.errstate(over="ignore"):
-            candidates.change(
-                tokens, lambda own, which: np.where(own <= 0, own * repeat, own / repeat) - lowered[which]
-            )
+        candidates.change(tokens, lambda own, which: np.where(own <= 0, own * repeat, own / repeat) - lowered[which])
 
     def _add(self, token: int) -> None:
         place = self._places.get(token)

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from llamado.engine.candidates import HUGE, Candidates, shortest_head
 from llamado.engine.randomness import uniform
 
+Floats = NDArray[np.floating[Any]]
+
 Step = Callable[[Candidates, int], None]
 """One sampler: `(candidates, position of the token in its sequence)`."""
 
@@ -89,6 +91,16 @@ def min_p(p: float, min_keep: int) -> Step:
     return step
 
 
+def _entropy(logits: Floats, high: np.floating[Any]) -> tuple[Floats, Floats, float, float]:
+    """Weights of logits, their logarithms, the sum of the weights, and the entropy of the distribution in nats."""
+    logp = logits - high
+    weights = np.exp(logp)
+    total = float(weights.sum(dtype=np.float64))
+    # sum p·(ln total − logp): the tokens of probability 0 add nothing, where logp may be -inf
+    known = float(np.sum(weights * logp, where=weights > 0, dtype=np.float64)) / total
+    return weights, logp, total, math.log(total) - known
+
+
 def typical(p: float, min_keep: int) -> Step:
     """Keep those whose surprise is nearest the entropy, until they exceed the probability p together."""
 
@@ -97,10 +109,7 @@ def typical(p: float, min_keep: int) -> Step:
         high = logits.max()
         if high == -math.inf:
             return
-        logp = logits - high
-        weights = np.exp(logp)
-        total = float(weights.sum(dtype=np.float64))
-        entropy = math.log(total) - float(np.sum(weights * logp, where=weights > 0, dtype=np.float64)) / total
+        weights, logp, total, entropy = _entropy(logits, high)
         distance = np.abs(np.float32(math.log(total) - entropy) - logp)
         head = shortest_head(distance, weights, max(p, 0.0) * total, beyond=True, min_count=min_keep)
         candidates.keep(head, min_keep=min_keep)
@@ -119,9 +128,10 @@ def top_n_sigma(n: float) -> Step:
         finite = logits if low > -math.inf else logits[logits > -math.inf]
         if not finite.size:
             return
-        with np.errstate(over="ignore", invalid="ignore"):
-            apart = finite - finite.mean()
-            sigma = math.sqrt(float(np.square(apart, out=apart).mean()))
+        apart = finite - finite.mean()
+        sigma = math.sqrt(float(np.square(apart, out=apart).mean()))
+        if not math.isfinite(sigma):
+            return
         floor = max(float(finite[0] if candidates.few else finite.max()) - n * sigma, -HUGE)
         places = np.flatnonzero(logits >= floor)
         if places.size < logits.size:
@@ -158,8 +168,7 @@ def _scale(candidates: Candidates, temperature: float) -> None:
         # Whatever is below the largest logit is out of reach; dividing would leave the range of numbers.
         candidates.keep(np.flatnonzero(logits == logits.max()), hide=True)
     else:
-        with np.errstate(over="ignore"):
-            scaled = logits / logits.dtype.type(min(temperature, HUGE))
+        scaled = logits / logits.dtype.type(min(temperature, HUGE))
         candidates.logits = np.minimum(scaled, HUGE, out=scaled) if temperature < 1 else scaled
 
 
@@ -179,10 +188,7 @@ def dynamic_temperature(middle: float, reach: float, exponent: float) -> Step:
         top = logits.max()
         if top == -math.inf:
             return
-        logp = logits - top
-        weights = np.exp(logp)
-        total = float(weights.sum(dtype=np.float64))
-        entropy = math.log(total) - float(np.sum(weights * logp, where=weights > 0, dtype=np.float64)) / total
+        _, _, _, entropy = _entropy(logits, top)
         evenness = max(entropy, 0.0) / math.log(candidates.size)
         try:
             share = evenness**exponent

@@ -25,7 +25,7 @@ from llamado.engine.candidates import F32, Candidates, TopK, log_softmax_top, to
 from llamado.engine.choosers import AdaptiveP, Chooser, Draw, Mirostat, Weights
 from llamado.engine.constraint import Matcher
 from llamado.engine.dry import Breakers, Dry
-from llamado.engine.errors import ComputeFailed
+from llamado.engine.errors import ComputeFailed, ConstraintFailed
 from llamado.engine.penalties import Penalties
 from llamado.engine.randomness import uniform
 from llamado.engine.request import Sampling
@@ -187,28 +187,36 @@ class Sampler:
             return token
         if not float(row.max()) < math.inf:
             raise ComputeFailed("the model gave logits that are not numbers; its file may be damaged")
-        candidates = self._candidates
-        candidates.begin(row, mask)
+        self._candidates.begin(row, mask)
         try:
-            if self._bias_ids.size:
-                candidates.change(self._bias_ids, lambda own, which: own + self._bias[which])
-            for step in self._first:
-                step(candidates, position)
-            if self._greedy:
-                return self._best(ids)
-            rest = self._rest
-            if ids is not None:
-                candidates.only(ids)
-            elif mask is not None:
-                if self._k_next and candidates.keep_top_allowed(self._k_next):
-                    rest = rest[1:]
-                else:
-                    candidates.only_allowed()
-            for step in rest:
-                step(candidates, position)
-            return self._choose(position)
+            # Logits may be -inf, and options of any size: what overflows is out of reach, as it should be.
+            with np.errstate(over="ignore", invalid="ignore"):
+                return self._run(mask, ids, position)
         finally:
-            candidates.restore()
+            self._candidates.restore()
+
+    def _run(self, mask: NDArray[np.uint32] | None, ids: NDArray[np.intp] | None, position: int) -> int:
+        candidates = self._candidates
+        if self._bias_ids.size:
+            candidates.change(self._bias_ids, lambda own, which: own + self._bias[which])
+        for step in self._first:
+            step(candidates, position)
+        if self._greedy:
+            return self._best(ids)
+        rest = self._rest
+        if ids is not None:
+            candidates.only(ids)
+        elif mask is not None:
+            if self._k_next and candidates.keep_top_allowed(self._k_next):
+                rest = rest[1:]
+            else:
+                candidates.only_allowed()
+        for step in rest:
+            step(candidates, position)
+        if (candidates.logits[0] if candidates.few else candidates.logits.max()) == -math.inf:
+            return self._first_allowed()  # the request banned all there is
+        place, self._weights = self._chooser.choose(candidates, uniform(self._seed, position))
+        return candidates.id_at(place)
 
     def candidates(self, n: int, token: int) -> tuple[float, list[tuple[int, float]]]:
         """Probability of `token` and the up to `n` most likely `(id, probability)` after the last `sample`'s chain.
@@ -239,7 +247,7 @@ class Sampler:
         ids = 32 * words[of] + bit
         ids = ids[ids < self._n_vocab]
         if not ids.size:
-            raise ComputeFailed("the constraint of this request allows no token at all")
+            raise ConstraintFailed("the constraint of this request allows no token at all; its grammar cannot be met")
         return _Allowed(mask, ids)
 
     def _best(self, ids: NDArray[np.intp] | None) -> int:
@@ -261,11 +269,3 @@ class Sampler:
         word = int(np.flatnonzero(mask)[0])
         bits = int(mask[word])
         return 32 * word + (bits & -bits).bit_length() - 1
-
-    def _choose(self, position: int) -> int:
-        candidates = self._candidates
-        logits = candidates.logits
-        if (logits[0] if candidates.few else logits.max()) == -math.inf:
-            return self._first_allowed()  # the request banned all there is
-        place, self._weights = self._chooser.choose(candidates, uniform(self._seed, position))
-        return candidates.id_at(place)

@@ -1,0 +1,221 @@
+"""What samplers remember: DRY's window, penalties, Mirostat and adaptive-p; and that no values break a chain."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llamado.engine.dry import Breakers, Dry
+from llamado.engine.request import KNOWN_SAMPLERS, Sampling
+from llamado.engine.sampling import Sampler, uniform
+
+from .plain_sampling import Plain, Words, dry_penalties
+
+WORDS = Words(["a", "b", "ab", "\n", "a\n", "b:x", "x", "xy", "yz", ":", "", "é"])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    prompt=st.lists(st.integers(0, 11), max_size=30),
+    answer=st.lists(st.integers(0, 11), max_size=40),
+    alphabet=st.integers(1, 12),
+    last_n=st.sampled_from([-1, 1, 2, 3, 5, 8, 13, 30, 64]),
+    allowed=st.integers(0, 4),
+    breakers=st.lists(st.sampled_from(["\n", ":", "xyz", "ab", "aba", "bx", "yzx", "éa", "", "b\n"]), max_size=4),
+    base=st.sampled_from([1.0, 1.2, 1.75, 1e30]),
+)
+def test_dry_is_what_comparing_everything_gives(
+    prompt: list[int],
+    answer: list[int],
+    alphabet: int,
+    last_n: int,
+    allowed: int,
+    breakers: list[str],
+    base: float,
+) -> None:
+    prompt, answer = [t % alphabet for t in prompt], [t % alphabet for t in answer]
+    sampling = Sampling(
+        dry_multiplier=0.7,
+        dry_base=base,
+        dry_allowed_length=allowed,
+        dry_penalty_last_n=last_n,
+        dry_sequence_breakers=tuple(breakers),
+    )
+    words = WORDS if breakers else None
+    dry = Dry(sampling, Breakers(breakers, WORDS) if breakers else None)
+    dry.start(prompt)
+    sequence = list(prompt)
+    for token in [*answer, 0]:
+        tokens, lowered = dry.penalties()
+        expected = dry_penalties(sequence, sampling, words)
+        got = dict(zip(tokens.tolist(), lowered.tolist(), strict=True))
+        assert got == pytest.approx(expected)
+        dry.accept(token)
+        sequence.append(token)
+
+
+@pytest.mark.parametrize("last_n", [16, 700, -1])
+def test_dry_over_a_long_answer(last_n: int) -> None:
+    """The window moves on, and what it has left behind is forgotten."""
+    rng = np.random.default_rng(1)
+    sampling = Sampling(dry_multiplier=0.7, dry_allowed_length=1, dry_penalty_last_n=last_n)
+    dry = Dry(sampling, Breakers(sampling.dry_sequence_breakers, WORDS))
+    sequence = rng.integers(0, 3, 20).tolist()
+    dry.start(sequence)
+    for i in range(2500):
+        token = int(rng.integers(0, 3)) if i % 200 else 3
+        dry.accept(token)
+        sequence.append(token)
+        if i % 97 == 0:
+            tokens, lowered = dry.penalties()
+            got = dict(zip(tokens.tolist(), lowered.tolist(), strict=True))
+            assert got == pytest.approx(dry_penalties(sequence, sampling, WORDS))
+
+
+def test_breakers_are_cut_like_llama_cpp_does() -> None:
+    """40 bytes of a breaker count, whole characters of them, and 20 tokens after its first."""
+    words = Words(["q", "x", "é"])
+    breakers = Breakers(["q" + "x" * 60, "x" + "é" * 30], words)
+    assert breakers.tails(0) == {20: {(1,) * 20}}
+    assert breakers.tails(1) == {19: {(2,) * 19}}
+    assert not breakers.single and breakers.reach == 20
+
+
+@pytest.mark.parametrize("last_n", [5, 100, -1])
+def test_penalties_over_a_long_answer(last_n: int) -> None:
+    rng = np.random.default_rng(1)
+    n_vocab = 30
+    sampling = Sampling(
+        repeat_penalty=1.2,
+        presence_penalty=0.3,
+        frequency_penalty=0.05,
+        repeat_last_n=last_n,
+        samplers=("penalties",),
+    )
+    row = (rng.standard_normal(n_vocab) * 2).astype(np.float32)
+    sampler = Sampler(sampling, seed=1, n_vocab=n_vocab)
+    sequence = rng.integers(0, 10, 40).tolist()
+    sampler.start(sequence)
+    for i in range(1000):
+        token = int(rng.integers(n_vocab))
+        sampler.accept(token)
+        sequence.append(token)
+        if i % 50 == 0:
+            expected = Plain(sampling, prompt=sequence).probabilities(row.tolist(), 0)
+            _, got = sampler.candidates(n_vocab, sampler.sample(row, 0))
+            assert [p for _, p in got] == pytest.approx([expected[t] for t, _ in got], rel=1e-4)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_mirostat_comes_to_its_target(version: int) -> None:
+    rng = np.random.default_rng(0)
+    n_vocab = 1500
+    sampler = Sampler(Sampling(mirostat=version, mirostat_tau=3.0, temperature=1.0), seed=11, n_vocab=n_vocab)
+    surprises = []
+    for position in range(1200):
+        row = (-1.1 * np.log(np.arange(1, n_vocab + 1)) + rng.standard_normal(n_vocab) * 0.1).astype(np.float32)
+        token = sampler.sample(row, position)
+        surprises.append(-math.log2(sampler.candidates(1, token)[0]))
+        sampler.accept(token)
+    assert np.mean(surprises[200:]) == pytest.approx(3.0, abs=0.15)
+
+
+@pytest.mark.parametrize("case", [{"mirostat": 1}, {"mirostat": 2}, {"xtc_probability": 0.5, "xtc_threshold": 0.01}])
+def test_answers_follow_from_seed_and_rows_alone(case: dict[str, Any]) -> None:
+    """Sampling a token twice changes nothing, and a token that was not taken is forgotten."""
+    rng = np.random.default_rng(4)
+    rows = (rng.standard_normal((40, 400)) * 2).astype(np.float32)
+    answers = []
+    for again in (1, 3):
+        sampler = Sampler(Sampling(**case), seed=5, n_vocab=400)
+        sampler.start([1, 2, 3])
+        answer = []
+        for position, row in enumerate(rows):
+            tokens = {sampler.sample(row, position) for _ in range(again)}
+            assert len(tokens) == 1
+            answer += tokens
+            sampler.accept(answer[-1])
+        answers.append(answer)
+    assert answers[0] == answers[1]
+
+
+def test_streams_of_random_numbers_are_independent() -> None:
+    streams = np.array([[uniform(7, i, k) for i in range(3000)] for k in range(4)])
+    assert streams.min() >= 0 and streams.max() < 1
+    assert np.allclose(np.corrcoef(streams), np.eye(4), atol=0.06)
+    assert np.allclose(streams.mean(axis=1), 0.5, atol=0.02)
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.25, 1.0])
+def test_xtc_cuts_as_often_as_it_is_told(probability: float) -> None:
+    row = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
+    sampling = Sampling(samplers=("xtc",), xtc_probability=probability, xtc_threshold=0.1)
+    sampler = Sampler(sampling, seed=5, n_vocab=4)
+    counts = np.bincount([sampler.sample(row, i) for i in range(6000)], minlength=4) / 6000
+    kept, cut = np.array([0.5, 0.3, 0.15, 0.05]), np.array([0, 0, 0.75, 0.25])
+    assert np.allclose(counts, (1 - probability) * kept + probability * cut, atol=0.025)
+
+
+NUMBERS = [
+    "temperature",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "dynatemp_range",
+    "dynatemp_exponent",
+    "top_n_sigma",
+    "xtc_probability",
+    "xtc_threshold",
+    "dry_multiplier",
+    "dry_base",
+    "mirostat_tau",
+    "mirostat_eta",
+    "adaptive_target",
+]
+numbers = st.sampled_from([-1e308, -1.0, -1e-30, 0.0, 1e-300, 1e-31, 1e-5, 0.3, 1.0, 1.5, 40.0, 1e30, 1e308])
+positive = st.sampled_from([1e-300, 1e-20, 0.5, 1.0, 2.0, 1e38, 1e308])
+logits = st.sampled_from([-math.inf, -3e38, -100.0, -1.0, -1e-30, 0.0, 0.5, 1.0, 1.5, 30.0, 1e4, 3e38])
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_no_values_break_a_chain(data: st.DataObject) -> None:
+    """Any finite options, order and logits: a candidate is drawn, its probability is a number, the row is whole."""
+    names = data.draw(st.lists(st.sampled_from(NUMBERS), unique=True))
+    fields: dict[str, Any] = {name: data.draw(numbers, name) for name in names}
+    fields |= {
+        "top_k": data.draw(st.sampled_from([-1, 0, 1, 3, 5000])),
+        "min_keep": data.draw(st.sampled_from([0, 1, 4, 5000])),
+        "mirostat": data.draw(st.sampled_from([0, 0, 0, 1, 2])),
+        "repeat_penalty": data.draw(positive),
+        "repeat_last_n": data.draw(st.sampled_from([-1, 0, 2, 64])),
+        "dry_allowed_length": data.draw(st.integers(0, 3)),
+        "dry_penalty_last_n": data.draw(st.sampled_from([-1, 0, 2, 64])),
+        "samplers": tuple(data.draw(st.lists(st.sampled_from(KNOWN_SAMPLERS), max_size=12))),
+        "logit_bias": data.draw(st.dictionaries(st.integers(0, 12), st.sampled_from([-math.inf, -1e308, 2.0, 1e308]))),
+    }
+    sampling = Sampling(**fields)
+    sampling.validate()
+    some = data.draw(st.lists(logits, min_size=1, max_size=12))
+    n_vocab = data.draw(st.sampled_from([len(some), 1100]))
+    row = np.resize(np.array(some, np.float32), n_vocab)
+    before = row.copy()
+    words = Words([WORDS.texts[i % len(WORDS.texts)] for i in range(n_vocab)], eos=0)
+    sampler = Sampler(sampling, seed=1, n_vocab=n_vocab, eog=[0], vocabulary=words)
+    prompt = data.draw(st.lists(st.integers(0, min(n_vocab, 4) - 1), max_size=12))
+    sampler.start(prompt)
+    for position in range(3):
+        token = sampler.sample(row, position)
+        assert 0 <= token < n_vocab
+        assert np.array_equal(row, before)
+        own, top = sampler.candidates(n_vocab, token)
+        assert 0 < own <= 1.0000001
+        assert math.fsum(p for _, p in top) == pytest.approx(1.0, rel=1e-4)
+        sampler.accept(token)
