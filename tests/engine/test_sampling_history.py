@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -162,22 +163,9 @@ def test_xtc_cuts_as_often_as_it_is_told(probability: float) -> None:
 
 
 NUMBERS = [
-    "temperature",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "dynatemp_range",
-    "dynatemp_exponent",
-    "top_n_sigma",
-    "xtc_probability",
-    "xtc_threshold",
-    "dry_multiplier",
-    "dry_base",
-    "mirostat_tau",
-    "mirostat_eta",
-    "adaptive_target",
+    field.name
+    for field in dataclasses.fields(Sampling)
+    if field.type == "float" and field.name not in ("repeat_penalty", "adaptive_decay")
 ]
 numbers = st.sampled_from([-1e308, -1.0, -1e-30, 0.0, 1e-300, 1e-31, 1e-5, 0.3, 1.0, 1.5, 40.0, 1e30, 1e308])
 positive = st.sampled_from([1e-300, 1e-20, 0.5, 1.0, 2.0, 1e38, 1e308])

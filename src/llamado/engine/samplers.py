@@ -188,7 +188,7 @@ def dynamic_temperature(middle: float, reach: float, exponent: float) -> Step:
         top = logits.max()
         if top == -math.inf:
             return
-        _, _, _, entropy = _entropy(logits, top)
+        entropy = _entropy(logits, top)[-1]
         evenness = max(entropy, 0.0) / math.log(candidates.size)
         try:
             share = evenness**exponent
