@@ -1,4 +1,8 @@
-"""A server process over the fake engine: `python fake_server.py PORT_FILE [load=SECONDS] [fail] [delay=SECONDS]`."""
+"""A server process over the fake engine: `python fake_server.py PORT_FILE [OPTION=VALUE]…`.
+
+Options: load=SECONDS, fail, delay=SECONDS between tokens, timeout=SECONDS, connections=N, sleep=SECONDS, prefix=PATH,
+json (log), metrics.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,12 @@ from llamado.server.lifecycle import serve
 from llamado.server.served import Served
 from llamado.server.settings import ModelSource, Settings
 from llamado.server.sockets import listen
+from llamado.server.state import Switches
 
 
 def main() -> int:
     options = dict(argument.partition("=")[::2] for argument in sys.argv[2:])
-    logs.configure()
+    logs.configure(as_json="json" in options)
 
     def load(settings: Settings, report: Callable[[float, str], None]) -> Served:
         seconds = float(options.get("load", "0"))
@@ -32,7 +37,18 @@ def main() -> int:
 
     sockets = listen(("127.0.0.1",), 0)
     Path(sys.argv[1]).write_text(str(sockets[0].getsockname()[1]))
-    return serve(Settings(source=ModelSource(spec="fake")), load, sockets)
+    connections = options.get("connections")
+    settings = Settings(
+        source=ModelSource(spec="fake"),
+        switches=Switches(
+            sleep_idle_seconds=int(options.get("sleep", "-1")),
+            api_prefix=options.get("prefix", ""),
+            metrics="metrics" in options,
+        ),
+        timeout=int(options.get("timeout", "3600")),
+        max_connections=None if connections is None else int(connections),
+    )
+    return serve(settings, load, sockets)
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket]) -> int:
         date_header=False,
         lifespan="off",
         http=protocol(gate, cast(Any, busy_app(lambda: application[0], settings.switches.api_prefix))),
-        timeout_keep_alive=KEEP_ALIVE,
+        timeout_keep_alive=min(KEEP_ALIVE, settings.timeout),
         ws="none",
         timeout_graceful_shutdown=GRACE,
         ssl_keyfile=settings.ssl_key,

@@ -1,0 +1,294 @@
+"""What a stranger may send: keys, paths, deep and long bodies, and connections that mean harm."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fakes import client, run
+
+from llamado.server.app import _digest, key_is_valid
+from llamado.server.bodies import MAX_BODY, MAX_BRACKETS, MAX_DEPTH, is_deeper, parse_json
+from llamado.server.connections import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED
+from llamado.server.errors import ApiError
+from llamado.server.state import AccessRules
+
+Start = Callable[..., tuple[subprocess.Popen[str], str]]
+
+
+def wait_ready(url: str) -> None:
+    for _ in range(500):
+        if httpx.get(f"{url}/health").status_code == 200:
+            return
+        time.sleep(0.01)
+    raise AssertionError("not ready")
+
+
+def connect(url: str) -> socket.socket:
+    host, _, port = url.removeprefix("http://").partition(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def send(url: str, data: bytes) -> bytes:
+    """All that the server answers to these bytes until it closes, or rests."""
+    with connect(url) as sock:
+        return exchange(sock, data)
+
+
+def exchange(sock: socket.socket, data: bytes) -> bytes:
+    answer = b""
+    try:
+        sock.sendall(data)
+        sock.settimeout(0.3)
+        while chunk := sock.recv(65536):
+            answer += chunk
+    except (TimeoutError, ConnectionError):
+        pass
+    return answer
+
+
+def closed(sock: socket.socket) -> bool:
+    """Whether the server closes the connection; waits for it."""
+    try:
+        while sock.recv(65536):
+            pass
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+    return True
+
+
+# -- keys ------------------------------------------------------------------------------------------------------------
+
+
+def test_any_of_the_keys_in_either_header() -> None:
+    digests = tuple(map(_digest, (b"one", b"two")))
+    for headers in (
+        {b"authorization": b"Bearer one"},
+        {b"authorization": b"bearer two"},
+        {b"authorization": b"two"},
+        {b"x-api-key": b"one"},
+        {b"authorization": b"Basic abc", b"x-api-key": b"two"},
+    ):
+        assert key_is_valid(headers, digests), headers
+    for value in (b"", b"Bearer ", b"Bearer  one", b"on", b"onee", b"onetwo", b"\xff\xfe"):
+        assert not key_is_valid({b"authorization": value}, digests), value
+        assert not key_is_valid({b"x-api-key": value}, digests), value
+    assert not key_is_valid({}, digests)
+
+
+def test_public_paths_need_no_key() -> None:
+    async def work() -> None:
+        async with client(access=AccessRules(api_keys=(b"k",)), api_prefix="/llama") as http:
+            for path, status in {
+                "/llama/health": 200,
+                "/llama/v1/health": 200,
+                "/llama/": 404,
+                "/llama/v1/models": 401,
+                "/llama/metrics": 401,
+                "/llama/openapi.json": 401,
+                "/llama/nope": 401,
+                "/health": 404,
+                "/llamahealth": 404,
+            }.items():
+                assert (await http.get(path)).status_code == status, path
+            response = await http.post("/llama/completion", json={"prompt": "a"}, headers={"X-Api-Key": "k"})
+            assert response.status_code == 200
+
+    run(work())
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_files_of_a_folder_and_nothing_beyond_it(tmp_path: Path) -> None:
+    folder = tmp_path / "page"
+    folder.mkdir()
+    (tmp_path / "secret").write_text("secret")
+    (folder / "index.html").write_text("<p>hello")
+    (folder / "code.js").write_text("1")
+    (folder / "health").write_text("not this")
+    (folder / "out").symlink_to(tmp_path / "secret")
+
+    async def work() -> None:
+        async with client(static_path=str(folder), access=AccessRules(api_keys=(b"k",))) as http:
+            page = await http.get("/")
+            assert page.text == "<p>hello" and page.headers["content-type"].startswith("text/html")
+            assert (await http.get("/code.js")).status_code == 401
+            http.headers["X-Api-Key"] = "k"
+            code = await http.get("/code.js")
+            assert code.text == "1" and "javascript" in code.headers["content-type"]
+            assert (await http.get("/health")).json() == {"status": "ok"}
+            for path in ("/../secret", "/%2e%2e/secret", "/..%2fsecret", "/out", "/code.js/x", "/%00", "/nope"):
+                response = await http.get(path)
+                assert response.status_code == 404 and "secret" not in response.text, path
+            assert (await http.post("/code.js")).status_code == 404
+
+    run(work())
+
+
+# -- bodies ----------------------------------------------------------------------------------------------------------
+
+
+def test_depth_of_bodies() -> None:
+    def nested(levels: int) -> bytes:
+        return b'{"a":[' * (levels // 2) + b"]}" * (levels // 2)
+
+    assert not is_deeper(json.loads(nested(MAX_DEPTH)), MAX_DEPTH)
+    assert is_deeper(json.loads(nested(MAX_DEPTH + 2)), MAX_DEPTH)
+    assert parse_json(nested(MAX_DEPTH))
+    for body in (nested(MAX_DEPTH + 2), nested(2000), b"[" * 100_000, b"[" * 100_000 + b"]" * 100_000):
+        with pytest.raises(ApiError) as error:
+            parse_json(body)
+        assert error.value.status == 400
+    # Brackets in text, and many beside each other, are no depth.
+    assert parse_json(json.dumps(["[{" * 1000] * 100).encode())
+    assert parse_json(b"[" + b",".join([b"[]"] * 10_000) + b"]")
+    with pytest.raises(ApiError, match="arrays and objects"):
+        parse_json(b"[" + b",".join([b"[]"] * (MAX_BRACKETS + 1)) + b"]")
+
+
+@pytest.mark.parametrize(
+    "path", ["/completion", "/v1/chat/completions", "/tokenize", "/apply-template"]
+)
+def test_bombs_are_refused_everywhere(path: str) -> None:
+    async def work() -> None:
+        async with client() as http:
+            for value in ("[" * 900 + "]" * 900, '{"a":' * 900 + "1" + "}" * 900):
+                for name in ("prompt", "messages", "content", "tools", "json_schema", "response_format"):
+                    response = await http.post(path, content=f'{{"{name}": {value}}}')
+                    assert response.status_code == 400, (path, name)
+
+    run(work())
+
+
+def test_a_body_without_end_is_refused() -> None:
+    async def chunks() -> Any:
+        while True:
+            yield b" " * 2**20
+
+    async def work() -> None:
+        async with client() as http:
+            response = await http.post("/completion", content=chunks())
+            assert response.status_code == 413 and str(MAX_BODY) in response.json()["error"]["message"]
+
+    run(work())
+
+
+# -- connections -----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_http_is_answered_and_closed(fake_server: Start) -> None:
+    process, url = fake_server()
+    wait_ready(url)
+    many = b"".join(b"X-%d: 1\r\n" % i for i in range(MAX_HEADERS + 1))
+    long = b"a" * MAX_HEADER_BYTES
+    for data, status in (
+        (b"\x16\x03\x01\x02\x00 hello", b"400"),
+        (b"GET / HTTP/9.9\r\n\r\n", b"400"),
+        (b"GET /health HTTP/1.1\r\nContent-Length: -1\r\n\r\n", b"400"),
+        (b"GET /health HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", b"400"),
+        (b"GET /health HTTP/1.1\r\n" + many + b"\r\n", b"400"),
+        (b"GET /health HTTP/1.1\r\nX: " + long + b"\r\n\r\n", b"400"),
+        (b"GET /" + long + b" HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET /health HTTP/1.1\r\n" + b"X: y\r\n" * 10, b""),
+    ):
+        answer = send(url, data)
+        assert answer[:12].endswith(status), data[:40]
+    with connect(url) as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\n")
+        for _ in range(20):  # in pieces, so that only the sum is too much
+            try:
+                sock.sendall(b"X-Y: " + b"a" * 8000 + b"\r\n")
+                time.sleep(0.005)
+            except ConnectionError:
+                break
+        assert closed(sock)
+    assert httpx.get(f"{url}/health").status_code == 200
+    process.terminate()
+    process.wait(5)
+    assert process.stderr is not None and "Traceback" not in process.stderr.read()
+
+
+def test_requests_sent_ahead_are_answered_up_to_a_limit(fake_server: Start) -> None:
+    _, url = fake_server()
+    wait_ready(url)
+    request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    assert send(url, request * 10).count(b'{"status":"ok"}') == 10
+    assert send(url, request * 10_000).count(b'{"status":"ok"}') <= MAX_PIPELINED + 1
+    assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_slow_connections_end(fake_server: Start) -> None:
+    """With a time limit of 1 s: nothing, a part of the headers, a part of the body, an empty line, byte by byte."""
+    _, url = fake_server("timeout=1")
+    wait_ready(url)
+    post = b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
+    starts = (b"", b"GET /health HT", post[:-2], post + b"{", b"\r\n")
+    socks = [connect(url) for _ in starts]
+    for sock, data in zip(socks, starts, strict=True):
+        sock.sendall(data)
+    with connect(url) as dribble:
+        began = time.monotonic()
+        with pytest.raises((ConnectionError, TimeoutError)):
+            for byte in post * 100:
+                dribble.sendall(bytes([byte]))
+                time.sleep(0.05)
+                if time.monotonic() - began > 8:
+                    raise AssertionError("never closed")
+    assert all(closed(sock) for sock in socks)
+    for sock in socks:
+        sock.close()
+    # One that has been answered may begin late, but not without end either.
+    with connect(url) as sock:
+        assert b"ok" in exchange(sock, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        sock.sendall(b"\r\n")
+        sock.settimeout(10)
+        assert closed(sock)
+
+
+def test_health_is_answered_among_slow_connections(fake_server: Start) -> None:
+    _, url = fake_server("connections=64")
+    wait_ready(url)
+    socks = []
+    for i in range(200):
+        sock = connect(url)
+        sock.sendall(b"POST /completion HTTP/1.1\r\nContent-Le" if i % 2 else b"")
+        socks.append(sock)
+    took = []
+    for _ in range(20):
+        began = time.monotonic()
+        assert httpx.get(f"{url}/health").status_code == 200
+        took.append(time.monotonic() - began)
+    assert httpx.post(f"{url}/completion", json={"prompt": "a", "n_predict": 1}).status_code == 200
+    # Those that rested longest made room; the last ones are still there.
+    assert closed(socks[0])
+    socks[-1].settimeout(0.1)
+    assert not closed(socks[-1])
+    for sock in socks:
+        sock.close()
+
+
+def test_without_any_room_only_health_is_answered(fake_server: Start) -> None:
+    _, url = fake_server("connections=2", "delay=0.1")
+    wait_ready(url)
+    body = b'{"prompt": "a", "stream": true}'
+    post = b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    busy = [connect(url) for _ in range(2)]
+    for sock in busy:
+        sock.sendall(post)
+    assert busy[0].recv(100)  # both are at work, so none rests
+    refused = httpx.get(f"{url}/v1/models")
+    assert refused.status_code == 503 and refused.json()["error"]["message"] == "too many connections"
+    assert refused.headers["retry-after"] == "1" and refused.headers["connection"] == "close"
+    assert httpx.get(f"{url}/health").status_code == 200
+    for sock in busy:
+        sock.close()
