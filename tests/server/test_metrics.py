@@ -1,0 +1,157 @@
+"""`/metrics`: names and types, histograms, labels, HTTP counters; read back by Prometheus's own parser."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fakes import FakeEngine, client, run
+from prometheus_client.parser import text_string_to_metric_families
+
+from llamado import __version__
+from llamado.engine.request import Counters, EngineSnapshot, Histogram
+from llamado.server.traffic import BOUNDS, Traffic
+
+# llama-server's table (tools/server/README.md, b11434), with the types its /metrics gives.
+REFERENCE = {
+    "prompt_tokens_total": "counter",
+    "prompt_tokens_cached_total": "counter",
+    "prompt_seconds_total": "counter",
+    "tokens_predicted_total": "counter",
+    "tokens_predicted_seconds_total": "counter",
+    "n_decode_total": "counter",
+    "n_tokens_max": "counter",
+    "spec_decode_num_draft_tokens_total": "counter",
+    "spec_decode_num_accepted_tokens_total": "counter",
+    "spec_decode_num_drafts_total": "counter",
+    "prompt_tokens_seconds": "gauge",
+    "predicted_tokens_seconds": "gauge",
+    "requests_processing": "gauge",
+    "requests_deferred": "gauge",
+    "n_busy_slots_per_decode": "gauge",
+}
+OLDER = {"kv_cache_usage_ratio": "gauge", "kv_cache_tokens": "gauge"}
+
+
+class Counting(FakeEngine):
+    """With everything a snapshot may hold."""
+
+    def snapshot(self) -> EngineSnapshot:
+        histogram = Histogram((0.1, 1.0), (3, 2, 1), 4.5)
+        counters = Counters(
+            prompt_tokens_total=10,
+            n_tokens_max=30,
+            n_drafts=4,
+            n_drafted=9,
+            n_accepted=5,
+            accepted_at=(3, 2),
+            first_token_seconds=histogram,
+            inter_token_seconds=histogram,
+            queue_seconds=histogram,
+            batch_tokens=Histogram((8.0,), (6, 0), 24.0),
+        )
+        return super().snapshot()._replace(counters=counters)
+
+
+def scrape(**switches: Any) -> str:
+    async def work() -> str:
+        async with client(Counting(), metrics=True, **switches) as http:
+            await http.post("/completion", json={"prompt": "a", "n_predict": 1})
+            await http.get("/nowhere")
+            await http.get("/also/nowhere")
+            return (await http.get("/metrics")).text
+
+    text: str = run(work())
+    return text
+
+
+def samples(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def test_names_and_types_are_llama_servers() -> None:
+    text = scrape()
+    for name, kind in (REFERENCE | OLDER).items():
+        assert f"# TYPE llamacpp:{name} {kind}\n" in text and f"# HELP llamacpp:{name} " in text
+        assert f"\nllamacpp:{name} " in text
+    values = samples(text)
+    assert values["llamacpp:spec_decode_num_draft_tokens_total"] == {(): 9}
+    assert values["llamacpp:spec_decode_num_accepted_tokens_total"] == {(): 5}
+    assert values["llamacpp:spec_decode_num_drafts_total"] == {(): 4}
+    assert values["llamacpp:spec_decode_num_accepted_tokens_per_pos_total"] == {
+        (("position", "0"),): 3,
+        (("position", "1"),): 2,
+    }
+    assert "\nllamacpp:n_tokens_max 30.0\n" in text
+
+
+def test_histograms_add_up() -> None:
+    values = samples(scrape())
+    for name in ("time_to_first_token_seconds", "inter_token_latency_seconds", "request_queue_time_seconds"):
+        buckets = values[f"llamacpp:{name}_bucket"]
+        assert buckets == {(("le", "0.1"),): 3, (("le", "1.0"),): 5, (("le", "+Inf"),): 6}
+        assert values[f"llamacpp:{name}_count"] == {(): 6} and values[f"llamacpp:{name}_sum"] == {(): 4.5}
+    assert values["llamacpp:batch_tokens_sum"] == {(): 24}
+
+
+def test_requests_are_counted_by_endpoint() -> None:
+    values = samples(scrape())
+    requests = {
+        (dict(labels)["method"], dict(labels)["endpoint"], dict(labels)["status"]): n
+        for labels, n in values["llamacpp:http_requests_total"].items()
+    }
+    # Paths that do not exist share one row, so that no stranger can make rows.
+    assert requests == {("POST", "/completion", "200"): 1, ("GET", "other", "404"): 2}
+    assert values["llamacpp:http_request_duration_seconds_count"][(("endpoint", "/completion"),)] == 1
+    traffic = Traffic()
+    for seconds in (0.0, BOUNDS[0], BOUNDS[-1] + 1):
+        traffic.count("GET", "/", 200, seconds)
+    assert traffic.durations["/"].counts == (2, *[0] * (len(BOUNDS) - 1), 1)
+
+
+def test_labels() -> None:
+    bare = samples(scrape(metrics_labels=()))
+    own = {"engine": "llamado", "engine_version": __version__, "model_id": "fake"}
+    assert all(own.items() <= dict(labels).items() for rows in bare.values() for labels in rows)
+    more = samples(scrape(metrics_labels=(("pool_id", "a"), ("replica_id", 'b"\\'))))
+    for rows in more.values():
+        for labels in rows:
+            assert (own | {"pool_id": "a", "replica_id": 'b"\\'}).items() <= dict(labels).items()
+    assert all("engine" not in dict(labels) for rows in samples(scrape()).values() for labels in rows)
+
+
+def test_process_and_build() -> None:
+    values = samples(scrape())
+    assert values["process_resident_memory_bytes"][()] > 1e6
+    ((labels, one),) = values["llamado_build_info"].items()
+    assert dict(labels)["version"] == __version__ and one == 1
+
+
+def test_a_client_that_goes_away_is_counted() -> None:
+    async def work() -> dict[tuple[str, str, int], int]:
+        async with client(FakeEngine(delay=0.05), metrics=True) as http:
+            sent = [
+                {"type": "http.request", "body": b'{"prompt": "a"}', "more_body": False},
+                {"type": "http.disconnect"},
+            ]
+            scope = {
+                "type": "http", "method": "POST", "path": "/completion", "raw_path": b"/completion",
+                "query_string": b"", "headers": [], "http_version": "1.1",
+            }  # fmt: skip
+
+            async def receive() -> dict[str, Any]:
+                await asyncio.sleep(0.02)
+                return sent.pop(0)
+
+            async def send(message: dict[str, Any]) -> None:
+                raise AssertionError("nobody is there")
+
+            await http._transport.app(scope, receive, send)
+            requests: dict[tuple[str, str, int], int] = http.state.traffic.requests
+            return requests
+
+    assert run(work()) == {("POST", "/completion", 499): 1}

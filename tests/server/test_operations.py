@@ -1,0 +1,376 @@
+"""What operators rely on: health with slots, overload, request ids, logs, sleep, traces, a parent that dies."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fakes import FakeEngine, client, run, served
+
+from llamado.devices.placement import Placement
+from llamado.engine.errors import QueueFull
+from llamado.server import logs
+from llamado.server.logs import Background, Lines
+from llamado.server.overview import layer_devices, overview
+from llamado.server.record import Record, current, request_id
+from llamado.server.settings import EngineOptions, ModelSource, Settings
+from llamado.server.sleep import Sleep
+from llamado.server.state import AccessRules, Switches
+from llamado.server.tracing import Tracing, TracingError, open_tracing
+from llamado.text.grammar import GrammarError
+
+Start = Callable[..., tuple[subprocess.Popen[str], str]]
+
+
+def wait_ready(url: str) -> None:
+    for _ in range(500):
+        if httpx.get(f"{url}/health").status_code == 200:
+            return
+        time.sleep(0.01)
+    raise AssertionError("not ready")
+
+
+async def busy(http: Any, n: int) -> None:
+    """Wait until `n` requests are at work."""
+    for _ in range(500):
+        if http.engine.busy == n:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{http.engine.busy} requests at work")
+
+
+# -- health, slots, overload -----------------------------------------------------------------------------------------
+
+
+def test_health_with_slots() -> None:
+    async def work() -> None:
+        async with client(FakeEngine(n_slots=1, delay=0.05)) as http:
+            assert (await http.get("/health")).json() == {"status": "ok"}
+            idle = await http.get("/health?include_slots")
+            assert idle.json() == {"status": "ok", "slots_idle": 1, "slots_processing": 0}
+            assert (await http.get("/health?fail_on_no_slot=1")).json() == {"status": "ok"}
+            answer = asyncio.ensure_future(http.post("/completion", json={"prompt": "a"}))
+            await busy(http, 1)
+            full = await http.get("/health?include_slots=1")
+            assert (full.status_code, full.json()["slots_processing"]) == (200, 1)
+            full = await http.get("/v1/health?include_slots&fail_on_no_slot")
+            assert full.status_code == 503
+            assert full.json() == {"status": "no slot available", "slots_idle": 0, "slots_processing": 1}
+            slots = await http.get("/slots?fail_on_no_slot=1")
+            assert slots.status_code == 503 and slots.json()["error"]["message"] == "no slot available"
+            assert (await http.get("/slots?fail_on_no_slot=")).status_code == 200
+            assert (await answer).status_code == 200
+
+    run(work())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_queue_says_when_to_come_again(stream: bool) -> None:
+    async def work() -> None:
+        async with client() as http:
+            http.engine.fail = QueueFull(8, 7)
+            response = await http.post("/completion", json={"prompt": "a", "stream": stream})
+            assert response.status_code == 503 and response.headers["retry-after"] == "7"
+            assert response.json()["error"]["type"] == "unavailable_error"
+            http.engine.fail = GrammarError("line 1: no rule")
+            response = await http.post("/completion", json={"prompt": "a", "stream": stream})
+            assert response.status_code == 400 and response.json()["error"]["type"] == "invalid_request_error"
+
+    run(work())
+
+
+def test_properties_are_changed_only_where_allowed() -> None:
+    async def work() -> None:
+        async with client(props=True) as http:
+            assert (await http.post("/props", json={"a": 1})).json() == {"success": True}
+            assert (await http.get("/props")).json()["endpoint_props"] is True
+        async with client() as http:
+            assert (await http.post("/props", json={})).status_code == 501
+
+    run(work())
+
+
+# -- request ids and logs --------------------------------------------------------------------------------------------
+
+
+def test_every_answer_has_an_id() -> None:
+    async def work() -> None:
+        async with client(access=AccessRules(api_keys=(b"k",))) as http:
+            seen = set()
+            for path in ("/health", "/props", "/nope"):  # also what the door refuses
+                seen.add((await http.get(path)).headers["x-request-id"])
+            assert len(seen) == 3
+            assert (await http.get("/health", headers={"X-Request-Id": "my-1"})).headers["x-request-id"] == "my-1"
+
+    run(work())
+
+
+def test_ids_cannot_forge_a_line() -> None:
+    assert request_id(b"abc") == "abc"
+    for given in (b"", b"a b", b"a\nb", b"\x1b[31m", b"a" * 129, "ä".encode()):
+        assert request_id(given) != given.decode("latin-1") and len(request_id(given)) == 16
+
+
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    """The program's log as it would be written to stderr, as JSON lines."""
+    stream = io.StringIO()
+    logger = logging.getLogger("llamado")
+    before = logger.handlers, logger.level, logger.propagate
+    handler = Background(stream)
+    handler.setFormatter(Lines(prefix=False, timestamps=False, as_json=True, verbose=False))
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(logging.INFO)
+    yield stream
+    logger.handlers, logger.propagate = before[0], before[2]
+    logger.setLevel(before[1])
+
+
+def written(stream: io.StringIO) -> list[dict[str, Any]]:
+    for handler in logging.getLogger("llamado").handlers:
+        handler.flush()
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_one_line_a_request(log: io.StringIO) -> None:
+    async def work() -> None:
+        async with client() as http:
+            headers = {"X-Request-Id": "r1"}
+            await http.post("/completion", json={"prompt": "abc", "n_predict": 2}, headers=headers)
+            await http.get("/health")
+            await http.get("/no%1b[31m%0awhere", headers={"X-Request-Id": "r2"})
+
+    run(work())
+    lines = written(log)
+    assert [line["request_id"] for line in lines] == ["r1", "r2"]
+    first = lines[0]
+    assert first["message"].startswith("POST /completion 200, ") and first["message"].endswith(" ms, 3+2 tokens")
+    assert (first["method"], first["path"], first["status"]) == ("POST", "/completion", 200)
+    assert (first["prompt_tokens"], first["predicted_tokens"]) == (3, 2) and first["duration_ms"] > 0
+    assert "\n" not in lines[1]["message"] and "\x1b" not in lines[1]["message"] and lines[1]["status"] == 404
+
+
+def test_lines_of_text() -> None:
+    record = logging.LogRecord("llamado", logging.WARNING, "", 0, "hot", (), None)
+    plain = Lines(prefix=False, timestamps=False, as_json=False, verbose=False)
+    assert plain.format(record) == "warning: hot"
+    token = current.set(Record("r1", "GET", "/"))
+    assert plain.format(record) == "warning: [r1] hot"
+    current.reset(token)
+    colored = Lines(prefix=False, timestamps=True, as_json=False, verbose=False, colors=True)
+    assert colored.format(record).startswith("\x1b[33m2") and colored.format(record).endswith("warning: hot\x1b[0m")
+
+
+def test_who_logs_never_waits_for_who_reads() -> None:
+    read, write = os.pipe()
+    handler = Background(os.fdopen(write, "w"))
+    logger = logging.Logger("test")
+    logger.addHandler(handler)
+    for i in range(30_000):  # far more than a pipe holds, and than may wait
+        logger.warning("line %d, %s", i, "x" * 50)
+    with os.fdopen(read) as reader:
+        lines = []
+        while "left out" not in (line := reader.readline()):
+            lines.append(line)
+    assert lines[0].startswith("line 0, ") and len(lines) > 1000
+
+
+def test_log_file(tmp_path: Path) -> None:
+    code = (
+        "import logging, sys; from llamado.server import logs; logs.configure(file=sys.argv[1], as_json=True);"
+        "logging.getLogger('llamado.x').info('hello'); logging.getLogger('llamado.x').debug('no')"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "log")], capture_output=True, text=True)
+    assert json.loads((tmp_path / "log").read_text())["message"] == json.loads(done.stderr)["message"] == "hello"
+    with pytest.raises(logs.LogFileError, match="--log-file"):
+        logs.configure(file=str(tmp_path / "no" / "log"))
+
+
+def test_overview() -> None:
+    settings = Settings(
+        source=ModelSource(spec="fake"),
+        engine=EngineOptions(unified=False),
+        access=AccessRules(api_keys=(b"a", b"b")),
+        switches=Switches(metrics=True, api_prefix="/llama", sleep_idle_seconds=9),
+    )
+    engine = FakeEngine()
+    text = "\n".join(overview(settings, served(engine), ["http://127.0.0.1:1"]))
+    engine.close()
+    for part in ("fake", "4096 tokens, 4 slots each", "http://127.0.0.1:1/llama", "/metrics", "2 keys", "after 9 s"):
+        assert part in text
+    assert layer_devices(["CPU", "RPC0"], Placement((0, 1), 1), 2) == [
+        "layer 0: CPU", "layer 1: RPC0", "head: RPC0", "embedding: CPU",
+    ]  # fmt: skip
+    assert layer_devices(["CPU"], None, 1) == ["layer 0: CPU", "head: CPU", "embedding: CPU"]
+
+
+# -- sleep -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_idle_model_sleeps_and_wakes() -> None:
+    async def work() -> None:
+        async with client() as http:
+            engines = [http.engine]
+            state = http.state
+
+            def load() -> Any:
+                engines.append(FakeEngine())
+                return served(engines[-1])
+
+            closed: list[float] = []
+            state.served = served(http.engine)
+            object.__setattr__(state.served, "close", closed.append)
+            state.sleep = sleep = Sleep(state, load, 0.2)
+            watch = asyncio.ensure_future(sleep.watch())
+            try:
+                for _ in range(500):
+                    if sleep.asleep and closed:
+                        break
+                    # Probes neither wake it nor keep it awake.
+                    for path in ("/health", "/props", "/v1/models", "/metrics"):
+                        await http.get(path)
+                    await asyncio.sleep(0.01)
+                assert sleep.asleep and closed and len(engines) == 1
+                assert (await http.get("/health")).json() == {"status": "ok"}
+                assert (await http.get("/props")).json()["is_sleeping"] is True
+                assert (await http.get("/v1/models")).json()["data"][0]["id"] == "fake"
+                assert (await http.get("/nowhere")).status_code == 404
+                assert sleep.asleep
+                # Requests at the same time wait for one loading.
+                body = {"prompt": "a", "n_predict": 2}
+                answers = await asyncio.gather(*(http.post("/completion", json=body) for _ in range(3)))
+                assert [a.status_code for a in answers] == [200] * 3 and len(engines) == 2
+                assert engines[1].requests and not engines[0].requests
+                assert (await http.get("/props")).json()["is_sleeping"] is False
+            finally:
+                watch.cancel()
+                for engine in engines:
+                    engine.close()
+
+    run(work())
+
+
+def test_a_running_answer_keeps_the_model_awake() -> None:
+    async def work() -> None:
+        async with client(FakeEngine(delay=0.05, answer="x" * 20)) as http:
+            http.state.sleep = Sleep(http.state, lambda: served(http.engine), 0.1)
+            watch = asyncio.ensure_future(http.state.sleep.watch())
+            response = await http.post("/completion", json={"prompt": "a"})
+            assert response.json()["content"] == "x" * 20
+            watch.cancel()
+
+    run(work())
+
+
+def test_a_model_that_cannot_be_loaded_again_is_tried_again() -> None:
+    async def work() -> None:
+        async with client() as http:
+            failing = [True]
+
+            def load() -> Any:
+                if failing:
+                    raise OSError("the file is gone")
+                return served(http.engine)
+
+            http.state.sleep = Sleep(http.state, load, 3600)
+            await http.state.sleep._fall_asleep()
+            response = await http.post("/completion", json={"prompt": "a"})
+            assert response.status_code == 503 and "the file is gone" in response.json()["error"]["message"]
+            assert response.headers["retry-after"] == "5" and (await http.get("/health")).status_code == 200
+            failing.clear()
+            assert (await http.post("/completion", json={"prompt": "a"})).status_code == 200
+
+    run(work())
+
+
+def test_sleep_in_a_process(fake_server: Start) -> None:
+    _, url = fake_server("sleep=1")
+    wait_ready(url)
+    for _ in range(500):
+        if httpx.get(f"{url}/props").json()["is_sleeping"]:
+            break
+        time.sleep(0.02)
+    assert httpx.get(f"{url}/props").json()["is_sleeping"]
+    assert httpx.post(f"{url}/completion", json={"prompt": "a", "n_predict": 2}).json()["content"] == "xx"
+    assert not httpx.get(f"{url}/props").json()["is_sleeping"]
+
+
+# -- a parent that dies ----------------------------------------------------------------------------------------------
+
+
+def test_a_server_ends_with_its_parent(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    port_file = tmp_path / "port"
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).parent / "fake_server.py"), str(port_file)],
+        stderr=subprocess.PIPE,
+        text=True,
+        pass_fds=[read],
+        env={**os.environ, "LLAMADO_PARENT_FD": str(read)},
+    )
+    os.close(read)
+    try:
+        while not (port_file.exists() and port_file.read_text()):
+            time.sleep(0.01)
+        url = f"http://127.0.0.1:{port_file.read_text()}"
+        wait_ready(url)
+        os.write(write, b"still there")
+        assert httpx.get(f"{url}/health").status_code == 200
+        os.close(write)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        _, errors = process.communicate()
+    assert "has ended" in errors
+
+
+# -- traces ----------------------------------------------------------------------------------------------------------
+
+
+def test_spans() -> None:
+    memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
+    exporter = memory.InMemorySpanExporter()
+
+    async def work() -> None:
+        async with client() as http:
+            http.state.tracing = Tracing(exporter)
+            parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+            body = {"prompt": "abc", "n_predict": 2, "stream": True}
+            await http.post("/v1/completions", json=body, headers={"traceparent": parent})
+            http.engine.fail = RuntimeError("broken")
+            await http.post("/completion", json={"prompt": "a"})
+            await http.get("/nowhere")
+            http.state.tracing.close()
+
+    run(work())
+    first, second, third = exporter.get_finished_spans()
+    assert first.name == "text_completion fake" and first.kind.name == "SERVER"
+    assert f"{first.context.trace_id:032x}" == "0af7651916cd43dd8448eb211c80319c"
+    assert f"{first.parent.span_id:016x}" == "b7ad6b7169203331"
+    assert first.attributes["gen_ai.usage.input_tokens"] == 3 and first.attributes["gen_ai.usage.output_tokens"] == 2
+    assert first.attributes["gen_ai.response.finish_reasons"] == ("length",)
+    assert first.attributes["http.route"] == "/v1/completions" and first.attributes["http.response.status_code"] == 200
+    assert [e.name for e in first.events] == ["gen_ai.first_token"]
+    assert first.start_time <= first.events[0].timestamp <= first.end_time
+    assert second.status.status_code.name == "ERROR" and second.parent is None
+    assert third.name == "GET /nowhere" and "http.route" not in third.attributes
+
+
+def test_traces_are_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert open_tracing(False, {}) is None
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(TracingError, match=r"pip install 'llamado\[otel\]'"):
+        open_tracing(True, {})
+    assert open_tracing(False, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:4318"}) is None
+    assert open_tracing(True, {"OTEL_SDK_DISABLED": "true"}) is None
