@@ -34,8 +34,9 @@ from llamado.text.grammar import GrammarError
 MAX_TEXT = 1 << 18  # characters
 MAX_POSITIONS = 1_200  # of characters in lexemes that are looked at for overlaps; beyond, all become single characters
 MAX_ROUNDS = 60
+MAX_PARTS = 5_000  # of rules, after everything regular has become lexemes
 MAX_RULES = 3_000
-MAX_LEXEME = 20_000  # characters of a lexeme when everything in it is written out
+MAX_LEXEME = 1_000_000  # characters of a lexeme when everything in it is written out
 MAX_REFERENCES = 100  # of regular rules one after another
 _NESTED = 6  # parentheses inside one another that Lark reads without trouble
 
@@ -54,6 +55,8 @@ def gbnf_grammar(text: str, vocabulary: GuidedVocabulary) -> str:
     except (RecursionError, _TooLarge):
         lexing = _Lexing(rules)
         lexing.all_single = True
+    if sum(map(_size, lexing.parts().values())) > MAX_PARTS:
+        raise GrammarError(f"{FAILED}: it is too large for a grammar that is not a regular expression")
     return _Writer(lexing, vocabulary).grammar()
 
 
@@ -278,6 +281,14 @@ def _rules_in(part: _Part) -> Iterator[str]:
         yield from _rules_in(part.item)
 
 
+def _size(part: _Part) -> int:
+    if isinstance(part, _Row):
+        return 1 + sum(map(_size, part.items))
+    if isinstance(part, _Options):
+        return 1 + sum(map(_size, part.options))
+    return 1 + _size(part.item) if isinstance(part, _Times) else 1
+
+
 @dataclass
 class _Automaton:
     """A lexeme's positions: Glushkov's automaton, sets of positions as bits of an int."""
@@ -314,6 +325,8 @@ class _Overlaps:
 
     def find(self) -> list[Node]:
         parts = self.lexing.parts()
+        if isinstance(parts["root"], _Lexeme):
+            return []
         for part in parts.values():
             self._collect(part)
         class_of = self._class_bits()

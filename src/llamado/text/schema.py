@@ -9,8 +9,10 @@ hostile schemas need stack and time for is limited.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
@@ -22,6 +24,8 @@ WHITESPACE = r" |\n[ \t]{0,20}"
 
 MAX_DEPTH = 150  # of schemas inside one another, references followed
 MAX_SCHEMAS = 20_000
+MAX_MULTIPLE = 1_000  # `multipleOf` in units of its last digit: so many states an automaton needs
+_INTEGER_LIMIT = 1 << 63
 _INTEGER_BOUND = 10**16 - 1  # llama.cpp allows 16 digits; models that count on and on stop there
 
 _TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
@@ -90,6 +94,8 @@ def schema_error(text: str) -> GrammarError:
 
 
 def _error(path: str, what: str) -> GrammarError:
+    if len(path) > 300:
+        path = f"{path[:200]}…{path[-50:]}"
     return GrammarError(f"JSON schema conversion failed:\nJSON schema error at {path}: {what}")
 
 
@@ -110,10 +116,14 @@ class _Schema:
         self._root = root
         self._seen: dict[int, _Seen] = {}
         self._anchors: dict[str, object] | None = None
+        self._multiple = 1  # what all `multipleOf` have in common
+        self._conjunctions = False
 
     def prepared(self) -> Any:
         """The document as llguidance shall see it. Raises GrammarError."""
         self._look(self._root, "#", False, 0, ())
+        if self._conjunctions and self._multiple > 10 * MAX_MULTIPLE:
+            raise _error("#", f"keyword 'multipleOf' is not supported for what makes {self._multiple} together")
         return self._write(self._root)
 
     # --- looking
@@ -140,6 +150,7 @@ class _Schema:
         for part, place in _parts(node, path):
             self._look(part, place, False, depth + 1, ())
         alone = not composed and _is_alone(node)
+        self._conjunctions |= composed
         here = (*trail, id(node))
         for key in _IN_PLACE:
             for i, option in enumerate(node.get(key, ())):
@@ -164,6 +175,12 @@ class _Schema:
         for key, kind in _KINDS.items():
             if key in node and not isinstance(node[key], kind):
                 raise _error(path, f"keyword '{key}' cannot be {json.dumps(node[key])[:50]}")
+        if "multipleOf" in node:
+            digits = Decimal(str(node["multipleOf"])).normalize().as_tuple()
+            unit = int("".join(map(str, digits.digits)) or "0") * 10 ** max(0, min(int(digits.exponent), 9))
+            self._multiple = math.lcm(self._multiple, unit)
+            if unit > MAX_MULTIPLE:
+                raise _error(path, f"keyword 'multipleOf' is not supported with {node['multipleOf']}")
 
     def _resolve(self, reference: object, path: str) -> object:
         if not isinstance(reference, str):
@@ -251,6 +268,8 @@ class _Schema:
                 out[key] = [self._write(part) for part in value]
             elif key in _SINGLE:
                 out[key] = self._write(value)
+            elif key in _FAR and isinstance(value, int) and _FAR[key] * value >= _INTEGER_LIMIT:
+                continue  # beyond what llguidance counts to, and no limit in practice
             elif key not in _REFUSED and not (key == "format" and value not in _FORMATS):
                 out[key] = value
         if seen is not None:
@@ -293,6 +312,7 @@ class _Schema:
 
 
 _NUMBER = (int, float)
+_FAR = {"minimum": -1, "exclusiveMinimum": -1, "maximum": 1, "exclusiveMaximum": 1}
 _KINDS: Mapping[str, type | tuple[type, ...]] = {
     "properties": dict,
     "patternProperties": dict,
