@@ -27,6 +27,7 @@ log = logging.getLogger("llamado.router")
 
 _LINE = 8192  # bytes of a log line
 _CHECK_TIMEOUT = 5.0  # seconds a health check may take
+PORT_WAIT = 5.0  # seconds an earlier process may take to leave its port
 
 Progress = Callable[[float, str], None]
 
@@ -248,13 +249,15 @@ class Child:
         """Whether nobody else listens where it will; an earlier process gets a moment to go."""
         if self._socket is not None:
             return True
-        for _ in range(50):
+        end = self._loop.time() + PORT_WAIT
+        while True:
             try:
                 (await self.pool.connect()).abort()
             except UpstreamLost:
                 return True
+            if self._loop.time() >= end:
+                return False
             await asyncio.sleep(0.1)
-        return False
 
     async def stop(self, *, at_once: bool = False) -> None:
         """End it: its stop command or SIGTERM, and SIGKILL after the stop timeout; returns when it is gone."""

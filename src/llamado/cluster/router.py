@@ -110,6 +110,13 @@ class Router:
 
         try:
             await self._dispatch(scope, receive, sending)
+        except asyncio.CancelledError:
+            if not self._closing:
+                raise
+            # The server gave it the time it gives at its end.
+            if not started:
+                ending = ApiError("unavailable_error", "the router is ending", retry_after=2)
+                await answer(send, ending.body, ending.status)
         except Exception as error:
             if not isinstance(error, LlamadoError):
                 log.error("%s %s", scope["method"], scope["path"][:200], exc_info=error)
@@ -351,7 +358,7 @@ class Router:
                     "state": state,
                     "cmd": " ".join(child.args),
                     "proxy": str(child.pool.address),
-                    "ttl": place.model.ttl,
+                    "ttl": int(place.model.ttl),
                     "name": place.model.title,
                     "description": place.model.description,
                     "pid": child.pid,
@@ -543,7 +550,7 @@ def _downloading(name: str, progress: dict[str, Any], now: int) -> dict[str, Any
     }
 
 
-class _RouterServer(uvicorn.Server):
+class RouterServer(uvicorn.Server):
     """uvicorn that ends the models' processes before it ends; the second signal ends everything at once."""
 
     router: Router | None = None
@@ -581,8 +588,8 @@ class _RouterServer(uvicorn.Server):
             logging.getLogger("llamado").removeHandler(router.logbook)
 
 
-def serve_router(settings: Settings, flags: Parsed, sockets: list[socket.socket]) -> int:
-    """Serve many models until a signal comes; returns the exit code.
+def make_server(settings: Settings, flags: Parsed) -> RouterServer:
+    """A server that is ready to run.
 
     Raises FlagError, CatalogueError, PresetError, SwapConfigError: models that cannot be listed.
     """
@@ -608,30 +615,15 @@ def serve_router(settings: Settings, flags: Parsed, sockets: list[socket.socket]
         )
     settings = replace(settings, access=access)
     limits = FleetLimits(models_max=models_max, waiting=settings.engine.max_queue)
-    config_ = uvicorn.Config(
-        lambda: make(),
-        factory=True,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        lifespan="off",
-        ws="none",
-        timeout_graceful_shutdown=GRACE,
-        ssl_keyfile=settings.ssl_key,
-        ssl_certfile=settings.ssl_cert,
-    )
-    server = _RouterServer(config_)
 
     def make() -> Gate:
-        router = Router(
+        router = server.router = Router(
             catalogue,
             settings,
             limits=limits,
             autoload=flags.models_autoload,
             reread=lambda: catalogues.load(flags),
         )
-        server.router = router
         logging.getLogger("llamado").addHandler(router.logbook)
         for name in preload:
             place = router.fleet.find(name)
@@ -639,11 +631,32 @@ def serve_router(settings: Settings, flags: Parsed, sockets: list[socket.socket]
                 router.fleet.load(place)
         return Gate(router, settings.access, settings.switches.api_prefix)
 
+    options = uvicorn.Config(
+        make,
+        factory=True,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        lifespan="off",
+        ws="none",
+        proxy_headers=False,  # passed on as they came
+        timeout_graceful_shutdown=GRACE,
+        ssl_keyfile=settings.ssl_key,
+        ssl_certfile=settings.ssl_cert,
+    )
+    server = RouterServer(options)
+    _log_models(list(catalogue.models.values()))
+    return server
+
+
+def serve_router(settings: Settings, flags: Parsed, sockets: list[socket.socket]) -> int:
+    """Serve many models until a signal comes; returns the exit code. Raises as `make_server` does."""
+    server = make_server(settings, flags)
     for sock in sockets:
         log.info("listening on %s", address_of(sock, tls=bool(settings.ssl_cert)))
     for note in settings.notes:
         log.info("%s", note)
-    _log_models(list(catalogue.models.values()))
     try:
         server.run(sockets=sockets)
     finally:

@@ -1,0 +1,146 @@
+"""A model server made of nothing: says its name, gets ready late, streams slowly, dies when told to.
+
+`python fake_model.py NAME PORT_OR_SOCKET [ready=SECONDS] [fail=CODE] [stubborn] [count=FILE]`
+Requests: `{"delay": S, "stream": N, "die": "before" | "after N chunks", "echo": true}`. `count` gets a line per start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+
+NAME, WHERE = sys.argv[1], sys.argv[2]
+OPTIONS = dict(a.partition("=")[::2] for a in sys.argv[3:])
+READY = time.monotonic() + float(OPTIONS.get("ready", 0))
+STATE = {"requests": 0, "cancelled": 0, "active": 0, "asleep": False}
+
+
+def log(text: str) -> None:
+    if "count" in OPTIONS:
+        with open(OPTIONS["count"], "a") as file:
+            file.write(text + "\n")
+
+
+def reply(status: int, body: object, kind: str = "application/json") -> bytes:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(data)}\r\n\r\n"
+    return head.encode() + data
+
+
+async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while True:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            break
+        first, *lines = head.decode("latin-1").split("\r\n")
+        headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in lines) if k}
+        path = first.split(" ")[1]
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+        route = path.partition("?")[0]
+        if route in ("/health", "/ready"):
+            left = READY - time.monotonic()
+            if left > 0:
+                writer.write(reply(503, {"error": {"code": 503}, "progress": 0.5, "stage": "pretending"}))
+            else:
+                writer.write(reply(200, {"status": "ok"}))
+        elif route == "/v1/models":
+            writer.write(reply(200, {"data": [{"id": NAME, "meta": {"n_params": 7}}]}))
+        elif route == "/props":
+            writer.write(reply(200, {"name": NAME, "pid": os.getpid(), "is_sleeping": STATE["asleep"]}))
+        elif route == "/state":
+            writer.write(reply(200, {**STATE, "name": NAME, "pid": os.getpid()}))
+        else:
+            STATE["requests"] += 1
+            STATE["active"] += 1
+            log(f"request {NAME}")
+            try:
+                if not await work(json.loads(body or b"{}"), body, headers, first, reader, writer):
+                    return
+            finally:
+                STATE["active"] -= 1
+        await writer.drain()
+    writer.close()
+
+
+async def work(
+    asked: dict[str, object],
+    body: bytes,
+    headers: dict[str, str],
+    first: str,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+) -> bool:
+    die = str(asked.get("die", ""))
+    once = asked.get("once")
+    if die and (once is None or not os.path.exists(str(once))):
+        if once is not None:
+            open(str(once), "w").close()
+        if die == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        die = ""
+    if "sleep" in asked:
+        STATE["asleep"] = bool(asked["sleep"])
+    gone = asyncio.ensure_future(reader.read(1))
+    steps = int(str(asked.get("stream", 0)))
+    delay = float(str(asked.get("delay", 0)))
+    try:
+        if steps:
+            kind = str(asked.get("type", "text/event-stream"))
+            writer.write(f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+            for i in range(steps):
+                if die == str(i):
+                    await writer.drain()
+                    await asyncio.sleep(0.05)
+                    os.kill(os.getpid(), signal.SIGKILL)
+                await asyncio.wait([gone], timeout=delay)
+                if gone.done():
+                    STATE["cancelled"] += 1
+                    return False
+                part = f"data: {json.dumps({'name': NAME, 'i': i, 'sent': time.monotonic()})}\n\n".encode()
+                writer.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")
+                await writer.drain()
+            writer.write(b"0\r\n\r\n")
+        else:
+            await asyncio.wait([gone], timeout=delay)
+            if gone.done():
+                STATE["cancelled"] += 1
+                return False
+            big = int(str(asked.get("big", 0)))
+            told = {"name": NAME, "pid": os.getpid(), "text": "x" * big}
+            if asked.get("echo"):
+                told |= {"headers": headers, "first": first, "body": body.decode("latin-1")}
+            writer.write(reply(int(str(asked.get("status", 200))), told))
+            await writer.drain()
+        return True
+    finally:
+        gone.cancel()
+        try:
+            await gone
+        except (asyncio.CancelledError, ConnectionError):
+            pass
+
+
+async def main() -> None:
+    if "stubborn" in OPTIONS:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if WHERE.endswith(".sock"):
+        server = await asyncio.start_unix_server(answer, WHERE, limit=1 << 26)
+    else:
+        server = await asyncio.start_server(answer, "127.0.0.1", int(WHERE), limit=1 << 26)
+    log(f"start {NAME} {os.getpid()}")
+    print(f"{NAME} listens", flush=True)
+    async with server:
+        await server.serve_forever()
+
+
+if "fail" in OPTIONS:
+    log(f"fail {NAME}")
+    print("error: made to fail", flush=True)
+    sys.exit(int(OPTIONS["fail"]))
+asyncio.run(main())
