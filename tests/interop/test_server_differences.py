@@ -1,0 +1,185 @@
+"""The same requests to this server and to the real llama-server; each difference is explained, or fails.
+
+Compared are the status, the keys and types of all JSON (of all events, where the answer is a stream), the order of the
+kinds of events, the type of an error and, for greedy answers of which the model is sure, the text.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import orjson
+import pytest
+from peer_server import free_port
+from server_requests import Ask, all_requests
+
+pytestmark = pytest.mark.interop
+
+# (pattern of "name: difference", why it is so). The first that matches counts.
+EXPLAINED: list[tuple[str, str]] = []
+
+
+class Reply(NamedTuple):
+    status: int
+    kind: str
+    body: bytes
+
+
+@pytest.fixture(scope="module")
+def addresses(peer_bin: Path, smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """Ours and theirs, both ready."""
+    folder = tmp_path_factory.mktemp("differences")
+    programs = [[sys.executable, "-m", "llamado.cli", "serve"], [str(peer_bin / "llama-server"), "-ngl", "0"]]
+    processes, urls = [], []
+    try:
+        for i, program in enumerate(programs):
+            (folder / f"slots{i}").mkdir()
+            port = free_port()
+            options = ["-m", smollm2_path, "-a", "m", "-c", "4096", "-np", "4", "-t", "1", "--metrics", "--props"]
+            options += ["--slot-save-path", folder / f"slots{i}", "--host", "127.0.0.1", "--port", port]
+            with (folder / f"log{i}").open("wb") as log:
+                processes.append(subprocess.Popen([*program, *map(str, options)], stdout=log, stderr=log))
+            urls.append(f"http://127.0.0.1:{port}")
+        for i, url in enumerate(urls):
+            while not _healthy(url):
+                assert processes[i].poll() is None, (folder / f"log{i}").read_text(errors="replace")[-2000:]
+                time.sleep(0.05)
+        yield urls
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def _ask_all(url: str, asks: list[Ask]) -> list[Reply]:
+    replies = []
+    with httpx.Client(base_url=url, timeout=60) as http:
+        for ask in asks:
+            headers = {"Content-Type": "application/json"} if ask.body is not None else {}
+            try:
+                answer = http.request(ask.method, ask.path, content=ask.body, headers=headers)
+            except httpx.RemoteProtocolError as error:
+                replies.append(Reply(0, "none", str(error).encode()))
+                continue
+            kind = answer.headers.get("content-type", "").partition(";")[0]
+            replies.append(Reply(answer.status_code, kind, answer.content))
+    return replies
+
+
+def shape(value: Any, path: str = "") -> set[str]:
+    """Every path of a JSON value with its type; the elements of a list count as one."""
+    if isinstance(value, dict):
+        return {f"{path}:object"}.union(*(shape(v, f"{path}.{k}" if path else k) for k, v in value.items()))
+    if isinstance(value, list):
+        return {f"{path}:array"}.union(*(shape(v, f"{path}[]") for v in value))
+    kind = {bool: "boolean", int: "number", float: "number", str: "string", type(None): "null"}[type(value)]
+    return {f"{path}:{kind}"}
+
+
+def _events(body: bytes) -> list[tuple[str, Any]]:
+    """Name and data of each event of a stream."""
+    found = []
+    for part in body.decode().split("\n\n"):
+        fields = dict(line.partition(": ")[::2] for line in part.split("\n") if ": " in line)
+        if "data" in fields:
+            data = fields["data"]
+            found.append((fields.get("event", ""), data if data == "[DONE]" else orjson.loads(data)))
+    return found
+
+
+def _kinds(events: list[tuple[str, Any]]) -> list[str]:
+    """The order of the kinds of events; repeated ones count once."""
+    kinds: list[str] = []
+    for name, data in events:
+        kind = name or ("[DONE]" if data == "[DONE]" else "data")
+        if not kinds or kinds[-1] != kind:
+            kinds.append(kind)
+    return kinds
+
+
+def _texts(value: Any) -> str:
+    """What an answer says: all its texts, however the API calls them."""
+    if isinstance(value, list):
+        return "".join(map(_texts, value))
+    if not isinstance(value, dict):
+        return ""
+    said = ""
+    for key in ("content", "text", "delta", "prompt", "tokens"):
+        part = value.get(key)
+        if key == "tokens" or (key == "prompt" and "content" in value):
+            said += str(part) if key == "tokens" and "content" not in value and part is not None else ""
+        else:
+            said += part if isinstance(part, str) else _texts(part)
+    for key in ("choices", "message", "output"):
+        said += _texts(value.get(key))
+    return said
+
+
+def _differences(ask: Ask, ours: Reply, theirs: Reply) -> Iterator[str]:
+    if ours.status != theirs.status:
+        yield f"status {ours.status} for {theirs.status}"
+    if ours.kind != theirs.kind:
+        yield f"content type {ours.kind} for {theirs.kind}"
+    if ours.kind == theirs.kind == "text/event-stream":
+        a, b = _events(ours.body), _events(theirs.body)
+        if _kinds(a) != _kinds(b):
+            yield f"events {_kinds(a)} for {_kinds(b)}"
+        yield from _compare_json(ask, [e for _, e in a if e != "[DONE]"], [e for _, e in b if e != "[DONE]"])
+    elif ours.kind == theirs.kind == "application/json":
+        yield from _compare_json(ask, orjson.loads(ours.body), orjson.loads(theirs.body))
+
+
+def _compare_json(ask: Ask, ours: Any, theirs: Any) -> Iterator[str]:
+    a, b = shape(ours), shape(theirs)
+    for path in sorted(b - a):
+        yield f"missing {path}"
+    for path in sorted(a - b):
+        yield f"extra {path}"
+    if isinstance(ours, dict) and isinstance(theirs, dict) and "error" in theirs:
+        kinds = [e.get("type") if isinstance(e, dict) else e for e in (ours.get("error"), theirs["error"])]
+        if kinds[0] != kinds[1]:
+            yield f"error {kinds[0]} for {kinds[1]}"
+    if ask.greedy and _texts(ours) != _texts(theirs):
+        yield f"text {_texts(ours)!r} for {_texts(theirs)!r}"
+
+
+def test_all_differences_are_explained(addresses: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    asks = all_requests()
+    with ThreadPoolExecutor(2) as pool:
+        ours, theirs = pool.map(_ask_all, addresses, [asks, asks])
+    reasons: Counter[str] = Counter()
+    unexplained, n_equal = [], 0
+    for ask, a, b in zip(asks, ours, theirs, strict=True):
+        differences = [f"{ask.name}: {difference}" for difference in _differences(ask, a, b)]
+        n_equal += not differences
+        for difference in differences:
+            reason = next((why for pattern, why in EXPLAINED if re.search(pattern, difference)), None)
+            if reason is None:
+                unexplained.append(f"{difference}    [{a.body[:150]!r} for {b.body[:150]!r}]")
+            else:
+                reasons[reason] += 1
+    with capsys.disabled():
+        print(f"\n{len(asks)} requests, {n_equal} with equal answers; differences by reason:")
+        for reason, n in reasons.most_common():
+            print(f"{n:5} {reason}")
+    assert not unexplained, f"{len(unexplained)} differences:\n" + "\n".join(unexplained)
