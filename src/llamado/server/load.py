@@ -105,6 +105,9 @@ def serve_llama(settings: Settings, llama: Llama) -> Served:
     """A model that generates, behind the endpoints."""
     from llamado.text.constraint import GrammarCompiler
 
+    grammars = GrammarCompiler(llama.tokenizer)
+    if settings.switches.grammar is not None:
+        grammars.compile(settings.switches.grammar)  # one that cannot be used is found now, not by every request
     info = describe(settings, llama.file, llama.model, llama.tokenizer, llama.template, llama.engine.n_ctx)
     if log.isEnabledFor(EVERYTHING):
         from llamado.engine.placed import PlacedForward
@@ -120,7 +123,7 @@ def serve_llama(settings: Settings, llama: Llama) -> Served:
         info=info,
         n_slots=settings.engine.n_slots,
         defaults=settings.defaults,
-        grammars=GrammarCompiler(llama.tokenizer),
+        grammars=grammars,
         n_batch=settings.engine.n_batch,
         close=llama.close,
     )

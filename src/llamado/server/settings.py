@@ -160,6 +160,8 @@ def sampling_defaults(flags: Parsed) -> Defaults:
             dry_base=flags.dry_base,
             dry_allowed_length=flags.dry_allowed_length,
             dry_penalty_last_n=flags.dry_penalty_last_n,
+            adaptive_target=flags.adaptive_target,
+            adaptive_decay=flags.adaptive_decay,
             dynatemp_range=flags.dynatemp_range,
             dynatemp_exponent=flags.dynatemp_exp,
             mirostat=flags.mirostat,
@@ -167,6 +169,7 @@ def sampling_defaults(flags: Parsed) -> Defaults:
             mirostat_eta=flags.mirostat_lr,
             **samplers,
         )
+        sampling = replace(sampling, **_breakers(flags.dry_sequence_breaker))
         sampling.validate()
     except LlamadoError as error:
         raise FlagError(str(error)) from None
@@ -175,6 +178,14 @@ def sampling_defaults(flags: Parsed) -> Defaults:
     if flags.keep < -1:
         raise FlagError(f"--keep: expected -1 or more, got {flags.keep}")
     return Defaults(sampling=sampling, n_predict=flags.predict, n_keep=flags.keep, stop=tuple(flags.stop or ()))
+
+
+def _breakers(given: list[str] | None) -> dict[str, Any]:
+    """The texts given take the place of the usual ones; "none" forgets those before it."""
+    texts: list[str] = []
+    for text in given or ():
+        texts = [] if text == "none" else [*texts, text]
+    return {} if given is None else {"dry_sequence_breakers": tuple(texts)}
 
 
 def _biases(given: list[str]) -> Mapping[int, float]:
