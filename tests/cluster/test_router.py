@@ -207,14 +207,16 @@ def test_a_busy_model_is_waited_for(start_router: Start) -> None:
 def test_three_models_share_two_places(start_router: Start) -> None:
     """Everybody is answered by the right model, and none is left out, though two are asked all the time."""
     router = start_router(config({name: fake(name.upper()) for name in "abc"}), "--models-max", "2")
-    end = time.monotonic() + 2
+    end = time.monotonic() + 20
     answered: Counter[str] = Counter()
     most = 0
 
+    def done() -> bool:
+        return (answered["c"] >= 3 and min(answered["a"], answered["b"]) >= 8) or time.monotonic() > end
+
     def client(number: int) -> None:
-        nonlocal most
         with httpx.Client(base_url=router.url, timeout=30) as http:
-            while time.monotonic() < end:
+            while not done():
                 name = "c" if number == 0 else "ab"[number % 2]
                 answer = http.post("/v1/completions", json={"model": name, "delay": 0.02})
                 assert answer.status_code == 200 and answer.json()["name"] == name.upper(), answer.text
@@ -222,13 +224,13 @@ def test_three_models_share_two_places(start_router: Start) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         work = [pool.submit(client, i) for i in range(8)]
-        while time.monotonic() < end:
+        while not done():
             most = max(most, len(router.running()))
             time.sleep(0.02)
         for one in work:
             one.result()
     assert most == 2
-    assert answered["c"] >= 2 and answered["a"] > 10 and answered["b"] > 10, answered
+    assert answered["c"] >= 3 and min(answered["a"], answered["b"]) >= 8, answered
 
 
 def test_killed_model_comes_back_and_waiting_requests_are_answered(start_router: Start, tmp_path: Path) -> None:

@@ -108,6 +108,8 @@ def read_swap_config(path: str | Path) -> SwapConfig:
         raise SwapConfigError(f"--config {path}: {error}") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise SwapConfigError(f"--config {path}: no YAML: {error}") from None
+    if _is_huge(root):
+        raise SwapConfigError(f"--config {path}: its parts refer to one another without end")
     reader = _Reader(str(path), 0)
     top = reader.mapping("the file", root)
     reader.check("", top, _TOP | _QUIET)
@@ -118,6 +120,20 @@ def read_swap_config(path: str | Path) -> SwapConfig:
     if reader.unknown:
         log.warning("%s: not supported and left out: %s", path, ", ".join(reader.unknown))
     return config
+
+
+def _is_huge(root: Any) -> bool:
+    """Whether written out in full, without references, the file would be larger than anything real; or endless."""
+    left = [root]
+    for _ in range(200_000):
+        if not left:
+            return False
+        value = left.pop()
+        if isinstance(value, dict):
+            left += [*value.keys(), *value.values()]
+        elif isinstance(value, list):
+            left += value
+    return True
 
 
 def _read(reader: _Reader, top: dict[str, Any]) -> SwapConfig:
@@ -203,7 +219,13 @@ def _model(
             raise reader.fail(f"{where}.{key}", f"expected a text, got {value!r:.60}")
         return str(_fill(reader, f"{where}.{key}", value, macros))
 
-    args = command(filled("cmd"))
+    def words(key: str) -> list[str]:
+        try:
+            return command(filled(key))
+        except SwapConfigError as error:
+            raise reader.fail(f"{where}.{key}", str(error)) from None
+
+    args = words("cmd")
     if not args:
         raise reader.fail(f"{where}.cmd", "there is no command")
     url = filled("proxy") or (f"http://localhost:{macros['PORT']}" if "PORT" in macros else "")
@@ -225,7 +247,7 @@ def _model(
         env[variable] = value
     own_ttl = reader.number(f"{where}.ttl", body.get("ttl"), -1.0)
     # ${PID} is known when the process runs.
-    stop = command(filled("cmdStop")) if body.get("cmdStop") else []
+    stop = words("cmdStop")
     aliases, titles = _aliases(reader, where, body.get("aliases"), macros)
     rewrite = _rewrite(reader, where, body, macros)
     aliases += [other for other in rewrite.set_by_name if other != name and other not in aliases]
