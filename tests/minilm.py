@@ -250,7 +250,7 @@ def _end(writer: gguf.GGUFWriter, path: Path) -> Path:
     return path
 
 
-# --- what an encoder computes ------------------------------------------------------------------------------------------
+# --- what an encoder computes -----------------------------------------------------------------------------------------
 
 
 def weights_of(path: Path) -> dict[str, Array]:
