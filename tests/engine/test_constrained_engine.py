@@ -19,11 +19,12 @@ from .fake import FakeForward, FakeTokenizer, ask, send
 
 
 class Async(FakeForward):
-    """Computes on another thread, after `gate`; `log` gets what happens when."""
+    """Computes on another thread; `log` gets what happens when. `asked`: is waited for before a batch is done."""
 
     def __init__(self, log: list[str]) -> None:
         super().__init__()
         self.log = log
+        self.asked: threading.Semaphore | None = None
 
     def start(self, *arrays: Any) -> Future[NDArray[np.float32]]:
         future: Future[NDArray[np.float32]] = Future()
@@ -31,11 +32,13 @@ class Async(FakeForward):
         self.log.append("start")
 
         def work() -> None:
+            if self.asked is not None:
+                self.asked.acquire(timeout=30)
             rows = self.run(*copies)
             self.log.append("land")
             future.set_result(rows)
 
-        threading.Timer(0.005, work).start()
+        threading.Thread(target=work).start()
         return future
 
 
@@ -45,6 +48,7 @@ class Evens:
     def __init__(self, log: list[str], n: int = 1000, where: str = "mask") -> None:
         self.log, self.n, self.where = log, n, where
         self.matchers: list[Evens.State] = []
+        self.asked: threading.Semaphore | None = None
 
     def start(self) -> Evens.State:
         self.matchers.append(Evens.State(self))
@@ -57,6 +61,8 @@ class Evens:
 
         def mask(self) -> NDArray[np.uint32]:
             self.owner.log.append("mask")
+            if self.owner.asked is not None:
+                self.owner.asked.release()
             if self.owner.where == "mask" and len(self.tokens) >= self.owner.n:
                 raise RuntimeError("lost the thread")
             return np.full(4, 0x5555_5554, np.uint32)
@@ -74,7 +80,7 @@ def log() -> list[str]:
 
 @pytest.fixture
 def engine(log: list[str]) -> Iterator[Engine]:
-    engine = Engine(Async(log), FakeTokenizer(), n_slots=3, n_batch=8)
+    engine = Engine(Async(log), FakeTokenizer(), n_slots=3)
     yield engine
     engine.close()
 
@@ -85,12 +91,12 @@ def req(constraint: Any, seed: int = 7, n_predict: int = 6) -> Request:
 
 
 def test_masks_are_made_while_devices_compute(engine: Engine, log: list[str]) -> None:
-    result = ask(engine, req(Evens(log)))
+    constraint, forward = Evens(log), engine._forward
+    assert isinstance(forward, Async)
+    constraint.asked = forward.asked = threading.Semaphore(0)
+    result = ask(engine, req(constraint))
     assert all(token % 2 == 0 and token for token in result.tokens)
-    assert log[:2] == ["start", "mask"], "the first while the prompt is read"
-    assert log.count("mask") == 6
-    at = [i for i, what in enumerate(log) if what == "mask"]
-    assert all(log[i - 1] == "start" and log[i + 1] == "land" for i in at)
+    assert log == ["start", "mask", "land"] * 6, "the first while the prompt is read"
 
 
 def test_every_answer_has_its_own_state(engine: Engine, log: list[str]) -> None:
