@@ -126,7 +126,7 @@ class ChatTemplate:
             "date_string": today.strftime("%d %b %Y"),
             "datetime": today.strftime("%b %d %Y"),
             "messages": self._messages(messages),
-            "tools": copy.deepcopy(list(tools)) if tools else None,  # a template may append to what it is given
+            "tools": [_tool(tool) for tool in tools] if tools else None,
             "documents": list(documents) if documents else None,
             "add_generation_prompt": add_generation_prompt,
             "bos_token": self.bos,
@@ -134,6 +134,7 @@ class ChatTemplate:
             "enable_thinking": True,
             **extra,
         }
+        values |= _preferences({"preserve_reasoning": True, **extra})
         text = _render(template, values, self.name)
         if self.add_bos and self.bos:
             text = text.removeprefix(self.bos)
@@ -146,6 +147,13 @@ class ChatTemplate:
         """What the template can be given, found by trying."""
         return _try_out(self._template, {"bos_token": self.bos, "eos_token": self.eos})
 
+    @cached_property
+    def caps(self) -> dict[str, bool]:
+        """What llama-server's `/props` shows as `chat_template_caps`; of the template for tools, where there is one."""
+        template = self._tool_use or self._template
+        values = {"bos_token": self.bos, "eos_token": self.eos}
+        return _capabilities(template, values, self.takes if template is self._template else _try_out(template, values))
+
     def _messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         out = [self._message(message) for message in messages]
         if out and out[0].get("role") == "system" and not self.takes.system:
@@ -157,17 +165,74 @@ class ChatTemplate:
 
     def _message(self, message: Message) -> dict[str, Any]:
         out = copy.deepcopy(dict(message))
+        if out.get("role") == "developer" and "<|channel|>" not in self.source:
+            out["role"] = "system"
         content = out.get("content")
         if content is None:
-            out["content"] = ""
+            # Left out on purpose where a family's template wants it so.
+            if "content" in out or not out.get("tool_calls") or not out.get("thinking"):
+                out["content"] = ""
         elif isinstance(content, str):
             if not self.takes.strings:
                 out["content"] = [{"type": "text", "text": content}]
-        elif isinstance(content, Sequence) and not self.takes.parts:
+        elif isinstance(content, Sequence) and not self.takes.parts and not _has_thoughts(content):
             out["content"] = _join(content)
-        if out.get("tool_calls") and self.takes.argument_objects:
-            out["tool_calls"] = [_with_argument_object(call) for call in out["tool_calls"]]
+        for key in ("reasoning_content", "name", "tool_call_id", "tool_calls"):
+            if not out.get(key):
+                out.pop(key, None)
+        if "tool_calls" in out:
+            calls = [_call(call) for call in out["tool_calls"]]
+            out["tool_calls"] = [_with_argument_object(c) for c in calls] if self.takes.argument_objects else calls
         return out
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool as templates may expect it: with a description and parameters. A copy, for templates that change it."""
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        return copy.deepcopy(dict(tool))
+    parameters = function.get("parameters")
+    return {
+        "type": "function",
+        "function": {
+            "name": function.get("name", ""),
+            "description": function.get("description") or "",
+            "parameters": copy.deepcopy(dict(parameters)) if isinstance(parameters, Mapping) else {},
+        },
+    }
+
+
+def _call(call: Any) -> Any:
+    """A tool call of the past with its members in the order in which templates that write all of them show them."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    out: dict[str, Any] = {
+        "type": "function",
+        "function": {"name": function.get("name", ""), "arguments": function.get("arguments", "")},
+    }
+    if call.get("id"):
+        out["id"] = call["id"]
+    return out
+
+
+def _preferences(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables by which templates know what llama-server calls `preserve_reasoning` and `reasoning_effort`."""
+    out: dict[str, Any] = {}
+    keep = extra.get("preserve_reasoning")
+    if isinstance(keep, bool):
+        out["preserve_thinking"] = keep
+        for name in ("clear_thinking", "truncate_history_thinking", "drop_thinking"):
+            out[name] = not keep
+    effort = extra.get("reasoning_effort")
+    if isinstance(effort, str) and effort:
+        out["reasoning_strength"] = effort
+    return out
+
+
+def _has_thoughts(parts: Sequence[Any]) -> bool:
+    """Whether content has parts that only some families' templates know, and that were made for them."""
+    return any(isinstance(part, Mapping) and part.get("type") == "thinking" for part in parts)
 
 
 def _join(parts: Sequence[Any]) -> str:
@@ -221,6 +286,12 @@ def _try_out(template: jinja2.Template, values: dict[str, Any]) -> Taken:
     as_parts = answer({"role": "user", "content": [{"type": "text", "text": needle}]})
     parts = needle in as_parts and not re.search(r"""['"]text['"]""", as_parts)
     strings = needle in as_string or not parts
+    if parts and strings:
+        probe = [{"role": "user", "content": []}]  # llama-server looks for parts with none, too
+        try:
+            _render(template, {**values, "messages": probe, "add_generation_prompt": True}, "probe", PROBE_STEPS)
+        except TemplateError:
+            parts = False
 
     def call(arguments: Any) -> str:
         function = {"name": "f", "arguments": arguments}
@@ -234,6 +305,72 @@ def _try_out(template: jinja2.Template, values: dict[str, Any]) -> Taken:
     objects = needle in with_object and f"{{'{needle}'" not in with_object  # Python's way of writing it: not meant so
     system = answer({"role": "system", "content": needle}, {"role": "user", "content": "x"}) if strings else needle
     return Taken(strings, parts, objects, needle in system)
+
+
+def _capabilities(template: jinja2.Template, values: dict[str, Any], takes: Taken) -> dict[str, bool]:
+    """What the template does with tools, calls, thoughts and effort: what it is given has to show in its text."""
+
+    def answer(messages: Sequence[Message], **more: Any) -> str | None:
+        try:
+            return _render(
+                template,
+                {**values, "tools": [], "messages": messages, "add_generation_prompt": True, **more},
+                "probe",
+                PROBE_STEPS,
+                PROBE_SECONDS,
+            )
+        except TemplateError:
+            return None
+
+    def text(content: str) -> Any:
+        return content if takes.strings or not content else [{"type": "text", "text": content}]
+
+    arguments: Any = {"arg": "value"} if takes.argument_objects else '{"arg": "value"}'
+    user = {"role": "user", "content": text("x")}
+    schema = {"type": "object", "properties": {"arg": {"type": "string", "description": "d"}}, "required": ["arg"]}
+    tool = {"type": "function", "function": {"name": "llamadotool", "description": "d", "parameters": schema}}
+
+    def conversation(*names: str) -> list[Message]:
+        calls = [
+            {"id": f"call0000{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            for i, name in enumerate(names, 1)
+        ]
+        return [
+            user,
+            {"role": "assistant", "content": "", "tool_calls": calls},
+            {"role": "tool", "content": text("r"), "tool_call_id": "call00001"},
+            {"role": "assistant", "content": text("y")},
+            user,
+        ]
+
+    one = answer(conversation("llamadocall"), tools=[tool])
+    two = answer(conversation("llamadocall", "llamadosecond"), tools=[tool])
+    thoughts = answer(
+        [
+            user,
+            {"role": "assistant", "content": text("y"), "reasoning_content": "llamadothought"},
+            user,
+            {"role": "assistant", "content": text("y"), "reasoning_content": "z"},
+            user,
+        ],
+        enable_thinking=True,
+        **_preferences({"preserve_reasoning": True}),
+    )
+    efforts = [
+        answer([user], enable_thinking=True, reasoning_effort=effort, **_preferences({"reasoning_effort": effort}))
+        for effort in ("low", "high")
+    ]
+    return {
+        "supports_string_content": takes.strings,
+        "supports_typed_content": takes.parts,
+        "supports_tools": one is not None and "llamadotool" in one,
+        "supports_tool_calls": one is not None and "llamadocall" in one,
+        "supports_parallel_tool_calls": two is not None and "llamadosecond" in two,
+        "supports_system_role": takes.system,
+        "supports_preserve_reasoning": thoughts is not None and "llamadothought" in thoughts,
+        "supports_reasoning_effort": efforts[0] != efforts[1],
+        "supports_object_arguments": takes.argument_objects,
+    }
 
 
 class _Budget(threading.local):
@@ -284,6 +421,21 @@ def _count(node: nodes.Node) -> nodes.Node:
     return nodes.ExprStmt(nodes.EnvironmentAttribute("step_")).set_lineno(node.lineno)
 
 
+class _Missing(jinja2.Undefined):
+    """A variable or member that is not there: nothing, also when it is joined to a text or gone through."""
+
+    def __add__(self, other: Any) -> Any:
+        return other if isinstance(other, str) else super().__add__(other)
+
+    def __radd__(self, other: Any) -> Any:
+        return other if isinstance(other, str) else super().__radd__(other)
+
+    def items(self) -> Sequence[Any]:
+        return ()
+
+    keys = values = items
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     """Jinja's sandbox with limits on work and size, and the functions that chat templates expect."""
 
@@ -291,7 +443,11 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols], finalize=_shown
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_GenerationTag, loopcontrols],
+            finalize=_shown,
+            undefined=_Missing,
         )
         self.budget = _Budget()
         self.filters = {name: _measured(function) for name, function in self.filters.items()}

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from llamado.text.dialects.reading import Reader, Reading, Tags
 from llamado.text.dialects.values import MAX_KEY, Show, read_bare, read_string, read_text, read_value, types
 from llamado.text.grammar import Trigger
-from llamado.text.schema import schema_rule
 
 MAX_HEAD = 1024
 """Characters of a call before its name is certain."""
@@ -100,7 +99,7 @@ def schema_body(schema: Mapping[str, Any]) -> str:
     """A rule for arguments that fit the schema."""
     if schema.get("type") is None and "properties" in schema:
         schema = {"type": "object", **schema}
-    return schema_rule(schema)
+    return "%json " + json.dumps(schema, ensure_ascii=False)
 
 
 def words(*tags: str) -> tuple[Trigger, ...]:
@@ -679,7 +678,8 @@ class TaggedCalls:
             return [f"argument_{at}: {head} ({values}) {quoted(ending)} SPACE"]
         return [
             f"argument_{at}: {head} value_{at} SPACE",
-            f"value_{at}[suffix={quoted(ending)}]: /{_length(schema) if kinds == {'string'} else '(?s:.*)'}/",
+            f"END_{at}: {quoted(ending)}",
+            f"value_{at}[suffix=END_{at}]: /{_length(schema) if kinds == {'string'} else '(?s:.*)'}/",
         ]
 
 

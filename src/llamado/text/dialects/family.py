@@ -41,6 +41,8 @@ class Family:
     """Lark expression of what may stand between thoughts and calls."""
     content_prefix: str = ""
     """Lark expression of what stands before content that a schema rules."""
+    opens: tuple[str, str] | None = None
+    """What a prompt may end with where the template forgets to open the answer, and what opens it."""
     before_content: str = ""
     """What stands between thoughts and content in an answer that is continued."""
     before_answer: str = ""

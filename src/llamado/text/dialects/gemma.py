@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llamado.text.dialects.calls import Outcome, Tools, alternatives, quoted, read_after_space, read_gap
-from llamado.text.dialects.family import Family
+from llamado.text.dialects.family import Family, Message
 from llamado.text.dialects.reading import Reader, Reading, Tags
 from llamado.text.dialects.thinking import Thinking
 from llamado.text.dialects.values import MAX_DEPTH, MAX_KEY, Show, escaped, read_value, types
@@ -49,10 +49,13 @@ _ANY = (
     'any_object: "{" (any_member ("," any_member)*)? "}"',
     'any_member: /[^:{},<"]+/ ":" any',
     'any_array: "[" (any ("," any)*)? "]"',
-    f"any_string: {quoted(_QUOTE)} TEXT {quoted(_QUOTE)}",
+    # The quote is one token in some vocabularies and letters in others; a text ends with either.
+    f"any_string: {quoted(_QUOTE)} (letters | TEXT {quoted(_QUOTE)})",
+    "letters[suffix=QUOTE]: /(?s:.*)/",
+    f"QUOTE: {quoted(_QUOTE)}",
+    r'TEXT: /(?s:.*)/ & ~/(?s:.*)<\|"\|>(?s:.*)/',
     r"any_number: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?/",
     'any_word: "true" | "false" | "null"',
-    "TEXT: /[^<]*(<[^|][^<]*)*/",
 )
 
 
@@ -202,12 +205,54 @@ def _read_value(reader: Reader, show: Show, depth: int) -> Reading[bool]:
         yield from reader.space()
 
 
+def _with_responses(messages: Sequence[Message]) -> list[Message]:
+    """Results of calls as part of the turn that called, and the answer made of them, too: older templates need it."""
+    out: list[Message] = []
+    pending = list(reversed(messages))
+    while pending:
+        message = pending.pop()
+        calls = message.get("tool_calls")
+        if message.get("role") != "assistant" or not calls:
+            out.append(message)
+            continue
+        turn: dict[str, Any] = {"role": "assistant", "tool_calls": calls}
+        if message.get("reasoning_content"):
+            turn["reasoning_content"] = message["reasoning_content"]
+        responses: list[Any] = []
+        while pending and pending[-1].get("role") == "tool":
+            result = pending.pop()
+            response = result.get("content")
+            if isinstance(response, str):
+                try:
+                    response = json.loads(response)
+                except ValueError:
+                    pass
+            function = calls[len(responses)].get("function", {}) if len(responses) < len(calls) else {}
+            responses.append({"name": function.get("name") or result.get("tool_call_id", ""), "response": response})
+        if responses:
+            turn["tool_responses"] = responses
+        last = pending[-1] if pending else {}
+        if last.get("role") == "assistant" and last.get("content") and not last.get("tool_calls"):
+            turn["content"] = pending.pop()["content"]
+        out.append(turn)
+    return out
+
+
+_SIGN = "'<|tool_call>call:'"
+
 GEMMA = Family(
     name="Gemma 4",
-    knows=lambda source: "'<|tool_call>call:'" in source,
+    knows=lambda source: _SIGN in source,
     calls=GemmaCalls(),
     thinking=Thinking("<|channel>thought\n", "<channel|>", 0, 0),
     reads=read_gemma,
+    opens=("<turn|>\n", "<|turn>model\n"),
     dialect="peg-gemma4",
     preserved=(*GemmaCalls.tags, "<|turn>"),
+)
+
+OLD_GEMMA = replace(
+    GEMMA,
+    knows=lambda source: _SIGN in source and "{#- OpenAI Chat Completions:" not in source,
+    adjust=_with_responses,
 )

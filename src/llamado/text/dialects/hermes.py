@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from llamado.text.dialects.calls import JsonCalls, TaggedCalls
-from llamado.text.dialects.family import Family, all_of
+from llamado.text.dialects.family import Family, Message, all_of
 
 HERMES = Family(
     name="Hermes 2 Pro",
@@ -29,6 +32,29 @@ QWEN_CODER = Family(
     calls=_CODER,
     calls_end_thoughts=True,
 )
+
+
+def _trimmed(messages: Sequence[Message]) -> list[Message]:
+    """Texts without white space around them, which drives these models into endless thoughts."""
+    out: list[Message] = []
+    for message in messages:
+        texts = {key: message[key].strip() for key in ("content", "reasoning_content") if _is_text(message.get(key))}
+        parts = message.get("content")
+        if isinstance(parts, Sequence) and not isinstance(parts, str):
+            texts["content"] = [
+                {**part, "text": part["text"].strip()} if _is_text(part.get("text")) else part for part in parts
+            ]
+        out.append({**message, **texts})
+    return out
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+_STEP = "You have access to the following functions in JSONSchema format"
+
+STEP = replace(QWEN_CODER, name="Step 3.5", knows=lambda s: QWEN_CODER.knows(s) and _STEP in s, adjust=_trimmed)
 
 SEED = Family(
     name="Seed-OSS",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from llamado.text.dialects.calls import Outcome, Tools, alternatives, quoted, read_after_space, read_gap, schema_body
-from llamado.text.dialects.family import Family
+from llamado.text.dialects.family import Family, Message
 from llamado.text.dialects.reading import Reader, Reading, Tags
 from llamado.text.dialects.values import MAX_DEPTH, MAX_KEY, Show, escaped, read_string, read_value
 from llamado.text.grammar import Trigger
@@ -16,6 +16,7 @@ from llamado.text.grammar import Trigger
 _START = "<|tool_call_start|>"
 _END = "<|tool_call_end|>"
 _PLAIN = re.compile(r"[^'\\]+")
+_ESCAPES = {"n": "\\n", "t": "\\t", "r": "\\r", "\\": "\\\\", "'": "'", '"': '\\"'}
 _OPEN = Tags("(")
 _EQUALS = Tags("=", ")")
 
@@ -194,10 +195,19 @@ def _read_quoted(reader: Reader, show: Show) -> Reading[bool]:
             reader.at += 2 if kind in "ntr\\'\"" else 1
 
 
+def _thoughts(messages: Sequence[Message]) -> list[Message]:
+    """Thoughts under the name the templates know."""
+    return [
+        {**message, "thinking": message["reasoning_content"]} if message.get("reasoning_content") else message
+        for message in messages
+    ]
+
+
 LFM = Family(
     name="LFM2",
     knows=lambda source: (
         "<|tool_list_start|>" in source or "List of tools: [" in source or "<|tool_call_start|>" in source
     ),
     calls=PythonCalls(),
+    adjust=_thoughts,
 )

@@ -48,6 +48,7 @@ class LlamaCalls:
                 reader.accept()
                 return
             yield from reader.take(";", ",", _TAG)
+            yield from reader.space()
             if not (yield from reader.sees("{")):
                 reader.reject()
                 return

@@ -47,7 +47,7 @@ def _blocks(messages: Sequence[Message]) -> list[Message]:
         parts: list[Any] = []
         if isinstance(message.get("reasoning_content"), str):
             parts.append({"type": "thinking", "thinking": message["reasoning_content"]})
-        content = message.get("content")
+        content = message.get("content") or ""
         if isinstance(content, str):
             parts.append({"type": "text", "text": content})
         elif isinstance(content, Sequence):

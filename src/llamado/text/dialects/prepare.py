@@ -20,7 +20,6 @@ from llamado.text.dialects.generic import generic_grammar, instructed, read_gene
 from llamado.text.dialects.reading import Reader, Reading, ReadingParser, Tags
 from llamado.text.dialects.thinking import Thinking, find_thinking
 from llamado.text.grammar import GrammarError, GrammarSource
-from llamado.text.schema import schema_rule
 
 _CHARACTERS = string.digits + string.ascii_letters
 _random = random.SystemRandom()
@@ -71,11 +70,17 @@ def prepare(template: ChatTemplate, request: ChatRequest, new_id: Callable[[], s
         messages = instructed(messages, request.tools, required)
     if family.adjust is not None:
         messages = family.adjust(messages)
-    prompt, opening = _render(template, messages, request, request.tools if wanted and not generic else ())
+    prompt, opening = _render(
+        template, messages, request, request.tools if wanted and not generic else (), thinking is not None
+    )
+
+    if family.opens is not None and request.add_generation_prompt and not opening and prompt.endswith(family.opens[0]):
+        opening = family.opens[1]
+        prompt += opening
 
     before = ""
     if family.reads is not None:
-        if family.starts_answer in opening:
+        if family.starts_answer and family.starts_answer in opening:
             before = opening[opening.index(family.starts_answer) + len(family.starts_answer) :]
     elif thinking is not None and thinking.start and thinking.start in opening:
         before = opening[opening.rindex(thinking.start) :]
@@ -124,10 +129,14 @@ def prepare(template: ChatTemplate, request: ChatRequest, new_id: Callable[[], s
 
 
 def _render(
-    template: ChatTemplate, messages: Sequence[Message], request: ChatRequest, tools: Sequence[Mapping[str, Any]]
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    request: ChatRequest,
+    tools: Sequence[Mapping[str, Any]],
+    thinks: bool,
 ) -> tuple[str, str]:
     """The prompt, and the end of it that opens the answer."""
-    extra = dict(request.template_options)
+    extra = {"enable_thinking": thinks, **request.template_options}
     if request.enable_thinking is not None:
         extra["enable_thinking"] = request.enable_thinking
     render = partial(template.render, messages, tools=tools or None, **extra)
@@ -135,12 +144,8 @@ def _render(
     if not (request.add_generation_prompt or request.prefill or request.prefill_reasoning):
         return bare, ""
     prompt = render(add_generation_prompt=True)
-    same = 0
-    for a, b in zip(bare, prompt, strict=False):
-        if a != b:
-            break
-        same += 1
-    return prompt, prompt[same:]
+    differ = (i for i, c in enumerate(prompt) if bare[i : i + 1] != c)
+    return prompt, prompt[len(bare) if prompt.startswith(bare) else next(differ, len(prompt)) :]
 
 
 def _continued(opening: str, request: ChatRequest, thinking: Thinking | None, family: Family) -> str:
@@ -160,8 +165,7 @@ def _grammar(
 ) -> tuple[GrammarSource | None, bool]:
     """The answer's grammar, and whether it is lazy."""
     schema = request.json_schema
-    header = '%llguidance {"no_forcing": true}\n'
-    response = "" if schema is None else f"response: {schema_rule(schema)}\n"
+    response = "" if schema is None else f"response: %json {json.dumps(schema)}\n"
     shown = "response"
     if family.content_prefix:
         shown = f"{family.content_prefix} response"
@@ -172,16 +176,16 @@ def _grammar(
     if tools.schemas and family.calls is not None:
         calls = family.calls.grammar(tools, request.parallel_tool_calls)
         if required:
-            return GrammarSource("lark", f"{header}start: {family.calls_prefix} calls\n{calls}\n"), False
+            return GrammarSource("lark", f"start: {family.calls_prefix} calls\n{calls}\n"), False
         if schema is not None:
             start = f"start: {family.calls_prefix} calls | {shown}\n"
-            return GrammarSource("lark", f"{header}{start}{response}{calls}\n"), False
-        return GrammarSource("lark", f"{header}start: calls\n{calls}\n"), True
+            return GrammarSource("lark", f"{start}{response}{calls}\n"), False
+        return GrammarSource("lark", f"start: calls\n{calls}\n"), True
     if schema is None:
         return request.grammar, False
     if shown == "response":
         return GrammarSource("json_schema", json.dumps(schema)), False
-    return GrammarSource("lark", f"{header}start: {shown}\n{response}"), False
+    return GrammarSource("lark", f"start: {shown}\n{response}"), False
 
 
 def _read(

@@ -75,6 +75,11 @@ class Reader:
     def end(self) -> None:
         self._ended = True
 
+    @property
+    def held(self) -> int:
+        """Characters that are kept: not read, or read on trial."""
+        return len(self.text) - (self._marks[0] if self._marks else self.at)
+
     def more(self) -> Reading[bool]:
         """Wait for more text; False: there will be none."""
         if self._ended:
@@ -234,6 +239,11 @@ class ReadingParser:
         yield
         yield from read(self._reader)
         yield from self._reader.rest()
+
+    @property
+    def held(self) -> int:
+        """Characters that came and are not certain yet."""
+        return self._reader.held
 
     def push(self, text: str) -> list[Piece]:
         reader = self._reader

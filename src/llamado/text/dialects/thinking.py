@@ -13,7 +13,6 @@ STYLES = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<seed:think>", "</seed:think>"),
     ("<mm:think>", "</mm:think>"),
-    ("<|inner_prefix|>", "<|inner_suffix|>"),
 )
 """Tags around thoughts."""
 
