@@ -88,13 +88,29 @@ class GuidedVocabulary:
         return self.spell_bytes(raw)
 
     def spell_bytes(self, data: bytes) -> list[int]:
-        """Tokens for bytes that may begin or end inside a character; no control tokens."""
-        if not data:
-            return []
-        tokens = self.guided.tokenize_bytes(data)
-        if self.tokenizer.join(tokens) != data:
-            raise GrammarError(f"the vocabulary has no tokens for {data!r}")
+        """Tokens for bytes that may begin or end inside a character, each as long as can be; no control tokens."""
+        tokens, at = [], 0
+        known, longest = self._by_piece
+        while at < len(data):
+            for end in range(min(len(data), at + longest), at, -1):
+                token = known.get(data[at:end])
+                if token is not None:
+                    tokens.append(token)
+                    at = end
+                    break
+            else:
+                raise GrammarError(f"the vocabulary has no token for {data[at : at + 1]!r}")
         return tokens
+
+    @cached_property
+    def _by_piece(self) -> tuple[dict[bytes, int], int]:
+        """Tokens of text by their bytes, and the most bytes that one has."""
+        single = set(self.tokenizer.vocabulary.having(Attribute.BYTE))
+        known: dict[bytes, int] = {}
+        for token, piece in enumerate(self.pieces()):
+            if piece[:1] not in (b"", _MARK) and (token not in single or piece not in known):
+                known[piece] = token
+        return known, max(map(len, known), default=0)
 
     def pieces(self) -> list[bytes]:
         """The bytes of every token, marked where text must not match them."""
@@ -135,11 +151,11 @@ class _Wrapper:
 
     def __init__(self, vocabulary: GuidedVocabulary) -> None:
         tokenizer = vocabulary.tokenizer
-        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
         self.tokens = vocabulary.pieces()
         self.special_token_ids: list[int] = []
         self.eos_token_id = min(tokenizer.eog)
         self.bos_token_id = tokenizer.bos
 
-    def __call__(self, text: bytes) -> list[int]:
-        return self._tokenizer.encode(text.decode("utf-8", "replace"), parse_special=False)
+    def __call__(self, text: bytes | str) -> list[int]:
+        return self._vocabulary.spell_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "replace"))
