@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# The programs and libraries people use, against `llamado serve`: in an environment of their own (.venv-clients), since
+# they bring far more than this project needs. Arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+stamp=.venv-clients/.installed
+if [ ! -x .venv-clients/bin/python ] || [ tests/clients/requirements.txt -nt "$stamp" ]; then
+  [ -x .venv-clients/bin/python ] || "${PYTHON:-python3}" -m venv .venv-clients
+  # Everything is named with its version, so nothing is left to resolve.
+  .venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/clients/requirements.txt </dev/null
+  touch "$stamp"
+fi
+LLAMADO="${LLAMADO:-$PWD/.venv/bin/llamado}" .venv-clients/bin/python -m pytest -q -p no:cacheprovider -c tests/clients/pytest.ini tests/clients "$@"
