@@ -78,7 +78,7 @@ def test_aliases_of_nothing(flags: list[str], said: str) -> None:
 
 
 def test_two_models_of_one_name() -> None:
-    with pytest.raises(CatalogueError, match="means"):
+    with pytest.raises(CatalogueError, match="two models are called"):
         catalogue("-m", "a.gguf", "-m", "b.gguf", "-a", "x=a.gguf,x=b.gguf")
     assert list(catalogue("-m", "1/a.gguf", "-m", "2/a.gguf").models) == ["1/a.gguf", "2/a.gguf"]
 

@@ -202,12 +202,11 @@ class Child:
         return self.exit.result() if self.exit.done() else None
 
     def last_words(self) -> str:
-        """The last line it printed that reads like a reason."""
-        lines = list(self._last_lines)
-        for line in reversed(lines):
+        """The last line it printed that reads like a reason; "" if none does."""
+        for line in reversed(list(self._last_lines)):
             if "error" in line.lower() or line.startswith("llamado:"):
                 return line
-        return lines[-1] if lines else ""
+        return ""
 
     async def ready(self, progress: Progress) -> None:
         """Wait until it answers its health check with 200. Raises LoadFailed."""
@@ -225,7 +224,7 @@ class Child:
                 f"{' '.join(self.args[:3])} … did not answer {self.pool.address}{launch.check} with 200 within "
                 f"{launch.ready_timeout:g} s"
             ) from None
-        words = self.last_words()
+        words = self.last_words() or (self._last_lines[-1] if self._last_lines else "")
         raise LoadFailed(f"exit code {self.exit_code}{': ' + words if words else ''}", self.exit_code)
 
     async def _healthy(self, progress: Progress) -> bool:

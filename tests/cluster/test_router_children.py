@@ -1,0 +1,52 @@
+"""A router before real `llamado serve` processes with tiny models: inherited flags, swapping, death."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from router_process import Start, wait_for
+from tiny_models import make_llama
+
+
+def test_our_own_servers(start_router: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    make_llama(folder / "one.gguf")
+    make_llama(folder / "two.gguf")
+    (folder / "broken.gguf").write_bytes(b"no model")
+    ini = tmp_path / "p.ini"
+    ini.write_text("[one]\nalias = uno\nn-predict = 3\nchat-template = chatml\n[two]\nn-predict = 5\nc = 128\n")
+    flags = ["--models-dir", str(folder), "--models-preset", str(ini), "--models-max", "1", "-c", "256", "-np", "1"]
+    router = start_router(None, *flags)
+    body = {"prompt": "the quick brown", "temperature": 0, "seed": 1, "ignore_eos": True}
+
+    def ask(model: str) -> tuple[int, str]:
+        answer = router.http.post("/completion", json={"model": model, **body}, timeout=120)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["tokens_predicted"], answer.json()["model"]
+
+    assert ask("uno") == (3, "one")
+    assert router.http.get("/props?model=one").json()["default_generation_settings"]["n_ctx"] == 256
+    listed = {m["id"]: m for m in router.http.get("/models").json()["data"]}
+    assert listed["one"]["status"]["value"] == "loaded" and listed["one"]["meta"]["n_ctx_train"]
+    assert listed["one"]["aliases"] == ["uno"] and listed["two"]["status"]["value"] == "unloaded"
+    assert "--host" in listed["one"]["status"]["args"] and "--alias" in listed["one"]["status"]["args"]
+    with ThreadPoolExecutor() as pool:
+        asked = [pool.submit(ask, "two") for _ in range(3)]
+        assert [one.result() for one in asked] == [(5, "two")] * 3
+    os.kill(router.running()["two"]["pid"], signal.SIGKILL)
+    assert ask("two") == (5, "two")
+    failed = router.http.post("/completion", json={"model": "broken", **body}, timeout=60)
+    assert failed.status_code == 500 and "not a GGUF file" in failed.json()["error"]["reason"]
+    assert router.status("broken")["exit_code"] == 1
+    # Its files may change under it.
+    (folder / "broken.gguf").unlink()
+    names = {m["id"] for m in router.http.get("/models?reload=1").json()["data"]}
+    assert names == {"one", "two"}
+    wait_for(lambda: not router.running())
+    assert router.http.post("/models/load", json={"model": "two"}).json() == {"success": True}
+    assert router.http.post("/models/unload", json={"model": "two"}).json() == {"success": True}
+    wait_for(lambda: not router.running())
