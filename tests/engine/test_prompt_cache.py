@@ -20,7 +20,7 @@ from llamado.engine import engine as engine_module
 from llamado.engine.engine import MIN_COPY, MIN_STORE, Engine
 from llamado.engine.placed import PlacedForward
 from llamado.engine.request import Request, Sampling
-from llamado.engine.stored import Store
+from llamado.engine.stored import ReadCost, Store
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 
@@ -34,7 +34,7 @@ Make = Callable[..., tuple[Engine, FakeForward]]
 def reading_pays(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """No clock decides what these tests see, but where a test is about that."""
     if "dear" not in request.node.name:
-        monkeypatch.setattr(Engine, "_reading_pays", lambda self, start: True)
+        monkeypatch.setattr(Engine, "_reading_pays", lambda self, run: True)
 
 
 @pytest.fixture
@@ -204,6 +204,16 @@ def test_any_order(sequences: list[list[int]], limit: int | None, piece: int) ->
             assert not any(b is not a and np.array_equal(b[: a.size], a) for b in kept), "one begins another"
 
 
+def test_what_reading_costs() -> None:
+    cost = ReadCost(8, 0.018, 32, 0.042)  # 10 ms for a call and 1 ms for a cell
+    assert cost.seconds(100, 256) == pytest.approx(0.110) and cost.seconds(300, 100) == pytest.approx(0.330)
+    for _ in range(50):
+        cost.note(100, 0.220)
+    assert cost.seconds(100, 256) == pytest.approx(0.220)
+    noisy = ReadCost(8, 0.020, 32, 0.010)
+    assert noisy.seconds(100, 256) == pytest.approx(0.020), "more took less"
+
+
 def test_a_read_that_fails_changes_nothing() -> None:
     store = Store(None, 3, 4)
     short = np.arange(10, dtype=np.int32)
@@ -280,7 +290,7 @@ def test_dear_cells_are_computed_again(make: Make) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_module.time, "perf_counter", lambda: real() + clock[-1])
         talk(engine, 2, 2)
-        assert [n for _, n in forward.reads] == [engine_module._PROBE_CELLS] and not forward.writes
+        assert [n for _, n in forward.reads] == [engine_module._PROBE_FEW] and not forward.writes
         assert settled(engine).n_stored_prompts == 0
         slow = 0.0
         for i in range(40):

@@ -58,7 +58,7 @@ from llamado.engine.sampling import Sampler, TopK, log_softmax_top, top_k_numpy
 from llamado.engine.slotfile import SlotFile
 from llamado.engine.slots import Slot, Task, choose_slot
 from llamado.engine.statistics import Statistics
-from llamado.engine.stored import Store
+from llamado.engine.stored import ReadCost, Store
 from llamado.errors import LlamadoError
 
 log = logging.getLogger(__name__)
@@ -68,9 +68,9 @@ log = logging.getLogger(__name__)
 MIN_COPY = 16
 # Sequences that lose fewer tokens than this are not kept in memory.
 MIN_STORE = 64
-# Cells whose reading tells what a cell costs to read: a few, lest a slow link stop everything, and where they came
-# quickly more of them. After how many sequences that were not worth it this is tried again.
-_PROBE_CELLS, _PROBE_MORE, _PROBE_QUICK, _PROBE_AGAIN = 8, MIN_STORE, 0.02, 32
+# Cells that are read to learn what reading costs: few, lest a slow link stop everything, and more where the few took no
+# longer than this. After how many sequences that were not worth it this is tried again.
+_PROBE_FEW, _PROBE_MORE, _PROBE_SECONDS, _PROBE_AGAIN = 8, 32, 0.1, 16
 # Cells a sequence gets beyond those it needs now, at most, so that it seldom has to move.
 HEADROOM = 1024
 # How long a step should take at most while some slot is generating.
@@ -210,7 +210,7 @@ class Engine:
         self._piece = piece_cells(forward.cell_bytes)
         limit = None if cache_ram < 0 else cache_ram << 20
         self._store = Store(limit, forward.cell_bytes, self._piece) if cache_ram else None
-        self._read_seconds: float | None = None  # of one cell
+        self._read_cost: ReadCost | None = None
         self._n_passed = 0
         self._stats = Statistics()
 
@@ -742,7 +742,7 @@ class Engine:
         if any(other.common_prefix(tokens) == tokens.size for other in others) or store.holds(tokens):
             return
         try:
-            if self._reading_pays(run.start):
+            if self._reading_pays(run):
                 store.put(tokens, lambda start, n: self._read_cells(run.start + start, n))
         except DeviceLost as error:
             self._void = error
@@ -752,29 +752,30 @@ class Engine:
     def _read_cells(self, start: int, n: int) -> Cells:
         began = time.perf_counter()
         cells = self._forward.read_cells(start, n)
-        seconds = (time.perf_counter() - began) / n
-        known = self._read_seconds
-        self._read_seconds = seconds if known is None else 0.7 * known + 0.3 * seconds
+        if self._read_cost is not None:
+            self._read_cost.note(n, time.perf_counter() - began)
         return cells
 
-    def _reading_pays(self, start: int) -> bool:
-        """Whether getting cells from the devices and putting them back is quicker than computing them again.
+    def _reading_pays(self, run: Run) -> bool:
+        """Whether getting a run's cells from the devices and putting them back is quicker than computing them again.
 
-        Over a slow link it is not. What a cell takes is measured; where that was too much, now and then again.
+        Over a slow link it is not. What reading takes is measured; where that was too much, now and then again.
         """
-        if self._read_seconds is None:
-            self._read_cells(start, _PROBE_CELLS)
-            assert self._read_seconds is not None
-            if self._read_seconds * _PROBE_CELLS < _PROBE_QUICK:
-                self._read_seconds = None
-                self._read_cells(start, _PROBE_MORE)
-        assert self._read_seconds is not None
-        if not self._prompt_pace or 2 * self._read_seconds * self._prompt_pace <= 1:
+        if self._read_cost is None:
+            began = time.perf_counter()
+            self._forward.read_cells(run.start, _PROBE_FEW)
+            few = time.perf_counter() - began
+            more = few * _PROBE_MORE / _PROBE_FEW
+            if few <= _PROBE_SECONDS:
+                self._forward.read_cells(run.start, _PROBE_MORE)
+                more = time.perf_counter() - began - few
+            self._read_cost = ReadCost(_PROBE_FEW, few, _PROBE_MORE, more)
+        if 2 * self._read_cost.seconds(run.used, self._piece) * self._prompt_pace <= run.used:
             self._n_passed = 0
             return True
         self._n_passed += 1
         if self._n_passed % _PROBE_AGAIN == 0:
-            self._read_seconds = None
+            self._read_cost = None
         return False
 
     def _recall(self, slot: Slot) -> None:

@@ -49,6 +49,28 @@ class Stored:
             at += n
 
 
+class ReadCost:
+    """What getting cells from devices takes: so much for a call, and so much for each cell.
+
+    From what `few` cells took and what `more` did.
+    """
+
+    def __init__(self, few: int, few_seconds: float, more: int, more_seconds: float) -> None:
+        self._cell = max(more_seconds - few_seconds, 0.0) / (more - few)
+        self._call = max(few_seconds - few * self._cell, 0.0)
+
+    def seconds(self, n: int, piece: int) -> float:
+        """What `n` cells take, so many in a call."""
+        return -(-n // piece) * self._call + n * self._cell
+
+    def note(self, n: int, seconds: float) -> None:
+        """`n` cells took so long: links and loads change."""
+        expected = self._call + n * self._cell
+        if expected > 0:
+            scale = 0.7 + 0.3 * min(seconds / expected, 10.0)
+            self._call, self._cell = scale * self._call, scale * self._cell
+
+
 class Store:
     """Sequences, the one used last at the end; never more than `limit` bytes in all (None: no limit)."""
 
