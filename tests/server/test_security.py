@@ -15,7 +15,7 @@ import pytest
 from fakes import client, run
 
 from llamado.server.app import _digest, key_is_valid
-from llamado.server.bodies import MAX_BODY, MAX_BRACKETS, MAX_DEPTH, is_deeper, parse_json
+from llamado.server.bodies import MAX_BODY, MAX_COUNTS, MAX_DEPTH, is_deeper, parse_json
 from llamado.server.connections import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED
 from llamado.server.errors import ApiError
 from llamado.server.state import AccessRules
@@ -152,13 +152,12 @@ def test_depth_of_bodies() -> None:
     # Brackets in text, and many beside each other, are no depth.
     assert parse_json(json.dumps(["[{" * 1000] * 100).encode())
     assert parse_json(b"[" + b",".join([b"[]"] * 10_000) + b"]")
-    with pytest.raises(ApiError, match="arrays and objects"):
-        parse_json(b"[" + b",".join([b"[]"] * (MAX_BRACKETS + 1)) + b"]")
+    for character, most in MAX_COUNTS.items():
+        with pytest.raises(ApiError, match="more than"):
+            parse_json(json.dumps(character.decode() * (most + 1)).encode())
 
 
-@pytest.mark.parametrize(
-    "path", ["/completion", "/v1/chat/completions", "/tokenize", "/apply-template"]
-)
+@pytest.mark.parametrize("path", ["/completion", "/v1/chat/completions", "/tokenize", "/apply-template"])
 def test_bombs_are_refused_everywhere(path: str) -> None:
     async def work() -> None:
         async with client() as http:
@@ -181,6 +180,17 @@ def test_a_body_without_end_is_refused() -> None:
             assert response.status_code == 413 and str(MAX_BODY) in response.json()["error"]["message"]
 
     run(work())
+
+
+def test_the_rest_of_a_body_that_is_refused_is_not_read_for_ever(fake_server: Start) -> None:
+    _, url = fake_server()
+    wait_ready(url)
+    with connect(url) as sock:
+        sock.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n")
+        assert sock.recv(12).endswith(b"413")
+        with pytest.raises(ConnectionError):
+            for _ in range(1000):
+                sock.sendall(b"x" * 2**20)
 
 
 # -- connections -----------------------------------------------------------------------------------------------------

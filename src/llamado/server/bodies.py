@@ -15,8 +15,10 @@ MAX_BODY = 16 * 2**20
 # Arrays and objects inside of each other; schemas of tools nest a few dozen. What walks a body by recursion relies on
 # this.
 MAX_DEPTH = 200
-# Brackets in all. Each array or object takes 56 bytes and more, so a body of nothing else would take 20 times its size.
-MAX_BRACKETS = 500_000
+# How often a character may come, in texts too. While a body is parsed nothing else is answered, and arrays, objects and
+# their keys take a hundred times as long as text, and 20 times their size. The longest prompts, of a million tokens in
+# numbers or as a table, have fewer.
+MAX_COUNTS = {b"[": 100_000, b"{": 100_000, b":": 250_000, b",": 1_000_000}
 
 
 async def read_body(request: Request) -> bytes:
@@ -42,27 +44,32 @@ def parse_json(body: bytes) -> Any:
     """A body as JSON. Raises ApiError where it is none, or deeper or more split up than anything real."""
     if not body:
         raise invalid("parse error at line 1, column 1: attempting to parse an empty input")
-    n_brackets = body.count(b"[") + body.count(b"{")
-    if n_brackets > MAX_BRACKETS:
-        raise invalid(f"the request body has more than {MAX_BRACKETS} arrays and objects")
+    counts = {character: body.count(character) for character in MAX_COUNTS}
+    for character, most in MAX_COUNTS.items():
+        if counts[character] > most:
+            raise invalid(f"the request body has more than {most} times '{character.decode()}'")
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise invalid(f"parse error at line {error.lineno}, column {error.colno}: {error.msg}") from None
-    if n_brackets > MAX_DEPTH and is_deeper(value, MAX_DEPTH):
+    if counts[b"["] + counts[b"{"] > MAX_DEPTH and is_deeper(value, MAX_DEPTH):
         raise invalid(f"the request body is nested more than {MAX_DEPTH} levels deep")
     return value
 
 
 def is_deeper(value: Any, levels: int) -> bool:
     """Whether arrays and objects are nested more than `levels` deep; without recursion."""
-    level = [value]
-    for _ in range(levels + 1):
-        level = [v for v in level if type(v) is list or type(v) is dict]
+    level = [value] if isinstance(value, (list, dict)) else []
+    for _ in range(levels):
         if not level:
             return False
-        level = [inner for v in level for inner in (v.values() if type(v) is dict else v)]
-    return True
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if type(outer) is dict else outer)
+            if type(inner) is list or type(inner) is dict
+        ]
+    return bool(level)
 
 
 async def read_json(request: Request) -> Any:

@@ -15,10 +15,18 @@ import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from llamado.server.bodies import MAX_BODY
+
 # Seconds from a connection's (or a request's) first byte to the end of the headers. Real ones arrive in one packet.
 HEADER_SECONDS = 20.0
-# Seconds from there to the end of the body: the largest body (16 MiB) at 140 kB/s.
-BODY_SECONDS = 120.0
+# Seconds from there to the end of the body, and how many more for each byte announced: 128 KiB/s.
+BODY_SECONDS = 20.0
+BODY_SECONDS_PER_BYTE = 1 / (128 * 1024)
+# Seconds for a body of which no length is announced: the largest (16 MiB) at that pace.
+CHUNKED_SECONDS = 150.0
+# Bytes of a body that are still read after it was answered, so that who sends it gets to read why: any that could
+# have been taken.
+MAX_UNWANTED = MAX_BODY
 # Bytes and lines of the headers, the URL included; browsers and proxies stay below 16 KiB.
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 200
@@ -82,6 +90,7 @@ class Connection(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._header_bytes = 0
+        self._unwanted = 0
         self._in_headers = False
         self._in_body = False
 
@@ -140,8 +149,23 @@ class Connection(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             raise httptools.HttpParserError("too many requests at once")
         self._in_headers, self._in_body = False, True
-        self._within(BODY_SECONDS)
+        self._unwanted = 0
+        self._within(self._body_seconds())
         super().on_headers_complete()
+
+    def _body_seconds(self) -> float:
+        for name, value in self.headers:
+            if name == b"content-length":
+                return BODY_SECONDS + min(int(value), MAX_BODY) * BODY_SECONDS_PER_BYTE
+        return CHUNKED_SECONDS
+
+    def on_body(self, body: bytes) -> None:
+        if self.cycle.response_complete:
+            self._unwanted += len(body)
+            if self._unwanted > MAX_UNWANTED:
+                self.transport.abort()
+            return
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._in_body = False
@@ -185,7 +209,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._in_body and self.flow.read_paused:
-            self._within(BODY_SECONDS)  # it is this side that does not read
+            self._within(self._body_seconds())  # it is this side that does not read
         elif self._in_headers or self._in_body:
             self._turn_away(408, "Request Timeout")
         else:
