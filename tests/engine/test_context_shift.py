@@ -199,9 +199,9 @@ def test_a_real_model(forward: PlacedForward) -> None:
         engine.close()
 
 
-@pytest.mark.parametrize("after", [30, 31, 32, 50])
+@pytest.mark.parametrize("after", [30, 31])
 def test_a_worker_dies(tmp_path: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    """Before, while and after the context is shifted and read again."""
+    """Just before the context is shifted, and while it is read again."""
     monkeypatch.setattr(engine_module, "_FIRST_PAUSE", 0.01)
     path = make_llama(tmp_path / "m.gguf", n_embd=256, n_ff=512, n_layer=4, n_vocab=300, wtype="Q4_K")
     with GGUFFile.open(path) as file:

@@ -171,7 +171,7 @@ def cells_of(tokens: np.ndarray[Any, Any], start: int, n: int) -> np.ndarray[Any
     return (sums[:, None] + np.arange(3)).astype(np.uint8).reshape(-1)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=30), max_size=25),
     st.one_of(st.none(), st.integers(0, 600)),
@@ -293,7 +293,7 @@ def test_dear_cells_are_computed_again(make: Make) -> None:
         assert [n for _, n in forward.reads] == [engine_module._PROBE_FEW] and not forward.writes
         assert settled(engine).n_stored_prompts == 0
         slow = 0.0
-        for i in range(40):
+        for i in range(20):
             ask(engine, req(prompt(i), 1))
         assert settled(engine).n_stored_prompts > 0
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +174,64 @@ def test_good_names(name: str) -> None:
 )
 def test_bad_names(name: str) -> None:
     assert not is_plain_name(name)
+
+
+REQUESTS: list[tuple[str, object]] = [
+    ("/slots/0?action=save", {"filename": "a.bin"}),
+    ("/slots/1?action=restore", {"filename": "a.bin"}),
+    ("/slots/1?action=erase", None),
+    ("/slots/1?action=erase", b"xx"),
+    ("/slots/1?action=save", {"filename": "empty.bin"}),
+    ("/slots/1?action=restore", {"filename": "empty.bin"}),
+    ("/slots/0?action=restore", {"filename": "nope.bin"}),
+    *(("/slots/0?action=save", {"filename": name}) for name in ("../x", "", "a/b", "a.", "..", 5, None, [])),
+    *(("/slots/0?action=save", body) for body in ({}, [], b"xx", b"")),
+    ("/slots/abc?action=erase", None),
+    ("/slots/1x?action=erase", None),
+    ("/slots/99999999999?action=erase", None),
+    ("/slots/0?action=foo", {}),
+    ("/slots/0", {}),
+]
+
+
+@pytest.mark.interop
+def test_as_llama_server(tmp_path: Path, peer_bin: Path, smollm2_path: Path) -> None:
+    """Status, keys, and messages that are not about JSON or files."""
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    theirs.mkdir()
+    ours.mkdir()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [str(peer_bin / "llama-server"), "-m", str(smollm2_path), "-c", "512", "-np", "2", "-t", "1"]
+    command += ["--port", str(port), "--slot-save-path", str(theirs)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    async def test() -> None:
+        async with client(ours) as (http, engine), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as peer:
+            ask(engine, PROMPT[:10], id_slot=0)
+            for _ in range(1200):
+                with suppress(httpx.HTTPError):
+                    if (await peer.get("/health")).status_code == 200:
+                        break
+                assert process.poll() is None
+                await asyncio.sleep(0.05)
+            filled = {"prompt": PROMPT[:10], "n_predict": 4, "id_slot": 0, "ignore_eos": True}
+            assert (await peer.post("/completion", json=filled, timeout=60)).status_code == 200
+            for path, body in REQUESTS:
+                status, answer = await post(http, path, body)
+                expected, right = await post(peer, path, body)
+                assert (status, sorted(answer)) == (expected, sorted(right)), (path, body)
+                for key in ("id_slot", "filename", "n_saved", "n_restored", "n_erased"):
+                    assert answer.get(key) == right.get(key), (path, body)
+                assert sorted(answer.get("timings", {})) == sorted(right.get("timings", {}))
+                if status != 200:
+                    assert answer["error"]["type"] == right["error"]["type"]
+                    if right["error"]["message"].startswith("Invalid"):
+                        assert answer["error"]["message"] == right["error"]["message"]
+
+    try:
+        run(test())
+    finally:
+        process.kill()
+        process.wait()

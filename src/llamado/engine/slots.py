@@ -154,7 +154,7 @@ class Slot:
         task = self.last_task
         busy = self.task is not None
         if task is None:
-            return SlotSnapshot(self.id, self.n_ctx, False, -1, None, 0, 0, 0, False, False, -1, 0)
+            return SlotSnapshot(self.id, self.n_ctx, False, -1, None, self.used, 0, 0, False, False, -1, 0)
         return SlotSnapshot(
             self.id, self.n_ctx, busy, task.id, task.request, self.used, task.n_processed, task.n_cached,
             busy, task.answer.has_new_line, task.budget, len(task.generated),
