@@ -150,7 +150,7 @@ def test_depth_of_bodies() -> None:
             parse_json(body)
         assert error.value.status == 400
     # Brackets in text, and many beside each other, are no depth.
-    assert parse_json(json.dumps(["[{" * 1000] * 100).encode())
+    assert parse_json(json.dumps(["[{" * 1000] * 50).encode())
     assert parse_json(b"[" + b",".join([b"[]"] * 10_000) + b"]")
     for character, most in MAX_COUNTS.items():
         with pytest.raises(ApiError, match="more than"):
