@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from llamado.text.grammar import GrammarError
+from llamado.text.schema_formats import FORMATS
 
 # White space between two tokens of JSON: none, a space, or a new line and its indentation. Without a bound small
 # models write blanks for ever. llama.cpp allows the same.
@@ -29,9 +30,6 @@ _INTEGER_LIMIT = 1 << 63
 _INTEGER_BOUND = 10**16 - 1  # llama.cpp allows 16 digits; models that count on and on stop there
 
 _TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
-_FORMATS = frozenset(
-    ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"),
-)
 _FORMATS_REFUSED = frozenset(
     ("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template", "regex"),
 ) | {"json-pointer", "relative-json-pointer"}
@@ -270,13 +268,20 @@ class _Schema:
                 out[key] = self._write(value)
             elif key in _FAR and isinstance(value, int) and _FAR[key] * value >= _INTEGER_LIMIT:
                 continue  # beyond what llguidance counts to, and no limit in practice
-            elif key not in _REFUSED and not (key == "format" and value not in _FORMATS):
+            elif key not in _REFUSED and key != "format":
                 out[key] = value
         if seen is not None:
             self._close(node, seen, out)
         return out
 
     def _close(self, node: dict[str, Any], seen: _Seen, out: dict[str, Any]) -> None:
+        pattern = FORMATS.get(str(node.get("format")))  # names that no standard has are mere notes
+        if pattern is not None:
+            whole = f"^(?:{pattern})$"
+            if "pattern" in out:
+                out["allOf"] = [*out.get("allOf", ()), {"pattern": whole}]
+            else:
+                out["pattern"] = whole
         for bound in ("Minimum", "Maximum"):  # draft 4 had booleans here
             given = out.get("exclusive" + bound)
             if isinstance(given, bool):

@@ -1,0 +1,333 @@
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from guided import Vocabulary, bytes_tokenizer, pieces_tokenizer
+
+from llamado.text.grammar import GrammarError
+from llamado.text.schema_formats import FORMATS
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from schemas import cases
+
+
+@pytest.fixture(scope="module")
+def bpe() -> Vocabulary:
+    return Vocabulary(bytes_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def spm() -> Vocabulary:
+    return Vocabulary(pieces_tokenizer())
+
+
+def validator(schema: object) -> Any:
+    return jsonschema_rs.Draft202012Validator(schema, validate_formats=True)
+
+
+INT, STR = {"type": "integer"}, {"type": "string"}
+
+LANGUAGES: list[tuple[object, list[str], list[str]]] = [
+    (True, ["1", '{"a":[null]}'], ["", "x"]),
+    ({}, ["1", '"x"', "[]", '{"a": [true, null]}'], ["{a:1}", "01", "'x'"]),
+    ({"type": "object"}, ["{}", '{"a":1}'], ["[]"]),
+    # Property order, white space, nothing beside the properties that are listed.
+    (
+        {"properties": {"a": INT, "b": STR}, "required": ["a"]},
+        ['{"a":1}', '{"a": 1, "b": "x"}', '{\n  "a": 1,\n  "b": ""\n}'],
+        ['{"b":"","a":1}', "{}", '{"a":1,"c":2}', '{  "a":1}', ' {"a":1}', '{"a":1} ', "1"],
+    ),
+    ({"properties": {"a": INT}, "additionalProperties": True}, ['{"a":1,"c":2}', '{"c":"x"}'], ['{"a":"x"}']),
+    ({"type": "object", "additionalProperties": INT}, ['{"x":1}'], ['{"x":"1"}']),
+    ({"type": "object", "required": ["z"]}, ['{"z":1}'], ["{}"]),
+    ({"items": INT, "minItems": 1, "maxItems": 2}, ["[1]", "[1, 2]"], ["[]", "[1,2,3]", '["a"]', "1"]),
+    ({"type": "array", "items": [INT], "additionalItems": False}, ["[1]", "[]"], ["[1,2]"]),
+    ({"type": "array", "prefixItems": [INT, STR], "minItems": 2}, ['[1,"a"]', '[1,"a",null]'], ["[1]", '["a",1]']),
+    ({"type": "integer"}, ["0", "-12", "9999999999999999"], ["1.5", "01", "-", "99999999999999999"]),
+    ({"type": "integer", "minimum": 0, "exclusiveMinimum": True, "maximum": 12}, ["1", "12"], ["0", "13", "-1"]),
+    ({"type": "integer", "minimum": -(10**30), "maximum": 10}, ["-5", "10"], ["11"]),
+    ({"type": "integer", "multipleOf": 7, "maximum": 100}, ["14", "-7"], ["15"]),
+    ({"type": "number", "minimum": 0.5, "maximum": 1.25}, ["0.5", "1", "1.25"], ["0.4", "1.26", "2"]),
+    ({"type": "number", "exclusiveMinimum": 0}, ["0.1", "3"], ["0", "-1", "0.0"]),
+    ({"type": "string", "minLength": 2, "maxLength": 3}, ['"ab"', '"é€😀"', '"\\n\\n"'], ['"a"', '"abcd"']),
+    ({"type": "string", "pattern": "^a+b?$", "maxLength": 3}, ['"aab"', '"aaa"'], ['"b"', '"aaab"']),
+    ({"type": "string", "pattern": "b"}, ['"abc"'], ['"ac"']),
+    ({"type": "string", "format": "date"}, ['"2024-02-29"', '"1999-12-31"'], ['"2024-13-01"', '"2024-1-1"']),
+    ({"type": "string", "format": "uuid"}, ['"123e4567-e89b-12d3-a456-426614174000"'], ['"123e4567"']),
+    ({"type": "string", "format": "date-time"}, ['"2024-02-29T10:00:00Z"'], ['"2024-02-29"']),
+    ({"type": "string", "format": "json-string"}, ['"anything"'], ["1"]),
+    ({"type": ["string", "null"]}, ['"x"', "null"], ["1"]),
+    ({"enum": [1, "a", None, {"b": [2]}]}, ["1", '"a"', "null", '{"b": [2]}'], ["2", '{"b":[3]}']),
+    ({"const": {"a": 1}}, ['{"a":1}'], ["{}"]),
+    ({"anyOf": [INT, {"type": "string", "maxLength": 1}]}, ["12", '"a"'], ['"ab"', "true"]),
+    ({"oneOf": [INT, STR]}, ["12", '"a"'], ["null"]),
+    ({"allOf": [{"type": "string", "minLength": 2}, {"maxLength": 3}]}, ['"ab"'], ['"a"', '"abcd"']),
+    (
+        {"allOf": [{"$ref": "#/$defs/A"}, {"properties": {"b": STR}}], "$defs": {"A": {"properties": {"a": INT}}}},
+        ['{"a":1,"b":""}', '{"b":""}'],
+        ['{"a":""}', '{"b":1}'],
+    ),
+    (
+        {"$ref": "#/$defs/n", "$defs": {"n": {"properties": {"n": {"$ref": "#/$defs/n"}}}}},
+        ["{}", '{"n":{"n":{}}}'],
+        ['{"n":1}'],
+    ),
+    ({"$ref": "#x", "$defs": {"a": {"$anchor": "x", **INT}}}, ["1"], ['"a"']),
+    ({"$ref": "#/$defs/a~1b%20c", "$defs": {"a/b c": INT}}, ["1"], ['"a"']),
+    ({"anyOf": [{"type": "array", "items": {"$ref": "#"}}, INT]}, ["1", "[[1],2]"], ['["a"]']),
+    ({"type": "object", "properties": {"a": INT, "b": INT}, "unevaluatedProperties": False}, ['{"b":1}'], ['{"c":1}']),
+    # A tag with a default, as pydantic writes it, must be there for the alternatives to exclude one another.
+    (
+        {
+            "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
+            "$defs": {
+                "Cat": {"properties": {"kind": {"const": "cat", "default": "cat"}, "lives": INT}, "type": "object"},
+                "Dog": {"properties": {"kind": {"const": "dog", "default": "dog"}, "name": STR}, "type": "object"},
+            },
+        },
+        ['{"kind":"cat","lives":9}', '{"kind":"dog"}'],
+        ["{}", '{"kind":"cow"}', '{"kind":"dog","lives":9}'],
+    ),
+    # Keywords that rule nothing out here.
+    ({"type": "array", "uniqueItems": False, "if": {}, "minContains": 3, "dependentRequired": {}}, ["[1,1]"], ["1"]),
+    ({"type": "object", "propertyNames": {"type": "string"}, "title": "t", "$comment": "c"}, ["{}"], ["1"]),
+]
+
+
+@pytest.mark.parametrize(("schema", "good", "bad"), LANGUAGES)
+def test_language(bpe: Vocabulary, spm: Vocabulary, schema: object, good: list[str], bad: list[str]) -> None:
+    for vocabulary in (bpe, spm):
+        constraint = vocabulary.constraint("json_schema", json.dumps(schema))
+        for text in good:
+            assert vocabulary.accepts(constraint, text), text
+        for text in bad:
+            assert not vocabulary.accepts(constraint, text), text
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"not": {}}, "#: keyword 'not' is not supported"),
+        ({"properties": {"a": {"items": {"not": {}}}}}, "#/properties/a/items: keyword 'not' is not supported"),
+        ({"if": {}, "then": {}}, "keyword 'if' is not supported"),
+        ({"contains": {}, "maxContains": 2}, "keyword '(maxContains|contains)' is not supported"),
+        ({"type": "array", "uniqueItems": True}, "keyword 'uniqueItems' is not supported"),
+        ({"propertyNames": {"pattern": "a"}}, "keyword 'propertyNames' is not supported"),
+        ({"dependentSchemas": {"a": {}}}, "keyword 'dependentSchemas' is not supported"),
+        ({"dependentRequired": {"a": ["b"]}}, "keyword 'dependentRequired' is not supported"),
+        ({"allOf": [{"properties": {"a": INT}}], "unevaluatedProperties": False}, "keyword 'unevaluatedProperties'"),
+        ({"$dynamicRef": "#a"}, r"keyword '\$dynamicRef' is not supported"),
+        ({"anyOf": [{"$ref": "https://example.org/x"}]}, r"#/anyOf/0: keyword '\$ref' is not supported for other doc"),
+        ({"$ref": "#/$defs/x"}, r"cannot resolve \$ref #/\$defs/x, \$defs not found"),
+        ({"$ref": "#"}, r"keyword '\$ref' leads back"),
+        ({"allOf": [{"$ref": "#"}]}, r"keyword '\$ref' leads back|leads back to the same"),
+        ({"oneOf": [INT, {"type": "number"}]}, "keyword 'oneOf' is not supported where more than one"),
+        ({"type": "string", "format": "regex"}, "keyword 'format' is not supported with 'regex'"),
+        ({"type": "string", "pattern": "(?=a)"}, "look-around"),
+        ({"type": "string", "pattern": "("}, "regex parse error"),
+        ({"type": "foo"}, "#: unrecognized type foo"),
+        ({"properties": 5}, "keyword 'properties' cannot be 5"),
+        ({"minLength": "x"}, "keyword 'minLength' cannot be"),
+        ({"type": "integer", "multipleOf": 999983}, "keyword 'multipleOf' is not supported with 999983"),
+        ({"allOf": [{"type": "integer", "multipleOf": 997}, {"multipleOf": 991}]}, "keyword 'multipleOf'"),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, "Unsatisfiable"),
+        ({"type": "object", "properties": {"a": INT, "b": INT}, "minProperties": 1}, "min/maxProperties"),
+        (False, "Unsatisfiable"),
+        ({"enum": []}, "Unsatisfiable"),
+        (5, "#: a schema must be an object or a boolean, not 5"),
+        ({"items": "x"}, "#/items: a schema must be"),
+    ],
+)
+def test_refusals_name_keyword_and_place(bpe: Vocabulary, schema: object, message: str) -> None:
+    with pytest.raises(GrammarError, match=r"(?s)^JSON schema conversion failed:\nJSON schema error at #.*") as caught:
+        bpe.constraint("json_schema", json.dumps(schema))
+    assert re.search(message, str(caught.value)), str(caught.value)
+
+
+def test_not_json(bpe: Vocabulary) -> None:
+    for text in ("", "{", "nope", "[" * 100_000):
+        with pytest.raises(GrammarError, match="is not JSON"):
+            bpe.constraint("json_schema", text)
+
+
+def test_the_schemas_of_the_benchmark_are_many_and_fixed() -> None:
+    all_cases = cases()
+    assert len(all_cases) == 200 == len({case.name for case in all_cases})
+    assert len({json.dumps(case.schema) for case in all_cases}) > 190
+    assert all_cases == cases()
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_random_answers_are_valid(bpe: Vocabulary, spm: Vocabulary, part: int) -> None:
+    """Whatever is sampled: an answer that ends by itself parses and is an instance."""
+    ended = 0
+    for case in cases()[part::4]:
+        vocabulary = spm if part % 2 else bpe
+        constraint = vocabulary.constraint("json_schema", json.dumps(case.schema))
+        check = validator(case.schema)
+        for seed in range(2):
+            text = vocabulary.walk(constraint, random.Random(f"{case.name} {seed}"))
+            if text is not None:
+                ended += 1
+                value = json.loads(text)
+                assert check.is_valid(value), (case, text)
+    assert ended > 40
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_are_never_wider_than_a_validator_allows(bpe: Vocabulary, name: str) -> None:
+    schema = {"type": "string", "format": name}
+    constraint = bpe.constraint("json_schema", json.dumps(schema))
+    check = validator(schema)
+    for seed in range(25):
+        text = bpe.walk(constraint, random.Random(seed))
+        assert text is None or check.is_valid(json.loads(text)), text
+
+
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("date", ["2024-02-29", "2000-02-29", "1999-12-31"]),
+        ("time", ["10:00:00Z", "23:59:59.123+02:00"]),
+        ("date-time", ["2024-02-29T10:00:00Z", "2024-06-01T00:00:00.5-05:30"]),
+        ("duration", ["P1D", "PT5M", "P1Y2M3DT4H5M6S", "P2W"]),
+        ("email", ["joe.doe+x@mail.example.com", "a@b.org"]),
+        ("hostname", ["example.com", "my-host", "a1.b2.example"]),
+        ("ipv4", ["0.0.0.0", "192.168.1.255"]),
+        ("ipv6", ["::1", "fe80::1", "2001:db8:0:0:0:0:0:1", "::"]),
+        ("uri", ["https://example.com/a/b?q=1#top", "ftp://host", "http://localhost:8080/"]),
+        ("uuid", ["123e4567-e89b-12d3-a456-426614174000"]),
+    ],
+)
+def test_formats_allow_what_is_common(bpe: Vocabulary, name: str, texts: list[str]) -> None:
+    constraint = bpe.constraint("json_schema", json.dumps({"type": "string", "format": name}))
+    narrow = bpe.constraint("json_schema", json.dumps({"type": "string", "format": name, "pattern": "^.*$"}))
+    for text in texts:
+        assert bpe.accepts(constraint, json.dumps(text)) and bpe.accepts(narrow, json.dumps(text)), text
+    for text in ("", "x y", "2023-02-29", "24:00:00Z", "256.1.1.1", "a@b", "P"):
+        assert not bpe.accepts(constraint, json.dumps(text)), text
+
+
+# --- schemas that ask for too much
+
+
+def chain(n: int, kind: str) -> object:
+    definitions: dict[str, object] = {"a0": INT}
+    for i in range(1, n):
+        ref = {"$ref": f"#/$defs/a{i - 1}"}
+        definitions[f"a{i}"] = {"properties": {"x": ref, "y": ref}} if kind == "properties" else {kind: [ref, ref]}
+    return {"$ref": f"#/$defs/a{n - 1}", "$defs": definitions}
+
+
+def nested(n: int) -> object:
+    schema: object = {}
+    for _ in range(n):
+        schema = {"items": schema}
+    return schema
+
+
+BOMBS: dict[str, object] = {
+    "items": {"type": "array", "minItems": 10**9},
+    "items of items": {"items": {"items": {"type": "array", "maxItems": 1000}, "maxItems": 1000}, "maxItems": 1000},
+    "text": {"type": "string", "minLength": 10**9},
+    "properties": {"type": "object", "minProperties": 10**6},
+    "many properties": {"type": "object", "properties": {f"p{i}": INT for i in range(3000)}},
+    "pattern": {"type": "string", "pattern": "^(a{1000}){1000}$"},
+    "patterns in patterns": {"type": "string", "pattern": "^((a|b)*c(a|b){20}){5,50}$"},
+    "ambiguous pattern": {"type": "string", "pattern": "^(x+x+)+y$"},
+    "parentheses": {"type": "string", "pattern": "(" * 500 + ")" * 500},
+    "references": chain(5000, "properties"),
+    "doubled by anyOf": chain(60, "anyOf"),
+    "doubled by allOf": chain(60, "allOf"),
+    "doubled by properties": chain(60, "properties"),
+    "nested": nested(90),
+    "nested deep": nested(400),
+    "choices": {"enum": [f"v{i}" for i in range(20_000)]},
+    "numbers": {"type": "number", "minimum": 1e-300, "maximum": 1e300},
+    "complete": {
+        "$ref": "#/$defs/a0",
+        "$defs": {f"a{i}": {"properties": {f"x{j}": {"$ref": f"#/$defs/a{j}"} for j in range(40)}} for i in range(40)},
+    },
+    "large": {"description": "x" * (1 << 20)},
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs(bpe: Vocabulary, name: str) -> None:
+    """Refused with a reason, or served, without using up the machine."""
+    before = time.process_time()
+    try:
+        matcher = bpe.constraint("json_schema", json.dumps(BOMBS[name])).start()
+        assert bpe.allowed(matcher)
+    except GrammarError as error:
+        assert len(str(error)) < 1500
+    assert time.process_time() - before < 10  # hundreds of milliseconds where nothing else runs
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("regex", "(a{1000}){1000}"),
+        ("regex", "(a|aa)*b{1,1000}(.*x.{500})"),
+        ("regex", "(" * 5000),
+        ("regex", "a" * (1 << 20)),
+        ("gbnf", "root ::= " + " | ".join(f'"a{i}"' for i in range(10_000))),
+        ("gbnf", 'root ::= "(" root ")" | ' + " | ".join(f'"a{i}"' for i in range(10_000))),
+        ("gbnf", "root ::= " + " ".join(["[a-z]?"] * 2000)),
+        ("gbnf", 'root ::= "(" root ")" | ' + " ".join(["[a-z]? [0-9]*"] * 300)),
+        ("gbnf", "root ::= r0\n" + "".join(f'r{i} ::= "a" r{i + 1}\n' for i in range(2900)) + 'r2900 ::= "b"'),
+        ("gbnf", "root ::= r0\n" + "".join(f'r{i} ::= "a" r{i + 1}\n' for i in range(9000)) + 'r9000 ::= "b"'),
+        ("gbnf", "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1} r{i + 1}\n" for i in range(60)) + 'r60 ::= "b"'),
+        ("gbnf", "root ::= " + "(" * 150 + '"a"' + ")*" * 150),
+        ("gbnf", 'root ::= "' + "a" * 250_000 + '"'),
+        ("gbnf", "#" * (1 << 20)),
+        ("lark", "start: " + "(" * 10_000),
+        ("lark", "start: T0\n" + "".join(f'T{i}: "a" T{i + 1}\n' for i in range(5000)) + 'T5000: "b"'),
+    ],
+    ids=range(16),
+)
+def test_grammar_bombs(bpe: Vocabulary, kind: str, text: str) -> None:
+    before = time.process_time()
+    try:
+        matcher = bpe.constraint(kind, text).start()
+        for _ in range(3):
+            matcher.accept(bpe.allowed(matcher)[0])
+    except GrammarError as error:
+        assert len(str(error)) < 1500
+    assert time.process_time() - before < 15
+
+
+def test_the_same_grammar_is_compiled_once_and_errors_are_kept(bpe: Vocabulary) -> None:
+    text = json.dumps({"type": "string", "maxLength": 17})
+    assert bpe.constraint("json_schema", text) is bpe.constraint("json_schema", text)
+    messages = set()
+    for _ in range(2):
+        with pytest.raises(GrammarError) as caught:
+            bpe.constraint("json_schema", '{"not": 1}')
+        messages.add(str(caught.value))
+    assert len(messages) == 1
+
+
+def test_regex_and_lark(bpe: Vocabulary) -> None:
+    assert bpe.accepts(bpe.constraint("regex", "[ab]/+é"), "a//é")
+    assert not bpe.accepts(bpe.constraint("regex", "[ab]+"), "abc")
+    lark = 'start: "<tool_call>" %json {"properties": {"a": {"type": "integer"}}} "</tool_call>" // "<think>"'
+    constraint = bpe.constraint("lark", lark)
+    assert bpe.accepts(constraint, '<tool_call>{"a": 1}</tool_call>')
+    assert not bpe.accepts(constraint, '<tool_call>{  "a": 1}</tool_call>')
+    assert not bpe.accepts(constraint, '<tool_call>{"b": 1}</tool_call>')
+    with pytest.raises(GrammarError, match="keyword 'not' is not supported"):
+        bpe.constraint("lark", 'start: %json {"not": {}}')
+    for bad in ("", "start: x", "start: %json {", "%llguidance 5\nstart: /a/", "start: /(/"):
+        with pytest.raises(GrammarError):
+            bpe.constraint("lark", bad)
+    with pytest.raises(GrammarError, match="regex"):
+        bpe.constraint("regex", "(")
