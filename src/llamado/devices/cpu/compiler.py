@@ -43,6 +43,8 @@ _MAX_STAGES = 24
 _FAR = 256
 """Operations ahead at which a chain looks for the next of its own."""
 _MAX_HEAD = 1024
+_MANY = 32
+"""Columns from which a product of plain floats expands its weights first."""
 _TILE = 32
 """Queries that share one expanded key block in prompt processing."""
 
@@ -702,8 +704,13 @@ class Compiler:
             "x": self.place(x), "x1": x.nb[1], "x2": x.nb[2], "x3": x.nb[3],
             "y": self.place(node), "y1": node.nb[1], "y2": node.nb[2], "y3": node.nb[3],
         }  # fmt: skip
+        kernel = floats.matmul_float
+        if x.ne[1] >= _MANY and w.ne[0] and w.ne[0] % 8 == 0 == w.ne[1] % 4:
+            kernel = floats.matmul_float_many
+            width = max(12, floats.STRETCH // (4 * w.ne[0]) // 3 * 3)
+            fields |= {"width": width, **self._scratch(floats.many_scratch(w.ne[0], width))}
         self.emit(
-            floats.matmul_float, {"weights": w.type.name}, fields, [self.span(w), self.span(x)], [self.span(node)],
+            kernel, {"weights": w.type.name}, fields, [self.span(w), self.span(x)], [self.span(node)],
             f"{w.type.name} {w.name}",
         )  # fmt: skip
 

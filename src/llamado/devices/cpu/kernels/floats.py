@@ -69,6 +69,77 @@ def matmul_float(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> No
                     c.store(y + numbers[j] * a.y1 + row_numbers[r] * 4, total)
 
 
+STRETCH = 192 * 1024
+"""Bytes of activations that a thread takes all weights past: they stay in its L2."""
+
+_DEEP = 512
+"""Elements of rows and columns worked on at a time: those of a tile stay in L1."""
+
+_MANY_COLUMNS = 3
+"""With four rows and one vector of weights they fill AVX2's sixteen registers."""
+
+
+@kernel(
+    *("w", "w1", "w2", "w3", "x", "x1", "x2", "x3", "y", "y1", "y2", "y3"),
+    *("n", "n_rows", "n_columns", "n2", "n3", "r2", "r3", "width", "scratch", "scratch_step"),
+)
+def matmul_float_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> None:
+    """As `matmul_float`, with the same bits, for many columns; `n` a multiple of eight and `n_rows` of four.
+
+    A unit of work is four rows, as f32 in scratch, and `width` columns.
+    """
+    type_ = TensorType[weights]
+    quads, blocks = a.n_rows // _ROWS, (a.n_columns + a.width - 1) // a.width
+    scratch = a.scratch + work.thread * a.scratch_step
+    with c.shares(work, quads * blocks * a.n2 * a.n3, c.i64(4)) as unit:
+        quad, rest = unit % quads, unit // quads
+        block, rest = rest % blocks, rest // blocks
+        i2, i3 = rest % a.n2, rest // a.n2
+        w = a.w + i2 // a.r2 * a.w2 + i3 // a.r3 * a.w3
+        x, y = a.x + i2 * a.x2 + i3 * a.x3, a.y + i2 * a.y2 + i3 * a.y3
+        rows = [w + (quad * _ROWS + r) * a.w1 for r in range(_ROWS)]
+        if type_ is not TensorType.F32:
+            plain = [scratch + a.n * (4 * r) for r in range(_ROWS)]
+            with c.range(0, a.n, 8) as k:
+                for row, to in zip(rows, plain, strict=True):
+                    c.store(to + k * 4, elements.load(c, type_, row, k))
+            rows = plain
+        partial = scratch + a.n * (4 * _ROWS)
+        first = block * a.width
+        stop = c.min(first + a.width, a.n_columns)
+        with c.range(0, a.n, _DEEP) as k_first, c.range(first, stop, _MANY_COLUMNS) as column:
+            k_stop = c.min(k_first + _DEEP, a.n)
+            numbers = [c.min(column + j, stop - 1) for j in range(_MANY_COLUMNS)]
+            columns = [x + number * a.x1 for number in numbers]
+            here = partial + (column - first) * (32 * _ROWS)
+            places = [[here + 32 * (j * _ROWS + r) for r in range(_ROWS)] for j in range(_MANY_COLUMNS)]
+            zero, on = c.const(F32x8, 0.0), k_first > 0
+            sums = [[c.var(c.select(on, c.load(F32x8, at), zero)) for at in line] for line in places]
+            with c.range(k_first, k_stop, 8) as k:
+                xs = [c.load(F32x8, at + k * 4) for at in columns]
+                for r, row in enumerate(rows):
+                    weight = c.load(F32x8, row + k * 4)
+                    for j, v in enumerate(xs):
+                        sums[j][r].value = c.fma(weight, v, sums[j][r].value)
+            values = [[total.value for total in line] for line in sums]
+            with c.when(k_stop < a.n):
+                for line, found in zip(places, values, strict=True):
+                    for at, value in zip(line, found, strict=True):
+                        c.store(at, value)
+            with c.when(k_stop.equals(a.n)):
+                # + 0: what the tail adds in `matmul_float`
+                pair, last = c.sum_lanes8(values[0] + values[1]) + 0.0, c.sum_lanes8(values[2] + values[2]) + 0.0
+                low, high = (0, 1, 2, 3), (4, 5, 6, 7)
+                totals = [c.shuffle(pair, None, low), c.shuffle(pair, None, high), c.shuffle(last, None, low)]
+                for number, total in zip(numbers, totals, strict=True):
+                    c.store(y + number * a.y1 + quad * (4 * _ROWS), total)
+
+
+def many_scratch(n: int, width: int) -> int:
+    """Scratch one thread needs for `matmul_float_many`: four rows as f32, and the sums of `width` columns so far."""
+    return 4 * _ROWS * n + 32 * _ROWS * (width + _MANY_COLUMNS)
+
+
 @kernel(
     *(f"{side}{part}" for side in "xy" for part in ("", "0", "1", "2", "3")),
     *(f"{k}{d}" for k in "nm" for d in range(4)),
