@@ -81,8 +81,6 @@ _ids = itertools.count()
 
 def ready(name: str, **options: Any) -> Prepared:
     options.setdefault("tools", TOOLS)
-    if name == "deepseek31":
-        options.setdefault("enable_thinking", False)
     return prepare(template(name), ChatRequest(messages=USER, **options), new_id=lambda: f"id{next(_ids)}")
 
 

@@ -66,13 +66,16 @@ class ChatTemplate:
         add_eos: bool = False,
         tool_use: str | None = None,
         name: str = "chat template",
+        as_given: bool = False,
     ) -> None:
+        """`as_given`: messages go in as they are, without looking at what the template can be given."""
         self.source = source
         self.bos = bos
         self.eos = eos
         self.add_bos = add_bos
         self.add_eos = add_eos
         self.name = name
+        self._as_given = as_given
         self._template = _compile(source, name)
         self._tool_use = _compile(tool_use, f"{name} tool_use") if tool_use else None
 
@@ -84,6 +87,7 @@ class ChatTemplate:
         itself a template's source; a name that is none of these raises `TemplateError`.
         """
         tool_use: str | None = None
+        built_in = False
         if name is None:
             source = metadata.str_(KEY, None)
             tool_use = metadata.str_(f"{KEY}.tool_use", None)
@@ -92,6 +96,7 @@ class ChatTemplate:
             source = metadata.str_(f"{KEY}.{name}")
         elif name in TEMPLATES:
             source = TEMPLATES[name]
+            built_in = True
         elif "{{" in name or "{%" in name:
             source = name
         else:
@@ -102,7 +107,15 @@ class ChatTemplate:
             "" if token is None else tokenizer.piece(token, special=True).decode("utf-8", "replace")
             for token in (tokenizer.bos, tokenizer.eos)
         )
-        return cls(source, bos=bos, eos=eos, add_bos=tokenizer.add_bos, add_eos=tokenizer.add_eos, tool_use=tool_use)
+        return cls(
+            source,
+            bos=bos,
+            eos=eos,
+            add_bos=tokenizer.add_bos,
+            add_eos=tokenizer.add_eos,
+            tool_use=tool_use,
+            as_given=built_in,
+        )
 
     def render(
         self,
@@ -145,6 +158,8 @@ class ChatTemplate:
     @cached_property
     def takes(self) -> Taken:
         """What the template can be given, found by trying."""
+        if self._as_given:
+            return Taken(strings=True, parts=False, argument_objects=False, system=True)
         return _try_out(self._template, {"bos_token": self.bos, "eos_token": self.eos})
 
     @cached_property
@@ -337,12 +352,13 @@ def _capabilities(template: jinja2.Template, values: dict[str, Any], takes: Take
         ]
         return [
             user,
-            {"role": "assistant", "content": "", "tool_calls": calls},
+            {"role": "assistant", "content": "", **({"tool_calls": calls} if calls else {})},
             {"role": "tool", "content": text("r"), "tool_call_id": "call00001"},
             {"role": "assistant", "content": text("y")},
             user,
         ]
 
+    none = answer(conversation(), tools=[tool])
     one = answer(conversation("llamadocall"), tools=[tool])
     two = answer(conversation("llamadocall", "llamadosecond"), tools=[tool])
     thoughts = answer(
@@ -364,8 +380,8 @@ def _capabilities(template: jinja2.Template, values: dict[str, Any], takes: Take
         "supports_string_content": takes.strings,
         "supports_typed_content": takes.parts,
         "supports_tools": one is not None and "llamadotool" in one,
-        "supports_tool_calls": one is not None and "llamadocall" in one,
-        "supports_parallel_tool_calls": two is not None and "llamadosecond" in two,
+        "supports_tool_calls": one is not None and one != none,
+        "supports_parallel_tool_calls": two is not None and two != one,
         "supports_system_role": takes.system,
         "supports_preserve_reasoning": thoughts is not None and "llamadothought" in thoughts,
         "supports_reasoning_effort": efforts[0] != efforts[1],
