@@ -60,6 +60,44 @@ def test_dry_is_what_comparing_everything_gives(
         sequence.append(token)
 
 
+@pytest.mark.parametrize("n_tokens", [1, 2, 3])
+def test_dry_of_a_prompt(n_tokens: int) -> None:
+    """Repetitions within repetitions."""
+    rng = np.random.default_rng(n_tokens)
+    sampling = Sampling(dry_multiplier=1.0, dry_base=2.0, dry_allowed_length=1, dry_penalty_last_n=-1)
+    for i in range(200):
+        prompt = rng.integers(0, n_tokens, 2 + i % 40).tolist()
+        dry = Dry(sampling, None)
+        dry.start(prompt)
+        tokens, lowered = dry.penalties()
+        got = dict(zip(tokens.tolist(), lowered.tolist(), strict=True))
+        assert got == pytest.approx(dry_penalties(prompt, sampling, None))
+
+
+@pytest.mark.parametrize("breakers", [["ab", "aba"], ["abx", "bxa", "xa"], ["a", "xb"]])
+def test_dry_breakers_within_breakers(breakers: list[str]) -> None:
+    """The longest that begins at a token counts, also where a shorter one was whole before."""
+    rng = np.random.default_rng(len(breakers))
+    sampling = Sampling(
+        dry_multiplier=1.0,
+        dry_base=2.0,
+        dry_allowed_length=0,
+        dry_penalty_last_n=-1,
+        dry_sequence_breakers=tuple(breakers),
+    )
+    words = Words(["a", "b", "x"])
+    for _ in range(10):
+        sequence: list[int] = rng.integers(0, 3, 8).tolist()
+        dry = Dry(sampling, Breakers(breakers, words))
+        dry.start(sequence)
+        for token in rng.integers(0, 3, 20).tolist():
+            dry.accept(token)
+            sequence.append(token)
+            tokens, lowered = dry.penalties()
+            got = dict(zip(tokens.tolist(), lowered.tolist(), strict=True))
+            assert got == pytest.approx(dry_penalties(sequence, sampling, words))
+
+
 @pytest.mark.parametrize("last_n", [16, 700, -1])
 def test_dry_over_a_long_answer(last_n: int) -> None:
     """The window moves on, and what it has left behind is forgotten."""
@@ -160,6 +198,14 @@ def test_xtc_cuts_as_often_as_it_is_told(probability: float) -> None:
     counts = np.bincount([sampler.sample(row, i) for i in range(6000)], minlength=4) / 6000
     kept, cut = np.array([0.5, 0.3, 0.15, 0.05]), np.array([0, 0, 0.75, 0.25])
     assert np.allclose(counts, (1 - probability) * kept + probability * cut, atol=0.025)
+
+
+@pytest.mark.parametrize(("min_keep", "left"), [(0, 2), (2, 2), (3, 4)])
+def test_xtc_leaves_as_many_as_it_must(min_keep: int, left: int) -> None:
+    row = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
+    sampling = Sampling(samplers=("xtc",), xtc_probability=1.0, xtc_threshold=0.1, min_keep=min_keep)
+    sampler = Sampler(sampling, seed=5, n_vocab=4)
+    assert len(sampler.candidates(4, sampler.sample(row, 0))[1]) == left
 
 
 NUMBERS = [

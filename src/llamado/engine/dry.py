@@ -98,6 +98,7 @@ class Dry:
         self._tokens = np.empty(0, np.int32)
         self._runs = np.zeros(1, np.int32)  # of place i at [i + 1]: so many tokens up to there equal the last ones
         self._places = np.empty(0, np.int64)  # where those are not 0, ascending
+        self._scratch = np.empty((2, 0), np.int64)
         # The last token at which a breaker begins, and the end of that breaker (the longest, of several).
         self._broken_at = self._broken_to = -1
 
@@ -182,6 +183,20 @@ class Dry:
         self._broken_at = max(-1, self._broken_at - n)
         self._broken_to -= n
 
+    def _longest(self, tokens: Ids, lengths: Ids) -> tuple[Ids, Ids]:
+        """Each token once, with its greatest length."""
+        most = int(tokens.max())
+        if self._scratch.shape[1] <= most:
+            self._scratch = np.empty((2, most + 1), np.int64)
+        greatest, place = self._scratch
+        greatest[tokens] = 0
+        np.maximum.at(greatest, tokens, lengths)
+        # Of equal tokens one is the last to say where it is: sorting them would take ten times as long.
+        places = np.arange(tokens.size)
+        place[tokens] = places
+        once = tokens[place[tokens] == places]
+        return once, greatest[once]
+
     def penalties(self) -> tuple[Ids, np.ndarray[tuple[int, ...], np.dtype[np.float64]]]:
         """The tokens that would make a repetition longer, each once, and what is taken off their logits."""
         none = np.empty(0, np.int64), np.empty(0)
@@ -198,11 +213,7 @@ class Dry:
             places, lengths = places[long], lengths[long]
         if not places.size:
             return none
-        tokens = self._tokens[places + 1]
-        order = np.lexsort((lengths, tokens))
-        tokens, lengths = tokens[order], lengths[order]
-        longest = np.append(tokens[1:] != tokens[:-1], True)
-        tokens, lengths = tokens[longest], lengths[longest]
+        tokens, lengths = self._longest(self._tokens[places + 1], lengths)
         if self._breakers is not None and self._breakers.single:
             free = [int(token) not in self._breakers.single for token in tokens]
             tokens, lengths = tokens[free], lengths[free]
