@@ -135,9 +135,11 @@ def override_metadata(metadata: Metadata, values: Iterable[tuple[str, int | floa
     new = metadata.replaced({key.replace("{arch}", architecture): value for key, value in values})
     kind, factor = (f"{architecture}.rope.scaling.{name}" for name in ("type", "factor"))
     if new.str_(kind, "") == "yarn" and new.float_(factor, 1.0) != metadata.float_(factor, 1.0):
-        length = f"{architecture}.context_length"
-        trained = new.int_(f"{architecture}.rope.scaling.original_context_length", new.int_(length))
-        new = new.replaced({length: int(trained * new.float_(factor, 1.0))})
+        length, original = (
+            f"{architecture}.{key}" for key in ("context_length", "rope.scaling.original_context_length")
+        )
+        trained = new.int_(original, new.int_(length))
+        new = new.replaced({length: int(trained * new.float_(factor, 1.0)), original: trained})
     return new
 
 

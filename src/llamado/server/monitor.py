@@ -281,7 +281,10 @@ def monitor_router(state: ServerState) -> APIRouter:
     async def metrics() -> Response:
         if scrape is None:
             raise not_supported("This server does not support metrics endpoint. Start it with `--metrics`")
-        headers = {"Process-Start-Time-Unix": str(int(state.started))}
-        return Response(scrape.text(served().snapshot()), headers=headers, media_type="text/plain; version=0.0.4")
+        headers = {
+            "Process-Start-Time-Unix": str(int(state.started)),
+            "Content-Type": "text/plain; version=0.0.4",  # without a character set, as llama-server's
+        }
+        return Response(scrape.text(served().snapshot()), headers=headers)
 
     return router
