@@ -27,6 +27,7 @@ log = logging.getLogger("llamado.router")
 
 _LINE = 8192  # bytes of a log line
 _CHECK_TIMEOUT = 5.0  # seconds a health check may take
+IDLE_STOP = 2.0  # seconds that an idle process of ours gets between SIGTERM and SIGKILL
 PORT_WAIT = 5.0  # seconds an earlier process may take to leave its port
 
 Progress = Callable[[float, str], None]
@@ -258,9 +259,13 @@ class Child:
                 return False
             await asyncio.sleep(0.1)
 
-    async def stop(self, *, at_once: bool = False) -> None:
-        """End it: its stop command or SIGTERM, and SIGKILL after the stop timeout; returns when it is gone."""
+    async def stop(self, *, at_once: bool = False, idle: bool = False) -> None:
+        """End it: its stop command or SIGTERM, and SIGKILL after the stop timeout; returns when it is gone.
+
+        `idle`: nobody uses it. One of ours has nothing to lose then, and somebody may wait for its place.
+        """
         launch = self.model.launch
+        patience = min(launch.stop_timeout, IDLE_STOP) if idle and self._socket is not None else launch.stop_timeout
         if self._process is None or self.exit.done():
             self._stopping = True  # one that is about to start does not
             return
@@ -271,10 +276,10 @@ class Child:
                     self._run_stop_command([word.replace("${PID}", str(self.pid)) for word in launch.stop])
                 else:
                     self.signal(signal.SIGTERM)
-                await asyncio.wait([self.exit], timeout=launch.stop_timeout)
+                await asyncio.wait([self.exit], timeout=patience)
             if not self.exit.done():
                 if not at_once:
-                    log.warning("model %s did not end within %g s: killed", self.model.name, launch.stop_timeout)
+                    log.warning("model %s did not end within %g s: killed", self.model.name, patience)
                 self.signal(signal.SIGKILL)
         elif at_once:
             self.signal(signal.SIGKILL)

@@ -494,7 +494,7 @@ class Fleet:
         self._task(self._stop_child(place, child, at_once))
 
     async def _stop_child(self, place: Place, child: Child, at_once: bool) -> None:
-        await child.stop(at_once=at_once)
+        await child.stop(at_once=at_once, idle=place.in_flight == 0)
         if place.child is child and (child.pid == 0 or not child.exit.done()):
             self._end_of(place)
             self._schedule()
