@@ -19,7 +19,7 @@ from llamado.server.formats import FINGERPRINT
 from llamado.server.options import generation_settings
 from llamado.server.served import ModelInfo, Served
 from llamado.server.state import ServerState
-from llamado.server.streaming import JSON_TYPE, json_response
+from llamado.server.streaming import json_response
 
 _HEALTHY = b'{"status":"ok"}'
 
@@ -56,7 +56,7 @@ def _answers(schema: Mapping[str, Any], *errors: int, busy: Mapping[str, Any] | 
 
 
 def _json(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {"content": {JSON_TYPE: {"schema": schema}}}
+    return {"content": {"application/json": {"schema": schema}}}
 
 
 def _query(*names: str) -> dict[str, Any]:
@@ -277,7 +277,7 @@ def monitor_router(state: ServerState) -> APIRouter:
             raise ApiError("unavailable_error", "no slot available", retry_after=1)
         return json_response(orjson.dumps([slot_json(s) for s in snapshot.slots]))
 
-    @router.get("/metrics", responses=_METRICS)
+    @router.get("/metrics", responses=_METRICS, response_class=Response)
     async def metrics() -> Response:
         if scrape is None:
             raise not_supported("This server does not support metrics endpoint. Start it with `--metrics`")
