@@ -1,8 +1,9 @@
 """Answers held to 200 JSON schemas: are they valid, what does a mask cost, and how much slower is generating.
 
 In one process, with several slots at work. Group by group of schemas, in turns: constrained answers, then free ones of
-exactly as many tokens after the same prompts; in every second group the free ones are timed first. An answer that runs into the limit of tokens is no failure, and is
-counted apart; every answer that ends by itself must parse and be an instance of its schema.
+exactly as many tokens after the same prompts; in every second group the free ones are timed first. An answer that runs
+into the limit of tokens is no failure, and is counted apart; every answer that ends by itself must parse and be an
+instance of its schema.
 
 usage: constrained.py [MODEL] [--slots 4] [--schemas 200] [--tokens 256] [--temperature 0.8] [--threads 2] [--json FILE]
 """
