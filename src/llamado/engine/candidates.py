@@ -198,11 +198,11 @@ class Candidates:
 
     def cut(self, n: int) -> None:
         """Cut few candidates to the n largest."""
-        stored = self.logits.size
-        self.hidden = min(self.hidden, max(0, n - stored))
-        if n < stored:
+        if n < self.logits.size:
             assert self.ids is not None
-            self.ids, self.logits = self.ids[:n], self.logits[:n]
+            self.ids, self.logits, self.hidden = self.ids[:n], self.logits[:n], 0
+        elif self.hidden:
+            self.hidden = min(self.hidden, n - self.logits.size)
 
     def drop_top(self, n: int) -> None:
         """Cut off the n largest."""

@@ -18,12 +18,14 @@ class Penalties:
         self._repeat = sampling.repeat_penalty
         self._frequency = sampling.frequency_penalty
         self._presence = sampling.presence_penalty
+        self._extreme = abs(self._frequency) + abs(self._presence) > 1e20
         self._last_n = sampling.repeat_last_n
         self._recent: list[int] = []  # the window at its end, sometimes more; empty where the window has no limit
         self._places: dict[int, int] = {}
         self._n = 0
         self._tokens = np.empty(0, np.int64)
-        self._counts = np.empty(0, np.float64)  # may be 0
+        self._counts = np.empty(0, np.float64)
+        self._n_left = 0  # how many of the counts are 0, their tokens having left the window
 
     def start(self, tokens: Sequence[int]) -> None:
         """Begin a sequence with these tokens."""
@@ -39,19 +41,25 @@ class Penalties:
         recent = self._recent
         recent.append(token)
         if len(recent) > self._last_n:
-            self._counts[self._places[recent[-self._last_n - 1]]] -= 1
+            gone = self._places[recent[-self._last_n - 1]]
+            self._counts[gone] -= 1
+            if not self._counts[gone]:
+                self._n_left += 1
             if len(recent) > 2 * self._last_n + 256:
                 del recent[: -self._last_n]
                 self._index(Counter(recent))
 
     def __call__(self, candidates: Candidates, position: int) -> None:
-        present = self._counts[: self._n] > 0
-        tokens: Ids = self._tokens[: self._n][present]
+        tokens: Ids = self._tokens[: self._n]
+        counts = self._counts[: self._n]
+        if self._n_left:
+            present = counts > 0
+            tokens, counts = tokens[present], counts[present]
         if not tokens.size:
             return
-        lowered = self._counts[: self._n][present] * self._frequency + self._presence
-        lowered = np.clip(lowered, -HUGE, HUGE)
-        repeat = self._repeat
+        repeat, lowered = self._repeat, counts * self._frequency + self._presence
+        if self._extreme:
+            lowered = np.clip(lowered, -HUGE, HUGE)
         candidates.change(tokens, lambda own, which: np.where(own <= 0, own * repeat, own / repeat) - lowered[which])
 
     def _add(self, token: int) -> None:
@@ -63,11 +71,15 @@ class Penalties:
                 self._counts = np.concatenate((self._counts, np.zeros(place + 64)))
             self._tokens[place] = token
             self._counts[place] = 0
+            self._n_left += 1
             self._n += 1
+        if not self._counts[place]:
+            self._n_left -= 1
         self._counts[place] += 1
 
     def _index(self, counts: Counter[int]) -> None:
         self._places = {token: place for place, token in enumerate(counts)}
         self._n = len(counts)
+        self._n_left = 0
         self._tokens = np.array([*counts, *[0] * 64], np.int64)
         self._counts = np.array([*counts.values(), *[0] * 64], np.float64)

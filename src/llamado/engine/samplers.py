@@ -168,8 +168,9 @@ def _scale(candidates: Candidates, temperature: float) -> None:
         # Whatever is below the largest logit is out of reach; dividing would leave the range of numbers.
         candidates.keep(np.flatnonzero(logits == logits.max()), hide=True)
     else:
-        scaled = logits / logits.dtype.type(min(temperature, HUGE))
-        candidates.logits = np.minimum(scaled, HUGE, out=scaled) if temperature < 1 else scaled
+        candidates.logits = scaled = logits / logits.dtype.type(min(temperature, HUGE))
+        if temperature < 1 and (scaled[0] if candidates.few else scaled.max()) > HUGE:
+            np.minimum(scaled, HUGE, out=scaled)
 
 
 def temperature(value: float) -> Step:

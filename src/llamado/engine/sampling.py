@@ -177,8 +177,8 @@ class Sampler:
         The row is changed while this runs and is as before when it returns; a read-only row is copied. Raises
         ComputeFailed where the logits are not numbers, LlamadoError where the constraint fails.
         """
-        self.get_ready()
-        assert self._allowed is not None
+        if self._allowed is None:
+            self._allowed = self._ask()
         mask, ids = self._allowed
         self._weights = None
         if ids is not None and ids.size == 1:
