@@ -32,6 +32,7 @@ FAMILIES: tuple[Family, ...] = (
     hermes.STEP,
     hermes.QWEN_CODER,
     hermes.SEED,
+    glm.HUNYUAN,
     glm.GLM,
     others.MINIMAX_M2,
     others.SOLAR,

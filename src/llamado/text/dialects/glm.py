@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llamado.text.dialects.calls import TaggedCalls
 from llamado.text.dialects.family import Family, all_of
+from llamado.text.dialects.thinking import Thinking
 
 GLM = Family(
     name="GLM 4.5",
@@ -18,4 +19,24 @@ GLM = Family(
         end="</tool_call>",
         trim=False,
     ),
+)
+
+_HY = ":opensource"  # ends every tag of the open Hunyuan 3
+
+HUNYUAN = Family(
+    name="Hunyuan 3",
+    knows=all_of("toolcalls_begin_token", f"'{_HY}'"),
+    calls=TaggedCalls(
+        start=f"<tool_calls{_HY}>",
+        each=f"<tool_call{_HY}>",
+        name_end=f"<tool_sep{_HY}>",
+        argument=f"<arg_key{_HY}>",
+        argument_name_end=f"</arg_key{_HY}>",
+        value=f"<arg_value{_HY}>",
+        value_end=f"</arg_value{_HY}>",
+        end=f"</tool_call{_HY}>",
+        section_end=f"</tool_calls{_HY}>",
+        trim=False,
+    ),
+    thinking=Thinking(f"<think{_HY}>", f"</think{_HY}>", 1, 1),
 )

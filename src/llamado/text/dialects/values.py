@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ Show = Callable[[str], None]
 MAX_KEY = 256
 MAX_NUMBER = 512  # characters
 MAX_DEPTH = 500
+MAX_LITERAL = 1 << 16
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _NUMERIC = re.compile(r"[-+0-9.eE]*")
@@ -244,12 +246,23 @@ def as_json(text: str, wanted: frozenset[str]) -> str:
         try:
             value = json.loads(bare, parse_constant=_refuse)
         except (ValueError, RecursionError):
-            pass
+            if bare[:1] in ("{", "[") and wanted & {"object", "array"}:
+                return _from_python(bare) or json.dumps(text, ensure_ascii=False)
         else:
             kind = _type(value)
             if kind in wanted or (kind in ("integer", "number") and wanted & {"number", "integer"}):
                 return bare
     return json.dumps(text, ensure_ascii=False)
+
+
+def _from_python(text: str) -> str | None:
+    """JSON of a list or dictionary as Python writes it, which some templates show their models."""
+    if len(text) > MAX_LITERAL or text.count("[") + text.count("{") > MAX_DEPTH // 5:
+        return None
+    try:
+        return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
 
 
 def _refuse(constant: str) -> None:
