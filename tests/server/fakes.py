@@ -44,6 +44,13 @@ N_VOCAB = 257
 
 class FakeTokenizer:
     n_vocab = N_VOCAB
+    eog = frozenset({EOS})
+    bos, add_bos = 2, False
+    fim_pre: int | None = 3
+    fim_suf: int | None = 4
+    fim_mid: int | None = 5
+    fim_rep: int | None = None
+    fim_sep: int | None = None
 
     def encode(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
         return list(text.encode())

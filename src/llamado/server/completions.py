@@ -19,7 +19,7 @@ from llamado.server.options import Options, make_requests, read_options
 from llamado.server.prompts import in_thread, off_loop, size_of, tokenize_prompts
 from llamado.server.schemas import describe
 from llamado.server.served import Served
-from llamado.server.state import ServerState
+from llamado.server.state import ServerState, Switches
 from llamado.server.streaming import Answer, EventStream, Format, Generation, Mailbox, json_response
 from llamado.server.values import text
 from llamado.text.grammar import GrammarError
@@ -39,6 +39,10 @@ class Generator:
         self.controls = Controls()
 
     @property
+    def switches(self) -> Switches:
+        return self._state.switches
+
+    @property
     def served(self) -> Served:
         served = self._state.served
         if served is None:
@@ -50,7 +54,7 @@ class Generator:
         if "prompt" not in body:
             raise invalid("key 'prompt' not found")
         served, prompt = self.served, body["prompt"]
-        most = self._state.switches.max_prompts
+        most = self.switches.max_prompts
         prompts = await off_loop(lambda: tokenize_prompts(prompt, served.tokenizer, most=most), size_of(prompt))
         return await self.generate(self._options(body), prompts, make)
 
@@ -69,7 +73,7 @@ class Generator:
 
     async def converse(self, body: Mapping[str, Any]) -> Conversation:
         """Check a chat body and render its prompt. Raises LlamadoError."""
-        switches, template = self._state.switches, self.served.template
+        switches, template = self.switches, self.served.template
 
         def work() -> Conversation:
             return prepare_chat(read_chat(body, switches), template)
@@ -91,7 +95,7 @@ class Generator:
             body,
             tokenizer=served.tokenizer,
             n_slots=served.n_slots,
-            sse_ping_interval=self._state.switches.sse_ping_interval,
+            sse_ping_interval=self.switches.sse_ping_interval,
         )
 
     async def generate(
@@ -139,7 +143,7 @@ class Generator:
         """Compile what limits the answer; in a thread, for it may take seconds. Raises ApiError."""
         source, thinking, grammars = limits.source, limits.thinking, self.served.grammars
         if source is None:
-            source = self._state.switches.grammar
+            source = self.switches.grammar
         if limits.lazy and not limits.triggers:
             source = None  # it would never begin
         if source is None and thinking is None:
@@ -206,6 +210,11 @@ def completions_router(generator: Generator) -> APIRouter:
     async def input_tokens(request: Request) -> Response:
         n_tokens = await generator.count(await read_object(request))
         return json_response(orjson.dumps({"input_tokens": n_tokens, "object": "response.input_tokens"}))
+
+    @router.post("/v1/audio/transcriptions", include_in_schema=False)
+    @router.post("/audio/transcriptions", include_in_schema=False)
+    async def transcriptions() -> Response:
+        raise not_supported("The current model does not support audio input.")
 
     @router.post("/apply-template", **describe("apply_template"))
     async def apply_template(request: Request) -> Response:

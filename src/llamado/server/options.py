@@ -260,6 +260,8 @@ def read_options(
         shown["backend_sampling"] = True
     if limits.preserved:
         engine["preserved"] = limits.preserved
+    if engine.get("ignore_eos"):
+        shown["banned"] = sorted(tokenizer.eog)
     shown |= limits.shown()
 
     seed = body.get("seed")
@@ -332,7 +334,7 @@ def generation_settings(
     What the engine does not know comes from `request.shown`, as `stream` does where it is not given.
     """
     s = request.sampling
-    shown = request.shown
+    shown: Mapping[str, Any] = request.shown
     shown_seed = seed if seed is not None else s.seed
 
     def known(name: str, default: Any) -> Any:
@@ -381,7 +383,8 @@ def generation_settings(
     }
     if not brief:
         # JSON has no infinity: a banned token's bias is null, as llama-server's JSON library writes it.
-        settings["logit_bias"] = [{"bias": b, "token": t} for t, b in s.logit_bias.items()]
+        biases = [*s.logit_bias.items(), *((token, -math.inf) for token in shown.get("banned", ()))]
+        settings["logit_bias"] = [{"bias": bias, "token": token} for token, bias in biases]
     settings |= {"n_probs": request.n_probs, "min_keep": s.min_keep}
     if not brief:
         settings |= {

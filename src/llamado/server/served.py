@@ -52,6 +52,16 @@ class Tokenizer(Protocol):
     """Text to tokens and back."""
 
     n_vocab: int
+    eog: frozenset[int]
+    """The tokens that end an answer."""
+    bos: int | None
+    add_bos: bool
+    fim_pre: int | None
+    """The tokens around a hole in code to fill in; None where the model has none."""
+    fim_suf: int | None
+    fim_mid: int | None
+    fim_rep: int | None
+    fim_sep: int | None
 
     def encode(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]: ...
 
