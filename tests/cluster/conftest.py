@@ -91,6 +91,7 @@ def router_process(tmp_path: Path) -> Iterator[Start]:
         given = ["--port", "0", *_flags(tmp_path, len(routers), config, flags)]
         command = [sys.executable, "-m", "llamado.cli", "serve", *given]
         environment = {**os.environ, "LLAMADO_CACHE": str(tmp_path / "cache"), "HF_HOME": str(tmp_path / "hf")}
+        environment["TMPDIR"] = str(tmp_path)
         with log.open("wb") as out:
             process = subprocess.Popen(command, stdout=out, stderr=out, env=environment)
 

@@ -341,6 +341,7 @@ def test_processes_end_with_a_killed_router(router_process: Start, tmp_path: Pat
     router.process.wait()
     for pid in pids:
         wait_for(lambda pid=pid: not alive(pid))
+    wait_for(lambda: not any(tmp_path.glob("llamado-*")))
 
 
 def ask_in_vain(router: Running, model: str, **body: Any) -> None:

@@ -47,6 +47,3 @@ def test_our_own_servers(start_router: Start, tmp_path: Path) -> None:
     names = {m["id"] for m in router.http.get("/models?reload=1").json()["data"]}
     assert names == {"one", "two"}
     wait_for(lambda: not router.running())
-    assert router.http.post("/models/load", json={"model": "two"}).json() == {"success": True}
-    assert router.http.post("/models/unload", json={"model": "two"}).json() == {"success": True}
-    wait_for(lambda: not router.running())

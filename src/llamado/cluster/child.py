@@ -44,8 +44,9 @@ class LoadFailed(LlamadoError):
 class Guard:
     """The process of `guard.py`: ends the models when this one cannot any more. Started again when it dies."""
 
-    def __init__(self, grace: float) -> None:
+    def __init__(self, grace: float, folder: Path) -> None:
         self._grace = grace
+        self._folder = folder
         self.cookie = secrets.token_hex(16)
         self._groups: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
@@ -60,7 +61,7 @@ class Guard:
         if self._process is not None and self._process.poll() is None:
             return
         self._discard()
-        command = [sys.executable, "-I", "-S", guard.__file__, self.cookie, str(self._grace)]
+        command = [sys.executable, "-I", "-S", guard.__file__, self.cookie, str(self._grace), str(self._folder)]
         environment = {name: value for name, value in os.environ.items() if name != guard.VARIABLE}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, env=environment

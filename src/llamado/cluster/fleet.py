@@ -148,7 +148,7 @@ class Fleet:
         self._loop = asyncio.get_running_loop()
         self._folder = Path(tempfile.mkdtemp(prefix="llamado-"))
         grace = max([2.0, *(model.launch.stop_timeout for model in catalogue.models.values())])
-        self._guard = Guard(min(grace, 60.0))
+        self._guard = Guard(min(grace, 60.0), self._folder)
         self._number = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None

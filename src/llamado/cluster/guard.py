@@ -1,9 +1,9 @@
 """A small process that outlives a killed router just long enough to end the models' processes.
 
-`python guard.py COOKIE GRACE`: standard input holds lines `+GROUP` and `-GROUP`, the process groups that run. When it
-ends without a line `end`, the router is gone: every group, and on Linux every process with `LLAMADO_ROUTER=COOKIE` in
-its environment (one that left its group), gets SIGTERM, and SIGKILL after GRACE seconds. Imports next to nothing: it
-starts in a few milliseconds and costs a few megabytes.
+`python guard.py COOKIE GRACE FOLDER`: standard input holds lines `+GROUP` and `-GROUP`, the process groups that run.
+When it ends without a line `end`, the router is gone: every group, and on Linux every process with
+`LLAMADO_ROUTER=COOKIE` in its environment (one that left its group), gets SIGTERM, and SIGKILL after GRACE seconds; the
+FOLDER of their sockets is removed. Imports next to nothing: it starts in a few milliseconds and costs a few megabytes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def send(groups: set[int], cookie: str, sig: int) -> bool:
 
 def main() -> int:
     """Wait for the router's end; returns the exit code."""
-    cookie, grace = sys.argv[1], float(sys.argv[2])
+    cookie, grace, folder = sys.argv[1], float(sys.argv[2]), sys.argv[3]
     # A terminal's Ctrl-C is for the router, which ends the models in order.
     for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(sig, signal.SIG_IGN)
@@ -68,14 +68,19 @@ def main() -> int:
             groups.add(int(word[1:]))
         elif word[:1] == "-":
             groups.discard(int(word[1:]))
-    if not send(groups, cookie, signal.SIGTERM):
-        return 0
+    left = send(groups, cookie, signal.SIGTERM)
     deadline = time.monotonic() + grace
-    while time.monotonic() < deadline:
+    while left and time.monotonic() < deadline:
         time.sleep(0.05)
-        if not send(groups, cookie, 0):
-            return 0
-    send(groups, cookie, signal.SIGKILL)
+        left = send(groups, cookie, 0)
+    if left:
+        send(groups, cookie, signal.SIGKILL)
+    try:
+        for name in os.listdir(folder):
+            os.unlink(os.path.join(folder, name))
+        os.rmdir(folder)
+    except OSError:
+        pass  # somebody cleaned up before
     return 0
 
 

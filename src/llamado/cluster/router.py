@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qsl, unquote
 
 import orjson
@@ -32,9 +32,13 @@ from llamado.cluster.proxy import Passage, Receive, Scope, Send
 from llamado.errors import LlamadoError
 from llamado.flags import Parsed
 from llamado.gguf.errors import SourceError
+from llamado.server.app import busy_app
 from llamado.server.bodies import MAX_BODY, parse_json
+from llamado.server.connections import RESERVED_FILES, protocol, raise_file_limit
+from llamado.server.connections import Gate as ConnectionGate
 from llamado.server.errors import ApiError, invalid, not_found, translate
 from llamado.server.formats import FINGERPRINT
+from llamado.server.lifecycle import GRACE, KEEP_ALIVE
 from llamado.server.settings import Settings
 from llamado.server.sockets import address_of
 
@@ -55,7 +59,6 @@ _TEXT = [(b"content-type", b"text/plain; charset=utf-8"), (b"x-content-type-opti
 _EVENTS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 _HEALTHY = b'{"status":"ok"}'
 _DONE = b'{"success":true}'
-GRACE = 10  # seconds that running answers get after the first signal
 _BEHIND = 1024  # events a client of /models/sse may be behind before it is let go
 
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -614,6 +617,7 @@ def make_server(settings: Settings, flags: Parsed) -> RouterServer:
             f"{len(preload)} models are to be loaded on startup, and --models-max is {models_max}: {', '.join(preload)}"
         )
     settings = replace(settings, access=access)
+    application: list[Gate] = []
     limits = FleetLimits(models_max=models_max, waiting=settings.engine.max_queue)
 
     def make() -> Gate:
@@ -629,8 +633,13 @@ def make_server(settings: Settings, flags: Parsed) -> RouterServer:
             place = router.fleet.find(name)
             if place is not None:
                 router.fleet.load(place)
-        return Gate(router, settings.access, settings.switches.api_prefix)
+        application.append(Gate(router, settings.access, settings.switches.api_prefix))
+        return application[0]
 
+    # Each request has a connection to its model besides the client's.
+    limit = (raise_file_limit() - RESERVED_FILES) // 2
+    connections = ConnectionGate(min(limit, settings.max_connections or limit), settings.timeout)
+    refuse = busy_app(lambda: cast(Any, application[0]), settings.switches.api_prefix)
     options = uvicorn.Config(
         make,
         factory=True,
@@ -640,6 +649,8 @@ def make_server(settings: Settings, flags: Parsed) -> RouterServer:
         date_header=False,
         lifespan="off",
         ws="none",
+        http=protocol(connections, cast(Any, refuse)),
+        timeout_keep_alive=min(KEEP_ALIVE, settings.timeout),
         proxy_headers=False,  # passed on as they came
         timeout_graceful_shutdown=GRACE,
         ssl_keyfile=settings.ssl_key,
