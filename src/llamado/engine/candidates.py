@@ -246,7 +246,7 @@ class Candidates:
         """`only_allowed` and `keep_top` in one where the largest logits tell; False, and nothing done, elsewhere."""
         assert self.mask is not None
         words, n = self.mask, self.logits.size
-        some = k + 64
+        some = k + 24
         if some >= n or 32 * words.size < n:
             return False
         ids, logits = self.top_k(self.logits.astype(np.float32, copy=False), some)
