@@ -24,6 +24,7 @@ from tiny_models import make_llama
 from llamado.engine.embedding import Embedding
 from llamado.engine.errors import QueueFull
 from llamado.gguf.sources import cache_dir
+from llamado.models import Pooling
 from llamado.server.app import create_app
 from llamado.server.embeddings import Vectors
 from llamado.server.load import load_served
@@ -173,6 +174,14 @@ def test_a_text_that_is_too_long(folder: Path) -> None:
         assert (status, body["error"]["type"]) == (500, "server_error")
         message = "input (62 tokens) is too large to process. increase the physical batch size (current batch size: 48)"
         assert body["error"]["message"] == message
+    finally:
+        served.close(1)
+
+
+def test_the_files_word_can_be_overridden(folder: Path) -> None:
+    served = load(make_bert(folder / "other.gguf"), embeddings=True, metadata=(("bert.pooling_type", 2),))
+    try:
+        assert served.embeddings is not None and served.embeddings.pooling is Pooling.CLS
     finally:
         served.close(1)
 
