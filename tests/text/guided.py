@@ -100,9 +100,9 @@ class Vocabulary:
     def spell(self, text: str) -> list[int]:
         """Tokens of a text, control tokens among them, without a space in front."""
         tokens: list[int] = []
-        for part in self.compiler._vocabulary.control_parts(text):
+        for part in self.compiler.vocabulary.control_parts(text):
             if isinstance(part, str):
-                tokens += self.compiler._vocabulary.spell_bytes(part.encode())
+                tokens += self.compiler.vocabulary.spell_bytes(part.encode())
             else:
                 tokens.append(part[1])
         return tokens

@@ -125,7 +125,7 @@ def test_text_does_not_match_control_tokens_unless_it_spells_them(bpe: Vocabular
     constraint = bpe.constraint("gbnf", 'root ::= "a<tool_call>\\n"+')
     assert bpe.accepts(constraint, "a<tool_call>\na<tool_call>\n")
     matcher = constraint.start()
-    for token in bpe.compiler._vocabulary.spell_bytes(b"a<tool_call>\n"):  # the letters, one by one
+    for token in bpe.compiler.vocabulary.spell_bytes(b"a<tool_call>\n"):  # the letters, one by one
         assert token in bpe.allowed(matcher)
         matcher.accept(token)
     assert bpe.may_end(matcher)

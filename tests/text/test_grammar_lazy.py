@@ -104,7 +104,7 @@ def test_tokens_as_triggers(bpe: Vocabulary) -> None:
     token = bpe.tokenizer.vocabulary.ids["<tool_call>"]
     for trigger in (Trigger("token", "<tool_call>", token), Trigger("token", "<tool_call>")):
         matcher = bpe.constraint("gbnf", CALL, trigger).start()
-        for letter in bpe.compiler._vocabulary.spell_bytes(b"<tool_call>"):
+        for letter in bpe.compiler.vocabulary.spell_bytes(b"<tool_call>"):
             matcher.accept(letter)
         assert matcher.mask() is None  # only the token itself counts
         matcher.accept(token)

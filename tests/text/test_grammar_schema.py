@@ -11,8 +11,10 @@ from typing import Any
 import jsonschema_rs
 import pytest
 from guided import Vocabulary, bytes_tokenizer, pieces_tokenizer
+from llguidance import LLParserLimits
 
-from llamado.text.grammar import GrammarError
+from llamado.text import constraint
+from llamado.text.grammar import ConstraintError, GrammarError
 from llamado.text.schema_formats import FORMATS
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -314,6 +316,17 @@ def test_the_same_grammar_is_compiled_once_and_errors_are_kept(bpe: Vocabulary) 
             bpe.constraint("json_schema", '{"not": 1}')
         messages.add(str(caught.value))
     assert len(messages) == 1
+
+
+def test_limits_while_generating_are_errors_that_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constraint, "LIMITS", LLParserLimits(max_lexer_states=60, precompute_large_lexemes=False))
+    vocabulary = Vocabulary(bytes_tokenizer())
+    chance = random.Random(1)
+    matcher = vocabulary.constraint("regex", "[ab]*a[ab]{12}").start()
+    with pytest.raises(ConstraintError, match=r"cannot be followed any further|does not fit"):
+        for _ in range(200):
+            tokens = [token for token in vocabulary.allowed(matcher) if token not in vocabulary.tokenizer.eog]
+            matcher.accept(chance.choice(tokens))
 
 
 def test_regex_and_lark(bpe: Vocabulary) -> None:

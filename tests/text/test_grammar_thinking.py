@@ -46,7 +46,7 @@ def test_thoughts_are_free_and_the_answer_is_not(make: object, open: bool) -> No
     inner = vocabulary.constraint("json_schema", '{"type": "boolean"}')
     matcher = thinking(vocabulary, inner, open=open).start()
     if not open:
-        matcher.accept(vocabulary.compiler._vocabulary.spell("<think>")[0])
+        matcher.accept(vocabulary.compiler.vocabulary.spell("<think>")[0])
         forced(vocabulary, matcher)
     everything = set(vocabulary.allowed(matcher))
     assert not everything & vocabulary.tokenizer.eog  # an answer must follow

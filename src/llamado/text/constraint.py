@@ -37,13 +37,13 @@ LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
     step_max_items=400_000,
-    max_lexer_states=50_000,
+    max_lexer_states=20_000,
     max_grammar_size=200_000,
     verbose_errors=False,
 )
 MAX_TEXT = 1 << 19  # characters of a grammar
 _STACK = 1 << 27  # bytes for llguidance's recursion over nested grammars, which would otherwise end the process
-_CACHED = 64  # compiled grammars kept
+_CACHED = 32  # compiled grammars kept
 _CACHED_TEXT = 1 << 22  # and the characters of their texts in all
 
 
@@ -78,7 +78,7 @@ class GrammarCompiler:
     """Compiles grammars for one model's vocabulary; cheap to make, safe to use from several threads."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._vocabulary = GuidedVocabulary(tokenizer)
+        self.vocabulary = GuidedVocabulary(tokenizer)
         self._lock = threading.Lock()
         self._cache: OrderedDict[GrammarSource, GrammarConstraint | str] = OrderedDict()
 
@@ -87,7 +87,7 @@ class GrammarCompiler:
 
         Takes about 0.2 s for 49,000 tokens and 1.5 s for 262,000, most of it without letting other threads run.
         """
-        _ = self._vocabulary.guided
+        _ = self.vocabulary.guided
 
     def compile(
         self, source: GrammarSource, *, triggers: Sequence[Trigger] = (), generation_prompt: str = ""
@@ -99,9 +99,9 @@ class GrammarCompiler:
         """
         grammar = self._compiled(source)
         if triggers:
-            return LazyConstraint(grammar, Triggers(triggers, self._vocabulary), self._vocabulary)
+            return LazyConstraint(grammar, Triggers(triggers, self.vocabulary), self.vocabulary)
         if generation_prompt:
-            return grammar.after(self._vocabulary.spell(generation_prompt), generation_prompt)
+            return grammar.after(self.vocabulary.spell(generation_prompt), generation_prompt)
         return grammar
 
     def with_reasoning(
@@ -112,9 +112,7 @@ class GrammarCompiler:
         `open`: the prompt has opened the thoughts. After `budget` tokens of thought (-1: no limit), or when
         `end_reasoning()` is called, `message` and `end` are forced. Raises GrammarError.
         """
-        thoughts = Thoughts(
-            vocabulary=self._vocabulary, start=start, end=end, open=open, budget=budget, message=message
-        )
+        thoughts = Thoughts(vocabulary=self.vocabulary, start=start, end=end, open=open, budget=budget, message=message)
         return ThinkingConstraint(thoughts, inner)
 
     def _compiled(self, source: GrammarSource) -> GrammarConstraint:
@@ -140,7 +138,7 @@ class GrammarCompiler:
             raise GrammarError(
                 f"a grammar of {len(source.text)} characters is too long; at most {MAX_TEXT} are allowed"
             )
-        vocabulary = self._vocabulary
+        vocabulary = self.vocabulary
         guided = vocabulary.guided
         text = _GRAMMARS[source.kind](source.text, vocabulary)
 
@@ -188,6 +186,8 @@ def _with_deep_stack(work: Callable[[], _T]) -> _T:
         finally:
             threading.stack_size(before)
         thread.join()
-    if errors:
+    if not errors:
+        return results[0]
+    if isinstance(errors[0], Exception):
         raise errors[0]
-    return results[0]
+    raise GrammarError(f"the grammar cannot be compiled: {str(errors[0])[:500]}")  # a bug in llguidance

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
@@ -28,7 +31,7 @@ class GrammarMatcher:
 
     def accept(self, token: int) -> None:
         self._fresh = False
-        if not self._matcher.consume_token(token):
+        if not _guarded(self._matcher.consume_token, token):
             raise ConstraintError(f"token {token} does not fit the grammar: {reason(self._matcher)}")
 
     def advance(self, tokens: list[int]) -> bool:
@@ -69,11 +72,23 @@ class GrammarConstraint:
 
 def fill(matcher: LLMatcher, mask: Mask, address: int) -> None:
     """Write the mask of the matcher's state, without the interpreter's lock. Raises ConstraintError."""
-    matcher.unsafe_compute_mask_ptr(address, mask.nbytes)
+    _guarded(matcher.unsafe_compute_mask_ptr, address, mask.nbytes)
     if matcher.is_error():
         raise ConstraintError(f"the grammar cannot be followed any further: {reason(matcher)}")
     if not mask.any():
         raise ConstraintError("the grammar allows no token of this model's vocabulary here")
+
+
+def _guarded(call: Callable[..., Any], *arguments: int) -> Any:
+    """Call llguidance; where that comes to a bug of its own, it is an error like others."""
+    try:
+        return call(*arguments)
+    except Exception:
+        raise
+    except BaseException as panic:  # so that nobody catches it by accident, but this answer alone shall end
+        if type(panic).__name__ != "PanicException":
+            raise
+        raise ConstraintError(f"the grammar's parser came to an end: {panic}") from None
 
 
 def reason(matcher: LLMatcher) -> str:

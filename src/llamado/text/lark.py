@@ -17,7 +17,7 @@ _PIECE = re.compile(
     | (?P<string>"(?:[^"\\\n]|\\.)*+"i?)
     | (?P<regex>/(?:[^/\\\n]|\\.)++/[a-z]*)
     | %(?P<directive>json|llguidance)\b[ \t]*
-    | ^[ \t]*[!?]*(?P<rule>[A-Za-z_]\w*)
+    | ^[ \t]*[!?]*(?P<rule>[A-Za-z_]\w*)(?=[ \t]*(?:[\[{.][^\n:"]*)?:)
     """,
     re.VERBOSE | re.MULTILINE,
 )
