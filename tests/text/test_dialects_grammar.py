@@ -145,12 +145,12 @@ def test_tagged_calls_have_valid_arguments(name: str) -> None:
 
 
 def test_other_notations() -> None:
-    gemma = ready("gemma", tool_choice="required").grammar
+    gemma = ready("gemma", tool_choice="required", parallel_tool_calls=True).grammar
     assert fits(gemma, '<|tool_call>call:get_weather{city:<|"|>Zürich<|"|>,days:3}<tool_call|>')
     assert fits(gemma, "<|tool_call>call:now{}<tool_call|><|tool_call>call:now{}<tool_call|>")
     assert not fits(gemma, "<|tool_call>call:get_weather{days:3}<tool_call|>")
     assert not fits(gemma, '<|tool_call>call:get_weather{city:<|"|>x<|"|>,days:<|"|>x<|"|>}<tool_call|>')
-    lfm = ready("lfm", tool_choice="required").grammar
+    lfm = ready("lfm", tool_choice="required", parallel_tool_calls=True).grammar
     assert fits(lfm, '<|tool_call_start|>[get_weather(city="Zürich", days=3), now()]<|tool_call_end|>')
     assert not fits(lfm, "<|tool_call_start|>[get_weather(days=3)]<|tool_call_end|>")
     generic = ready("plain").grammar
@@ -172,6 +172,13 @@ def test_several_calls_only_where_they_are_allowed(name: str, between: str) -> N
         grammar = ready(name, tool_choice="required", parallel_tool_calls=parallel).grammar
         assert fits(grammar, one)
         assert fits(grammar, one + between + one) == parallel
+
+
+def test_several_calls_by_default_where_the_template_shows_several() -> None:
+    hermes, llama = written("hermes", '{"city": "x"}'), written("llama3", '{"city": "x"}')
+    assert fits(ready("hermes", tool_choice="required").grammar, f"{hermes}\n{hermes}")
+    assert not fits(ready("llama3", tool_choice="required").grammar, f"{llama};{llama}")
+    assert fits(ready("llama3", tool_choice="required", parallel_tool_calls=True).grammar, f"{llama};{llama}")
 
 
 def test_enumerations_and_lengths_of_bare_texts() -> None:

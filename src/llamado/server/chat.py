@@ -368,7 +368,7 @@ def read_chat(body: Mapping[str, Any], switches: Switches) -> Chat:
             messages=messages,
             tools=tools,
             tool_choice=choice,
-            parallel_tool_calls=flag(body, "parallel_tool_calls", True),
+            parallel_tool_calls=flag(body, "parallel_tool_calls", True) if "parallel_tool_calls" in body else None,
             json_schema=limit,
             grammar=grammar,
             add_generation_prompt=generate,

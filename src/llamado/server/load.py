@@ -133,7 +133,7 @@ def describe(
     settings: Settings, file: GGUFFile, model: Model, tokenizer: Tokenizer, template: ChatTemplate, n_ctx: int
 ) -> ModelInfo:
     """Facts about a model whose slots have a context of `n_ctx` tokens."""
-    metadata, takes = file.metadata, template.takes
+    metadata = file.metadata
     names = settings.aliases or (settings.source.name,)
 
     def text(token: int | None) -> str:
@@ -153,17 +153,7 @@ def describe(
         ftype=_FILE_TYPES.get(metadata.int_("general.file_type", -1), "unknown"),
         vocab_type=_VOCAB_TYPES.get(metadata.str_("tokenizer.ggml.model", ""), 0),
         chat_template=template.source,
-        chat_template_caps={
-            "supports_object_arguments": takes.argument_objects,
-            "supports_parallel_tool_calls": False,
-            "supports_preserve_reasoning": False,
-            "supports_reasoning_effort": "reasoning_effort" in template.source,
-            "supports_string_content": takes.strings,
-            "supports_system_role": True,
-            "supports_tool_calls": False,
-            "supports_tools": False,
-            "supports_typed_content": takes.parts,
-        },
+        chat_template_caps=template.caps,
         bos_token=text(tokenizer.bos),
         eos_token=text(tokenizer.eos),
     )

@@ -57,7 +57,8 @@ class ChatRequest:
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str = "auto"
     """auto, none, required, or a tool's name behind `function:`."""
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool | None = None
+    """None: where the template can show several calls of one turn."""
     json_schema: Mapping[str, Any] | bool | None = None
     """What the content must be an instance of."""
     grammar: GrammarSource | None = None

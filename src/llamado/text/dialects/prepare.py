@@ -97,7 +97,10 @@ def prepare(template: ChatTemplate, request: ChatRequest, new_id: Callable[[], s
         raise GrammarError(f"tool_choice is {request.tool_choice!r}, but none of the tools has that name")
     if thinking is not None and family.calls is not None and family.calls_end_thoughts and tools.schemas:
         thinking = replace(thinking, also_ends=tuple(trigger.value for trigger in family.calls.triggers))
-    grammar, lazy = _grammar(family, request, callable_tools, generic, required)
+    parallel = request.parallel_tool_calls
+    if parallel is None:
+        parallel = generic or bool(tools.schemas and template.caps["supports_parallel_tool_calls"])
+    grammar, lazy = _grammar(family, request, callable_tools, generic, required, parallel)
     parse = request.parse_tool_calls
     reads = partial(
         _read,
@@ -161,7 +164,7 @@ def _continued(opening: str, request: ChatRequest, thinking: Thinking | None, fa
 
 
 def _grammar(
-    family: Family, request: ChatRequest, tools: Tools, generic: bool, required: bool
+    family: Family, request: ChatRequest, tools: Tools, generic: bool, required: bool, parallel: bool
 ) -> tuple[GrammarSource | None, bool]:
     """The answer's grammar, and whether it is lazy."""
     schema = request.json_schema
@@ -172,9 +175,9 @@ def _grammar(
     elif family.content is not None:
         shown = f"{json.dumps(family.content[0])}? response {json.dumps(family.content[1])}?"
     if tools.schemas and generic:
-        return generic_grammar(tools, request.parallel_tool_calls, required, schema), False
+        return generic_grammar(tools, parallel, required, schema), False
     if tools.schemas and family.calls is not None:
-        calls = family.calls.grammar(tools, request.parallel_tool_calls)
+        calls = family.calls.grammar(tools, parallel)
         if required:
             return GrammarSource("lark", f"start: {family.calls_prefix} calls\n{calls}\n"), False
         if schema is not None:
