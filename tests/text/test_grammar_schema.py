@@ -175,13 +175,12 @@ def test_random_answers_are_valid(bpe: Vocabulary, spm: Vocabulary, part: int) -
         vocabulary = spm if part % 2 else bpe
         constraint = vocabulary.constraint("json_schema", json.dumps(case.schema))
         check = validator(case.schema)
-        for seed in range(2):
-            text = vocabulary.walk(constraint, random.Random(f"{case.name} {seed}"))
-            if text is not None:
-                ended += 1
-                value = json.loads(text)
-                assert check.is_valid(value), (case, text)
-    assert ended > 40
+        text = vocabulary.walk(constraint, random.Random(case.name), most=180)
+        if text is not None:
+            ended += 1
+            value = json.loads(text)
+            assert check.is_valid(value), (case, text)
+    assert ended > 20
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -281,8 +280,8 @@ def test_bombs(bpe: Vocabulary, name: str) -> None:
         ("regex", "(a|aa)*b{1,1000}(.*x.{500})"),
         ("regex", "(" * 5000),
         ("regex", "a" * (1 << 20)),
-        ("gbnf", "root ::= " + " | ".join(f'"a{i}"' for i in range(10_000))),
-        ("gbnf", 'root ::= "(" root ")" | ' + " | ".join(f'"a{i}"' for i in range(10_000))),
+        ("gbnf", "root ::= " + " | ".join(f'"a{i}"' for i in range(4_000))),
+        ("gbnf", 'root ::= "(" root ")" | ' + " | ".join(f'"a{i}"' for i in range(6_000))),
         ("gbnf", "root ::= " + " ".join(["[a-z]?"] * 2000)),
         ("gbnf", 'root ::= "(" root ")" | ' + " ".join(["[a-z]? [0-9]*"] * 300)),
         ("gbnf", "root ::= r0\n" + "".join(f'r{i} ::= "a" r{i + 1}\n' for i in range(2900)) + 'r2900 ::= "b"'),
