@@ -54,6 +54,7 @@ MARKED = {
     "apertus": "<|tools_prefix|>",
     "firefunction": "functools[",
     "minimax1": "<tool_calls> </tool_calls>",
+    "apriel": "<tool_call> <tool_calls>[",
     "minimax2": "<minimax:tool_call> <invoke name=",
     "seed": "<seed:tool_call> <function=",
     "minicpm": '<function name=" <param name="',
@@ -161,6 +162,9 @@ ANSWERS: list[Answer] = [
     ("hermes", "<think>\nA <tool_call> is\n</think>\n\nno", "A <tool_call> is\n", "no", []),
     ("hermes", '<tool_call>{"name": "now", "arguments": {"a": 1]}</tool_call>', "", "]}</tool_call>", [("now", None)]),  # type: ignore[list-item]
     *json_family("nemotron", "<TOOLCALL>[", ", ", "]</TOOLCALL>", '{"name": "NAME", "arguments": {ARGUMENTS}}', False),
+    *json_family(
+        "apriel", "<tool_calls>[", ", ", "]</tool_calls>", '{"name": "NAME", "arguments": {ARGUMENTS}}', False
+    ),
     *json_family("granite", "<|tool_call|>[", ", ", "]", '{"name": "NAME", "arguments": {ARGUMENTS}}', False),
     *json_family("apertus", "<|tools_prefix|>[", ", ", "]<|tools_suffix|>", '{"NAME": {ARGUMENTS}}', False),
     *json_family("firefunction", " functools[", ", ", "]", '{"name": "NAME", "arguments": {ARGUMENTS}}', False),

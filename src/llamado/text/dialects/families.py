@@ -47,8 +47,8 @@ FAMILIES: tuple[Family, ...] = (
     others.FIREFUNCTION,
     others.GRANITE,
     functionary.V31,
-    hermes.HERMES,
     others.APRIEL,
+    hermes.HERMES,
     others.MINIMAX_M1,
     llama.LLAMA,
 )

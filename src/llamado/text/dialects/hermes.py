@@ -10,7 +10,7 @@ from llamado.text.dialects.family import Family, Message, all_of
 
 HERMES = Family(
     name="Hermes 2 Pro",
-    knows=all_of("<tool_call>"),
+    knows=lambda source: "<tool_call>" in source and "]<]minimax[>[" not in source,
     calls=JsonCalls(start="<tool_call>", end="</tool_call>"),
 )
 

@@ -75,7 +75,7 @@ MINIMAX_M1 = Family(
 
 APRIEL = Family(
     name="Apriel",
-    knows=lambda source: "<tool_calls>" in source and "[BEGIN FINAL RESPONSE]" in source,
+    knows=all_of("<tool_calls>["),
     calls=JsonCalls(start="<tool_calls>", end="</tool_calls>", array=True, id=("id",), late_id=False),
 )
 
