@@ -1,0 +1,85 @@
+"""The server against its own OpenAPI document: no 500, no status, type or body that is not in it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+HERE = Path(__file__).parent
+CHECKS = [content_type_conformance, response_schema_conformance, status_code_conformance]
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server over the fake engine."""
+    port_file = tmp_path_factory.mktemp("openapi") / "port"
+    command = [sys.executable, str(HERE / "fake_server.py"), str(port_file), "metrics"]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(1000):
+            if port_file.exists() and (port := port_file.read_text()):
+                url = f"http://127.0.0.1:{port}"
+                if _healthy(url):
+                    break
+            time.sleep(0.01)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def _healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def test_answers_are_as_described(address: str) -> None:
+    schema = schemathesis.openapi.from_url(f"{address}/openapi.json")
+    n_endpoints = 0
+    for result in schema.get_all_operations():
+        operation = result.ok()
+        if not {"400", "501", "503"} & operation.definition.raw["responses"].keys():
+            continue  # nobody has described its answers yet
+
+        @given(case=operation.as_strategy())
+        @settings(
+            max_examples=4,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        def check(case: schemathesis.Case) -> None:
+            response = case.call(timeout=20)
+            assert response.status_code != 500, response.text
+            case.validate_response(response, checks=CHECKS)
+
+        check()
+        n_endpoints += 1
+    assert n_endpoints > 20
+
+
+def test_every_endpoint_that_generates_is_described(address: str) -> None:
+    document = httpx.get(f"{address}/openapi.json").json()
+    for path in ("/completion", "/infill", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"):
+        operation = document["paths"][path]["post"]
+        body = operation["requestBody"]["content"]["application/json"]["schema"]
+        assert body["required"] and len(body["properties"]) > 10
+        assert set(operation["responses"]) >= {"200", "400", "500", "503"}
+        assert "text/event-stream" in operation["responses"]["200"]["content"]
