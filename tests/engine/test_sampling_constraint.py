@@ -63,7 +63,7 @@ class FakeMatcher:
 
 
 def allowed_sets(rng: np.random.Generator, row: np.ndarray) -> list[set[int] | None]:
-    """Few tokens, many, all, those below the most likely, exactly one."""
+    """Few tokens, many, all, those below the most likely and some of these, exactly one."""
     n = row.size
     likely = np.argsort(-row).tolist()
     return [
@@ -71,6 +71,7 @@ def allowed_sets(rng: np.random.Generator, row: np.ndarray) -> list[set[int] | N
         set(np.flatnonzero(rng.random(n) < 0.9).tolist()),
         None,
         set(likely[n // 3 :]),
+        {likely[1], likely[3]} | set(likely[n // 4 :]),
         {int(rng.integers(n))},
         set(range(n)) - set(likely[:2]),
     ]

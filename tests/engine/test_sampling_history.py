@@ -200,6 +200,15 @@ def test_xtc_cuts_as_often_as_it_is_told(probability: float) -> None:
     assert np.allclose(counts, (1 - probability) * kept + probability * cut, atol=0.025)
 
 
+def test_each_xtc_of_a_chain_has_its_own_chance() -> None:
+    row = np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32))
+    sampling = Sampling(samplers=("xtc", "xtc"), xtc_probability=0.5, xtc_threshold=0.15)
+    sampler = Sampler(sampling, seed=5, n_vocab=4)
+    sizes = [len(sampler.candidates(4, sampler.sample(row, i))[1]) for i in range(3000)]
+    # None cut, one, both.
+    assert np.allclose(np.bincount(sizes, minlength=5)[[4, 2, 1]] / 3000, [0.25, 0.5, 0.25], atol=0.04)
+
+
 @pytest.mark.parametrize(("min_keep", "left"), [(0, 2), (2, 2), (3, 4)])
 def test_xtc_leaves_as_many_as_it_must(min_keep: int, left: int) -> None:
     row = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
