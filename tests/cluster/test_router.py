@@ -300,8 +300,10 @@ def test_a_port_that_is_anothers_is_not_taken_for_ready(start_router: Start) -> 
 
 
 def test_unloading_waits_and_force_kills(start_router: Start) -> None:
-    router = start_router(config({"a": fake("A", "stubborn"), "b": fake("B", "ready=60")}))
+    left = {"cmd": f"sh -c 'setsid -f {fake('L')['cmd']}; sleep 100'"}
+    router = start_router(config({"a": fake("A", "stubborn"), "b": fake("B", "ready=60"), "c": fake("L") | left}))
     router.ask("a")
+    daemon = router.ask("c").json()["pid"]
     pid = router.running()["a"]["pid"]
     os.kill(pid, signal.SIGTERM)
     assert router.ask("a").json()["pid"] == pid
@@ -312,7 +314,7 @@ def test_unloading_waits_and_force_kills(start_router: Start) -> None:
     loading.join()
     wait_for(lambda: "b" not in router.running())
     assert router.http.get("/unload").text == "OK"  # waits out the stop timeout
-    assert not alive(pid) and router.running() == {}
+    assert not alive(pid) and not alive(daemon) and router.running() == {}
     assert router.status("a")["value"] == "unloaded" and "failed" not in router.status("a")
 
 

@@ -121,6 +121,7 @@ class Child:
         self.args = [*launch.args, *(["--host", str(self._socket)] if self._socket else [])]
         self.pool = Pool(Address(path=str(self._socket)) if self._socket else Address.parse(launch.url))
         self._watch = watch
+        self._mark = f"{watch.cookie}-{number}"
         self._ended = ended
         self._loop = asyncio.get_running_loop()
         self._process: subprocess.Popen[bytes] | None = None
@@ -140,7 +141,8 @@ class Child:
 
     def start(self) -> None:
         """Start the process. Raises LoadFailed."""
-        env = dict(self.model.launch.env) | {guard.VARIABLE: self._watch.cookie}
+        marks = {guard.VARIABLE: self._watch.cookie, guard.OWN_VARIABLE: self._mark}
+        env = dict(self.model.launch.env) | marks
         self._watch.start()
         try:
             # A session of its own: what a shell or a container's client starts below it ends with it, and a
@@ -183,6 +185,12 @@ class Child:
             except (ProcessLookupError, PermissionError):
                 pass
         code = process.wait()
+        for pid in guard.marked(self._mark, guard.OWN_VARIABLE):
+            # It left the group, as a daemon does; nobody would ever end it.
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
         reader.join(0.2)
         try:
             self._loop.call_soon_threadsafe(self._over, 128 - code if code < 0 else code)

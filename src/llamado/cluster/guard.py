@@ -14,12 +14,14 @@ import sys
 import time
 
 VARIABLE = "LLAMADO_ROUTER"
+OWN_VARIABLE = "LLAMADO_ROUTER_CHILD"
+"""The same for one model's process and what it starts."""
 
 
-def marked(cookie: str) -> set[int]:
+def marked(cookie: str, variable: str = VARIABLE) -> set[int]:
     """Processes with the cookie in their environment; none where there is no /proc."""
     found: set[int] = set()
-    wanted = f"{VARIABLE}={cookie}".encode()
+    wanted = f"{variable}={cookie}".encode()
     try:
         names = os.listdir("/proc")
     except OSError:
