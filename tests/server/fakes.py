@@ -233,11 +233,11 @@ INFO = ModelInfo(
 )  # fmt: skip
 
 
-def served(engine: FakeEngine) -> Served:
+def served(engine: FakeEngine, source: str = TEMPLATE) -> Served:
     return Served(
         engine=engine,
         tokenizer=FakeTokenizer(),
-        template=template(),
+        template=template(source),
         grammars=FakeGrammars(),
         info=INFO,
         n_slots=engine.n_slots,
@@ -250,13 +250,14 @@ async def client(
     *,
     loaded: bool = True,
     access: AccessRules | None = None,
+    source: str = TEMPLATE,
     **switches: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """An HTTP client of an application inside this process; `client.state` and `client.engine` reach behind it."""
     engine = engine or FakeEngine()
     state = ServerState(access=access or AccessRules(), switches=Switches(**switches))
     if loaded:
-        state.served = served(engine)
+        state.served = served(engine, source)
     transport = httpx.ASGITransport(app=create_app(state))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         http.state, http.engine = state, engine  # type: ignore[attr-defined]

@@ -489,7 +489,7 @@ def test_unknown_paths_and_methods() -> None:
     assert get("/nope") == get("/completion") == post("/health", {}) == expected
 
 
-@pytest.mark.parametrize("path", ["/embedding", "/v1/embeddings", "/v1/rerank", "/infill", "/slots/0", "/props"])
+@pytest.mark.parametrize("path", ["/embedding", "/v1/embeddings", "/v1/rerank", "/slots/0", "/props"])
 def test_endpoints_that_are_not_served(path: str) -> None:
     status, body = post(path, {})
     assert status == 501 and body["error"]["type"] == "not_supported_error"

@@ -1,0 +1,170 @@
+"""Tool calls, thoughts and limits in OpenAI's chat API, over the fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+import pytest
+from fakes import FakeConstraint, FakeEngine, client, events, run
+
+USER = [{"role": "user", "content": "Hi"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}
+# What a template of the Hermes family looks like, with thoughts.
+HERMES = """
+{%- if tools %}<tools>{{ tools | tojson }}</tools> <tool_call>{"name": N, "arguments": A}</tool_call>{% endif -%}
+{%- for m in messages -%}
+  <|im_start|>{{ m.role }}
+  {%- if m.content is string and '</think>' in m.content %}{{ m.content.split('</think>')[-1] }}
+  {%- else %}{{ m.content }}{% endif %}
+  {%- for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor -%}<|im_end|>
+{%- endfor -%}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{%- if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif -%}
+"""
+CALLING = '<think>hm</think>Well.<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def ask(body: dict[str, Any], engine: FakeEngine, path: str = "/v1/chat/completions", **options: Any) -> Any:
+    """JSON of one answer, or the data of a stream's events."""
+
+    async def work() -> Any:
+        async with client(engine, source=HERMES, **options) as http:
+            response = await http.post(path, json={"messages": USER} | body)
+            if response.headers["content-type"].startswith("text/event-stream"):
+                return [orjson.loads(e) for e in events(response.text) if e != "[DONE]"]
+            return response.json()
+
+    return run(work())
+
+
+def test_thoughts_content_and_calls() -> None:
+    choice = ask({"tools": [TOOL]}, FakeEngine(CALLING))["choices"][0]
+    message = choice["message"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert message["reasoning_content"] == "hm" and message["content"].strip() == "Well."
+    (call,) = message["tool_calls"]
+    assert call["type"] == "function" and call["id"] and call["function"]["name"] == "f"
+    assert orjson.loads(call["function"]["arguments"]) == {"a": 1}
+
+
+def test_a_stream_says_the_same_in_deltas() -> None:
+    chunks = ask({"tools": [TOOL], "stream": True}, FakeEngine(CALLING))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0] == {"role": "assistant", "content": None}
+    assert "".join(d.get("reasoning_content", "") for d in deltas) == "hm"
+    assert "".join(d.get("content") or "" for d in deltas).strip() == "Well."
+    calls = [d["tool_calls"][0] for d in deltas if "tool_calls" in d]
+    assert calls[0]["function"]["name"] == "f" and calls[0]["id"] and all("id" not in call for call in calls[1:])
+    assert orjson.loads("".join(call["function"].get("arguments", "") for call in calls)) == {"a": 1}
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_reasoning_format_none_leaves_thoughts_where_they_are() -> None:
+    message = ask({"reasoning_format": "none"}, FakeEngine("<think>hm</think>Yes"))["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "<think>hm</think>Yes"}
+
+
+def test_chat_parsing_can_be_turned_off() -> None:
+    engine = FakeEngine(CALLING)
+    message = ask({"tools": [TOOL]}, engine, skip_chat_parsing=True)["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": CALLING}
+    assert engine.requests[0].constraint is None
+
+
+def test_required_calls_are_limited_by_a_grammar() -> None:
+    engine = FakeEngine(CALLING)
+    ask({"tools": [TOOL], "tool_choice": "required"}, engine)
+    assert isinstance(engine.requests[0].constraint, FakeConstraint)
+
+
+def test_a_named_tool_must_exist() -> None:
+    body = {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}
+    answer = ask(body, FakeEngine())
+    assert answer["error"]["code"] == 400 and "'g'" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}},
+        {"response_format": {"type": "json_schema", "schema": {"type": "object"}}},
+        {"json_schema": {}},
+    ],
+)
+def test_schemas_of_the_content(body: dict[str, Any]) -> None:
+    engine = FakeEngine('{"a": 1}')
+    ask(body, engine)
+    source = engine.requests[0].constraint.source  # type: ignore[union-attr]
+    assert source.kind in ("json_schema", "lark") and "object" in source.text
+
+
+def test_a_schema_that_cannot_be_used_is_named() -> None:
+    answer = ask({"response_format": {"type": "json_schema", "schema": {"bad": 1}}}, FakeEngine())
+    assert answer["error"]["code"] == 400 and "bad grammar" in answer["error"]["message"]
+
+
+def test_a_budget_for_thoughts() -> None:
+    engine = FakeEngine("<think>hm</think>Yes")
+    ask({"reasoning_budget_tokens": 7, "reasoning_budget_message": "Enough."}, engine)
+    tags = engine.requests[0].constraint.tags  # type: ignore[union-attr]
+    assert (tags["start"], tags["end"], tags["budget"], tags["message"]) == ("<think>", "</think>", 7, "Enough.")
+    engine = FakeEngine("Yes")
+    ask({"reasoning_budget_tokens": 7, "reasoning_effort": "none"}, engine)
+    assert engine.requests[0].constraint is None  # the prompt has closed the thoughts
+
+
+def test_thoughts_are_ended_at_the_clients_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamado.server.completions.completion_id", lambda: "chatcmpl-1")
+
+    async def work() -> None:
+        engine = FakeEngine("<think>" + "x" * 200, delay=0.01)
+        async with client(engine, source=HERMES) as http:
+
+            async def end(id: str) -> Any:
+                body = {"id": id, "action": "reasoning_end"}
+                return (await http.post("/v1/chat/completions/control", json=body)).json()
+
+            assert await end("chatcmpl-1") == {"success": False, "message": "no active completion for this id"}
+            body = {"messages": USER, "stream": True, "reasoning_control": True}
+            task = asyncio.ensure_future(http.post("/v1/chat/completions", json=body))
+            while not engine.requests:
+                await asyncio.sleep(0.01)
+            constraint: Any = engine.requests[0].constraint
+            assert await end("chatcmpl-1") == {"success": True} and constraint.ended == 1
+            assert constraint.tags["budget"] == -1
+            task.cancel()
+
+    run(work())
+
+
+def test_echo_begins_a_stream_with_the_prefill() -> None:
+    messages = [*USER, {"role": "assistant", "content": "Sure: "}]
+    chunks = ask({"messages": messages, "stream": True, "echo": True}, FakeEngine("yes"))
+    said = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+    assert said == "Sure: yes"
+    whole = ask({"messages": messages}, FakeEngine("yes"))
+    assert whole["choices"][0]["message"]["content"] == "Sure: yes"
+
+
+def test_verbose_answers_hold_their_native_form() -> None:
+    native = ask({"verbose": True}, FakeEngine("yes"))["__verbose"]
+    assert native["content"] == "yes" and native["generation_settings"]["chat_format"] != "Content-only"
+    assert native["prompt"].endswith("<|im_start|>assistant")
+
+
+def test_tokens_are_counted() -> None:
+    answer = ask({}, FakeEngine(), "/v1/chat/completions/input_tokens")
+    prompt = ask({}, FakeEngine(), "/apply-template")["prompt"]
+    assert answer == {"input_tokens": len(prompt.encode()), "object": "response.input_tokens"}
+
+
+def test_deep_json_is_refused() -> None:
+    schema: Any = {}
+    for _ in range(900):
+        schema = {"items": schema}
+    for body in ({"json_schema": schema}, {"tools": [{**TOOL, "x": schema}]}, {"chat_template_kwargs": {"x": schema}}):
+        answer = ask(body, FakeEngine())
+        assert "choices" in answer or answer["error"]["code"] == 400
