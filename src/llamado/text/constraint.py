@@ -85,7 +85,7 @@ class GrammarCompiler:
     def prepare(self) -> None:
         """Build what all grammars share, which otherwise the first one does.
 
-        Takes about 0.2 s for 49,000 tokens and 1.5 s for 262,000, most of it without letting other threads run.
+        Takes about 0.2 s for 49,000 tokens and 1.3 s for 262,000, most of it without letting other threads run.
         """
         _ = self.vocabulary.guided
 

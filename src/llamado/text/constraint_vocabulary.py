@@ -19,6 +19,10 @@ from llamado.text.vocabulary import Attribute
 
 _MARK = b"\xff"  # llguidance's sign of a token that text never matches; no UTF-8 text has this byte
 _UNSPELL = {ord(character): byte for byte, character in enumerate(SPELLING)}
+_IN_STRING = r'[^"\\\x00-\x1F\x7F]'
+# Tokens that llguidance allows as a whole where a grammar allows all such text: white space, and what goes into JSON's
+# strings. Short ones apart, because a string with a greatest length has room for fewer and fewer.
+_SLICES = (r"[\x20\x0A\x0D\x09]+", *(_IN_STRING + count for count in ("{1,4}", "{1,8}", "{1,16}", "+")))
 _NO_TEXT = Attribute.CONTROL | Attribute.UNKNOWN
 
 
@@ -139,9 +143,7 @@ class GuidedVocabulary:
         ends = sorted(tokenizer.eog)
         if not ends:
             raise GrammarError("the vocabulary has no token that ends an answer, so no grammar can be followed")
-        return LLTokenizer(
-            _Wrapper(self), n_vocab=tokenizer.n_vocab, eos_token=list(ends), slices=LLTokenizer.json_slices()
-        )
+        return LLTokenizer(_Wrapper(self), n_vocab=tokenizer.n_vocab, eos_token=list(ends), slices=list(_SLICES))
 
 
 class _Wrapper:
