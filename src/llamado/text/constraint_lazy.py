@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import regex
+import regex  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from llamado.text.constraint_grammar import GrammarConstraint, GrammarMatcher

@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Iterable
 from functools import cached_property
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from llguidance import LLTokenizer
@@ -18,6 +19,9 @@ from llamado.text.tokenizer import Tokenizer
 from llamado.text.vocabulary import Attribute
 
 _MARK = b"\xff"  # llguidance's sign of a token that text never matches; no UTF-8 text has this byte
+if TYPE_CHECKING:
+    from llguidance._tokenizer import TokenizerWrapper
+
 _UNSPELL = {ord(character): byte for byte, character in enumerate(SPELLING)}
 _IN_STRING = r'[^"\\\x00-\x1F\x7F]'
 # Tokens that llguidance allows as a whole where a grammar allows all such text: white space, and what goes into JSON's
@@ -143,7 +147,8 @@ class GuidedVocabulary:
         ends = sorted(tokenizer.eog)
         if not ends:
             raise GrammarError("the vocabulary has no token that ends an answer, so no grammar can be followed")
-        return LLTokenizer(_Wrapper(self), n_vocab=tokenizer.n_vocab, eos_token=list(ends), slices=list(_SLICES))
+        wrapper = cast("TokenizerWrapper", _Wrapper(self))
+        return LLTokenizer(wrapper, n_vocab=tokenizer.n_vocab, eos_token=list(ends), slices=list(_SLICES))
 
 
 class _Wrapper:

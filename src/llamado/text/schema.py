@@ -388,11 +388,11 @@ def _says_nothing(key: str, node: dict[str, Any]) -> bool:
         at_most = node.get("maxItems")
         return value is False or (isinstance(at_most, int) and at_most <= 1)
     if key in ("dependentSchemas", "dependentRequired", "dependencies"):
-        return value == {}
+        return bool(value == {})
     if key == "propertyNames":
         return value is True or value in ({}, {"type": "string"})
     if key == "unevaluatedProperties":
-        return value in (True, {}) or (value is False and node.keys().isdisjoint((*_IN_PLACE, "$ref")))
+        return value in (True, {}) or (value is False and bool(node.keys().isdisjoint((*_IN_PLACE, "$ref"))))
     if key == "unevaluatedItems":
         return value in (True, {})
     return False
