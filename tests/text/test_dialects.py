@@ -361,7 +361,7 @@ ANSWERS: list[Answer] = [
         '<｜DSML｜parameter name="days" string="false">12</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
         "</｜DSML｜function_calls>",
         "t",
-        "\n\n",
+        "",
         [("get_weather", {"city": "12", "days": 12})],
     ),
     # gpt-oss
@@ -418,6 +418,13 @@ ANSWERS: list[Answer] = [
             ("get_weather", {"city": 'Zürich "x"\n', "where": {"a": [1, -2500.0, None, True, {"b": "c"}]}, "tags": []}),
             ("now", {}),
         ],
+    ),
+    (
+        "gemma",
+        "<|tool_call>call:get_weather{where:{a:[None,True]}}<tool_call|><|tool_response>",
+        "",
+        "",
+        [("get_weather", {"where": {"a": [None, True]}})],
     ),
     ("gemma", "<|tool_call>call:who{}<tool_call|>", "", "<|tool_call>call:who{}<tool_call|>", []),
     # LFM2

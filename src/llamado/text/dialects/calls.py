@@ -103,7 +103,7 @@ def schema_body(schema: Mapping[str, Any]) -> str:
 
 
 def words(*tags: str) -> tuple[Trigger, ...]:
-    return tuple(Trigger("word", tag.strip()) for tag in tags)
+    return tuple(Trigger("word", tag) for tag in dict.fromkeys(tag.strip() for tag in tags))
 
 
 def read_gap(reader: Reader, *next_tags: str) -> Reading[None]:
@@ -524,8 +524,7 @@ class TaggedCalls:
                 return
             if tag in drop:
                 continue
-            begun = not self.each or tag != self.start
-            outcome = yield from self.section(reader, tools, tag if begun and tag in self.also_starts else "", begun)
+            outcome = yield from self.section(reader, tools, tag if tag in self.also_starts else "", not self.each)
             if outcome is Outcome.NONE:
                 reader.content(tag)
             elif outcome is Outcome.BROKEN:

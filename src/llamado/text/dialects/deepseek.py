@@ -54,6 +54,7 @@ def _dsml(section: str) -> TaggedCalls:
         value_end="</｜DSML｜parameter>",
         name_close="</｜DSML｜invoke>",
         section_end=f"</｜DSML｜{section}>",
+        also_starts=(f"\n\n<｜DSML｜{section}>",),  # an empty line in front is no content
         trim=False,
     )
 
@@ -62,7 +63,9 @@ V32 = Family(
     name="DeepSeek V3.2",
     knows=lambda source: "dsml_token" in source and "DSML" in source and "function_calls" in source,
     calls=_dsml("function_calls"),
-    thinking=Thinking("<think>", "</think>", 0, 0, also_ends=("<｜DSML｜function_calls>",)),
+    thinking=Thinking(
+        "<think>", "</think>", 0, 0, also_ends=("\n\n<｜DSML｜function_calls>", "<｜DSML｜function_calls>")
+    ),
     preserved=("｜DSML｜",),
 )
 
@@ -70,6 +73,6 @@ V4 = Family(
     name="DeepSeek V4",
     knows=lambda source: "dsml_token" in source and "DSML" in source and "tool_calls" in source,
     calls=_dsml("tool_calls"),
-    thinking=Thinking("<think>", "</think>", 0, 0, also_ends=("<｜DSML｜tool_calls>",)),
+    thinking=Thinking("<think>", "</think>", 0, 0, also_ends=("\n\n<｜DSML｜tool_calls>", "<｜DSML｜tool_calls>")),
     preserved=("｜DSML｜",),
 )

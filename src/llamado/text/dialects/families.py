@@ -33,6 +33,8 @@ FAMILIES: tuple[Family, ...] = (
     hermes.QWEN_CODER,
     hermes.SEED,
     glm.HUNYUAN,
+    glm.LING,
+    glm.LAGUNA,
     glm.GLM,
     others.MINIMAX_M2,
     others.SOLAR,

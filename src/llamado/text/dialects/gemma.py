@@ -11,11 +11,12 @@ from llamado.text.dialects.calls import Outcome, Tools, alternatives, quoted, re
 from llamado.text.dialects.family import Family, Message
 from llamado.text.dialects.reading import Reader, Reading, Tags
 from llamado.text.dialects.thinking import Thinking
-from llamado.text.dialects.values import MAX_DEPTH, MAX_KEY, Show, escaped, read_value, types
+from llamado.text.dialects.values import MAX_DEPTH, MAX_KEY, PYTHON, Show, escaped, read_value, types
 from llamado.text.grammar import Trigger
 
 _CALL = "<|tool_call>"
 _CALL_END = "<tool_call|>"
+_RESPONSE = "<|tool_response>"  # what the model would like to see next
 _QUOTE = '<|"|>'
 _THOUGHT = "<|channel>"
 _THOUGHT_END = "<channel|>"
@@ -113,7 +114,7 @@ def _value(rule: str, schema: Any, root: Mapping[str, Any], depth: int) -> list[
 
 def read_gemma(reader: Reader, tools: Tools, format: str) -> Reading[None]:
     """Read content with thoughts and calls in any order to the end."""
-    stops = Tags(_CALL, _THOUGHT, _THOUGHT_END) if tools.schemas else Tags(_THOUGHT, _THOUGHT_END)
+    stops = Tags(_CALL, _RESPONSE, _THOUGHT, _THOUGHT_END) if tools.schemas else Tags(_THOUGHT, _THOUGHT_END)
     while True:
         tag = yield from reader.until(stops, reader.content)
         if tag is None:
@@ -175,6 +176,10 @@ def _read_value(reader: Reader, show: Show, depth: int) -> Reading[bool]:
         show('"')
         return True
     c = yield from reader.char()
+    if c in ("T", "F", "N"):
+        word = yield from reader.take(*PYTHON)
+        show(PYTHON[word] if word else "")
+        return word is not None
     if c not in ("{", "["):
         return (yield from read_value(reader, show)) if c else False
     if depth >= MAX_DEPTH // 5:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llamado.text.dialects.calls import TaggedCalls
 from llamado.text.dialects.family import Family, all_of
 from llamado.text.dialects.thinking import Thinking
@@ -19,6 +21,21 @@ GLM = Family(
         end="</tool_call>",
         trim=False,
     ),
+)
+
+LING = replace(
+    GLM,
+    name="Ling 3",
+    knows=all_of("<role>ASSISTANT</role>", "<arg_key>"),
+    calls_end_thoughts=True,
+    stops=("<|role_end|>",),
+)
+
+LAGUNA = replace(
+    GLM,
+    name="Laguna",
+    knows=all_of("laguna_glm_thinking", "<arg_key>"),
+    stops=("</assistant>",),  # spelled out instead of the token now and then
 )
 
 _HY = ":opensource"  # ends every tag of the open Hunyuan 3

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from llamado.text.dialects.calls import Outcome, Tools, alternatives, quoted, read_after_space, read_gap, schema_body
 from llamado.text.dialects.family import Family, Message
 from llamado.text.dialects.reading import Reader, Reading, Tags
-from llamado.text.dialects.values import MAX_DEPTH, MAX_KEY, Show, escaped, read_string, read_value
+from llamado.text.dialects.values import MAX_DEPTH, MAX_KEY, PYTHON, Show, escaped, read_string, read_value
 from llamado.text.grammar import Trigger
 
 _START = "<|tool_call_start|>"
@@ -133,8 +133,8 @@ def _read_python(reader: Reader, show: Show, depth: int) -> Reading[bool]:
     if c == '"':
         return (yield from read_string(reader, show))
     if c in ("T", "F", "N"):
-        word = yield from reader.take("True", "False", "None")
-        show({"True": "true", "False": "false", "None": "null"}[word] if word else "")
+        word = yield from reader.take(*PYTHON)
+        show(PYTHON[word] if word else "")
         return word is not None
     if c not in ("{", "["):
         return (yield from read_value(reader, show)) if c else False

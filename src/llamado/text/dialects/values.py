@@ -177,7 +177,7 @@ def _number(reader: Reader) -> Reading[str | None]:
 # Values that stand in an answer as bare text, typed by a tool's schema
 
 TYPES = frozenset(("string", "number", "integer", "boolean", "object", "array", "null"))
-_PYTHON = {"True": "true", "False": "false", "None": "null"}
+PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
 def types(schema: Any, root: Any, depth: int = 0) -> frozenset[str]:
@@ -241,7 +241,7 @@ def _resolve(reference: str, root: Any) -> Any:
 def as_json(text: str, wanted: frozenset[str]) -> str:
     """Bare text as the JSON value that the types allow; a string where it is no such value."""
     bare = text.strip()
-    bare = _PYTHON.get(bare, bare)
+    bare = PYTHON.get(bare, bare)
     if wanted != {"string"}:
         try:
             value = json.loads(bare, parse_constant=_refuse)
