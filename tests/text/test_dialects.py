@@ -355,6 +355,13 @@ ANSWERS: list[Answer] = [
         [("get_weather", W), ("now", {})],
     ),
     (
+        "minicpm",
+        '<function name="get_weather"><param name="city"><![CDATA[a </param> b]]></param></function>',
+        "",
+        "",
+        [("get_weather", {"city": "a </param> b"})],
+    ),
+    (
         "dsml",
         '<think>t</think>\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
         '<｜DSML｜parameter name="city" string="true">12</｜DSML｜parameter>\n'

@@ -73,7 +73,7 @@ WRITTEN = {
     "harmony": "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>ARGS",
     "gigachat": '<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "get_weather", "arguments": ARGS}',
     "solar": "<|tool_calls|><|tool_call:begin|>abc123def4<|tool_call:name|>get_weather<|tool_call:args|>ARGS"
-    "<|tool_call:end|>",
+    "<|tool_call:end|><|calls|>",
 }
 
 

@@ -502,8 +502,8 @@ class TaggedCalls:
     also_starts: tuple[str, ...] = ()
     trim: bool = True
     """Whether line feeds around values are formatting."""
-    lines: bool = True
-    """Whether tags stand on lines of their own."""
+    quote: tuple[str, str] = ("", "")
+    """What may stand around a value that has tags in it."""
 
     @property
     def triggers(self) -> tuple[Trigger, ...]:
@@ -593,8 +593,12 @@ class TaggedCalls:
             else:
                 wanted = types(properties.get(parameter) if isinstance(properties, Mapping) else None, schema)
             reader.arguments(("," if n else "") + json.dumps(parameter, ensure_ascii=False) + ":")
-            if (yield from read_bare(reader, Tags(self.value_end), wanted, self.trim, reader.arguments)) is None:
+            in_quotes = bool(self.quote[0]) and bool((yield from reader.take(self.quote[0])))
+            ends = Tags(self.quote[1] if in_quotes else self.value_end)
+            if (yield from read_bare(reader, ends, wanted, self.trim, reader.arguments)) is None:
                 return Outcome.BROKEN
+            if in_quotes:
+                yield from read_after_space(reader, self.value_end)
             n += 1
         reader.arguments("}")
         yield from read_after_space(reader, self.name_close)

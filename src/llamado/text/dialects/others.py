@@ -31,6 +31,7 @@ SOLAR = Family(
         written_id="[a-z0-9]{10}",
         name_end="<|tool_call:args|>",
         end="<|tool_call:end|>",
+        section_end="<|calls|>",
         also_starts=("<|tool_call:begin|>",),
     ),
 )
@@ -63,6 +64,7 @@ MINICPM = Family(
         argument_name_end='">',
         value_end="</param>",
         name_close="</function>",
+        quote=("<![CDATA[", "]]>"),
         trim=False,
     ),
 )
