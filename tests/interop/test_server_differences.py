@@ -31,7 +31,7 @@ EXPLAINED: list[tuple[str, str]] = [
     (r"^prompt huge token", "a token id beyond 32 bits is refused; llama-server cuts it to some other token"),
     (r"^completions two prompts stream: missing \[\]:null", "llama-server sends an event that is null between answers"),
     (
-        r"^(chat|responses|anthropic) (tools?|calls|use)\b(?!.* null)",
+        r"^(chat|responses|anthropic) (tools?|calls|use)\b.*: (missing|extra|events|text) ",
         "tools reach a model whose template has none: told in words and held by a grammar; llama-server drops them",
     ),
     (r"^template (call|reasoning)\b", "calls reach a template that has none as JSON; llama-server drops them"),

@@ -241,6 +241,7 @@ def served(engine: FakeEngine, source: str = TEMPLATE) -> Served:
         grammars=FakeGrammars(),
         info=INFO,
         n_slots=engine.n_slots,
+        longest_token=lambda: 4,
     )
 
 

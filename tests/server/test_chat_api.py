@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import fakes
 import orjson
 import pytest
 from fakes import FakeConstraint, FakeEngine, client, events, run
@@ -161,6 +162,16 @@ def test_tokens_are_counted() -> None:
     assert answer == {"input_tokens": len(prompt.encode()), "object": "response.input_tokens"}
 
 
+def test_a_text_that_cannot_fit_is_refused_before_its_tokens_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        fakes.FakeTokenizer, "encode", lambda self, text, **_: [0] if len(text) < 100 else pytest.fail()
+    )
+    for path, body in (("/completion", {"prompt": "x" * 20_000}), ("/v1/chat/completions", {})):
+        messages = [{"role": "user", "content": "x" * 20_000}]
+        error = ask({**body, "messages": messages}, FakeEngine(), path)["error"]
+        assert error["type"] == "exceed_context_size_error" and "at least" in error["message"]
+
+
 def test_deep_json_is_refused() -> None:
     schema: Any = {}
     for _ in range(900):
@@ -168,3 +179,4 @@ def test_deep_json_is_refused() -> None:
     for body in ({"json_schema": schema}, {"tools": [{**TOOL, "x": schema}]}, {"chat_template_kwargs": {"x": schema}}):
         answer = ask(body, FakeEngine())
         assert "choices" in answer or answer["error"]["code"] == 400
+    assert ask({"prompt": "x", "json_schema": schema}, FakeEngine(), "/completion")["error"]["code"] == 400

@@ -11,7 +11,7 @@ from llamado.server.errors import ApiError, invalid
 from llamado.server.limits import Limits, Thinking, preserved_tokens
 from llamado.server.served import Tokenizer
 from llamado.server.state import Switches
-from llamado.server.values import flag, table, text, type_name, whole
+from llamado.server.values import flag, table, text, type_name, whole, written
 from llamado.text.chat import ChatTemplate
 from llamado.text.dialects import prepare
 from llamado.text.dialects.dialect import ChatRequest, Content, Piece, Prepared
@@ -147,9 +147,7 @@ def _tool_call(call: Any) -> dict[str, Any]:
         raise _unreadable("Missing tool call arguments")
     arguments = function["arguments"]
     if not isinstance(arguments, str):
-        import orjson
-
-        arguments = orjson.dumps(arguments).decode()
+        arguments = written(arguments)
     if call.get("id") is not None and not isinstance(call["id"], str):
         raise _unreadable("a tool call's 'id' must be a string")
     return {**call, "function": {**function, "arguments": arguments}}

@@ -16,7 +16,7 @@ from llamado.server.errors import ApiError, invalid, loading, not_supported
 from llamado.server.formats import Call, ChatFormat, CompletionsFormat, NativeFormat, completion_id
 from llamado.server.limits import Limits
 from llamado.server.options import Options, make_requests, read_options
-from llamado.server.prompts import in_thread, off_loop, size_of, tokenize_prompts
+from llamado.server.prompts import characters, in_thread, off_loop, size_of, tokenize_prompts
 from llamado.server.schemas import describe
 from llamado.server.served import Served
 from llamado.server.state import ServerState, Switches
@@ -28,6 +28,17 @@ if TYPE_CHECKING:
     from llamado.text.constraint import Constraint
 
 MakeFormat = Callable[[Call], Format]
+
+
+def too_long(n_tokens: int, n_ctx: int, *, least: bool = False) -> ApiError:
+    """400 for a prompt that does not fit into the context; `least`: it has this many tokens or more."""
+    known = f"at least {n_tokens}" if least else str(n_tokens)
+    return ApiError(
+        "exceed_context_size_error",
+        f"request ({known} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it",
+        n_prompt_tokens=n_tokens,
+        n_ctx=n_ctx,
+    )
 
 
 class Generator:
@@ -55,7 +66,13 @@ class Generator:
             raise invalid("key 'prompt' not found")
         served, prompt = self.served, body["prompt"]
         most = self.switches.max_prompts
-        prompts = await off_loop(lambda: tokenize_prompts(prompt, served.tokenizer, most=most), size_of(prompt))
+
+        def work() -> list[list[int]]:
+            for item in prompt if isinstance(prompt, list) else [prompt]:
+                self._check_length(characters(item))
+            return tokenize_prompts(prompt, served.tokenizer, most=most)
+
+        prompts = await off_loop(work, size_of(prompt))
         return await self.generate(self._options(body), prompts, make)
 
     async def chat(self, body: Mapping[str, Any], make: MakeFormat) -> Response:
@@ -87,7 +104,19 @@ class Generator:
     async def tokenize(self, prompt: str) -> list[int]:
         """A prompt's tokens."""
         tokenizer = self.served.tokenizer
-        return await off_loop(lambda: tokenizer.encode(prompt, add_special=True, parse_special=True), len(prompt))
+
+        def work() -> list[int]:
+            self._check_length(len(prompt))
+            return tokenizer.encode(prompt, add_special=True, parse_special=True)
+
+        return await off_loop(work, len(prompt))
+
+    def _check_length(self, n_characters: int) -> None:
+        """Refuse a text that cannot fit into the context whatever its tokens: finding them may take a minute."""
+        served = self.served
+        longest, n_ctx = served.longest_token() if n_characters > served.info.n_ctx else 0, served.info.n_ctx
+        if longest and n_characters > n_ctx * longest:
+            raise too_long(n_characters // longest, n_ctx, least=True)
 
     def _options(self, body: Mapping[str, Any]) -> Options:
         served = self.served
@@ -110,13 +139,7 @@ class Generator:
         n_ctx = served.info.n_ctx
         for tokens in prompts:
             if len(tokens) >= n_ctx:
-                raise ApiError(
-                    "exceed_context_size_error",
-                    f"request ({len(tokens)} tokens) exceeds the available context size ({n_ctx} tokens), "
-                    "try increasing it",
-                    n_prompt_tokens=len(tokens),
-                    n_ctx=n_ctx,
-                )
+                raise too_long(len(tokens), n_ctx)
         constraint = await self._constraint(options.limits)
         requests = make_requests(options, prompts, served.defaults, constraint)
         texts = [""] * len(prompts)

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from llamado.errors import LlamadoError
 from llamado.server.errors import invalid
 from llamado.server.served import Tokenizer
-from llamado.server.values import type_name, wrong_type
+from llamado.server.values import type_name, written, wrong_type
 from llamado.text.grammar import GrammarSource, Trigger
 
 # `common_grammar_trigger_type` (common/common.h, b11434).
@@ -132,7 +130,7 @@ def _source(body: Mapping[str, Any]) -> tuple[GrammarSource | None, str]:
 
 def schema_text(schema: Any) -> str:
     """A JSON schema as text; an empty one means any object."""
-    return '{"type":"object"}' if schema == {} else orjson.dumps(schema).decode()
+    return '{"type":"object"}' if schema == {} else written(schema)
 
 
 def _texts(value: Any, name: str) -> tuple[str, ...]:

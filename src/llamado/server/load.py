@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -127,10 +128,15 @@ def serve_llama(settings: Settings, llama: Llama) -> Served:
         n_batch=settings.engine.n_batch,
         close=llama.close,
     )
+        longest_token=cache(partial(_longest_token, llama.tokenizer)),
 
 
 def describe(
     settings: Settings, file: GGUFFile, model: Model, tokenizer: Tokenizer, template: ChatTemplate, n_ctx: int
+def _longest_token(tokenizer: Tokenizer) -> int:
+    return max(len(text.encode()) for text in tokenizer.vocabulary.strings)
+
+
 ) -> ModelInfo:
     """Facts about a model whose slots have a context of `n_ctx` tokens."""
     metadata = file.metadata

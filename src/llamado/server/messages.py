@@ -23,7 +23,7 @@ from llamado.server.formats import Call
 from llamado.server.schemas import describe
 from llamado.server.spoken import Part, Spoken
 from llamado.server.streaming import json_response
-from llamado.server.values import table, text, whole
+from llamado.server.values import table, text, whole, written
 from llamado.text.dialects.dialect import Content, Reasoning
 
 MAX_TOKENS = 4096
@@ -105,7 +105,7 @@ def _message(given: Any) -> Iterator[dict[str, Any]]:
         elif kind == "image":
             content.append(_image(block))
         elif kind == "tool_use":
-            arguments = orjson.dumps(block.get("input") or {}).decode()
+            arguments = written(block.get("input") or {})
             function = {"name": text(block, "name"), "arguments": arguments}
             calls.append({"id": text(block, "id"), "type": "function", "function": function})
         elif kind == "tool_result":

@@ -21,6 +21,8 @@ _SHAPES = (
     "mixed strings & tokens."
 )
 _workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="llamado-text")
+# For work that may take a minute and that no answer waits for.
+_patient = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llamado-long-text")
 
 
 def use_threads(n: int) -> None:
@@ -29,14 +31,15 @@ def use_threads(n: int) -> None:
     _workers = ThreadPoolExecutor(max_workers=n, thread_name_prefix="llamado-text")
 
 
-async def off_loop(work: Callable[[], T], size: int) -> T:
+async def off_loop(work: Callable[[], T], size: int, *, patient: bool = False) -> T:
     """Run `work` here when `size` characters are few, else in a thread."""
-    return _shallow(work) if size <= LONG_TEXT else await in_thread(work)
+    return _shallow(work) if size <= LONG_TEXT else await in_thread(work, patient=patient)
 
 
-async def in_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a thread, so that the event loop keeps answering."""
-    return await asyncio.get_running_loop().run_in_executor(_workers, lambda: _shallow(work))
+async def in_thread(work: Callable[[], T], *, patient: bool = False) -> T:
+    """Run `work` in a thread, so that the event loop keeps answering; `patient` work waits for others of its kind."""
+    pool = _patient if patient else _workers
+    return await asyncio.get_running_loop().run_in_executor(pool, lambda: _shallow(work))
 
 
 def _shallow(work: Callable[[], T]) -> T:
@@ -101,6 +104,15 @@ def tokenize_prompts(prompt: Any, tokenizer: Tokenizer, *, most: int) -> list[li
         if tokens and not (min(tokens) >= 0 and max(tokens) < n_vocab):
             raise invalid("Prompt contains invalid tokens")
     return prompts
+
+
+def characters(prompt: Any) -> int:
+    """How many characters of text a prompt in one of its shapes holds at most."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    if isinstance(prompt, dict):
+        return characters(prompt.get("prompt_string"))
+    return sum(len(item) for item in prompt if isinstance(item, str)) if isinstance(prompt, list) else 0
 
 
 def size_of(value: Any) -> int:

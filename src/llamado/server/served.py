@@ -127,6 +127,8 @@ class Served:
 
     def snapshot(self) -> EngineSnapshot:
         """The state of all that computes here."""
+    longest_token: Callable[[], int] = lambda: 0
+    """The most bytes of text that one token stands for; 0: nobody knows."""
         if self.embeddings is None:
             return self.engine.snapshot()
         ours, theirs = self.engine.snapshot(), self.embeddings.embedder.snapshot()

@@ -47,7 +47,7 @@ def text_router(generator: Generator) -> APIRouter:
                 raise invalid("tokens must be 32-bit whole numbers")
             return orjson.dumps({"tokens": [_piece(tokenizer, t) for t in tokens] if pieces else tokens})
 
-        return json_response(await off_loop(work, size_of(content)))
+        return json_response(await off_loop(work, size_of(content), patient=True))
 
     @router.post("/detokenize", **describe("detokenize"))
     async def detokenize(request: Request) -> Response:
@@ -62,7 +62,7 @@ def text_router(generator: Generator) -> APIRouter:
             if not 0 <= token < tokenizer.n_vocab:
                 raise invalid(f"token {token} is outside the vocabulary of {tokenizer.n_vocab} tokens")
         tokens = [int(token) for token in given]
-        text = await off_loop(lambda: tokenizer.decode(tokens, special=True), 4 * len(tokens))
+        text = await off_loop(lambda: tokenizer.decode(tokens, special=True), 4 * len(tokens), patient=True)
         return json_response(orjson.dumps({"content": text}))
 
     return router

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
+
 from llamado.errors import LlamadoError
 from llamado.server.errors import invalid
 
@@ -25,6 +27,14 @@ def type_name(value: object) -> str:
 def wrong_type(name: str, expected: str, value: object) -> LlamadoError:
     """400 for a field of the wrong type."""
     return invalid(f"Field '{name}': type must be {expected}, but is {type_name(value)}")
+
+
+def written(value: Any) -> str:
+    """A value that a client sent, as JSON text. Raises ApiError for one nested deeper than orjson writes (254)."""
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:
+        raise invalid("the request's JSON is nested too deeply") from None
 
 
 def text(body: Mapping[str, Any], name: str, default: str = "") -> str:
