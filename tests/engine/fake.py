@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceLost
 from llamado.engine.engine import Engine
-from llamado.engine.forward import CellKind, Cells
+from llamado.engine.forward import CellKind, Cells, Scales
 from llamado.engine.request import Done, EngineSnapshot, Event, Failed, Progress, Request, Result, Token
 from llamado.gguf.types import TensorType
 
@@ -41,6 +41,7 @@ class FakeForward:
         self.cell_bytes = 8
         self.cells = np.zeros(n_cells, U64)
         self.sizes: list[int] = []
+        self.scales: list[Scales] = []
         self.copies: list[tuple[int, int, int]] = []
         self.reads: list[tuple[int, int]] = []
         self.writes: list[tuple[int, int]] = []
@@ -69,9 +70,11 @@ class FakeForward:
         positions: NDArray[np.int32],
         starts: NDArray[np.int64],
         outputs: NDArray[np.int32],
+        *,
+        scales: Scales = (),
     ) -> Future[NDArray[np.float32]]:
         future: Future[NDArray[np.float32]] = Future()
-        future.set_result(self.run(tokens, positions, starts, outputs))
+        future.set_result(self.run(tokens, positions, starts, outputs, scales))
         return future
 
     def run(
@@ -80,6 +83,7 @@ class FakeForward:
         positions: NDArray[np.int32],
         starts: NDArray[np.int64],
         outputs: NDArray[np.int32],
+        scales: Scales = (),
     ) -> NDArray[np.float32]:
         n = tokens.size
         assert 0 < n <= self.max_batch and positions.size == starts.size == n
@@ -93,12 +97,14 @@ class FakeForward:
         self.sizes.append(n)
         rows = np.empty((outputs.size, self.n_vocab), np.float32)
         place = {int(o): i for i, o in enumerate(outputs)}
+        salt = sum((i + 1) << 40 ^ int(1e6 * scale) << 8 for i, scale in enumerate(scales) if scale)
+        self.scales.append(scales)
         with np.errstate(over="ignore"):
             for i in range(n):
                 start, position = int(starts[i]), int(positions[i])
                 seen = self.cells[start : start + position]
                 # XOR and sum of all states seen, each stirred with its position
-                state = np.array([int(tokens[i]) * 1_000_003 + position + 1], U64)
+                state = np.array([int(tokens[i]) * 1_000_003 + position + 1 + salt], U64)
                 if position:
                     stirred = mix(seen + np.arange(position, dtype=U64) * U64(0x2545F4914F6CDD1D))
                     state += stirred.sum(dtype=U64)
@@ -116,8 +122,8 @@ class FakeForward:
         self.copies.append((src, dst, n))
         self.cells[dst : dst + n] = self.cells[src : src + n].copy()
 
-    def cell_kind(self) -> CellKind:
-        return CellKind(self.model, TensorType.F32, TensorType.F32, ((4, 4),))
+    def cell_kind(self, scales: Scales = ()) -> CellKind:
+        return CellKind(self.model, TensorType.F32, TensorType.F32, ((4, 4),), scales)
 
     def read_cells(self, start: int, n: int) -> Cells:
         assert n > 0 and start >= 0 and start + n <= self.n_cells

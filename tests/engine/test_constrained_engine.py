@@ -26,7 +26,7 @@ class Async(FakeForward):
         self.log = log
         self.asked: threading.Semaphore | None = None
 
-    def start(self, *arrays: Any) -> Future[NDArray[np.float32]]:
+    def start(self, *arrays: Any, scales: Any = ()) -> Future[NDArray[np.float32]]:
         future: Future[NDArray[np.float32]] = Future()
         copies = [array.copy() for array in arrays]
         self.log.append("start")

@@ -623,7 +623,7 @@ def test_step_overhead(capsys: pytest.CaptureFixture[str]) -> None:
     """Python work per step for 8 generating slots, sampling of a small vocabulary included."""
 
     class Instant(FakeForward):
-        def run(self, tokens: Any, positions: Any, starts: Any, outputs: Any) -> Any:
+        def run(self, tokens: Any, positions: Any, starts: Any, outputs: Any, scales: Any = ()) -> Any:
             self.sizes.append(tokens.size)
             return self.rows[: outputs.size]
 

@@ -21,7 +21,7 @@ from llamado.devices.device import DeviceError, DeviceLost
 from llamado.engine import engine as engine_module
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ComputeFailed, EngineClosed, Unavailable
-from llamado.engine.forward import ForwardError
+from llamado.engine.forward import ForwardError, Scales
 from llamado.engine.request import Failed, Request, Sampling
 
 from .fake import U64, Client, FakeForward, FakeTokenizer, ask, send
@@ -78,13 +78,15 @@ class FragileForward(FakeForward):
         positions: NDArray[np.int32],
         starts: NDArray[np.int64],
         outputs: NDArray[np.int32],
+        *,
+        scales: Scales = (),
     ) -> Future[NDArray[np.float32]]:
         self.in_start()
         future: Future[NDArray[np.float32]] = Future()
         with self._turn:
             if self._lost is not None:
                 raise self._lost
-            self._jobs.append((future, (tokens.copy(), positions.copy(), starts.copy(), outputs.copy())))
+            self._jobs.append((future, (tokens.copy(), positions.copy(), starts.copy(), outputs.copy(), scales)))
             self._turn.notify_all()
         return future
 

@@ -260,7 +260,8 @@ BAD: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "spoilt token": (lambda d: put(d, 80, b"\x01"), "damaged"),
     "spoilt cell": (lambda d: put(d, len(d) - 20, b"\x99"), "damaged"),
     "pieces swapped": (lambda d: d[: 80 + 1228] + d[1308 + 2052 :] + d[1308 : 1308 + 2052], "damaged"),
-    "other version": (lambda d: resealed(put(d, 8, b"\x02"), 307), "version 2"),
+    "other version": (lambda d: resealed(put(d, 8, b"\x03"), 307), "version 3"),
+    "scales of no adapters": (lambda d: resealed(put(d, 8, b"\x02"), 307), "1 LoRA adapters; there are 0"),
     "other model": (lambda d: resealed(put(d, 50, b"\x02"), 307), "another model"),
     "other types": (lambda d: resealed(put(d, 16, b"\x08"), 307), "other types"),
     "other layers": (lambda d: resealed(put(d, 24, b"\x08"), 307), "header is wrong"),
@@ -335,7 +336,7 @@ def test_any_bytes_changed(tmp_path: Path, data: st.DataObject) -> None:
     if spoilt == whole:
         return
     with pytest.raises(SlotFileError):
-        SlotReader(path, forward.cell_kind(), n_ctx=4096, n_vocab=97, sound=forward.sound_cells)
+        SlotReader(path, forward.cell_kind, n_ctx=4096, n_vocab=97, sound=forward.sound_cells)
 
 
 # -- real forward passes ---------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -35,7 +35,7 @@ from llamado.engine.errors import (
     QueueFull,
     Unavailable,
 )
-from llamado.engine.forward import Cells, Forward
+from llamado.engine.forward import Cells, Forward, Scales, as_scales
 from llamado.engine.kvpool import KVPool, Run
 from llamado.engine.request import (
     RANDOM_SEEDS,
@@ -131,6 +131,9 @@ class Engine:
     longer than STEP_SECONDS, so that a long prompt delays the others' tokens by little. `cont_batching` off: prompts
     wait until no slot is generating. `top_k`: a faster kernel.
 
+    `lora`: scales of the model's adapters for requests that name none (see `set_lora`). Requests with other scales take
+    turns, never share a forward pass, and never reuse each other's cells.
+
     `drafting`: tokens that probably come next are evaluated along (see drafting.py).
 
     `context_shift`: an answer that fills the context drops the older half of it and goes on (see Request.n_keep),
@@ -160,6 +163,7 @@ class Engine:
         cache_ram: int = 0,
         max_queue: int = 1024,
         top_k: TopK = top_k_numpy,
+        lora: Sequence[float] = (),
         drafting: bool = False,
         failover: float | None = None,
         wait: float = 30.0,
@@ -185,6 +189,10 @@ class Engine:
         self._turn = 0
         self._n_generating = 0
         self._flights: deque[_Flight] = deque()
+        self._n_adapters = len(lora)
+        self._lora = as_scales(lora)  # of requests that name none
+        self._served: dict[Scales, int] = {}  # number of the last batch of slots with these scales, or when they came
+        self._n_launched = 0
         self._cost = Cost() if drafting else None
         self._failover, self._wait = failover, wait
         self._fault: Fault | None = None
@@ -240,6 +248,7 @@ class Engine:
             raise InvalidRequest("Prompt contains invalid tokens")
         if request.id_slot >= len(self._slots):
             raise InvalidRequest(f"Invalid slot ID {request.id_slot}: there are {len(self._slots)} slots")
+        scales = self._named(request.lora) if request.lora else self._lora
         seed = request.sampling.seed
         if seed is None or seed in RANDOM_SEEDS:
             seed = secrets.randbits(32)
@@ -256,12 +265,31 @@ class Engine:
         with self._wake:
             if self._closing:
                 raise EngineClosed("the server is shutting down and takes no more requests")
-            task = Task(self._next_id, request, emit, sampler=sampler, seed=seed)
+            task = Task(self._next_id, request, emit, sampler=sampler, seed=seed, scales=scales)
             self._next_id += 1
             self._tasks[task.id] = task
             self._inbox.append(task)
             self._wake.notify()
         return task.id
+
+    @property
+    def lora(self) -> tuple[float, ...]:
+        """Scales of all adapters, in float32, for requests that name none."""
+        return self._lora or (0.0,) * self._n_adapters
+
+    def set_lora(self, scales: Mapping[int, float]) -> None:
+        """Change `lora`: adapters by number, those that are not named get 0, numbers of none are ignored.
+
+        It counts for requests that are submitted from now on. Raises InvalidRequest.
+        """
+        self._lora = self._named(scales)
+
+    def _named(self, named: Mapping[int, float]) -> Scales:
+        """Raises InvalidRequest."""
+        try:
+            return as_scales(named.get(i, 0.0) for i in range(self._n_adapters))
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from None
 
     def _check_queue(self) -> None:
         """Raises QueueFull."""
@@ -474,6 +502,7 @@ class Engine:
                 self._forward.cell_kind,
                 n_ctx=self.n_ctx,
                 n_vocab=self._forward.n_vocab,
+                n_adapters=self._n_adapters,
                 sound=self._forward.sound_cells,
             )
             self._jobs = [*(job for job in self._jobs if job.is_alive()), job]
@@ -515,7 +544,11 @@ class Engine:
                 n_prompt += count
         self._stats.batch_tokens.add(n)
         began = time.perf_counter()
-        logits = self._forward.start(tokens[:n], positions[:n], starts[:n], np.array(outputs, np.int32))
+        scales = slots[0].scales
+        rows_out = np.array(outputs, np.int32)
+        logits = self._forward.start(tokens[:n], positions[:n], starts[:n], rows_out, scales=scales)
+        self._n_launched += 1
+        self._served[scales] = self._n_launched
         # Batches are worked on in order, so for whatever is planned from here on these cells are filled.
         for share in shares:
             share.run.used += share.n
@@ -715,15 +748,16 @@ class Engine:
         n_keep = 0
         if task.request.cache_prompt:
             # The last token is always evaluated: its logits are not kept.
-            n_keep = min(slot.common_prefix(prompt), prompt.size - 1)
+            scales = task.scales
+            n_keep = min(slot.common_prefix(prompt, scales), prompt.size - 1)
             longest = n_keep + MIN_COPY - 1
             if self._store is not None:
-                found = self._store.find(prompt[:-1], longest + 1)
+                found = self._store.find(prompt[:-1], longest + 1, scales)
                 longest = max(longest, 0 if found is None else found[1])
             for other in self._slots:
                 if other is slot or (other.task is None and other.run is None):
                     continue
-                shared = min(other.common_prefix(prompt, other.length), prompt.size - 1)
+                shared = min(other.common_prefix(prompt, scales, other.length), prompt.size - 1)
                 if shared > longest:
                     longest = shared
                     slot.leader = other, other.last_task
@@ -738,12 +772,14 @@ class Engine:
         if store is None or run is None or run.used - n_same < MIN_STORE:
             return
         tokens = slot.tokens[: run.used]
+        scales = slot.scales
         others = (other for other in self._slots if other is not slot)
-        if any(other.common_prefix(tokens) == tokens.size for other in others) or store.holds(tokens):
+        held = any(other.common_prefix(tokens, scales) == tokens.size for other in others)
+        if held or store.holds(tokens, scales):
             return
         try:
             if self._reading_pays(run):
-                store.put(tokens, lambda start, n: self._read_cells(run.start + start, n))
+                store.put(tokens, lambda start, n: self._read_cells(run.start + start, n), scales)
         except DeviceLost as error:
             self._void = error
         except Exception:
@@ -785,7 +821,8 @@ class Engine:
         assert task is not None and run is not None
         # The last token is always evaluated: its logits are not kept.
         wanted = slot.tokens[: slot.length - 1]
-        found = self._store.find(wanted, run.used + MIN_COPY) if self._store is not None else None
+        store = self._store
+        found = store.find(wanted, run.used + MIN_COPY, slot.scales) if store is not None else None
         if found is None:
             return
         stored, shared = found
@@ -801,6 +838,28 @@ class Engine:
         active = [slot for slot in self._slots if slot.task is not None]
         if len(active) > 1:
             active.sort(key=_age)
+        groups: dict[Scales, list[Slot]] = {}
+        for slot in active:
+            groups.setdefault(slot.scales, []).append(slot)
+        self._served = {scales: self._served.get(scales, self._n_launched) for scales in groups}
+        if len(groups) < 2:
+            return self._plan_group(active)
+        # They take turns: who had a batch longest ago is next. One that has all of its tokens on their way, or has to
+        # wait for room, lets the others pass.
+        busy = sum(slot.task is not None and bool(slot.task.generated) for slot in active)
+        for scales in sorted(groups, key=self._served.__getitem__):
+            slots, counts = self._plan_group(groups[scales], n_groups=len(groups), n_generating=busy)
+            if slots:
+                return slots, counts
+        return [], []
+
+    def _plan_group(
+        self, active: list[Slot], *, n_groups: int = 1, n_generating: int = 0
+    ) -> tuple[list[Slot], list[int]]:
+        """As `_plan`, for slots that may share a batch, oldest first.
+
+        `n_groups`, `n_generating`: how many groups of such slots there are, and slots in them that generate.
+        """
         slots: list[Slot] = []
         reading: list[Slot] = []
         n_flying = 0
@@ -822,8 +881,9 @@ class Engine:
         if len(slots) > self._max_batch:
             self._turn = (self._turn + self._max_batch) % len(slots)
             slots = (slots[self._turn :] + slots[: self._turn])[: self._max_batch]
-        n_generating = self._n_generating = len(slots) + n_flying
-        share = -(-n_generating // self._forward.depth)
+        self._n_generating = len(slots) + n_flying
+        n_generating = max(n_generating, self._n_generating)
+        share = -(-self._n_generating * n_groups // self._forward.depth)
         if len(slots) > share > 0:
             # Groups, so that every device has one to work on; who waited longest goes first.
             slots = sorted(slots, key=lambda slot: slot.task.t_last if slot.task is not None else 0.0)[:share]
@@ -869,14 +929,14 @@ class Engine:
         leader, task = slot.leader
         if leader.task is not task or leader.run is None:
             return True
-        wanted = min(leader.common_prefix(slot.tokens[: slot.length], leader.length), slot.length - 1)
+        wanted = min(leader.common_prefix(slot.tokens[: slot.length], slot.scales, leader.length), slot.length - 1)
         return leader.run.used >= wanted
 
     def _copy_prefix(self, slot: Slot) -> None:
         assert slot.leader is not None and slot.run is not None and slot.task is not None
         leader, _ = slot.leader
         slot.leader = None
-        shared = min(leader.common_prefix(slot.tokens[: slot.length]), slot.length - 1)
+        shared = min(leader.common_prefix(slot.tokens[: slot.length], slot.scales), slot.length - 1)
         used = slot.run.used
         n = shared - used
         if leader.run is not None and n >= MIN_COPY:
@@ -919,10 +979,11 @@ class Engine:
         self._n_moves += 1
         self._forward.copy_cells(src, dst, n)
 
-    def _empty(self, slot: Slot, n: int) -> None:
+    def _empty(self, slot: Slot, n: int, scales: Scales) -> None:
         """Room for `n` tokens in place of an idle slot's sequence. Raises NoRoom."""
         self._keep(slot)
         self._drop_cells(slot)
+        slot.scales = scales
         if not n:
             return
         while (run := self._pool.allocate(n)) is None:
@@ -947,7 +1008,7 @@ class Engine:
         request = Request(prompt=tokens.tolist(), n_predict=0)
         sampler = Sampler(Sampling(), seed=0, n_vocab=self._forward.n_vocab)
         with self._wake:
-            task = Task(self._next_id, request, emit, sampler=sampler, seed=0)
+            task = Task(self._next_id, request, emit, sampler=sampler, seed=0, scales=slot.scales)
             self._next_id += 1
             self._tasks[task.id] = task
         self._begin(slot, task, tokens)
@@ -1162,6 +1223,9 @@ class _Hold:
     def tokens(self) -> NDArray[np.int32]:
         return self._slot.tokens[: self._slot.used].copy()
 
+    def scales(self) -> Scales:
+        return self._slot.scales
+
     def rebuild(self, tokens: NDArray[np.int32]) -> Future[None]:
         return self._engine._rebuild(self._slot, tokens)
 
@@ -1171,8 +1235,8 @@ class _Hold:
             raise CellsGone("the cells of the slot were lost with a device")
         return self._engine._forward.read_cells(run.start + start, n)
 
-    def make_room(self, n: int) -> None:
-        self._engine._empty(self._slot, n)
+    def make_room(self, n: int, scales: Scales) -> None:
+        self._engine._empty(self._slot, n, scales)
 
     def write(self, tokens: NDArray[np.int32], cells: Cells) -> None:
         run, slot = self._slot.run, self._slot

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceLost
 from llamado.engine.errors import EngineError
-from llamado.engine.forward import CellKind, Cells
+from llamado.engine.forward import CellKind, Cells, Scales
 from llamado.engine.slotfile import SlotFile, SlotReader, write_slot
 from llamado.errors import LlamadoError
 
@@ -105,6 +105,10 @@ class Held(Protocol):
         """The sequence."""
         ...
 
+    def scales(self) -> Scales:
+        """How strong adapters are in its cells."""
+        ...
+
     def rebuild(self, tokens: Tokens) -> Future[None]:
         """Have the cells of a sequence computed again."""
         ...
@@ -113,8 +117,11 @@ class Held(Protocol):
         """Cells of the sequence."""
         ...
 
-    def make_room(self, n: int) -> None:
-        """Forget the sequence and get `n` cells. Raises NoRoom where running answers have them."""
+    def make_room(self, n: int, scales: Scales) -> None:
+        """Forget the sequence and get `n` cells for one with these scales.
+
+        Raises NoRoom where running answers have them.
+        """
         ...
 
     def write(self, tokens: Tokens, cells: Cells) -> None:
@@ -134,10 +141,11 @@ class Job(threading.Thread):
         errand: Errand,
         held: Held,
         calls: Calls,
-        kind: Callable[[], CellKind],
+        kind: Callable[[Scales], CellKind],
         *,
         n_ctx: int,
         n_vocab: int,
+        n_adapters: int,
         sound: Callable[[Cells, int], bool],
     ) -> None:
         super().__init__(name=f"llamado-slot-{errand.id_slot}", daemon=True)
@@ -145,7 +153,7 @@ class Job(threading.Thread):
         self._errand, self._path = errand, errand.path
         self._held, self._calls = held, calls
         self._kind = kind
-        self._n_ctx, self._n_vocab, self._sound = n_ctx, n_vocab, sound
+        self._n_ctx, self._n_vocab, self._n_adapters, self._sound = n_ctx, n_vocab, n_adapters, sound
 
     def run(self) -> None:
         began = time.perf_counter()
@@ -162,7 +170,7 @@ class Job(threading.Thread):
         future.set_result(SlotFile(n_tokens, size, time.perf_counter() - began))
 
     def _save(self) -> tuple[int, int]:
-        kind = self._kind()
+        kind = self._kind(self._calls.call(self._held.scales))
         piece = piece_cells(kind.cell_bytes)
         tokens = self._calls.call(self._held.tokens)
 
@@ -182,11 +190,17 @@ class Job(threading.Thread):
         raise AssertionError
 
     def _restore(self) -> tuple[int, int]:
-        kind = self._kind()
-        with SlotReader(self._path, kind, n_ctx=self._n_ctx, n_vocab=self._n_vocab, sound=self._sound) as file:
+        with SlotReader(
+            self._path,
+            self._kind,
+            n_ctx=self._n_ctx,
+            n_vocab=self._n_vocab,
+            n_adapters=self._n_adapters,
+            sound=self._sound,
+        ) as file:
             for attempt in range(_ATTEMPTS):
                 try:
-                    self._calls.call(lambda: self._held.make_room(file.tokens.size))
+                    self._calls.call(lambda: self._held.make_room(file.tokens.size, file.scales))
                     for start, n, cells in file.pieces():
                         self._put(file.tokens[start : start + n], cells)
                     break

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
@@ -13,8 +14,20 @@ from llamado.devices.device import DeviceLost
 from llamado.errors import LlamadoError
 from llamado.gguf.types import TensorType
 
+Scales = tuple[float, ...]
+"""How strong each of a model's adapters is, in float32; none at all where all of them are 0."""
+
 Cells = NDArray[np.uint8]
 """Bytes of `n` cells: for each layer K of all of them, then V of all of them."""
+
+
+def as_scales(numbers: Iterable[float]) -> Scales:
+    """Numbers in float32, none at all where all are 0; raises ValueError for those that it cannot hold."""
+    with np.errstate(over="ignore"):
+        scales = tuple(float(np.float32(number)) for number in numbers)
+    if not all(map(math.isfinite, scales)):
+        raise ValueError("the scale of a LoRA adapter must be a number that a float32 can hold")
+    return scales if any(scales) else ()
 
 
 class ForwardError(LlamadoError):
@@ -30,6 +43,8 @@ class CellKind(NamedTuple):
     type_v: TensorType
     rows: tuple[tuple[int, int], ...]
     """Bytes of K and of V in one cell, for each layer."""
+    scales: Scales = ()
+    """Of the adapters they were computed with."""
 
     @property
     def cell_bytes(self) -> int:
@@ -68,13 +83,16 @@ class Forward(Protocol):
         positions: NDArray[np.int32],
         starts: NDArray[np.int64],
         outputs: NDArray[np.int32],
+        *,
+        scales: Scales = (),
     ) -> Future[NDArray[np.float32]]:
         """Evaluate `n` tokens; logits `[len(outputs), n_vocab]`, valid until the next batch is started.
 
         Token i is written to KV cell `starts[i] + positions[i]` and attends to cells from `starts[i]` up to its own.
         Tokens of several sequences may be mixed, those of one sequence are in order. `outputs`: the rows that get
-        logits, ascending. The arrays may change once this returns. The future fails with DeviceLost when a device is
-        gone: all cells are void then, and nothing can be started until `restore` has succeeded.
+        logits, ascending. `scales`: how strong adapters are. The arrays may change once this returns. The future fails
+        with DeviceLost when a device is gone: all cells are void then, and nothing can be started until `restore` has
+        succeeded.
         """
         ...
 
@@ -86,8 +104,11 @@ class Forward(Protocol):
         """Copy K and V of all layers from `n` cells at `src` to those at `dst`; the ranges may overlap (memmove)."""
         ...
 
-    def cell_kind(self) -> CellKind:
-        """What the bytes of cells mean; any thread. The first call reads a little of every tensor."""
+    def cell_kind(self, scales: Scales = ()) -> CellKind:
+        """What the bytes of cells mean that were computed with adapters of this strength; any thread.
+
+        The first call reads a little of every tensor.
+        """
         ...
 
     def read_cells(self, start: int, n: int) -> Cells:

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 from llamado.devices.placement import SplitOptions
 from llamado.engine.engine import Engine
 from llamado.engine.errors import EngineError
-from llamado.engine.forward import Forward
+from llamado.engine.forward import Forward, as_scales
 from llamado.engine.kvpool import align
 from llamado.engine.request import Defaults, Done, Event, Failed, Result, Token
 from llamado.engine.sizes import model_sizes
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.sources import resolve
 from llamado.gguf.types import TensorType
-from llamado.models import KV_TYPES, Model, load_model
+from llamado.models import KV_TYPES, Adapter, Model, load_adapters, load_model
 from llamado.models.hparams import override_metadata
 from llamado.text.chat import ChatTemplate
 from llamado.text.tokenizer import Tokenizer, load_tokenizer
@@ -87,6 +87,8 @@ class Llama:
         cache_ram: int = 0,
         slot_prompt_similarity: float = 0.1,
         max_queue: int = 1024,
+        lora: Sequence[tuple[str | os.PathLike[str], float]] = (),
+        lora_apply: bool = True,
         defaults: Defaults | None = None,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> Self:
@@ -98,16 +100,25 @@ class Llama:
         `numa` places the threads ("distribute", "isolate", "numactl"). `split` divides the model among workers.
         `metadata`: values in place of the file's (see models.hparams.override_metadata).
         `drafting` evaluates probable next tokens along (None: where a model is divided among workers).
-        `context_shift`, `cache_ram`, `slot_prompt_similarity`, `max_queue`: see Engine. `progress(what, done, total)` is told how far loading is. Raises the
-        rooms' errors: SourceError, GgufError, UnsupportedModel, TokenizerError, TemplateError.
+        `context_shift`, `cache_ram`, `slot_prompt_similarity`, `max_queue`: see Engine. `lora`: files of adapters with
+        their scales, which count from the start unless `lora_apply` is off. `progress(what, done, total)` is told how
+        far loading is. Raises the rooms' errors: SourceError, GgufError, UnsupportedModel, InvalidAdapter,
+        TokenizerError, TemplateError.
         """
         # The compiler takes longest to import, and a file with a wrong name should not wait for it.
         file = GGUFFile.open(resolve(path), mmap=mmap)
         forward: PlacedForward | None = None
+        adapters: tuple[Adapter, ...] = ()
         try:
             if metadata:
                 file.metadata = override_metadata(file.metadata, metadata)
             model = load_model(file)
+            adapters = load_adapters(model, [path for path, _ in lora], mmap=mmap)
+            scales = [scale if lora_apply else 0.0 for _, scale in lora]
+            try:
+                warm = as_scales(scales)
+            except ValueError as error:
+                raise EngineError(str(error)) from None
             tokenizer = load_tokenizer(file.metadata)
             template = ChatTemplate.from_metadata(file.metadata, tokenizer, chat_template)
             n_ctx_slot, n_cells = context_size(n_ctx or model.hparams.n_ctx_train, n_slots, unified)
@@ -139,7 +150,7 @@ class Llama:
                 reconnect=None if house is None else house.reconnect,
                 replace=None if house is None else house.without,
             )
-            forward.warm_up([*range(1, min(n_slots, forward.max_batch, 8) + 1), forward.max_batch], progress)
+            forward.warm_up([*range(1, min(n_slots, forward.max_batch, 8) + 1), forward.max_batch], progress, warm)
             engine = Engine(
                 forward,
                 tokenizer,
@@ -151,13 +162,15 @@ class Llama:
                 context_shift=context_shift,
                 cache_ram=cache_ram,
                 max_queue=max_queue,
+                lora=scales,
                 drafting=split is not None if drafting is None else drafting,
                 failover=None if split is None else split.failover,
                 wait=30.0 if split is None else split.wait,
             )
         except BaseException:
             _close(forward)
-            file.close()
+            for opened in (file, *(adapter.file for adapter in adapters)):
+                opened.close()
             raise
         return cls(file, model, tokenizer, template, forward, engine, defaults)
 
@@ -223,7 +236,8 @@ class Llama:
         """End the engine, giving running answers `timeout` seconds, then free memory and the file."""
         self.engine.close(timeout)
         _close(self.forward)
-        self.file.close()
+        for opened in (self.file, *(adapter.file for adapter in self.model.adapters)):
+            opened.close()
 
     def __enter__(self) -> Self:
         return self

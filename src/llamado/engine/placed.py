@@ -12,6 +12,7 @@ and the next batch follows on its heels.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import queue
 import threading
@@ -30,7 +31,7 @@ from llamado.devices.cpu.memory import CpuBuffer
 from llamado.devices.device import Bytes, Device, DeviceLost
 from llamado.devices.split import Part, split
 from llamado.engine.fingerprint import fingerprint
-from llamado.engine.forward import CellKind, Cells, ForwardError
+from llamado.engine.forward import CellKind, Cells, ForwardError, Scales
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile
@@ -39,6 +40,7 @@ from llamado.models.base import BatchShape, Model, Output
 
 if TYPE_CHECKING:
     from llamado.devices.placement import Placement
+    from llamado.models.lora import Adapter
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ _REACH = 1024
 """Cells that attention is given at least; where more are in use 8,192, then powers of two."""
 _SPARE = 32  # cells behind the pool: the first takes what the filling tokens write
 _GRAPHS_KEPT = 128
+_KINDS_KEPT = 64
 _HIDDEN = 0xFC00  # f16 −inf
 _HUGE_BF16 = 0x7149  # 1e30: the product of a number of a cache with one of a query stays a float32 up to there
 _CHUNK = 128
@@ -167,11 +170,16 @@ class PlacedForward:
         self._reconnect, self._replace = reconnect, replace
         self._watcher: Callable[[], None] = lambda: None
         self._weights = set(model.weights.values())
+        self._added: dict[str, tuple[Adapter, str]] = {}  # adapters' tensors by name, and the weights they belong to
+        for adapter in model.adapters:
+            self._weights.update(adapter.tensors)
+            for weight, pair in adapter.pairs.items():
+                self._added |= {tensor.name: (adapter, weight) for tensor in pair}
         self._kv = model.kv_tensors(self.n_cells + _SPARE, type_k, type_v)
         self._type_k, self._type_v = type_k, type_v
         self._rows = tuple((k.nb[1], v.nb[1]) for k, v in zip(self._kv.k, self._kv.v, strict=True))
         self.cell_bytes = sum(k + v for k, v in self._rows)
-        self._kind: CellKind | None = None
+        self._kinds: dict[Scales, CellKind] = {}
         self._caches = {t.name: i for i, t in enumerate(self._kv.k)} | {t.name: i for i, t in enumerate(self._kv.v)}
         self._own: dict[tuple[str, int], Tensor] = {}  # weights and caches by name and device
         self._held: set[tuple[str, int]] = set()  # those that have their bytes
@@ -198,6 +206,9 @@ class PlacedForward:
         """Device of a weight or of a layer's cache; see `split`."""
         placement, name = self.placement, leaf.name
         assert placement is not None
+        if name in self._added:  # beside the weight that it is for
+            weight = self._added[name][1]
+            return 0 if weight == "token_embd.weight" else placement.device_of(weight)
         if name in self._caches:
             return placement.layers[self._caches[name]]
         if leaf not in self._weights or name == "rope_freqs.weight":  # small, and used in all layers
@@ -231,10 +242,14 @@ class PlacedForward:
             self._own = {(t.name, 0): t for t in (*self._weights, *self._kv.k, *self._kv.v)}
         else:
             self._own = {key: tensor for key, tensor in self._own.items() if key in self._held}
-        parts = self._cut(BatchShape(self.max_batch, self.max_batch, self.n_cells, self.output))
-        self._used = sorted({part.device for part in parts})
+        largest = BatchShape(self.max_batch, self.max_batch, self.n_cells, self.output)
+        parts = self._cut(largest)
+        everything = list(parts)
+        if self.model.adapters:
+            everything += self._cut(dataclasses.replace(largest, scales=(1.0,) * len(self.model.adapters)))
+        self._used = sorted({part.device for part in everything})
         fixed: dict[int, dict[tuple[str, int], Tensor]] = {device: {} for device in self._used}
-        for part in parts:
+        for part in everything:
             for name, tensor in _fixed(part):
                 key = name, part.device
                 place = fixed[part.device].get(key) or self._fixed.get(key)
@@ -290,6 +305,8 @@ class PlacedForward:
                 pass
 
     def _bytes(self, name: str) -> Bytes:
+        if name in self._added:
+            return self._added[name][0].data(name)
         info = self.file.tensors[name]
         return self.file.shard_data(info.shard)[info.offset : info.offset + info.nbytes]
 
@@ -323,14 +340,14 @@ class PlacedForward:
         """See Forward."""
         return self.max_batch if self._depth.least == 1 else min(_CHUNK, self.max_batch)
 
-    def warm_up(self, batch_sizes: list[int], progress: Progress | None = None) -> None:
+    def warm_up(self, batch_sizes: list[int], progress: Progress | None = None, scales: Scales = ()) -> None:
         """Prepares these batch sizes (their kernels come from the disk cache where they are there).
 
         What else requests are likely to need is left to `prepare_ahead`.
         """
         # the largest first: it sets the size of a device's working memory
         sizes = sorted({n for n in batch_sizes if n <= self.max_batch}, reverse=True)
-        shapes = [self._shape(n, min(n, 8), 1) for n in sizes]
+        shapes = [self._shape(n, min(n, 8), 1, scales) for n in sizes]
         for i, shape in enumerate(shapes):
             if progress is not None:
                 progress("compiling kernels", i, len(shapes))
@@ -340,11 +357,13 @@ class PlacedForward:
             reaches = [n for n in (_PAD, 2 * _PAD) if n <= self.n_cells]
             self._ahead = [self._shape(n, n, reach) for reach in reaches for n in sizes if n <= 32]
             self._ahead += [self._shape(n, 1, reach) for reach in reaches for n in sizes]
+            self._ahead = [dataclasses.replace(shape, scales=scales) for shape in self._ahead]
             return
         sizes = [n for n in (*range(12, 33, 4), *range(40, 257, 8), *range(288, 513, 32)) if n <= self.max_batch]
         few = [n for n in batch_sizes if n <= 8]
         self._ahead = [self._shape(n, 1, 1) for n in sizes]
         self._ahead += [self._shape(n, n, _REACH + 1) for n in few] + [self._shape(n, 1, _REACH + 1) for n in sizes]
+        self._ahead = [dataclasses.replace(shape, scales=scales) for shape in self._ahead]
 
     def _prepare(self, shape: BatchShape) -> None:
         for part in self._parts(shape):
@@ -376,6 +395,8 @@ class PlacedForward:
         starts: NDArray[np.int64],
         outputs: NDArray[np.int32],
         ends: NDArray[np.int64] | None = None,
+        *,
+        scales: Scales = (),
     ) -> Future[NDArray[np.float32]]:
         """See Forward. `ends`: the last cell each token sees, where that is not its own."""
         n, n_out = len(tokens), len(outputs)
@@ -395,7 +416,7 @@ class PlacedForward:
             used = int(ends.max()) + 1
             if used > self.n_cells or bool((ends < cells).any()):
                 raise ForwardError(f"a token that sees up to KV cell {used - 1} of a cache of {self.n_cells}")
-        return self._begin(self._shape(n, n_out, used), tokens, positions, starts, cells, outputs, ends)
+        return self._begin(self._shape(n, n_out, used, scales), tokens, positions, starts, cells, outputs, ends)
 
     def _begin(
         self,
@@ -516,18 +537,18 @@ class PlacedForward:
         self.start(np.zeros(n, np.int32), positions, np.zeros(n, np.int64), np.array([n - 1], np.int32)).result()
         return device.profile(self._parts(self._shape(n, 1, start + n))[0].graph)
 
-    def _shape(self, n: int, n_out: int, used: int) -> BatchShape:
+    def _shape(self, n: int, n_out: int, used: int, scales: Scales = ()) -> BatchShape:
         """The shape that serves a batch: a few sizes, so that graphs are found again."""
         if self.placement is not None:
             n_tokens = min(next(size for size in _SIZES if size >= n), self.max_batch)
             n_outputs = n_out if n_out <= 1 else n_tokens if n_tokens <= 64 or 2 * n_out > n else min(64, n_tokens)
             reach = max(_PAD, 1 << (used - 1).bit_length())  # masks are sent, too
-            return BatchShape(n_tokens, max(n_out, n_outputs), min(reach, self.n_cells), self.output)
+            return BatchShape(n_tokens, max(n_out, n_outputs), min(reach, self.n_cells), self.output, scales)
         step = 1 if n <= 8 else 4 if n <= 32 else 8 if n <= 256 else 32
         n_tokens = min(-(-n // step) * step, self.max_batch)
         n_outputs = n_out if n_out <= 2 or n <= 8 else min(n_tokens, 1 << (n_out - 1).bit_length())
         reach = _REACH if used <= _REACH else max(8 * _REACH, 1 << (used - 1).bit_length())
-        return BatchShape(n_tokens, n_outputs, min(reach, self.n_cells), self.output)
+        return BatchShape(n_tokens, n_outputs, min(reach, self.n_cells), self.output, scales)
 
     def copy_cells(self, src: int, dst: int, n: int) -> None:
         """Copies n cells of all layers from `src` to `dst`; the ranges may overlap."""
@@ -546,11 +567,15 @@ class PlacedForward:
             raise self._lost
         return flying
 
-    def cell_kind(self) -> CellKind:
+    def cell_kind(self, scales: Scales = ()) -> CellKind:
         """See Forward."""
-        if self._kind is None:
-            self._kind = CellKind(fingerprint(self.file, self.model), self._type_k, self._type_v, self._rows)
-        return self._kind
+        kind = self._kinds.get(scales)
+        if kind is None:
+            model = fingerprint(self.file, self.model, scales)
+            kind = CellKind(model, self._type_k, self._type_v, self._rows, scales)
+            if len(self._kinds) < _KINDS_KEPT:
+                self._kinds[scales] = kind
+        return kind
 
     def _cell_places(self, start: int, n: int) -> Iterable[tuple[Device, Tensor, int, int]]:
         """Where `n` cells lie, in the order of Cells: device, cache, offset, bytes."""

@@ -206,6 +206,8 @@ class Request:
     """Special tokens that are written out as text even so: those that a parser of the answer looks for."""
     constraint: Constraint | None = None
     """What limits the answer's tokens."""
+    lora: Mapping[int, float] = field(default_factory=dict)
+    """Scales of LoRA adapters by number, 0 for those it leaves out; empty: those the engine has for all."""
     shown: Mapping[str, object] = field(default_factory=dict)
     """Settings of whoever made the request; the engine carries them to its snapshots."""
 

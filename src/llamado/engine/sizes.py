@@ -29,7 +29,10 @@ def model_sizes(
     """
     hp = model.hparams
     layers, head = [0] * hp.n_layer, 0
-    tensors = {name: file.tensors[name].nbytes for name in model.weights}
+    tensors = {
+        name: file.tensors[name].nbytes + sum(adapter.nbytes(name) for adapter in model.adapters)
+        for name in model.weights
+    }
     for name, size in tensors.items():
         found = _LAYER.match(name)
         if found:

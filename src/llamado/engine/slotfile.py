@@ -5,7 +5,7 @@ Little-endian. Each crc32 goes on from the one before it, so that parts of two f
 | bytes | what |
 |---|---|
 | 8 | magic `llamados` |
-| 4 | version, 1 |
+| 4 | version: 1, with scales 2 |
 | 4 | number of tokens `n` |
 | 4, 4 | types of K and V in the cache, ggml's numbers |
 | 4 | number of layers |
@@ -13,6 +13,7 @@ Little-endian. Each crc32 goes on from the one before it, so that parts of two f
 | 8 | bytes of one cell in all layers |
 | 32 | fingerprint of the model |
 | 4 | crc32 of all that |
+| 4, 4 n, 4 | with scales: number of adapters, their scales in float32, crc32 |
 | 4 n, 4 | tokens, crc32 |
 | for each `m` cells (the last piece: what is left) | for each layer K of these cells, then V; crc32 |
 
@@ -37,12 +38,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.engine.errors import SlotFileError, SlotNotSaved
-from llamado.engine.forward import CellKind, Cells
+from llamado.engine.forward import CellKind, Cells, Scales
 
 _MAGIC = b"llamados"
-_VERSION = 1
+_VERSION, _VERSION_SCALES = 1, 2
 _HEAD = struct.Struct("<8s6IQ32s")
 _CRC = struct.Struct("<I")
+_COUNT = struct.Struct("<I")
 # Pieces are read whole into memory: whoever writes larger ones is not us.
 _MOST_CELLS = 256
 
@@ -90,7 +92,10 @@ def _write(file: BinaryIO, kind: CellKind, tokens: Tokens, pieces: Iterable[Cell
         file.write(_CRC.pack(crc))
 
     types = kind.type_k.value, kind.type_v.value
-    put(_HEAD.pack(_MAGIC, _VERSION, tokens.size, *types, len(kind.rows), piece, kind.cell_bytes, kind.model))
+    version = _VERSION_SCALES if kind.scales else _VERSION
+    put(_HEAD.pack(_MAGIC, version, tokens.size, *types, len(kind.rows), piece, kind.cell_bytes, kind.model))
+    if kind.scales:
+        put(_COUNT.pack(len(kind.scales)) + np.array(kind.scales, "<f4").tobytes())
     put(tokens.astype("<i4").tobytes())
     for data in pieces:
         put(data.data)
@@ -99,14 +104,21 @@ def _write(file: BinaryIO, kind: CellKind, tokens: Tokens, pieces: Iterable[Cell
 class SlotReader:
     """An open file of a saved slot, checked from end to end.
 
-    `sound` tells whether bytes are cells that a model can work with. Raises SlotFileError.
+    `kind` tells what cells must be that were computed with given scales of the `n_adapters` adapters there are, `sound`
+    whether bytes are cells that a model can work with. Raises SlotFileError.
     """
 
     def __init__(
-        self, path: Path, kind: CellKind, *, n_ctx: int, n_vocab: int, sound: Callable[[Cells, int], bool]
+        self,
+        path: Path,
+        kind: Callable[[Scales], CellKind],
+        *,
+        n_ctx: int,
+        n_vocab: int,
+        n_adapters: int = 0,
+        sound: Callable[[Cells, int], bool],
     ) -> None:
         self._name = path.name
-        self._kind = kind
         try:
             # Not through a link to somewhere else, and without waiting for the other end of a pipe.
             flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -121,7 +133,8 @@ class SlotReader:
         try:
             self.size = found.st_size
             self._crc = 0
-            self.tokens, self._piece = self._head(n_ctx, n_vocab)
+            self.scales: Scales = ()
+            self.tokens, self._piece = self._head(kind, n_ctx, n_vocab, n_adapters)
             self._body, self._body_crc = self._file.tell(), self._crc
             for _, n, data in self.pieces():
                 if not sound(data, n):
@@ -146,15 +159,22 @@ class SlotReader:
             n = min(self._piece, self.tokens.size - start)
             yield start, n, np.frombuffer(self._take(n * self._kind.cell_bytes), np.uint8)
 
-    def _head(self, n_ctx: int, n_vocab: int) -> tuple[Tokens, int]:
-        kind = self._kind
+    def _head(
+        self, kind_of: Callable[[Scales], CellKind], n_ctx: int, n_vocab: int, n_adapters: int
+    ) -> tuple[Tokens, int]:
         if self.size < _HEAD.size + _CRC.size:
             raise self._bad("it is no saved slot")
         magic, version, n, type_k, type_v, n_layers, piece, cell_bytes, model = _HEAD.unpack(self._take(_HEAD.size))
         if magic != _MAGIC:
             raise self._bad("it is no saved slot")
-        if version != _VERSION:
-            raise self._bad(f"it has version {version} of the format; known is {_VERSION}")
+        if version not in (_VERSION, _VERSION_SCALES):
+            raise self._bad(f"it has version {version} of the format; known are {_VERSION} and {_VERSION_SCALES}")
+        n_scales = 0
+        if version == _VERSION_SCALES:
+            n_scales = self._scales(n_adapters)
+        kind = self._kind = kind_of(self.scales)
+        if model != kind.model and self.scales:
+            raise self._bad("it was saved with another model or other LoRA adapters")
         if model != kind.model:
             raise self._bad("it was saved with another model")
         if (type_k, type_v) != (kind.type_k.value, kind.type_v.value):
@@ -164,12 +184,26 @@ class SlotReader:
         if n > n_ctx:
             raise self._bad(f"its {n} tokens do not fit the slot's context of {n_ctx}")
         n_pieces = -(-n // piece)
-        if self.size != _HEAD.size + 4 * n + n * cell_bytes + _CRC.size * (2 + n_pieces):
+        more = _COUNT.size + 4 * n_scales + _CRC.size if n_scales else 0
+        if self.size != _HEAD.size + more + 4 * n + n * cell_bytes + _CRC.size * (2 + n_pieces):
             raise self._bad("it is not as long as it should be")
         tokens = np.frombuffer(self._take(4 * n), "<i4").astype(np.int32)
         if n and not 0 <= int(tokens.min()) <= int(tokens.max()) < n_vocab:
             raise self._bad("it holds tokens the model does not have")
         return tokens, piece
+
+    def _scales(self, n_adapters: int) -> int:
+        """Reads the scales; how many there are."""
+        place = self._file.tell()
+        n = int.from_bytes(self._file.read(_COUNT.size), "little")
+        if n != n_adapters or not n:
+            raise self._bad(f"it was saved with {n} LoRA adapters; there are {n_adapters}")
+        self._file.seek(place)
+        scales = np.frombuffer(self._take(_COUNT.size + 4 * n)[_COUNT.size :], "<f4")
+        if not np.isfinite(scales).all() or not scales.any():
+            raise self._bad("its scales of LoRA adapters are wrong")
+        self.scales = tuple(scales.tolist())
+        return n
 
     def _take(self, n: int) -> bytes:
         """The next `n` bytes, which the checksum behind them must fit."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from llamado.engine.answer import Answer
 from llamado.engine.drafting import Drafter
+from llamado.engine.forward import Scales
 from llamado.engine.kvpool import Run
 from llamado.engine.request import Event, Request, SlotSnapshot, Timings, TokenProbs
 from llamado.engine.sampling import Sampler
@@ -20,18 +21,26 @@ class Task:
 
     __slots__ = (
         "answer", "cancelled", "drafter", "emit", "generated", "id", "n_accepted", "n_cached", "n_drafted",
-        "n_processed", "n_prompt", "probs", "probs_at", "request", "sampler", "seed", "t_arrival", "t_first", "t_last",
-        "t_start", "t_submit", "truncated",
+        "n_processed", "n_prompt", "probs", "probs_at", "request", "sampler", "scales", "seed", "t_arrival", "t_first",
+        "t_last", "t_start", "t_submit", "truncated",
     )  # fmt: skip
 
     def __init__(
-        self, id: int, request: Request, emit: Callable[[Event], None], *, sampler: Sampler, seed: int
+        self,
+        id: int,
+        request: Request,
+        emit: Callable[[Event], None],
+        *,
+        sampler: Sampler,
+        seed: int,
+        scales: Scales = (),
     ) -> None:
         self.id = id
         self.request = request
         self.emit = emit
         self.sampler = sampler
         self.seed = seed
+        self.scales = scales
         self.answer = Answer(request.stop, request.n_indent)
         self.cancelled = False
         self.generated: list[int] = []
@@ -74,10 +83,12 @@ class Slot:
 
     `tokens[:length]` is the sequence, `tokens[:used]` the part of it that lies in the run's cells. So `length - used`
     tokens are to be evaluated: 1 while decoding, more while a prompt (or a sequence that lost its cells) is read.
+    `scales`: how strong adapters are in its cells; those of other scales are of no use to it.
     """
 
     __slots__ = (
-        "held", "id", "last_task", "leader", "length", "n_ctx", "recall", "run", "t_last_used", "task", "tokens",
+        "held", "id", "last_task", "leader", "length", "n_ctx", "recall", "run", "scales", "t_last_used", "task",
+        "tokens",
     )  # fmt: skip
 
     def __init__(self, id: int, n_ctx: int) -> None:
@@ -86,6 +97,7 @@ class Slot:
         self.tokens: NDArray[np.int32] = np.zeros(n_ctx, np.int32)
         self.length = 0
         self.run: Run | None = None
+        self.scales: Scales = ()
         self.task: Task | None = None
         self.last_task: Task | None = None
         self.leader: tuple[Slot, Task | None] | None = None
@@ -109,8 +121,13 @@ class Slot:
     def pending(self) -> int:
         return self.length - (self.run.used if self.run is not None else 0)
 
-    def common_prefix(self, prompt: NDArray[np.int32], length: int | None = None) -> int:
-        """How many first tokens of the prompt are in the cells (or in the first `length` tokens of the sequence)."""
+    def common_prefix(self, prompt: NDArray[np.int32], scales: Scales, length: int | None = None) -> int:
+        """How many first tokens of the prompt are in the cells (or in the first `length` tokens of the sequence).
+
+        None where the prompt is for other scales.
+        """
+        if scales != self.scales:
+            return 0
         n = min(self.used if length is None else length, prompt.size)
         differing = np.flatnonzero(self.tokens[:n] != prompt[:n])
         return int(differing[0]) if differing.size else n
@@ -118,6 +135,7 @@ class Slot:
     def begin(self, task: Task, prompt: NDArray[np.int32], n_keep: int) -> None:
         """Start on a request, keeping the cells of the sequence's first `n_keep` tokens."""
         self.task = self.last_task = task
+        self.scales = task.scales
         self.tokens[: prompt.size] = prompt
         self.length = prompt.size
         if self.run is not None:
@@ -178,7 +196,7 @@ def choose_slot(slots: Sequence[Slot], task: Task, prompt: NDArray[np.int32], si
         return oldest
     best, longest = oldest, 0
     for slot in idle:
-        shared = slot.common_prefix(prompt)
+        shared = slot.common_prefix(prompt, task.scales)
         if shared > longest and shared > similarity * prompt.size:
             best, longest = slot, shared
     return best if 2 * longest >= best.used else oldest

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.engine.forward import Cells
+from llamado.engine.forward import Cells, Scales
 
 Read = Callable[[int, int], Cells]
 """Cells of a sequence from a position on, so many."""
@@ -19,18 +19,21 @@ Tokens = NDArray[np.int32]
 
 
 class Stored:
-    """A sequence: its tokens, and its cells in pieces."""
+    """A sequence: its tokens, how strong adapters are in its cells, and those in pieces."""
 
-    __slots__ = ("cells", "nbytes", "tokens")
+    __slots__ = ("cells", "nbytes", "scales", "tokens")
 
-    def __init__(self, tokens: Tokens, cells: list[tuple[int, Cells]], nbytes: int) -> None:
+    def __init__(self, tokens: Tokens, scales: Scales, cells: list[tuple[int, Cells]], nbytes: int) -> None:
         self.tokens = tokens
+        self.scales = scales
         self.cells = cells
         """Numbers of cells, and their bytes as `Forward.read_cells` gives them."""
         self.nbytes = nbytes
 
-    def shared(self, tokens: Tokens) -> int:
-        """How many first tokens are the same."""
+    def shared(self, tokens: Tokens, scales: Scales) -> int:
+        """How many first cells are the same."""
+        if scales != self.scales:
+            return 0
         n = min(self.tokens.size, tokens.size)
         differing = np.flatnonzero(self.tokens[:n] != tokens[:n])
         return int(differing[0]) if differing.size else n
@@ -84,14 +87,14 @@ class Store:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, tokens: Tokens, least: int) -> tuple[Stored, int] | None:
+    def find(self, tokens: Tokens, least: int, scales: Scales = ()) -> tuple[Stored, int] | None:
         """The sequence that shares most first tokens with these, and how many: `least` or more.
 
         It counts as used now.
         """
         best, longest = None, least - 1
         for stored in reversed(self._kept):
-            if stored.tokens.size > longest and (shared := stored.shared(tokens)) > longest:
+            if stored.tokens.size > longest and (shared := stored.shared(tokens, scales)) > longest:
                 best, longest = stored, shared
                 if shared == tokens.size:
                     break
@@ -100,15 +103,15 @@ class Store:
         self._use(best)
         return best, longest
 
-    def holds(self, tokens: Tokens) -> bool:
+    def holds(self, tokens: Tokens, scales: Scales = ()) -> bool:
         """Whether a sequence begins with these tokens, or is them; it counts as used now."""
         for stored in reversed(self._kept):
-            if stored.tokens.size >= tokens.size and stored.shared(tokens) == tokens.size:
+            if stored.tokens.size >= tokens.size and stored.shared(tokens, scales) == tokens.size:
                 self._use(stored)
                 return True
         return False
 
-    def put(self, tokens: Tokens, read: Read) -> bool:
+    def put(self, tokens: Tokens, read: Read, scales: Scales = ()) -> bool:
         """Keep a sequence whose cells `read` gives, in place of those that begin it; False where it is too large.
 
         Those used longest ago make room before anything is read, so that the limit holds at all times.
@@ -116,7 +119,7 @@ class Store:
         size = tokens.size * (self._cell_bytes + tokens.itemsize)
         if self._limit is not None and size > self._limit:
             return False
-        shorter = [stored for stored in self._kept if stored.shared(tokens) == stored.tokens.size]
+        shorter = [stored for stored in self._kept if stored.shared(tokens, scales) == stored.tokens.size]
         base = max(shorter, key=lambda stored: stored.tokens.size, default=None)
         for stored in shorter:
             if stored is not base:
@@ -134,7 +137,7 @@ class Store:
             cells.append((n, read(start, n)))
         if base is not None:
             self._drop(base)
-        self._kept.append(Stored(tokens.copy(), cells, size))
+        self._kept.append(Stored(tokens.copy(), scales, cells, size))
         self.nbytes += size
         return True
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from llamado.gguf.reader import GGUFFile
 from llamado.models.base import KV_TYPES, BatchShape, KVCache, Model, Output
 from llamado.models.bert import Bert
-from llamado.models.errors import InvalidModel, UnsupportedModel
+from llamado.models.errors import InvalidAdapter, InvalidModel, UnsupportedModel
 from llamado.models.gemma3 import Gemma3
 from llamado.models.hparams import HyperParameters, Pooling, Rope
 from llamado.models.llama import Llama
+from llamado.models.lora import Adapter, load_adapters
 
 ARCHITECTURES: dict[str, type[Model]] = {model.architecture: model for model in (Llama, Gemma3, Bert)}
 """Every architecture by the name files give it in `general.architecture`."""
@@ -29,8 +30,10 @@ def load_model(file: GGUFFile) -> Model:
 __all__ = [
     "ARCHITECTURES",
     "KV_TYPES",
+    "Adapter",
     "BatchShape",
     "HyperParameters",
+    "InvalidAdapter",
     "InvalidModel",
     "KVCache",
     "Model",
@@ -38,5 +41,6 @@ __all__ = [
     "Pooling",
     "Rope",
     "UnsupportedModel",
+    "load_adapters",
     "load_model",
 ]

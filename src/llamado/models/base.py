@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from llamado.ggml.graph import (
     Graph,
+    add,
     flash_attn_ext,
     get_rows,
     mul,
@@ -18,6 +20,7 @@ from llamado.ggml.graph import (
     reshape,
     rms_norm,
     rope_ext,
+    scale,
     set_rows,
     view_2d,
     view_4d,
@@ -29,6 +32,9 @@ from llamado.gguf.types import TensorType
 from llamado.models.errors import InvalidModel, UnsupportedModel
 from llamado.models.hparams import HyperParameters, Keys, Rope
 from llamado.models.weights import Weights
+
+if TYPE_CHECKING:
+    from llamado.models.lora import Adapter
 
 _F32_PRECISION = PrecType.F32
 
@@ -47,7 +53,7 @@ class Output(Enum):
 @dataclass(frozen=True, slots=True)
 class BatchShape:
     """The sizes a graph is built for: tokens computed, rows that are given out, cells of the cache that attention
-    reads; and what is given out.
+    reads; what is given out; and how strong each of the model's adapters is (none given: all 0).
 
     `n_outputs` may be 0: a chunk of a prompt that only fills the cache.
     """
@@ -56,6 +62,7 @@ class BatchShape:
     n_outputs: int
     n_kv: int
     output: Output = Output.LOGITS
+    scales: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.n_tokens < 1 or not 0 <= self.n_outputs <= self.n_tokens or self.n_kv < 1:
@@ -74,13 +81,16 @@ class KVCache:
 class Pass:
     """A forward pass being built: its graph, and the inputs, each made when a layer first asks for it."""
 
-    __slots__ = ("_hparams", "_kv", "_last", "graph", "shape")
+    __slots__ = ("_adapters", "_hparams", "_kv", "_last", "graph", "shape")
 
-    def __init__(self, hparams: HyperParameters, shape: BatchShape, kv: KVCache) -> None:
+    def __init__(
+        self, hparams: HyperParameters, shape: BatchShape, kv: KVCache, adapters: Sequence[Adapter] = ()
+    ) -> None:
         self.graph = Graph()
         self.shape = shape
         self._hparams = hparams
         self._kv = kv
+        self._adapters = [pair for pair in zip(adapters, shape.scales, strict=False) if pair[1]]
         # The layer after which only the rows with logits go on.
         self._last = hparams.n_layer - 1
 
@@ -107,6 +117,26 @@ class Pass:
     def out_rows(self) -> Tensor:
         """I32 [n_outputs]: the rows of the batch that get logits."""
         return self._input("out_rows", TensorType.I32, self.shape.n_outputs)
+
+    def mul_mat(self, weight: Tensor, x: Tensor, name: str) -> Tensor:
+        """Products of a matrix, with what adapters add to them."""
+        y = mul_mat(weight, x, name=name)
+        for adapter, strength in self._adapters:
+            pair = adapter.pairs.get(weight.name)
+            if pair is not None:
+                more = mul_mat(pair.b, mul_mat(pair.a, x))
+                y = add(y, scale(more, adapter.strength(weight.name, strength)), name)
+        return y
+
+    def get_rows(self, weight: Tensor, rows: Tensor, name: str) -> Tensor:
+        """Rows of an embedding, with what adapters add to them."""
+        y = get_rows(weight, rows, name)
+        for adapter, strength in self._adapters:
+            pair = adapter.pairs.get(weight.name)
+            if pair is not None:
+                more = mul_mat(pair.b, get_rows(pair.a, rows))
+                y = add(y, scale(more, adapter.strength(weight.name, strength)), name)
+        return y
 
     def norm(self, x: Tensor, weight: Tensor, name: str) -> Tensor:
         """RMS norm, scaled by a weight."""
@@ -176,12 +206,13 @@ def _heads(cache: Tensor, now: Tensor, n_kv: int) -> Tensor:
 class Model(ABC):
     """An architecture bound to one file: its sizes, its weights, and how they make a forward pass.
 
-    `hparams` are the sizes; `weights` the file's tensors by their GGUF names.
+    `hparams` are the sizes; `weights` the file's tensors by their GGUF names; `adapters` what may be added to them.
     """
 
     architecture: ClassVar[str]
     hparams: HyperParameters
     weights: dict[str, Tensor]
+    adapters: tuple[Adapter, ...]
 
     def __init__(self, file: GGUFFile) -> None:
         """Raises GgufError, InvalidModel or UnsupportedModel, naming the key or tensor that is wrong."""
@@ -199,6 +230,7 @@ class Model(ABC):
         self._take_weights(weights)
         weights.check_all_taken()
         self.weights = weights.taken
+        self.adapters = ()
 
     @abstractmethod
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters: ...
@@ -217,13 +249,13 @@ class Model(ABC):
         """The hidden state after a layer; None when `step.attend` gave none."""
 
     def _embed(self, step: Pass) -> Tensor:
-        return get_rows(self._token_embd, step.tokens(), "embd")
+        return step.get_rows(self._token_embd, step.tokens(), "embd")
 
     def _hidden(self, step: Pass, x: Tensor) -> Tensor:
         return step.norm(x, self._output_norm, "result_norm")
 
     def _head(self, step: Pass, x: Tensor) -> Tensor:
-        return mul_mat(self._output, self._hidden(step, x), name="result_output")
+        return step.mul_mat(self._output, self._hidden(step, x), "result_output")
 
     def _scores(self, step: Pass, x: Tensor) -> Tensor:
         """What the classifier makes of hidden states; where a model has none, as llama.cpp, those themselves."""
@@ -266,7 +298,7 @@ class Model(ABC):
         """
         if shape.n_kv > kv.n_cells:
             raise ValueError(f"attention over {shape.n_kv} cells of a cache of {kv.n_cells}")
-        step = Pass(self.hparams, shape, kv)
+        step = Pass(self.hparams, shape, kv, self.adapters)
         graph = step.graph
         x: Tensor | None = graph.expand(self._embed(step))
         for layer in range(self.hparams.n_layer):

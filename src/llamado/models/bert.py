@@ -105,16 +105,16 @@ class Bert(Model):
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         hp, w, i = self.hparams, self._layers[layer], layer
         n_tokens = step.shape.n_tokens
-        q = reshape(w.q(x, f"Qcur-{i}"), hp.head_dim_k, hp.n_head[i], n_tokens, name=f"Qcur-{i}")
-        k = reshape(w.k(x, f"Kcur-{i}"), hp.head_dim_k, hp.n_head_kv[i], n_tokens, name=f"Kcur-{i}")
-        v = reshape(w.v(x, f"Vcur-{i}"), hp.head_dim_v, hp.n_head_kv[i], n_tokens, name=f"Vcur-{i}")
+        q = reshape(w.q(step, x, f"Qcur-{i}"), hp.head_dim_k, hp.n_head[i], n_tokens, name=f"Qcur-{i}")
+        k = reshape(w.k(step, x, f"Kcur-{i}"), hp.head_dim_k, hp.n_head_kv[i], n_tokens, name=f"Kcur-{i}")
+        v = reshape(w.v(step, x, f"Vcur-{i}"), hp.head_dim_v, hp.n_head_kv[i], n_tokens, name=f"Vcur-{i}")
         attended = step.attend(i, q, k, v, hp.attention_scale)
         if attended is None:
             return None
-        h, x = step.keep_outputs(i, w.out(attended, f"attn_out-{i}"), x)
+        h, x = step.keep_outputs(i, w.out(step, attended, f"attn_out-{i}"), x)
         x = w.attn_norm(add(h, x, f"attn_inp-{i}"), hp.norm_eps, f"ffn_inp-{i}")
 
-        h = w.down(gelu(w.up(x, f"ffn_up-{i}"), f"ffn_gelu-{i}"), f"ffn_out-{i}")
+        h = w.down(step, gelu(w.up(step, x, f"ffn_up-{i}"), f"ffn_gelu-{i}"), f"ffn_out-{i}")
         return w.out_norm(add(h, x, f"ffn_sum-{i}"), hp.norm_eps, f"l_out-{i}")
 
     def _hidden(self, step: Pass, x: Tensor) -> Tensor:
@@ -127,8 +127,8 @@ class Bert(Model):
 
     def _scores(self, step: Pass, x: Tensor) -> Tensor:
         for linear in self._classifier:
-            x = tanh(linear(x, "cls"))
-        return x if self._scorer is None else self._scorer(x, "result_scores")
+            x = tanh(linear(step, x, "cls"))
+        return x if self._scorer is None else self._scorer(step, x, "result_scores")
 
     def width(self, output: Output) -> int:
         """See Model."""

@@ -11,3 +11,7 @@ class UnsupportedModel(LlamadoError):
 
 class InvalidModel(LlamadoError):
     """A hyper-parameter or weight contradicts the architecture the file names."""
+
+
+class InvalidAdapter(LlamadoError):
+    """A LoRA adapter's file is none, or does not fit the model."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llamado.ggml.graph import add, geglu_split, mul_mat, reshape, scale, tanh
+from llamado.ggml.graph import add, geglu_split, reshape, scale, tanh
 from llamado.ggml.ops import RopeMode
 from llamado.ggml.tensor import Tensor
 from llamado.models.base import Model, Pass
@@ -96,23 +96,23 @@ class Gemma3(Model):
         rope = hp.rope_swa if hp.rope_swa is not None and hp.is_swa(i) else hp.rope
 
         h = step.norm(x, w.attn_norm, f"attn_norm-{i}")
-        q = reshape(mul_mat(w.q, h, name=f"Qcur-{i}"), hp.head_dim_k, hp.n_head[i], n_tokens, name=f"Qcur-{i}")
-        k = reshape(mul_mat(w.k, h, name=f"Kcur-{i}"), hp.head_dim_k, hp.n_head_kv[i], n_tokens, name=f"Kcur-{i}")
-        v = reshape(mul_mat(w.v, h, name=f"Vcur-{i}"), hp.head_dim_v, hp.n_head_kv[i], n_tokens, name=f"Vcur-{i}")
+        q = reshape(step.mul_mat(w.q, h, f"Qcur-{i}"), hp.head_dim_k, hp.n_head[i], n_tokens, name=f"Qcur-{i}")
+        k = reshape(step.mul_mat(w.k, h, f"Kcur-{i}"), hp.head_dim_k, hp.n_head_kv[i], n_tokens, name=f"Kcur-{i}")
+        v = reshape(step.mul_mat(w.v, h, f"Vcur-{i}"), hp.head_dim_v, hp.n_head_kv[i], n_tokens, name=f"Vcur-{i}")
         q = step.rotate(step.norm(q, w.q_norm, f"Qcur_normed-{i}"), rope, None, f"Qcur-{i}")
         k = step.rotate(step.norm(k, w.k_norm, f"Kcur_normed-{i}"), rope, None, f"Kcur-{i}")
         # Scaled before the product, not after it: the attention's own factor stays 1.
         attended = step.attend(i, scale(q, hp.attention_scale), k, v, 1.0)
         if attended is None:
             return None
-        h, x = step.keep_outputs(i, mul_mat(w.out, attended, name=f"attn_out-{i}"), x)
+        h, x = step.keep_outputs(i, step.mul_mat(w.out, attended, f"attn_out-{i}"), x)
         x = add(step.norm(h, w.attn_post_norm, f"attn_post_norm-{i}"), x, f"sa_out-{i}")
 
         h = step.norm(x, w.ffn_norm, f"ffn_norm-{i}")
         h = geglu_split(
-            mul_mat(w.gate, h, name=f"ffn_gate-{i}"), mul_mat(w.up, h, name=f"ffn_up-{i}"), f"ffn_geglu-{i}"
+            step.mul_mat(w.gate, h, f"ffn_gate-{i}"), step.mul_mat(w.up, h, f"ffn_up-{i}"), f"ffn_geglu-{i}"
         )
-        h = mul_mat(w.down, h, name=f"ffn_out-{i}")
+        h = step.mul_mat(w.down, h, f"ffn_out-{i}")
         return add(step.norm(h, w.ffn_post_norm, f"ffn_post_norm-{i}"), x, f"l_out-{i}")
 
     def _head(self, step: Pass, x: Tensor) -> Tensor:

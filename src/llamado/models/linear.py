@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from llamado.ggml.graph import add, mul_mat
+from llamado.ggml.graph import add
 from llamado.ggml.tensor import Tensor
+
+if TYPE_CHECKING:
+    from llamado.models.base import Pass
 
 
 class Linear(NamedTuple):
@@ -14,6 +17,6 @@ class Linear(NamedTuple):
     weight: Tensor
     bias: Tensor | None
 
-    def __call__(self, x: Tensor, name: str) -> Tensor:
-        y = mul_mat(self.weight, x, name=name)
+    def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor:
+        y = step.mul_mat(self.weight, x, name)
         return y if self.bias is None else add(y, self.bias, name)

@@ -66,17 +66,17 @@ class Llama(Model):
         n_tokens = step.shape.n_tokens
 
         h = step.norm(x, w.attn_norm, f"attn_norm-{i}")
-        q = reshape(w.q(h, f"Qcur-{i}"), hp.head_dim_k, hp.n_head[i], n_tokens, name=f"Qcur-{i}")
-        k = reshape(w.k(h, f"Kcur-{i}"), hp.head_dim_k, hp.n_head_kv[i], n_tokens, name=f"Kcur-{i}")
-        v = reshape(w.v(h, f"Vcur-{i}"), hp.head_dim_v, hp.n_head_kv[i], n_tokens, name=f"Vcur-{i}")
+        q = reshape(w.q(step, h, f"Qcur-{i}"), hp.head_dim_k, hp.n_head[i], n_tokens, name=f"Qcur-{i}")
+        k = reshape(w.k(step, h, f"Kcur-{i}"), hp.head_dim_k, hp.n_head_kv[i], n_tokens, name=f"Kcur-{i}")
+        v = reshape(w.v(step, h, f"Vcur-{i}"), hp.head_dim_v, hp.n_head_kv[i], n_tokens, name=f"Vcur-{i}")
         q = step.rotate(q, hp.rope, self._freq_factors, f"Qcur-{i}")
         k = step.rotate(k, hp.rope, self._freq_factors, f"Kcur-{i}")
         attended = step.attend(i, q, k, v, hp.attention_scale)
         if attended is None:
             return None
-        h, x = step.keep_outputs(i, w.out(attended, f"attn_out-{i}"), x)
+        h, x = step.keep_outputs(i, w.out(step, attended, f"attn_out-{i}"), x)
         x = add(h, x, f"ffn_inp-{i}")
 
         h = step.norm(x, w.ffn_norm, f"ffn_norm-{i}")
-        h = swiglu_split(w.gate(h, f"ffn_gate-{i}"), w.up(h, f"ffn_up-{i}"), f"ffn_swiglu-{i}")
-        return add(w.down(h, f"ffn_out-{i}"), x, f"l_out-{i}")
+        h = swiglu_split(w.gate(step, h, f"ffn_gate-{i}"), w.up(step, h, f"ffn_up-{i}"), f"ffn_swiglu-{i}")
+        return add(w.down(step, h, f"ffn_out-{i}"), x, f"l_out-{i}")

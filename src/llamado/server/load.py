@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from llamado.gguf.sources import resolve
 from llamado.server.logs import EVERYTHING
 from llamado.server.overview import layer_devices
-from llamado.server.served import ModelInfo, Served
+from llamado.server.served import AdapterInfo, ModelInfo, Served
 from llamado.server.settings import EngineOptions, ModelSource, Settings
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ def load_llama(source: ModelSource, options: EngineOptions, defaults: Defaults, 
         cache_ram=options.cache_ram,
         slot_prompt_similarity=options.slot_prompt_similarity,
         max_queue=options.max_queue,
+        lora=options.lora,
+        lora_apply=options.lora_apply,
         defaults=defaults,
         progress=preparing(report),
     )
@@ -126,17 +128,17 @@ def serve_llama(settings: Settings, llama: Llama) -> Served:
         defaults=settings.defaults,
         grammars=grammars,
         n_batch=settings.engine.n_batch,
+        longest_token=cache(partial(_longest_token, llama.tokenizer)),
         close=llama.close,
     )
-        longest_token=cache(partial(_longest_token, llama.tokenizer)),
 
 
-def describe(
-    settings: Settings, file: GGUFFile, model: Model, tokenizer: Tokenizer, template: ChatTemplate, n_ctx: int
 def _longest_token(tokenizer: Tokenizer) -> int:
     return max(len(text.encode()) for text in tokenizer.vocabulary.strings)
 
 
+def describe(
+    settings: Settings, file: GGUFFile, model: Model, tokenizer: Tokenizer, template: ChatTemplate, n_ctx: int
 ) -> ModelInfo:
     """Facts about a model whose slots have a context of `n_ctx` tokens."""
     metadata = file.metadata
@@ -162,4 +164,5 @@ def _longest_token(tokenizer: Tokenizer) -> int:
         chat_template_caps=template.caps,
         bos_token=text(tokenizer.bos),
         eos_token=text(tokenizer.eos),
+        adapters=tuple(AdapterInfo(str(a.path), a.task_name, a.prompt_prefix) for a in model.adapters),
     )

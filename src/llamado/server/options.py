@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from llamado.engine.constraint import Constraint
 from llamado.engine.request import SAMPLER_LETTERS, Defaults, Request, Sampling, sampler_names
 from llamado.errors import LlamadoError
@@ -216,17 +218,18 @@ def _breakers(value: Any) -> list[str]:
     return list(value)
 
 
-def _lora(value: Any) -> list[dict[str, Any]]:
-    """Adapters by id with their scales; one that is named twice counts by its first scale."""
-    if not isinstance(value, list):
-        raise invalid("Field 'lora': Error: 'lora' must be an array of objects with 'id' and 'scale' fields")
+def lora_scales(entries: list[Any]) -> dict[int, float]:
+    """Adapters' scales by id from `[{"id", "scale"}]`, in order; one that is named twice has the last of them.
+
+    As llama-server: what is no such entry names an adapter -1, and a scale that is no number is 0.
+    """
     scales: dict[int, float] = {}
-    for entry in value:
+    for entry in entries:
         given = entry if isinstance(entry, dict) else {}
         scale = given.get("scale")
-        scale = float(scale) if isinstance(scale, (int, float)) and not isinstance(scale, bool) else 0.0
-        scales.setdefault(whole(given, "id", -1), scale)
-    return [{"id": id, "scale": scales[id]} for id in sorted(scales)]
+        with np.errstate(over="ignore"):
+            scales[whole(given, "id", -1)] = float(np.float32(scale)) if isinstance(scale, (int, float)) else 0.0
+    return dict(sorted(scales.items()))
 
 
 # Options go to the engine where it has a field of that name.
@@ -255,7 +258,9 @@ def read_options(
         breakers = _breakers(body["dry_sequence_breakers"])
         (engine if "dry_sequence_breakers" in _KNOWN else shown)["dry_sequence_breakers"] = breakers
     if body.get("lora") is not None:
-        shown["lora"] = _lora(body["lora"])
+        if not isinstance(body["lora"], list):
+            raise invalid("Field 'lora': Error: 'lora' must be an array of objects with 'id' and 'scale' fields")
+        engine["lora"] = lora_scales(body["lora"])
     if server["backend_sampling"]:
         shown["backend_sampling"] = True
     if limits.preserved:
@@ -403,6 +408,6 @@ def generation_settings(
         "timings_per_token": request.timings_per_token,
         "post_sampling_probs": request.post_sampling_probs,
         "backend_sampling": shown.get("backend_sampling", False),
-        "lora": shown.get("lora", []),
+        "lora": [{"id": id, "scale": scale} for id, scale in request.lora.items()],
     }
     return settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from llamado.engine.embedding import Embedding
 from llamado.engine.request import Defaults, EngineSnapshot, Event, Request
@@ -82,6 +82,14 @@ class Grammars(Protocol):
     ) -> Constraint: ...
 
 
+class AdapterInfo(NamedTuple):
+    """Facts about a LoRA adapter for `/lora-adapters`."""
+
+    path: str
+    task_name: str = ""
+    prompt_prefix: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
     """Facts about the model for `/props` and `/v1/models`."""
@@ -104,6 +112,7 @@ class ModelInfo:
     chat_template_caps: Mapping[str, bool] = field(default_factory=dict)
     bos_token: str = ""
     eos_token: str = ""
+    adapters: tuple[AdapterInfo, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +127,8 @@ class Served:
     defaults: Defaults = field(default_factory=Defaults)
     grammars: Grammars | None = None
     """None: the model does not generate."""
+    longest_token: Callable[[], int] = lambda: 0
+    """The most bytes of text that one token stands for; 0: nobody knows."""
     n_batch: int = 2048
     """Tokens of a logical batch; what `/infill` cuts its context to."""
     embeddings: Embeddings | None = None
@@ -127,8 +138,6 @@ class Served:
 
     def snapshot(self) -> EngineSnapshot:
         """The state of all that computes here."""
-    longest_token: Callable[[], int] = lambda: 0
-    """The most bytes of text that one token stands for; 0: nobody knows."""
         if self.embeddings is None:
             return self.engine.snapshot()
         ours, theirs = self.engine.snapshot(), self.embeddings.embedder.snapshot()
