@@ -42,7 +42,6 @@ EXPLAINED: list[tuple[str, str]] = [
     (r"^(anthropic|broken|no body|array) .*: extra type:string$", "errors have Anthropic's form, too"),
     (r"^anthropic (no messages|messages text): status 400 for 200$", "a conversation must be a list"),
     (r"^(array|text body).*: status 400 for 200$", "a body must be an object"),
-    (r"^lora (list|object): status 501", "adapters are not served yet"),
     (r"^slot outside: status 400 for 200$", "a slot that does not exist is an error"),
 ]
 

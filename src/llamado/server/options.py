@@ -6,7 +6,6 @@ null counts as absent, unknown fields are ignored, numbers with soft limits are 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from llamado.engine.constraint import Constraint
-from llamado.engine.request import SAMPLER_LETTERS, Defaults, Request, Sampling, sampler_names
+from llamado.engine.request import SAMPLER_LETTERS, Defaults, Request, sampler_names
 from llamado.errors import LlamadoError
 from llamado.server.errors import invalid
 from llamado.server.limits import Limits, read_limits
@@ -93,12 +92,12 @@ ENGINE_FIELDS: tuple[Field, ...] = (
     _bool("ignore_eos", "never end by itself"),
     _bool("timings_per_token", "timings in every part of a stream"),
     _int("n_discard", 0, "tokens to drop when the context is shifted; 0: half of them"),
-    _int("n_cache_reuse", 0, "least length of a piece that is reused from the cache by shifting; 0: none is"),
 )
 # Options of the server itself, or accepted for llama.cpp's sake.
 SERVER_FIELDS: tuple[Field, ...] = (
     _bool("stream", "send the answer in parts as it is made"),
     _int("n_cmpl n", 1, "answers per prompt"),
+    _int("n_cache_reuse", 0, "accepted: pieces are not reused by shifting, which would change answers"),
     _int("sse_ping_interval", -1, "seconds of silence before a stream sends a comment; -1: never"),
     _bool("verbose", "put the native form of the result into `__verbose`"),
     _bool("backend_sampling", "accepted"),
@@ -210,12 +209,12 @@ def _samplers(value: Any) -> tuple[str, ...] | None:
     return tuple(names)
 
 
-def _breakers(value: Any) -> list[str]:
+def _breakers(value: Any) -> tuple[str, ...]:
     if not (isinstance(value, list) and value and all(isinstance(b, str) for b in value)):
         raise invalid(
             "Field 'dry_sequence_breakers': Error: dry_sequence_breakers must be a non-empty array of strings"
         )
-    return list(value)
+    return tuple(value)
 
 
 def lora_scales(entries: list[Any]) -> dict[int, float]:
@@ -232,10 +231,6 @@ def lora_scales(entries: list[Any]) -> dict[int, float]:
     return dict(sorted(scales.items()))
 
 
-# Options go to the engine where it has a field of that name.
-_KNOWN = frozenset(f.name for f in (*dataclasses.fields(Request), *dataclasses.fields(Sampling)))
-
-
 def read_options(
     body: Mapping[str, Any], *, tokenizer: Tokenizer, n_slots: int, sse_ping_interval: int = 30
 ) -> Options:
@@ -245,7 +240,7 @@ def read_options(
     for spec in ENGINE_FIELDS:
         value = _read(spec, body)
         if value is not None:
-            (engine if spec.key in _KNOWN else shown)[spec.key] = value
+            engine[spec.key] = value
     if engine.get("dry_base", 1.0) < 1.0:
         del engine["dry_base"]  # as llama-server: the default then
     server = {spec.key: _read(spec, body) for spec in SERVER_FIELDS}
@@ -255,8 +250,7 @@ def read_options(
         raise invalid(f"Field '{name}': Value must be between 1 <= value <= {n_slots}, but got {n}")
     limits = read_limits(body, tokenizer)
     if body.get("dry_sequence_breakers") is not None:
-        breakers = _breakers(body["dry_sequence_breakers"])
-        (engine if "dry_sequence_breakers" in _KNOWN else shown)["dry_sequence_breakers"] = breakers
+        engine["dry_sequence_breakers"] = _breakers(body["dry_sequence_breakers"])
     if body.get("lora") is not None:
         if not isinstance(body["lora"], list):
             raise invalid("Field 'lora': Error: 'lora' must be an array of objects with 'id' and 'scale' fields")
@@ -341,11 +335,6 @@ def generation_settings(
     s = request.sampling
     shown: Mapping[str, Any] = request.shown
     shown_seed = seed if seed is not None else s.seed
-
-    def known(name: str, default: Any) -> Any:
-        holder = s if hasattr(s, name) else request
-        return getattr(holder, name, shown.get(name, default))
-
     settings: dict[str, Any] = {
         "seed": 0xFFFF_FFFF if shown_seed is None else shown_seed & 0xFFFF_FFFF,
         "temperature": s.temperature,
@@ -368,13 +357,13 @@ def generation_settings(
         "dry_penalty_last_n": s.dry_penalty_last_n,
     }
     if not brief:
-        settings["dry_sequence_breakers"] = list(known("dry_sequence_breakers", ["\n", ":", '"', "*"]))
+        settings["dry_sequence_breakers"] = list(s.dry_sequence_breakers)
     settings |= {
         "mirostat": s.mirostat,
         "mirostat_tau": s.mirostat_tau,
         "mirostat_eta": s.mirostat_eta,
-        "adaptive_target": known("adaptive_target", -1.0),
-        "adaptive_decay": known("adaptive_decay", 0.9),
+        "adaptive_target": s.adaptive_target,
+        "adaptive_decay": s.adaptive_decay,
     }
     if not brief:
         settings["stop"] = request.stop
@@ -382,7 +371,7 @@ def generation_settings(
         "max_tokens": request.n_predict,
         "n_predict": request.n_predict,
         "n_keep": request.n_keep,
-        "n_discard": known("n_discard", 0),
+        "n_discard": request.n_discard,
         "ignore_eos": s.ignore_eos,
         "stream": bool(shown.get("stream")) if stream is None else stream,
     }
