@@ -1,0 +1,367 @@
+"""Requests with different LoRA adapters side by side: the same bits as alone, fair turns, and no cell shared."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from lora_files import make_adapter
+from tiny_models import make_gemma3, make_llama
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.jit import Jit
+from llamado.devices.placement import Placement
+from llamado.engine.engine import Engine
+from llamado.engine.errors import EngineError, InvalidRequest, SlotFileError
+from llamado.engine.forward import as_scales
+from llamado.engine.llama import Llama
+from llamado.engine.placed import PlacedForward
+from llamado.engine.request import Request, Sampling
+from llamado.engine.sizes import model_sizes
+from llamado.gguf.reader import GGUFFile
+from llamado.models import InvalidAdapter, load_adapters, load_model
+
+from .fake import FakeForward, FakeTokenizer, ask, send, settled
+from .test_restore import MortalDevice
+
+Array = np.ndarray[Any, Any]
+Make = Callable[..., tuple[Engine, FakeForward]]
+Scale = dict[int, float]
+SCALES: tuple[Scale, ...] = ({0: 0.0}, {0: 1.0}, {0: 0.5}, {1: 1.0}, {0: 1.0, 1: 0.25})
+PROMPT = [1 + i * 7 % 96 for i in range(120)]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    engines: list[Engine] = []
+
+    def build(n_cells: int = 4096, **kw: Any) -> tuple[Engine, FakeForward]:
+        forward = FakeForward(n_cells)
+        engines.append(Engine(forward, FakeTokenizer(), **{"n_slots": 4, "lora": (0.0, 0.0), **kw}))
+        return engines[-1], forward
+
+    yield build
+    for engine in engines:
+        engine.close()
+
+
+def req(prompt: list[int], n_predict: int = 8, **kw: Any) -> Request:
+    return Request(prompt=prompt, n_predict=n_predict, sampling=Sampling(seed=7, ignore_eos=True), **kw)
+
+
+# --- on the forward pass that shows every mistake ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cache_ram", [0, 1])
+def test_mixed_as_alone(make: Make, cache_ram: int) -> None:
+    """Prompts that begin alike, conversations that come back, few cells, drafts: nobody gets another's numbers."""
+    rng = random.Random(3)
+    asked = []
+    for _ in range(60):
+        n = rng.choice((20, 70, 110))
+        prompt = PROMPT[:n] + [rng.randrange(1, 97) for _ in range(rng.randrange(12))]
+        asked.append(req(prompt, rng.randrange(1, 20), lora=rng.choice(SCALES)))
+    alone, _ = make(n_slots=1, cache_ram=0)
+    expected = []
+    for request in asked:
+        request.cache_prompt = False
+        expected.append(ask(alone, request).tokens)
+        request.cache_prompt = True
+    engine, _ = make(1024, cache_ram=cache_ram, drafting=True)
+    clients = [send(engine, request) for request in asked]
+    assert [client.result.tokens for client in clients] == expected
+    assert sum(client.result.n_cached for client in clients) > 500, "but what is the same is shared"
+    settled(engine)
+
+
+def test_cells_of_other_scales_are_of_no_use(make: Make) -> None:
+    engine, _ = make(n_slots=1)
+    assert ask(engine, req(PROMPT)).n_cached == 0
+    assert ask(engine, req(PROMPT)).n_cached == 119
+    assert ask(engine, req(PROMPT, lora={0: 1.0})).n_cached == 0
+    assert ask(engine, req(PROMPT, lora={0: 1.0, 1: 0.0})).n_cached == 119, "0 is as not named"
+    assert ask(engine, req(PROMPT, lora={0: 1.0 + 1e-12})).n_cached == 119, "the same in float32"
+    assert ask(engine, req(PROMPT, lora={7: 1.0})).n_cached == 0, "without any again"
+
+
+def test_other_slots_cells_neither(make: Make) -> None:
+    engine, forward = make()
+    for i, scales in enumerate(SCALES[:3]):
+        assert ask(engine, req(PROMPT, lora=scales, id_slot=i)).n_cached == 0
+    assert ask(engine, req(PROMPT, lora=SCALES[1], id_slot=3)).n_cached == 119, "from slot 1"
+    assert forward.copies
+
+
+def test_kept_in_memory_by_scales(make: Make) -> None:
+    engine, forward = make(n_slots=1, cache_ram=1)
+    first = ask(engine, req(PROMPT, lora={0: 1.0})).tokens
+    ask(engine, req(PROMPT, lora={1: 1.0}))
+    ask(engine, req(PROMPT))
+    assert not forward.writes
+    again = ask(engine, req(PROMPT, lora={0: 1.0}))
+    assert (again.tokens, again.n_cached) == (first, 119) and forward.writes
+
+
+def test_scales_of_all(make: Make) -> None:
+    engine, _ = make(lora=(0.3, 0.0))
+    assert engine.lora == (float(np.float32(0.3)), 0.0)
+    first = ask(engine, req(PROMPT)).tokens
+    assert ask(engine, req(PROMPT, lora={0: 0.3})).tokens == first
+    engine.set_lora({1: 2.0, 5: 1.0})
+    assert engine.lora == (0.0, 2.0)
+    second = ask(engine, req(PROMPT))
+    assert second.n_cached == 0 and second.tokens == ask(engine, req(PROMPT, lora={1: 2.0})).tokens != first
+    engine.set_lora({})
+    assert engine.lora == (0.0, 0.0)
+    assert ask(engine, req(PROMPT)).tokens not in (first, second.tokens)
+    for wrong in (1e39, float("nan"), float("inf")):
+        with pytest.raises(InvalidRequest, match="float32"):
+            engine.set_lora({0: wrong})
+        with pytest.raises(InvalidRequest, match="float32"):
+            engine.submit(req(PROMPT, lora={0: wrong}), lambda event: None)
+    assert engine.lora == (0.0, 0.0)
+
+
+def test_a_request_keeps_the_scales_it_came_with(make: Make) -> None:
+    engine, forward = make(n_slots=1)
+    gate = threading.Event()
+    forward.before = lambda n: gate.wait() and None
+    first, second = send(engine, req(PROMPT[:9])), send(engine, req(PROMPT[:7]))
+    engine.set_lora({0: 1.0})
+    third = send(engine, req(PROMPT[:7]))
+    gate.set()
+    forward.before = None
+    assert second.result.tokens != third.result.tokens == ask(engine, req(PROMPT[:7])).tokens
+    assert first.result.tokens == ask(engine, req(PROMPT[:9], lora={0: 0.0})).tokens
+
+
+def test_groups_take_turns(make: Make) -> None:
+    """While answers of three groups are written, none waits for more than the two others."""
+    engine, forward = make(n_slots=6)
+    gate = threading.Event()
+    forward.before = lambda n: gate.wait() and None
+    clients = [send(engine, req([1 + i], 30, lora=SCALES[i % 3])) for i in range(6)]
+    gate.set()
+    for client in clients:
+        client.wait()
+    turns = forward.scales
+    assert len(set(turns)) == 3
+    for i in range(3, len(turns) - 12):
+        assert len(set(turns[i : i + 3])) == 3, turns[i - 3 : i + 6]
+
+
+def test_newcomers_do_not_push_in(make: Make) -> None:
+    """One long answer, and a stream of short ones each with scales of its own."""
+    engine, forward = make(n_slots=2)
+    long = send(engine, req([5], 40))
+    seen = 0
+    for i in range(1, 200):
+        ask(engine, req([6], 1, lora={0: float(i)}))
+        seen += 1
+        if long.over.is_set():
+            break
+    assert long.over.is_set() and seen < 60
+    assert len(forward.scales) >= 40
+
+
+def test_long_prompts_do_not_stop_other_groups(make: Make) -> None:
+    """A prompt for other scales is read in pieces, with a step of the answer between them."""
+    engine, forward = make(8192, prefill_chunk=16)
+    gate = threading.Event()
+    forward.before = lambda n: gate.wait() and None
+    writing = send(engine, req([5], 100))
+    reading = send(engine, req(PROMPT * 4, 1, lora={0: 1.0}))
+    gate.set()
+    reading.wait()
+    writing.wait()
+    sizes = [size for size, scales in zip(forward.sizes, forward.scales, strict=True) if scales]
+    assert max(sizes[2:]) <= 16 and sum(sizes) == 480
+
+
+def test_saved_slots(make: Make, tmp_path: Path) -> None:
+    engine, _ = make()
+    path = tmp_path / "a"
+    answer = ask(engine, req(PROMPT, lora={0: 0.5}, id_slot=0)).tokens
+    sequence = PROMPT + answer[:-1]
+    expected = ask(engine, req([*sequence, 5], lora={0: 0.5})).tokens
+    engine.save_slot(0, path).result(30)
+    other, forward = make()
+    done = other.restore_slot(2, path).result(30)
+    assert done.n_bytes == path.stat().st_size and done.n_tokens >= len(sequence)
+    assert ask(other, req([*sequence, 5], id_slot=2)).n_cached == 0, "it was saved with other scales"
+    other.restore_slot(2, path).result(30)
+    again = ask(other, req([*sequence, 5], lora={0: 0.5}, id_slot=2))
+    assert (again.tokens, again.n_cached) == (expected, len(sequence))
+
+    for n in (0, 1, 3):
+        few, _ = make(lora=(0.0,) * n)
+        with pytest.raises(SlotFileError, match=f"saved with 2 LoRA adapters; there are {n}"):
+            few.restore_slot(0, path).result(30)
+    whole = path.read_bytes()
+    for at in (76, 80, 84, 88, 92):
+        path.write_bytes(whole[:at] + b"\x7f" + whole[at + 1 :])
+        with pytest.raises(SlotFileError):
+            other.restore_slot(0, path).result(30)
+    forward.model = b"n" * 32
+    path.write_bytes(whole)
+    with pytest.raises(SlotFileError, match="another model or other LoRA adapters"):
+        other.restore_slot(0, path).result(30)
+
+
+# --- on real models ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def jit() -> Jit:
+    return Jit()
+
+
+@pytest.fixture(scope="module", params=[make_llama, make_gemma3], ids=["llama", "gemma3"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = request.param(tmp_path_factory.mktemp("model") / "m.gguf", n_embd=64, n_ff=96, n_layer=4)
+    return path
+
+
+@pytest.fixture(scope="module")
+def adapters(model: Path) -> list[Path]:
+    parts = ("attn_k", "attn_output", "ffn_gate", "ffn_up")
+    return [
+        make_adapter(model.with_name("a.gguf"), model, size=0.3),
+        make_adapter(model.with_name("b.gguf"), model, parts=parts, rank=5, seed=1, size=0.3, type="F16"),
+    ]
+
+
+def text(n: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(10, 250, n).tolist()
+
+
+def feed(forward: PlacedForward, tokens: list[int], scales: tuple[float, ...] = (), chunk: int = 16) -> Array:
+    """Logits of every token of a sequence."""
+    found = []
+    for at in range(0, len(tokens), chunk):
+        part = np.array(tokens[at : at + chunk], np.int32)
+        positions = np.arange(at, at + len(part), dtype=np.int32)
+        rows = np.arange(len(part), dtype=np.int32)
+        found.append(
+            forward.start(part, positions, np.zeros(len(part), np.int64), rows, scales=scales).result(60).copy()
+        )
+    return np.concatenate(found)
+
+
+def opened(model: Path, adapters: list[Path], devices: list[Any], placement: Placement | None = None, **kw: Any) -> Any:
+    file = GGUFFile.open(model)
+    found = load_model(file)
+    load_adapters(found, adapters)
+    return PlacedForward(file, found, devices, placement, **{"n_cells": 1024, "max_batch": 64, **kw})
+
+
+FEW = ((), (1.0, 0.0), (0.5, 0.0), (1.0, 0.5))
+
+
+def test_answers_mixed_as_alone(model: Path, adapters: list[Path], jit: Jit) -> None:
+    """Law 1: with other adapters in flight the very probabilities that a request has alone."""
+    rng = random.Random(1)
+    start = text(30)
+    asked = [
+        req(start[: rng.randrange(4, 30)] + text(rng.randrange(9), seed), 6, n_probs=3, lora=dict(enumerate(scales)))
+        for seed in range(2)
+        for scales in ((0.0, 0.0), *FEW[1:])
+    ]
+    forward = opened(model, adapters, [CpuDevice(2, jit=jit)])
+    tokenizer = FakeTokenizer(dict.fromkeys(range(600), b"x"), eog=())
+    alone = []
+    for request in asked:
+        engine = Engine(forward, tokenizer, lora=(0.0, 0.0), n_ctx=512)
+        alone.append(ask(engine, request).probs)
+        engine.close()
+    engine = Engine(forward, tokenizer, n_slots=4, lora=(0.0, 0.0), n_ctx=512, cache_ram=16)
+    rng.shuffle(order := list(range(len(asked))))
+    clients = {i: send(engine, asked[i]) for i in order}
+    assert [clients[i].result.probs for i in range(len(asked))] == alone
+    assert len({probs[0][0].logprob for probs in alone}) > 6, "the adapters do something"
+    engine.close()
+    forward.close()
+
+
+def test_divided_as_whole(model: Path, adapters: list[Path], jit: Jit) -> None:
+    """On two devices the same bits; adapters lie where their weights do, and come back with a device that was lost."""
+    tokens = text(40)
+    whole = opened(model, adapters, [CpuDevice(2, jit=jit)])
+    right = [feed(whole, tokens, scales) for scales in FEW]
+    assert len({rows.tobytes() for rows in right}) == len(FEW)
+    whole.close()
+    devices = [MortalDevice("RPC1", jit), MortalDevice("RPC2", jit)]
+    forward = opened(
+        model,
+        adapters,
+        [CpuDevice(1, jit=jit), *devices],
+        Placement((1, 1, 2, 2), 2),
+        reconnect=lambda lost: MortalDevice(lost.name, jit),
+    )
+    for scales, rows in zip(FEW, right, strict=True):
+        assert feed(forward, tokens, scales, chunk=7).tobytes() == rows.tobytes()
+    for number, device in enumerate(devices):
+        added = [name for name in device.loaded if ".lora_" in name]
+        layers = {int(name.split(".")[1]) for name in added}
+        assert layers == ({0, 1}, {2, 3})[number] and len(added) == 2 * 2 * 7
+    devices[0].die()
+    forward.restore(False)
+    back = forward.devices[1]
+    assert isinstance(back, MortalDevice) and sorted(back.loaded) == sorted(devices[0].loaded)
+    for scales, rows in zip(FEW, right, strict=True):
+        assert feed(forward, tokens, scales).tobytes() == rows.tobytes()
+    forward.close()
+
+
+def test_sizes_hold_the_adapters(model: Path, adapters: list[Path]) -> None:
+    with GGUFFile.open(model) as file:
+        found = load_model(file)
+        plain = model_sizes(file, found, n_cells=256)
+        with_adapters = load_adapters(found, adapters)
+        sizes = model_sizes(file, found, n_cells=256)
+        more = sum(tensor.nbytes for adapter in with_adapters for tensor in adapter.tensors)
+        assert sum(sizes.layers) - sum(plain.layers) == more > 0
+        for adapter in with_adapters:
+            adapter.file.close()
+
+
+def test_what_cells_mean(model: Path, adapters: list[Path], jit: Jit) -> None:
+    """Other scales, or another adapter of the same scale, make other cells; those that do not work make none."""
+
+    def kinds(paths: list[Path]) -> list[bytes]:
+        forward = opened(model, paths, [CpuDevice(1, jit=jit)])
+        found = [forward.cell_kind(scales) for scales in FEW[:3]]
+        forward.close()
+        assert [kind.scales for kind in found] == list(FEW[:3])
+        return [kind.model for kind in found]
+
+    first, second = kinds(adapters), kinds([adapters[1], adapters[0]])
+    assert first[0] == second[0] == kinds([])[0] and len({*first, *second}) == 5
+
+
+def test_scales_in_float32() -> None:
+    assert as_scales([0.1, 0]) == (float(np.float32(0.1)), 0.0) and as_scales([0, 0.0]) == as_scales([]) == ()
+
+
+def test_loading(model: Path, adapters: list[Path]) -> None:
+    prompt = text(12)
+    options: dict[str, Any] = {"n_ctx": 256, "n_threads": 1}
+    with Llama.load(model, **options) as plain:
+        without = plain.complete(prompt, n_predict=8, temperature=0.0).tokens
+    with Llama.load(model, lora=[(str(adapters[0]), 1.0), (adapters[1], 0.5)], **options) as llama:
+        assert llama.engine.lora == (1.0, 0.5)
+        applied = llama.complete(prompt, n_predict=8, temperature=0.0).tokens
+        assert llama.complete(prompt, n_predict=8, temperature=0.0, lora={0: 1.0, 1: 0.5}).tokens == applied
+        assert llama.complete(prompt, n_predict=8, temperature=0.0, lora={0: 0.0}).tokens == without
+    with Llama.load(model, lora=[(adapters[0], 1.0)], lora_apply=False, **options) as llama:
+        assert llama.engine.lora == (0.0,)
+        assert llama.complete(prompt, n_predict=8, temperature=0.0).tokens == without
+    with pytest.raises(InvalidAdapter, match=r"'general\.type'"):
+        Llama.load(model, lora=[(model, 1.0)], **options)
+    with pytest.raises(EngineError, match="float32"):
+        Llama.load(model, lora=[(adapters[0], float("inf"))], **options)
