@@ -115,9 +115,10 @@ def options() -> Iterator[Ask]:
         for value in values:
             yield _json(f"{field}={value}", "/completion", {**BASE, field: value}, greedy=True)
         yield _json(f"{field}=text", "/completion", {**BASE, field: "x"})
-        yield _json(f"{field}=null", "/completion", {**BASE, field: None, "n_predict": 2})
         if field in LIMITS:
             yield _json(f"{field}=limit", "/completion", {**BASE, field: LIMITS[field]})
+    nothing = dict.fromkeys([*INTEGERS, *FLOATS, *BOOLEANS])
+    yield _json("all null", "/completion", nothing | BASE, greedy=True)
     for field in BOOLEANS:
         for flag in (True, False):
             yield _json(f"{field}={flag}", "/completion", {**BASE, field: flag}, greedy=field != "ignore_eos")
@@ -155,7 +156,9 @@ def options() -> Iterator[Ask]:
         "unknown field": {"unknown_field": [1, {"a": 2}]},
         "backend sampling": {"backend_sampling": False},
     }.items():
-        yield _json(name, "/completion", {**BASE, **more}, greedy=name not in ("samplers empty", "stream n"))
+        yield _json(
+            name, "/completion", {**BASE, **more}, greedy=name not in ("samplers empty", "samplers unknown", "stream n")
+        )
     for name, grammar in {
         "grammar": {"grammar": 'root ::= " nine" | " ten"'},
         "grammar empty": {"grammar": ""},
