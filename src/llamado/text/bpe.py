@@ -9,6 +9,7 @@ from llamado.gguf.metadata import Metadata
 from llamado.text.errors import TokenizerError
 from llamado.text.merging import merge
 from llamado.text.pretokenizers import PreTokenizer
+from llamado.text.unbroken import UNBROKEN, parts_of
 from llamado.text.vocabulary import KEY, Vocabulary, decode_all
 
 CACHED_WORDS = 1 << 15
@@ -23,6 +24,8 @@ _BYTE = {character: byte for byte, character in enumerate(SPELLING)}
 
 def spell_bytes(text: str) -> str:
     """The bytes of `text` in UTF-8, each as GPT-2 spells it."""
+    if len(text) > UNBROKEN:
+        return "".join(spell_bytes(part) for part in parts_of(text))
     return text.encode().decode("latin-1").translate(SPELLING)
 
 
@@ -64,7 +67,7 @@ class BytePairs:
         cached = self._cached
         if not self._rule.byte_encode:
             text = text.replace(" ", "▁")
-        for word in self._rule.words(text):
+        for word in self._rule.each_word(text):
             out += cached(word) if len(word) <= LONGEST_CACHED else self._word(word)
         return out
 

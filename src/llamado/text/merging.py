@@ -7,17 +7,20 @@ n log n steps and so stands long hostile input.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from heapq import heapify, heappop, heappush
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heappop, heappush
 from itertools import pairwise
 from math import inf
+
+import numpy as np
 
 Cost = Callable[[str, str], float]  # of merging two neighbours; infinite where they may not merge
 
 SHORT = 40  # symbols; above this the heap is quicker
 
 
-def merge(text: str, cost: Cost) -> list[str]:
+def merge(text: str, cost: Cost) -> Iterable[str]:
     """The symbols that remain of `text` when merging is done."""
     return merge_short(text, cost) if len(text) <= SHORT else merge_long(text, cost)
 
@@ -40,14 +43,18 @@ def merge_short(text: str, cost: Cost) -> list[str]:
     return symbols
 
 
-def merge_long(text: str, cost: Cost) -> list[str]:
+def merge_long(text: str, cost: Cost) -> Iterator[str]:
     """`merge` by a heap of pairs; a symbol is named by where it starts, and the next one starts where it ends."""
     n = len(text)
-    end = list(range(1, n + 1))  # 0: merged into the symbol to its left
-    previous = list(range(-1, n - 1))
-    pairs = [(cost(text[i], text[i + 1]), i, i + 1, i + 2) for i in range(n - 1)]
-    pairs = [pair for pair in pairs if pair[0] != inf]
-    heapify(pairs)
+    # Arrays and a heap that grows by one pair at a time: lists of a million objects, made or given back at once, would
+    # keep other threads from running.
+    end = array("q", np.arange(1, n + 1, dtype=np.int64).tobytes())  # 0: merged into the symbol to its left
+    previous = array("q", np.arange(-1, n - 1, dtype=np.int64).tobytes())
+    pairs: list[tuple[float, int, int, int]] = []
+    for i in range(n - 1):
+        c = cost(text[i], text[i + 1])
+        if c != inf:
+            heappush(pairs, (c, i, i + 1, i + 2))
     while pairs:
         _, left, right, stop = heappop(pairs)
         if end[left] != right or end[right] != stop:
@@ -65,4 +72,4 @@ def merge_long(text: str, cost: Cost) -> list[str]:
             c = cost(text[before:left], merged)
             if c != inf:
                 heappush(pairs, (c, before, left, stop))
-    return [text[i:e] for i, e in enumerate(end) if e]
+    return (text[i:e] for i, e in enumerate(end) if e)

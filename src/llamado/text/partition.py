@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from heapq import merge
 
+from llamado.text.unbroken import UNBROKEN
 from llamado.text.vocabulary import Attribute, Vocabulary
 
 _SPACE = "\t\n\v\f\r "  # isspace() of C
@@ -53,11 +55,13 @@ class Partition:
         seen = self._seen(text)
         if not seen:
             return []
-        matches = []
+        found = []
         taken = bytearray(len(text))
         for token_text in sorted(seen, key=self._rank.__getitem__):
             token, n = self._token[token_text], len(token_text)
             at, last = seen[token_text]
+            matches: list[tuple[int, int, int, int, int]] = []
+            found.append(matches)
             while at != -1:
                 stop = at + n
                 busy = taken.find(1, at, stop)
@@ -70,22 +74,22 @@ class Partition:
                 taken[at - left : stop + right] = b"\1" * (left + n + right)
                 matches.append((at, stop, token, left, right))
                 at = text.find(token_text, stop + right, last + n)
-        return sorted(matches)
+        return list(merge(*found))
 
     def _seen(self, text: str) -> dict[str, tuple[int, int]]:
         """Tokens that occur anywhere, overlapping or not, with their first and last place."""
         seen: dict[str, tuple[int, int]] = {}
-        if self._first is None:
+        first = self._first
+        if first is None:
             return seen
         lengths, known = self._lengths, self._rank
-        for match in self._first.finditer(text):
-            at = match.start()
+        places = (m.start() for at in range(0, len(text), UNBROKEN) for m in first.finditer(text, at, at + UNBROKEN))
+        for at in places:
             for head in (text[at : at + 2], text[at]):
                 for n in lengths.get(head, ()):
                     candidate = text[at : at + n]
                     if candidate in known:
-                        first, _ = seen.get(candidate, (at, at))
-                        seen[candidate] = (first, at)
+                        seen[candidate] = (seen[candidate][0] if candidate in seen else at, at)
                 if len(head) == 1:
                     break  # the last character of the text: both heads are one
         return seen

@@ -10,13 +10,14 @@ as far as llama.cpp (`src/llama-vocab.cpp`) follows them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Protocol
 
 from llamado.text.errors import TokenizerError
+from llamado.text.unbroken import UNBROKEN, parts_of
 from llamado.text.unicode_classes import LETTER, MARK, NUMBER, PUNCTUATION, SPACE, SYMBOL, WHITESPACE, reduce
 
 # Members of character sets over a reduced text. White space is [\t\n\v\f\r ]: the set has no other below U+0080.
@@ -182,11 +183,26 @@ class PreTokenizer:
             if reduced is text or not self.whole.reduced:
                 return pattern.findall(text)
             return [text[m.start() : m.end()] for m in pattern.finditer(reduced)]
-        literal = text if reduced is text else text.translate(_BEYOND_ASCII_SPACE)
+        return list(self._pieces(text, reduced))
+
+    def each_word(self, text: str) -> Iterable[str]:
+        """`words`, for long texts one by one, so that other threads may run in between."""
+        if len(text) <= UNBROKEN:
+            return self.words(text)
+        reduced = reduce(text)
+        if self.whole is None:
+            return self._pieces(text, reduced)
+        subject = reduced if self.whole.reduced else text
+        return (text[m.start() : m.end()] for m in self.whole.compiled.finditer(subject))
+
+    def _pieces(self, text: str, reduced: str) -> Iterator[str]:
+        literal = text
+        if reduced is not text:
+            literal = "".join(part.translate(_BEYOND_ASCII_SPACE) for part in parts_of(text))
         ends = [0, len(text)]
         for cutter in self.cutters:
             ends = _cut(cutter, reduced if cutter.reduced else literal, ends)
-        return [text[a:b] for a, b in pairwise(ends)]
+        return (text[a:b] for a, b in pairwise(ends))
 
 
 def _cut(cutter: _Cutter, subject: str, ends: list[int]) -> list[int]:

@@ -7,6 +7,7 @@ without any effect on the outcome. Such cuts give short pieces, mostly words, th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import inf
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from llamado.gguf.metadata import Metadata
 from llamado.text.merging import merge
+from llamado.text.unbroken import UNBROKEN, parts_of
 from llamado.text.vocabulary import Vocabulary
 
 SPACE = "▁"  # how a vocabulary of this kind spells a space
@@ -38,20 +40,24 @@ class ScoredPairs:
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text; spaces are spelled ▁."""
-        text = text.replace(" ", SPACE)
+        text = "".join(part.replace(" ", SPACE) for part in parts_of(text))
         out: list[int] = []
         cached = self._cached
         for piece in self._pieces(text):
             out += cached(piece) if len(piece) <= LONGEST_CACHED else self._piece(piece)
         return out
 
-    def _pieces(self, text: str) -> list[str]:
+    def _pieces(self, text: str) -> Iterable[str]:
         """Cut where two neighbours never stand side by side in a token."""
         if len(text) < 2:
             return [text] if text else []
         points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-        cuts = (np.flatnonzero(~self._neighbours[_pair_hash(points)]) + 1).tolist()
-        return [text[a:b] for a, b in pairwise([0, *cuts, len(text)])]
+        cuts = np.flatnonzero(~self._neighbours[_pair_hash(points)]) + 1
+        ends = [0]
+        for at in range(0, len(cuts), UNBROKEN):
+            ends += cuts[at : at + UNBROKEN].tolist()
+        ends.append(len(text))
+        return (text[a:b] for a, b in pairwise(ends))
 
     @cached_property
     def _neighbours(self) -> NDArray[np.bool_]:

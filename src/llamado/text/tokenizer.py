@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import Protocol
 
+import numpy as np
+
 from llamado.gguf.metadata import Metadata
 from llamado.text.bpe import BytePairs, unspell
 from llamado.text.errors import TokenizerError
@@ -102,6 +104,20 @@ class Tokenizer:
         if add_special and self.add_sep and self.sep is not None:
             out.append(self.sep)
         return out
+
+    def least(self, text: str) -> int:
+        """A number of tokens that `encode(text)` cannot be below, at no cost: what is far too long need not be encoded.
+
+        Counts characters by the longest token of the vocabulary; 0 where characters may vanish.
+        """
+        return len(text) // self._longest if self._longest else 0
+
+    @cached_property
+    def _longest(self) -> int:
+        """Bytes of the longest token; 0 where a text may be longer than its tokens."""
+        vocabulary = self.vocabulary
+        loose = isinstance(self._model, WordPieces) or vocabulary.having(Attribute.LSTRIP | Attribute.RSTRIP)
+        return 0 if loose else int(np.diff(vocabulary.strings.offsets).max())
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """The bytes that a token stands for, which may be part of a character; control tokens show only if `special`.

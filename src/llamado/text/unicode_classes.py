@@ -15,6 +15,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from llamado.text.unbroken import UNBROKEN, parts_of
+
 # ASCII stands for itself in a reduced text; any other character becomes one of these.
 OTHER = "\x80"
 NUMBER = "\x81"
@@ -80,5 +82,7 @@ def reduce(text: str) -> str:
     """`text` with each character beyond ASCII replaced by its class: same length, Latin-1."""
     if text.isascii():
         return text
+    if len(text) > UNBROKEN:
+        return "".join(map(reduce, parts_of(text)))
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     return class_table()[points].tobytes().decode("latin-1")

@@ -1,0 +1,16 @@
+"""How much of a text is worked on at a time.
+
+A pass over text by a library holds the interpreter's lock until it has ended, and other threads, such as the one that
+answers /health, wait. So long texts are taken in parts; none takes more than a few milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+UNBROKEN = 1 << 16  # characters
+
+
+def parts_of(text: str) -> Iterator[str]:
+    """`text` in order, UNBROKEN characters at a time."""
+    return (text[at : at + UNBROKEN] for at in range(0, len(text), UNBROKEN))
