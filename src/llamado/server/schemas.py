@@ -243,6 +243,8 @@ _ANTHROPIC = _record(
         "usage": _record({"input_tokens": _WHOLE, "cache_read_input_tokens": _WHOLE, "output_tokens": _WHOLE}),
     }
 )
+_EVENT = _record({"data": _TEXT}, event=_TEXT)
+"""One event of a stream; its data is JSON, or [DONE]."""
 _COUNT = _record({"input_tokens": _WHOLE})
 _OPENAI_COUNT = _record({"input_tokens": _WHOLE, "object": {"const": "response.input_tokens"}})
 _PIECE = _record({"id": _WHOLE, "piece": {"anyOf": [_TEXT, _list(_WHOLE)]}})
@@ -316,7 +318,7 @@ def _json(schema: Schema) -> dict[str, Any]:
 def describe(name: str) -> dict[str, Any]:
     """Keyword arguments of a route: its body and its answers."""
     body, answer, streams = _ENDPOINTS[name]
-    content = _json(answer) | ({"text/event-stream": {"schema": _TEXT}} if streams else {})
+    content = _json(answer) | ({"text/event-stream": {"schema": _EVENT}} if streams else {})
     # The door in front of the endpoints does not know Anthropic's form.
     error = {"anyOf": [_ANTHROPIC_ERROR, ERROR]} if name.startswith("messages") else ERROR
     responses: dict[int, Any] = {200: {"description": "the answer", "content": content}}
