@@ -11,7 +11,7 @@ from llamado.server.errors import ApiError, invalid
 from llamado.server.limits import Limits, Thinking, preserved_tokens
 from llamado.server.served import Tokenizer
 from llamado.server.state import Switches
-from llamado.server.values import flag, table, text, type_name, whole, written
+from llamado.server.values import MOST_ITEMS, at_most, flag, table, text, type_name, whole, written
 from llamado.text.chat import ChatTemplate
 from llamado.text.dialects import prepare
 from llamado.text.dialects.dialect import ChatRequest, Content, Piece, Prepared
@@ -354,6 +354,7 @@ def read_chat(body: Mapping[str, Any], switches: Switches) -> Chat:
 
     stop = body.get("stop")
     stops = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
+    at_most(MOST_ITEMS, stops, "stop")
     if any(not isinstance(word, str) for word in stops if word not in (None, [], {})):
         raise invalid("Field 'stop': type must be string")
     budget = whole(body, "reasoning_budget_tokens", whole(body, "thinking_budget_tokens", -1))

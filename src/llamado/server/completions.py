@@ -16,7 +16,7 @@ from llamado.server.errors import ApiError, invalid, loading, not_supported
 from llamado.server.formats import Call, ChatFormat, CompletionsFormat, NativeFormat, completion_id
 from llamado.server.limits import Limits
 from llamado.server.options import Options, make_requests, read_options
-from llamado.server.prompts import characters, in_thread, off_loop, size_of, tokenize_prompts
+from llamado.server.prompts import characters, encode, in_thread, off_loop, size_of, tokenize_prompts
 from llamado.server.schemas import describe
 from llamado.server.served import Served
 from llamado.server.state import ServerState, Switches
@@ -73,13 +73,13 @@ class Generator:
             return tokenize_prompts(prompt, served.tokenizer, most=most)
 
         prompts = await off_loop(work, size_of(prompt))
-        return await self.generate(self._options(body), prompts, make)
+        return await self.generate(await self._options(body), prompts, make)
 
     async def chat(self, body: Mapping[str, Any], make: MakeFormat) -> Response:
         """Answer a body of OpenAI's chat form. Raises LlamadoError."""
         conversation = await self.converse(body)
         chat, prepared = conversation.chat, conversation.prepared
-        options = self._options(chat.options)
+        options = await self._options(chat.options)
         options.limits = conversation.limits(self.served.tokenizer)
         options.shown |= conversation.shown(stream=options.stream) | options.limits.shown()
         if options.limits.preserved:
@@ -107,7 +107,7 @@ class Generator:
 
         def work() -> list[int]:
             self._check_length(len(prompt))
-            return tokenizer.encode(prompt, add_special=True, parse_special=True)
+            return encode(prompt, tokenizer, add_special=True, parse_special=True)
 
         return await off_loop(work, len(prompt))
 
@@ -118,14 +118,18 @@ class Generator:
         if longest and n_characters > n_ctx * longest:
             raise too_long(n_characters // longest, n_ctx, least=True)
 
-    def _options(self, body: Mapping[str, Any]) -> Options:
+    async def _options(self, body: Mapping[str, Any]) -> Options:
         served = self.served
-        return read_options(
-            body,
-            tokenizer=served.tokenizer,
-            n_slots=served.n_slots,
-            sse_ping_interval=self.switches.sse_ping_interval,
-        )
+
+        def work() -> Options:
+            return read_options(
+                body,
+                tokenizer=served.tokenizer,
+                n_slots=served.n_slots,
+                sse_ping_interval=self.switches.sse_ping_interval,
+            )
+
+        return await off_loop(work, size_of([value for name, value in body.items() if name != "prompt"]))
 
     async def generate(
         self,

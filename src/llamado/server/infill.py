@@ -17,7 +17,7 @@ from llamado.server.bodies import read_object
 from llamado.server.completions import Generator
 from llamado.server.errors import invalid, not_supported
 from llamado.server.formats import NativeFormat
-from llamado.server.prompts import off_loop, size_of, tokenize_mixed
+from llamado.server.prompts import encode, off_loop, size_of, tokenize_mixed
 from llamado.server.schemas import describe
 from llamado.server.served import Tokenizer
 from llamado.server.values import text
@@ -81,7 +81,7 @@ def infill_prompt(body: Mapping[str, Any], tokenizer: Tokenizer, room: Room, *, 
     def plain(given: Any) -> list[int]:
         return tokenize_mixed(given, tokenizer, add_special=False, parse_special=False)
 
-    begun = tokenizer.encode(start or "", add_special=False, parse_special=True)
+    begun = encode(start or "", tokenizer, add_special=False, parse_special=True)
     quarter = room.n_batch // 4
     prefix, suffix = plain(body["input_prefix"]), plain(body["input_suffix"])
     prefix = prefix[max(0, len(prefix) - 3 * quarter) :]
@@ -103,7 +103,7 @@ def _around(files: Sequence[tuple[str, str]], tokenizer: Tokenizer) -> list[int]
     """The repository: its name, the other files, and the name of the one that is written."""
 
     def plain(said: str) -> list[int]:
-        return tokenizer.encode(said, add_special=False, parse_special=False)
+        return encode(said, tokenizer, add_special=False, parse_special=False)
 
     tokens: list[int] = []
     if tokenizer.fim_rep is not None:

@@ -9,9 +9,10 @@ from typing import Any
 from llamado.errors import LlamadoError
 from llamado.server.errors import invalid
 from llamado.server.served import Tokenizer
-from llamado.server.values import type_name, written, wrong_type
+from llamado.server.values import MOST_ITEMS, at_most, type_name, written, wrong_type
 from llamado.text.grammar import GrammarSource, Trigger
 
+LONGEST_TOKEN = 1024  # characters: vocabularies stay below a quarter of it
 # `common_grammar_trigger_type` (common/common.h, b11434).
 _TRIGGER_NUMBERS = {"token": 0, "word": 1, "pattern": 2}
 _PATTERN_OF_ALL = 3
@@ -71,6 +72,8 @@ def _trigger_json(trigger: Trigger) -> dict[str, Any]:
 
 def single_token(text: str, tokenizer: Tokenizer) -> int | None:
     """The token that is exactly this text, if there is one."""
+    if len(text) > LONGEST_TOKEN:
+        return None
     tokens = tokenizer.encode(text, add_special=False, parse_special=True)
     return tokens[0] if len(tokens) == 1 else None
 
@@ -80,6 +83,7 @@ def preserved_tokens(texts: Any, tokenizer: Tokenizer) -> frozenset[int]:
     if not isinstance(texts, list):
         texts = list(texts.values()) if isinstance(texts, dict) else [texts]
     found = set()
+    at_most(MOST_ITEMS, texts, "preserved_tokens")
     for text in texts:
         if not isinstance(text, str):
             raise wrong_type("preserved_tokens", "string", text)
@@ -189,6 +193,7 @@ def read_limits(body: Mapping[str, Any], tokenizer: Tokenizer) -> Limits:
     if body.get("grammar_triggers") is not None:
         given = body["grammar_triggers"]
         given = given if isinstance(given, list) else list(given.values()) if isinstance(given, dict) else [given]
+        at_most(MOST_ITEMS, given, "grammar_triggers")
         triggers = tuple(_trigger(t, preserved, tokenizer) for t in given)
         if lazy and not triggers:
             raise invalid("Field 'grammar_triggers': Error: no triggers set for lazy grammar!")

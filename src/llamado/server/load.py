@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -128,13 +127,9 @@ def serve_llama(settings: Settings, llama: Llama) -> Served:
         defaults=settings.defaults,
         grammars=grammars,
         n_batch=settings.engine.n_batch,
-        longest_token=cache(partial(_longest_token, llama.tokenizer)),
+        longest_token=lambda: llama.tokenizer.longest,
         close=llama.close,
     )
-
-
-def _longest_token(tokenizer: Tokenizer) -> int:
-    return max(len(text.encode()) for text in tokenizer.vocabulary.strings)
 
 
 def describe(

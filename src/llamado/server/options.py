@@ -18,8 +18,9 @@ from llamado.engine.request import SAMPLER_LETTERS, Defaults, Request, sampler_n
 from llamado.errors import LlamadoError
 from llamado.server.errors import invalid
 from llamado.server.limits import Limits, read_limits
+from llamado.server.prompts import encode
 from llamado.server.served import Tokenizer
-from llamado.server.values import whole, wrong_type
+from llamado.server.values import MOST_ITEMS, MOST_SAMPLERS, at_most, whole, wrong_type
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
@@ -151,6 +152,7 @@ def _stops(value: Any) -> list[str]:
         return [value] if value else []
     if not isinstance(value, list):
         return []
+    at_most(MOST_ITEMS, value, "stop")
     for word in value:
         if not isinstance(word, str) and word not in (None, [], {}):
             raise wrong_type("stop", "string", word)
@@ -184,7 +186,7 @@ def _logit_bias(value: Any, tokenizer: Tokenizer) -> dict[int, float]:
         if isinstance(key, int) and not isinstance(key, bool):
             tokens = [key] if 0 <= key < tokenizer.n_vocab else []
         elif isinstance(key, str):
-            tokens = tokenizer.encode(key, add_special=False, parse_special=False)
+            tokens = encode(key, tokenizer, add_special=False, parse_special=False)
         else:
             continue
         for token in tokens:
@@ -195,10 +197,12 @@ def _logit_bias(value: Any, tokenizer: Tokenizer) -> dict[int, float]:
 def _samplers(value: Any) -> tuple[str, ...] | None:
     """Known samplers in the given order; like llama-server, unknown names are left out."""
     if isinstance(value, str):
+        at_most(MOST_SAMPLERS, value, "samplers")
         return tuple(SAMPLER_LETTERS[c] for c in value if c in SAMPLER_LETTERS)
     if not isinstance(value, list):
         return None
     names: list[str] = []
+    at_most(MOST_SAMPLERS, value, "samplers")
     for item in value:
         if not isinstance(item, str):
             raise wrong_type("samplers", "string", item)
@@ -214,6 +218,7 @@ def _breakers(value: Any) -> tuple[str, ...]:
         raise invalid(
             "Field 'dry_sequence_breakers': Error: dry_sequence_breakers must be a non-empty array of strings"
         )
+    at_most(MOST_ITEMS, value, "dry_sequence_breakers")
     return tuple(value)
 
 
@@ -284,6 +289,8 @@ def read_options(
     if isinstance(stream_options, dict):
         include_usage = bool(_read(_bool("include_usage", ""), stream_options))
     fields = body.get("response_fields")
+    if isinstance(fields, list):
+        at_most(MOST_ITEMS, fields, "response_fields")
     if not (isinstance(fields, list) and all(isinstance(f, str) for f in fields)):
         fields = []
     slot = body.get("id_slot")

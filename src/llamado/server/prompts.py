@@ -16,6 +16,10 @@ T = TypeVar("T")
 # Above this many characters, tokenizing or rendering is done by a thread, so that the event loop keeps answering.
 LONG_TEXT = 4096
 
+# Characters of one text. A prompt of a million tokens has about half as many; a single word of this length, which no
+# text has but a hostile one, takes a minute.
+MOST_TEXT = 1 << 23
+
 _SHAPES = (
     '"prompt" elements must be a string, a list of tokens, a JSON object containing a prompt string, or a list of '
     "mixed strings & tokens."
@@ -54,16 +58,23 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def encode(text: str, tokenizer: Tokenizer, *, add_special: bool, parse_special: bool) -> list[int]:
+    """A text's tokens. Raises ApiError where it is longer than any prompt."""
+    if len(text) > MOST_TEXT:
+        raise invalid(f"a text of {len(text)} characters is too long; at most {MOST_TEXT} are allowed")
+    return tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+
+
 def tokenize_mixed(content: Any, tokenizer: Tokenizer, *, add_special: bool, parse_special: bool) -> list[int]:
     """A string, or a list of strings and tokens; only a string that comes first gets BOS. Raises ApiError."""
     if isinstance(content, str):
-        return tokenizer.encode(content, add_special=add_special, parse_special=parse_special)
+        return encode(content, tokenizer, add_special=add_special, parse_special=parse_special)
     if not isinstance(content, list):
         raise invalid(f"type must be string, but is {type_name(content)}")
     tokens: list[int] = []
     for i, item in enumerate(content):
         if isinstance(item, str):
-            tokens += tokenizer.encode(item, add_special=add_special and i == 0, parse_special=parse_special)
+            tokens += encode(item, tokenizer, add_special=add_special and i == 0, parse_special=parse_special)
         elif isinstance(item, (int, float)):
             tokens.append(int(item))
         else:
@@ -73,7 +84,7 @@ def tokenize_mixed(content: Any, tokenizer: Tokenizer, *, add_special: bool, par
 
 def _one(prompt: Any, tokenizer: Tokenizer) -> list[int]:
     if isinstance(prompt, str):
-        return tokenizer.encode(prompt, add_special=True, parse_special=True)
+        return encode(prompt, tokenizer, add_special=True, parse_special=True)
     if isinstance(prompt, list):
         if all(_is_int(item) for item in prompt):
             return list(prompt)

@@ -128,7 +128,7 @@ class Served:
     grammars: Grammars | None = None
     """None: the model does not generate."""
     longest_token: Callable[[], int] = lambda: 0
-    """The most bytes of text that one token stands for; 0: nobody knows."""
+    """The most characters of text that one token stands for; 0: nobody knows."""
     n_batch: int = 2048
     """Tokens of a logical batch; what `/infill` cuts its context to."""
     embeddings: Embeddings | None = None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any
 
 import orjson
 
 from llamado.errors import LlamadoError
 from llamado.server.errors import invalid
+
+# Stop strings, breakers, triggers and the like of one request: each is looked at for every token.
+MOST_ITEMS = 1024
+MOST_SAMPLERS = 64
 
 
 def type_name(value: object) -> str:
@@ -35,6 +39,12 @@ def written(value: Any) -> str:
         return orjson.dumps(value).decode()
     except orjson.JSONEncodeError:
         raise invalid("the request's JSON is nested too deeply") from None
+
+
+def at_most(most: int, items: Sized, name: str) -> None:
+    """Raise ApiError for a list that is longer than anything real, and would cost as much as all other requests."""
+    if len(items) > most:
+        raise invalid(f"Field '{name}': {len(items)} items; at most {most} are allowed")
 
 
 def text(body: Mapping[str, Any], name: str, default: str = "") -> str:

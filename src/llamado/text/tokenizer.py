@@ -105,16 +105,9 @@ class Tokenizer:
             out.append(self.sep)
         return out
 
-    def least(self, text: str) -> int:
-        """A number of tokens that `encode(text)` cannot be below, at no cost: what is far too long need not be encoded.
-
-        Counts characters by the longest token of the vocabulary; 0 where characters may vanish.
-        """
-        return len(text) // self._longest if self._longest else 0
-
     @cached_property
-    def _longest(self) -> int:
-        """Bytes of the longest token; 0 where a text may be longer than its tokens."""
+    def longest(self) -> int:
+        """The most characters of a text that one token stands for; 0 where characters may vanish."""
         vocabulary = self.vocabulary
         loose = isinstance(self._model, WordPieces) or vocabulary.having(Attribute.LSTRIP | Attribute.RSTRIP)
         return 0 if loose else int(np.diff(vocabulary.strings.offsets).max())
