@@ -227,7 +227,9 @@ def test_the_fastest_is_never_worse_than_other_rules(
     problem: tuple[ModelSizes, list[DeviceFigures]], n_gpu_layers: int | None
 ) -> None:
     sizes, figures = problem
-    others = [by_memory(sizes, figures, None, n_gpu_layers), by_ratio(sizes, figures, [1.0] * 8, None, n_gpu_layers)]
+    # With a number of layers for the workers, this machine has no share in them.
+    shares = [1.0] * (8 if n_gpu_layers is None else sum(not device.local for device in figures))
+    others = [by_memory(sizes, figures, None, n_gpu_layers), by_ratio(sizes, figures, shares, None, n_gpu_layers)]
     if n_gpu_layers is not None and not any(device.local for device in figures):
         return  # there is no place for the layers before
     fitting = [other for other in others if fits(sizes, figures, other)]
