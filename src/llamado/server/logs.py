@@ -71,16 +71,17 @@ class Background(logging.Handler):
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
         self._stream = stream
-        self._lines: queue.Queue[str] = queue.Queue(_MOST_WAITING)
+        # A signal's handler logs, too, perhaps while its thread is in here: of all queues only this one can bear that.
+        self._lines: queue.SimpleQueue[str | threading.Event] = queue.SimpleQueue()
         self._n_dropped = 0
         self._thread: threading.Thread | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._lines.put_nowait(self.format(record))
-        except queue.Full:
+        if self._lines.qsize() >= _MOST_WAITING:
             self._n_dropped += 1
             return
+        try:
+            self._lines.put(self.format(record))
         except Exception:
             self.handleError(record)
             return
@@ -96,22 +97,25 @@ class Background(logging.Handler):
                     lines.append(self._lines.get_nowait())
             except queue.Empty:
                 pass
+            text = [line for line in lines if isinstance(line, str)]
             if self._n_dropped:
-                lines.append(f"warning: {self._n_dropped} line(s) left out: the log is not read fast enough")
+                text.append(f"warning: {self._n_dropped} line(s) left out: the log is not read fast enough")
                 self._n_dropped = 0
             try:
-                self._stream.write("\n".join(lines) + "\n")
-                self._stream.flush()
+                if text:
+                    self._stream.write("\n".join(text) + "\n")
+                    self._stream.flush()
             except (OSError, ValueError):
                 pass  # a closed pipe or a full disk must not end the server
-            for _ in range(len(lines)):
-                if self._lines.unfinished_tasks:
-                    self._lines.task_done()
+            for line in lines:
+                if isinstance(line, threading.Event):
+                    line.set()
 
     def flush(self) -> None:
-        end = time.monotonic() + _FLUSH_SECONDS
-        while self._lines.unfinished_tasks and time.monotonic() < end:
-            time.sleep(0.002)
+        if self._thread is not None:
+            written = threading.Event()
+            self._lines.put(written)
+            written.wait(_FLUSH_SECONDS)
 
     def close(self) -> None:
         self.flush()
