@@ -86,10 +86,13 @@ HEADER = """| model | positions | arg-max agrees | ties among the rest | mean ab
 |---|---:|---:|---:|---:|---:|---:|"""
 
 
-def continuation(client: httpx.Client, tokenizer: Tokenizer, prompt: list[int]) -> list[Step]:
-    """What the real llama-server generates after `prompt`, greedily; ends early where the model ends its answer."""
+def continuation(client: httpx.Client, tokenizer: Tokenizer, prompt: list[int], **options: Any) -> list[Step]:
+    """What the real llama-server generates after `prompt`, greedily; ends early where the model ends its answer.
+
+    `options` go into the request.
+    """
     body: dict[str, Any] = {"prompt": prompt, "n_predict": N_PREDICT, "n_probs": N_TOP, "temperature": 0}
-    body |= {"cache_prompt": False, "return_tokens": True}
+    body |= {"cache_prompt": False, "return_tokens": True, **options}
     answer = client.post("/completion", json=body).raise_for_status().json()
     reports = iter(answer["completion_probabilities"])
     steps = []
