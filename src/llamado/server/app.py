@@ -11,6 +11,7 @@ from hashlib import blake2b
 from typing import Any
 from urllib.parse import urlsplit
 
+import orjson
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -28,6 +29,7 @@ from llamado.server.infill import infill_router
 from llamado.server.lora import lora_router
 from llamado.server.messages import messages_router
 from llamado.server.monitor import health_body, monitor_router
+from llamado.server.prompts import in_thread
 from llamado.server.record import Record, current, request_id
 from llamado.server.responses import responses_router
 from llamado.server.sleep import QUIET
@@ -244,7 +246,7 @@ def busy_app(app: Callable[[], ASGIApp], prefix: str) -> ASGIApp:
 
 def create_app(state: ServerState) -> ASGIApp:
     """The application for one server; call it inside the event loop that will run it."""
-    app = FastAPI(title="llamado", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="llamado", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.router.redirect_slashes = False
     generator = Generator(state, Mailbox(asyncio.get_running_loop()))
     app.include_router(monitor_router(state))
@@ -256,6 +258,12 @@ def create_app(state: ServerState) -> ASGIApp:
     app.include_router(embeddings_router(state))
     app.include_router(slots_router(state))
     app.include_router(lora_router(state))
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Response:
+        # Putting the document together takes a while, the first time.
+        return json_response(orjson.dumps(await in_thread(app.openapi)))
+
     if state.switches.static_path:
         # Behind all endpoints, so that no file can stand in for one.
         app.mount("/", StaticFiles(directory=state.switches.static_path, html=True))

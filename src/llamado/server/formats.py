@@ -47,6 +47,9 @@ def timings_json(t: Timings) -> dict[str, Any]:
     return timings
 
 
+_MANY = 1024  # likeliest tokens of one place
+
+
 def _prob_json(p: TokenProb, post_sampling: bool) -> dict[str, Any]:
     entry: dict[str, Any] = {"id": p.id, "token": p.piece.decode("utf-8", "ignore"), "bytes": list(p.piece)}
     if post_sampling:
@@ -59,7 +62,19 @@ def _prob_json(p: TokenProb, post_sampling: bool) -> dict[str, Any]:
 def probs_json(probs: Sequence[TokenProbs], post_sampling: bool) -> list[dict[str, Any]]:
     """`completion_probabilities`, and `logprobs.content` of the OpenAI endpoints."""
     key = "top_probs" if post_sampling else "top_logprobs"
-    return [{**_prob_json(p.token, post_sampling), key: [_prob_json(t, post_sampling) for t in p.top]} for p in probs]
+    return [{**_prob_json(p.token, post_sampling), key: _top_json(p.top, post_sampling)} for p in probs]
+
+
+def _top_json(top: Sequence[TokenProb], post_sampling: bool) -> Any:
+    """The likeliest tokens; many, up to the whole vocabulary, as JSON text that is made in parts.
+
+    A text of a million objects, written at once, would keep all other threads waiting.
+    """
+    if len(top) <= _MANY:
+        return [_prob_json(t, post_sampling) for t in top]
+    parts = (top[at : at + _MANY] for at in range(0, len(top), _MANY))
+    texts = [orjson.dumps([_prob_json(t, post_sampling) for t in part])[1:-1] for part in parts]
+    return orjson.Fragment(b"[" + b",".join(texts) + b"]")
 
 
 def progress_json(p: Progress) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -13,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any, cast
 
@@ -20,8 +20,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from llamado.errors import LlamadoError
+from llamado.server import memory
 from llamado.server.app import busy_app, create_app
-from llamado.server.connections import Gate, protocol
+from llamado.server.connections import HEADER_SECONDS, Gate, protocol
 from llamado.server.overview import overview
 from llamado.server.prompts import use_threads
 from llamado.server.served import Served
@@ -53,6 +54,11 @@ class _Server(uvicorn.Server):
         self._watching: list[asyncio.Task[None]] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        if self.config.is_ssl:
+            # uvicorn has no setting for it: who does not even greet is waited for no longer than for headers.
+            patient = loop.create_server
+            loop.create_server = partial(patient, ssl_handshake_timeout=HEADER_SECONDS)  # type: ignore[method-assign]
         await super().startup(sockets)
         self._watching = [asyncio.ensure_future(watcher) for watcher in self._watchers()]
         parent = os.environ.get(PARENT)
@@ -149,9 +155,9 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket]) -> int:
     def watchers() -> list[Coroutine[None, None, None]]:
         seconds = settings.switches.sleep_idle_seconds
         if seconds < 0:
-            return []
+            return [memory.watch()]
         state.sleep = Sleep(state, lambda: load(settings, state.report), seconds)
-        return [state.sleep.watch()]
+        return [memory.watch(), state.sleep.watch()]
 
     server = _Server(config, watchers)
     addresses = [address_of(sock, tls=bool(settings.ssl_cert)) for sock in sockets]
@@ -174,8 +180,7 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket]) -> int:
             state.failure = repr(error)
             log.error("loading failed: %r", error)
         else:
-            # Everything made so far stays: the garbage collector need not walk it in the middle of an answer.
-            gc.freeze()
+            memory.keep()
             state.served = served
             state.report(1.0, "ready")
             log.info("model loaded in %.2f s: %s", time.perf_counter() - began, served.info.name)

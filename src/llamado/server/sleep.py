@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from llamado.engine.errors import EngineClosed
 from llamado.engine.request import EngineSnapshot, Event, Request
+from llamado.server import memory
 from llamado.server.errors import ApiError
 from llamado.server.served import Served
 
@@ -88,7 +89,7 @@ class Sleep:
             log.error("the model could not be loaded again: %s", error)
             raise ApiError("unavailable_error", f"Failed to load model: {error}", retry_after=5) from None
         self.asleep = False
-        gc.freeze()
+        memory.keep()
         log.info("awake after %.2f s", time.perf_counter() - began)
 
     def _idle(self) -> bool:
@@ -122,5 +123,5 @@ class Sleep:
         del served
         # What was there at the end of loading is frozen; some of it is garbage now.
         gc.unfreeze()
-        gc.collect()
+        memory.give_back()
         log.info("no request for %g s: the model is unloaded until the next one", self._seconds)

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from llamado.engine.request import Done, Event, Failed, Progress, Request, Result, Timings, Token
 from llamado.server.errors import ApiError, translate
+from llamado.server.prompts import off_loop
 from llamado.server.record import current
 from llamado.server.served import Engine
 
@@ -221,7 +222,7 @@ class EventStream(Response):
                     response = self._format.failure(translate(events[0][1].error))
                     await response(scope, receive, send)
                     return
-                data = self._write(events)
+                data = await off_loop(partial(self._write, events), _weight(events))
                 if generation.gone:
                     return
                 if not data:
@@ -258,6 +259,17 @@ class EventStream(Response):
         if self._generation.finished:
             parts.append(format.end())
         return b"".join(parts) if len(parts) != 1 else parts[0]
+
+
+def _weight(events: list[tuple[int, Event]]) -> int:
+    """How much there is to write, in probabilities: there may be one for each token of the vocabulary."""
+    weight = 0
+    for _, event in events:
+        if isinstance(event, Token):
+            weight += sum(len(p.top) for p in event.probs or ())
+        elif isinstance(event, Done):
+            weight += sum(len(p.top) for p in event.result.probs)
+    return weight
 
 
 class _Ping:
@@ -303,7 +315,8 @@ class Answer(Response):
             results = await generation.results()
             if generation.gone:
                 return
-            response = json_response(self._format.answer(results))
+            weight = sum(len(p.top) for result in results for p in result.probs)
+            response = json_response(await off_loop(partial(self._format.answer, results), weight))
         except ApiError as error:
             response = self._format.failure(error)
         finally:

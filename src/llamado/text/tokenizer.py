@@ -106,6 +106,10 @@ class Tokenizer:
         return out
 
     @cached_property
+    def _hidden(self) -> frozenset[int]:
+        return frozenset(self.vocabulary.having(Attribute.CONTROL | Attribute.UNKNOWN))
+
+    @cached_property
     def longest(self) -> int:
         """The most characters of a text that one token stands for; 0 where characters may vanish."""
         vocabulary = self.vocabulary
@@ -119,7 +123,7 @@ class Tokenizer:
         """
         if not 0 <= token < self.n_vocab:
             raise IndexError(f"token {token} is not in the vocabulary of {self.n_vocab}")
-        if not special and self.vocabulary.has(token, Attribute.CONTROL | Attribute.UNKNOWN):
+        if not special and token in self._hidden:
             return b""
         piece = self._pieces.get(token)
         if piece is None:
