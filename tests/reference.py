@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from llamado.ggml import GluOp, Graph, Op, RopeMode, SortOrder, Tensor, UnaryOp
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
-from llamado.models import BatchShape, Model, load_model
+from llamado.models import BatchShape, Model, load_adapters, load_model
 
 Array = NDArray[Any]
 
@@ -553,13 +553,18 @@ class ReferenceModel:
         type_k: TensorType = TensorType.F16,
         type_v: TensorType = TensorType.F16,
         dtype: type[np.floating[Any]] = np.float64,
+        adapters: Sequence[Path] = (),
     ) -> None:
         self.file = GGUFFile.open(path)
         self.model = load_model(self.file)
+        load_adapters(self.model, adapters)
         self.kv = self.model.kv_tensors(n_cells, type_k, type_v)
         self.device = ReferenceDevice(dtype)
         for name, tensor in self.model.weights.items():
             self.device.bind(tensor, self.file.data(name))
+        for adapter in self.model.adapters:
+            for tensor in adapter.tensors:
+                self.device.bind(tensor, adapter.data(tensor.name))
 
     def logits(
         self,
@@ -569,6 +574,7 @@ class ReferenceModel:
         starts: Sequence[int] | None = None,
         outputs: Sequence[int] | None = None,
         n_kv: int | None = None,
+        scales: tuple[float, ...] = (),
     ) -> Array:
         """Logits (output, vocabulary) of a batch: token i sits at `positions[i]` of the run of cells from `starts[i]`.
 
@@ -579,7 +585,7 @@ class ReferenceModel:
         starts = [0] * n if starts is None else starts
         outputs = [n - 1] if outputs is None else outputs
         n_kv = self.kv.n_cells if n_kv is None else n_kv
-        graph = self.model.build(BatchShape(n, len(outputs), n_kv), self.kv)
+        graph = self.model.build(BatchShape(n, len(outputs), n_kv, scales=scales), self.kv)
         values: dict[str, Any] = {
             "tokens": tokens,
             "positions": positions,
