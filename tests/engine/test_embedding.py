@@ -180,6 +180,8 @@ class Slow:
         starts: NDArray[np.int64],
         outputs: NDArray[np.int32],
         ends: NDArray[np.int64] | None = None,
+        *,
+        scales: tuple[float, ...] = (),
     ) -> Future[NDArray[np.float32]]:
         self.batches.append(tokens.tolist())
         self.begun.release()

@@ -16,6 +16,8 @@ from tiny_models import make_gemma3, make_llama
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.placement import Placement
+from llamado.engine.adapters import DefaultScales
+from llamado.engine.embedding import Embedder
 from llamado.engine.engine import Engine
 from llamado.engine.errors import EngineError, InvalidRequest, SlotFileError
 from llamado.engine.forward import as_scales
@@ -24,7 +26,7 @@ from llamado.engine.placed import PlacedForward
 from llamado.engine.request import Request, Sampling
 from llamado.engine.sizes import model_sizes
 from llamado.gguf.reader import GGUFFile
-from llamado.models import InvalidAdapter, load_adapters, load_model
+from llamado.models import InvalidAdapter, Output, Pooling, load_adapters, load_model
 
 from .fake import FakeForward, FakeTokenizer, ask, send, settled
 from .test_restore import MortalDevice
@@ -365,3 +367,19 @@ def test_loading(model: Path, adapters: list[Path]) -> None:
         Llama.load(model, lora=[(model, 1.0)], **options)
     with pytest.raises(EngineError, match="float32"):
         Llama.load(model, lora=[(adapters[0], float("inf"))], **options)
+
+
+def test_embeddings(model: Path, adapters: list[Path], jit: Jit) -> None:
+    """Vectors are made with the scales of the moment."""
+    forward = opened(model, adapters, [CpuDevice(1, jit=jit)], output=Output.HIDDEN)
+    scales = DefaultScales((0.0, 0.0))
+    embedder = Embedder(forward, pooling=Pooling.LAST, causal=True, n_ctx=256, scales=lambda: scales.now)
+    for tokens in (text(9), text(90)):  # the second is longer than a batch
+        found = []
+        for named in ({}, {0: 1.0}, {0: 1.0, 1: 0.5}):
+            scales.set(named)
+            found.append(embedder.submit([tokens]).result(30)[0].vectors.tobytes())
+            assert found[-1] == feed(forward, tokens, scales.now)[-1].tobytes()
+        assert len(set(found)) == 3
+    embedder.close()
+    forward.close()

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import NamedTuple, Protocol
@@ -28,6 +28,7 @@ from llamado.engine.errors import (
     InvalidRequest,
     QueueFull,
 )
+from llamado.engine.forward import Scales
 from llamado.engine.pooling import Vectors, pool, rows_wanted
 from llamado.engine.request import Counters, EngineSnapshot
 from llamado.errors import LlamadoError
@@ -60,6 +61,8 @@ class EmbeddingForward(Protocol):
         starts: NDArray[np.int64],
         outputs: NDArray[np.int32],
         ends: NDArray[np.int64] | None = None,
+        *,
+        scales: Scales = (),
     ) -> Future[NDArray[np.float32]]: ...
 
 
@@ -102,7 +105,7 @@ class Embedder:
     """Computes vectors with `forward`, whose rows are hidden states, or scores with Pooling.RANK.
 
     `n_ctx`: most tokens of a text. A text has to fit into one batch, too, but where only its last token counts and no
-    token sees later ones.
+    token sees later ones. `scales` says how strong the model's adapters are for the texts of a batch.
     """
 
     def __init__(
@@ -113,8 +116,10 @@ class Embedder:
         causal: bool,
         n_ctx: int,
         max_requests: int = _MOST_REQUESTS,
+        scales: Callable[[], Scales] = lambda: (),
     ) -> None:
         self.forward = forward
+        self._scales = scales
         self.pooling = pooling
         self.causal = causal
         self.n_ctx = n_ctx
@@ -267,7 +272,9 @@ class Embedder:
             spans.append(stop - start)
             first += n
         tokens = np.concatenate([text.tokens for text in batch])
-        rows = self.forward.start(tokens, positions, starts, np.concatenate(wanted), ends).result()
+        rows = self.forward.start(
+            tokens, positions, starts, np.concatenate(wanted), ends, scales=self._scales()
+        ).result()
         at = 0
         for text, n in zip(batch, spans, strict=True):
             self._finish(text, pool(rows[at : at + n], self.pooling))
@@ -275,13 +282,14 @@ class Embedder:
 
     def _divided(self, tokens: NDArray[np.int32]) -> Vectors:
         """The vector of a text's last token, where the text is longer than a batch."""
-        step, n = self.forward.max_batch, len(tokens)
+        step, n, scales = self.forward.max_batch, len(tokens), self._scales()
         for first in range(0, n, step):
             part = tokens[first : first + step]
             last = first + len(part) == n
             outputs = np.array([len(part) - 1] if last else [], np.int32)
             positions = np.arange(first, first + len(part), dtype=np.int32)
-            rows = self.forward.start(part, positions, np.zeros(len(part), np.int64), outputs).result()
+            starts = np.zeros(len(part), np.int64)
+            rows = self.forward.start(part, positions, starts, outputs, scales=scales).result()
         return rows.copy()
 
     def _finish(self, text: _Text, vectors: Vectors) -> None:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceLost
 from llamado.engine import samplers
+from llamado.engine.adapters import DefaultScales
 from llamado.engine.drafting import MOST, Cost
 from llamado.engine.errands import Calls, CellsGone, Errand, Job, fail_all, piece_cells
 from llamado.engine.errors import (
@@ -35,7 +36,7 @@ from llamado.engine.errors import (
     QueueFull,
     Unavailable,
 )
-from llamado.engine.forward import Cells, Forward, Scales, as_scales
+from llamado.engine.forward import Cells, Forward, Scales
 from llamado.engine.kvpool import KVPool, Run
 from llamado.engine.request import (
     RANDOM_SEEDS,
@@ -189,8 +190,7 @@ class Engine:
         self._turn = 0
         self._n_generating = 0
         self._flights: deque[_Flight] = deque()
-        self._n_adapters = len(lora)
-        self._lora = as_scales(lora)  # of requests that name none
+        self._lora = DefaultScales(lora)
         self._served: dict[Scales, int] = {}  # number of the last batch of slots with these scales, or when they came
         self._n_launched = 0
         self._cost = Cost() if drafting else None
@@ -248,7 +248,7 @@ class Engine:
             raise InvalidRequest("Prompt contains invalid tokens")
         if request.id_slot >= len(self._slots):
             raise InvalidRequest(f"Invalid slot ID {request.id_slot}: there are {len(self._slots)} slots")
-        scales = self._named(request.lora) if request.lora else self._lora
+        scales = self._lora.of(request.lora) if request.lora else self._lora.now
         seed = request.sampling.seed
         if seed is None or seed in RANDOM_SEEDS:
             seed = secrets.randbits(32)
@@ -275,21 +275,14 @@ class Engine:
     @property
     def lora(self) -> tuple[float, ...]:
         """Scales of all adapters, in float32, for requests that name none."""
-        return self._lora or (0.0,) * self._n_adapters
+        return self._lora.each
 
     def set_lora(self, scales: Mapping[int, float]) -> None:
         """Change `lora`: adapters by number, those that are not named get 0, numbers of none are ignored.
 
         It counts for requests that are submitted from now on. Raises InvalidRequest.
         """
-        self._lora = self._named(scales)
-
-    def _named(self, named: Mapping[int, float]) -> Scales:
-        """Raises InvalidRequest."""
-        try:
-            return as_scales(named.get(i, 0.0) for i in range(self._n_adapters))
-        except ValueError as error:
-            raise InvalidRequest(str(error)) from None
+        self._lora.set(scales)
 
     def _check_queue(self) -> None:
         """Raises QueueFull."""
@@ -502,7 +495,7 @@ class Engine:
                 self._forward.cell_kind,
                 n_ctx=self.n_ctx,
                 n_vocab=self._forward.n_vocab,
-                n_adapters=self._n_adapters,
+                n_adapters=self._lora.n_adapters,
                 sound=self._forward.sound_cells,
             )
             self._jobs = [*(job for job in self._jobs if job.is_alive()), job]

@@ -16,9 +16,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from llamado.devices.placement import SplitOptions
+from llamado.engine.adapters import default_scales
 from llamado.engine.engine import Engine
 from llamado.engine.errors import EngineError
-from llamado.engine.forward import Forward, as_scales
+from llamado.engine.forward import Forward
 from llamado.engine.kvpool import align
 from llamado.engine.request import Defaults, Done, Event, Failed, Result, Token
 from llamado.engine.sizes import model_sizes
@@ -114,11 +115,7 @@ class Llama:
                 file.metadata = override_metadata(file.metadata, metadata)
             model = load_model(file)
             adapters = load_adapters(model, [path for path, _ in lora], mmap=mmap)
-            scales = [scale if lora_apply else 0.0 for _, scale in lora]
-            try:
-                warm = as_scales(scales)
-            except ValueError as error:
-                raise EngineError(str(error)) from None
+            scales = default_scales([scale for _, scale in lora], lora_apply)
             tokenizer = load_tokenizer(file.metadata)
             template = ChatTemplate.from_metadata(file.metadata, tokenizer, chat_template)
             n_ctx_slot, n_cells = context_size(n_ctx or model.hparams.n_ctx_train, n_slots, unified)
@@ -150,7 +147,9 @@ class Llama:
                 reconnect=None if house is None else house.reconnect,
                 replace=None if house is None else house.without,
             )
-            forward.warm_up([*range(1, min(n_slots, forward.max_batch, 8) + 1), forward.max_batch], progress, warm)
+            forward.warm_up(
+                [*range(1, min(n_slots, forward.max_batch, 8) + 1), forward.max_batch], progress, scales.now
+            )
             engine = Engine(
                 forward,
                 tokenizer,
@@ -162,7 +161,7 @@ class Llama:
                 context_shift=context_shift,
                 cache_ram=cache_ram,
                 max_queue=max_queue,
-                lora=scales,
+                lora=scales.each,
                 drafting=split is not None if drafting is None else drafting,
                 failover=None if split is None else split.failover,
                 wait=30.0 if split is None else split.wait,

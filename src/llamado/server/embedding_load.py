@@ -6,17 +6,19 @@ A model that also generates does both; llama-server's `--embeddings` takes nothi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from llamado.engine.adapters import DefaultScales, default_scales
 from llamado.engine.embedding import Embedder, cells_for
 from llamado.engine.errors import EngineError
+from llamado.engine.forward import Scales, as_scales
 from llamado.engine.llama import cache_type, context_size
 from llamado.engine.request import Counters, EngineSnapshot, Event, Request, SlotSnapshot
 from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile
-from llamado.models import Model, Output, Pooling, load_model
+from llamado.models import Adapter, Model, Output, Pooling, load_adapters, load_model
 from llamado.models.hparams import override_metadata
 from llamado.server.load import Report, describe, fetched, load_llama, preparing, serve_llama
 from llamado.server.served import Embeddings, Served
@@ -32,9 +34,19 @@ _RERANK_TEMPLATE = "tokenizer.chat_template.rerank"
 class NoGeneration:
     """The engine of a model that has no logits: it refuses, and shows the embedder's state."""
 
-    def __init__(self, embedder: Embedder, n_slots: int) -> None:
+    def __init__(self, embedder: Embedder, n_slots: int, scales: DefaultScales) -> None:
         self._embedder = embedder
         self._n_slots = n_slots
+        self._scales = scales
+
+    @property
+    def lora(self) -> tuple[float, ...]:
+        """Scales of all adapters, in float32."""
+        return self._scales.each
+
+    def set_lora(self, scales: Mapping[int, float]) -> None:
+        """Change `lora`: adapters by number, those that are not named get 0. Raises InvalidRequest."""
+        self._scales.set(scales)
 
     def submit(self, request: Request, emit: Callable[[Event], None]) -> int:
         """Raises EngineError, in llama-server's words."""
@@ -65,7 +77,9 @@ def load_embedding_server(settings: Settings, report: Report) -> Served:
         return _encoder(settings, path, report)
     llama = load_llama(settings.source, options, settings.defaults, report)
     try:
-        embedder, end = load_embedder(llama.file, llama.model, options, llama.engine.n_ctx, report)
+        embedder, end = load_embedder(
+            llama.file, llama.model, options, llama.engine.n_ctx, report, lambda: as_scales(llama.engine.lora)
+        )
     except BaseException:
         llama.close()
         raise
@@ -82,25 +96,33 @@ def _encoder(settings: Settings, path: Path, report: Report) -> Served:
     """A model that only embeds or ranks."""
     options = settings.engine
     file = GGUFFile.open(path, mmap=options.mmap)
+    adapters: tuple[Adapter, ...] = ()
+
+    def close_files() -> None:
+        for opened in (file, *(adapter.file for adapter in adapters)):
+            opened.close()
+
     try:
         if options.metadata:
             file.metadata = override_metadata(file.metadata, options.metadata)
         model = load_model(file)
+        adapters = load_adapters(model, [path for path, _ in options.lora], mmap=options.mmap)
+        scales = default_scales([scale for _, scale in options.lora], options.lora_apply)
         tokenizer = load_tokenizer(file.metadata)
         template = ChatTemplate.from_metadata(file.metadata, tokenizer, options.chat_template)
         n_ctx_train = model.hparams.n_ctx_train
         n_ctx = min(context_size(options.n_ctx or n_ctx_train, options.n_slots, options.unified)[0], n_ctx_train)
-        embedder, end = load_embedder(file, model, options, n_ctx, report)
+        embedder, end = load_embedder(file, model, options, n_ctx, report, lambda: scales.now)
     except BaseException:
-        file.close()
+        close_files()
         raise
 
     def close(timeout: float) -> None:
         end(timeout)
-        file.close()
+        close_files()
 
     return Served(
-        engine=NoGeneration(embedder, options.n_slots),
+        engine=NoGeneration(embedder, options.n_slots, scales),
         tokenizer=tokenizer,
         template=template,
         info=describe(settings, file, model, tokenizer, template, n_ctx),
@@ -112,9 +134,12 @@ def _encoder(settings: Settings, path: Path, report: Report) -> Served:
 
 
 def load_embedder(
-    file: GGUFFile, model: Model, options: EngineOptions, n_ctx: int, report: Report
+    file: GGUFFile, model: Model, options: EngineOptions, n_ctx: int, report: Report, scales: Callable[[], Scales]
 ) -> tuple[Embedder, Callable[[float], None]]:
-    """An embedder on this machine for texts of up to `n_ctx` tokens, and what ends it. Raises LlamadoError."""
+    """An embedder on this machine for texts of up to `n_ctx` tokens, and what ends it.
+
+    `scales`: how strong the model's adapters are now. Raises LlamadoError.
+    """
     from llamado.devices.cpu.device import CpuDevice
     from llamado.engine.placed import PlacedForward
 
@@ -134,9 +159,14 @@ def load_embedder(
         progress=progress,
     )
     try:
-        forward.warm_up([8, max_batch], progress)
+        forward.warm_up([8, max_batch], progress, scales())
         embedder = Embedder(
-            forward, pooling=pooling, causal=model.hparams.causal, n_ctx=n_ctx, max_requests=options.max_queue
+            forward,
+            pooling=pooling,
+            causal=model.hparams.causal,
+            n_ctx=n_ctx,
+            max_requests=options.max_queue,
+            scales=scales,
         )
     except BaseException:
         forward.close()
