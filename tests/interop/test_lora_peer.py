@@ -17,6 +17,7 @@ import httpx
 import numpy as np
 import pytest
 from lora_files import make_adapter
+from minilm import make_bert
 from numpy.typing import NDArray
 from parity import HEADER, N_PREDICT, N_TOP, Comparison, Step, compare, continuation
 from peer_server import llama_server
@@ -27,7 +28,9 @@ from weights import to_float32
 from llamado.devices.placement import SplitOptions
 from llamado.engine.llama import Llama
 from llamado.engine.placed import PlacedForward
-from llamado.engine.request import Result
+from llamado.engine.request import Defaults, Result
+from llamado.server.load import load_served
+from llamado.server.settings import EngineOptions, ModelSource, Settings
 
 pytestmark = pytest.mark.interop
 
@@ -207,3 +210,28 @@ def test_the_real_server_on_our_worker(files: Files, peer_bin: Path, tmp_path: P
             compare(comparison, name, Scaled(llama.forward, scales), prompts(llama)[name], steps)  # type: ignore[arg-type]
         show(HEADER, comparison.row("the real server on our worker"))
         assert max(comparison.differences) <= SAME
+
+
+def test_embeddings(peer_bin: Path, tmp_path: Path) -> None:
+    """An encoder's vectors with an adapter, as set for all."""
+    model = make_bert(tmp_path / "m.gguf")
+    adapter = make_adapter(tmp_path / "a.gguf", model, parts=("attn_q", "attn_output", "ffn_up", "ffn_down"), size=0.3)
+    tokens = [5, 6, 7, 8, 9, 10]
+    engine = EngineOptions(n_ctx=128, n_threads=1, n_slots=1, embeddings=True, lora=((str(adapter), 1.0),))
+    ours = load_served(
+        Settings(source=ModelSource(spec=str(model)), engine=engine, defaults=Defaults()), lambda *_: None
+    )
+    flags = ["--embeddings", "--lora", str(adapter), "-c", "128", "-t", "1", "--no-warmup"]
+    with llama_server(peer_bin, model, tmp_path / "server.log", *flags) as client:
+        seen = []
+        for scale in (1.0, 0.0, 0.5):
+            client.post("/lora-adapters", json=[{"id": 0, "scale": scale}]).raise_for_status()
+            ours.engine.set_lora({0: scale})  # type: ignore[attr-defined]
+            theirs = np.array(client.post("/embedding", json={"content": tokens}).json()[0]["embedding"][0])
+            assert ours.embeddings is not None
+            vector = ours.embeddings.embedder.submit([tokens]).result(30)[0].vectors[0]
+            vector = vector / np.linalg.norm(vector)
+            assert float(vector @ theirs) > 0.9999, scale
+            seen.append(theirs)
+    ours.close(0.0)
+    assert all(float(seen[0] @ other) < 0.999 for other in seen[1:]), "the adapter does something"

@@ -15,6 +15,7 @@ from engine.fake import FakeForward
 from engine.fake import FakeTokenizer as PieceTokenizer
 from fakes import FakeEngine, run, served
 from lora_files import make_adapter
+from minilm import make_bert
 from tiny_models import make_llama
 
 from llamado.engine.engine import Engine
@@ -154,3 +155,23 @@ def test_from_flags_to_the_model(files: Path) -> None:
     model.close(0.0)
     with pytest.raises(InvalidAdapter, match="m\\.gguf"):
         load(files, lora=((str(files / "m.gguf"), 1.0),))
+
+
+def test_an_encoder_with_adapters(tmp_path: Path) -> None:
+    """The vectors change with the scales."""
+    model = make_bert(tmp_path / "m.gguf")
+    adapter = make_adapter(tmp_path / "a.gguf", model, size=0.3)
+    found = load(tmp_path, lora=((str(adapter), 1.0),), embeddings=True, lora_apply=False)
+    assert found.info.adapters == (AdapterInfo(str(adapter)),) and found.engine.lora == (0.0,)
+
+    def vector() -> bytes:
+        vectors: np.ndarray[Any, Any] = found.embeddings.embedder.submit([[5, 6, 7]]).result(30)[0].vectors
+        return vectors.tobytes()
+
+    plain = vector()
+    found.engine.set_lora({0: 1.0})
+    assert found.engine.lora == (1.0,)
+    applied = vector()
+    found.engine.set_lora({})
+    assert vector() == plain != applied
+    found.close(0.0)
