@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,14 +101,20 @@ def load_served(settings: Settings, report: Report) -> Served:
         from llamado.server.embedding_load import load_embedding_server
 
         return load_embedding_server(settings, report)
-    return serve_llama(settings, load_llama(settings.source, settings.engine, settings.defaults, report))
+    llama = load_llama(settings.source, settings.engine, settings.defaults, report)
+    report(1.0, "getting ready for grammars")
+    return serve_llama(settings, llama)
 
 
 def serve_llama(settings: Settings, llama: Llama) -> Served:
     """A model that generates, behind the endpoints."""
     from llamado.text.constraint import GrammarCompiler
+    from llamado.text.grammar import GrammarError
 
     grammars = GrammarCompiler(llama.tokenizer)
+    # One call that keeps all other threads waiting, up to a second for the largest vocabularies: not once we answer.
+    with suppress(GrammarError):  # a vocabulary without an end serves all but grammars, which will say so
+        grammars.prepare()
     if settings.switches.grammar is not None:
         grammars.compile(settings.switches.grammar)  # one that cannot be used is found now, not by every request
     info = describe(settings, llama.file, llama.model, llama.tokenizer, llama.template, llama.engine.n_ctx)
