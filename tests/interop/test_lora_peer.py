@@ -19,7 +19,7 @@ import pytest
 from lora_files import make_adapter
 from minilm import make_bert
 from numpy.typing import NDArray
-from parity import HEADER, N_PREDICT, N_TOP, Comparison, Step, compare, continuation
+from parity import HEADER, N_TOP, Comparison, Step, compare, continuation
 from peer_server import llama_server
 from rpc_workers import our_worker, real_worker
 from short_texts import SHORT_TEXTS
@@ -35,6 +35,7 @@ from llamado.server.settings import EngineOptions, ModelSource, Settings
 pytestmark = pytest.mark.interop
 
 N_CTX = 256
+N_PREDICT = 24
 AGREEMENT = 0.99
 MEAN_DIFFERENCE = 0.05
 # Largest difference of log-probabilities that computing them from the same logits in another way makes.
@@ -103,12 +104,15 @@ def show(*lines: str) -> None:
 Answers = dict[tuple[Scales, str], list[Step]]
 
 
-def ask_all(client: httpx.Client, llama: Llama, asked: Sequence[tuple[Scales, str]], **more: Any) -> Answers:
+def ask_all(client: httpx.Client, llama: Llama, asked: Sequence[tuple[Scales, str]]) -> Answers:
     """All at once; the scales of each are those of its request."""
     texts = prompts(llama)
     with ThreadPoolExecutor(4) as threads:
         answers = threads.map(
-            lambda case: continuation(client, llama.tokenizer, texts[case[1]], lora=field(case[0]), **more), asked
+            lambda case: continuation(
+                client, llama.tokenizer, texts[case[1]], lora=field(case[0]), n_predict=N_PREDICT
+            ),
+            asked,
         )
         return dict(zip(asked, answers, strict=True))
 
@@ -149,7 +153,7 @@ def test_distributions(files: Files, peer_bin: Path, tmp_path: Path) -> None:
             as_set = {}
             for scales in CASES[1:3]:
                 assert client.post("/lora-adapters", json=field(scales)).json() == {"success": True}
-                as_set[scales] = continuation(client, llama.tokenizer, texts["story"])
+                as_set[scales] = continuation(client, llama.tokenizer, texts["story"], n_predict=N_PREDICT)
         written = ours(llama, ASKED)
         comparisons = {scales: Comparison() for scales in CASES}
         for (scales, name), steps in answers.items():
@@ -162,7 +166,7 @@ def test_distributions(files: Files, peer_bin: Path, tmp_path: Path) -> None:
     show(HEADER, *(comparison.row(f"scales {scales}") for scales, comparison in comparisons.items()))
     show(other.row("0.9 in place of 1"))
     for comparison in comparisons.values():
-        assert comparison.positions >= 200
+        assert comparison.positions >= 80
         assert comparison.agreement >= AGREEMENT and comparison.mean_difference <= MEAN_DIFFERENCE
     assert other.mean_difference > 10 * comparisons[1.0, 0.0].mean_difference
     same = sum(
