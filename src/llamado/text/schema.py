@@ -24,6 +24,7 @@ from llamado.text.schema_formats import FORMATS
 WHITESPACE = r" |\n[ \t]{0,20}"
 
 MAX_DEPTH = 150  # of schemas inside one another, references followed
+MAX_PATTERNS = 16  # that may hold together: each one more doubles what llguidance takes, unbounded by its limits
 MAX_SCHEMAS = 20_000
 MAX_MULTIPLE = 1_000  # `multipleOf` in units of its last digit: so many states an automaton needs
 _INTEGER_LIMIT = 1 << 63
@@ -116,6 +117,7 @@ class _Schema:
         self._anchors: dict[str, object] | None = None
         self._multiple = 1  # what all `multipleOf` have in common
         self._conjunctions = False
+        self._patterns = 0  # in schemas that hold together with others
 
     def prepared(self) -> Any:
         """The document as llguidance shall see it. Raises GrammarError."""
@@ -145,6 +147,10 @@ class _Schema:
                 raise _error(path, f"there are more than {MAX_SCHEMAS} schemas")
             self._check(node, path)
         seen.composed = composed
+        if composed and ("pattern" in node or "format" in node):
+            self._patterns += 1
+            if self._patterns > MAX_PATTERNS:
+                raise _error(path, f"more than {MAX_PATTERNS} keywords 'pattern' and 'format' in conjunctions")
         for part, place in _parts(node, path):
             self._look(part, place, False, depth + 1, ())
         alone = not composed and _is_alone(node)
