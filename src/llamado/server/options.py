@@ -18,7 +18,7 @@ from llamado.engine.request import SAMPLER_LETTERS, Defaults, Request, sampler_n
 from llamado.errors import LlamadoError
 from llamado.server.errors import invalid
 from llamado.server.limits import Limits, read_limits
-from llamado.server.prompts import encode
+from llamado.server.prompts import LONG_TEXT
 from llamado.server.served import Tokenizer
 from llamado.server.values import MOST_ITEMS, MOST_SAMPLERS, at_most, whole, wrong_type
 
@@ -186,7 +186,9 @@ def _logit_bias(value: Any, tokenizer: Tokenizer) -> dict[int, float]:
         if isinstance(key, int) and not isinstance(key, bool):
             tokens = [key] if 0 <= key < tokenizer.n_vocab else []
         elif isinstance(key, str):
-            tokens = encode(key, tokenizer, add_special=False, parse_special=False)
+            if len(key) > LONG_TEXT:
+                raise invalid(f"Field 'logit_bias': a text of {len(key)} characters; at most {LONG_TEXT} are allowed")
+            tokens = tokenizer.encode(key, add_special=False, parse_special=False)
         else:
             continue
         for token in tokens:

@@ -56,13 +56,16 @@ def text_router(generator: Generator) -> APIRouter:
         given = body.get("tokens", [])
         if not isinstance(given, list):
             raise invalid(f"type must be array, but is {type_name(given)}")
-        for token in given:
-            if not isinstance(token, (int, float)):
-                raise invalid(f"type must be number, but is {type_name(token)}")
-            if not 0 <= token < tokenizer.n_vocab:
-                raise invalid(f"token {token} is outside the vocabulary of {tokenizer.n_vocab} tokens")
-        tokens = [int(token) for token in given]
-        text = await off_loop(lambda: tokenizer.decode(tokens, special=True), 4 * len(tokens), patient=True)
-        return json_response(orjson.dumps({"content": text}))
+
+        def work() -> bytes:
+            for token in given:
+                if not isinstance(token, (int, float)):
+                    raise invalid(f"type must be number, but is {type_name(token)}")
+                if not 0 <= token < tokenizer.n_vocab:
+                    raise invalid(f"token {token} is outside the vocabulary of {tokenizer.n_vocab} tokens")
+            tokens = [int(token) for token in given]
+            return orjson.dumps({"content": tokenizer.decode(tokens, special=True)})
+
+        return json_response(await off_loop(work, 4 * len(given), patient=True))
 
     return router

@@ -15,8 +15,12 @@ from math import inf
 
 import numpy as np
 
+from llamado.text.errors import TokenizerError
+
 Cost = Callable[[str, str], float]  # of merging two neighbours; infinite where they may not merge
 
+# Characters; that many take 5 seconds and 200 MB. Only a vocabulary that takes whole lines for words comes near.
+LONGEST = 1 << 20
 SHORT = 40  # symbols; above this the heap is quicker
 
 
@@ -46,6 +50,8 @@ def merge_short(text: str, cost: Cost) -> list[str]:
 def merge_long(text: str, cost: Cost) -> Iterator[str]:
     """`merge` by a heap of pairs; a symbol is named by where it starts, and the next one starts where it ends."""
     n = len(text)
+    if n > LONGEST:
+        raise TokenizerError(f"a word of {n} characters is too long to find its tokens; at most {LONGEST} are allowed")
     # Arrays and a heap that grows by one pair at a time: lists of a million objects, made or given back at once, would
     # keep other threads from running.
     end = array("q", np.arange(1, n + 1, dtype=np.int64).tobytes())  # 0: merged into the symbol to its left
