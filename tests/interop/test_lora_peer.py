@@ -85,7 +85,7 @@ class Scaled:
 
 
 def options(*more: str) -> list[str]:
-    return ["-np", "4", "-c", str(4 * N_CTX), "--no-kv-unified", "-t", "2", "-fa", "on", "--no-warmup", *more]
+    return ["-np", "4", "-c", str(4 * N_CTX), "--no-kv-unified", "-t", "1", "-fa", "on", "--no-warmup", *more]
 
 
 def field(scales: Scales) -> list[dict[str, float]]:
