@@ -155,7 +155,9 @@ def test_other_notations() -> None:
     assert not fits(lfm, "<|tool_call_start|>[get_weather(days=3)]<|tool_call_end|>")
     generic = ready("plain").grammar
     assert fits(generic, '{"response": "Hi"}')
-    assert fits(generic, '{"tool_calls": [{"name": "get_weather", "arguments": {"city": "x"}}]}')
+    assert fits(generic, '{"tool_call": {"name": "get_weather", "arguments": {"city": "x"}}}')
+    several = ready("plain", parallel_tool_calls=True).grammar
+    assert fits(several, '{"tool_calls": [{"name": "get_weather", "arguments": {"city": "x"}}]}')
     assert not fits(ready("plain", tool_choice="required").grammar, '{"response": "Hi"}')
 
 
@@ -240,3 +242,9 @@ def test_word_triggers_stand_in_every_answer_with_calls(answer: Answer) -> None:
     words = [trigger.value for trigger in triggers if trigger.kind == "word"]
     if words and all(trigger.kind == "word" for trigger in triggers):
         assert any(word in answer[1] for word in words)
+
+
+def test_a_named_function_is_called_once() -> None:
+    once = ready("gemma", tool_choice="function:now").grammar
+    assert fits(once, "<|tool_call>call:now{}<tool_call|>")
+    assert not fits(once, "<|tool_call>call:now{}<tool_call|><|tool_call>call:now{}<tool_call|>")

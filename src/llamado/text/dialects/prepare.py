@@ -99,7 +99,9 @@ def prepare(template: ChatTemplate, request: ChatRequest, new_id: Callable[[], s
         thinking = replace(thinking, also_ends=tuple(trigger.value for trigger in family.calls.triggers))
     parallel = request.parallel_tool_calls
     if parallel is None:
-        parallel = generic or bool(tools.schemas and template.caps["supports_parallel_tool_calls"])
+        # A model that was never taught tools, or is told which one to call, would call for ever.
+        named = request.tool_choice.startswith("function:")
+        parallel = not (generic or named) and bool(tools.schemas and template.caps["supports_parallel_tool_calls"])
     grammar, lazy = _grammar(family, request, callable_tools, generic, required, parallel)
     parse = request.parse_tool_calls
     reads = partial(
