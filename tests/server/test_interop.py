@@ -19,7 +19,7 @@ pytestmark = pytest.mark.interop
 
 USER = [{"role": "user", "content": "Hi"}]
 # What differs on purpose; everything else must be the same.
-OWN_FIELDS = {"models[].capabilities[]", "data[].tags[]", "lora[]"}
+OWN_FIELDS = {"models[].capabilities[]", "data[].tags[]"}
 
 
 @dataclass
