@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import orjson
@@ -19,11 +20,15 @@ MAX_DEPTH = 200
 # How often a character may come, in texts too. While a body is parsed nothing else is answered, and arrays, objects and
 # numbers take a hundred times as long as text, and 20 times their size. With these limits it is 30 ms at most. The
 # longest prompts, in numbers or as a table, have fewer.
-MAX_COUNTS = {b"[": 100_000, b"{": 100_000, b",": 500_000}
+MAX_COUNTS = {b"[": 60_000, b"{": 60_000, b",": 500_000}
 # Quotation marks that are not part of a text: two for each key and each string.
 MAX_QUOTES = 160_000
 # Bytes above which a thread does what can be done without the interpreter's lock.
 LONG_BODY = 64 * 1024
+
+
+# One at a time: each keeps the interpreter for a while, and the event loop shall get it between two of them.
+_parser = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llamado-json")
 
 
 async def read_body(request: Request) -> bytes:
@@ -90,7 +95,7 @@ async def read_json(request: Request) -> Any:
     body = await read_body(request)
     if len(body) <= LONG_BODY:
         return parse_json(body)
-    return await asyncio.get_running_loop().run_in_executor(None, parse_json, body)
+    return await asyncio.get_running_loop().run_in_executor(_parser, parse_json, body)
 
 
 async def read_object(request: Request) -> dict[str, Any]:

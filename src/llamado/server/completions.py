@@ -145,7 +145,8 @@ class Generator:
             if len(tokens) >= n_ctx:
                 raise too_long(len(tokens), n_ctx)
         constraint = await self._constraint(options.limits)
-        requests = make_requests(options, prompts, served.defaults, constraint)
+        size = 64 * len(prompts) * options.n + len(options.engine.get("logit_bias", ()))
+        requests = await off_loop(lambda: make_requests(options, prompts, served.defaults, constraint), size)
         texts = [""] * len(prompts)
         if make is NativeFormat or options.verbose:
             texts = [await self._prompt_text(tokens) for tokens in prompts]

@@ -262,14 +262,18 @@ class EventStream(Response):
 
 
 def _weight(events: list[tuple[int, Event]]) -> int:
-    """How much there is to write, in probabilities: there may be one for each token of the vocabulary."""
+    """How much there is to write, in probabilities and biases: there may be one for each token of the vocabulary."""
     weight = 0
     for _, event in events:
         if isinstance(event, Token):
             weight += sum(len(p.top) for p in event.probs or ())
         elif isinstance(event, Done):
-            weight += sum(len(p.top) for p in event.result.probs)
+            weight += _size(event.result)
     return weight
+
+
+def _size(result: Result) -> int:
+    return sum(len(p.top) for p in result.probs) + len(result.request.sampling.logit_bias)
 
 
 class _Ping:
@@ -315,7 +319,7 @@ class Answer(Response):
             results = await generation.results()
             if generation.gone:
                 return
-            weight = sum(len(p.top) for result in results for p in result.probs)
+            weight = sum(map(_size, results))
             response = json_response(await off_loop(partial(self._format.answer, results), weight))
         except ApiError as error:
             response = self._format.failure(error)
