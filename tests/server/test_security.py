@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import subprocess
+import sys
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 from fakes import client, run
 
+from llamado.engine.request import TokenProb, TokenProbs
+from llamado.server import memory
 from llamado.server.app import _digest, key_is_valid
-from llamado.server.bodies import MAX_BODY, MAX_COUNTS, MAX_DEPTH, is_deeper, parse_json
+from llamado.server.bodies import LONG_BODY, MAX_BODY, MAX_COUNTS, MAX_DEPTH, MAX_QUOTES, is_deeper, parse_json
 from llamado.server.connections import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED
 from llamado.server.errors import ApiError
+from llamado.server.formats import probs_json
+from llamado.server.prompts import LONG_TEXT, MOST_TEXT
 from llamado.server.state import AccessRules
+from llamado.server.values import MOST_ITEMS, MOST_SAMPLERS
 
 Start = Callable[..., tuple[subprocess.Popen[str], str]]
 
@@ -155,6 +164,76 @@ def test_depth_of_bodies() -> None:
     for character, most in MAX_COUNTS.items():
         with pytest.raises(ApiError, match="more than"):
             parse_json(json.dumps(character.decode() * (most + 1)).encode())
+
+
+def test_strings_of_bodies() -> None:
+    """Keys and strings are counted, quotation marks inside of texts are not."""
+    assert parse_json(json.dumps(['say "x" ' * MAX_QUOTES]).encode())
+    assert parse_json(json.dumps({"a" * 20: ["x"] * (MAX_QUOTES // 2 - 1)}).encode())
+    for value in (["x"] * (MAX_QUOTES // 2 + 1), {str(i): 1 for i in range(MAX_QUOTES // 2 + 1)}):
+        with pytest.raises(ApiError, match="strings"):
+            parse_json(json.dumps(value).encode())
+    assert gc.isenabled()
+
+
+def test_a_long_body_is_read_all_the_same() -> None:
+    async def work() -> None:
+        async with client() as http:
+            tokens = (await http.post("/tokenize", json={"content": "a" * (2 * LONG_BODY)})).json()["tokens"]
+            assert len(tokens) == 2 * LONG_BODY
+            response = await http.post("/tokenize", content=b'{"content": "' + b"a" * LONG_BODY)
+            assert response.status_code == 400 and "parse error" in response.json()["error"]["message"]
+            response = await http.post("/tokenize", json={"content": "a" * (MOST_TEXT + 1)})
+            assert response.status_code == 400 and "too long" in response.json()["error"]["message"]
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stop", ["x"] * (MOST_ITEMS + 1)),
+        ("dry_sequence_breakers", ["x"] * (MOST_ITEMS + 1)),
+        ("response_fields", ["x"] * (MOST_ITEMS + 1)),
+        ("preserved_tokens", ["x"] * (MOST_ITEMS + 1)),
+        ("samplers", ["top_k"] * (MOST_SAMPLERS + 1)),
+        ("samplers", "k" * (MOST_SAMPLERS + 1)),
+        ("logit_bias", {"a" * (LONG_TEXT + 1): 1}),
+    ],
+)
+def test_lists_that_cost_every_token_have_a_limit(name: str, value: Any) -> None:
+    async def work() -> None:
+        async with client() as http:
+            response = await http.post("/completion", json={"prompt": "a", "n_predict": 1, name: value})
+            message = response.json()["error"]["message"]
+            assert response.status_code == 400 and f"Field '{name}'" in message and "at most" in message
+
+    run(work())
+
+
+def test_all_probabilities_of_a_vocabulary() -> None:
+    """What is written in parts is the same as what is written at once."""
+    top = [TokenProb(id=i, piece=b"%d" % i, logprob=-1.0, prob=0.5) for i in range(3000)]
+    few, many = (probs_json([TokenProbs(top[0], top[:n])], False)[0]["top_logprobs"] for n in (1000, 3000))
+    assert isinstance(few, list) and not isinstance(many, list)
+    assert orjson.loads(orjson.dumps(many)) == [
+        {"id": i, "token": str(i), "bytes": list(b"%d" % i), "logprob": -1.0} for i in range(3000)
+    ]
+
+
+def test_memory_is_given_back() -> None:
+    """What only a cycle keeps is gone afterwards, whatever the collector's thresholds are."""
+
+    class Thing:
+        me: Any = None
+
+    thing = Thing()
+    thing.me = thing
+    gone = weakref.ref(thing)
+    del thing
+    memory.give_back()
+    assert gone() is None
+    assert memory.resident() > 0 or sys.platform != "linux"
 
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/chat/completions", "/tokenize", "/apply-template"])

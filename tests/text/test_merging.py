@@ -4,10 +4,12 @@ import time
 from collections.abc import Callable
 from math import inf
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamado.text.merging import merge, merge_long, merge_short
+from llamado.text.errors import TokenizerError
+from llamado.text.merging import LONGEST, merge, merge_long, merge_short
 
 Cost = Callable[[str, str], float]
 
@@ -65,3 +67,8 @@ def test_time_grows_with_length_not_with_its_square() -> None:
 
     seconds(1000)
     assert seconds(64_000) < 16 * max(seconds(16_000), 0.01)  # four times the work; a square would be sixteen and more
+
+
+def test_a_word_without_end_is_refused() -> None:
+    with pytest.raises(TokenizerError, match="too long"):
+        merge("a" * (LONGEST + 1), costs({}))

@@ -1,0 +1,461 @@
+"""A server among clients that mean harm: 10,000 malformed requests, slow and many connections, huge bodies, bombs.
+
+`llamado serve` runs with a real model. One process asks for /health 20 times a second on new connections, another asks
+for the same greedy answer once a second and compares it; meanwhile the phases come one after the other. Printed for
+each: what was answered, how long /health took (and how long right after it, when nothing was asked), and the server's
+memory before, at most, and after. Ends with 1 when there was a 5xx other than 501 and 503 with Retry-After, when an
+answer was wrong, when /health took more than 50 ms at the 99th percentile of a phase, or when memory stays more than
+64 MiB above where it was after the warm-up.
+
+usage: hostile.py [--model smollm2] [--only PHASE] [--slowest 5] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import random
+import resource
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+import httpx
+from endurance import resident
+from hostile_requests import BODIES, MOST, PATHS, answers, bombs, deep_and_wide, long_texts, mutated, raw_requests
+from serving import percentile
+from sides import HOST, Server, model_path, server
+
+N_REQUESTS = 10_000
+N_CONNECTIONS = 10_000
+LOOK_SECONDS = 0.05
+MOST_MS = 50.0
+"""What /health may take at the 99th percentile."""
+MOST_KEPT = 64 << 20
+"""Bytes of memory that may stay."""
+QUESTION = {"prompt": "The capital of France is", "n_predict": 12, "temperature": 0}
+
+
+@dataclass
+class Tally:
+    """What came back in one phase."""
+
+    statuses: Counter[str] = field(default_factory=Counter)
+    bad: list[str] = field(default_factory=list)
+    """Answers that may not be."""
+    slow: list[tuple[float, str]] = field(default_factory=list)
+
+    def count(self, status: str, what: str, head: bytes = b"") -> None:
+        """Note an answer by its status; `head` is its beginning."""
+        self.statuses[status] += 1
+        if status.startswith("5") and status != "501" and not (status == "503" and b"retry-after" in head.lower()):
+            self.bad.append(f"{status} for {what[:150]}: {head[-300:]!r}")
+
+
+# --- asking -----------------------------------------------------------------------------------------------------------
+
+
+async def exchange(
+    port: int, data: Iterable[bytes], tally: Tally, what: str, *, seconds: float = 60, pause: float = 0.0
+) -> None:
+    """Send parts on a new connection and note the status of what is answered: `closed` or `silent` where nothing is."""
+    began = time.perf_counter()
+    try:
+        reader, writer = await asyncio.open_connection(HOST, port)
+    except OSError as error:
+        tally.count(type(error).__name__, what)
+        return
+
+    async def send() -> None:
+        try:
+            for part in data:
+                writer.write(part)
+                await writer.drain()
+                if pause:
+                    await asyncio.sleep(pause)
+        except OSError:
+            pass  # the answer says why
+
+    sending = asyncio.ensure_future(send())
+    head, status = b"", "closed"
+    try:
+        async with asyncio.timeout(seconds):
+            while chunk := await reader.read(65536):
+                head += chunk[: max(0, 4096 - len(head))]
+                if b"\r\n\r\n" in head and (b"\n0\r\n\r\n" in chunk or not pause):
+                    break
+    except TimeoutError:
+        status = "silent"
+    except OSError:
+        pass
+    if head.startswith(b"HTTP/1.1 "):
+        status = head[9:12].decode("latin-1")
+    sending.cancel()
+    writer.transport.abort()
+    tally.count(status, what, head)
+    tally.slow.append((time.perf_counter() - began, what))
+
+
+def post(path: str, body: bytes) -> bytes:
+    """A well-formed request with this body."""
+    return b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (
+        path.encode(),
+        len(body),
+        body,
+    )
+
+
+async def in_parallel(n: int, work: Iterable[Awaitable[None]]) -> None:
+    """Await everything, `n` at a time."""
+    todo = iter(work)
+
+    async def worker() -> None:
+        for one in todo:
+            await one
+
+    await asyncio.gather(*(worker() for _ in range(n)))
+
+
+async def whole_answer(client: httpx.AsyncClient, method: str, path: str, body: bytes, tally: Tally) -> None:
+    """A request by a proper client that reads all of the answer."""
+    began = time.perf_counter()
+    what = f"{method} {path} {body[:120]!r}"
+    try:
+        answer = await client.request(method, path, content=body)
+        head = str(dict(answer.headers)).encode() + answer.content[:300]
+        tally.count(str(answer.status_code), what, head)
+        if b'"server_error"' in answer.content and answer.status_code == 200:
+            tally.bad.append(f"server_error in a stream for {what}: {answer.content[-300:]!r}")
+    except httpx.HTTPError as error:
+        tally.count(type(error).__name__, what)
+    tally.slow.append((time.perf_counter() - began, what))
+
+
+# --- phases -----------------------------------------------------------------------------------------------------------
+
+
+async def malformed(port: int, tally: Tally) -> None:
+    """10,000 requests: a third not even HTTP, the rest HTTP with bodies that are wrong in all ways."""
+    rng = random.Random(4)
+    limits = httpx.Limits(max_connections=16, max_keepalive_connections=16)
+    async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}", timeout=60, limits=limits) as client:
+
+        def work() -> Iterable[Awaitable[None]]:
+            for i in range(N_REQUESTS):
+                if i % 3 == 0:
+                    data = raw_requests(rng)
+                    yield exchange(port, [data], tally, repr(data[:120]), seconds=0.5)
+                else:
+                    path, body = mutated(rng)
+                    method = rng.choice(["GET", "PUT", "DELETE", "PATCH"]) if rng.random() < 0.05 else "POST"
+                    yield whole_answer(client, method, path, body, tally)
+
+        await in_parallel(16, work())
+
+
+async def slow_loris(port: int, tally: Tally) -> None:
+    """2,000 connections that send a byte now and then: of the headers, of a body, of chunks."""
+    starts = [
+        b"GET /health HTTP/1.1\r\nHost: x\r\n",
+        b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"",
+    ]
+    drips = [b"X-a: b\r\n", b" ", b"1\r\n \r\n", b"G"]
+
+    def parts(i: int) -> Iterable[bytes]:
+        yield starts[i % 4]
+        while True:
+            yield drips[i % 4]
+
+    await asyncio.gather(
+        *(exchange(port, parts(i), tally, f"dribble {i % 4}", seconds=25, pause=1.0) for i in range(2000))
+    )
+
+
+async def connections(port: int, tally: Tally) -> None:
+    """10,000 open connections; half sent nothing, the rest a part of a request."""
+    held: list[socket.socket] = []
+    loop = asyncio.get_running_loop()
+    try:
+        for i in range(N_CONNECTIONS):
+            one = socket.socket()
+            one.setblocking(False)
+            await loop.sock_connect(one, (HOST, port))
+            if i % 2:
+                await loop.sock_sendall(one, b"POST /completion HTTP/1.1\r\nContent-Le")
+            held.append(one)
+            if i % 50 == 0:
+                await asyncio.sleep(0.025)  # 2,000 a second
+            tally.statuses["open"] += 1
+        await asyncio.sleep(5)
+        for _ in range(20):  # who asks for something is still served
+            await exchange(port, [post("/tokenize", b'{"content": "x"}')], tally, "tokenize among 10,000")
+    finally:
+        for one in held:
+            one.close()
+
+
+async def huge_bodies(port: int, tally: Tally) -> None:
+    """100 MB each: announced, in chunks without end, and one byte too many."""
+    megabyte = b"x" * 2**20
+
+    def announced() -> Iterable[bytes]:
+        yield b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 104857600\r\n\r\n"
+        for _ in range(100):
+            yield megabyte
+
+    def in_chunks() -> Iterable[bytes]:
+        yield b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        for _ in range(100):
+            yield b"100000\r\n" + megabyte + b"\r\n"
+        yield b"0\r\n\r\n"
+
+    def just_too_long() -> Iterable[bytes]:
+        yield b"POST /tokenize HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (MOST + 1)
+        for _ in range(10):
+            yield megabyte
+        yield b"x"
+
+    kinds = [announced, in_chunks, just_too_long]
+    await in_parallel(6, (exchange(port, kinds[i % 3](), tally, kinds[i % 3].__name__) for i in range(60)))
+
+
+async def deep(port: int, tally: Tally) -> None:
+    """JSON that is deep, wide, or full of numbers; a million stop strings and biases; numbers of a million digits."""
+    bodies = ((path, body) for _ in range(2) for path, body in deep_and_wide())
+    await in_parallel(4, (exchange(port, [post(p, b)], tally, f"{p} {b[:60]!r}") for p, b in bodies))
+
+
+async def texts(port: int, tally: Tally) -> None:
+    """Texts of 10 MB in every field that is tokenized."""
+    bodies = long_texts()
+    await in_parallel(3, (exchange(port, [post(p, b)], tally, f"{p} {b[:60]!r}") for p, b in bodies))
+
+
+async def schemas(port: int, tally: Tally) -> None:
+    """Schemas, grammars and patterns that are made to take for ever."""
+    async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}", timeout=60) as client:
+
+        def work() -> Iterable[Awaitable[None]]:
+            for path, body in bombs():
+                yield whole_answer(client, "POST", path, body, tally)
+
+        await in_parallel(4, work())
+
+
+PHASES: dict[str, Callable[[int, Tally], Awaitable[None]]] = {
+    "malformed": malformed,
+    "slow-loris": slow_loris,
+    "connections": connections,
+    "100 MB": huge_bodies,
+    "deep": deep,
+    "long texts": texts,
+    "schemas": schemas,
+}
+
+
+# --- watching ---------------------------------------------------------------------------------------------------------
+
+Looks = list[tuple[float, float]]
+Compared = list[tuple[float, str]]
+
+
+def look(port: int, over: Event, found: multiprocessing.Queue[tuple[float, float]]) -> None:
+    """Asks for /health on a new connection each time: (when, seconds it took)."""
+    while not over.is_set():
+        began = time.monotonic()
+        try:
+            with socket.create_connection((HOST, port), 10) as connection:
+                connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                healthy = connection.recv(64).startswith(b"HTTP/1.1 200")
+        except OSError:
+            healthy = False
+        took = time.monotonic() - began
+        found.put((began, took if healthy else 10.0))
+        time.sleep(max(0.0, LOOK_SECONDS - took))
+
+
+def compare(port: int, over: Event, found: multiprocessing.Queue[tuple[float, str]]) -> None:
+    """Asks for the same greedy answer once a second: (when, `right`, `503`, or what was wrong)."""
+    right = httpx.post(f"http://{HOST}:{port}/completion", json=QUESTION, timeout=60).json()["content"]
+    while not over.is_set():
+        began = time.monotonic()
+        try:
+            answer = httpx.post(f"http://{HOST}:{port}/completion", json=QUESTION, timeout=60)
+            if answer.status_code == 503 and "retry-after" in answer.headers:
+                said = "503"
+            elif answer.status_code != 200:
+                said = answer.text[:300]
+            else:
+                said = "right" if answer.json()["content"] == right else f"not the same: {answer.text[:300]}"
+        except httpx.HTTPError as error:
+            said = f"{type(error).__name__}: {error}"
+        found.put((began, said))
+        time.sleep(max(0.0, 1 - (time.monotonic() - began)))
+
+
+@dataclass
+class Phase:
+    """One phase as it went; times of `time.monotonic`, memory in bytes."""
+
+    name: str
+    tally: Tally
+    began: float
+    ended: float
+    settled: float
+    before: int
+    most: int
+    after: int
+
+
+async def settle(one: Server, seconds: float = 4.0, most: float = 20.0) -> None:
+    """Waits until the server does nothing but answer /health; at least `seconds`."""
+    began = time.monotonic()
+    while time.monotonic() - began < most:
+        used = one.cpu_seconds()
+        await asyncio.sleep(1)
+        if time.monotonic() - began >= seconds and one.cpu_seconds() - used < 0.3:
+            return
+
+
+async def go_through(one: Server, name: str) -> Phase:
+    """One phase, and the quiet time after it."""
+    tally, before = Tally(), resident(one.pid)
+    began, most = time.monotonic(), before
+
+    async def weigh() -> None:
+        nonlocal most
+        while True:
+            most = max(most, resident(one.pid))
+            await asyncio.sleep(0.1)
+
+    weighing = asyncio.ensure_future(weigh())
+    await PHASES[name](one.port, tally)
+    ended = time.monotonic()
+    weighing.cancel()
+    await settle(one)
+    return Phase(name, tally, began, ended, time.monotonic(), before, most, resident(one.pid))
+
+
+async def warm_up(one: Server) -> None:
+    """Good requests of all kinds and lengths, so that what a server makes once, such as programs, is there."""
+    async with httpx.AsyncClient(base_url=f"http://{HOST}:{one.port}", timeout=60) as client:
+        for path, body in (*BODIES, *answers()):
+            await client.post(path, json=body)
+        for path in PATHS:
+            await client.get(path)
+
+        async def answer(n_words: int) -> None:
+            await client.post("/completion", json={"prompt": f"{n_words} word " * n_words, "n_predict": 24})
+
+        await in_parallel(4, (answer(n) for n in (1, 2, 3, 5, 8, 13, 20, 30, 45, 70, 100, 160, 230, 350, 500) * 2))
+    await settle(one)
+
+
+def milliseconds(looks: Looks, began: float, ended: float) -> tuple[float, float, float]:
+    """Median, 99th percentile and worst of the looks in a stretch of time."""
+    took = [1e3 * seconds for when, seconds in looks if began <= when < ended] or [0.0]
+    return percentile(took, 0.5), percentile(took, 0.99), max(took)
+
+
+def drained(found: multiprocessing.Queue[Any], into: list[Any]) -> None:
+    """Take everything that a watcher has put there so far."""
+    while not found.empty():
+        into.append(found.get())
+
+
+def watcher(
+    target: Callable[..., None], port: int
+) -> tuple[Event, multiprocessing.Queue[Any], multiprocessing.Process]:
+    """A started process that watches until its event is set, and then puts what it saw in the queue."""
+    over: Event = multiprocessing.Event()
+    found: multiprocessing.Queue[Any] = multiprocessing.Queue()
+    process = multiprocessing.Process(target=target, args=(port, over, found), daemon=True)
+    process.start()
+    return over, found, process
+
+
+def row(phase: Phase, looks: Looks, compared: Compared) -> dict[str, Any]:
+    """A phase's line of the table."""
+    return {
+        "phase": phase.name,
+        "seconds": phase.ended - phase.began,
+        "statuses": dict(sorted(phase.tally.statuses.items())),
+        "health_ms": milliseconds(looks, phase.began, phase.ended),
+        "health_idle_ms": milliseconds(looks, phase.ended + 1, phase.settled),
+        "memory_mib": [m >> 20 for m in (phase.before, phase.most, phase.after)],
+        "answers": dict(
+            Counter(w if w in ("right", "503") else "wrong" for t, w in compared if phase.began <= t < phase.settled)
+        ),
+    }
+
+
+def shown(row: dict[str, Any]) -> str:
+    """The line as Markdown."""
+    answered = ", ".join(f"{n}× {status}" for status, n in row["statuses"].items())
+    took, idle = (" / ".join(f"{ms:.1f}" for ms in row[key]) for key in ("health_ms", "health_idle_ms"))
+    memory = " / ".join(map(str, row["memory_mib"]))
+    right = ", ".join(f"{n} {what}" for what, n in row["answers"].items())
+    return f"| {row['phase']} | {row['seconds']:.0f} | {answered} | {took} | {idle} | {memory} | {right} |"
+
+
+def main() -> None:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--only", choices=PHASES, action="append")
+    parser.add_argument("--slowest", type=int, default=3, help="how many of each phase's slowest requests to print")
+    parser.add_argument("--json", type=Path)
+    flags = parser.parse_args()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    started = time.monotonic()
+    faults: list[str] = []
+    rows: list[dict[str, Any]] = []
+    looks: Looks = []
+    compared: Compared = []
+    with server("llamado", model_path(flags.model), ["-np", "4", "-c", "8192", "-t", "2"]) as one:
+        looking, comparing = watcher(look, one.port), watcher(compare, one.port)
+        asyncio.run(warm_up(one))
+        base = last = resident(one.pid)
+        print(
+            "| phase | s | answered | /health p50 / p99 / worst ms | idle after | MiB before / most / after | answers |"
+        )
+        print("|---|---|---|---|---|---|---|")
+        for name in flags.only or PHASES:
+            phase = asyncio.run(go_through(one, name))
+            last = phase.after
+            drained(looking[1], looks)
+            drained(comparing[1], compared)
+            rows.append(row(phase, looks, compared))
+            print(shown(rows[-1]), flush=True)
+            for took, what in sorted(phase.tally.slow, reverse=True)[: flags.slowest]:
+                print(f"    {took:.1f} s for {what[:160]}", flush=True)
+            faults += phase.tally.bad
+            if rows[-1]["health_ms"][1] > MOST_MS:
+                faults.append(f"{name}: /health took {rows[-1]['health_ms'][1]:.0f} ms at the 99th percentile")
+        for over, _, process in (looking, comparing):
+            over.set()
+            process.join(70)
+    faults += [f"answer: {what}" for _, what in compared if what not in ("right", "503")]
+    if last - base > MOST_KEPT:
+        faults.append(f"{(last - base) >> 20} MiB of memory stay")
+    print(f"{time.monotonic() - started:.0f} s in all; {len(looks)} looks at /health, {len(compared)} answers compared")
+    if flags.json:
+        flags.json.write_text(json.dumps({"phases": rows, "faults": faults}, indent=2) + "\n")
+    for fault, n in Counter(faults).most_common(30):
+        print(f"FAULT ({n}×): {fault}")
+    sys.exit(1 if faults else 0)
+
+
+if __name__ == "__main__":
+    main()
