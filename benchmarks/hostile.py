@@ -237,7 +237,7 @@ async def deep(port: int, tally: Tally) -> None:
 
 async def texts(port: int, tally: Tally) -> None:
     """Texts of 10 MB in every field that is tokenized."""
-    bodies = long_texts()
+    bodies = (body for _ in range(3) for body in long_texts())
     await in_parallel(3, (exchange(port, [post(p, b)], tally, f"{p} {b[:60]!r}") for p, b in bodies))
 
 
@@ -250,6 +250,14 @@ async def schemas(port: int, tally: Tally) -> None:
                 yield whole_answer(client, "POST", path, body, tally)
 
         await in_parallel(4, work())
+        await harmless_schemas(client)
+
+
+async def harmless_schemas(client: httpx.AsyncClient) -> None:
+    """As many as a server remembers: after them it has none of the bombs' any more."""
+    for i in range(40):
+        schema = {"type": "object", "properties": {f"p{i}": {"type": "integer"}}}
+        await client.post("/completion", json={"prompt": "x", "n_predict": 1, "json_schema": schema})
 
 
 PHASES: dict[str, Callable[[int, Tally], Awaitable[None]]] = {
@@ -353,6 +361,9 @@ async def warm_up(one: Server) -> None:
             await client.post(path, json=body)
         for path in PATHS:
             await client.get(path)
+        rng, unread = random.Random(3), Tally()
+        await in_parallel(4, (whole_answer(client, "POST", *mutated(rng), unread) for _ in range(1500)))
+        await harmless_schemas(client)
 
         async def answer(n_words: int) -> None:
             await client.post("/completion", json={"prompt": f"{n_words} word " * n_words, "n_predict": 24})

@@ -9,7 +9,7 @@ import orjson
 from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest, QueueFull, Unavailable
 from llamado.errors import LlamadoError
 from llamado.text.errors import TemplateError, TokenizerError
-from llamado.text.grammar import GrammarError
+from llamado.text.grammar import ConstraintError, GrammarError
 
 # llama-server's error types and their HTTP status (`format_error_response` in tools/server/server-common.cpp).
 STATUS = {
@@ -82,7 +82,7 @@ def translate(error: Exception) -> ApiError:
     if isinstance(error, ContextExceeded):
         extra = {"n_prompt_tokens": error.n_prompt_tokens, "n_ctx": error.n_ctx}
         return ApiError("exceed_context_size_error", str(error), **extra)
-    if isinstance(error, (InvalidRequest, TemplateError, TokenizerError, GrammarError)):
+    if isinstance(error, (InvalidRequest, TemplateError, TokenizerError, GrammarError, ConstraintError)):
         return invalid(str(error))
     if isinstance(error, Unavailable):
         return ApiError("unavailable_error", str(error), retry_after=RETRY_AFTER)

@@ -22,7 +22,7 @@ LOOK_SECONDS = 2.0
 COLLECT_SECONDS = 600.0  # between two looks through everything
 GROWN = 16 << 20  # bytes beyond what was resident after the last time
 # Objects before the youngest are looked through; times that makes before the next older are; and those, the oldest.
-THRESHOLDS = (10_000, 10, 1_000)
+THRESHOLDS = (10_000, 2, 5_000)
 
 
 def keep() -> None:
