@@ -326,6 +326,7 @@ def test_a_batch_leaves_at_its_end() -> None:
     with device_of(worker) as device:
         tensor = g.new_tensor(T.I8, 16)
         device.place([tensor])
+        device.read(tensor, 0, 16).result()  # so all that went before has arrived
         before = len(worker.asked)
         with device.batch():
             device.write(tensor, np.ones(16, np.uint8))
