@@ -5,6 +5,7 @@ import threading
 import pytest
 from guided import Vocabulary, bytes_tokenizer, pieces_tokenizer
 
+from llamado.text import constraint_lazy
 from llamado.text.constraint_lazy import MAX_PATTERN, MAX_TRIGGERS
 from llamado.text.grammar import ConstraintError, GrammarError, Trigger
 
@@ -148,3 +149,10 @@ def test_hostile_triggers(bpe: Vocabulary) -> None:
     with pytest.raises(ConstraintError, match="use a simpler pattern"):
         for token in bpe.spell("ab") * 90:
             matcher.accept(token)
+
+
+def test_triggers_that_would_be_written_out_a_million_times_are_refused() -> None:
+    for pattern in ("a{1000000}", "((a{100}){100}){100}", "a{999999999999999999999}"):
+        with pytest.raises(GrammarError, match="repeats"):
+            constraint_lazy._compiled(pattern)
+    assert constraint_lazy._compiled("[0-9]{4}-[0-9]{2}").match("2024-06")

@@ -7,6 +7,7 @@ the match, to the end; a token is fed itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,6 +20,8 @@ from llamado.text.grammar import ConstraintError, GrammarError, Trigger
 
 MAX_TRIGGERS = 64
 MAX_PATTERN = 2_000  # characters
+MAX_REPEATS = 100_000
+CACHED_PATTERN = 256  # characters up to which `regex` may remember it, in hundreds of others
 _SEARCH_SECONDS = 0.1  # for a pattern after each token
 
 
@@ -163,10 +166,13 @@ class LazyMatcher:
 def _compiled(pattern: str) -> regex.Pattern[str]:
     if len(pattern) > MAX_PATTERN:
         raise GrammarError(f"a grammar trigger of {len(pattern)} characters is too long; at most {MAX_PATTERN}")
+    # `regex` writes repeated parts out as often as they are repeated at least.
+    if math.prod(max(1, int(n[:9])) for n in regex.findall(r"\{([0-9]+)", pattern)) > MAX_REPEATS:
+        raise GrammarError(f"the grammar trigger {pattern[:200]!r} repeats parts more than {MAX_REPEATS} times")
     if len(pattern) > 1 and pattern.startswith("^") and pattern.endswith("$") and not pattern.endswith("\\$"):
         pattern = pattern[:-1] + r"\Z"  # ECMAScript's $ does not look past a final line feed
     try:
-        return regex.compile(pattern)
+        return regex.compile(pattern, cache_pattern=len(pattern) <= CACHED_PATTERN)
     except (regex.error, RecursionError, OverflowError, MemoryError) as error:
         raise GrammarError(f"the grammar trigger {pattern[:200]!r} is no regular expression: {error}") from None
 
