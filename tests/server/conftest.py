@@ -23,7 +23,7 @@ def fake_server(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen
         command = [sys.executable, str(HERE / "fake_server.py"), str(port_file), *options]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         processes.append(process)
-        for _ in range(500):
+        for _ in range(6000):
             if port_file.exists() and (text := port_file.read_text()):
                 return process, f"http://127.0.0.1:{text}"
             time.sleep(0.01)

@@ -29,7 +29,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command = [sys.executable, str(HERE / "fake_server.py"), str(port_file), "metrics"]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
-        for _ in range(1000):
+        for _ in range(6000):
             if port_file.exists() and (port := port_file.read_text()):
                 url = f"http://127.0.0.1:{port}"
                 if _healthy(url):

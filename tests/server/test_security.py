@@ -33,7 +33,7 @@ Start = Callable[..., tuple[subprocess.Popen[str], str]]
 
 
 def wait_ready(url: str) -> None:
-    for _ in range(500):
+    for _ in range(6000):
         if httpx.get(f"{url}/health").status_code == 200:
             return
         time.sleep(0.01)
@@ -303,7 +303,7 @@ def test_what_is_no_http_is_answered_and_closed(fake_server: Start) -> None:
         assert closed(sock)
     assert httpx.get(f"{url}/health").status_code == 200
     process.terminate()
-    process.wait(5)
+    process.wait(30)
     assert process.stderr is not None and "Traceback" not in process.stderr.read()
 
 

@@ -34,7 +34,7 @@ Start = Callable[..., tuple[subprocess.Popen[str], str]]
 
 
 def wait_ready(url: str) -> None:
-    for _ in range(500):
+    for _ in range(6000):
         if httpx.get(f"{url}/health").status_code == 200:
             return
         time.sleep(0.01)
@@ -43,7 +43,7 @@ def wait_ready(url: str) -> None:
 
 async def busy(http: Any, n: int) -> None:
     """Wait until `n` requests are at work."""
-    for _ in range(500):
+    for _ in range(6000):
         if http.engine.busy == n:
             return
         await asyncio.sleep(0.01)
@@ -234,7 +234,7 @@ def test_an_idle_model_sleeps_and_wakes() -> None:
             state.sleep = sleep = Sleep(state, load, 0.2)
             watch = asyncio.ensure_future(sleep.watch())
             try:
-                for _ in range(500):
+                for _ in range(6000):
                     if sleep.asleep and closed:
                         break
                     # Probes neither wake it nor keep it awake.
@@ -297,7 +297,7 @@ def test_a_model_that_cannot_be_loaded_again_is_tried_again() -> None:
 def test_sleep_in_a_process(fake_server: Start) -> None:
     _, url = fake_server("sleep=1")
     wait_ready(url)
-    for _ in range(500):
+    for _ in range(6000):
         if httpx.get(f"{url}/props").json()["is_sleeping"]:
             break
         time.sleep(0.02)
