@@ -15,7 +15,7 @@ from tiny_models import make_gemma3, make_llama
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
-from llamado.engine import engine as engine_module
+from llamado.engine import recovery
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ContextExceeded, InvalidRequest
 from llamado.engine.forward import Forward
@@ -202,7 +202,7 @@ def test_a_real_model(forward: PlacedForward) -> None:
 @pytest.mark.parametrize("after", [30, 31])
 def test_a_worker_dies(tmp_path: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Just before the context is shifted, and while it is read again."""
-    monkeypatch.setattr(engine_module, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(recovery, "_FIRST_PAUSE", 0.01)
     path = make_llama(tmp_path / "m.gguf", n_embd=256, n_ff=512, n_layer=4, n_vocab=300, wtype="Q4_K")
     with GGUFFile.open(path) as file:
         alone = PlacedForward(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=512, max_batch=16)

@@ -111,8 +111,8 @@ def test_answers_are_the_same_with_and_without(temperature: float) -> None:
         engine = Engine(forward, FakeTokenizer(), n_slots=4, n_ctx=256, drafting=drafting)
         try:
             if drafting:
-                assert engine._cost is not None
-                engine._cost = Free()
+                assert engine._planner.cost is not None
+                engine._planner.cost = Free()
             answers.append([client.result for client in [send(engine, request) for request in requests]])
             batches = len(forward.sizes)
         finally:
@@ -136,7 +136,7 @@ def test_a_draft_ends_where_the_answer_ends() -> None:
     """Budget, context and end-of-text are kept to, whatever was drafted behind them."""
     forward = FakeForward(256, n_vocab=2, max_batch=64)
     engine = Engine(forward, FakeTokenizer(eog=(0,)), n_slots=1, n_ctx=64, drafting=True)
-    engine._cost = Free()
+    engine._planner.cost = Free()
     try:
         for n in range(1, 30):
             result = ask(engine, Request(prompt=[1, 1, 1], n_predict=n, sampling=Sampling(seed=n)))

@@ -408,7 +408,7 @@ def test_nobody_notices_the_others(make: Make, shape: dict[str, Any], seed: int)
     snapshot = engine.snapshot()
     assert not any(slot.is_processing for slot in snapshot.slots)
     assert snapshot.kv_cells_used == sum(slot.n_prompt_tokens for slot in snapshot.slots)
-    assert not engine._tasks, "tasks leaked"
+    assert not engine._queue.tasks, "tasks leaked"
 
 
 @settings(max_examples=15, deadline=None)

@@ -16,11 +16,12 @@ from tiny_models import make_llama
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.device import DeviceLost
-from llamado.engine import engine as engine_module
-from llamado.engine.engine import MIN_COPY, MIN_STORE, Engine
+from llamado.engine import recovery, stored
+from llamado.engine.engine import Engine
 from llamado.engine.placed import PlacedForward
 from llamado.engine.request import Request, Sampling
-from llamado.engine.stored import ReadCost, Store
+from llamado.engine.sequences import MIN_COPY, MIN_STORE
+from llamado.engine.stored import ReadCost, Reader, Store
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 
@@ -34,7 +35,7 @@ Make = Callable[..., tuple[Engine, FakeForward]]
 def reading_pays(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """No clock decides what these tests see, but where a test is about that."""
     if "dear" not in request.node.name:
-        monkeypatch.setattr(Engine, "_reading_pays", lambda self, run: True)
+        monkeypatch.setattr(Reader, "pays", lambda self, start, n, pace: True)
 
 
 @pytest.fixture
@@ -148,8 +149,8 @@ def test_cells_taken_by_others(make: Make) -> None:
 
 def test_never_larger_than_its_bound(make: Make) -> None:
     engine, _ = make(n_slots=1)
-    assert engine._store is not None
-    engine._store._limit = 12 * 1000
+    assert engine._sequences.store is not None
+    engine._sequences.store._limit = 12 * 1000
     for i in range(20):
         ask(engine, req(prompt(i), 0))
         assert settled(engine).stored_prompt_bytes <= 12 * 1000
@@ -286,11 +287,11 @@ def test_dear_cells_are_computed_again(make: Make) -> None:
 
     clock = [0.0]
     forward.read_cells = dear  # type: ignore[method-assign]
-    real = engine_module.time.perf_counter
+    real = stored.time.perf_counter
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_module.time, "perf_counter", lambda: real() + clock[-1])
+        patch.setattr(stored.time, "perf_counter", lambda: real() + clock[-1])
         talk(engine, 2, 2)
-        assert [n for _, n in forward.reads] == [engine_module._PROBE_FEW] and not forward.writes
+        assert [n for _, n in forward.reads] == [stored._PROBE_FEW] and not forward.writes
         assert settled(engine).n_stored_prompts == 0
         slow = 0.0
         for i in range(20):
@@ -301,14 +302,14 @@ def test_dear_cells_are_computed_again(make: Make) -> None:
 @pytest.mark.parametrize("what", ["read", "write"])
 def test_a_worker_dies(model: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """While cells go to memory or come back: nothing is lost but time."""
-    monkeypatch.setattr(engine_module, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(recovery, "_FIRST_PAUSE", 0.01)
     home = House(model, TWO, jit, n_cells=1024, max_batch=64)
     plain = Engine(home.forward, TOKENIZER, n_slots=1)
     expected, _ = two_turns(plain, 3)
     plain.close()
     engine = Engine(home.forward, TOKENIZER, n_slots=1, cache_ram=1)
-    place = "_keep" if what == "read" else "_recall"
-    work = getattr(engine, place)
+    place = "_keep" if what == "read" else "recall"
+    work = getattr(engine._sequences, place)
     n = 0
 
     def die(*args: Any) -> None:
@@ -319,7 +320,7 @@ def test_a_worker_dies(model: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch, w
             device.before = lambda now: device.die() if now == what else None
         work(*args)
 
-    monkeypatch.setattr(engine, place, die)
+    monkeypatch.setattr(engine._sequences, place, die)
     try:
         found, _ = two_turns(engine, 3)
         assert found == expected

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceError, DeviceLost
-from llamado.engine import engine as engine_module
+from llamado.engine import recovery
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ComputeFailed, EngineClosed, Unavailable
 from llamado.engine.forward import ForwardError, Scales
@@ -198,8 +198,8 @@ def make() -> Iterator[Make]:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "_FIRST_PAUSE", 0.002)
-    monkeypatch.setattr(engine_module, "_LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(recovery, "_FIRST_PAUSE", 0.002)
+    monkeypatch.setattr(recovery, "_LONGEST_PAUSE", 0.02)
 
 
 def req(prompt: list[int], n_predict: int = 12, **kw: Any) -> Request:
@@ -714,7 +714,7 @@ def test_any_schedule(seed: int, n_slots: int, n_blocks: int, depth: int, drafti
             assert client.result.probs == expected.probs
         until(lambda: engine.snapshot().fault is None)
         until(lambda: not (engine.snapshot().requests_processing or engine.snapshot().requests_deferred))
-        until(lambda: not engine._tasks)
+        until(lambda: not engine._queue.tasks)
     finally:
         over.set()
         engine.close()

@@ -19,7 +19,7 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.device import Bytes, DeviceError, DeviceLost
 from llamado.devices.placement import NotEnoughMemory, Placement
-from llamado.engine import engine as engine_module
+from llamado.engine import recovery
 from llamado.engine.engine import Engine
 from llamado.engine.placed import PlacedForward
 from llamado.engine.request import Request, Sampling
@@ -554,8 +554,8 @@ class WordTokenizer(FakeTokenizer):
 def test_answers_of_an_engine_whose_devices_die(
     model: Path, house: Open, jit: Jit, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "_FIRST_PAUSE", 0.002)
-    monkeypatch.setattr(engine_module, "_LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(recovery, "_FIRST_PAUSE", 0.002)
+    monkeypatch.setattr(recovery, "_LONGEST_PAUSE", 0.02)
     rng = random.Random(seed)
     tokenizer = WordTokenizer()
     requests = []

@@ -21,10 +21,17 @@ from tiny_models import make_llama
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.device import DeviceLost
-from llamado.engine import engine as engine_module
-from llamado.engine import errands
+from llamado.engine import errands, recovery
 from llamado.engine.engine import Engine
-from llamado.engine.errors import EngineClosed, InvalidRequest, NoRoom, QueueFull, SlotFileError, SlotNotSaved
+from llamado.engine.errors import (
+    EngineClosed,
+    InvalidRequest,
+    NoRoom,
+    QueueFull,
+    SlotFileError,
+    SlotNotSaved,
+    Unavailable,
+)
 from llamado.engine.placed import PlacedForward
 from llamado.engine.request import Request, Sampling
 from llamado.engine.slotfile import SlotReader
@@ -191,7 +198,7 @@ def test_closing_ends_it(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyP
     late = engine.restore_slot(0, tmp_path / "a")
     closing = threading.Thread(target=engine.close)
     closing.start()
-    while not engine._closing:
+    while not engine._queue.closing:
         time.sleep(0.001)
     gate.set()
     closing.join(30)
@@ -412,7 +419,7 @@ def test_a_worker_dies(
     model: Path, jit: Jit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, nth: int, elsewhere: bool
 ) -> None:
     """The file is whole, or the slot is restored, when the device is there again or its layers are elsewhere."""
-    monkeypatch.setattr(engine_module, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(recovery, "_FIRST_PAUSE", 0.01)
     monkeypatch.setattr(errands, "_PIECE_CELLS", 64)
     home = House(model, TWO, jit, n_cells=1024, max_batch=64)
     engine = Engine(home.forward, TOKENIZER, n_slots=2, failover=0.0 if elsewhere else None)
@@ -462,11 +469,11 @@ def test_a_worker_that_stays_away(model: Path, jit: Jit, tmp_path: Path) -> None
         before = (tmp_path / "a").read_bytes()
         home.away = {"RPC2"}
         home.device(2).before = lambda now: home.device(2).die() if now == "read" else None
-        with pytest.raises((DeviceLost, engine_module.Unavailable)):
+        with pytest.raises((DeviceLost, Unavailable)):
             engine.save_slot(0, tmp_path / "a").result(30)
-        with pytest.raises(engine_module.Unavailable):
+        with pytest.raises(Unavailable):
             engine.save_slot(0, tmp_path / "a").result(30)
-        with pytest.raises(engine_module.Unavailable):
+        with pytest.raises(Unavailable):
             engine.restore_slot(1, tmp_path / "a").result(30)
         assert (tmp_path / "a").read_bytes() == before
         home.away.clear()

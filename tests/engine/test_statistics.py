@@ -126,14 +126,14 @@ def test_the_pace_of_answers_says_how_long(make: Make) -> None:
     for i in range(4):
         ask(engine, req([1 + i]))
     now = time.monotonic()
-    engine._ends.clear()
-    engine._ends.extend([now - 8, now - 6, now - 4, now - 2])
+    engine._queue.ends.clear()
+    engine._queue.ends.extend([now - 8, now - 6, now - 4, now - 2])
     gate, _ = blocked(engine, forward, 21)
     with pytest.raises(QueueFull) as error:
         send(engine, req([9]))
     assert 20 <= error.value.retry_after <= 30, "half of 20, of which one takes 2 s"
-    engine._ends.clear()
-    engine._ends.append(now - 1000)
+    engine._queue.ends.clear()
+    engine._queue.ends.append(now - 1000)
     with pytest.raises(QueueFull) as error:
         send(engine, req([9]))
     assert error.value.retry_after == 60

@@ -84,3 +84,21 @@ class SlotNotSaved(EngineError):
 
 class NoRoom(InvalidRequest):
     """A saved slot has more tokens than there are cells beside those of running answers."""
+
+
+def compute_failed(error: Exception) -> LlamadoError:
+    """What is said of a failure in a forward pass; errors of our own say it themselves."""
+    if isinstance(error, LlamadoError):
+        return error
+    named = ComputeFailed(f"the forward pass failed: {type(error).__name__}: {error}")
+    named.__cause__ = error
+    return named
+
+
+def constraint_failed(error: Exception) -> LlamadoError:
+    """What is said of a failure in what limits the tokens; errors of our own say it themselves."""
+    if isinstance(error, LlamadoError):
+        return error
+    failed = ConstraintFailed(f"what limits the answer's tokens failed: {type(error).__name__}: {error}")
+    failed.__cause__ = error
+    return failed

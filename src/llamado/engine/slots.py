@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -14,6 +15,8 @@ from llamado.engine.forward import Scales
 from llamado.engine.kvpool import Run
 from llamado.engine.request import Event, Request, SlotSnapshot, Timings, TokenProbs
 from llamado.engine.sampling import Sampler
+
+log = logging.getLogger(__name__)
 
 
 class Task:
@@ -64,6 +67,17 @@ class Task:
         n = self.request.n_predict
         return n if n < 0 else max(0, n - len(self.generated))
 
+    def tell(self, event: Event) -> None:
+        """Hand an event to whoever asked."""
+        if self.cancelled:
+            return
+        try:
+            self.emit(event)
+        except Exception:
+            # Whoever asked cannot be told any more.
+            log.exception("the receiver of task %d failed; the task is dropped", self.id)
+            self.cancelled = True
+
     def timings(self) -> Timings:
         """As llama-server measures them: the prompt's time ends with the first token."""
         generating = bool(self.generated)
@@ -112,6 +126,11 @@ class Slot:
     def idle(self) -> bool:
         """Whether a request may have it."""
         return self.task is None and not self.held
+
+    @property
+    def age(self) -> int:
+        """Task id of its request: lower came first; -1 where it has none."""
+        return self.task.id if self.task is not None else -1
 
     @property
     def used(self) -> int:

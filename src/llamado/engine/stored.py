@@ -6,12 +6,17 @@ conversation that comes back and grows takes the place of its shorter self, and 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.engine.forward import Cells, Scales
+from llamado.engine.forward import Cells, Forward, Scales
+
+# Cells that are read to learn what reading costs: few, lest a slow link stop everything, and more where the few took no
+# longer than this. After how many sequences that were not worth it this is tried again.
+_PROBE_FEW, _PROBE_MORE, _PROBE_SECONDS, _PROBE_AGAIN = 8, 32, 0.1, 16
 
 Read = Callable[[int, int], Cells]
 """Cells of a sequence from a position on, so many."""
@@ -72,6 +77,46 @@ class ReadCost:
         if expected > 0:
             scale = 0.7 + 0.3 * min(seconds / expected, 10.0)
             self._call, self._cell = scale * self._call, scale * self._cell
+
+
+class Reader:
+    """Gets cells from the devices, `piece` in a call, and knows what that takes."""
+
+    def __init__(self, forward: Forward, piece: int) -> None:
+        self._forward = forward
+        self._piece = piece
+        self._cost: ReadCost | None = None
+        self._n_passed = 0
+
+    def read(self, start: int, n: int) -> Cells:
+        """`n` cells of the pool; raises DeviceLost."""
+        began = time.perf_counter()
+        cells = self._forward.read_cells(start, n)
+        if self._cost is not None:
+            self._cost.note(n, time.perf_counter() - began)
+        return cells
+
+    def pays(self, start: int, n: int, pace: float) -> bool:
+        """Whether getting `n` cells and putting them back is quicker than computing them again, at `pace` a second.
+
+        Over a slow link it is not. What reading takes is measured; where that was too much, now and then again.
+        """
+        if self._cost is None:
+            began = time.perf_counter()
+            self._forward.read_cells(start, _PROBE_FEW)
+            few = time.perf_counter() - began
+            more = few * _PROBE_MORE / _PROBE_FEW
+            if few <= _PROBE_SECONDS:
+                self._forward.read_cells(start, _PROBE_MORE)
+                more = time.perf_counter() - began - few
+            self._cost = ReadCost(_PROBE_FEW, few, _PROBE_MORE, more)
+        if 2 * self._cost.seconds(n, self._piece) * pace <= n:
+            self._n_passed = 0
+            return True
+        self._n_passed += 1
+        if self._n_passed % _PROBE_AGAIN == 0:
+            self._cost = None
+        return False
 
 
 class Store:
