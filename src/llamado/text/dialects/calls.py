@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -90,6 +90,31 @@ def sequence(*parts: str) -> str:
 
 def alternatives(names: Sequence[str]) -> str:
     return " | ".join(names)
+
+
+def members_in_order(rule: str, members: Mapping[str, str], required: Set[str], separator: str) -> list[str]:
+    """Rules by which members stand in their order, those of `required` always and each of the others or not.
+
+    `members`: Lark for each member by its name, `separator`: Lark for what stands between two. `{rule}_first` is all of
+    them, `{rule}_after_K` what may follow the first K.
+    """
+    rules = []
+    names = list(members)
+    for k in range(len(names) + 1):
+        first, later = [], []
+        for j, name in enumerate(names[k:], k):
+            member = f"{members[name]} {rule}_after_{j + 1}"
+            first.append(member)
+            later.append(f"{separator} {member}")
+            if name in required:
+                break
+        else:
+            first.append('""')
+            later.append('""')
+        if k == 0:
+            rules.append(f"{rule}_first: " + " | ".join(first))
+        rules.append(f"{rule}_after_{k}: " + " | ".join(later))
+    return rules
 
 
 SPACE = r"SPACE: /[ \t\n]{0,8}/"

@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llamado.text.dialects.calls import Outcome, Tools, alternatives, quoted, read_after_space, read_gap
+from llamado.text.dialects.calls import (
+    Outcome,
+    Tools,
+    alternatives,
+    members_in_order,
+    quoted,
+    read_after_space,
+    read_gap,
+)
 from llamado.text.dialects.family import Family, Message
 from llamado.text.dialects.reading import Reader, Reading, Tags
 from llamado.text.dialects.thinking import Thinking
@@ -68,24 +76,10 @@ def _object(rule: str, schema: Any, root: Mapping[str, Any], depth: int) -> list
     wanted = schema.get("required")
     required = set(wanted) if isinstance(wanted, list) else set()
     rules: list[str] = []
-    names = list(given)
-    for k, name in enumerate(names):
+    for k, name in enumerate(given):
         rules += _value(f"{rule}_{k}", given[name], root, depth + 1)
-        # What may follow member k, and what may begin behind the members before k.
-    for k in range(len(names) + 1):
-        first, later = [], []
-        for j in range(k, len(names)):
-            member = f"{quoted(names[j] + ':')} {rule}_{j} {rule}_after_{j + 1}"
-            first.append(member)
-            later.append('"," ' + member)
-            if names[j] in required:
-                break
-        else:
-            first.append('""')
-            later.append('""')
-        if k == 0:
-            rules.append(f"{rule}_first: " + " | ".join(first))
-        rules.append(f"{rule}_after_{k}: " + " | ".join(later))
+    members = {name: f"{quoted(name + ':')} {rule}_{k}" for k, name in enumerate(given)}
+    rules += members_in_order(rule, members, required, '","')
     return [f'{rule}: "{{" {rule}_first "}}"', *rules]
 
 

@@ -7,7 +7,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from llamado.text.dialects.calls import Outcome, Tools, alternatives, quoted, read_after_space, read_gap, schema_body
+from llamado.text.dialects.calls import (
+    Outcome,
+    Tools,
+    alternatives,
+    members_in_order,
+    quoted,
+    read_after_space,
+    read_gap,
+    schema_body,
+)
 from llamado.text.dialects.family import Family, Message
 from llamado.text.dialects.reading import Reader, Reading, Tags
 from llamado.text.dialects.values import MAX_DEPTH, MAX_KEY, PYTHON, Show, escaped, read_string, read_value
@@ -62,25 +71,12 @@ class PythonCalls:
             properties = given if isinstance(given, Mapping) else {}
             wanted = schema.get("required")
             required = set(wanted) if isinstance(wanted, list) else set()
-            names = list(properties)
             known = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-            for k, key in enumerate(names):
+            for k, key in enumerate(properties):
                 rules.append(f"value_{i}_{k}: {schema_body({**known, **properties[key]})}")
-            for k in range(len(names) + 1):
-                first, later = [], []
-                for j in range(k, len(names)):
-                    member = f"{quoted(names[j] + '=')} value_{i}_{j} after_{i}_{j + 1}"
-                    first.append(member)
-                    later.append('"," " "? ' + member)
-                    if names[j] in required:
-                        break
-                else:
-                    first.append('""')
-                    later.append('""')
-                if k == 0:
-                    rules.append(f"first_{i}: " + " | ".join(first))
-                rules.append(f"after_{i}_{k}: " + " | ".join(later))
-            rules.append(f'call_{i}: {quoted(name)} "(" first_{i} ")"')
+            members = {key: f"{quoted(key + '=')} value_{i}_{k}" for k, key in enumerate(properties)}
+            rules += members_in_order(f"call_{i}", members, required, '"," " "?')
+            rules.append(f'call_{i}: {quoted(name)} "(" call_{i}_first ")"')
         one = "one: " + alternatives([f"call_{i}" for i in range(len(tools.schemas))])
         more = '("," " "? one)*' if parallel else ""
         return "\n".join((f'calls: {quoted(_START)} "[" one {more} "]" {quoted(_END)}', one, *rules))
