@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import socket
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from types import FrameType
 from typing import Any, cast
@@ -40,6 +37,7 @@ from llamado.server.errors import ApiError, invalid, not_found, translate
 from llamado.server.formats import FINGERPRINT
 from llamado.server.lifecycle import GRACE, KEEP_ALIVE
 from llamado.server.settings import Settings
+from llamado.server.signals import EndingServer
 from llamado.server.sockets import address_of
 
 log = logging.getLogger("llamado.router")
@@ -553,7 +551,7 @@ def _downloading(name: str, progress: dict[str, Any], now: int) -> dict[str, Any
     }
 
 
-class RouterServer(uvicorn.Server):
+class RouterServer(EndingServer):
     """uvicorn that ends the models' processes before it ends; the second signal ends everything at once."""
 
     router: Router | None = None
@@ -565,19 +563,6 @@ class RouterServer(uvicorn.Server):
                 self.router.fleet.kill()
             return
         self.should_exit = True
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        # uvicorn's own raises the signal once more after a clean end; a clean end is exit code 0 here.
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for sig, handler in before.items():
-                signal.signal(sig, handler)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         router = self.router

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from functools import partial
 from types import FrameType
 from typing import Any, cast
@@ -27,6 +25,7 @@ from llamado.server.overview import overview
 from llamado.server.prompts import use_threads
 from llamado.server.served import Served
 from llamado.server.settings import Settings
+from llamado.server.signals import EndingServer
 from llamado.server.sleep import Sleep
 from llamado.server.sockets import address_of
 from llamado.server.state import ServerState
@@ -45,7 +44,7 @@ PARENT = "LLAMADO_PARENT_FD"
 """Environment variable with the read end of a pipe: when its other end is closed, whoever started this has ended."""
 
 
-class _Server(uvicorn.Server):
+class _Server(EndingServer):
     """uvicorn with this project's manners: the second signal of any kind ends everything at once."""
 
     def __init__(self, config: uvicorn.Config, watchers: Callable[[], list[Coroutine[None, None, None]]]) -> None:
@@ -102,19 +101,6 @@ class _Server(uvicorn.Server):
         count = len(self.server_state.tasks)
         if count:
             log.info("finishing %d running answer(s), up to %d s; interrupt again to stop at once", count, GRACE)
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        # uvicorn's own raises the signal once more after a clean end; a clean end is exit code 0 here.
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for sig, handler in before.items():
-                signal.signal(sig, handler)
 
 
 def serve(settings: Settings, load: Load, sockets: list[socket.socket]) -> int:
