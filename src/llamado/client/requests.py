@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from llamado.client.health import MAX_BODY, Phase, State
+from llamado.client.health import CONNECTING, MAX_BODY, Phase, State
 from llamado.errors import LlamadoError
 
 Json = dict[str, Any]
@@ -43,9 +43,42 @@ def base(url: str) -> str:
     return text
 
 
-def headers(api_key: str | None) -> dict[str, str]:
-    """What goes with every request."""
-    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+class ServerAddress:
+    """What both clients know of their server.
+
+    `startup_timeout`: seconds `wait_until_ready` waits, `health_check_timeout`: seconds one look may take.
+    `busy_timeout`: for how long a request that is answered by 503 is sent again, with growing pauses or as the
+    server's Retry-After says. `request_timeout`: seconds without a byte after which an answer is given up.
+    Raises ServerUnavailable for an address that is none.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        startup_timeout: float = 300,
+        health_check_timeout: float = 5,
+        *,
+        busy_timeout: float = 60,
+        request_timeout: float = 600,
+        api_key: str | None = None,
+    ) -> None:
+        self.base_url = base(base_url)
+        self.startup_timeout = startup_timeout
+        self.health_check_timeout = health_check_timeout
+        self.busy_timeout = busy_timeout
+        self.state: State = CONNECTING
+        """What the last look at the server found."""
+        self._request_timeout = httpx.Timeout(request_timeout, connect=health_check_timeout)
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._open()
+
+    def _open(self) -> None:
+        """Make the connections' pool."""
+        raise NotImplementedError
+
+    def _unreachable(self, error: httpx.HTTPError) -> ServerUnavailable:
+        what = str(error) or type(error).__name__
+        return ServerUnavailable(f"{self.base_url} cannot be asked: {what}; llamado wait {self.base_url} tells more")
 
 
 def judge_failure(error: Exception, timeout: float) -> State:

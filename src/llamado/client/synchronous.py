@@ -11,39 +11,20 @@ from typing import Any, Literal, Self, overload
 import httpx
 
 from llamado.client import requests
-from llamado.client.health import CONNECTING, MAX_BODY, Backoff, Phase, State, Watch, judge
-from llamado.client.requests import Json, Messages, RequestFailed, ServerUnavailable
+from llamado.client.health import MAX_BODY, Backoff, Phase, State, Watch, judge
+from llamado.client.requests import Json, Messages, RequestFailed, ServerAddress, ServerUnavailable
 
 __all__ = ["LlamaServerClient"]
 
 
-class LlamaServerClient:
+class LlamaServerClient(ServerAddress):
     """One server, ours or the real llama-server; methods may be called from several threads.
 
-    `startup_timeout`: seconds `wait_until_ready` waits, `health_check_timeout`: seconds one look may take.
-    `busy_timeout`: for how long a request that is answered by 503 is sent again, with growing pauses or as the
-    server's Retry-After says. `request_timeout`: seconds without a byte after which an answer is given up.
-    Raises ServerUnavailable for an address that is none.
+    See ServerAddress for what can be set.
     """
 
-    def __init__(
-        self,
-        base_url: str,
-        startup_timeout: float = 300,
-        health_check_timeout: float = 5,
-        *,
-        busy_timeout: float = 60,
-        request_timeout: float = 600,
-        api_key: str | None = None,
-    ) -> None:
-        self.base_url = requests.base(base_url)
-        self.startup_timeout = startup_timeout
-        self.health_check_timeout = health_check_timeout
-        self.busy_timeout = busy_timeout
-        self.state: State = CONNECTING
-        """What the last look at the server found."""
-        timeout = httpx.Timeout(request_timeout, connect=health_check_timeout)
-        self._http = httpx.Client(base_url=self.base_url, timeout=timeout, headers=requests.headers(api_key))
+    def _open(self) -> None:
+        self._http = httpx.Client(base_url=self.base_url, timeout=self._request_timeout, headers=self._headers)
 
     # -- how it stands -------------------------------------------------------------------------------------------------
 
@@ -224,7 +205,3 @@ class LlamaServerClient:
             if time.monotonic() - began + pause > self.busy_timeout:
                 raise ServerUnavailable(f"for {self.busy_timeout:g} s: {requests.failure(response)}")
             time.sleep(pause)
-
-    def _unreachable(self, error: httpx.HTTPError) -> ServerUnavailable:
-        what = str(error) or type(error).__name__
-        return ServerUnavailable(f"{self.base_url} cannot be asked: {what}; llamado wait {self.base_url} tells more")
