@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine makes an example slow; that says nothing about the code.
+settings.register_profile("llamado", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("llamado")
 
 
 @pytest.fixture(scope="session")
