@@ -163,7 +163,7 @@ def _worker(flags: Parsed, _: argparse.Namespace) -> int:
     options = WorkerOptions(
         host=flags.host,
         port=flags.port,
-        threads=flags.threads or max(1, (os.cpu_count() or 1) // 2),
+        threads=flags.threads,
         devices=devices,
         cache=flags.cache,
         mem=mem,

@@ -182,7 +182,7 @@ MODEL = _group(
 
 COMPUTE = _group(
     "compute",
-    _used("-t --threads", "CPU threads for decoding (default: all cores)", type="int", metavar="N",
+    _used("-t --threads", "CPU threads for decoding (default: one per core it may use)", type="int", metavar="N",
           env="LLAMA_ARG_THREADS LLAMA_N_THREADS", commands=_ENGINE),
     _used("-tb --threads-batch", "CPU threads for prompts (default: --threads)", type="int", metavar="N",
           env="LLAMA_ARG_THREADS_BATCH", commands=_ENGINE),
@@ -617,7 +617,7 @@ WORKER = _group(
     _used("-H --host", "address to listen on", type="str", default="127.0.0.1", metavar="HOST", commands=_WORKER),
     _used("-p --port", "port to listen on (0: any free one)", type="int", default=50052, metavar="PORT",
           commands=_WORKER),
-    _used("-t --threads", "threads of the CPU device (default: half of the hardware threads)", type="int", metavar="N",
+    _used("-t --threads", "threads of the CPU device (default: one per core it may use)", type="int", metavar="N",
           commands=_WORKER),
     _used("-d --device", "devices to offer, comma-separated (default: CPU)", type="str", metavar="DEV,DEV",
           commands=_WORKER),

@@ -18,6 +18,7 @@ import pytest
 from test_endpoint import Authority
 from wire_client import Client, layout, raw, records, request, running, wire_of
 
+from llamado.devices import limits
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import DeviceError
 from llamado.ggml import graph as g
@@ -919,6 +920,17 @@ def test_open_to_others_warns(
         with caplog.at_level(logging.INFO, "llamado.rpc.worker"):
             assert run_worker(WorkerOptions(host=host, port=0, threads=1)) == 0
         assert ("WARNING: 0.0.0.0 can be reached" in caplog.text) is warns
+
+
+def test_more_memory_to_lend_than_there_is(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("llamado.rpc.worker.Worker.serve", lambda worker: worker._end())
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(limits, "memory", lambda: limits.Memory(1 << 30, 2_000_000_000, 9 << 30))
+    for mem, warns in ((3_000_000_000, True), (2_000_000_000, False), (None, False)):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "llamado.rpc.worker"):
+            assert run_worker(WorkerOptions(port=0, threads=1, mem=mem)) == 0
+        assert ("--mem allows clients 3.0 GB, this process may use 2.0 GB" in caplog.text) is warns
 
 
 def test_lender_without_a_limit_lends_what_is_free(device: CpuDevice) -> None:

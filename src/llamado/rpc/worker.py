@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from llamado.devices import limits
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import Device
 from llamado.errors import LlamadoError
@@ -44,9 +45,9 @@ class WorkerError(LlamadoError):
 class WorkerOptions:
     """What `llamado worker` is told. Port 0: any free one.
 
-    `threads` of the CPU device, None: half of the hardware threads; `devices` by name, empty: all; `mem`: most bytes
-    that all clients together get of a device, None: what is free; `allow`: networks that may connect (CIDR), empty:
-    all.
+    `threads` of the CPU device, None: one per core this process may use; `devices` by name, empty: all; `mem`: most
+    bytes that all clients together get of a device, None: what is free; `allow`: networks that may connect (CIDR),
+    empty: all.
     """
 
     host: str = "127.0.0.1"
@@ -222,6 +223,12 @@ def run_worker(options: WorkerOptions) -> int:
         signal.signal(number, end)
     if not _is_local(options.host):
         log.warning("%s", _exposed(options))
+    most = limits.memory().total
+    if options.mem is not None and options.mem > most:
+        log.warning(
+            "-m/--mem allows clients %.1f GB, this process may use %.1f GB: the system may end it when they take what "
+            "is allowed", options.mem / 1e9, most / 1e9,
+        )  # fmt: skip
     log.info("%s", worker.describe())
     worker.serve()
     device.close()
@@ -249,8 +256,8 @@ def _exposed(options: WorkerOptions) -> str:
 
 
 def open_device(threads: int | None) -> CpuDevice:
-    """The CPU as clients get it; by default half of its hardware threads, as rpc-server."""
-    return CpuDevice(threads or max(1, (os.cpu_count() or 1) // 2), jit=RationedJit())
+    """The CPU as clients get it; by default one thread per core this process may use."""
+    return CpuDevice(threads, jit=RationedJit())
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from llamado.devices import limits
 from llamado.devices.cpu.compiler import Compiler
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.memory import CpuBuffer, view_of
@@ -47,8 +47,8 @@ class OperationTime(NamedTuple):
 class CpuDevice:
     """Runs graphs on this machine's cores. One caller at a time.
 
-    `n_threads` serve small batches, `n_threads_batch` larger ones. A graph object that comes again runs without being
-    compiled again: keep it and change what its inputs hold.
+    `n_threads` serve small batches (None: one per core), `n_threads_batch` larger ones. A graph object that
+    comes again runs without being compiled again: keep it and change what its inputs hold.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class CpuDevice:
     ) -> None:
         """`numa`: where threads run on machines with several memory nodes, "distribute", "isolate" or "numactl"."""
         self.name = "CPU"
-        self.n_threads = n_threads or default_threads()
+        self.n_threads = n_threads or limits.cores()
         self.n_threads_batch = n_threads_batch or self.n_threads
         placement = Placement(numa)
         self.jit = jit or Jit()
@@ -126,7 +126,7 @@ class CpuDevice:
         if size > self._arena.size:
             if size > self.memory()[1] // 2:
                 raise DeviceError(
-                    f"a graph needs {size / 1e6:.0f} MB of working memory, more than half of this machine's"
+                    f"a graph needs {size / 1e6:.0f} MB of working memory, more than half of what this process may use"
                 )
             # programs already linked point into the old arena
             self._programs.clear()
@@ -180,17 +180,8 @@ class CpuDevice:
         np.copyto(view_of(target), view_of(source))
 
     def memory(self) -> tuple[int, int]:
-        """Bytes available and in all, as the system counts them."""
-        page = os.sysconf("SC_PAGE_SIZE")
-        total = page * os.sysconf("SC_PHYS_PAGES")
-        free = page * os.sysconf("SC_AVPHYS_PAGES")
-        try:
-            with open("/proc/meminfo") as lines:
-                for line in lines:
-                    if line.startswith("MemAvailable:"):
-                        free = 1024 * int(line.split()[1])
-        except OSError:
-            pass
+        """Bytes free, and in all, of what this process may use."""
+        free, total, _ = limits.memory()
         return free, total
 
     def __del__(self) -> None:
@@ -201,14 +192,6 @@ class CpuDevice:
         """Ends the threads."""
         self.team.close()
         self._programs.clear()
-
-
-def default_threads() -> int:
-    """One thread per core this process may use."""
-    try:
-        return max(1, len(os.sched_getaffinity(0)))
-    except AttributeError:
-        return max(1, os.cpu_count() or 1)
 
 
 def _columns(graph: Graph) -> int:

@@ -1,0 +1,136 @@
+"""What this process may use of its machine: memory and cores, by what the system has and what the process is given.
+
+A container or a systemd unit is a cgroup with limits of its own (Linux Documentation/admin-guide/cgroup-v2.rst, and
+cgroup-v1/memory.rst); limits of the groups above it hold as well. Files that are missing limit nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+_ROOT = Path("/")
+
+
+class Memory(NamedTuple):
+    """Bytes: `free` now, `total` that this process may ever have, and `physical`, the machine's RAM.
+
+    `total` is less than `physical` where a control group limits it.
+    """
+
+    free: int
+    total: int
+    physical: int
+
+
+def memory(root: Path = _ROOT) -> Memory:
+    """The memory this process may use; `root`: where `proc` and `sys` are."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    physical = page * os.sysconf("SC_PHYS_PAGES")
+    free = page * os.sysconf("SC_AVPHYS_PAGES") if "SC_AVPHYS_PAGES" in os.sysconf_names else physical
+    for key, value in _table(root / "proc/meminfo"):
+        if key == "MemTotal:":
+            physical = 1024 * value
+        elif key == "MemAvailable:":
+            free = 1024 * value
+    total = physical
+    for limit, used in _memory_limits(root):
+        if limit < physical:  # a limit beyond it is how "none" is written
+            total = min(total, limit)
+            free = min(free, max(0, limit - used))
+    return Memory(min(free, total), total, physical)
+
+
+def cores(root: Path = _ROOT) -> int:
+    """Threads that can compute side by side: physical cores among the CPUs this process may run on, at most as many as
+    its share of time (cgroup `cpu.max`) keeps busy, at least one.
+    """
+    cpus = _affinity()
+    found = len({_siblings(root, cpu) for cpu in cpus})
+    for quota in _cpu_quotas(root):
+        found = min(found, int(quota))  # a thread that is stopped keeps all the others waiting
+    return max(1, found)
+
+
+def _affinity() -> frozenset[int]:
+    try:
+        return frozenset(os.sched_getaffinity(0))
+    except AttributeError:
+        return frozenset(range(os.cpu_count() or 1))
+
+
+def _siblings(root: Path, cpu: int) -> str:
+    """The CPUs of a CPU's core, as the system lists them; a core of its own where it does not say."""
+    folder = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+    return _text(folder / "core_cpus_list") or _text(folder / "thread_siblings_list") or str(cpu)
+
+
+def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
+    """(limit, used) in bytes of every group this process is in. What only caches files can be taken back at once."""
+    for folder in _groups(root, ""):
+        if limit := _number(folder / "memory.max"):
+            yield limit, _working_set(folder, "memory.current", ("active_file", "inactive_file"))
+    for folder in _groups(root, "memory"):
+        if limit := _number(folder / "memory.limit_in_bytes"):
+            files = ("total_active_file", "total_inactive_file")
+            yield limit, _working_set(folder, "memory.usage_in_bytes", files)
+
+
+def _working_set(folder: Path, usage: str, files: tuple[str, ...]) -> int:
+    cached = sum(value for key, value in _table(folder / "memory.stat") if key in files)
+    return max(0, _number(folder / usage) - cached)
+
+
+def _cpu_quotas(root: Path) -> Iterator[float]:
+    """Seconds of processor time per second of every group that is given a share."""
+    for folder in _groups(root, ""):
+        quota, _, period = _text(folder / "cpu.max").partition(" ")
+        if quota.isdecimal() and period.isdecimal() and int(period):
+            yield int(quota) / int(period)
+    for folder in _groups(root, "cpu"):
+        given, every = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+        if given > 0 and every > 0:
+            yield given / every
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of the group this process is in and of those above it; `controller` "" is version 2."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        names, _, path = rest.partition(":")
+        if controller not in names.split(",") or (controller == "") != (number == "0"):
+            continue
+        mounts = root / "sys/fs/cgroup"
+        tops = [mounts / name for name in dict.fromkeys([names, controller])] if controller else [mounts]
+        if not controller and (mounts / "unified").is_dir():
+            tops.append(mounts / "unified")
+        top = next((top for top in tops if top.is_dir()), None)
+        if top is None:
+            continue
+        # inside a container the path may be that of the machine outside: then the top is the container's own
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for n in range(len(parts), -1, -1):
+            yield top.joinpath(*parts[:n])
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _number(path: Path) -> int:
+    """A file of one number; 0 where there is none ("max", −1)."""
+    text = _text(path)
+    return int(text) if text.isdecimal() else 0
+
+
+def _table(path: Path) -> Iterator[tuple[str, int]]:
+    """Lines of a name and a number."""
+    for line in _text(path).splitlines():
+        words = line.split()
+        if len(words) >= 2 and words[1].isdecimal():
+            yield words[0], int(words[1])
