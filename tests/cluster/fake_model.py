@@ -1,7 +1,8 @@
 """A model server made of nothing: says its name, gets ready late, streams slowly, dies when told to.
 
 `python fake_model.py NAME PORT_OR_SOCKET [ready=SECONDS] [fail=CODE] [stubborn] [count=FILE]`
-Requests: `{"delay": S, "stream": N, "die": "before" | "after N chunks", "echo": true}`. `count` gets a line per start.
+Requests: `{"delay": S, "stream": N, "die": "before" | "after N chunks", "signal": "SIGKILL", "echo": true}`.
+`count` gets a line per start and per request.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -67,6 +69,11 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     writer.close()
 
 
+def end_by(asked: dict[str, object]) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.kill(os.getpid(), signal.Signals[str(asked.get("signal", "SIGKILL"))])
+
+
 async def work(
     asked: dict[str, object],
     body: bytes,
@@ -81,7 +88,7 @@ async def work(
         if once is not None:
             open(str(once), "w").close()
         if die == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
+            end_by(asked)
     else:
         die = ""
     if "sleep" in asked:
@@ -97,7 +104,7 @@ async def work(
                 if die == str(i):
                     await writer.drain()
                     await asyncio.sleep(0.05)
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    end_by(asked)
                 await asyncio.wait([gone], timeout=delay)
                 if gone.done():
                     STATE["cancelled"] += 1

@@ -18,6 +18,10 @@ import httpx
 import pytest
 from router_process import Running, Start, alive, config, fake, wait_for
 
+from llamado.cluster.fleet import Lease
+from llamado.cluster.proxy import Passage
+from llamado.server.bodies import MAX_BODY
+
 
 def events(text: str) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
@@ -101,11 +105,11 @@ def test_hostile_requests(start_router: Start) -> None:
     router = start_router(config({"a": fake("A")}))
     post = router.http.post
     assert post("/v1/completions", content=b"x" * (20 * 2**20)).status_code == 413
-    parts = (b"x" * 2**20 for _ in range(20))
-    try:
-        assert post("/v1/completions", content=parts).status_code == 413
-    except httpx.HTTPError:
-        pass  # it need not read all of it
+    # Of unknown length: answered as soon as it is too long, before it has ended.
+    with socket.create_connection(("127.0.0.1", int(router.url.rpartition(":")[2])), 30) as raw:
+        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        raw.sendall(b"%x\r\n" % (2 * MAX_BODY) + b"x" * (MAX_BODY + 1))
+        assert raw.recv(1000).startswith(b"HTTP/1.1 413 ")
     assert post("/v1/completions", json={"model": "m" * 10**6}).status_code == 400
     assert post("/v1/completions", content=b"[" * 10**6).status_code == 400
     assert post("/v1/completions", content=b'{"model":"a","x":' + b"[" * 5000 + b"]" * 5000 + b"}").status_code == 400
@@ -261,10 +265,64 @@ def test_a_stream_that_breaks_off_says_so(start_router: Start) -> None:
         router.ask("a", stream=10, delay=0.01, die="3", type="text/plain")
 
 
-def test_a_request_that_kills_every_process_is_given_up(start_router: Start) -> None:
-    router = start_router(config({"a": fake("A")}))
+def requests_of(count: Path) -> int:
+    """Requests that fake models got, all their processes together."""
+    return sum(line.startswith("request") for line in count.read_text().splitlines())
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT"])
+def test_a_request_whose_process_crashed_is_not_sent_again(start_router: Start, tmp_path: Path, name: str) -> None:
+    count = tmp_path / "count"
+    router = start_router(config({"a": fake("A", f"count={count}")}))
+    router.ask("a")
+    for asked in (1, 2):  # on a kept connection and on a new one
+        answer = router.ask("a", die="before", signal=name)
+        assert answer.status_code == 502 and f"crashed ({name})" in answer.json()["error"]["message"]
+        assert requests_of(count) == 1 + asked
+    assert router.ask("a").json()["name"] == "A"
+
+
+def test_a_crash_that_is_noticed_late(start_router: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection is lost, and that the process has ended is known only later: the request is not sent again."""
+    real = Passage._settle
+
+    async def settle(passage: Passage, lease: Lease) -> None:
+        if not passage._sent:
+            await real(passage, lease)
+
+    monkeypatch.setattr(Passage, "_settle", settle)
+    count = tmp_path / "count"
+    router = start_router(config({"a": fake("A", f"count={count}")}))
+    answer = router.ask("a", die="before", signal="SIGSEGV")
+    assert answer.status_code == 502 and "crashed (SIGSEGV)" in answer.json()["error"]["message"]
+    assert requests_of(count) == 1
+
+
+def test_a_crash_among_other_requests(start_router: Start, tmp_path: Path) -> None:
+    """Those under way cannot be told from the one that caused it; those that wait are answered by the next process."""
+    count = tmp_path / "count"
+    router = start_router(config({"a": fake("A", "ready=0.5", f"count={count}")}))
+    pid = router.ask("a").json()["pid"]
+    with ThreadPoolExecutor() as pool:
+        under_way = [pool.submit(router.ask, "a", delay=60) for _ in range(3)]
+        wait_for(lambda: requests_of(count) == 4)
+        assert router.ask("a", die="before", signal="SIGSEGV").status_code == 502
+        wait_for(lambda: router.status("a")["value"] == "loading")
+        waiting = [pool.submit(router.ask, "a") for _ in range(3)]
+        for one in under_way:
+            answer = one.result()
+            assert answer.status_code == 502 and "crashed (SIGSEGV)" in answer.json()["error"]["message"]
+        for one in waiting:
+            assert one.result().status_code == 200 and one.result().json()["pid"] != pid
+    assert requests_of(count) == 8
+
+
+def test_a_request_whose_process_is_killed_is_sent_once_more(start_router: Start, tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    router = start_router(config({"a": fake("A", f"count={count}")}))
     answer = router.ask("a", die="before")
-    assert answer.status_code == 502 and "4 tries" in answer.json()["error"]["message"]
+    assert answer.status_code == 502 and "closed 2 times" in answer.json()["error"]["message"]
+    assert requests_of(count) == 2
     assert router.ask("a").json()["name"] == "A"
 
 

@@ -30,6 +30,11 @@ _CHECK_TIMEOUT = 5.0  # seconds a health check may take
 IDLE_STOP = 2.0  # seconds that an idle process of ours gets between SIGTERM and SIGKILL
 PORT_WAIT = 5.0  # seconds an earlier process may take to leave its port
 
+CRASHES = frozenset(
+    128 + sig for sig in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP)
+)
+"""Exit codes, as a shell shows them, of processes that a fault of their own ended."""
+
 Progress = Callable[[float, str], None]
 
 

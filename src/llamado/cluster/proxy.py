@@ -1,12 +1,20 @@
-"""One request on its way to a model's process and back: nothing is held up, and a process that dies is tried again."""
+"""One request on its way to a model's process and back: nothing is held up, and a lost answer is asked for again.
+
+A process that crashed (`child.CRASHES`) was probably ended by one of the requests it worked on, and nothing tells by
+which: none of them is sent to another process, or one request could end them all. After any other loss (the process
+was killed or ended by itself, or closed the connection) the request is sent once more. Requests that were not sent yet
+are not concerned.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from llamado.cluster.child import CRASHES, Child
 from llamado.cluster.fleet import Fleet, Lease, Place
 from llamado.cluster.upstream import Address, Connection, Headers, UpstreamLost, UpstreamRefused
 from llamado.server.errors import ApiError
@@ -18,7 +26,9 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 TRIES = 4
-"""A request that ends the process of every try is not tried more often: it is probably what ends it."""
+"""How often a process is looked for that takes the request."""
+SENDS = 2
+"""How often a request is sent whose answer was lost."""
 
 # RFC 9110, 7.6.1: they speak of one connection, not of the message.
 _HOP = frozenset(
@@ -90,6 +100,8 @@ class Passage:
         self._keys = keys
         self._task = asyncio.current_task()
         self._connection: Connection | None = None
+        self._sent = False
+        """Whether the try under way has written the request."""
         self._waiting = False
         self._stream = False
         self._tail = b""
@@ -99,25 +111,36 @@ class Passage:
     async def run(self, place: Place, path: bytes, query: bytes, body: bytes, *, count: bool, autoload: bool) -> None:
         """Answer the request. Raises ApiError while nothing of the answer is sent."""
         watcher = asyncio.ensure_future(self._watch())
+        name = place.model.name
+        asked: Child | None = None
+        lost = 0
         try:
-            attempt = 0
-            while attempt < TRIES:
-                attempt += 1
+            for _ in range(TRIES):
                 lease = await self._lease(place, count, autoload)
                 if lease is None:
                     return
+                self._sent = False
                 try:
+                    if asked is not lease.child:
+                        self._stop_at_a_crash(name, asked)
                     await self._try(lease, path, query, body)
                     return
                 except UpstreamLost as error:
                     if self.gone or self.started:
                         raise
-                    log.warning("model %s: %s; the request is sent again (%d)", place.model.name, error, attempt)
+                    reason = str(error)
                 finally:
                     lease.release()
-                if not await self._settle(lease):
-                    attempt = max(attempt, TRIES - 1)  # it runs on and does not want this request: once more
-            message = f"model '{place.model.name}' gave no answer in {TRIES} tries: its connection was closed each time"
+                await self._settle(lease)
+                if self._sent:
+                    lost += 1
+                    asked = lease.child
+                    self._stop_at_a_crash(name, asked)
+                    if lost == SENDS:
+                        message = f"model '{name}' gave no answer: its connection was closed {SENDS} times"
+                        raise ApiError("server_error", message, status=502)
+                log.warning("model %s: %s; the request is sent again", name, reason)
+            message = f"model '{name}' took no request in {TRIES} tries: {reason}"
             raise ApiError("server_error", message, status=502)
         except UpstreamLost as error:
             if not self.gone:
@@ -152,11 +175,19 @@ class Passage:
         finally:
             self._waiting = False
 
-    async def _settle(self, lease: Lease) -> bool:
-        """After a lost answer: whether the process has ended. What is about to be known is waited for."""
-        if not lease.child.exit.done():
-            await asyncio.wait([lease.child.exit], timeout=0.5)
-        return lease.child.exit.done()
+    async def _settle(self, lease: Lease) -> None:
+        """After a lost answer: wait a moment for the process's end, which is probably why."""
+        await asyncio.wait([lease.child.exit], timeout=0.5)
+
+    def _stop_at_a_crash(self, name: str, asked: Child | None) -> None:
+        """Raises ApiError where the process that had the request has crashed."""
+        code = None if asked is None else asked.exit_code
+        if code is not None and code in CRASHES:
+            message = (
+                f"the process of model '{name}' crashed ({signal.Signals(code - 128).name}) while it worked on this "
+                "request; the request is not sent again, because it may be what ended it"
+            )
+            raise ApiError("server_error", message, status=502)
 
     async def _connect(self, lease: Lease, head: bytes, body: bytes) -> Connection:
         """A connection on which the answer has begun; a kept one that was closed meanwhile is replaced."""
@@ -169,6 +200,7 @@ class Passage:
             kept = connection.used
             try:
                 connection.send(head, body)
+                self._sent = True
                 await connection.answered()
                 return connection
             except UpstreamLost:
