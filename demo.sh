@@ -41,17 +41,17 @@ for candidate in "${PYTHON:-}" python3 python3.14 python3.13 python3.12 python3.
   fi
 done
 [ -n "$python" ] || fail "Python 3.11 or newer is needed (python.org, or your system's packages); PYTHON=… names one"
-LLAMADO_DEMO_BEGAN=$("$python" -c 'import time; print(time.time())')
+LLAMADO_DEMO_BEGAN=$("$python" -P -c 'import time; print(time.time())')
 export LLAMADO_DEMO_BEGAN
 
 extras=""
 case "${1:-}" in glm | qwen3 | hf:*) extras="[hub]" ;; esac
 stamp=".venv/.llamado-installed$extras"
 if [ ! -x .venv/bin/python ] || [ pyproject.toml -nt "$stamp" ]; then
-  [ -x .venv/bin/python ] || "$python" -m venv .venv || fail "could not make .venv (on Debian and Ubuntu: apt install python3-venv)"
+  [ -x .venv/bin/python ] || "$python" -P -m venv .venv || fail "could not make .venv (on Debian and Ubuntu: apt install python3-venv)"
   echo "installing llamado into .venv (the first time this takes a minute)"
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".$extras" </dev/null ||
+  .venv/bin/python -P -m pip install --quiet --disable-pip-version-check -e ".$extras" </dev/null ||
     fail "pip could not install llamado's dependencies: see the message above. Without a network: PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER ./demo.sh, with the wheels in FOLDER"
   touch "$stamp"
 fi
-exec .venv/bin/python -m llamado.demo "$@"
+exec .venv/bin/python -P -m llamado.demo "$@"

@@ -22,6 +22,7 @@ from llamado.errors import LlamadoError
 from llamado.gguf.catalogue import CATALOGUE
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.sources import progress_bar, resolve
+from llamado.installation import own_command
 
 FOLDER = Path(".demo")
 PORT = 8080
@@ -111,7 +112,7 @@ def background(name: str, *arguments: str) -> subprocess.Popen[bytes]:
     FOLDER.mkdir(exist_ok=True)
     with open(FOLDER / f"{name}.log", "wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "llamado.cli", *arguments],
+            own_command(*arguments),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

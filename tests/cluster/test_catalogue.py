@@ -14,6 +14,7 @@ from llamado.cluster.catalogue import Catalogue, CatalogueError, Model, cached_m
 from llamado.cluster.downloads import remove_cached
 from llamado.cluster.presets import PresetError, read_presets
 from llamado.flags import FlagError, parse
+from llamado.installation import own_command
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +32,9 @@ def catalogue(*flags: str) -> Catalogue:
 def arguments(model: Model) -> dict[str, Any]:
     """Flags of the model's process, with their values."""
     args = list(model.launch.args)
-    assert args[1:4] == ["-m", "llamado.cli", "serve"]
+    assert args[:5] == own_command("serve")
     found: dict[str, Any] = {}
-    for i, arg in enumerate(args[4:], 4):
+    for i, arg in enumerate(args[5:], 5):
         if arg.startswith("--"):
             name, equals, value = arg.partition("=")
             follows = args[i + 1] if i + 1 < len(args) and not args[i + 1].startswith("--") else True
@@ -55,6 +56,18 @@ def test_models_by_flags() -> None:
     given = arguments(one)
     assert given["--model"] == "models/a.gguf" and given["--alias"] == "one" and given["--ctx-size"] == "512"
     assert given["--temp"] == "-1.0" and given["--metrics"] is True and given["--no-slots"] is True
+
+
+@pytest.mark.parametrize("name", ["--api-key", "-1", "--port=1", "-m", "a b", "--alias=x"])
+def test_names_of_files_are_not_taken_for_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A process gets the file and the name it was listed by, and nothing else."""
+    (tmp_path / f"{name}.gguf").touch()
+    monkeypatch.chdir(tmp_path)
+    (model,) = catalogue("--models-dir", ".").models.values()
+    assert model.name == name
+    given, _ = parse(_parser("serve"), "serve", model.launch.args[5:])
+    assert given.alias == [name] and [Path(path).name for path in given.model] == [f"{name}.gguf"]
+    assert given.given == {"alias", "model"}
 
 
 def test_one_model_may_have_bare_aliases(tmp_path: Path) -> None:

@@ -9,11 +9,9 @@ eight streams together, from the first token of any of them to the last; prompts
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import queue
 import re
-import signal
 import statistics
 import subprocess
 import sys
@@ -22,18 +20,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llamado.bench.taps import Taps
 from llamado.devices.placement import SplitOptions
 from llamado.engine.request import Defaults, Done, Event, Failed, Token
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
+from llamado.installation import install_command, own_command
 from llamado.rpc.endpoint import Endpoint
-from llamado.rpc.tap import Tap, TapOptions
 from llamado.server import logs
 from llamado.server.load import load_llama
 from llamado.server.settings import EngineOptions, ModelSource, engine_options, model_source
@@ -51,7 +49,6 @@ _REPETITIONS = 2
 _CONTEXT = 2048
 _LATENCIES, _NODES = "0,5,10,20,30", "3,4,5"
 _START_SECONDS = 60.0
-_PLOT_HINT = "drawing needs matplotlib: pip install 'llamado[plot]'"
 
 
 class LatencyError(LlamadoError):
@@ -112,7 +109,7 @@ def measure(llama: Llama, n_predict: int, repetitions: int) -> tuple[float, floa
 @contextmanager
 def own_workers(n: int) -> Iterator[list[Endpoint]]:
     """`n` workers of one thread on this machine, ended when the block is left. Raises LatencyError."""
-    command = [sys.executable, "-m", "llamado.cli", "worker", "-p", "0", "-t", "1"]
+    command = own_command("worker", "-p", "0", "-t", "1")
     running: list[subprocess.Popen[str]] = []
     try:
         for _ in range(n):
@@ -163,56 +160,6 @@ def listening_port(process: subprocess.Popen[str]) -> int:
     if port is None:
         raise LatencyError(f"a worker did not start: {''.join(said[-5:]).strip() or 'it said nothing'}")
     return port
-
-
-class Taps:
-    """A tap before each worker, all in a process of their own: beside the engine they would wait for its Python."""
-
-    def __init__(self, targets: Sequence[Endpoint]) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, other = context.Pipe()
-        self._process = context.Process(target=_serve_taps, args=(other, list(targets)), daemon=True)
-        self._process.start()
-        other.close()
-        self.endpoints: list[str] = [str(Endpoint("127.0.0.1", port)) for port in self._answer()]
-
-    def delay(self, latency_ms: float) -> None:
-        """From now on graphs take this long."""
-        self._pipe.send(latency_ms)
-        self._answer()
-
-    def close(self) -> None:
-        self._pipe.close()
-        self._process.join(10)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-
-    def _answer(self) -> list[int]:
-        try:
-            ports: list[int] = self._pipe.recv()
-        except EOFError:
-            raise LatencyError("the taps before the workers ended unexpectedly") from None
-        return ports
-
-
-def _serve_taps(pipe: Connection, targets: Sequence[Endpoint]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent sees to it
-    sys.setswitchinterval(0.0005)
-    with ExitStack() as running:
-        taps = [
-            running.enter_context(Tap(TapOptions(listen_port=0, target_host=t.host, target_port=t.port)))
-            for t in targets
-        ]
-        pipe.send([tap.port for tap in taps])
-        while True:
-            try:
-                latency_ms: float = pipe.recv()
-            except EOFError:
-                return
-            for tap in taps:
-                tap.towards.latency = 1e-3 * latency_ms
-            pipe.send([])
 
 
 # --- the table and the drawing ----------------------------------------------------------------------------------------
@@ -336,9 +283,10 @@ def bench_latency(flags: Parsed) -> int:
     if "repetitions" in flags.given:
         repetitions = _whole(str(flags.repetitions), "-r/--repetitions")
     if not can_draw():
+        hint = f'drawing needs matplotlib, the extra "plot": {install_command("plot")}'
         if flags.out:
-            raise LatencyError(f"--out {flags.out}: {_PLOT_HINT}")
-        print(_PLOT_HINT, file=sys.stderr)
+            raise LatencyError(f"--out {flags.out}: {hint}")
+        print(hint, file=sys.stderr)
     source = model_source(flags)
     base = base.with_context(max(base.n_ctx, _CONTEXT, STREAMS * (_PROMPT_TOKENS + n_predict)))
     rows: list[Measured] = []

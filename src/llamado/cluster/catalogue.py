@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from llamado.flags import FlagError, Parsed
 from llamado.gguf.catalogue import CATALOGUE, WheelModel
 from llamado.gguf.reader import shard_names
 from llamado.gguf.sources import cache_dir
+from llamado.installation import own_command
 
 log = logging.getLogger("llamado.router")
 
@@ -261,7 +261,7 @@ def _finish(entry: _Entry) -> Model:
         return tuple(sorted({part for part in parts if part} - {entry.name}))
 
     shown = options | ({"tags": entry.options["tags"]} if listed("tags") else {})
-    args = [sys.executable, "-m", "llamado.cli", "serve", *presets.arguments(shown), "--alias", entry.name]
+    args = own_command("serve", *presets.arguments(shown), *presets.argument("--alias", entry.name))
     path = options.get("model", ("",))[-1]
     sleeps = options.get("sleep_idle_seconds", ("-1",))[-1]
     return Model(

@@ -8,7 +8,6 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from llamado.cluster.catalogue import Model
 from llamado.cluster.logbook import MODELS
 from llamado.cluster.upstream import Address, Pool, UpstreamLost, get
 from llamado.errors import LlamadoError
+from llamado.installation import python_command
 
 log = logging.getLogger("llamado.router")
 
@@ -66,7 +66,7 @@ class Guard:
         if self._process is not None and self._process.poll() is None:
             return
         self._discard()
-        command = [sys.executable, "-I", "-S", guard.__file__, self.cookie, str(self._grace), str(self._folder)]
+        command = python_command("-I", "-S", guard.__file__, self.cookie, str(self._grace), str(self._folder))
         environment = {name: value for name, value in os.environ.items() if name != guard.VARIABLE}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, env=environment

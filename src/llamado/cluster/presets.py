@@ -113,9 +113,13 @@ def arguments(options: Options) -> list[str]:
                 given.append(_long(flag.off_names))
             continue
         for text in options[key]:
-            # A value like -1 would be read as the next flag.
-            given += [f"{name}={text}"] if text.startswith("-") else [name, text]
+            given += argument(name, text)
     return given
+
+
+def argument(name: str, text: str) -> list[str]:
+    """A flag and its value; one that begins with a dash (-1, a file's name) would be read as the next flag."""
+    return [f"{name}={text}"] if text.startswith("-") else [name, text]
 
 
 def _long(names: tuple[str, ...]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from llamado.gguf.errors import SourceError
 from llamado.gguf.reader import shard_names
 from llamado.gguf.report import Progress
+from llamado.installation import install_command
 
 # llama.cpp's order of choice for a repository without a quantisation (common/download.cpp); then the first file.
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
@@ -68,8 +69,8 @@ def fetch_hub_model(
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     except ImportError as error:
         raise SourceError(
-            "models from the Hugging Face hub need the package huggingface_hub: run `pip install llamado[hub]`, or use "
-            "a local .gguf file or the small model `smollm2`"
+            'models from the Hugging Face hub need the package huggingface_hub, the extra "hub": '
+            f"{install_command('hub')}; or use a local .gguf file or the small model `smollm2`"
         ) from error
 
     endpoint = os.environ.get("HF_ENDPOINT") or None

@@ -7,7 +7,6 @@ import os
 import re
 import ssl
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -19,6 +18,7 @@ import httpx
 
 from llamado.gguf.errors import SourceError
 from llamado.gguf.fetch import shown
+from llamado.installation import python_command
 
 DEFAULT_INDEX = "https://pypi.org/simple"
 _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.1"
@@ -112,7 +112,7 @@ def _pip_config_list() -> str:
     # pip knows where its configuration files are on every platform and in every virtual environment.
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, timeout=60, check=False
+            python_command("-m", "pip", "config", "list"), capture_output=True, text=True, timeout=60, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamado import __version__
 from llamado.errors import LlamadoError
+from llamado.installation import install_command
 from llamado.server.record import Record
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def open_tracing(asked: bool, environ: Mapping[str, str] = os.environ) -> Tracin
         # By name, because the exporter is in the extra alone.
         otlp = importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     except ImportError:
-        message = "OpenTelemetry is not installed: pip install 'llamado[otel]'"
+        message = f'OpenTelemetry, the extra "otel", is not installed: {install_command("otel")}'
         if asked:
             raise TracingError(f"--otel: {message}") from None
         # The variable may be there for everything on this machine.

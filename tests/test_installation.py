@@ -1,0 +1,166 @@
+"""Other processes of ours import nothing from the working directory; hints name what installs here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llamado import installation
+from llamado.installation import install_command
+
+SOURCES = Path(installation.__file__).parent
+
+# Each starts one of our processes and waits until it has imported what it needs.
+_STARTS = {
+    "a model of the router": """
+        import subprocess
+        from llamado.cli import _parser
+        from llamado.cluster import catalogue
+        from llamado.flags import parse
+        flags, _ = parse(_parser("serve"), "serve", ["-m", "a.gguf", "-m", "b.gguf"])
+        for model in catalogue.load(flags).models.values():
+            subprocess.run([*model.launch.args, "--help"], check=True)
+    """,
+    "the guard of the models": """
+        from llamado.cluster.child import Guard
+        from pathlib import Path
+        guard = Guard(0.1, Path("no-such-folder"))
+        guard.start()
+        guard.end()
+    """,
+    "a part of the demo": """
+        from llamado import demo
+        assert demo.background("worker1", "worker", "--help").wait() == 0
+    """,
+    "workers of the bench": """
+        from llamado.bench.latency import own_workers
+        with own_workers(1):
+            pass
+    """,
+    "taps of the bench": """
+        from llamado.bench.taps import Taps
+        from llamado.rpc.endpoint import Endpoint
+        Taps([Endpoint("127.0.0.1", 1)]).close()
+    """,
+    "pip's settings": """
+        from llamado.gguf.index import _pip_config_list
+        _pip_config_list()
+    """,
+}
+_TAKEN = (
+    "llamado",
+    "regex",
+    "json",
+    "socket",
+    "random",
+    "pickle",
+    "signal",
+    "threading",
+    "runpy",
+    "pip",
+    "numpy",
+    "string",
+)
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A folder of modules that leave a mark when they are imported."""
+    folder = tmp_path / "hostile"
+    folder.mkdir()
+    for name in _TAKEN:
+        mark = tmp_path / "imported"
+        (folder / f"{name}.py").write_text(f"open({str(mark)!r}, 'a').write({name!r} + ' ')\nraise SystemExit(9)\n")
+    return folder
+
+
+@pytest.mark.parametrize("start", _STARTS)
+def test_nothing_in_the_working_directory_is_imported(hostile: Path, start: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    script = "\n".join(line[8:] for line in _STARTS[start].splitlines())
+    command = [sys.executable, "-P", "-c", script]
+    done = subprocess.run(command, cwd=hostile, env=environment, capture_output=True, text=True, timeout=120)
+    mark = hostile.parent / "imported"
+    assert not mark.exists(), mark.read_text()
+    assert done.returncode == 0, done.stderr
+
+
+def test_python_is_started_safely_everywhere() -> None:
+    """`-P` stands wherever this Python is started; multiprocessing starts one without it."""
+    for path in SOURCES.rglob("*.py"):
+        if path == Path(installation.__file__):
+            continue  # it names Python in commands for people too
+        text = path.read_text()
+        assert not re.search(r"^\s*(import|from) multiprocessing", text, re.MULTILINE), path
+        for started in re.findall(r"\[sys\.executable,[^\]]*", text):
+            assert '"-P"' in started, f"{path}: {started}"
+
+
+class Distribution:
+    """An installed llamado of this direct_url.json."""
+
+    def __init__(self, url: Any) -> None:
+        self._url = url
+
+    def read_text(self, name: str) -> str | None:
+        assert name == "direct_url.json"
+        return None if self._url is None else json.dumps(self._url)
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A virtual environment with pip, and llamado from an index in it."""
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
+    monkeypatch.setattr(sys, "executable", "/venv/bin/python")
+    monkeypatch.setattr(installation.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(metadata, "distribution", lambda name: Distribution(None))
+    declared = ["httpx<1,>=0.27", "matplotlib<4,>=3.8; extra == 'plot'", 'pytest>=8.2; extra == "dev"']
+    monkeypatch.setattr(metadata, "requires", lambda name: declared)
+    return monkeypatch
+
+
+def test_an_extra_in_a_virtual_environment(environment: pytest.MonkeyPatch) -> None:
+    expected = "/venv/bin/python -m pip install 'matplotlib<4,>=3.8'"
+    assert install_command("plot") == expected
+    # A wheel, a folder or a repository that may be gone: the packages are named all the same.
+    for url in ({"url": "file:///x/llamado.whl", "archive_info": {}}, {"url": "file:///clone", "dir_info": {}}):
+        environment.setattr(metadata, "distribution", lambda name, url=url: Distribution(url))
+        assert install_command("plot") == expected
+
+
+def test_an_extra_in_a_clone(environment: pytest.MonkeyPatch) -> None:
+    url = {"url": "file:///home/me/my%20clone", "dir_info": {"editable": True}}
+    environment.setattr(metadata, "distribution", lambda name: Distribution(url))
+    assert install_command("plot") == "/venv/bin/python -m pip install -e '/home/me/my clone[plot]'"
+
+
+def test_an_extra_of_pipx_and_of_uv(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    environment.setattr(installation.importlib.util, "find_spec", lambda name: None)
+    assert install_command("plot") == "uv pip install --python /venv/bin/python 'matplotlib<4,>=3.8'"
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / "pipx_metadata.json").write_text("{}")
+    assert install_command("plot") == "pipx inject venv 'matplotlib<4,>=3.8'"
+
+
+def test_an_extra_of_a_clone_that_is_not_installed(environment: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    environment.setattr(metadata, "distribution", missing)
+    environment.setattr(metadata, "requires", missing)
+    clone = SOURCES.parents[1]
+    assert install_command("hub") == f"/venv/bin/python -m pip install -e '{clone}[hub]'"
+
+
+@pytest.mark.parametrize("extra", ["hub", "otel", "plot"])
+def test_the_package_declares_the_extras(extra: str) -> None:
+    names = {"hub": "huggingface_hub", "otel": "opentelemetry-sdk", "plot": "matplotlib"}
+    assert any(names[extra].replace("_", "-") in r.replace("_", "-") for r in installation._requirements(extra))
