@@ -621,7 +621,7 @@ WORKER = _group(
           commands=_WORKER),
     _used("-d --device", "devices to offer, comma-separated (default: CPU)", type="str", metavar="DEV,DEV",
           commands=_WORKER),
-    _used("-c --cache", "keep weights on disk, in llama.cpp's layout ($LLAMA_CACHE or ~/.cache/llama.cpp, rpc/)",
+    _used("-c --cache", "keep weights on disk, each client's apart ($LLAMADO_CACHE or ~/.cache/llamado, rpc/)",
           default=False, commands=_WORKER),
     _used("-m --mem", "most memory that all clients together may take: MiB, or with a unit: 512K, 800M, 16G "
           "(default: what is free)", type="str", metavar="SIZE", commands=_WORKER),

@@ -26,7 +26,7 @@ from llamado.rpc.worker import Worker, WorkerOptions
 
 @pytest.fixture
 def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteDevice]:
-    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("llamado.rpc.worker.cache_folder", lambda: tmp_path / "cache")
     cpu = CpuDevice(1)
     worker = Worker([cpu], WorkerOptions(port=0, cache=True, mem=1 << 30))
     thread = threading.Thread(target=worker.serve)

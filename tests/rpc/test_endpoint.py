@@ -55,11 +55,16 @@ class Authority:
         self.ca = trustme.CA()
         self.pem = str(folder / "ca.pem")
         self.ca.cert_pem.write_to_path(self.pem)
-        self.cert, self.key = str(folder / "cert.pem"), str(folder / "key.pem")
+        self.cert, self.key = self.issue(folder, "")
+
+    def issue(self, folder: Path, name: str) -> tuple[str, str]:
+        """The files of a new certificate and its key; `name` begins theirs."""
+        cert, key = str(folder / f"{name}cert.pem"), str(folder / f"{name}key.pem")
         own = self.ca.issue_cert("127.0.0.1", "localhost")
-        own.private_key_pem.write_to_path(self.key)
+        own.private_key_pem.write_to_path(key)
         for i, part in enumerate(own.cert_chain_pems):
-            part.write_to_path(self.cert, append=i > 0)
+            part.write_to_path(cert, append=i > 0)
+        return cert, key
 
 
 @pytest.fixture

@@ -1,10 +1,13 @@
-"""The cache of weights on disk: llama.cpp's layout, whole files or none, and nothing wrong is ever used."""
+"""The cache of weights on disk: each client's apart, whole files or none, and nothing wrong is ever used."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import shutil
+import stat
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +17,8 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.rpc.hashing import fnv1a
 from llamado.rpc.regions import Lender, Region
 from llamado.rpc.tensor_cache import CacheError, TensorCache, Wanted, cache_folder
+
+CLIENT = "192.0.2.0_24"
 
 
 class HostMemory:
@@ -59,7 +64,7 @@ def kept(cache: TensorCache, lender: Lender, data: bytes) -> int:
     """Puts data into the cache the way an upload does; gives its hash."""
     region = region_of(lender, len(data) + 100)
     region.write(100, data)
-    cache.keep(region, 100, len(data))
+    cache.keep(CLIENT, region, 100, len(data))
     cache.flush()
     region.free()
     return fnv1a(np.frombuffer(data, np.uint8))
@@ -67,39 +72,89 @@ def kept(cache: TensorCache, lender: Lender, data: bytes) -> int:
 
 def load(cache: TensorCache, lender: Lender, hash: int, room: int) -> bytes | None:
     region = region_of(lender, room + 64)
-    (hit,) = cache.load([Wanted(hash, region, 32, room)])
+    (hit,) = cache.load(CLIENT, [Wanted(hash, region, 32, room)])
     assert region.memory is not None
     return bytes(region.memory[32 : 32 + room]) if hit else None
 
 
-@pytest.mark.parametrize(
-    ("environment", "folder"),
-    [
-        ({"LLAMA_CACHE": "/a", "XDG_CACHE_HOME": "/b"}, "/a/rpc"),
-        ({"XDG_CACHE_HOME": "/b"}, "/b/llama.cpp/rpc"),
-        ({"HOME": "/home/x"}, "/home/x/.cache/llama.cpp/rpc"),
-    ],
-)
-def test_folder(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], folder: str) -> None:
-    for name in ("LLAMA_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr("sys.platform", "linux")
-    assert cache_folder() == Path(folder)
+def entry(data: bytes, hash: int | None = None) -> bytes:
+    """An entry's file by its definition."""
+    digest = hashlib.sha256(data).digest()
+    return data + b"llamado tensor 1" + struct.pack("<QQ", fnv(data) if hash is None else hash, len(data)) + digest
 
 
-def test_layout_is_llama_cpps(cache: TensorCache, lender: Lender) -> None:
-    """A file named by 16 hex digits of the hash, with the data and nothing else."""
+def test_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMADO_CACHE", "/a")
+    assert cache_folder() == Path("/a/rpc")
+    monkeypatch.delenv("LLAMADO_CACHE")
+    monkeypatch.setenv("HOME", "/home/x")
+    assert cache_folder() == Path("/home/x/.cache/llamado/rpc")
+
+
+def test_layout(cache: TensorCache, lender: Lender) -> None:
+    """A file named by the hash and the size in a folder of the client's own, for nobody else's eyes."""
     data = noise(10_000)
     kept(cache, lender, data)
-    (file,) = cache.folder.iterdir()
-    assert file.name == f"{fnv(data):016x}"
-    assert file.read_bytes() == data
+    (file,) = cache.folder.glob("*/*")
+    assert file == cache.folder / CLIENT / f"{fnv(data):016x}-10000" == cache.path(CLIENT, fnv(data), 10_000)
+    assert file.read_bytes() == entry(data)
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in (cache.folder, file.parent)} == {0o700}
 
 
 def test_small_hashes_have_leading_zeros(cache: TensorCache) -> None:
-    assert cache.path(0x1A).name == "000000000000001a"
+    assert cache.path(CLIENT, 0x1A, 7).name == "000000000000001a-7"
+
+
+def test_a_client_finds_only_its_own(cache: TensorCache, lender: Lender) -> None:
+    data = noise(5000)
+    hash = kept(cache, lender, data)
+    region = region_of(lender, 5000)
+    assert cache.load("203.0.113.0_24", [Wanted(hash, region, 0, 5000)]) == [False]
+    assert region.memory is not None and not any(region.memory)
+    assert cache.load(CLIENT, [Wanted(hash, region, 0, 5000)]) == [True]
+
+
+def test_other_bytes_of_the_same_hash(
+    cache: TensorCache, lender: Lender, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An entry that is right stays, whether this process has looked at it or not; one that is wrong is replaced."""
+    monkeypatch.setattr("llamado.rpc.tensor_cache.fnv1a", lambda data, start=0: 0x1A)
+    genuine, forged = noise(5000, 1), noise(5000, 2)
+    kept(cache, lender, genuine)
+    for one in (cache, TensorCache(cache.folder)):
+        with caplog.at_level(logging.WARNING, "llamado.rpc.worker"):
+            kept(one, lender, forged)
+        assert "other bytes with the hash of an entry" in caplog.text
+        assert load(one, lender, 0x1A, 5000) == load(cache, lender, 0x1A, 5000) == genuine
+        caplog.clear()
+    cache.path(CLIENT, 0x1A, 5000).write_bytes(forged + entry(genuine, 0x1A)[5000:])
+    kept(cache, lender, genuine)
+    assert load(TensorCache(cache.folder), lender, 0x1A, 5000) == genuine
+
+
+@pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="gives files to others")
+def test_what_others_may_have_written_is_not_used(
+    cache: TensorCache, lender: Lender, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = noise(5000)
+    hash = kept(cache, lender, data)
+    path = cache.path(CLIENT, hash, 5000)
+    with caplog.at_level(logging.WARNING, "llamado.rpc.worker"):
+        os.chown(path, 4711, 4711)
+        assert load(cache, lender, hash, 5000) is None
+        assert "it belongs to user 4711" in caplog.text
+        os.chown(path, 0, 0)
+        path.chmod(0o666)
+        assert load(cache, lender, hash, 5000) is None
+        assert "others may write to it (mode 666)" in caplog.text
+    path.chmod(0o600)
+    assert load(cache, lender, hash, 5000) == data
+    moved = path.rename(path.with_name("elsewhere"))
+    path.symlink_to(moved)
+    assert load(cache, lender, hash, 5000) is None
+    cache.folder.chmod(0o777)
+    with pytest.raises(CacheError, match=r"others may write to it .*\$LLAMADO_CACHE"):
+        TensorCache(cache.folder)
 
 
 def test_what_was_kept_comes_back(cache: TensorCache, lender: Lender) -> None:
@@ -116,11 +171,11 @@ def test_another_process_finds_it(cache: TensorCache, lender: Lender) -> None:
 def test_several_are_checked_side_by_side(cache: TensorCache, lender: Lender) -> None:
     blobs = [noise(1000 * (i + 1), i) for i in range(6)]
     hashes = [kept(cache, lender, blob) for blob in blobs]
-    cache.path(hashes[2]).write_bytes(noise(3000, 99))
+    cache.path(CLIENT, hashes[2], 3000).write_bytes(noise(3000, 99) + entry(blobs[2])[3000:])
     fresh = TensorCache(cache.folder)
     region = region_of(lender, 1 << 16)
-    wanted = [Wanted(h, region, 10_000 * i, 10_000) for i, h in enumerate([*hashes, 12345])]
-    assert fresh.load(wanted) == [True, True, False, True, True, True, False]
+    wanted = [Wanted(h, region, 10_000 * i, 1000 * (i + 1)) for i, h in enumerate([*hashes, 12345])]
+    assert fresh.load(CLIENT, wanted) == [True, True, False, True, True, True, False]
     assert region.memory is not None
     for i in (0, 1, 3, 4, 5):
         assert bytes(region.memory[10_000 * i :][: len(blobs[i])]) == blobs[i]
@@ -130,7 +185,7 @@ def test_unknown_hash(cache: TensorCache, lender: Lender) -> None:
     assert load(cache, lender, 1, 100) is None
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "bare", "longer", "mark", "renamed"])
 @pytest.mark.parametrize("fresh", [True, False])
 def test_a_corrupt_entry_is_dropped(
     cache: TensorCache, lender: Lender, damage: str, fresh: bool, caplog: pytest.LogCaptureFixture
@@ -139,43 +194,45 @@ def test_a_corrupt_entry_is_dropped(
     data = noise(5000)
     hash = kept(cache, lender, data)
     assert load(cache, lender, hash, 5000) == data
-    path = cache.path(hash)
-    wrong = {"flip": data[:100] + bytes([data[100] ^ 1]) + data[101:], "cut": data[:4999], "empty": b""}[damage]
-    path.write_bytes(wrong)
+    path, right = cache.path(CLIENT, hash, 5000), entry(data)
+    path.write_bytes({
+        "flip": right[:100] + bytes([right[100] ^ 1]) + right[101:], "cut": right[:-1], "empty": b"", "bare": data,
+        "longer": right + b"x", "mark": data + b"L" + right[5001:], "renamed": entry(noise(5000, 3)),
+    }[damage])  # fmt: skip
     os.utime(path, ns=(1, 1))
     with caplog.at_level(logging.WARNING, "llamado.rpc.worker"):
         assert load(TensorCache(cache.folder) if fresh else cache, lender, hash, 5000) is None
-    if damage != "empty":
-        assert not path.exists()
-        assert f"{hash:016x} is corrupt" in caplog.text
+    assert not path.exists()
+    assert f"{hash:016x}-5000 is corrupt" in caplog.text
     assert kept(cache, lender, data) == hash
     assert load(cache, lender, hash, 5000) == data
 
 
-def test_an_entry_larger_than_the_tensor_is_not_used(cache: TensorCache, lender: Lender) -> None:
+@pytest.mark.parametrize("size", [4999, 5001])
+def test_an_entry_of_another_size_is_not_used(cache: TensorCache, lender: Lender, size: int) -> None:
     data = noise(5000)
     hash = kept(cache, lender, data)
-    region = region_of(lender, 5000)
-    assert cache.load([Wanted(hash, region, 1, 4999)]) == [False]
+    region = region_of(lender, 6000)
+    assert cache.load(CLIENT, [Wanted(hash, region, 1, size)]) == [False]
     assert region.memory is not None and not any(region.memory)
 
 
 def test_what_a_client_frees_is_not_kept(cache: TensorCache, lender: Lender) -> None:
     region = region_of(lender, 5000)
     region.free()
-    cache.keep(region, 0, 5000)
+    cache.keep(CLIENT, region, 0, 5000)
     cache.flush()
-    assert list(cache.folder.iterdir()) == []
+    assert list(cache.folder.glob("*/*")) == []
 
 
 def test_what_has_changed_before_it_was_written_is_not_kept(cache: TensorCache, lender: Lender) -> None:
     region = region_of(lender, 100)
-    cache.keep(region, 0, 100, 12345)
+    cache.keep(CLIENT, region, 0, 100, 12345)
     cache.flush()
-    assert list(cache.folder.iterdir()) == []
-    cache.keep(region, 0, 100, fnv(bytes(100)))
+    assert list(cache.folder.glob("*/*")) == []
+    cache.keep(CLIENT, region, 0, 100, fnv(bytes(100)))
     cache.flush()
-    assert len(list(cache.folder.iterdir())) == 1
+    assert len(list(cache.folder.glob("*/*"))) == 1
 
 
 def test_a_full_disk_costs_only_the_entry(
@@ -186,13 +243,13 @@ def test_a_full_disk_costs_only_the_entry(
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        patch.setattr(os, "replace", full)
+        patch.setattr(os, "link", full)
         with caplog.at_level(logging.WARNING, "llamado.rpc.worker"):
             kept(cache, lender, noise(100))
         assert "No space left" in caplog.text
-        assert list(cache.folder.iterdir()) == []
+        assert list(cache.folder.glob("*/*")) == []
     kept(cache, lender, noise(100))
-    assert len(list(cache.folder.iterdir())) == 1
+    assert len(list(cache.folder.glob("*/*"))) == 1
 
 
 def test_some_of_the_disk_is_left(
@@ -204,11 +261,12 @@ def test_some_of_the_disk_is_left(
     with caplog.at_level(logging.WARNING, "llamado.rpc.worker"):
         kept(cache, lender, noise(100))
     assert "would be left on the disk" in caplog.text
-    assert list(cache.folder.iterdir()) == []
+    assert list(cache.folder.glob("*/*")) == []
 
 
 def test_unfinished_files_of_the_dead_are_removed(tmp_path: Path) -> None:
-    old, new = tmp_path / "1-a.unfinished", tmp_path / "2-b.unfinished"
+    (tmp_path / CLIENT).mkdir()
+    old, new = tmp_path / CLIENT / "1-a.unfinished", tmp_path / CLIENT / "2-b.unfinished"
     for path in (old, new):
         path.write_bytes(b"x")
     os.utime(old, (1, 1))
@@ -218,15 +276,15 @@ def test_unfinished_files_of_the_dead_are_removed(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CacheError, match="LLAMA_CACHE"):
+    with pytest.raises(CacheError, match="LLAMADO_CACHE"):
         TensorCache(tmp_path / "file" / "rpc")
 
 
 def test_close_writes_what_waits(cache: TensorCache, lender: Lender) -> None:
     region = region_of(lender, 100)
-    cache.keep(region, 0, 100)
+    cache.keep(CLIENT, region, 0, 100)
     cache.close()
-    assert [p.name for p in cache.folder.iterdir()] == [f"{fnv(bytes(100)):016x}"]
+    assert [p.name for p in cache.folder.glob("*/*")] == [f"{fnv(bytes(100)):016x}-100"]
     cache.close()
 
 
@@ -236,27 +294,27 @@ def test_whole_pages_are_mapped_and_stay_the_process_s_own(cache: TensorCache, l
     hash = kept(cache, lender, data)
     region = region_of(lender, size + 3 * 4096)
     region.fill(0, region.size, 0xEE)
-    assert cache.load([Wanted(hash, region, 4096, size)]) == [True]
+    assert cache.load(CLIENT, [Wanted(hash, region, 4096, size)]) == [True]
     assert region.memory is not None
     assert region.memory[:4096] == b"\xee" * 4096
     assert region.memory[4096 : 4096 + size] == data
     assert set(region.memory[4096 + size :].tobytes()) == {0xEE}  # the rest of the last page is somebody else's
     region.write(4096, b"changed")
-    assert cache.path(hash).read_bytes() == data
-    cache.path(hash).unlink()
+    assert cache.path(CLIENT, hash, size).read_bytes() == entry(data)
+    cache.path(CLIENT, hash, size).unlink()
     assert region.memory[4096 + 4096 : 4096 + size] == data[4096:]
     region.free()
 
 
-def test_a_mapped_entry_that_is_corrupt_is_dropped(tmp_path: Path, cache: TensorCache, lender: Lender) -> None:
+def test_a_mapped_entry_that_is_corrupt_is_dropped(cache: TensorCache, lender: Lender) -> None:
     data = noise(1 << 20)
     hash = kept(cache, lender, data)
-    spoilt = bytearray(data)
+    spoilt = bytearray(entry(data))
     spoilt[777_777] ^= 1
-    cache.path(hash).write_bytes(spoilt)
+    cache.path(CLIENT, hash, 1 << 20).write_bytes(spoilt)
     region = region_of(lender, 1 << 20)
-    assert TensorCache(cache.folder).load([Wanted(hash, region, 0, 1 << 20)]) == [False]
-    assert not cache.path(hash).exists()
+    assert TensorCache(cache.folder).load(CLIENT, [Wanted(hash, region, 0, 1 << 20)]) == [False]
+    assert not cache.path(CLIENT, hash, 1 << 20).exists()
     region.write(0, data)  # what the client sends then
     assert region.memory == data
     region.free()

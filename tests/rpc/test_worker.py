@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import signal
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,7 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType as T
 from llamado.rpc.endpoint import Endpoint, EndpointError, client_tls
 from llamado.rpc.hashing import fnv1a
+from llamado.rpc.identity import identity
 from llamado.rpc.rationed import RationedJit
 from llamado.rpc.regions import Lender, Turns
 from llamado.rpc.wire import (
@@ -56,6 +59,12 @@ from llamado.rpc.wire import (
     write_request,
 )
 from llamado.rpc.worker import Worker, WorkerError, WorkerOptions, run_worker
+
+GENUINE = hashlib.sha512(b"genuine").digest() * 64
+FORGED = (b"forged 1 " + bytes(4096))[:4076] + bytes.fromhex("02021909050400000306050305001e03053e0201")
+"""Other bytes with the same FNV-1a: a hash is a sum of small numbers times powers of its prime, and a reduced basis of
+the sums that are 0 gives twenty bytes that make up any difference.
+"""
 
 NOTHING = WireTensor(0, 0, 0, (0,) * 4, (0,) * 4, 0)
 
@@ -697,25 +706,52 @@ def test_a_fault_in_the_device_ends_one_connection(
 # --- the cache of weights ---------------------------------------------------------------------------------------------
 
 
-def test_cache(device: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uploads with the flag are on disk by their hash, and come from there when asked for."""
-    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path))
+@pytest.fixture
+def cached(
+    device: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], AbstractContextManager[Worker]]:
+    """Starts a worker with a cache in `tmp_path`, as often as wanted."""
+    monkeypatch.setattr("llamado.rpc.worker.cache_folder", lambda: tmp_path / "rpc")
+    return lambda: running(device, cache=True)
+
+
+def upload(worker: Worker, client: Client, data: bytes) -> None:
+    """Sends a tensor to be kept, and waits until it is."""
+    ptr, base = client.alloc(len(data))
+    client.set(raw(ptr, base, len(data)), data, cache=1)
+    client.number(DeviceCount())
+    assert worker.shared.cache is not None
+    worker.shared.cache.flush()
+
+
+def fetched(client: Client, data: bytes) -> bytes | None:
+    """What a client gets that asks for a tensor by its hash."""
+    ptr, base = client.alloc(len(data))
+    tensor = raw(ptr, base, len(data))
+    if not client.number(SetTensorHash(tensor, 0, fnv1a(np.frombuffer(data, np.uint8)))):
+        return None
+    return client.get(tensor, len(data))
+
+
+def test_cache(cached: Callable[[], AbstractContextManager[Worker]], tmp_path: Path) -> None:
+    """Uploads with the flag are on disk, and come from there when asked for."""
     blobs = [np.random.default_rng(i).integers(0, 256, 100_000 + i, np.uint8) for i in range(6)]
-    with running(device, cache=True) as worker, Client(worker) as client:
+    with cached() as worker, Client(worker) as client:
         ptr, base = client.alloc(1 << 20)
         for i, blob in enumerate(blobs):
-            tensor = raw(ptr, base + 150_000 * i, 150_000)
+            tensor = raw(ptr, base + 150_000 * i, 7 + blob.nbytes)
             assert client.number(SetTensorHash(tensor, 7, fnv1a(blob))) == 0
             client.set(tensor, blob.tobytes(), 7, cache=int(i < 5))
         assert client.number(DeviceCount()) == 1
         assert worker.shared.cache is not None
         worker.shared.cache.flush()
-    assert {p.name: p.read_bytes() for p in (tmp_path / "rpc").iterdir()} == {
-        f"{fnv1a(b):016x}": b.tobytes() for b in blobs[:5]
+    assert {p.name for p in (tmp_path / "rpc" / "loopback").iterdir()} == {
+        f"{fnv1a(b):016x}-{b.nbytes}" for b in blobs[:5]
     }
-    with running(device, cache=True) as worker, Client(worker) as client:
+    with cached() as worker, Client(worker) as client:
         ptr, base = client.alloc(1 << 20)
-        asked = [SetTensorHash(raw(ptr, base + 150_000 * i, 150_000), 7, fnv1a(b)) for i, b in enumerate(blobs)]
+        places = [raw(ptr, base + 150_000 * i, 7 + b.nbytes) for i, b in enumerate(blobs)]
+        asked = [SetTensorHash(place, 7, fnv1a(b)) for place, b in zip(places, blobs, strict=True)]
         for request_ in asked:  # all at once
             client.reader.expect(7)  # type: ignore[arg-type]
             client.send(request_)
@@ -726,8 +762,79 @@ def test_cache(device: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             else:
                 answers.append(got[1][0])
         assert answers == [1, 1, 1, 1, 1, 0]
-        for i, blob in enumerate(blobs[:5]):
-            assert client.get(raw(ptr, base + 150_000 * i, 150_000), blob.nbytes, 7) == blob.tobytes()
+        for place, blob in zip(places, blobs[:5], strict=False):
+            assert client.get(place, blob.nbytes, 7) == blob.tobytes()
+
+
+def test_other_bytes_of_the_same_hash_replace_nothing(
+    cached: Callable[[], AbstractContextManager[Worker]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither in the process that has checked the genuine ones, nor in one that has not looked at them yet."""
+    assert fnv1a(np.frombuffer(FORGED, np.uint8)) == fnv1a(np.frombuffer(GENUINE, np.uint8))
+    with cached() as worker, Client(worker) as client, Client(worker) as stranger:
+        upload(worker, client, GENUINE)
+        with caplog.at_level(logging.WARNING, "llamado.rpc.worker"):
+            upload(worker, stranger, FORGED)
+        assert "other bytes with the hash of an entry were not cached" in caplog.text
+        assert fetched(client, GENUINE) == GENUINE
+    with cached() as worker, Client(worker) as client:
+        upload(worker, client, FORGED)
+        assert fetched(client, GENUINE) == GENUINE
+
+
+def test_a_cache_for_each_network(
+    cached: Callable[[], AbstractContextManager[Worker]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who comes first with forged bytes fools only himself."""
+    with cached() as worker:
+        monkeypatch.setattr("llamado.rpc.session.identity", lambda host, sock=None: identity("198.51.100.9"))
+        with Client(worker) as stranger:
+            upload(worker, stranger, FORGED)
+        monkeypatch.setattr("llamado.rpc.session.identity", lambda host, sock=None: identity("192.0.2.1"))
+        with Client(worker) as client:
+            assert fetched(client, GENUINE) is None
+            upload(worker, client, GENUINE)
+            assert fetched(client, GENUINE) == GENUINE
+        monkeypatch.setattr("llamado.rpc.session.identity", lambda host, sock=None: identity("192.0.2.77"))
+        with Client(worker) as neighbour:
+            assert fetched(neighbour, GENUINE) == GENUINE
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("127.0.0.1", "loopback"), ("127.9.9.9", "loopback"), ("::1", "loopback"), ("::ffff:127.0.0.1", "loopback"),
+        ("10.1.2.3", "10.1.2.0_24"), ("::ffff:10.1.2.200", "10.1.2.0_24"), ("10.1.3.3", "10.1.3.0_24"),
+        ("2001:db8:1:2:3::4", "2001-0db8-0001-0002-0000-0000-0000-0000_64"),
+        ("fe80::1%eth0", "fe80-0000-0000-0000-0000-0000-0000-0000_64"),
+    ],
+)  # fmt: skip
+def test_clients_are_known_by_their_network(host: str, name: str) -> None:
+    assert identity(host) == name
+
+
+def test_clients_are_known_by_their_certificate(
+    device: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two from the same address with different certificates share nothing; one that comes again finds its own."""
+    own = Authority(tmp_path)
+    others = own.issue(tmp_path, "other-")
+    options = {"tls_cert": own.cert, "tls_key": own.key, "tls_client_ca": own.pem, "cache": True}
+    monkeypatch.setattr("llamado.rpc.worker.cache_folder", lambda: tmp_path / "rpc")
+    with running(device, **options) as worker:
+
+        def client(cert: str, key: str) -> Client:
+            client = Client(worker, greet=False)
+            client.sock = client_tls(own.pem, cert, key).wrap_socket(client.sock, server_hostname="127.0.0.1")
+            client.ask(Hello())
+            return client
+
+        with client(own.cert, own.key) as first:
+            upload(worker, first, GENUINE)
+        with client(*others) as second:
+            assert fetched(second, GENUINE) is None
+        with client(own.cert, own.key) as again:
+            assert fetched(again, GENUINE) == GENUINE
 
 
 def test_without_a_cache(client: Client) -> None:
@@ -997,62 +1104,3 @@ def test_llama_server_says_the_same_as_on_its_own(
     alone = ask()
     assert len(ours) > 20
     assert ours.split()[:5] == alone.split()[:5]
-
-
-@pytest.mark.interop
-def test_either_uses_the_others_cache(
-    device: CpuDevice, peer_bin: Path, smollm2_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the real worker has kept ours does not have sent again, and the other way round."""
-
-    def bench(port: int) -> None:
-        subprocess.run(
-            [peer_bin / "llama-bench", "-m", smollm2_path, "--rpc", f"127.0.0.1:{port}", "-ngl", "99", "-p", "0",
-             "-n", "1", "-r", "1", "-t", "1"],
-            check=True, capture_output=True, timeout=300,
-        )  # fmt: skip
-
-    def theirs(folder: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-        process = subprocess.Popen(
-            [peer_bin / "ggml-rpc-server", "-p", str(port), "-t", "1", "-c"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "LLAMA_CACHE": str(folder)},
-        )  # fmt: skip
-        try:
-            for _ in range(300):
-                try:
-                    socket.create_connection(("127.0.0.1", port), timeout=5).close()
-                    break
-                except OSError:
-                    time.sleep(0.1)
-            bench(port)
-        finally:
-            process.terminate()
-            process.wait(30)
-
-    def ours(folder: Path) -> set[int]:
-        """The hashes that it found or kept."""
-        monkeypatch.setenv("LLAMA_CACHE", str(folder))
-        with running(device, cache=True) as worker:
-            bench(worker.port)
-            assert worker.shared.cache is not None
-            worker.shared.cache.flush()
-            return set(worker.shared.cache._checked)
-
-    def files(folder: Path) -> dict[str, tuple[int, int]]:
-        return {p.name: (p.stat().st_mtime_ns, p.stat().st_size) for p in (folder / "rpc").iterdir()}
-
-    first, second = tmp_path / "first", tmp_path / "second"
-    theirs(first)
-    kept = files(first)
-    assert kept and all(size > 10 << 20 for _, size in kept.values())
-    assert {f"{h:016x}" for h in ours(first)} == set(kept)
-    assert files(first) == kept  # nothing was written again
-    ours(second)
-    assert files(second).keys() == kept.keys()
-    for name in kept:
-        assert (first / "rpc" / name).read_bytes() == (second / "rpc" / name).read_bytes()
-    before = files(second)
-    theirs(second)
-    assert files(second) == before

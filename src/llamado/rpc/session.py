@@ -15,6 +15,7 @@ from typing import Any
 from llamado.devices.device import Device, DeviceError
 from llamado.errors import LlamadoError
 from llamado.rpc.graphs import Decoded, decode, tensor_bytes
+from llamado.rpc.identity import identity
 from llamado.rpc.rationed import NoKernelsLeft, RationedJit
 from llamado.rpc.regions import Lender, Region
 from llamado.rpc.tensor_cache import TensorCache, Wanted
@@ -123,8 +124,10 @@ class _Graphs:
 class Session:
     """Serves one connection."""
 
-    def __init__(self, sock: socket.socket, peer: str, shared: Shared) -> None:
-        self.peer = peer
+    def __init__(self, sock: socket.socket, host: str, peer: str, shared: Shared) -> None:
+        """`host` is the client's address, `peer` how messages call it."""
+        self.host, self.peer = host, peer
+        self.client = identity(host)
         self._sock, self._shared = sock, shared
         self._reader = RequestReader(_MAX_MESSAGE)
         self._regions: dict[int, Region] = {}
@@ -216,6 +219,7 @@ class Session:
         except TimeoutError:
             raise WireError(f"no HELLO within {_HELLO_SECONDS:g} s") from None
         sock.settimeout(None)
+        self.client = identity(self.host, sock)
         self._greeted = True
         self._handle(request)
 
@@ -349,7 +353,7 @@ class Session:
         if self._constants:
             self._changed(region, start, start + size)
         if request.cache_flag and self._shared.cache is not None and memory is not None:
-            self._shared.cache.keep(region, start, size, self._asked.pop((region.ptr, start), None))
+            self._shared.cache.keep(self.client, region, start, size, self._asked.pop((region.ptr, start), None))
 
     def _receive(self, region: Region, start: int, size: int) -> None:
         """Bulk for memory that cannot be received into."""
@@ -384,9 +388,9 @@ class Session:
             region, start = self._place(asked.tensor, asked.offset, size - asked.offset)
             wanted.append(Wanted(asked.hash, region, start, size - asked.offset))
         cache = self._shared.cache
-        found = [False] * len(wanted) if cache is None else cache.load(wanted)
+        found = [False] * len(wanted) if cache is None else cache.load(self.client, wanted)
         for want, hit in zip(wanted, found, strict=True):
-            self._changed(want.region, want.offset, want.offset + want.room)
+            self._changed(want.region, want.offset, want.offset + want.size)
             if not hit and cache is not None and len(self._asked) < _ASKED:
                 self._asked[want.region.ptr, want.offset] = want.hash
         self._sock.sendall(b"".join(write_response(Command.SET_TENSOR_HASH, Number(int(hit))) for hit in found))

@@ -19,6 +19,7 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import Device
 from llamado.errors import LlamadoError
 from llamado.rpc.endpoint import Endpoint, server_tls
+from llamado.rpc.identity import address
 from llamado.rpc.rationed import RationedJit
 from llamado.rpc.regions import Lender
 from llamado.rpc.session import Session, Shared
@@ -136,38 +137,37 @@ class Worker:
     def _accept(self) -> None:
         while not self.shared.stopping:
             try:
-                sock, address = self._listener.accept()
+                sock, (host, port, *_) = self._listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:  # gone again already, or no more descriptors
                 log.warning("a connection could not be accepted: %s", error.strerror or error)
                 time.sleep(0.1)
                 return
-            peer = f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
-            if not self._may_enter(address[0]):
+            peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            if not self._may_enter(host):
                 log.warning("%s is not in a network of --allow: refused", peer)
                 sock.close()
             elif len(self._sessions) >= MAX_CONNECTIONS:
                 log.warning("%s is one too many: %d connections are open", peer, MAX_CONNECTIONS)
                 sock.close()
             else:
-                self._begin(sock, peer)
+                self._begin(sock, host, peer)
 
     def _may_enter(self, host: str) -> bool:
         if not self._allowed:
             return True
-        address = ipaddress.ip_address(host.split("%")[0])
-        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-        return any((mapped or address) in network for network in self._allowed)
+        found = address(host)
+        return found is not None and any(found in network for network in self._allowed)
 
-    def _begin(self, sock: socket.socket, peer: str) -> None:
+    def _begin(self, sock: socket.socket, host: str, peer: str) -> None:
         try:
             sock.setblocking(True)
             _set_options(sock)
         except OSError:
             sock.close()
             return
-        session = Session(sock, peer, self.shared)
+        session = Session(sock, host, peer, self.shared)
         thread = threading.Thread(target=self._run, args=(session,), name=f"llamado-{peer}", daemon=True)
         with self._lock:
             self._sessions[session] = thread

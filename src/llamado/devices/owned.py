@@ -1,0 +1,19 @@
+"""Files that only this user can have written: what is read back from disk and then run or computed with."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def foreign(status: os.stat_result) -> str | None:
+    """Why a file or folder may be another user's work, None where only this user or root can have written it."""
+    if not hasattr(os, "getuid"):
+        return None
+    if status.st_uid not in (0, os.getuid()):
+        return f"it belongs to user {status.st_uid}"
+    if status.st_mode & _OTHERS:
+        return f"others may write to it (mode {stat.S_IMODE(status.st_mode):o})"
+    return None
