@@ -1,11 +1,12 @@
-"""A server among clients that mean harm: 10,000 malformed requests, slow and many connections, huge bodies, bombs.
+"""A server among clients that mean harm: 10,000 malformed requests, slow and many connections, huge bodies, bombs,
+answers that nobody reads.
 
 `llamado serve` runs with a real model. One process asks for /health 20 times a second on new connections, another asks
 for the same greedy answer once a second and compares it; meanwhile the phases come one after the other. Printed for
 each: what was answered, how long /health took (and how long right after it, when nothing was asked), and the server's
 memory before, at most, and after. Ends with 1 when there was a 5xx other than 501 and 503 with Retry-After, when an
 answer was wrong, when /health took more than 50 ms at the 99th percentile of a phase, or when memory stays more than
-64 MiB above where it was after the warm-up.
+150 MB above where it was after the warm-up.
 
 usage: hostile.py [--model smollm2] [--only PHASE] [--slowest 5] [--json FILE]
 """
@@ -30,7 +31,21 @@ from typing import Any
 
 import httpx
 from endurance import resident
-from hostile_requests import BODIES, MOST, PATHS, answers, bombs, deep_and_wide, long_texts, mutated, raw_requests
+from hostile_requests import (
+    BODIES,
+    MOST,
+    PATHS,
+    answers,
+    bombs,
+    deep_and_wide,
+    greedy_answers,
+    long_texts,
+    mutated,
+    numeric_schemas,
+    raw_requests,
+    trigger_bombs,
+    upgrades,
+)
 from serving import percentile
 from sides import HOST, Server, model_path, server
 
@@ -39,7 +54,7 @@ N_CONNECTIONS = 10_000
 LOOK_SECONDS = 0.05
 MOST_MS = 50.0
 """What /health may take at the 99th percentile."""
-MOST_KEPT = 64 << 20
+MOST_KEPT = 150_000_000
 """Bytes of memory that may stay."""
 QUESTION = {"prompt": "The capital of France is", "n_predict": 12, "temperature": 0}
 
@@ -253,6 +268,90 @@ async def schemas(port: int, tally: Tally) -> None:
         await harmless_schemas(client)
 
 
+async def numbers(port: int, tally: Tally) -> None:
+    """Bounds, constants and choices at the ends of what numbers can be, in schemas of all endpoints."""
+    async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}", timeout=60) as client:
+        await in_parallel(4, (whole_answer(client, "POST", path, body, tally) for path, body in numeric_schemas()))
+        await harmless_schemas(client)
+
+
+async def triggers(port: int, tally: Tally) -> None:
+    """Patterns that are huge when written out, and many that are slow on every token."""
+    async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}", timeout=120) as client:
+        await in_parallel(4, (whole_answer(client, "POST", path, body, tally) for path, body in trigger_bombs()))
+
+
+async def greedy(port: int, tally: Tally) -> None:
+    """Answers that ask for all probabilities of all tokens; then 40 streams of them that nobody reads."""
+    async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}", timeout=120) as client:
+        await in_parallel(4, (whole_answer(client, "POST", path, body, tally) for path, body in greedy_answers()))
+    held: list[socket.socket] = []
+    loop = asyncio.get_running_loop()
+    body = b'{"prompt":"x","n_predict":400,"n_probs":500,"stream":true,"ignore_eos":true}'
+    try:
+        for _ in range(40):
+            one = socket.socket()
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.setblocking(False)
+            await loop.sock_connect(one, (HOST, port))
+            await loop.sock_sendall(one, post("/completion", body))
+            held.append(one)
+            tally.statuses["unread"] += 1
+        await asyncio.sleep(25)
+    finally:
+        for one in held:
+            one.close()
+
+
+async def upgraded(port: int, tally: Tally) -> None:
+    """Bodies behind a wish to speak another protocol, which must not become requests of their own."""
+
+    async def one(data: bytes, n_answers: int) -> None:
+        reader, writer = await asyncio.open_connection(HOST, port)
+        writer.write(data)
+        answer = b""
+        try:
+            async with asyncio.timeout(3):
+                while chunk := await reader.read(65536):
+                    answer += chunk
+        except (TimeoutError, OSError):
+            pass
+        writer.transport.abort()
+        n = answer.count(b"HTTP/1.1 ")
+        tally.count(answer[9:12].decode("latin-1") or "closed", repr(data[:120]), answer[:4096])
+        if n != n_answers:
+            tally.bad.append(f"{n} answers instead of {n_answers} to {data[:300]!r}: {answer[:300]!r}")
+
+    await in_parallel(8, (one(data, n) for data, n in upgrades()))
+
+
+async def held_bodies(port: int, tally: Tally) -> None:
+    """300 connections that each send 9.5 MiB of a body of 10, and wait."""
+    held: list[asyncio.StreamWriter] = []
+    part = b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % MOST + b" " * (9 * MOST // 10)
+
+    async def hold() -> None:
+        try:
+            _, writer = await asyncio.open_connection(HOST, port)
+            held.append(writer)
+            writer.write(part)
+            async with asyncio.timeout(20):
+                await writer.drain()
+            tally.statuses["sent"] += 1
+        except TimeoutError:
+            tally.statuses["paused"] += 1
+        except OSError:
+            tally.statuses["refused"] += 1
+
+    try:
+        await in_parallel(100, (hold() for _ in range(300)))
+        for _ in range(20):  # who asks for something small is still served
+            await exchange(port, [post("/tokenize", b'{"content": "x"}')], tally, "tokenize among held bodies")
+    finally:
+        for writer in held:
+            writer.transport.abort()
+
+
 async def harmless_schemas(client: httpx.AsyncClient) -> None:
     """As many as a server remembers: after them it has none of the bombs' any more."""
     for i in range(40):
@@ -268,6 +367,11 @@ PHASES: dict[str, Callable[[int, Tally], Awaitable[None]]] = {
     "deep": deep,
     "long texts": texts,
     "schemas": schemas,
+    "numbers": numbers,
+    "triggers": triggers,
+    "probabilities": greedy,
+    "upgrades": upgraded,
+    "held bodies": held_bodies,
 }
 
 

@@ -416,3 +416,92 @@ def bombs() -> Iterator[tuple[str, bytes]]:
             "/completion",
             json.dumps({"prompt": "a" * 50, "logit_bias": [["a", 20]], "n_predict": 48, **lazy}).encode(),
         )
+
+
+_FEW = {"n_predict": 8, "temperature": 0}
+
+
+def numeric_schemas() -> Iterator[tuple[str, bytes]]:
+    """Requests whose schema has numbers at the ends of what a number can be."""
+    ends = [
+        0, -1, 2**31, -(2**31) - 1, 2**53, 2**53 + 1, -(2**53) - 1, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 2**64, 10**19,
+        -(10**19), 10**40, -(10**300), 10**400, 1e19, -1e19, 1e308, -1e308, 5e-324, -5e-324, 1e-300, 0.1, -0.0, 1.5e300,
+    ]  # fmt: skip
+    for i, end in enumerate(ends):
+        schemas = [
+            {"const": end},
+            {"enum": [end, -end, 0]},
+            *({"type": kind, bound: end} for kind in ("integer", "number") for bound in _BOUNDS),
+            {"type": "integer", "minimum": min(end, 0), "maximum": max(end, 0)},
+            {"type": "number", "exclusiveMinimum": min(end, 0), "exclusiveMaximum": max(end, 1)},
+            {"type": "string", "maxLength": end},
+            {"type": "array", "items": {"const": end}, "minItems": 1},
+        ]
+        for j, schema in enumerate(schemas):
+            chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 8}
+            form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+            parameters = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+            tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+            ways: list[tuple[str, dict[str, Any]]] = [
+                ("/completion", {"prompt": "x", "json_schema": schema, **_FEW}),
+                ("/v1/chat/completions", {**chat, "response_format": form}),
+                ("/v1/chat/completions", {**chat, "tools": [tool], "tool_choice": "required"}),
+            ]
+            path, body = ways[(i + j) % 3]
+            yield path, json.dumps(body).encode()
+
+
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+
+
+def trigger_bombs() -> Iterator[tuple[str, bytes]]:
+    """Lazy grammars whose triggers are huge when written out, or slow on every token."""
+    huge = "(?:(?:" + "ab" * 100 + "){300}){300}"
+    slow = ["(?:.*?a){3}[QZ%s]" % chr(ord("k") + i % 16) + "x" * (i // 16) for i in range(64)]
+    for patterns in ([huge], [huge] * 8, slow, [f"(?:(?:a{{1,{n}}}){{1,{n}}}){{1,{n}}}Q" for n in (10, 50, 300)]):
+        lazy = {
+            "grammar": 'root ::= "a"+',
+            "grammar_lazy": True,
+            "grammar_triggers": [{"type": 2, "value": pattern} for pattern in patterns],
+        }
+        body = {
+            "prompt": "a" * 400,
+            "logit_bias": [["a", 20], [" a", 20]],
+            "ignore_eos": True,
+            **_FEW,
+            "n_predict": 200,
+        }
+        for _ in range(4):
+            yield "/completion", json.dumps({**body, **lazy}).encode()
+
+
+def greedy_answers() -> Iterator[tuple[str, bytes]]:
+    """Requests for more probabilities than anybody can read."""
+    chat = {"messages": [{"role": "user", "content": "x"}], "ignore_eos": True}
+    for stream in (False, True):
+        yield (
+            "/completion",
+            json.dumps({"prompt": "x", "n_probs": 100_000, "n_predict": 100, "stream": stream}).encode(),
+        )
+        several = {"prompt": ["x"] * 64, "n_probs": 20_000, "n_predict": 20, "stream": stream}
+        yield "/completion", json.dumps(several).encode()
+        many = {"max_tokens": 100, "logprobs": True, "top_logprobs": 100_000, "n": 4, "stream": stream}
+        yield "/v1/chat/completions", json.dumps({**chat, **many}).encode()
+        yield "/v1/completions", json.dumps({"prompt": "x", "max_tokens": 100, "logprobs": 100_000}).encode()
+
+
+def upgrades() -> Iterator[tuple[bytes, int]]:
+    """Requests that ask for another protocol, and how many answers they may have."""
+    inner = b"GET /props HTTP/1.1\r\nHost: x\r\n\r\n"
+    for wish in (
+        b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n",
+        b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n",
+        b"Connection: upgrade\r\nUpgrade: TLS/1.0\r\n",
+    ):
+        for body in (b'{"content": "x"}', inner, inner * 3):
+            head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\n" + wish
+            whole = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+            chunked = head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+            for data in (whole, chunked):
+                yield data, 1
+                yield data + _OK, 2
