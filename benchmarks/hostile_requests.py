@@ -424,8 +424,8 @@ _FEW = {"n_predict": 8, "temperature": 0}
 def numeric_schemas() -> Iterator[tuple[str, bytes]]:
     """Requests whose schema has numbers at the ends of what a number can be."""
     ends = [
-        0, -1, 2**31, -(2**31) - 1, 2**53, 2**53 + 1, -(2**53) - 1, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 2**64, 10**19,
-        -(10**19), 10**40, -(10**300), 10**400, 1e19, -1e19, 1e308, -1e308, 5e-324, -5e-324, 1e-300, 0.1, -0.0, 1.5e300,
+        0, -1, 2**31, -(2**31) - 1, 2**53, 2**53 + 1, -(2**53) - 1, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 2**64,
+        10**19, -(10**19), 10**40, -(10**300), 10**400, 1e19, -1e19, 1e308, -1e308, 5e-324, -5e-324, 1e-300, 0.1, -0.0, 1.5e300,
     ]  # fmt: skip
     for i, end in enumerate(ends):
         schemas = [
@@ -457,7 +457,7 @@ _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multip
 def trigger_bombs() -> Iterator[tuple[str, bytes]]:
     """Lazy grammars whose triggers are huge when written out, or slow on every token."""
     huge = "(?:(?:" + "ab" * 100 + "){300}){300}"
-    slow = ["(?:.*?a){3}[QZ%s]" % chr(ord("k") + i % 16) + "x" * (i // 16) for i in range(64)]
+    slow = [f"(?:.*?a){{3}}[QZ{chr(ord('k') + i % 16)}]" + "x" * (i // 16) for i in range(64)]
     for patterns in ([huge], [huge] * 8, slow, [f"(?:(?:a{{1,{n}}}){{1,{n}}}){{1,{n}}}Q" for n in (10, 50, 300)]):
         lazy = {
             "grammar": 'root ::= "a"+',
