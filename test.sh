@@ -1,5 +1,8 @@
 #!/usr/bin/env bash
 # Every check and test, in an environment of its own (.venv). Arguments go to pytest.
+#
+#   ./test.sh          all checks and tests
+#   ./test.sh fast     without the tests marked slow
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -13,6 +16,12 @@ if [ ! -x .venv/bin/python ] || [ pyproject.toml -nt "$stamp" ]; then
   [ -x .venv/bin/python ] || "$python" -m venv .venv
   .venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' </dev/null
   touch "$stamp"
+fi
+
+marks="not interop"
+if [ "${1:-}" = "fast" ]; then
+  marks="not interop and not slow"
+  shift
 fi
 
 step() { printf '\n== %s\n' "$*"; }
@@ -30,4 +39,4 @@ printf '%s\n' \
   "  here: .ci/run installs both and runs them." \
   "************************************************************************"
 # Two files at a time: many tests wait for processes they started. The last line is pytest's own summary.
-exec .venv/bin/python -m pytest -q -m "not interop" -n 2 --dist loadfile "$@" </dev/null
+exec .venv/bin/python -m pytest -q -m "$marks" -n 2 --dist loadfile "$@" </dev/null

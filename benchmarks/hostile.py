@@ -439,8 +439,8 @@ async def settle(one: Server, seconds: float = 4.0, most: float = 20.0) -> None:
             return
 
 
-async def go_through(one: Server, name: str) -> Phase:
-    """One phase, and the quiet time after it."""
+async def go_through(one: Server, port: int, name: str, attack: Callable[[int, Tally], Awaitable[None]]) -> Phase:
+    """One attack on `port`, and the quiet time after it; memory is that of process `one`."""
     tally, before = Tally(), resident(one.pid)
     began, most = time.monotonic(), before
 
@@ -451,7 +451,7 @@ async def go_through(one: Server, name: str) -> Phase:
             await asyncio.sleep(0.1)
 
     weighing = asyncio.ensure_future(weigh())
-    await PHASES[name](one.port, tally)
+    await attack(port, tally)
     ended = time.monotonic()
     weighing.cancel()
     await settle(one)
@@ -547,7 +547,7 @@ def main() -> None:
         )
         print("|---|---|---|---|---|---|---|")
         for name in flags.only or PHASES:
-            phase = asyncio.run(go_through(one, name))
+            phase = asyncio.run(go_through(one, one.port, name, PHASES[name]))
             last = phase.after
             drained(looking[1], looks)
             drained(comparing[1], compared)

@@ -425,7 +425,8 @@ def numeric_schemas() -> Iterator[tuple[str, bytes]]:
     """Requests whose schema has numbers at the ends of what a number can be."""
     ends = [
         0, -1, 2**31, -(2**31) - 1, 2**53, 2**53 + 1, -(2**53) - 1, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 2**64,
-        10**19, -(10**19), 10**40, -(10**300), 10**400, 1e19, -1e19, 1e308, -1e308, 5e-324, -5e-324, 1e-300, 0.1, -0.0, 1.5e300,
+        10**19, -(10**19), 10**40, -(10**300), 10**400, 1e19, -1e19, 1e308, -1e308, 5e-324, -5e-324, 1e-300, 0.1,
+        -0.0, 1.5e300,
     ]  # fmt: skip
     for i, end in enumerate(ends):
         schemas = [

@@ -1,0 +1,303 @@
+"""A worker among clients that mean harm, while a server computes on it and newcomers ask it for memory.
+
+`llamado worker --mem 600M -c` has one half of a model's layers, whose server answers the same greedy question once a
+second. Each attack comes from addresses of its own (127.0.0.2 …), as from another machine:
+
+arena        sums over a tensor whose strides are 0: nothing to send, gigabytes to compute with
+abandoned    six products as large as are taken, whose client goes away at once
+kernels      as many different kernels as a client gets, by client after client
+idle         200 connections that say HELLO and nothing more
+preimage     other bytes with the hash of a weight, uploaded to the cache before it is used again
+
+Printed for each: seconds, what newcomers met, how long they took for a connection and a megabyte of memory, how long
+the server's /health took, and the worker's memory before, at most, and after. Ends with 1 when the worker or the server
+died, when an answer was wrong, when a newcomer was turned away or waited for more than 2 s, when /health took more than
+50 ms at the 99th percentile, or when memory stays more than 150 MB above where it was.
+
+usage: hostile_worker.py [--model smollm2] [--only PHASE] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from endurance import resident
+from hostile import MOST_KEPT, MOST_MS, Tally, compare, drained, go_through, look, milliseconds, settle, watcher
+from sides import HOST, Server, model_path, our_command, server
+
+from llamado.devices.device import DeviceError
+from llamado.ggml import graph as g
+from llamado.ggml.graph import Graph
+from llamado.ggml.tensor import Tensor
+from llamado.gguf.types import TensorType
+from llamado.rpc.client import RemoteDevice, connect
+from llamado.rpc.wire import Hello, write_request
+
+MOST_NEWCOMER_MS = 2000.0
+MEM = "600M"
+
+
+@contextmanager
+def worker() -> Iterator[Server]:
+    """A worker with a cache of its own, once it listens."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as log:
+        command = our_command("worker", "-H", HOST, "-p", str(port), "-t", "2", "--mem", MEM, "-c")
+        environment = {**os.environ, "LLAMA_CACHE": folder}
+        began = time.perf_counter()
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        try:
+            while True:
+                try:
+                    socket.create_connection((HOST, port), 1).close()
+                    break
+                except OSError:
+                    if process.poll() is not None or time.perf_counter() - began > 60:
+                        sys.exit("the worker does not start")
+                    time.sleep(0.05)
+            yield Server(port, process.pid, time.perf_counter() - began)
+            if process.poll() is not None:
+                log.seek(0)
+                sys.exit(f"FAULT: the worker ended with {process.returncode}: {log.read()[-2000:].decode()}")
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+@contextmanager
+def device(port: int, tally: Tally) -> Iterator[RemoteDevice | None]:
+    """A client's device, or None where it is turned away, which is noted."""
+    try:
+        found = connect(f"{HOST}:{port}", timeout=30)[0]
+    except DeviceError as error:
+        tally.statuses[type(error).__name__] += 1
+        yield None
+        return
+    try:
+        yield found
+    except DeviceError as error:
+        tally.statuses[type(error).__name__] += 1
+    finally:
+        found.close()
+
+
+def run(device: RemoteDevice, out: Tensor, *, wait: bool = True) -> None:
+    """Computes a tensor in a graph of its own."""
+    device.place([out])
+    graph = Graph()
+    graph.output("out", out)
+    device.submit(graph)
+    if wait:
+        device.read(out, 0, 4).result(120)
+    else:
+        device.flush()
+
+
+# --- attacks ----------------------------------------------------------------------------------------------------------
+
+
+def _arena(port: int, tally: Tally) -> None:
+    for n in (16, 64, 256):  # MB sent, and read 32 times over
+        with device(port, tally) as one:
+            if one is None:
+                continue
+            small = g.new_tensor(TensorType.F32, n << 10, 256, name="small")
+            one.place([small])
+            wide = g.view_4d(small, *small.ne[:2], 32, 1, small.nb[1], 0, 0, 0)
+            for out in (g.sum_all(wide), g.sum_rows(wide), g.mean(g.sqr(wide))):
+                run(one, out)
+            tally.statuses["computed"] += 1
+
+
+def _abandoned(port: int, tally: Tally) -> None:
+    for _ in range(3):
+        with device(port, tally) as one:
+            if one is None:
+                continue
+            a, b = g.new_tensor(TensorType.F32, 4096, 4096), g.new_tensor(TensorType.F32, 4096, 256)
+            one.place([a, b])
+            columns = g.view_3d(b, 4096, 256, 32, b.nb[1], 0, 0)
+            total: Tensor | None = None
+            for i in range(6):  # 6 * 137 * 10^9 multiplications
+                rows = g.view_3d(a, 4096, 4096 - i, 32, a.nb[1], 0, 0)
+                part = g.sum_all(g.mul_mat(rows, columns))
+                total = part if total is None else g.add(total, part)
+            assert total is not None
+            run(one, total, wait=False)
+            tally.statuses["submitted"] += 1
+
+
+def _kernels(port: int, tally: Tally) -> None:
+    for client in range(6):
+        with device(port, tally) as one:
+            if one is None:
+                continue
+            for n in range(200):
+                width = 33 + client * 200 + n
+                a = g.new_tensor(TensorType.F32, width, 3)
+                out = g.scale(g.add(g.rms_norm(a, 1e-5 + n * 1e-7), a), 1.0 + n)
+                one.place([a])
+                run(one, out)
+            tally.statuses["200 graphs"] += 1
+
+
+async def in_thread(attack: Callable[[int, Tally], None], port: int, tally: Tally) -> None:
+    """Runs a blocking attack; those who are turned away have reached what they can."""
+    try:
+        await asyncio.to_thread(attack, port, tally)
+    except DeviceError as error:
+        tally.statuses[type(error).__name__] += 1
+
+
+async def arena(port: int, tally: Tally) -> None:
+    """Sums over tensors of stride 0."""
+    await in_thread(_arena, port, tally)
+
+
+async def abandoned(port: int, tally: Tally) -> None:
+    """Six huge products whose client goes."""
+    await in_thread(_abandoned, port, tally)
+
+
+async def kernels(port: int, tally: Tally) -> None:
+    """Clients that have kernels compiled, one after the other."""
+    await in_thread(_kernels, port, tally)
+
+
+async def idle(port: int, tally: Tally) -> None:
+    """Connections that greet and stay."""
+    held: list[socket.socket] = []
+    try:
+        for i in range(200):
+            one = socket.socket()
+            one.bind((f"127.0.0.{2 + i // 100}", 0))
+            one.settimeout(10)
+            one.connect((HOST, port))
+            one.sendall(write_request(Hello()))
+            held.append(one)
+            tally.statuses["open"] += 1
+        await asyncio.sleep(15)
+    finally:
+        for one in held:
+            one.close()
+
+
+ATTACKS: dict[str, Callable[[int, Tally], Awaitable[None]]] = {
+    "arena": arena,
+    "abandoned": abandoned,
+    "kernels": kernels,
+    "idle": idle,
+}
+
+
+# --- watching ---------------------------------------------------------------------------------------------------------
+
+
+def newcomers(port: int, over: Event, found: multiprocessing.Queue[tuple[float, float, str]]) -> None:
+    """Connects, takes a megabyte and writes to it, five times a second: (when, seconds it took, what was wrong)."""
+    while not over.is_set():
+        began = time.monotonic()
+        wrong = ""
+        try:
+            one = connect(f"{HOST}:{port}", timeout=30)[0]
+            try:
+                tensor = g.new_tensor(TensorType.F32, 1 << 18)
+                one.place([tensor])
+                wanted = struct.pack("<d", began)
+                one.write(tensor, np.frombuffer(wanted, np.uint8))
+                if one.read(tensor, 0, 8).result(60).tobytes() != wanted:
+                    wrong = "read other bytes than were written"
+            finally:
+                one.close()
+        except DeviceError as error:
+            wrong = str(error)
+        took = time.monotonic() - began
+        found.put((began, took, wrong))
+        time.sleep(max(0.0, 0.2 - took))
+
+
+def main() -> None:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--only", choices=ATTACKS, action="append")
+    parser.add_argument("--json", type=Path)
+    flags = parser.parse_args()
+    faults: list[str] = []
+    rows: list[dict[str, Any]] = []
+    looks: list[tuple[float, float]] = []
+    compared: list[tuple[float, str]] = []
+    arrivals: list[tuple[float, float, str]] = []
+    with worker() as helping:
+        options = ["-np", "2", "-c", "2048", "-t", "1", "--rpc", f"{HOST}:{helping.port}", "--tensor-split", "1,1"]
+        with server("llamado", model_path(flags.model), options) as one:
+            watchers = [watcher(look, one.port), watcher(compare, one.port), watcher(newcomers, helping.port)]
+            seen: list[list[Any]] = [looks, compared, arrivals]
+            asyncio.run(settle(helping))
+            base = last = resident(helping.pid)
+            print(
+                "| attack | s | met | newcomers p50 / p99 / worst ms | /health p50 / p99 / worst ms | MiB | answers |"
+            )
+            print("|---|---|---|---|---|---|---|")
+            for name in flags.only or ATTACKS:
+                phase = asyncio.run(go_through(helping, helping.port, name, ATTACKS[name]))
+                last = phase.after
+                for (_, found, _), into in zip(watchers, seen, strict=True):
+                    drained(found, into)
+                waited = milliseconds([look[:2] for look in arrivals], phase.began, phase.settled)
+                took = milliseconds(looks, phase.began, phase.ended)
+                memory = [m >> 20 for m in (phase.before, phase.most, phase.after)]
+                answers = Counter(
+                    w if w == "right" else "other" for t, w in compared if phase.began <= t < phase.settled
+                )
+                met = ", ".join(f"{n}× {what}" for what, n in phase.tally.statuses.items())
+                cells = [
+                    name,
+                    f"{phase.ended - phase.began:.0f}",
+                    met,
+                    *(" / ".join(f"{x:.1f}" for x in y) for y in (waited, took)),
+                ]
+                cells += [" / ".join(map(str, memory)), ", ".join(f"{n} {what}" for what, n in answers.items())]
+                print(f"| {' | '.join(cells)} |", flush=True)
+                rows.append(
+                    {"attack": name, "met": met, "newcomers_ms": waited, "health_ms": took, "memory_mib": memory}
+                )
+                if waited[2] > MOST_NEWCOMER_MS:
+                    faults.append(f"{name}: a newcomer waited {waited[2] / 1e3:.1f} s")
+                if took[1] > MOST_MS:
+                    faults.append(f"{name}: /health took {took[1]:.0f} ms at the 99th percentile")
+            for over, _, process in watchers:
+                over.set()
+                process.join(70)
+    faults += [f"newcomer: {wrong}" for _, _, wrong in arrivals if wrong]
+    faults += [f"answer: {what}" for _, what in compared if what not in ("right", "503")]
+    if last - base > MOST_KEPT:
+        faults.append(f"{(last - base) >> 20} MiB of memory stay")
+    if flags.json:
+        flags.json.write_text(json.dumps({"attacks": rows, "faults": faults}, indent=2) + "\n")
+    for fault, n in Counter(faults).most_common(30):
+        print(f"FAULT ({n}×): {fault}")
+    sys.exit(1 if faults else 0)
+
+
+if __name__ == "__main__":
+    main()
