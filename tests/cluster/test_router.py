@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -551,3 +552,25 @@ def test_connections_are_kept_and_stale_ones_replaced(start_router: Start) -> No
     assert kept_open(router) == before == 1
     with ThreadPoolExecutor(16) as pool:
         assert {r.status_code for r in pool.map(lambda _: router.ask("a", delay=0.1), range(32))} == {200}
+
+
+def test_a_request_to_upgrade_keeps_its_body(start_router: Start) -> None:
+    """Nothing of it is taken for a request of its own, and the model's process is not asked to upgrade."""
+    router = start_router(config({"a": fake("A")}))
+    body = json.dumps({"model": "a", "echo": True, "text": "\n\nGET /unload HTTP/1.1\r\nHost: x\r\n\r\n"}).encode()
+    chunked = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    for upgrade in (
+        b"Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAE",
+        b"upgrade\r\nUpgrade: websocket",
+    ):
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: " + upgrade + b"\r\n"
+        for framed in (b"Content-Length: %d\r\n\r\n%b" % (len(body), body), chunked):
+            last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            with socket.create_connection(("127.0.0.1", int(router.url.rpartition(":")[2])), timeout=20) as raw:
+                raw.sendall((head + framed) * 2 + last)
+                answer = b"".join(iter(lambda: raw.recv(65536), b""))
+            assert answer.count(b"HTTP/1.1 200 OK\r\n") == 3, answer
+            told = [json.loads(text) for text in re.findall(rb'\{"name".*?\}(?=HTTP/1.1 200)', answer)]
+            assert [t["body"].encode("latin-1") for t in told] == [body] * 2
+            assert not {"upgrade", "http2-settings"} & set(told[0]["headers"])
+    assert router.running()["a"]["state"] == "ready"

@@ -17,7 +17,6 @@ from typing import Any, cast
 from urllib.parse import parse_qsl, unquote
 
 import orjson
-import uvicorn
 
 from llamado.cluster import catalogue as catalogues
 from llamado.cluster.catalogue import Catalogue, CatalogueError, Model
@@ -31,11 +30,10 @@ from llamado.flags import Parsed
 from llamado.gguf.errors import SourceError
 from llamado.server.app import busy_app
 from llamado.server.bodies import MAX_BODY, parse_json
-from llamado.server.connections import RESERVED_FILES, protocol, raise_file_limit
+from llamado.server.connections import RESERVED_FILES, configure, raise_file_limit
 from llamado.server.connections import Gate as ConnectionGate
 from llamado.server.errors import ApiError, invalid, not_found, translate
 from llamado.server.formats import FINGERPRINT
-from llamado.server.lifecycle import GRACE, KEEP_ALIVE
 from llamado.server.settings import Settings
 from llamado.server.signals import EndingServer
 from llamado.server.sockets import address_of
@@ -625,21 +623,13 @@ def make_server(settings: Settings, flags: Parsed) -> RouterServer:
     limit = (raise_file_limit() - RESERVED_FILES) // 2
     connections = ConnectionGate(min(limit, settings.max_connections or limit), settings.timeout)
     refuse = busy_app(lambda: cast(Any, application[0]), settings.switches.api_prefix)
-    options = uvicorn.Config(
+    options = configure(
         make,
-        factory=True,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        lifespan="off",
-        ws="none",
-        http=protocol(connections, cast(Any, refuse)),
-        timeout_keep_alive=min(KEEP_ALIVE, settings.timeout),
-        proxy_headers=False,  # passed on as they came
-        timeout_graceful_shutdown=GRACE,
-        ssl_keyfile=settings.ssl_key,
-        ssl_certfile=settings.ssl_cert,
+        connections,
+        cast(Any, refuse),
+        key=settings.ssl_key,
+        certificate=settings.ssl_cert,
+        proxied=False,  # what a proxy says of its client is passed on as it came
     )
     server = RouterServer(options)
     _log_models(list(catalogue.models.values()))

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import resource
+from collections.abc import Callable
 from typing import Any
 
 import httptools
+import uvicorn
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -36,6 +38,10 @@ MAX_PIPELINED = 16
 HEADROOM = 64
 # File descriptors kept for files, workers, the log.
 RESERVED_FILES = 256
+# Seconds that running answers get after the first signal.
+GRACE = 10
+# Seconds a connection may rest between two requests.
+KEEP_ALIVE = 30
 # A connection costs about 10 kB; more of them than this serve nobody.
 MOST_CONNECTIONS = 16384
 
@@ -117,14 +123,37 @@ class Connection(HttpToolsProtocol):
         if self._deadline is None and not self._busy:
             # Whatever comes while nothing is being answered begins a request, be it an empty line.
             self._within(HEADER_SECONDS)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(memoryview(data))
+        except httptools.HttpParserError:
+            self._turn_away(400, "Invalid HTTP request")
         if self._in_headers:
             self._header_bytes += len(data)
             if self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
                 self._turn_away(431, "Request Header Fields Too Large")
 
-    def send_400_response(self, msg: str) -> None:
-        self._turn_away(400, "Invalid HTTP request")
+    def _parse(self, data: memoryview) -> None:
+        """Give bytes to the parser; requests to speak another protocol are read as if they did not ask for it.
+
+        The parser takes a head with `Upgrade` for a whole message and what follows for another protocol's bytes. Here
+        nothing is ever upgraded, so what follows is the request's body (RFC 9110, 7.8: a server may ignore Upgrade). A
+        new parser reads the same head without that header. Raises HttpParserError.
+        """
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+            method = self.parser.get_method()
+            if method == b"CONNECT":
+                raise httptools.HttpParserError("there is no tunnel here")
+            lines = [b"%b %b HTTP/%b" % (method, self.url, self.parser.get_http_version().encode("ascii"))]
+            lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+            self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
 
     @property
     def _busy(self) -> bool:
@@ -146,6 +175,8 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         if len(self.pipeline) >= MAX_PIPELINED:
             raise httptools.HttpParserError("too many requests at once")
         self._in_headers, self._in_body = False, True
@@ -168,6 +199,8 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._in_body = False
         self._clear()
         self.gate.resting.pop(self, None)
@@ -235,3 +268,35 @@ class Connection(HttpToolsProtocol):
 def protocol(gate: Gate, refuse: ASGI3Application) -> type[Connection]:
     """The class of a server's connections."""
     return type("ServerConnection", (Connection,), {"gate": gate, "refuse": staticmethod(refuse)})
+
+
+def configure(
+    make_app: Callable[[], Any],
+    gate: Gate,
+    refuse: ASGI3Application,
+    *,
+    key: str | None = None,
+    certificate: str | None = None,
+    proxied: bool = True,
+) -> uvicorn.Config:
+    """uvicorn's settings for a server or a router. `make_app` is called in the event loop that will run it.
+
+    `key`, `certificate`: PEM files; None: no TLS. `proxied`: whether a proxy on this machine is believed whom it speaks
+    for.
+    """
+    return uvicorn.Config(
+        make_app,
+        factory=True,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        lifespan="off",
+        ws="none",
+        http=protocol(gate, refuse),
+        timeout_keep_alive=min(KEEP_ALIVE, int(gate.timeout)),
+        proxy_headers=proxied,
+        timeout_graceful_shutdown=GRACE,
+        ssl_keyfile=key,
+        ssl_certfile=certificate,
+    )

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from llamado.errors import LlamadoError
 from llamado.server import memory
 from llamado.server.app import busy_app, create_app
-from llamado.server.connections import HEADER_SECONDS, Gate, protocol
+from llamado.server.connections import GRACE, HEADER_SECONDS, Gate, configure
 from llamado.server.overview import overview
 from llamado.server.prompts import use_threads
 from llamado.server.served import Served
@@ -35,10 +35,6 @@ log = logging.getLogger("llamado.server")
 
 Report = Callable[[float, str], None]
 Load = Callable[[Settings, Report], Served]
-
-GRACE = 10  # seconds that running answers get after the first signal
-KEEP_ALIVE = 30  # seconds a connection may rest between two requests
-
 
 PARENT = "LLAMADO_PARENT_FD"
 """Environment variable with the read end of a pipe: when its other end is closed, whoever started this has ended."""
@@ -122,21 +118,8 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket]) -> int:
         application.append(create_app(state))
         return application[0]
 
-    config = uvicorn.Config(
-        make_app,
-        factory=True,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        lifespan="off",
-        http=protocol(gate, cast(Any, busy_app(lambda: application[0], settings.switches.api_prefix))),
-        timeout_keep_alive=min(KEEP_ALIVE, settings.timeout),
-        ws="none",
-        timeout_graceful_shutdown=GRACE,
-        ssl_keyfile=settings.ssl_key,
-        ssl_certfile=settings.ssl_cert,
-    )
+    refuse = busy_app(lambda: application[0], settings.switches.api_prefix)
+    config = configure(make_app, gate, cast(Any, refuse), key=settings.ssl_key, certificate=settings.ssl_cert)
 
     def watchers() -> list[Coroutine[None, None, None]]:
         seconds = settings.switches.sleep_idle_seconds
