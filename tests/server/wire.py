@@ -1,0 +1,100 @@
+"""The server's own connections over the fake engine, in a thread of this process: what goes over the wire."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fakes import TEMPLATE, FakeEngine, served
+
+from llamado.server.app import busy_app, create_app
+from llamado.server.connections import Gate, configure
+from llamado.server.signals import EndingServer
+from llamado.server.sockets import listen
+from llamado.server.state import AccessRules, ServerState, Switches
+
+
+@dataclass
+class Wire:
+    """A server that runs; `port` is on 127.0.0.1."""
+
+    port: int
+    engine: FakeEngine
+    state: ServerState
+    gate: Gate
+    server: EndingServer
+
+    @property
+    def url(self) -> str:
+        return f"http{'s' if self.server.config.is_ssl else ''}://127.0.0.1:{self.port}"
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+
+
+@contextlib.contextmanager
+def serving(
+    engine: FakeEngine | None = None,
+    *,
+    loaded: bool = True,
+    access: AccessRules | None = None,
+    timeout: float = 3600.0,
+    limit: int | None = None,
+    tls: dict[str, str] | None = None,
+    **switches: Any,
+) -> Iterator[Wire]:
+    """Run a server until the block ends. `tls`: `key` and `certificate` files."""
+    engine = engine or FakeEngine()
+    state = ServerState(access=access or AccessRules(), switches=Switches(**switches))
+    if loaded:
+        state.served = served(engine, TEMPLATE)
+    gate = Gate(limit, timeout)
+    apps: list[Any] = []
+
+    def make() -> Any:
+        apps.append(create_app(state))
+        return apps[0]
+
+    refuse: Any = busy_app(lambda: apps[0], state.switches.api_prefix)
+    server = EndingServer(configure(make, gate, refuse, **(tls or {})))
+    sockets = listen(("127.0.0.1",), 0)
+    port = sockets[0].getsockname()[1]
+    thread = threading.Thread(target=server.run, args=(sockets,), daemon=True)
+    thread.start()
+    try:
+        yield Wire(port, engine, state, gate, server)
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join(20)
+        engine.close()
+        assert not thread.is_alive()
+
+
+def read_answers(sock: socket.socket, count: int) -> list[tuple[int, dict[str, str], bytes]]:
+    """Status, headers (names as they came) and body of some answers on a connection; fewer when it is closed."""
+    reader = sock.makefile("rb")
+    answers: list[tuple[int, dict[str, str], bytes]] = []
+    while len(answers) < count and (line := reader.readline()):
+        status = int(line.split()[1])
+        headers: dict[str, str] = {}
+        while (line := reader.readline()) not in (b"\r\n", b""):
+            name, _, value = line.decode("latin-1").strip().partition(": ")
+            headers[name] = value
+        if status == 100:
+            continue
+        lower = {name.lower(): value for name, value in headers.items()}
+        if "content-length" in lower:
+            body = reader.read(int(lower["content-length"]))
+        elif lower.get("transfer-encoding") == "chunked":
+            body = b""
+            while size := int(reader.readline(), 16):
+                body += reader.read(size + 2)[:-2]
+            reader.readline()
+        else:
+            body = reader.read() if lower.get("connection") == "close" else b""
+        answers.append((status, headers, body))
+    return answers
