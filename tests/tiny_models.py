@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -217,10 +217,12 @@ def make_llama(
     freq_factors: bool = False,
     rope_scaling: tuple[str, float] | None = None,
     freq_base: float = 10000.0,
+    edit: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
 ) -> Path:
     """A llama model; `types` overrides `wtype` for tensors whose name contains the key (`{"ffn_down": "Q6_K"}`).
 
     K-quants need `n_embd` and `n_ff` in multiples of 256. `rope_scaling` is a type ("linear", "yarn") and a factor.
+    `edit` may change the metadata at last.
     """
     sizes = {"n_ctx": n_ctx, "n_embd": n_embd, "n_layer": n_layer, "n_ff": n_ff, "n_vocab": n_vocab}
     w = _Writer(path, "llama", wtype, types, seed, n_head=n_head, n_head_kv=n_head_kv, **sizes)
@@ -254,6 +256,7 @@ def make_llama(
             w.matrix(f"blk.{i}.{name}", n_in, n_out)
             if biases:
                 w.vector(f"blk.{i}.{name}.bias", n_out, mean=0.0)
+    edit(w.gguf)
     return w.close()
 
 

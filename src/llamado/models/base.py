@@ -30,7 +30,8 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models.errors import InvalidModel, UnsupportedModel
-from llamado.models.hparams import HyperParameters, Keys, Rope
+from llamado.models.hparams import HyperParameters, Rope
+from llamado.models.keys import Keys
 from llamado.models.weights import Weights
 
 if TYPE_CHECKING:

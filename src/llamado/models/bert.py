@@ -13,8 +13,9 @@ from llamado.ggml.graph import add, gelu, get_rows, mul, norm, reshape, tanh, vi
 from llamado.ggml.ops import RopeMode
 from llamado.ggml.tensor import Tensor
 from llamado.models.base import Model, Output, Pass
-from llamado.models.errors import InvalidModel, UnsupportedModel
-from llamado.models.hparams import HyperParameters, Keys, Pooling, read_hparams
+from llamado.models.errors import UnsupportedModel
+from llamado.models.hparams import HyperParameters, Pooling, read_hparams
+from llamado.models.keys import Keys
 from llamado.models.linear import Linear
 from llamado.models.weights import Weights
 
@@ -47,16 +48,12 @@ class Bert(Model):
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL, norm_eps="attention.layer_norm_epsilon")
-        if keys.int_("classifier.pooling_type", -1, at_least=-1) == Pooling.MEAN:
+        if keys.int_("classifier.pooling_type", -1) == Pooling.MEAN:
             raise UnsupportedModel(
                 f"metadata key '{keys.name('classifier.pooling_type')}' is {Pooling.MEAN.value}: classifiers of the "
                 "mean of all tokens are not known here, only those of the first"
             )
-        self._n_types = keys.metadata.int_("tokenizer.ggml.token_type_count")
-        if self._n_types < 1:
-            raise InvalidModel(
-                f"metadata key 'tokenizer.ggml.token_type_count' is {self._n_types}; at least 1 is expected"
-            )
+        self._n_types = keys.int_("tokenizer.ggml.token_type_count")
         return hp
 
     def _take_head(self, weights: Weights) -> None:

@@ -11,7 +11,8 @@ from llamado.ggml.graph import add, geglu_split, reshape, scale, tanh
 from llamado.ggml.ops import RopeMode
 from llamado.ggml.tensor import Tensor
 from llamado.models.base import Model, Pass
-from llamado.models.hparams import HyperParameters, Keys, inverse_sqrt, read_hparams
+from llamado.models.hparams import HyperParameters, inverse_sqrt, read_hparams
+from llamado.models.keys import Keys
 from llamado.models.weights import Weights
 
 _LAYERS_OF_27B = 62
@@ -49,7 +50,7 @@ class Gemma3(Model):
             attention_scale=inverse_sqrt(hp.n_embd // hp.n_head[0] if hp.n_layer == _LAYERS_OF_27B else hp.head_dim_k),
             final_logit_softcap=keys.float_("final_logit_softcapping", 0.0),
         )
-        n_swa = keys.int_("attention.sliding_window", 0, at_least=0)
+        n_swa = keys.int_("attention.sliding_window", 0)
         if not n_swa:
             return hp
         return replace(
@@ -125,7 +126,7 @@ class Gemma3(Model):
 def _swa_layers(keys: Keys, n_layer: int) -> tuple[bool, ...]:
     """Which layers have the sliding window: a list in the file, or all but every n-th (default: 6th)."""
     suffix = "attention.sliding_window_pattern"
-    if keys.has(suffix) and not isinstance(keys.metadata[keys.name(suffix)], int):
+    if keys.has(suffix) and not keys.is_int(suffix):
         return keys.metadata.bools(keys.name(suffix), n=n_layer)
-    period = keys.int_(suffix, 6, at_least=0)
+    period = keys.int_(suffix, 6)
     return tuple(period == 0 or i % period < period - 1 for i in range(n_layer))

@@ -12,6 +12,7 @@ import numpy as np
 from llamado.ggml.ops import RopeMode
 from llamado.gguf.metadata import Metadata
 from llamado.models.errors import InvalidModel, UnsupportedModel
+from llamado.models.keys import Keys
 
 
 class Pooling(IntEnum):
@@ -86,60 +87,21 @@ class HyperParameters:
         return bool(self.swa_layers) and self.swa_layers[layer]
 
 
-class Keys:
-    """The metadata of one architecture: `keys.int_("block_count")` reads `llama.block_count` of a llama file."""
-
-    def __init__(self, metadata: Metadata) -> None:
-        self.metadata = metadata
-        self.architecture = metadata.str_("general.architecture")
-
-    def name(self, suffix: str) -> str:
-        """The full name of a key."""
-        return f"{self.architecture}.{suffix}"
-
-    def has(self, suffix: str) -> bool:
-        """Whether the file has the key."""
-        return self.name(suffix) in self.metadata
-
-    def int_(self, suffix: str, default: int | None = None, *, at_least: int = 1) -> int:
-        """An integer no smaller than `at_least`; required when there is no default."""
-        key = self.name(suffix)
-        value = self.metadata.int_(key) if default is None else self.metadata.int_(key, default)
-        if value < at_least:
-            raise InvalidModel(f"metadata key '{key}' is {value}; at least {at_least} is expected")
-        return value
-
-    def float_(self, suffix: str, default: float | None = None) -> float:
-        """A finite number; required when there is no default."""
-        key = self.name(suffix)
-        value = self.metadata.float_(key) if default is None else self.metadata.float_(key, default)
-        if not np.isfinite(value):
-            raise InvalidModel(f"metadata key '{key}' is {value}; a finite number is expected")
-        return value
-
-    def per_layer(self, suffix: str, n_layer: int, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        """One positive integer per layer, from a single number or an array."""
-        key = self.name(suffix)
-        values = self.metadata.ints(key, n=n_layer) if default is None else self.metadata.ints(key, default, n=n_layer)
-        if min(values) < 1:
-            raise InvalidModel(f"metadata key '{key}' is {list(values)}; every layer needs at least 1")
-        return values
-
-
 def override_metadata(metadata: Metadata, values: Iterable[tuple[str, int | float | bool | str]]) -> Metadata:
     """The metadata with other values; `{arch}` in a key stands for the architecture.
 
-    As llama.cpp has it, another YaRN factor than the file's also makes another context length.
+    As llama.cpp has it, another YaRN factor than the file's also makes another context length. Raises GgufError or
+    InvalidModel.
     """
     architecture = metadata.str_("general.architecture", "")
     new = metadata.replaced({key.replace("{arch}", architecture): value for key, value in values})
     kind, factor = (f"{architecture}.rope.scaling.{name}" for name in ("type", "factor"))
     if new.str_(kind, "") == "yarn" and new.float_(factor, 1.0) != metadata.float_(factor, 1.0):
-        length, original = (
-            f"{architecture}.{key}" for key in ("context_length", "rope.scaling.original_context_length")
-        )
-        trained = new.int_(original, new.int_(length))
-        new = new.replaced({length: int(trained * new.float_(factor, 1.0)), original: trained})
+        length, original = "context_length", "rope.scaling.original_context_length"
+        keys = Keys(new)
+        trained = keys.int_(original, keys.int_(length))
+        stretched = int(trained * keys.float_("rope.scaling.factor", 1.0))
+        new = new.replaced({keys.name(length): stretched, keys.name(original): trained})
     return new
 
 
@@ -156,14 +118,12 @@ def read_rope(keys: Keys, head_dim: int, n_ctx_train: int, mode: RopeMode) -> Ro
             f"metadata key '{keys.name('rope.dimension_count')}' is {n_dims}; an even number up to {head_dim} is "
             "expected"
         )
-    kind = keys.metadata.str_(keys.name("rope.scaling.type"), "linear")
+    kind = keys.str_("rope.scaling.type", "linear")
     if kind not in ("none", "linear", "yarn"):
         raise UnsupportedModel(
             f"metadata key '{keys.name('rope.scaling.type')}' is '{kind}'; none, linear and yarn are known here"
         )
     factor = keys.float_("rope.scaling.factor", 0.0) or keys.float_("rope.scale_linear", 0.0)
-    if factor < 0:
-        raise InvalidModel(f"metadata key '{keys.name('rope.scaling.factor')}' is {factor}; 0 or more is expected")
     freq_scale = 1.0 if factor == 0 or kind == "none" else float(np.float32(1) / np.float32(factor))
     ext_factor = keys.float_("rope.scaling.yarn_ext_factor", -1.0)
     if ext_factor < 0:
@@ -191,7 +151,7 @@ def read_pooling(keys: Keys) -> Pooling | None:
     """How the file wants vectors of tokens pooled; None where it says nothing."""
     if not keys.has("pooling_type"):
         return None
-    value = keys.int_("pooling_type", at_least=0)
+    value = keys.int_("pooling_type")
     try:
         return Pooling(value)
     except ValueError:
@@ -214,7 +174,7 @@ def read_hparams(
     `norm_eps` names the key of the norms' epsilon. Raises GgufError (missing key, wrong type), InvalidModel (impossible
     value) or UnsupportedModel, naming the key.
     """
-    if keys.int_("expert_count", 0, at_least=0):
+    if keys.int_("expert_count", 0):
         raise UnsupportedModel(
             f"metadata key '{keys.name('expert_count')}' is {keys.int_('expert_count')}: mixtures of experts are not "
             "supported yet"
@@ -229,6 +189,11 @@ def read_hparams(
                 f"metadata key '{keys.name('attention.head_count_kv')}' gives layer {layer} {heads_kv} heads for "
                 f"{heads} query heads; a divisor is expected"
             )
+    if max(n_head) > n_embd:
+        raise InvalidModel(
+            f"metadata key '{keys.name('attention.head_count')}' is {max(n_head)}; no more than the width, "
+            f"{n_embd}, are possible"
+        )
     head_dim_k = keys.int_("attention.key_length", n_embd // n_head[0])
     head_dim_v = keys.int_("attention.value_length", n_embd // n_head[0])
     if head_dim_k != head_dim_v:
@@ -252,6 +217,6 @@ def read_hparams(
         rope=read_rope(keys, head_dim_k, n_ctx_train, rope_mode),
         attention_scale=inverse_sqrt(head_dim_k),
         embedding_scale=embedding_scale,
-        causal=keys.metadata.bool_(keys.name("attention.causal"), True),
+        causal=keys.bool_("attention.causal", True),
         pooling=read_pooling(keys),
     )

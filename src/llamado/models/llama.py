@@ -9,7 +9,8 @@ from llamado.ggml.ops import RopeMode
 from llamado.ggml.tensor import Tensor
 from llamado.models.base import Model, Pass
 from llamado.models.errors import InvalidModel
-from llamado.models.hparams import HyperParameters, Keys, read_hparams
+from llamado.models.hparams import HyperParameters, read_hparams
+from llamado.models.keys import Keys
 from llamado.models.linear import Linear
 from llamado.models.weights import Weights
 

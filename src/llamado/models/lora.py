@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,8 @@ from llamado.ggml.tensor import Tensor, contiguous_strides
 from llamado.gguf.reader import GGUFFile, TensorInfo
 from llamado.gguf.types import TensorType
 from llamado.models.base import BatchShape, Model, Output
-from llamado.models.errors import InvalidAdapter
+from llamado.models.errors import InvalidAdapter, InvalidModel
+from llamado.models.keys import Keys
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +66,10 @@ class Adapter:
                 f"{self.path}: metadata key '{_INVOCATION}' makes it an activated LoRA, which works from certain "
                 "tokens on; those are not known here"
             )
-        self.alpha = metadata.float_("adapter.lora.alpha", 0.0)
-        if not math.isfinite(self.alpha):
-            raise InvalidAdapter(f"{self.path}: metadata key 'adapter.lora.alpha' is {self.alpha}, which is no number")
+        try:
+            self.alpha = Keys(metadata).float_("adapter.lora.alpha", 0.0)
+        except InvalidModel as error:
+            raise InvalidAdapter(f"{self.path}: {error}") from None
         self.task_name = metadata.str_("adapter.lora.task_name", "")
         self.prompt_prefix = metadata.str_("adapter.lora.prompt_prefix", "")
         self._mark = f"{number}.{_stamp(file)}"

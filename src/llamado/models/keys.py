@@ -1,0 +1,141 @@
+"""The keys a file gives its hyper-parameters by: what type each has, and in what range its value must lie."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeVar
+
+from llamado.gguf.metadata import Metadata
+from llamado.models.errors import InvalidModel
+
+N = TypeVar("N", int, float)
+
+_INT32 = 2**31 - 1
+_LAYERS = 512  # LLAMA_MAX_LAYERS, llama-hparams.h
+_EXPERTS = 1024  # LLAMA_MAX_EXPERTS, llama-hparams.h
+
+
+class Range(NamedTuple):
+    """The least and the largest value of a hyper-parameter, and where these come from.
+
+    `or_zero`: 0 is possible too, where the range does not hold it: it stands for "not given".
+    """
+
+    low: float
+    high: float
+    source: str
+    or_zero: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Whether a value is possible; NaN is not."""
+        return self.low <= value <= self.high or (self.or_zero and value == 0)
+
+    def __str__(self) -> str:
+        return ("0, or " if self.or_zero else "") + f"{self.low:g} to {self.high:.10g}"
+
+
+INTEGERS: dict[str, Range] = {
+    "block_count": Range(1, _LAYERS, "as many layers as llama.cpp has room for"),
+    "embedding_length": Range(1, 2**20, "60 times the widest model's"),
+    "feed_forward_length": Range(1, 2**24, "as the width, 16 times as much"),
+    "context_length": Range(1, _INT32, "positions are I32"),
+    "attention.head_count": Range(1, 2**16, "no head is narrower than 16 of the width"),
+    "attention.head_count_kv": Range(1, 2**16, "as attention.head_count"),
+    "attention.key_length": Range(1, 2**16, "100 times the widest head's"),
+    "attention.value_length": Range(1, 2**16, "as attention.key_length"),
+    "attention.sliding_window": Range(0, _INT32, "positions are I32"),
+    "attention.sliding_window_pattern": Range(0, _LAYERS, "a number of layers"),
+    "rope.dimension_count": Range(2, 2**16, "as attention.key_length"),
+    "rope.scaling.original_context_length": Range(1, _INT32, "ROPE's op_params hold it as I32"),
+    "expert_count": Range(0, _EXPERTS, "as many as llama.cpp has room for"),
+    "pooling_type": Range(0, _INT32, "llama_pooling_type without the unspecified one"),
+    "classifier.pooling_type": Range(-1, _INT32, "llama_pooling_type"),
+    "tokenizer.ggml.token_type_count": Range(1, 2**16, "BERT has 2, RoBERTa 1"),
+}
+"""Those that are integers, by the key without its architecture."""
+
+_BASE = Range(2, 1e15, "YaRN divides by its logarithm; a million times the largest in use")
+_STRETCH = Range(1e-4, 1e6, "its inverse and YaRN's 1 + 0.1 ln(factor) must be positive and finite", or_zero=True)
+_STRENGTH = Range(1e-3, 1e3, "a factor of activations, about 1")
+_ROTATIONS = Range(1e-3, 1e6, "turns within the context, 1 and 32 in YaRN's paper; it takes their logarithm")
+_EPSILON = Range(0, 1, "added to a mean square of about 1")
+
+FLOATS: dict[str, Range] = {
+    "attention.layer_norm_rms_epsilon": _EPSILON,
+    "attention.layer_norm_epsilon": _EPSILON,
+    "final_logit_softcapping": Range(1e-3, 1e6, "logits are divided by it; 30 in use", or_zero=True),
+    "rope.freq_base": _BASE,
+    "rope.freq_base_swa": _BASE,
+    "rope.global.freq_base": _BASE,
+    "rope.local.freq_base": _BASE,
+    "rope.scaling.factor": _STRETCH,
+    "rope.scale_linear": _STRETCH,
+    "rope.scaling.attn_factor": _STRENGTH,
+    "rope.scaling.yarn_attn_factor": _STRENGTH,
+    "rope.scaling.yarn_ext_factor": Range(-1, 1e3, "the share of YaRN, 0 to 1; -1 is llama.cpp's for not given"),
+    "rope.scaling.yarn_beta_fast": _ROTATIONS,
+    "rope.scaling.yarn_beta_slow": _ROTATIONS,
+    "adapter.lora.alpha": Range(1e-6, 1e6, "divided by the rank it scales an adapter; about the rank", or_zero=True),
+}
+"""Those that are numbers."""
+
+BOOLS = ("attention.causal",)
+STRINGS = ("rope.scaling.type",)
+
+
+class Keys:
+    """The metadata of one architecture: `keys.int_("block_count")` reads `llama.block_count` of a llama file.
+
+    What is in no table of this module cannot be read: every value that a model is built from has its range.
+    """
+
+    def __init__(self, metadata: Metadata) -> None:
+        self.metadata = metadata
+        self.architecture = metadata.str_("general.architecture")
+
+    def name(self, suffix: str) -> str:
+        """The full name of a key."""
+        return suffix if suffix.startswith(("tokenizer.", "adapter.")) else f"{self.architecture}.{suffix}"
+
+    def has(self, suffix: str) -> bool:
+        """Whether the file has the key."""
+        return self.name(suffix) in self.metadata
+
+    def is_int(self, suffix: str) -> bool:
+        """Whether the file has the key with one integer, where an array is possible too."""
+        value = self.metadata.get(self.name(suffix))
+        return isinstance(value, int) and not isinstance(value, bool)
+
+    def int_(self, suffix: str, default: int | None = None) -> int:
+        """An integer; required when there is no default. Raises GgufError or InvalidModel."""
+        key = self.name(suffix)
+        value = self.metadata.int_(key) if default is None else self.metadata.int_(key, default)
+        return value if value is default else self._checked(suffix, value, INTEGERS[suffix])
+
+    def float_(self, suffix: str, default: float | None = None) -> float:
+        """A number; required when there is no default. Raises GgufError or InvalidModel."""
+        key = self.name(suffix)
+        value = self.metadata.float_(key) if default is None else self.metadata.float_(key, default)
+        return value if value is default else self._checked(suffix, value, FLOATS[suffix])
+
+    def bool_(self, suffix: str, default: bool) -> bool:
+        """A truth value. Raises GgufError."""
+        assert suffix in BOOLS
+        return self.metadata.bool_(self.name(suffix), default)
+
+    def str_(self, suffix: str, default: str) -> str:
+        """A word. Raises GgufError."""
+        assert suffix in STRINGS
+        return self.metadata.str_(self.name(suffix), default)
+
+    def per_layer(self, suffix: str, n_layer: int, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
+        """One integer per layer, from a single number or an array. Raises GgufError or InvalidModel."""
+        key = self.name(suffix)
+        values = self.metadata.ints(key, n=n_layer) if default is None else self.metadata.ints(key, default, n=n_layer)
+        for value in values if values is not default else ():
+            self._checked(suffix, value, INTEGERS[suffix])
+        return values
+
+    def _checked(self, suffix: str, value: N, range: Range) -> N:
+        if range.holds(value):
+            return value
+        raise InvalidModel(f"metadata key '{self.name(suffix)}' is {value}; {range} is expected")

@@ -1,0 +1,171 @@
+"""Every hyper-parameter with values no model has: it loads or is refused by name; nothing else, and no memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGUFValueType as V
+from lora_files import make_adapter
+from minilm import make_bert
+from tiny_models import make_gemma3, make_llama
+
+from llamado.devices.cpu.compiler import Compiler
+from llamado.devices.cpu.lowering import PORTABLE
+from llamado.devices.cpu.memory import CpuBuffer
+from llamado.engine.llama import Llama
+from llamado.errors import LlamadoError
+from llamado.gguf.errors import GgufError
+from llamado.gguf.metadata import StringArray
+from llamado.gguf.reader import GGUFFile
+from llamado.models import (
+    ARCHITECTURES,
+    BatchShape,
+    InvalidAdapter,
+    InvalidModel,
+    Output,
+    UnsupportedModel,
+    load_adapters,
+    load_model,
+)
+from llamado.models.hparams import HyperParameters, override_metadata
+from llamado.models.keys import BOOLS, FLOATS, INTEGERS, STRINGS
+from llamado.text.errors import TokenizerError
+from llamado.text.tokenizer import load_tokenizer
+
+MAKERS = {"llama": make_llama, "gemma3": make_gemma3, "bert": make_bert}
+NAMED = (GgufError, InvalidModel, UnsupportedModel, InvalidAdapter, TokenizerError)
+
+INTS = (0, 1, -1, 2, 3, 7, 3 * 10**8, 2**31 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1, -(2**31), -(2**63))
+NUMBERS = (0.0, -0.0, 1.0, -1.0, 1e-45, 1e-38, 3e38, -3e38, 1e300, math.nan, math.inf, -math.inf, 0.5, 2.0, 1e-4, 1e6)
+ARRAYS = (np.array([], np.uint32), np.array([1], np.int32), np.array([1, 2**31 - 1], np.int32), np.full(2, np.nan))
+OTHERS = (True, False, "", "yarn", "none", StringArray.of(["a"]), [np.zeros(2, np.int8)], *ARRAYS)
+VALUES: tuple[Any, ...] = (*INTS, *NUMBERS, *OTHERS)
+HYPER_PARAMETERS = (*INTEGERS, *FLOATS, *BOOLS, *STRINGS)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, GGUFFile]]:
+    folder = tmp_path_factory.mktemp("models")
+    opened = {name: GGUFFile.open(make(folder / f"{name}.gguf")) for name, make in MAKERS.items()}
+    yield opened
+    for file in opened.values():
+        file.close()
+
+
+def compile_(file: GGUFFile, seen: set[HyperParameters]) -> None:
+    """All that happens at load up to machine code, once for the same hyper-parameters."""
+    model = load_model(file)
+    if model.hparams in seen:
+        return
+    seen.add(model.hparams)
+    output = Output.LOGITS if model.generates else Output.HIDDEN
+    kv = model.kv_tensors(256)
+    graph = model.build(BatchShape(2, 1, 256, output), kv)
+    for tensor in (*model.weights.values(), *kv.k, *kv.v, *graph.inputs.values()):
+        tensor.buffer = CpuBuffer.allocate(tensor.nbytes)
+    Compiler(graph, PORTABLE, 1).compile()
+
+
+def test_every_architecture_is_here() -> None:
+    assert MAKERS.keys() == ARCHITECTURES.keys()
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_hyper_parameters(files: dict[str, GGUFFile], name: str) -> None:
+    file = files[name]
+    seen: set[HyperParameters] = set()
+    compile_(file, seen)
+    good = file.metadata
+    # With YaRN all of the rope's values count.
+    yarn = {f"{name}.rope.scaling.type": "yarn", f"{name}.rope.scaling.factor": 4.0}
+    try:
+        for key in HYPER_PARAMETERS:
+            full = key if key.startswith("tokenizer.") else f"{name}.{key}"
+            for value in VALUES:
+                for others in ({}, yarn) if key.startswith("rope") else ({},):
+                    file.metadata = good.replaced({**others, full: value})
+                    try:
+                        compile_(file, seen)
+                    except NAMED:
+                        continue
+                    except Exception as error:
+                        pytest.fail(f"{full} = {value!r}: {type(error).__name__}: {error}")
+    finally:
+        file.metadata = good
+    assert len(seen) > 10  # the possible ones among them were built
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_vocabulary(files: dict[str, GGUFFile], name: str) -> None:
+    good = files[name].metadata
+    keys = [key for key in good if key.startswith("tokenizer.ggml.")]
+    assert len(keys) > 5
+    for key in (*keys, "tokenizer.ggml.eom_token_id", "tokenizer.ggml.add_eos_token", "tokenizer.ggml.eog_token_ids"):
+        for value in VALUES:
+            try:
+                tokenizer = load_tokenizer(good.replaced({key: value}))
+                tokenizer.decode(tokenizer.encode("Who? Me.", add_special=True))
+            except NAMED:
+                continue
+            except Exception as error:
+                pytest.fail(f"{key} = {value!r}: {type(error).__name__}: {error}")
+
+
+def test_an_adapters_strength(files: dict[str, GGUFFile], tmp_path: Path) -> None:
+    model = load_model(files["llama"])
+    for i, value in enumerate(NUMBERS):
+        if abs(value) == 1e300:
+            continue  # no float32
+        path = make_adapter(tmp_path / f"{i}.gguf", files["llama"].path, alpha=value)
+        try:
+            adapters = load_adapters(model, [path])
+        except InvalidAdapter as error:
+            assert "adapter.lora.alpha" in str(error) and str(path) in str(error)
+            continue
+        for weight in adapters[0].pairs:
+            assert math.isfinite(adapters[0].strength(weight, 1.0))
+        adapters[0].file.close()
+
+
+def test_values_in_place_of_the_files(files: dict[str, GGUFFile]) -> None:
+    yarn = files["llama"].metadata.replaced({"llama.rope.scaling.type": "yarn"})
+    for key in ("rope.scaling.factor", "context_length", "rope.scaling.original_context_length"):
+        for value in (*INTS, *NUMBERS):
+            try:
+                override_metadata(yarn, [("{arch}.rope.scaling.factor", 8.0), (f"{{arch}}.{key}", value)])
+            except NAMED:
+                continue
+
+
+@pytest.mark.parametrize(
+    ("key", "type", "value"),
+    [
+        ("block_count", V.UINT32, 3 * 10**8),
+        ("rope.scaling.factor", V.FLOAT32, 1e-45),
+        ("context_length", V.UINT32, 2**32 - 1),
+        ("rope.freq_base", V.FLOAT32, math.nan),
+        ("attention.layer_norm_rms_epsilon", V.FLOAT64, 1e300),
+        ("attention.head_count", V.INT64, -(2**63)),
+    ],
+)
+def test_through_to_loading_a_file(tmp_path: Path, key: str, type: V, value: Any) -> None:
+    def change(writer: gguf.GGUFWriter) -> None:
+        for values in writer.kv_data:
+            values.pop(f"llama.{key}", None)
+        writer.add_key_value(f"llama.{key}", value, type)
+
+    path = make_llama(tmp_path / "model.gguf", edit=change)
+    with pytest.raises(InvalidModel, match=rf"'llama\.{key}' is .* is expected"):
+        Llama.load(path, n_ctx=64)
+
+
+def test_a_context_that_no_machine_has_memory_for(tmp_path: Path) -> None:
+    path = make_llama(tmp_path / "model.gguf", n_ctx=2**31 - 1)
+    with pytest.raises(LlamadoError, match="memory"):
+        Llama.load(path)
