@@ -9,15 +9,16 @@ hostile schemas need stack and time for is limited.
 from __future__ import annotations
 
 import json
-import math
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
 from llamado.text.grammar import GrammarError
 from llamado.text.schema_formats import FORMATS
+from llamado.text.schema_numbers import FAR, MAX_MULTIPLE, Number, check_literal, limits, multiple, units
 
 # White space between two tokens of JSON: none, a space, or a new line and its indentation. Without a bound small
 # models write blanks for ever. llama.cpp allows the same.
@@ -26,9 +27,6 @@ WHITESPACE = r" |\n[ \t]{0,20}"
 MAX_DEPTH = 150  # of schemas inside one another, references followed
 MAX_PATTERNS = 16  # that may hold together: each one more doubles what llguidance takes, unbounded by its limits
 MAX_SCHEMAS = 20_000
-MAX_MULTIPLE = 1_000  # `multipleOf` in units of its last digit: so many states an automaton needs
-_INTEGER_LIMIT = 1 << 63
-_INTEGER_BOUND = 10**16 - 1  # llama.cpp allows 16 digits; models that count on and on stop there
 
 _TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 _FORMATS_REFUSED = frozenset(
@@ -40,7 +38,7 @@ _IN_PLACE = ("allOf", "anyOf", "oneOf")
 _LISTS = (*_IN_PLACE, "prefixItems")
 _MAPS = ("properties", "patternProperties")
 _SINGLE = ("items", "additionalItems", "additionalProperties")
-_DEFINITIONS = ("$defs", "definitions")
+_AS_GIVEN = ("type", "const", "enum", "required", "pattern")
 
 _REFUSED = frozenset(
     (
@@ -106,6 +104,8 @@ class _Seen:
     """Other schemas hold for the same instances, so it must stay open."""
     require: str | None = None
     """A property that tells it from its neighbours."""
+    limits: Mapping[str, Number] = field(default_factory=dict)
+    """Its bounds, lengths and counts."""
 
 
 class _Schema:
@@ -115,16 +115,27 @@ class _Schema:
         self._root = root
         self._seen: dict[int, _Seen] = {}
         self._anchors: dict[str, object] | None = None
-        self._multiple = 1  # what all `multipleOf` have in common
+        self._targets: dict[int, str] = {}  # what the schemas that references lead to are called
+        self._definitions: dict[str, Any] = {}
+        self._waiting: list[tuple[str, object]] = []  # to be written among them
+        self._multiples: set[Decimal] = set()
         self._conjunctions = False
         self._patterns = 0  # in schemas that hold together with others
 
     def prepared(self) -> Any:
         """The document as llguidance shall see it. Raises GrammarError."""
         self._look(self._root, "#", False, 0, ())
-        if self._conjunctions and self._multiple > 10 * MAX_MULTIPLE:
-            raise _error("#", f"keyword 'multipleOf' is not supported for what makes {self._multiple} together")
-        return self._write(self._root)
+        if self._conjunctions and units(self._multiples) > 10 * MAX_MULTIPLE:
+            values = ", ".join(map(str, sorted(self._multiples)[:5]))
+            raise _error("#", f"keyword 'multipleOf' is not supported with {values} in conjunctions")
+        self._targets[id(self._root)] = "#"
+        out = self._write(self._root)
+        while self._waiting:
+            name, target = self._waiting.pop()
+            self._definitions[name] = self._write(target)
+        if self._definitions:
+            out["$defs"] = self._definitions
+        return out
 
     # --- looking
 
@@ -146,6 +157,13 @@ class _Schema:
             if len(self._seen) > MAX_SCHEMAS:
                 raise _error(path, f"there are more than {MAX_SCHEMAS} schemas")
             self._check(node, path)
+            try:
+                seen.limits = limits(node)
+                check_literal([node.get("const"), node.get("enum")])
+                if "multipleOf" in node:
+                    self._multiples.add(multiple(node["multipleOf"]))
+            except ValueError as error:
+                raise _error(path, str(error)) from None
         seen.composed = composed
         if composed and ("pattern" in node or "format" in node):
             self._patterns += 1
@@ -179,12 +197,6 @@ class _Schema:
         for key, kind in _KINDS.items():
             if key in node and not isinstance(node[key], kind):
                 raise _error(path, f"keyword '{key}' cannot be {json.dumps(node[key])[:50]}")
-        if "multipleOf" in node:
-            digits = Decimal(str(node["multipleOf"])).normalize().as_tuple()
-            unit = int("".join(map(str, digits.digits)) or "0") * 10 ** max(0, min(int(digits.exponent), 9))
-            self._multiple = math.lcm(self._multiple, unit)
-            if unit > MAX_MULTIPLE:
-                raise _error(path, f"keyword 'multipleOf' is not supported with {node['multipleOf']}")
 
     def _resolve(self, reference: object, path: str) -> object:
         if not isinstance(reference, str):
@@ -259,26 +271,31 @@ class _Schema:
     def _write(self, node: object) -> Any:
         if not isinstance(node, dict):
             return node
-        seen = self._seen.get(id(node))
-        out: dict[str, Any] = {}
+        seen = self._seen[id(node)]
+        out: dict[str, Any] = {key: node[key] for key in _AS_GIVEN if key in node} | dict(seen.limits)
         for key, value in node.items():
-            if key in _DEFINITIONS and isinstance(value, dict):
-                out[key] = {name: self._write(part) for name, part in value.items()}
-            elif seen is None:  # nothing leads here
-                out[key] = value
-            elif key in _MAPS:
+            if key in _MAPS:
                 out[key] = {name: self._write(part) for name, part in value.items()}
             elif key in _LISTS or (key == "items" and isinstance(value, list)):
                 out[key] = [self._write(part) for part in value]
             elif key in _SINGLE:
                 out[key] = self._write(value)
-            elif key in _FAR and isinstance(value, int) and _FAR[key] * value >= _INTEGER_LIMIT:
-                continue  # beyond what llguidance counts to, and no limit in practice
-            elif key not in _REFUSED and key != "format":
-                out[key] = value
-        if seen is not None:
-            self._close(node, seen, out)
+            elif key == "$ref":
+                out[key] = self._reference(value)
+        self._close(node, seen, out)
         return out
+
+    def _reference(self, reference: str) -> str:
+        """A reference to the definition that is written of its target."""
+        target = self._resolve(reference, "#")
+        if id(target) not in self._targets:
+            name = re.sub(r"[^A-Za-z0-9_.-]", "_", reference.rpartition("/")[2][:50])
+            while name in self._definitions:
+                name += f".{len(self._definitions)}"
+            self._targets[id(target)] = f"#/$defs/{name}"
+            self._definitions[name] = None
+            self._waiting.append((name, target))
+        return self._targets[id(target)]
 
     def _close(self, node: dict[str, Any], seen: _Seen, out: dict[str, Any]) -> None:
         pattern = FORMATS.get(str(node.get("format")))  # names that no standard has are mere notes
@@ -288,12 +305,6 @@ class _Schema:
                 out["allOf"] = [*out.get("allOf", ()), {"pattern": whole}]
             else:
                 out["pattern"] = whole
-        for bound in ("Minimum", "Maximum"):  # draft 4 had booleans here
-            given = out.get("exclusive" + bound)
-            if isinstance(given, bool):
-                del out["exclusive" + bound]
-                if given and bound.lower() in out:
-                    out["exclusive" + bound] = out.pop(bound.lower())
         if "oneOf" in node and "anyOf" not in node and self._are_apart(node["oneOf"]):
             out = _renamed(out, "oneOf", "anyOf")
         if seen.require is not None and seen.require not in node.get("required", ()):
@@ -317,13 +328,12 @@ class _Schema:
             out["additionalProperties"] = False
         if node.get("type") == "integer" and "multipleOf" not in node:
             if not {"minimum", "exclusiveMinimum"} & out.keys():
-                out["minimum"] = min(-_INTEGER_BOUND, out.get("maximum", 0), out.get("exclusiveMaximum", 0))
+                out["minimum"] = -FAR
             if not {"maximum", "exclusiveMaximum"} & out.keys():
-                out["maximum"] = max(_INTEGER_BOUND, out.get("minimum", 0), out.get("exclusiveMinimum", 0))
+                out["maximum"] = FAR
 
 
 _NUMBER = (int, float)
-_FAR = {"minimum": -1, "exclusiveMinimum": -1, "maximum": 1, "exclusiveMaximum": 1}
 _KINDS: Mapping[str, type | tuple[type, ...]] = {
     "properties": dict,
     "patternProperties": dict,
