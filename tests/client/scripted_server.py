@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -50,7 +49,6 @@ class ScriptedServer:
     def __init__(self, script: Script, port: int = 0) -> None:
         self.script = script
         self.requests: list[Exchange] = []
-        self.times: list[float] = []
         self._socket = socket.create_server(("127.0.0.1", port))
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -65,7 +63,6 @@ class ScriptedServer:
     def _serve(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):
             exchange = Exchange(connection)
-            self.times.append(time.monotonic())
             self.requests.append(exchange)
             self.script(exchange)
 

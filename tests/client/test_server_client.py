@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +27,9 @@ from llamado.client import (
     RequestFailed,
     ServerUnavailable,
     State,
+    asynchronous,
+    synchronous,
+    waiting,
 )
 from llamado.client.health import Backoff, Watch, judge
 from llamado.client.waiting import greet, run_wait
@@ -102,42 +108,72 @@ def test_a_server_that_was_loading_and_is_gone() -> None:
     assert watch.pause(0.999) is not None and watch.pause(1.0) is None
 
 
-def wait(url: str, timeout: float, **options: Any) -> tuple[bool, State, list[State], float]:
-    """Both clients' answer, which must be the same kind: the second is waited for while the first one waits."""
+class Time:
+    """A clock that only pauses move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.pauses: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+    async def sleep_async(self, seconds: float) -> None:
+        self.sleep(seconds)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
+    """Time as both clients and `llamado wait` see it."""
+    time = Time()
+    for module in (synchronous, asynchronous, waiting):
+        monkeypatch.setattr(module, "time", time)
+    monkeypatch.setattr(asynchronous, "asyncio", SimpleNamespace(sleep=time.sleep_async))
+    return time
+
+
+@dataclass
+class Waited:
+    """How a client's wait went."""
+
+    found: bool
+    state: State
+    states: list[State]
+
+
+def wait(url: str, timeout: float, **options: Any) -> list[Waited]:
+    """Both clients' waits, one after the other."""
+
+    async def beside() -> Waited:
+        states: list[State] = []
+        async with AsyncLlamaServerClient(url, timeout, **options) as client:
+            found = await client.wait_until_ready(lambda state, _: states.append(state))
+            return Waited(found, client.state, states)
+
     states: list[State] = []
-    other: list[State] = []
-
-    def beside() -> None:
-        async def run() -> bool:
-            async with AsyncLlamaServerClient(url, timeout, **options) as client:
-                found = await client.wait_until_ready()
-                other.append(client.state)
-                return found
-
-        other_ready.append(asyncio.run(run()))
-
-    other_ready: list[bool] = []
-    thread = threading.Thread(target=beside)
-    thread.start()
     with LlamaServerClient(url, timeout, **options) as client:
         found = client.wait_until_ready(lambda state, _: states.append(state))
-        at = time.monotonic()
-        thread.join()
-        assert other_ready == [found] and other[0].phase is client.state.phase
-        return found, client.state, states, at
+        return [Waited(found, client.state, states), asyncio.run(beside())]
 
 
-def test_nothing_listens() -> None:
-    found, state, _, _ = wait(f"http://127.0.0.1:{free_port()}", 0.4)
-    assert not found and state.phase is Phase.CONNECTING and "cannot connect" in state.message
+def test_nothing_listens(clock: Time) -> None:
+    for waited in wait(f"http://127.0.0.1:{free_port()}", 0.4):
+        assert not waited.found and waited.state.phase is Phase.CONNECTING
+        assert "cannot connect" in waited.state.message
+    assert clock.now == pytest.approx(0.8)
 
 
-def test_a_port_that_accepts_and_stays_silent() -> None:
+def test_a_port_that_accepts_and_stays_silent(clock: Time) -> None:
     over = threading.Event()
-    with ScriptedServer(lambda exchange: over.wait(5) and None) as server:
-        found, state, _, _ = wait(server.url, 0.6, health_check_timeout=0.2)
+    with ScriptedServer(lambda exchange: over.wait(60) and None) as server:
+        for waited in wait(server.url, 0.1, health_check_timeout=0.2):
+            assert not waited.found and waited.state.phase is Phase.CONNECTING
+            assert "accepts connections" in waited.state.message
         over.set()
-    assert not found and state.phase is Phase.CONNECTING and "accepts connections" in state.message
 
 
 def test_an_answer_that_dribbles() -> None:
@@ -148,36 +184,34 @@ def test_an_answer_that_dribbles() -> None:
             time.sleep(0.02)
 
     with ScriptedServer(dribble) as server:
-        found, state, _, _ = wait(server.url, 0.5, health_check_timeout=0.2)
-    assert not found and state.phase is Phase.CONNECTING
+        for waited in wait(server.url, 0.5, health_check_timeout=0.2):
+            assert not waited.found and waited.state.phase is Phase.CONNECTING
 
 
-def test_ready_after_loading() -> None:
-    at: list[float] = []
-    began = time.monotonic()
+def test_ready_after_loading(clock: Time) -> None:
+    count = iter(range(100))
 
     def script(exchange: Exchange) -> None:
-        if time.monotonic() - began < 0.7:
+        if next(count) % 10 < 9:
             exchange.answer(503, OURS)
-            return
-        at.append(time.monotonic())
-        ready(exchange)
+        else:
+            ready(exchange)
 
     with ScriptedServer(script) as server:
-        found, state, states, noticed = wait(server.url, 10)
-        assert found and state.phase is Phase.READY
-        assert {s.phase for s in states[:-1]} == {Phase.LOADING} and states[0].progress == 0.25
-        assert noticed >= at[0]
-        gaps = [b - a for a, b in zip(server.times[::2], server.times[2::2], strict=False)]
-        assert max(gaps) < 5  # no pause of seconds is possible: the longest is 0.16 s
-    assert len(states) < 60
+        for waited in wait(server.url, 100):
+            assert waited.found and waited.state.phase is Phase.READY
+            assert [state.phase for state in waited.states] == [Phase.LOADING] * 9 + [Phase.READY]
+            assert waited.states[0].progress == 0.25
+    # Nobody waits long for a server that is ready.
+    assert len(clock.pauses) == 18 and max(clock.pauses) <= Watch.LONGEST
 
 
-def test_503_for_ever_and_its_retry_after() -> None:
-    with ScriptedServer(lambda exchange: exchange.answer(503, LOADING, Retry_After="1")) as server:
-        found, state, states, _ = wait(server.url, 0.9)
-    assert not found and state.phase is Phase.LOADING
-    assert len(states) == 2  # one at once, one when the time is over
+def test_503_for_ever_and_its_retry_after(clock: Time) -> None:
+    with ScriptedServer(lambda exchange: exchange.answer(503, LOADING, Retry_After="7")) as server:
+        for waited in wait(server.url, 20):
+            assert not waited.found
+            assert [state.phase for state in waited.states] == [Phase.LOADING] * 4
+    assert clock.pauses == [7, 7, 6] * 2  # the last look is when the time is over
 
 
 def test_a_crash_while_loading_and_a_restart() -> None:
@@ -203,16 +237,23 @@ def test_a_crash_while_loading_and_a_restart() -> None:
     "answer",
     [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", b"SSH-2.0-OpenSSH_9.6\r\n", b"\x00\x01\x02"],
 )
-def test_a_wrong_service(answer: bytes) -> None:
+def test_a_wrong_service(clock: Time, answer: bytes) -> None:
     with ScriptedServer(lambda exchange: exchange.connection.sendall(answer)) as server:
-        found, state, _, _ = wait(server.url, 0.3)
-    assert not found and state.phase is Phase.UNHEALTHY and "something else" in state.message
+        for waited in wait(server.url, 0.3, health_check_timeout=30):
+            assert not waited.found and waited.state.phase is Phase.UNHEALTHY
+            assert "something else" in waited.state.message
 
 
-def test_an_endless_answer() -> None:
+def test_an_endless_answer(clock: Time) -> None:
     with ScriptedServer(lambda exchange: exchange.answer(200, b"x" * 1_000_000)) as server:
-        found, state, _, _ = wait(server.url, 0.3)
-    assert not found and state.phase is Phase.UNHEALTHY and "longer" in state.message
+        for waited in wait(server.url, 0.3):
+            assert not waited.found and waited.state.phase is Phase.UNHEALTHY and "longer" in waited.state.message
+
+
+def test_how_long_a_look_may_take() -> None:
+    watch = Watch(10.0)
+    assert [watch.look_timeout(elapsed, 5.0) for elapsed in (0.0, 4.0, 7.0, 9.5, 11.0)] == [5, 5, 3, 1, 1]
+    assert watch.look_timeout(9.9, 0.2) == 0.2
 
 
 @pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port", "", "http://[::1"])
@@ -306,32 +347,68 @@ def test_a_stream_with_an_error_and_one_that_breaks() -> None:
             list(client.completion("x", stream=True))
 
 
-def test_a_full_server_is_asked_again() -> None:
-    full = {"error": {"message": "too many wait", "type": "unavailable_error"}}
+Ask = Callable[..., Any]
 
+
+def ask_synchronous(url: str, **options: Any) -> Any:
+    with LlamaServerClient(url, **options) as client:
+        return client.completion("x")
+
+
+def ask_asynchronous(url: str, **options: Any) -> Any:
+    async def run() -> Any:
+        async with AsyncLlamaServerClient(url, **options) as client:
+            return await client.completion("x")
+
+    return asyncio.run(run())
+
+
+FULL = {"error": {"message": "too many wait", "type": "unavailable_error"}}
+both_clients = pytest.mark.parametrize("ask", [ask_synchronous, ask_asynchronous])
+
+
+@both_clients
+def test_a_full_server_is_asked_again(clock: Time, ask: Ask) -> None:
     def script(exchange: Exchange) -> None:
-        if len(server.requests) < 3:
-            exchange.answer(503, full, Retry_After="0")
+        if len(server.requests) < 4:
+            exchange.answer(503, FULL)
         else:
             exchange.answer(200, {"content": "at last"})
 
-    with ScriptedServer(script) as server, LlamaServerClient(server.url) as client:
-        assert client.completion("x")["content"] == "at last"
-        assert len(server.requests) == 3
-        server.script = lambda e: e.answer(503, full, Retry_After="30")
-        client.busy_timeout = 0.5
-        with pytest.raises(ServerUnavailable, match="too many wait"):
-            client.completion("x")
-        assert len(server.requests) == 4  # 30 s are longer than it may take
-        server.script = lambda e: e.answer(400, {"error": {"message": "bad", "type": "invalid_request_error"}})
-        with pytest.raises(RequestFailed, match="400 bad"):
-            client.completion("x")
+    with ScriptedServer(script) as server:
+        assert ask(server.url)["content"] == "at last"
+        assert len(server.requests) == 4
+    assert all(0.75 * full <= pause <= full for pause, full in zip(clock.pauses, [0.1, 0.2, 0.4], strict=True))
+
+
+@both_clients
+@pytest.mark.parametrize(("options", "pauses"), [({"busy_timeout": 20}, 2), ({}, 8), ({"busy_timeout": 6.9}, 0)])
+def test_a_server_that_stays_full(clock: Time, ask: Ask, options: dict[str, Any], pauses: int) -> None:
+    """Asked when it said, for as long as `busy_timeout` (60 s unless told) allows."""
+    with (
+        ScriptedServer(lambda e: e.answer(503, FULL, Retry_After="7")) as server,
+        pytest.raises(ServerUnavailable, match="too many wait"),
+    ):
+        ask(server.url, **options)
+    assert clock.pauses == [7] * pauses and len(server.requests) == pauses + 1
+
+
+@both_clients
+@pytest.mark.parametrize("status", [400, 404, 429, 500, 502, 504])
+def test_other_refusals_are_final(clock: Time, ask: Ask, status: int) -> None:
+    with (
+        ScriptedServer(lambda e: e.answer(status, {"error": {"message": "bad", "type": "some_error"}})) as server,
+        pytest.raises(RequestFailed, match=f"{status} bad") as failed,
+    ):
+        ask(server.url)
+    assert (failed.value.status, failed.value.type) == (status, "some_error")
+    assert len(server.requests) == 1 and clock.pauses == []
 
 
 # -- llamado wait ------------------------------------------------------------------------------------------------------
 
 
-def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plain_lines(clock: Time, capsys: pytest.CaptureFixture[str]) -> None:
     count = iter(range(100))
     with ScriptedServer(lambda e: ready(e) if next(count) > 3 else e.answer(503, OURS)) as server:
         assert run_wait(server.url, timeout=300, interval=2) == 0
@@ -351,7 +428,7 @@ def test_the_command() -> None:
     with ScriptedServer(ready) as server:
         command = [sys.executable, "-m", "llamado.cli", "wait", server.url, "--timeout", "20", "--interval", "1"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "Server is ready! (took 0s)")
+    assert done.returncode == 0 and re.fullmatch(r"Server is ready! \(took \d+s\)", done.stdout.splitlines()[-1])
 
 
 def serve_bytes(answer: bytes | None) -> tuple[socket.socket, tuple[str, int]]:
@@ -389,7 +466,7 @@ def serve_bytes(answer: bytes | None) -> tuple[socket.socket, tuple[str, int]]:
 def test_workers(answer: bytes | None, phase: Phase, says: str) -> None:
     listener, address = serve_bytes(answer)
     with listener:
-        state = greet(address, 0.3)
+        state = greet(address, 0.3 if answer is None else 30)
     assert state.phase is phase and says in state.message
 
 

@@ -31,7 +31,7 @@ class AsyncLlamaServerClient(ServerAddress):
 
     async def check(self) -> State:
         """Look at `/health` once."""
-        self.state = await self._look()
+        self.state = await self._look(self.health_check_timeout)
         return self.state
 
     async def wait_until_ready(self, told: Callable[[State, float], None] | None = None) -> bool:
@@ -42,7 +42,8 @@ class AsyncLlamaServerClient(ServerAddress):
         began = time.monotonic()
         watch = Watch(self.startup_timeout)
         while True:
-            self.state = watch.note(await self._look(self.startup_timeout - (time.monotonic() - began)))
+            timeout = watch.look_timeout(time.monotonic() - began, self.health_check_timeout)
+            self.state = watch.note(await self._look(timeout))
             elapsed = time.monotonic() - began
             if told is not None:
                 told(self.state, elapsed)
@@ -150,8 +151,7 @@ class AsyncLlamaServerClient(ServerAddress):
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    async def _look(self, left: float | None = None) -> State:
-        timeout = self.health_check_timeout if left is None else max(0.05, min(self.health_check_timeout, left))
+    async def _look(self, timeout: float) -> State:
         deadline = time.monotonic() + timeout
         try:
             async with self._http.stream("GET", "/health", timeout=timeout) as response:

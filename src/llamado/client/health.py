@@ -126,6 +126,7 @@ class Watch:
 
     # A look at /health costs a server well under a millisecond, and nobody should wait long for one that is ready.
     FIRST, LONGEST = 0.02, 0.16
+    LEAST = 1.0
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
@@ -143,6 +144,13 @@ class Watch:
             self._backoff.reset()
         self.state = found
         return found
+
+    def look_timeout(self, elapsed: float, most: float) -> float:
+        """Seconds that the next look may take: no more than `most`, no longer than there is time.
+
+        The last one gets LEAST in any case: in less, a busy machine says nothing about its server.
+        """
+        return min(most, max(self.LEAST, self.timeout - elapsed))
 
     def pause(self, elapsed: float) -> float | None:
         """Seconds until the next look; None when the time is over."""

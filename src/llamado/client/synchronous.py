@@ -30,7 +30,7 @@ class LlamaServerClient(ServerAddress):
 
     def check(self) -> State:
         """Look at `/health` once."""
-        self.state = self._look()
+        self.state = self._look(self.health_check_timeout)
         return self.state
 
     def wait_until_ready(self, told: Callable[[State, float], None] | None = None) -> bool:
@@ -41,7 +41,8 @@ class LlamaServerClient(ServerAddress):
         began = time.monotonic()
         watch = Watch(self.startup_timeout)
         while True:
-            self.state = watch.note(self._look(self.startup_timeout - (time.monotonic() - began)))
+            timeout = watch.look_timeout(time.monotonic() - began, self.health_check_timeout)
+            self.state = watch.note(self._look(timeout))
             elapsed = time.monotonic() - began
             if told is not None:
                 told(self.state, elapsed)
@@ -137,8 +138,7 @@ class LlamaServerClient(ServerAddress):
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _look(self, left: float | None = None) -> State:
-        timeout = self.health_check_timeout if left is None else max(0.05, min(self.health_check_timeout, left))
+    def _look(self, timeout: float) -> State:
         deadline = time.monotonic() + timeout
         try:
             with self._http.stream("GET", "/health", timeout=timeout) as response:

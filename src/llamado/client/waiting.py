@@ -83,8 +83,7 @@ def _wait_for_worker(address: tuple[str, int], timeout: float, told: Told) -> St
     began = time.monotonic()
     watch = Watch(timeout)
     while True:
-        left = timeout - (time.monotonic() - began)
-        state = watch.note(greet(address, max(0.05, min(HELLO_TIMEOUT, left))))
+        state = watch.note(greet(address, watch.look_timeout(time.monotonic() - began, HELLO_TIMEOUT)))
         elapsed = time.monotonic() - began
         told(state, elapsed)
         if state.ready:
