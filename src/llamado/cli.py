@@ -275,6 +275,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _list_devices(flags)
         if flags.values.get("cache_list"):
             return _list_cache()
+        for note in flags.notes if command != "serve" else ():  # a server says it in its log
+            print(f"llamado: {note}", file=sys.stderr)
         return COMMANDS[command][0](flags, namespace)
     except FlagError as error:
         print(f"llamado: {error}", file=sys.stderr)

@@ -1,0 +1,385 @@
+"""Commands run as a user runs them, with stand-ins for all that would compute, connect, listen or wait.
+
+What the stand-ins are given is written down under "place.field": there a flag has arrived.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from llamado import cli
+from llamado.cluster import router
+from llamado.devices.placement import DeviceFigures, Placement
+from llamado.engine import llama, sizes
+from llamado.engine.llama import Llama
+from llamado.models.hparams import override_metadata
+from llamado.server import lifecycle, load
+from llamado.text.grammar import GrammarSource
+
+Seen = dict[str, Any]
+ROOM = 1 << 44
+
+
+class Commands:
+    """Runs commands; `folder` holds the model tiny.gguf and whatever files flags name."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.folder, self.model = folder, folder / "tiny.gguf"
+        self._patch = patch
+        self._seen: Seen = {}
+        self._said: list[str] = []
+        self._stand_in()
+
+    def run(self, command: str, arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[int, Seen, list[str]]:
+        """Exit code, what arrived where, and lines about flags without effect."""
+        self._seen, self._said = {}, []
+        with pytest.MonkeyPatch.context() as patch, self._listening():
+            for name in [name for name in os.environ if name.startswith(("LLAMA", "HF_", "GGML_", "MTMD_"))]:
+                patch.delenv(name)
+            for name, value in environ.items():
+                patch.setenv(name, value)
+            before = dict(os.environ)
+            code = cli.main([command, *arguments])
+            changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
+            for name in changed:
+                # monkeypatch puts back what it knows of
+                patch.setenv(name, before.get(name, ""))
+                if name not in before:
+                    patch.delenv(name)
+            # with a variable, the environment is where it has to be
+            hub = {name: os.environ[name] for name in ("HF_TOKEN",) if name in environ} | changed
+            self._note("environ", **hub)
+        return code, self._seen, self._said
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Gathers what the commands log about flags."""
+        said, logger = self._said, logging.getLogger("llamado")
+
+        class Ear(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                said.append(record.getMessage())
+
+        ear, level = Ear(), logger.level
+        logger.addHandler(ear)
+        logger.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            logger.removeHandler(ear)
+            logger.setLevel(level)
+
+    def _note(self, place: str, /, **fields: Any) -> None:
+        for name, value in fields.items():
+            if dataclasses.is_dataclass(value) and not isinstance(value, type | GrammarSource):
+                inner = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+                self._note(f"{place}.{name}", **inner)
+            else:
+                self._seen[f"{place}.{name}"] = value
+
+    # -- the stand-ins -------------------------------------------------------------------------------------------------
+
+    def _stand_in(self) -> None:
+        self._common()
+        self._loading()
+        self._serving()
+        self._routing()
+        self._measuring()
+        self._others()
+
+    def _common(self) -> None:
+        note, model = self._note, self.model
+
+        def resolve(spec: str | None, *, hf_repo: str | None = None, hf_file: str | None = None, **_: Any) -> Path:
+            note("source", spec=None if spec is None else str(spec), hf_repo=hf_repo, hf_file=hf_file)
+            return model
+
+        for module in ("llamado.server.load", "llamado.gguf.sources"):
+            self._patch.setattr(f"{module}.resolve", resolve)
+        self._patch.setattr("llamado.server.logs.configure", lambda **options: note("logs", **options))
+        self._patch.setattr(cli, "_log_to_stderr", lambda flags: note("logs", verbose=flags.verbose))
+
+    def _loading(self) -> None:
+        """What a model is loaded with, down to the device, the forward pass and the engine."""
+        note, real_open, real_load = self._note, llama.GGUFFile.open, Llama.load.__func__  # type: ignore[attr-defined]
+
+        def load_model(cls: type[Llama], path: Path, **options: Any) -> Llama:
+            note("load", defaults=options["defaults"])
+            loaded: Llama = real_load(cls, path, **options)
+            note("template", source=loaded.template.source)
+            return loaded
+
+        def open_file(path: Path, *, mmap: bool = True) -> Any:
+            note("file", mmap=mmap)
+            return real_open(path, mmap=mmap)
+
+        def metadata(given: Any, changes: Any) -> Any:
+            note("file", metadata=tuple(changes))
+            return override_metadata(given, changes)
+
+        def adapters(model: Any, paths: Sequence[Any], *, mmap: bool = True) -> tuple[()]:
+            note("file", adapters=tuple(map(str, paths)))
+            return ()
+
+        class Device:
+            name, lost = "CPU", None
+
+            def __init__(self, n_threads: Any = None, n_threads_batch: Any = None, *, numa: Any = None) -> None:
+                note("device", n_threads=n_threads, n_threads_batch=n_threads_batch, numa=numa)
+
+            def memory(self) -> tuple[int, int]:
+                return ROOM, ROOM
+
+            def close(self) -> None: ...
+
+        class Forward:
+            def __init__(self, file: Any, model: Any, devices: Any, placement: Any, **options: Any) -> None:
+                for key in ("progress", "reconnect", "replace"):
+                    options.pop(key)
+                note("forward", **options)
+                self.max_batch, self.n_cells, self.devices = options["max_batch"], options["n_cells"], devices
+                self.chunk, self.n_vocab = self.max_batch, model.hparams.n_vocab
+
+            def warm_up(self, *_: Any) -> None: ...
+
+            def close(self) -> None: ...
+
+        class Engine:
+            def __init__(self, forward: Any, tokenizer: Any, **options: Any) -> None:
+                note("engine", **options)
+                self.n_ctx, self.lora = options["n_ctx"], options["lora"]
+
+            def close(self, timeout: float = 0.0) -> None: ...
+
+        class House:
+            def __init__(self, split: Any, here: Any, *_: Any) -> None:
+                note("divided", split=split)
+                self.devices, self.placement = [here], Placement((0, 0), 0)
+                self.reconnect = self.without = None
+
+        self._patch.setattr(Llama, "load", classmethod(load_model))
+        self._patch.setattr(llama, "GGUFFile", SimpleNamespace(open=open_file))
+        self._patch.setattr(llama, "resolve", lambda path: path)
+        self._patch.setattr(llama, "override_metadata", metadata)
+        self._patch.setattr(llama, "load_adapters", adapters)
+        self._patch.setattr(llama, "Engine", Engine)
+        self._patch.setattr("llamado.devices.cpu.device.CpuDevice", Device)
+        self._patch.setattr("llamado.engine.placed.PlacedForward", Forward)
+        self._patch.setattr("llamado.engine.house.House", House)
+
+    def _serving(self) -> None:
+        """The server around the model."""
+        note, real_serve, real_gate, real_state = self._note, load.serve_llama, lifecycle.Gate, lifecycle.ServerState
+
+        class Grammars:
+            def __init__(self, tokenizer: Any) -> None: ...
+
+            def prepare(self) -> None: ...
+
+            def compile(self, source: Any) -> None:
+                note("grammars", compiled=source)
+
+        def serve_llama(settings: Any, loaded: Any) -> Any:
+            served = real_serve(settings, loaded)
+            info = served.info
+            note("served", name=info.name, aliases=info.aliases, tags=info.tags)
+            note("served", n_slots=served.n_slots, n_batch=served.n_batch, defaults=served.defaults)
+            return served
+
+        def load_embedder(*given: Any) -> Any:
+            from llamado.server.embedding_load import chosen_pooling
+
+            _, model, options, n_ctx, *_ = given
+            pooling = chosen_pooling(options, model)
+            note("embedder", pooling=pooling.name, n_ctx=n_ctx)
+            return SimpleNamespace(pooling=pooling), lambda timeout: None
+
+        def make_state(**given: Any) -> Any:
+            note("state", **given)
+            return real_state(**given)
+
+        def gate(most: Any, seconds: Any) -> Any:
+            note("gate", most=most, seconds=seconds)
+            return real_gate(most, seconds)
+
+        class Sleep:
+            def __init__(self, state: Any, load: Any, seconds: Any) -> None:
+                note("sleep", seconds=seconds)
+
+            async def watch(self) -> None: ...
+
+        class Server:
+            should_exit = False
+
+            def __init__(self, config: Any, watchers: Any) -> None:
+                note("uvicorn", ssl_key=config.ssl_keyfile, ssl_cert=config.ssl_certfile)
+                note("uvicorn", keep_alive=config.timeout_keep_alive)
+                self._watchers = watchers
+
+            def run(self, sockets: Any) -> None:
+                for watcher in self._watchers():
+                    watcher.close()
+                for thread in threading.enumerate():
+                    if thread.name == "llamado-load":
+                        thread.join()
+
+        self._patch.setattr("llamado.text.constraint.GrammarCompiler", Grammars)
+        self._patch.setattr(load, "serve_llama", serve_llama)
+        self._patch.setattr("llamado.server.embedding_load.serve_llama", serve_llama)
+        self._patch.setattr("llamado.server.embedding_load.load_embedder", load_embedder)
+        real_embeddings = __import__("llamado.server.embedding_load", fromlist=["Embeddings"]).Embeddings
+
+        def embeddings(**given: Any) -> Any:
+            note("embeddings", normalize=given["normalize"], reranks=given["reranks"])
+            return real_embeddings(**given)
+
+        self._patch.setattr("llamado.server.embedding_load.Embeddings", embeddings)
+        self._patch.setattr(lifecycle, "ServerState", make_state)
+        self._patch.setattr(lifecycle, "Gate", gate)
+        self._patch.setattr(lifecycle, "Sleep", Sleep)
+        self._patch.setattr(lifecycle, "_Server", Server)
+        self._patch.setattr(lifecycle, "use_threads", lambda n: note("long texts", n_threads=n))
+        self._patch.setattr(lifecycle, "open_tracing", lambda on: note("tracing", on=on))
+        self._patch.setattr(lifecycle, "overview", lambda *_: [])
+        self._patch.setattr(lifecycle.memory, "keep", lambda: None)
+        self._patch.setattr(sys, "setswitchinterval", lambda _: None)
+        self._patch.setattr("llamado.server.sockets.check_tls", lambda *files: note("tls", checked=files))
+
+        def listen(hosts: Any, port: Any, *, reuse_port: bool = False) -> list[Any]:
+            note("listen", hosts=hosts, port=port, reuse_port=reuse_port)
+            return []
+
+        self._patch.setattr("llamado.server.sockets.listen", listen)
+
+    def _routing(self) -> None:
+        note = self._note
+
+        class Server:
+            router = None
+
+            def __init__(self, config: Any) -> None:
+                self._config = config
+
+            def run(self, sockets: Any) -> None:
+                self._config.app()
+
+        def make(catalogue: Any, settings: Any, *, limits: Any, autoload: bool, reread: Any) -> Any:
+            note("router", models=tuple(catalogue.models), limits=limits, autoload=autoload)
+            fleet = SimpleNamespace(find=lambda name: None, kill=lambda: None)
+            return SimpleNamespace(logbook=logging.NullHandler(), fleet=fleet)
+
+        self._patch.setattr(router, "RouterServer", Server)
+        self._patch.setattr(router, "Router", make)
+        self._patch.setattr("llamado.cluster.catalogue.cached_models", dict)
+
+    def _measuring(self) -> None:
+        """bench and perplexity."""
+        note = self._note
+
+        def speeds(loaded: Any, prompts: Any, generations: Any, repetitions: int) -> list[Any]:
+            note("bench", prompts=prompts, generations=generations, repetitions=repetitions)
+            return []
+
+        def profile(loaded: Any, n: int, start: int) -> list[Any]:
+            self._seen.setdefault("bench.profiled", []).append((n, start))
+            return []
+
+        def score(forward: Any, tokens: Any, n_ctx: int, **options: Any) -> Any:
+            from llamado.bench.perplexity import Score
+
+            note("perplexity", n_ctx=n_ctx, chunks=options["chunks"], n_tokens=len(tokens))
+            return Score(2, 1.0, 1.0)
+
+        class Taps:
+            def __init__(self, targets: Sequence[Any]) -> None:
+                self.endpoints = [f"h:{i + 1}" for i in range(len(targets))]
+
+            def delay(self, latency_ms: float) -> None:
+                seen.setdefault("latency.delays", []).append(latency_ms)
+
+            def close(self) -> None: ...
+
+        seen = _Late(self)
+
+        @contextlib.contextmanager
+        def workers(n: int) -> Iterator[list[str]]:
+            note("latency", workers=n)
+            yield ["h:1"] * n
+
+        def measure(loaded: Any, n_predict: int, repetitions: int) -> tuple[float, float]:
+            note("latency", n_predict=n_predict, repetitions=repetitions)
+            return 1.0, 1.0
+
+        def draw(rows: Any, title: str, folder: Path) -> list[Path]:
+            note("latency", folder=str(folder))
+            return []
+
+        for name, value in {"Taps": Taps, "own_workers": workers, "measure": measure, "draw": draw}.items():
+            self._patch.setattr(f"llamado.bench.latency.{name}", value)
+        self._patch.setattr("llamado.bench.latency.can_draw", lambda: True)
+        self._patch.setattr("llamado.bench.latency._load", self._load_divided)
+        self._patch.setattr("llamado.bench.speed.speeds", speeds)
+        self._patch.setattr("llamado.bench.speed._profile", profile)
+        self._patch.setattr("llamado.bench.perplexity.score_text", score)
+
+    def _load_divided(self, source: Any, options: Any, nodes: int) -> Any:
+        from llamado.engine.request import Defaults
+
+        return load.load_llama(source, options, Defaults(), lambda *_: None)
+
+    def _others(self) -> None:
+        """run, plan, worker, tap, wait, and what ends a command early."""
+        note = self._note
+
+        def chat(loaded: Any, messages: Any, **options: Any) -> Iterator[str]:
+            note("chat", messages=messages, **options)
+            return iter(["answer"])
+
+        self._patch.setattr(Llama, "chat", chat)
+
+        class Workers:
+            def __init__(self, split: Any, *_: Any) -> None:
+                note("divided", split=split)
+
+            def devices(self) -> list[Any]:
+                return [SimpleNamespace(name=f"RPC{i}", close=lambda: None) for i in range(2)]
+
+        def measure_all(devices: Any, **_: Any) -> list[DeviceFigures]:
+            speeds = {"free": ROOM, "total": ROOM, "decode": 1e9, "prefill": 1e9}
+            return [DeviceFigures(name=device.name, local=device.name == "CPU", **speeds) for device in devices]
+
+        real_sizes = sizes.model_sizes
+
+        def model_sizes(file: Any, model: Any, **options: Any) -> Any:
+            note("sizes", **options)
+            return real_sizes(file, model, **options)
+
+        self._patch.setattr(sizes, "model_sizes", model_sizes)
+        self._patch.setattr("llamado.rpc.workers.Workers", Workers)
+        self._patch.setattr("llamado.devices.speed.measure_all", measure_all)
+        self._patch.setattr("llamado.cluster.plan.list_devices", lambda flags: note("listed", devices=True))
+        self._patch.setattr(cli, "_list_cache", lambda: note("listed", cache=True))
+        self._patch.setattr("llamado.rpc.worker.run_worker", lambda options: note("worker", options=options))
+        self._patch.setattr("llamado.rpc.tap.run_tap", lambda options: note("tap", options=options))
+        self._patch.setattr("llamado.client.waiting.run_wait", lambda url, **options: note("wait", url=url, **options))
+
+
+class _Late:
+    """What the current run has seen."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+
+    def setdefault(self, key: str, value: Any) -> Any:
+        return self._commands._seen.setdefault(key, value)

@@ -1,0 +1,473 @@
+"""Every flag, by every spelling and by every variable, is seen where it acts.
+
+A row says what a flag changes of all that a command gives to the rooms below (see command_stand_ins.py): what is not in
+the row must stay as it is without the flag. A flag without a row fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from command_stand_ins import Commands, Seen
+from tiny_models import make_llama
+
+from llamado.flags import FLAGS, Flag, Kind
+from llamado.gguf.types import TensorType
+from llamado.text.grammar import GrammarSource
+
+COMMANDS = ("serve", "run", "perplexity", "bench", "plan", "worker", "tap", "wait")
+BASE = {
+    "serve": "-m @model",
+    "run": "-m @model -p hi",
+    "perplexity": "-m @model -f @folder/text",
+    "bench": "-m @model",
+    "plan": "-m @model",
+    "worker": "",
+    "tap": "",
+    "wait": "http://h:1",
+}
+CHATML = "{{ messages[0].content }}"
+GONE = "(nothing)"
+
+
+class Row(NamedTuple):
+    """`value` (None: a switch) changes `arrives`. `beside` is given with and without the flag, `along` only with it,
+    `base` instead of what the command has. `elsewhere`: what differs in other commands; `part`: more changes.
+    """
+
+    value: str | None
+    arrives: Mapping[str, Any]
+    beside: str = ""
+    base: str | None = None
+    elsewhere: Mapping[str, Mapping[str, Any]] = {}
+    part: bool = False
+    along: str = ""
+
+
+def sampling(field: str, value: str | None, given: Any) -> Row:
+    path = f"defaults.sampling.{field}"
+    return Row(value, {f"served.{path}": given, f"load.{path}": given})
+
+
+def default(field: str, value: str | None, given: Any) -> Row:
+    return Row(value, {f"served.defaults.{field}": given, f"load.defaults.{field}": given})
+
+
+def division(field: str, value: str, given: Any, beside: str = "", **more: Any) -> Row:
+    return Row(value, {f"divided.split.{field}": given, **more}, f"--rpc h:1,h:2 {beside}")
+
+
+def pair(names: str, value: str, place: str, along: str, beside: str = "", **more: Any) -> Row:
+    """One of two flags that come together."""
+    given = dict(zip((f"{place}{name}" for name in names.split()), ("c.pem", "k.pem"), strict=True))
+    return Row(value, given | more, beside, along=along)
+
+
+def switch(field: str, value: str | None, given: Any) -> Row:
+    return Row(value, {f"state.switches.{field}": given})
+
+
+def metadata(key: str, value: str, given: Any) -> Row:
+    return Row(value, {"file.metadata": ((key, given),)})
+
+
+def router(value: str, base: str = "", **arrives: Any) -> Row:
+    return Row(value, {f"router.{name}": given for name, given in arrives.items()}, base=base, part=True)
+
+
+def worker(field: str, value: str | None, given: Any, beside: str = "") -> Row:
+    return Row(value, {f"worker.options.{field}": given}, beside)
+
+
+def tap(field: str, value: str | None, given: Any) -> Row:
+    return Row(value, {f"tap.options.{field}": given})
+
+
+def logs(field: str, value: str | None, given: Any, **kw: Any) -> Row:
+    return Row(value, {f"logs.{field}": given}, **kw)
+
+
+ROWS: dict[str, Row] = {
+    # which model
+    "serve --model": Row("other.gguf", {"source.spec": "other.gguf", "served.name": "other.gguf",
+                                        "served.aliases": ("other.gguf",)}, base="--hf-repo u/r", part=True,
+                         elsewhere={c: {"source.spec": "other.gguf"} for c in ("run", "perplexity", "bench", "plan")}),
+    "serve --hf-repo": Row("u/r", {"source.hf_repo": "u/r"}),
+    "serve --hf-file": Row("f.gguf", {"source.hf_file": "f.gguf"}),
+    "serve --hf-token": Row("secret", {"environ.HF_TOKEN": "secret"}),
+    "serve --offline": Row(None, {"environ.HF_HUB_OFFLINE": "1"}),
+    "serve --model-url": Row("http://h/x.gguf", {"source.spec": "http://h/x.gguf"}, base="--hf-repo u/r", part=True),
+    "serve --cache-list": Row(None, {"listed.cache": True}, part=True),
+    "serve --alias": Row("one,two", {"served.name": "one", "served.aliases": ("one", "two")}),
+    "serve --tags": Row("a,b", {"served.tags": ("a", "b")}),
+    "serve --lora": Row("a.gguf,b.gguf", {"file.adapters": ("a.gguf", "b.gguf"), "engine.lora": (1.0, 1.0)}),
+    "serve --lora-scaled": Row("a.gguf:0.5", {"file.adapters": ("a.gguf",), "engine.lora": (0.5,)}),
+    "serve --lora-init-without-apply": Row(None, {"engine.lora": (0.0,)}, "--lora a.gguf"),
+    "serve --override-kv": metadata("general.name", "general.name=str:other", "other"),
+    # how it computes
+    "serve --threads": Row("3", {"device.n_threads": 3}),
+    "serve --threads-batch": Row("3", {"device.n_threads_batch": 3}),
+    "serve --ctx-size": Row("256", {"forward.n_cells": 256, "engine.n_ctx": 256},
+                            elsewhere={"bench": {}, "perplexity": {"forward.n_cells": 256, "engine.n_ctx": 256,
+                                                                   "perplexity.n_ctx": 256},
+                                       "plan": {"sizes.n_cells": 256}}),
+    "serve --batch-size": Row("256", {"engine.n_batch": 256, "forward.max_batch": 256, "served.n_batch": 256},
+                              elsewhere={"plan": {"sizes.max_batch": 256}}),
+    "serve --ubatch-size": Row("128", {"forward.max_batch": 128}, elsewhere={"plan": {"sizes.max_batch": 128}}),
+    "serve --parallel": Row("2", {"engine.n_slots": 2, "served.n_slots": 2, "engine.n_ctx": 256},
+                            elsewhere={"plan": {}}),
+    "serve --cont-batching": Row(None, {"engine.cont_batching": False}),
+    "serve --kv-unified": Row(None, {"engine.n_ctx": 512}, "-np 2"),
+    "serve --cache-type-k": Row("q8_0", {"forward.type_k": TensorType.Q8_0},
+                                elsewhere={"plan": {"sizes.type_k": TensorType.Q8_0}}),
+    "serve --cache-type-v": Row("bf16", {"forward.type_v": TensorType.BF16},
+                                elsewhere={"plan": {"sizes.type_v": TensorType.BF16}}),
+    "serve --memory-f32": Row(None, {"forward.type_k": TensorType.F32, "forward.type_v": TensorType.F32}),
+    "serve --mmap": Row(None, {"file.mmap": False}),
+    "serve --mlock": Row(None, {"forward.mlock": True}),
+    "serve --load-mode": Row("mlock", {"file.mmap": False, "forward.mlock": True}),
+    "serve --numa": Row("isolate", {"device.numa": "isolate"}),
+    "serve --rope-scaling": metadata("{arch}.rope.scaling.type", "yarn", "yarn"),
+    "serve --rope-scale": metadata("{arch}.rope.scaling.factor", "4", 4.0),
+    "serve --rope-freq-base": metadata("{arch}.rope.freq_base", "20000", 20000.0),
+    "serve --rope-freq-scale": metadata("{arch}.rope.scaling.factor", "0.125", 8.0),
+    "serve --yarn-orig-ctx": metadata("{arch}.rope.scaling.original_context_length", "128", 128),
+    "serve --yarn-ext-factor": metadata("{arch}.rope.scaling.yarn_ext_factor", "0.5", 0.5),
+    "serve --yarn-attn-factor": metadata("{arch}.rope.scaling.yarn_attn_factor", "1.5", 1.5),
+    "serve --yarn-beta-slow": metadata("{arch}.rope.scaling.yarn_beta_slow", "2", 2.0),
+    "serve --yarn-beta-fast": metadata("{arch}.rope.scaling.yarn_beta_fast", "16", 16.0),
+    "serve --spec-type": Row("ngram-simple", {"engine.drafting": True}),
+    # several machines
+    "serve --rpc": Row("h:1,tls://h:2", {"divided.split.rpc": ("h:1", "tls://h:2"), "engine.drafting": True}, part=True,
+                       elsewhere={"plan": {"divided.split.rpc": ("h:1", "tls://h:2")}}),
+    "serve --tensor-split": division("tensor_split", "3,1", (3.0, 1.0)),
+    "serve --gpu-layers": division("n_gpu_layers", "1", 1),
+    "serve --device": division("devices", "CPU", ("CPU",)),
+    "serve --override-tensor": division("overrides", "x=CPU", (("x", "CPU"),)),
+    "serve --split-mode": division("devices", "none", ("RPC0",)),
+    "serve --main-gpu": division("devices", "1", ("RPC1",), "-sm none"),
+    "serve --rpc-failover": division("failover", "3", 3.0, **{"engine.failover": 3.0}),
+    "serve --rpc-wait": division("wait", "9", 9.0, **{"engine.wait": 9.0}),
+    "serve --rpc-ca": division("ca", "ca.pem", "ca.pem"),
+    "serve --rpc-cert": pair("cert key", "c.pem", "divided.split.", "--rpc-key k.pem", "--rpc h:1"),
+    "serve --rpc-key": pair("cert key", "k.pem", "divided.split.", "--rpc-cert c.pem", "--rpc h:1"),
+    "serve --list-devices": Row(None, {"listed.devices": True}, part=True),
+    # sampling
+    "serve --predict": default("n_predict", "77", 77),
+    "serve --keep": default("n_keep", "5", 5),
+    "serve --reverse-prompt": default("stop", "END", ("END",)),
+    "serve --seed": sampling("seed", "42", 42),
+    "serve --samplers": sampling("samplers", "top_p;top_k", ("top_p", "top_k")),
+    "serve --sampler-seq": sampling("samplers", "pk", ("top_p", "top_k")),
+    "serve --temp": sampling("temperature", "0.5", 0.5),
+    "serve --top-k": sampling("top_k", "7", 7),
+    "serve --top-p": sampling("top_p", "0.5", 0.5),
+    "serve --min-p": sampling("min_p", "0.25", 0.25),
+    "serve --typical": sampling("typical_p", "0.5", 0.5),
+    "serve --repeat-last-n": sampling("repeat_last_n", "9", 9),
+    "serve --repeat-penalty": sampling("repeat_penalty", "1.5", 1.5),
+    "serve --presence-penalty": sampling("presence_penalty", "0.5", 0.5),
+    "serve --frequency-penalty": sampling("frequency_penalty", "0.5", 0.5),
+    "serve --ignore-eos": sampling("ignore_eos", None, True),
+    "serve --logit-bias": sampling("logit_bias", "5-1.5", {5: -1.5}),
+    "serve --top-nsigma": sampling("top_n_sigma", "1.5", 1.5),
+    "serve --xtc-probability": sampling("xtc_probability", "0.5", 0.5),
+    "serve --xtc-threshold": sampling("xtc_threshold", "0.25", 0.25),
+    "serve --dry-multiplier": sampling("dry_multiplier", "0.5", 0.5),
+    "serve --dry-base": sampling("dry_base", "2", 2.0),
+    "serve --dry-allowed-length": sampling("dry_allowed_length", "3", 3),
+    "serve --dry-penalty-last-n": sampling("dry_penalty_last_n", "9", 9),
+    "serve --dry-sequence-breaker": sampling("dry_sequence_breakers", "x", ("x",)),
+    "serve --adaptive-target": sampling("adaptive_target", "0.5", 0.5),
+    "serve --adaptive-decay": sampling("adaptive_decay", "0.5", 0.5),
+    "serve --dynatemp-range": sampling("dynatemp_range", "0.5", 0.5),
+    "serve --dynatemp-exp": sampling("dynatemp_exponent", "2", 2.0),
+    "serve --mirostat": sampling("mirostat", "2", 2),
+    "serve --mirostat-lr": sampling("mirostat_eta", "0.5", 0.5),
+    "serve --mirostat-ent": sampling("mirostat_tau", "4", 4.0),
+    **{
+        f"serve --{name}": Row(value, {"state.switches.grammar": GrammarSource(kind, text),
+                                       "grammars.compiled": GrammarSource(kind, text)})
+        for name, value, kind, text in (
+            ("grammar", 'root ::= "a"', "gbnf", 'root ::= "a"'),
+            ("grammar-file", "@folder/grammar", "gbnf", 'root ::= "b"'),
+            ("json-schema", "{}", "json_schema", "{}"),
+            ("json-schema-file", "@folder/schema", "json_schema", '{"type": "object"}'),
+        )
+    },
+    # the server
+    "serve --host": Row("::1,h", {"listen.hosts": ("::1", "h")}),
+    "serve --port": Row("99", {"listen.port": 99}),
+    "serve --reuse-port": Row(None, {"listen.reuse_port": True}),
+    "serve --api-key": Row("a,b", {"state.access.api_keys": (b"a", b"b")}),
+    "serve --api-key-file": Row("@folder/keys", {"state.access.api_keys": (b"one", b"two")}),
+    "serve --ssl-cert-file": pair("ssl_cert ssl_key", "c.pem", "uvicorn.", "--ssl-key-file k.pem",
+                                  **{"tls.checked": ("k.pem", "c.pem")}),
+    "serve --ssl-key-file": pair("ssl_cert ssl_key", "k.pem", "uvicorn.", "--ssl-cert-file c.pem",
+                                 **{"tls.checked": ("k.pem", "c.pem")}),
+    "serve --cors-origins": Row("http://a", {"state.access.cors_origins": "http://a"}),
+    "serve --cors-methods": Row("PUT", {"state.access.cors_methods": "PUT"}),
+    "serve --cors-headers": Row("X-A", {"state.access.cors_headers": "X-A"}),
+    "serve --cors-credentials": Row(None, {"state.access.cors_credentials": False}),
+    "serve --metrics": switch("metrics", None, True),
+    "serve --metrics-labels": switch("metrics_labels", "a=b", (("a", "b"),)),
+    "serve --slots": switch("slots", None, False),
+    "serve --props": switch("props", None, True),
+    "serve --cache-prompt": default("cache_prompt", None, False),
+    "serve --sse-ping-interval": switch("sse_ping_interval", "5", 5),
+    "serve --chat-template": Row(CHATML, {"template.source": CHATML}),
+    "serve --chat-template-file": Row("@folder/template", {"template.source": "{{ messages }}"}),
+    "serve --chat-template-kwargs": switch("chat_template_kwargs", '{"a": 1}', {"a": 1}),
+    "serve --prefill-assistant": switch("prefill_assistant", None, False),
+    "serve --jinja": switch("jinja", None, False),
+    "serve --skip-chat-parsing": switch("skip_chat_parsing", None, True),
+    "serve --reasoning-format": switch("reasoning_format", "none", "none"),
+    "serve --reasoning": switch("reasoning", "off", "off"),
+    "serve --reasoning-effort": switch("reasoning_effort", "low", "low"),
+    "serve --reasoning-budget": switch("reasoning_budget", "9", 9),
+    "serve --reasoning-budget-message": switch("reasoning_budget_message", "done", "done"),
+    "serve --reasoning-preserve": switch("reasoning_preserve", None, False),
+    "serve --timeout": Row("20", {"gate.seconds": 20, "uvicorn.keep_alive": 20}),
+    "serve --threads-http": Row("3", {"long texts.n_threads": 3}),
+    "serve --max-queue": Row("7", {"engine.max_queue": 7}),
+    "serve --max-prompts": switch("max_prompts", "3", 3),
+    "serve --max-connections": Row("9", {"gate.most": 9}),
+    "serve --slot-prompt-similarity": Row("0.5", {"engine.slot_prompt_similarity": 0.5}),
+    "serve --cache-ram": Row("64", {"engine.cache_ram": 64}),
+    "serve --special": Row(None, {"served.defaults.special": True, "load.defaults.special": True}),
+    "serve --spm-infill": switch("spm_infill", None, True),
+    "serve --context-shift": Row(None, {"engine.context_shift": True}),
+    "serve --embedding": Row(None, {"embedder.pooling": "NONE", "embedder.n_ctx": 512, "embeddings.normalize": 2,
+                                    "embeddings.reranks": False}),
+    "serve --rerank": Row(None, {"embedder.pooling": "RANK", "embedder.n_ctx": 512, "embeddings.normalize": 2,
+                                 "embeddings.reranks": True}),
+    "serve --pooling": Row("last", {"embedder.pooling": "LAST"}, "--embedding"),
+    "serve --embd-normalize": Row("-1", {"embeddings.normalize": -1}, "--embedding"),
+    "serve --slot-save-path": switch("slot_save_path", "@folder", "@folder"),
+    "serve --api-prefix": switch("api_prefix", "/llama", "/llama"),
+    "serve --path": switch("static_path", "@folder", "@folder"),
+    "serve --sleep-idle-seconds": Row("60", {"sleep.seconds": 60, "state.switches.sleep_idle_seconds": 60}),
+    # several models
+    "serve --models-dir": router("@folder/models", models=("found",)),
+    "serve --models-preset": router("@folder/presets.ini", models=("preset",)),
+    "serve --llama-swap": router("@folder/swap.yaml", models=("swapped",)),
+    "serve --models-max": Row("2", {"router.limits.models_max": 2}, base="--models-dir @folder/models"),
+    "serve --models-autoload": Row(None, {"router.autoload": False}, base="--models-dir @folder/models"),
+    # the log
+    "serve --verbose": logs("verbosity", None, 9, elsewhere={
+        "worker": {"logs.verbose": True}, "tap": {"logs.verbose": True}, "plan": {}}),
+    "serve --verbosity": logs("verbosity", "1", 1, elsewhere={"plan": {}}),
+    "serve --log-file": logs("file", "a.log", "a.log"),
+    "serve --log-disable": logs("disabled", None, True),
+    "serve --log-jsonl": logs("as_json", None, True),
+    "serve --log-format": logs("as_json", "json", True),
+    "serve --log-timestamps": logs("timestamps", None, True),
+    "serve --log-prefix": logs("prefix", None, True),
+    "serve --log-colors": logs("colors", "on", "on"),
+    "serve --otel": Row(None, {"tracing.on": True}),
+    # other commands
+    "run --prompt": Row("ask", {"chat.messages": [{"role": "user", "content": "ask"}]}),
+    "run --system-prompt": Row("be", {"chat.messages": [{"role": "system", "content": "be"},
+                                                        {"role": "user", "content": "hi"}]}),
+    "bench --n-prompt": Row("64,32", {"bench.prompts": [64, 32], "bench.profiled": [(64, 0), (32, 0), (1, 127)],
+                                      "forward.n_cells": 256, "engine.n_ctx": 128}, "--profile"),
+    "bench --n-gen": Row("16", {"bench.generations": [16], "bench.profiled": [(512, 0), (1, 15)]}, "--profile"),
+    "bench --profile": Row(None, {"bench.profiled": [(512, 0), (1, 127)]}),
+    "bench --repetitions": Row("2", {"bench.repetitions": 2}),
+    "bench --output": Row("json", {"printed": "["}),
+    "bench --latency": Row("0,7", {"latency.delays": [0.0, 7.0] * 3}, part=True),
+    "bench --nodes": Row("3", {"latency.workers": 2, "latency.delays": [5.0]}, "--latency 5", part=True),
+    "bench --out": Row("drawn", {"latency.folder": "drawn"}, "--latency 5 --nodes 2"),
+    "perplexity --file": Row("@folder/long", {"perplexity.n_tokens": 1000}),
+    "perplexity --chunks": Row("3", {"perplexity.chunks": 3}),
+    "worker --host": worker("host", "0.0.0.0", "0.0.0.0"),
+    "worker --port": worker("port", "99", 99),
+    "worker --threads": worker("threads", "7", 7),
+    "worker --device": worker("devices", "CPU,GPU", ("CPU", "GPU")),
+    "worker --cache": worker("cache", None, True),
+    "worker --mem": worker("mem", "512", 512 << 20),
+    "worker --tls-cert": pair("tls_cert tls_key", "c.pem", "worker.options.", "--tls-key k.pem"),
+    "worker --tls-key": pair("tls_cert tls_key", "k.pem", "worker.options.", "--tls-cert c.pem"),
+    "worker --tls-client-ca": worker("tls_client_ca", "a.pem", "a.pem", "--tls-cert c.pem --tls-key k.pem"),
+    "worker --allow": worker("allow", "10.0.0.0/8,::1", ("10.0.0.0/8", "::1")),
+    "tap --listen-host": tap("listen_host", "h", "h"),
+    "tap --listen-port": tap("listen_port", "9", 9),
+    "tap --target-host": tap("target_host", "h", "h"),
+    "tap --target-port": tap("target_port", "9", 9),
+    "tap --latency-ms": tap("latency_ms", "5", 5.0),
+    "tap --jitter-ms": tap("jitter_ms", "5", 5.0),
+    "tap --bandwidth": tap("bandwidth", "1M", 1e6),
+    "tap --all": tap("all", None, True),
+    "tap --trace": tap("trace", "f", "f"),
+    "wait --timeout": Row("5", {"wait.timeout": 5.0}),
+    "wait --interval": Row("1", {"wait.interval": 1.0}),
+}  # fmt: skip
+
+
+def home(flag: Flag) -> str:
+    """The command whose row it is."""
+    return next(command for command in COMMANDS if command in flag.commands)
+
+
+def long_name(flag: Flag) -> str:
+    return next((name for name in flag.names if name.startswith("--")), flag.names[0])
+
+
+def key(flag: Flag) -> str:
+    return f"{home(flag)} {long_name(flag)}"
+
+
+def turned(flag: Flag, name: str, value: str | None) -> list[str]:
+    """The arguments that set a flag by one of its spellings."""
+    if value is None:
+        return [name]
+    return [f"{name}={value}"] if name.startswith("--") and value.startswith("-") else [name, value]
+
+
+USED = [flag for flag in FLAGS if flag.kind is Kind.USED]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("flags")
+    make_llama(found / "tiny.gguf", n_vocab=320)
+    texts = {
+        "text": "Hello " * 400, "long": "a" * 1000, "keys": "one\n# two\ntwo\n", "template": "{{ messages }}",
+        "grammar": 'root ::= "b"', "schema": '{"type": "object"}', "presets.ini": "[preset]\nmodel = x.gguf\n",
+        "swap.yaml": "models:\n  swapped:\n    cmd: llamado serve --port ${PORT} -m x.gguf\n",
+    }  # fmt: skip
+    for name, text in texts.items():
+        (found / name).write_text(text)
+    (found / "models").mkdir()
+    (found / "models" / "found.gguf").write_bytes((found / "tiny.gguf").read_bytes())
+    return found
+
+
+class Outcome(NamedTuple):
+    code: int
+    seen: Seen
+    said: list[str]
+    out: str
+    err: str
+
+
+class Runs:
+    """Runs commands, and remembers what they do without the flag."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+        self._known: dict[tuple[str, ...], Outcome] = {}
+
+    def filled(self, text: str) -> str:
+        return text.replace("@model", str(self._commands.model)).replace("@folder", str(self._commands.folder))
+
+    def run(
+        self, capsys: pytest.CaptureFixture[str], command: str, arguments: str | list[str], **environ: str
+    ) -> Outcome:
+        given = arguments.split() if isinstance(arguments, str) else arguments
+        known = (command, *given)
+        if not environ and known in self._known:
+            return self._known[known]
+        capsys.readouterr()
+        spelled = [self.filled(argument) for argument in given]
+        code, seen, said = self._commands.run(command, spelled, {k: self.filled(v) for k, v in environ.items()})
+        out, err = capsys.readouterr()
+        if command == "bench":
+            seen["printed"] = out[:1]
+        outcome = Outcome(code or 0, seen, said, out, err)
+        if not environ:
+            self._known[known] = outcome
+        return outcome
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> Iterator[Runs]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield Runs(Commands(patch, folder))
+
+
+def changes(before: Seen, after: Seen) -> dict[str, Any]:
+    paths = {*before, *after}
+    return {p: after.get(p, GONE) for p in paths if before.get(p, GONE) != after.get(p, GONE)}
+
+
+def expected(runs: Runs, row: Row, command: str, base: Outcome, at_home: bool) -> dict[str, Any]:
+    """What of the row a command can show: all of it where the flag is at home."""
+    arrives = dict(row.elsewhere.get(command, row.arrives))
+    if command not in row.elsewhere and not at_home:
+        places = {path.partition(".")[0] for path in base.seen} | {"environ", "listed"}
+        arrives = {path: given for path, given in row.arrives.items() if path.partition(".")[0] in places}
+    return {path: runs.filled(given) if isinstance(given, str) else given for path, given in arrives.items()}
+
+
+def check(runs: Runs, flag: Flag, row: Row, command: str, base: Outcome, after: Outcome, how: str) -> None:
+    assert after.code == base.code == 0, (how, after.err)
+    found, wanted = changes(base.seen, after.seen), expected(runs, row, command, base, command == home(flag))
+    if row.part:
+        found = {path: given for path, given in found.items() if path in wanted}
+    assert found == wanted, f"{command} {how}"
+
+
+def test_every_flag_has_its_row() -> None:
+    assert {key(flag) for flag in USED} == set(ROWS), "a flag without a row, or a row without a flag"
+    assert len({key(flag) for flag in USED}) == len(USED)
+
+
+@pytest.mark.parametrize("flag", USED, ids=key)
+def test_a_flag_arrives_where_it_acts(runs: Runs, capsys: pytest.CaptureFixture[str], flag: Flag) -> None:
+    row = ROWS[key(flag)]
+    for command in COMMANDS:
+        if command not in flag.commands:
+            continue
+        start = BASE[command] if row.base is None else row.base
+        if row.base is not None and command not in ("serve", "plan"):
+            start += {"run": " -p hi", "perplexity": " -f @folder/text"}.get(command, "")
+        start = f"{start} {row.beside}"
+        base = runs.run(capsys, command, start)
+        names = flag.off_names if flag.type == "bool" and flag.default is True else flag.names
+        for name in names if command == home(flag) else names[:1]:
+            after = runs.run(capsys, command, f"{start} {row.along}".split() + turned(flag, name, row.value))
+            check(runs, flag, row, command, base, after, name)
+        text = row.value if row.value is not None else "off" if flag.default is True else "1"
+        for variable in flag.env:
+            after = runs.run(capsys, command, f"{start} {row.along}", **{variable: text})
+            check(runs, flag, row, command, base, after, variable)
+
+
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.kind is Kind.MEANINGLESS], ids=key)
+def test_a_flag_without_meaning_is_said_and_changes_nothing(
+    runs: Runs, capsys: pytest.CaptureFixture[str], flag: Flag
+) -> None:
+    value = None if flag.type == "bool" else (flag.choices or ("1",))[0]
+    for command in COMMANDS:
+        if command not in flag.commands:
+            continue
+        base = runs.run(capsys, command, BASE[command])
+        for name in flag.names + flag.off_names if command == home(flag) else flag.names[:1]:
+            given = turned(flag, name, None if name in flag.off_names else value)
+            after = runs.run(capsys, command, BASE[command].split() + given)
+            said(base, after, flag.label, flag.help)
+        for variable in flag.env:
+            said(base, runs.run(capsys, command, BASE[command], **{variable: value or "1"}), variable, flag.help)
+
+
+def said(base: Outcome, after: Outcome, label: str, why: str) -> None:
+    assert after.code == 0 and changes(base.seen, after.seen) == {}
+    lines = [line for line in (*after.said, *after.err.splitlines()) if "no effect here" in line]
+    assert len(lines) == 1 and label in lines[0] and why in lines[0], (label, lines)
+
+
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.kind is Kind.REFUSED], ids=key)
+def test_a_refused_flag_names_itself_and_the_reason(runs: Runs, capsys: pytest.CaptureFixture[str], flag: Flag) -> None:
+    value = None if flag.type == "bool" else "1"
+    for command in COMMANDS:
+        if command not in flag.commands:
+            continue
+        refused = [runs.run(capsys, command, BASE[command].split() + turned(flag, n, value)) for n in flag.names]
+        refused += [runs.run(capsys, command, BASE[command], **{name: value or "1"}) for name in flag.env]
+        for outcome, name in zip(refused, (*(flag.label for _ in flag.names), *flag.env), strict=True):
+            assert outcome.code == 2 and f"{name}: {flag.help}" in outcome.err
+            assert set(outcome.seen) <= {f"environ.{variable}" for variable in flag.env}, "something was begun"
