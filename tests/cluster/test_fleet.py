@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ import pytest
 from router_process import FAKE, Start, config, fake, wait_for
 
 from llamado.cluster import downloads
+from llamado.cluster import fleet as fleets
 from llamado.cluster.catalogue import Catalogue, CatalogueError, Launch, Model
-from llamado.cluster.fleet import Fleet, FleetLimits
+from llamado.cluster.child import Child
+from llamado.cluster.fleet import Fleet, FleetLimits, Place
 from llamado.cluster.presets import environment
 from llamado.gguf.errors import SourceError
 from llamado.server.errors import ApiError
@@ -70,6 +74,7 @@ def test_waiting_is_bounded() -> None:
 def test_patience_has_an_end() -> None:
     async def work(fleet: Fleet) -> None:
         lease = await fleet.acquire(fleet.places["a"])
+        fleet.limits = replace(fleet.limits, patience=0.1)
         with pytest.raises(ApiError, match="no place for model 'b'") as caught:
             await fleet.acquire(fleet.places["b"])
         assert caught.value.status == 503
@@ -77,7 +82,7 @@ def test_patience_has_an_end() -> None:
         (await fleet.acquire(fleet.places["a"])).release()
         lease.release()
 
-    run([model("a"), model("b")], work, models_max=1, patience=0.4, quantum=0.0)
+    run([model("a"), model("b")], work, models_max=1, quantum=0.0)
 
 
 def test_first_come_first_served() -> None:
@@ -116,6 +121,98 @@ def test_a_changed_catalogue() -> None:
         (await fleet.acquire(fleet.places["b"])).release()
 
     run([model(name) for name in "abc"], work)
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The fleet's clock."""
+    clock = Clock()
+    monkeypatch.setattr(fleets, "time", clock)
+    return clock
+
+
+def test_failures_to_load_are_put_off_for_longer_and_longer(clock: Clock) -> None:
+    async def work(fleet: Fleet) -> None:
+        place = fleet.places["a"]
+        waits = []
+        for _ in range(6):
+            with pytest.raises(ApiError, match="failed to load"):
+                await fleet.acquire(place)
+            waits.append(place.retry_at - clock.now)
+            # Until then it is not started, and the client hears how long that is.
+            clock.now = place.retry_at - 0.25
+            with pytest.raises(ApiError, match="failed to load") as refused:
+                await fleet.acquire(place)
+            assert refused.value.retry_after == 1 and not place.running
+            clock.now = place.retry_at
+        assert waits == [0.5, 1, 2, 4, 5, 5]
+
+    run([model("a", "fail=3")], work, backoff=0.5, backoff_max=5.0)
+
+
+def test_restarts_are_put_off_for_longer_and_longer(clock: Clock) -> None:
+    async def work(fleet: Fleet) -> None:
+        place = fleet.places["a"]
+
+        async def dies() -> float:
+            """Let it run and die; seconds until it is started again."""
+            lease = await fleet.acquire(place)
+            lease.child.signal(signal.SIGKILL)
+            await lease.child.exit
+            lease.release()
+            await asyncio.sleep(0)
+            wait = place.retry_at - clock.now
+            assert place.running == (wait == 0)
+            clock.now = place.retry_at
+            return wait
+
+        # The first time it comes back at once.
+        assert [await dies() for _ in range(6)] == [0, 0.5, 1, 2, 3, 3]
+        # One that ran well for a while begins anew.
+        (await fleet.acquire(place)).release()
+        clock.now += 10.5
+        assert [await dies() for _ in range(3)] == [0, 0.5, 1]
+
+    run([model("a")], work, backoff=0.5, backoff_max=3.0, stable=10.0)
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_a_model_that_is_unloaded_while_it_loads_is_never_loaded(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """Its process got ready, and then, or while it was asked what it is, came the wish to unload it."""
+
+    async def work(fleet: Fleet) -> None:
+        place = fleet.places["a"]
+        told: list[Any] = []
+        fleet._notify = lambda event, name, data: told.append(data["status"])
+        ended = asyncio.Event()
+
+        async def ask(place: Place, child: Child) -> dict[str, Any]:
+            fleet.unload(place)
+            if when == "before":
+                await asyncio.wait([child.exit])
+            ended.set()
+            return {}
+
+        monkeypatch.setattr(fleet, "_ask_info", ask)
+        with pytest.raises(ApiError, match="is not running"):
+            await fleet.acquire(place)
+        await ended.wait()
+        await fleet.unloaded([place])
+        await asyncio.sleep(0)
+        assert told == ["loading", "unloaded"]
+        assert (place.status, place.child, place.failed, fleet.swaps) == ("unloaded", None, False, 0)
+
+    run([model("a")], work)
 
 
 def test_sleeping_models() -> None:

@@ -367,10 +367,8 @@ class Fleet:
             await child.stop(at_once=True)
             self._load_failed(place, child, LoadFailed(f"{type(error).__name__}: {error}"))
             return
-        if child.stopping or place.child is not child:
-            return
         info = await self._ask_info(place, child)
-        if child.stopping or child.exit.done() or place.child is not child:
+        if place.stopping or child.exit.done() or place.child is not child:
             return
         place.info = info
         place.status = LOADED
