@@ -81,6 +81,21 @@ def test_all_streams_count() -> None:
     assert 0 < rate <= 2000
 
 
+def test_the_rate_is_of_the_tokens_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two streams of 7 tokens, some of them told two at a time: what the first of them took is not known."""
+    seconds = iter([100.0, 100.5, 101.0, 101.5, 102.0, 102.5, 103.0, 103.25])
+    monkeypatch.setattr(latency, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+
+    class Engine:
+        def submit(self, request: Request, emit: Callable[[Event], None]) -> None:
+            for tokens in ([1], [2, 3], [4, 5], [6, 7]):
+                emit(Token("x", tokens, None, 0))
+            emit(Done(None))  # type: ignore[arg-type]
+
+    llama: Any = FakeLlama(1, Engine())  # type: ignore[arg-type]
+    assert generation_rate(llama, 2, 7) == 13 / 3.25
+
+
 def test_a_failure_is_passed_on() -> None:
     llama: Any = FakeLlama(1, FakeEngine(fails=True))
     with pytest.raises(LatencyError, match="lost"):

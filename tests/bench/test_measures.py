@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from llamado.bench import speed
 from llamado.bench.perplexity import Score, score_text
 from llamado.bench.speed import _lengths, feed, feed_one_by_one, measure, weights_per_token
 from llamado.flags import FlagError
@@ -99,6 +100,15 @@ def test_measure_warms_up_once() -> None:
     mean, deviation = measure(lambda: calls.append(1), 100, 3)
     assert len(calls) == 4 and mean > 0 and deviation >= 0
     assert measure(lambda: None, 1, 1)[1] == 0.0
+
+
+def test_rates_of_a_known_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times of 2, 4 and 5 seconds for 100 tokens; the warm-up's does not count."""
+    times = iter([0.0, 2.0, 10.0, 14.0, 20.0, 25.0])
+    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    mean, deviation = measure(lambda: None, 100, 3)
+    assert mean == pytest.approx((50 + 25 + 20) / 3)
+    assert deviation == pytest.approx(math.sqrt(((50 - mean) ** 2 + (25 - mean) ** 2 + (20 - mean) ** 2) / 2))
 
 
 def test_lengths() -> None:
