@@ -1,6 +1,6 @@
 """A model server made of nothing: says its name, gets ready late, streams slowly, dies when told to.
 
-`python fake_model.py NAME PORT_OR_SOCKET [ready=SECONDS] [fail=CODE] [stubborn] [count=FILE]`
+`python fake_model.py NAME PORT_OR_SOCKET [ready=SECONDS] [fail=CODE] [stubborn] [count=FILE] [metrics=FILE|hang]`
 Requests: `{"delay": S, "stream": N, "die": "before" | "after N chunks", "signal": "SIGKILL", "echo": true}`.
 `count` gets a line per start and per request.
 """
@@ -14,6 +14,7 @@ import resource
 import signal
 import sys
 import time
+from pathlib import Path
 
 NAME, WHERE = sys.argv[1], sys.argv[2]
 OPTIONS = dict(a.partition("=")[::2] for a in sys.argv[3:])
@@ -56,6 +57,12 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
             writer.write(reply(200, {"name": NAME, "pid": os.getpid(), "is_sleeping": STATE["asleep"]}))
         elif route == "/state":
             writer.write(reply(200, {**STATE, "name": NAME, "pid": os.getpid()}))
+        elif route == "/metrics" and OPTIONS.get("metrics") == "hang":
+            await asyncio.sleep(600)
+        elif route == "/metrics" and "metrics" in OPTIONS:
+            writer.write(reply(200, Path(OPTIONS["metrics"]).read_bytes(), "text/plain"))
+        elif route == "/metrics":
+            writer.write(reply(501, {"error": {"code": 501}}))
         else:
             STATE["requests"] += 1
             STATE["active"] += 1

@@ -24,7 +24,9 @@ from llamado.cluster.downloads import Downloads, remove_cached
 from llamado.cluster.fleet import LOADED, UNLOADED, Fleet, FleetLimits, Place
 from llamado.cluster.gate import JSON, Gate, answer
 from llamado.cluster.logbook import Logbook
+from llamado.cluster.metrics import CONTENT_TYPE, merge
 from llamado.cluster.proxy import Passage, Receive, Scope, Send
+from llamado.cluster.upstream import UpstreamLost, get
 from llamado.errors import LlamadoError
 from llamado.flags import Parsed
 from llamado.gguf.errors import SourceError
@@ -55,6 +57,7 @@ _TEXT = [(b"content-type", b"text/plain; charset=utf-8"), (b"x-content-type-opti
 _EVENTS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 _HEALTHY = b'{"status":"ok"}'
 _DONE = b'{"success":true}'
+METRICS_TIMEOUT = 2.0  # seconds a model's process may take to give its metrics
 _BEHIND = 1024  # events a client of /models/sse may be behind before it is let go
 
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -180,9 +183,13 @@ class Router:
 
     async def _get(self, scope: Scope, receive: Receive, send: Send) -> None:
         query = _query(scope)
-        if scope["path"] == "/props" and not query.get("model"):
-            await answer(send, orjson.dumps(self._props()))
-            return
+        if not query.get("model"):
+            if scope["path"] == "/props":
+                await answer(send, orjson.dumps(self._props()))
+                return
+            if scope["path"] == "/metrics":
+                await self._metrics(send)
+                return
         autoload = self._loads(query)
         place = self._place(query.get("model", ""), autoload)
         passage = self._passage(scope, receive, send)
@@ -234,6 +241,29 @@ class Router:
             "build_info": FINGERPRINT,
             "cors_proxy_enabled": False,
         }
+
+    async def _metrics(self, send: Send) -> None:
+        """Those of all loaded models; one that does not answer in time is left out."""
+        loaded = [
+            (place.model.name, place.child)
+            for place in self.fleet.places.values()
+            if place.status == LOADED and place.child is not None
+        ]
+        answers = await asyncio.gather(
+            *(get(child.pool, "/metrics", timeout=METRICS_TIMEOUT) for _, child in loaded), return_exceptions=True
+        )
+        texts: list[tuple[str, str]] = []
+        for (name, _), found in zip(loaded, answers, strict=True):
+            if isinstance(found, UpstreamLost | TimeoutError):
+                log.warning("model %s: no metrics: %s", name, str(found) or f"no answer within {METRICS_TIMEOUT:g} s")
+            elif isinstance(found, BaseException):
+                raise found
+            elif found[0] == 200:
+                texts.append((name, found[1].decode("utf-8", "replace")))
+        if loaded and not texts and all(isinstance(found, tuple) for found in answers):
+            message = "no loaded model gives metrics: start the router with --metrics"
+            raise ApiError("not_supported_error", message)
+        await answer(send, merge(texts).encode(), 200, [(b"content-type", CONTENT_TYPE)])
 
     def _mark_stale(self) -> None:
         self._stale = True
