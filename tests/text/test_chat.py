@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import numpy as np
@@ -135,60 +134,9 @@ def test_errors_name_the_line() -> None:
         render("{% include 'x' %}")
 
 
-HOSTILE = [
-    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "{% macro f() %}{% for i in range(99) %}{{ g() }}{% endfor %}{% endmacro %}"
-    "{% set g = f %}{% for i in range(99999) %}{% for j in range(99999) %}{{ f() }}{% endfor %}{% endfor %}",
-    "{{ 'a' * 1000000000 }}",
-    "{{ [1] * 1000000000 }}",
-    "{% set n = namespace(s='aaaaaaaa') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s }}",
-    "{% set n = namespace(s='aaaaaaaa') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}",
-    "{% set n = namespace(s=[1]) %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s | length }}",
-    "{% set n = namespace(s=[1]) %}{% for i in range(60) %}{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s }}",
-    "{% set n = namespace(s=[1]) %}{% for i in range(60) %}{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s | tojson }}",
-    "{{ 'a' | center(1000000000) }}",
-    "{{ 'a'.ljust(1000000000) }}",
-    "{{ '%1000000000d' % 1 }}",
-    "{{ '%1000000000d' | format(1) }}",
-    "{{ '%*d' % (1000000000, 1) }}",
-    "{{ '{:>1000000000}'.format(1) }}",
-    "{{ '{:{}}'.format(1, 1000000000) }}",
-    "{{ 'a'.replace('', 'b' * 1000000).replace('b', 'c' * 1000000) }}",
-    "{{ 'aaaa' | replace('a', 'b' * 8000000) }}",
-    "{{ ('\n' * 1000000) | indent(9999) }}",
-    "{{ (['a' * 1000000] * 100000) | join }}",
-    "{{ ''.join(['a' * 1000000] * 100000) }}",
-    "{{ 10 ** 1000000000 }}",
-    "{% set n = namespace(x=10) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}{{ n.x }}",
-    "{% for i in range(99999) %}{{ 'a' * 1000000 }}{% endfor %}",
-    "{{ range(10 ** 9) | list }}",
-    "{{ ''.__class__.__mro__ }}",
-    "{{ messages.clear() }}",
-    "{{ messages[0].update(a=1) }}",
-    "{{ raise_exception.__globals__['time'] }}",
-    "{{ cycler.__init__.__globals__ }}",
-]
-
-
-@pytest.mark.parametrize("source", HOSTILE)
-def test_hostile_templates_end_soon_and_as_an_error(source: str) -> None:
-    start = time.process_time()
-    with pytest.raises(TemplateError):
-        render(source)
-    assert time.process_time() - start < 10
-
-
 @pytest.mark.parametrize("inside", ["raise_exception.__globals__", "strftime_now.__code__", "range.__self__", "step_"])
 def test_insides_do_not_show(inside: str) -> None:
     assert render("{{ " + inside + " }}") == ""
-
-
-def test_a_template_cannot_switch_off_the_counting() -> None:
-    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    for trick in ("{% set step_ = 1 %}", "{% set environment = 1 %}", "{% set budget = 1 %}", ""):
-        with pytest.raises(TemplateError, match="too many steps"):
-            render(trick + loop)
 
 
 def test_long_conversations_are_within_the_limits() -> None:

@@ -28,6 +28,7 @@ from llamado.gguf.sources import resolve
 from llamado.gguf.types import TensorType
 from llamado.models import KV_TYPES, Adapter, Model, load_adapters, load_model
 from llamado.models.hparams import override_metadata
+from llamado.text import rendering
 from llamado.text.chat import ChatTemplate
 from llamado.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -106,6 +107,7 @@ class Llama:
         far loading is. Raises the rooms' errors: SourceError, GgufError, UnsupportedModel, InvalidAdapter,
         TokenizerError, TemplateError.
         """
+        rendering.start()  # it gets ready while the model is loaded
         # The compiler takes longest to import, and a file with a wrong name should not wait for it.
         file = GGUFFile.open(resolve(path), mmap=mmap)
         forward: PlacedForward | None = None
@@ -234,6 +236,7 @@ class Llama:
     def close(self, timeout: float = 0.0) -> None:
         """End the engine, giving running answers `timeout` seconds, then free memory and the file."""
         self.engine.close(timeout)
+        rendering.end()
         _close(self.forward)
         for opened in (self.file, *(adapter.file for adapter in self.model.adapters)):
             opened.close()

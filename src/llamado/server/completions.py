@@ -16,7 +16,7 @@ from llamado.server.errors import ApiError, invalid, loading, not_supported
 from llamado.server.formats import Call, ChatFormat, CompletionsFormat, NativeFormat, completion_id
 from llamado.server.limits import Limits
 from llamado.server.options import Options, make_requests, read_options
-from llamado.server.prompts import characters, encode, in_thread, off_loop, size_of, tokenize_prompts
+from llamado.server.prompts import characters, encode, in_thread, off_loop, off_loop_chat, size_of, tokenize_prompts
 from llamado.server.schemas import describe
 from llamado.server.served import Served
 from llamado.server.state import ServerState, Switches
@@ -95,7 +95,8 @@ class Generator:
         def work() -> Conversation:
             return prepare_chat(read_chat(body, switches), template)
 
-        return await off_loop(work, size_of([body.get("messages"), body.get("tools"), body.get("response_format")]))
+        names = ("messages", "tools", "response_format", "chat_template_kwargs")
+        return await off_loop_chat(work, size_of([body.get(name) for name in names]))
 
     async def count(self, body: Mapping[str, Any]) -> int:
         """Tokens of a chat body's prompt. Raises LlamadoError."""

@@ -23,6 +23,7 @@ from llamado.models.hparams import override_metadata
 from llamado.server.load import Report, describe, fetched, load_llama, preparing, serve_llama
 from llamado.server.served import Embeddings, Served
 from llamado.server.settings import EngineOptions, Settings
+from llamado.text import rendering
 from llamado.text.chat import ChatTemplate
 from llamado.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -95,6 +96,7 @@ def load_embedding_server(settings: Settings, report: Report) -> Served:
 def _encoder(settings: Settings, path: Path, report: Report) -> Served:
     """A model that only embeds or ranks."""
     options = settings.engine
+    rendering.start()
     file = GGUFFile.open(path, mmap=options.mmap)
     adapters: tuple[Adapter, ...] = ()
 
@@ -119,6 +121,7 @@ def _encoder(settings: Settings, path: Path, report: Report) -> Served:
 
     def close(timeout: float) -> None:
         end(timeout)
+        rendering.end()
         close_files()
 
     return Served(

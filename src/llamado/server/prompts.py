@@ -16,6 +16,9 @@ T = TypeVar("T")
 # Above this many characters, tokenizing or rendering is done by a thread, so that the event loop keeps answering.
 LONG_TEXT = 4096
 
+# Above this many characters, a chat waits only behind others of its kind.
+LONG_CHAT = 1 << 16
+
 # Characters of one text. A prompt of a million tokens has about half as many; a single word of this length, which no
 # text has but a hostile one, takes a minute.
 MOST_TEXT = 1 << 23
@@ -27,6 +30,9 @@ _SHAPES = (
 _workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="llamado-text")
 # For work that may take a minute and that no answer waits for.
 _patient = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llamado-long-text")
+# For chats, which wait for a process that renders their template: long ones behind each other, short ones beside them.
+_chats = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llamado-chat")
+_long_chats = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llamado-long-chat")
 
 
 def use_threads(n: int) -> None:
@@ -42,7 +48,15 @@ async def off_loop(work: Callable[[], T], size: int, *, patient: bool = False) -
 
 async def in_thread(work: Callable[[], T], *, patient: bool = False) -> T:
     """Run `work` in a thread, so that the event loop keeps answering; `patient` work waits for others of its kind."""
-    pool = _patient if patient else _workers
+    return await _in(_patient if patient else _workers, work)
+
+
+async def off_loop_chat(work: Callable[[], T], size: int) -> T:
+    """Run `work`, which renders a chat of `size` characters, in a thread: a template may take its time."""
+    return await _in(_long_chats if size > LONG_CHAT else _chats, work)
+
+
+async def _in(pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(pool, lambda: _shallow(work))
 
 

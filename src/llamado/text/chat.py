@@ -1,32 +1,23 @@
 """Chat templates: a conversation → the text that a model was trained to continue.
 
 Templates are Jinja2 as Hugging Face renders it (`transformers`, `apply_chat_template`), with what llama-server passes
-in. They come with the model, so they are foreign code: they run in Jinja's sandbox, with steps, time and text limited.
+in. They come with the model, so they are foreign code: they run in processes of their own (`text.rendering`).
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property, wraps
-from typing import Any, NoReturn
-
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.visitor import NodeTransformer
+from functools import cached_property
+from typing import Any
 
 from llamado.gguf.metadata import Metadata
-from llamado.text.errors import TemplateError
+from llamado.text import rendering
+from llamado.text.errors import TemplateError, TemplateTooCostly
 from llamado.text.templates import TEMPLATES
 from llamado.text.tokenizer import Tokenizer
 
@@ -34,23 +25,16 @@ __all__ = ["ChatTemplate", "TemplateError"]
 
 KEY = "tokenizer.chat_template"
 
-# Far beyond what a conversation needs, far below what hurts.
-MAX_STEPS = 2_000_000  # turns of loops and calls of macros
-MAX_SECONDS = 3.0
-MAX_CHARACTERS = 16 << 20  # of the whole text and of any string on the way
-MAX_ITEMS = 1_000_000  # of a list on the way
-MAX_NUMBER = 100_000  # given to a call or filter: widths and counts
-PROBE_STEPS = 20_000
-PROBE_SECONDS = 0.3
 MAX_SOURCE = 4 << 20
+SECONDS = 2.0  # of computing, for one conversation
+PROBE_SECONDS = 0.3
+AT_ONCE = 2  # renderings of one template; another model's wait for none of them
 
 Message = Mapping[str, Any]
 
-_WIDE_FIELD = re.compile(r"\d{6}|%[-+ #0.\d]*\*")  # a format specification that asks for a huge field
-
 
 class ChatTemplate:
-    """A compiled template. `bos` and `eos` are the texts behind `bos_token` and `eos_token`.
+    """A template. `bos` and `eos` are the texts behind `bos_token` and `eos_token`.
 
     Where the tokenizer adds those tokens itself (`add_bos`, `add_eos`), `render` takes them off the ends of the text,
     so that encoding with `add_special=True` gives them once. Raises `TemplateError` for a source that does not compile.
@@ -76,8 +60,11 @@ class ChatTemplate:
         self.add_eos = add_eos
         self.name = name
         self._as_given = as_given
-        self._template = _compile(source, name)
-        self._tool_use = _compile(tool_use, f"{name} tool_use") if tool_use else None
+        self._tool_use = tool_use
+        self._at_once = threading.BoundedSemaphore(AT_ONCE)
+        _check(source, name)
+        if tool_use:
+            _check(tool_use, f"{name} tool_use")
 
     @classmethod
     def from_metadata(cls, metadata: Metadata, tokenizer: Tokenizer, name: str | None = None) -> ChatTemplate:
@@ -123,51 +110,67 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
         **extra: Any,
     ) -> str:
         """The text of a conversation; `extra` are the template's own variables (`chat_template_kwargs`).
 
         Messages are those of the OpenAI API. Content given as parts is joined by line feeds for a template that knows
         only strings, and the other way round; missing content is ""; a system message goes in front of the next message
-        where the template has no system role. Raises `TemplateError` when the template fails or refuses the
-        conversation.
+        where the template has no system role. All that is given must be values that JSON can hold. Raises
+        `TemplateError` when the template fails or refuses the conversation.
         """
-        template = self._tool_use if tools and self._tool_use else self._template
+        return self._render(messages, tools, extra, (add_generation_prompt,))[0]
+
+    def render_both(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **extra: Any
+    ) -> tuple[str, str]:
+        """As `render`, without and with the generation prompt."""
+        bare, prompt = self._render(messages, tools, extra, (False, True))
+        return bare, prompt
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        extra: Mapping[str, Any],
+        generation_prompts: Sequence[bool],
+    ) -> list[str]:
+        source = self._tool_use if tools and self._tool_use else self.source
         today = datetime.now()
         values: dict[str, Any] = {
             "date_string": today.strftime("%d %b %Y"),
             "datetime": today.strftime("%b %d %Y"),
             "messages": self._messages(messages),
             "tools": [_tool(tool) for tool in tools] if tools else None,
-            "documents": list(documents) if documents else None,
-            "add_generation_prompt": add_generation_prompt,
+            "documents": None,
             "bos_token": self.bos,
             "eos_token": self.eos,
             "enable_thinking": True,
             **extra,
         }
         values |= _preferences({"preserve_reasoning": True, **extra})
-        text = _render(template, values, self.name)
+        renders = [{**values, "add_generation_prompt": wanted} for wanted in generation_prompts]
+        with self._at_once:
+            texts = rendering.render(source, renders, self.name, SECONDS)
         if self.add_bos and self.bos:
-            text = text.removeprefix(self.bos)
+            texts = [text.removeprefix(self.bos) for text in texts]
         if self.add_eos and self.eos:
-            text = text.removesuffix(self.eos)
-        return text
+            texts = [text.removesuffix(self.eos) for text in texts]
+        return texts
 
     @cached_property
     def takes(self) -> Taken:
         """What the template can be given, found by trying."""
         if self._as_given:
-            return Taken(strings=True, parts=False, argument_objects=False, system=True)
-        return _try_out(self._template, {"bos_token": self.bos, "eos_token": self.eos})
+            return TAKES_STRINGS
+        return _try_out(self.source, {"bos_token": self.bos, "eos_token": self.eos})
 
     @cached_property
     def caps(self) -> dict[str, bool]:
         """What llama-server's `/props` shows as `chat_template_caps`; of the template for tools, where there is one."""
-        template = self._tool_use or self._template
+        source = self._tool_use or self.source
         values = {"bos_token": self.bos, "eos_token": self.eos}
-        return _capabilities(template, values, self.takes if template is self._template else _try_out(template, values))
+        return _capabilities(source, values, _try_out(source, values) if self._tool_use else self.takes)
 
     def _messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         out = [self._message(message) for message in messages]
@@ -179,7 +182,7 @@ class ChatTemplate:
         return out
 
     def _message(self, message: Message) -> dict[str, Any]:
-        out = copy.deepcopy(dict(message))
+        out = dict(message)
         if out.get("role") == "developer" and "<|channel|>" not in self.source:
             out["role"] = "system"
         content = out.get("content")
@@ -202,17 +205,17 @@ class ChatTemplate:
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool as templates may expect it: with a description and parameters. A copy, for templates that change it."""
+    """A tool as templates may expect it: with a description and parameters."""
     function = tool.get("function")
     if not isinstance(function, Mapping):
-        return copy.deepcopy(dict(tool))
+        return dict(tool)
     parameters = function.get("parameters")
     return {
         "type": "function",
         "function": {
             "name": function.get("name", ""),
             "description": function.get("description") or "",
-            "parameters": copy.deepcopy(dict(parameters)) if isinstance(parameters, Mapping) else {},
+            "parameters": parameters if isinstance(parameters, Mapping) else {},
         },
     }
 
@@ -283,18 +286,38 @@ class Taken:
     system: bool  # a system message
 
 
-def _try_out(template: jinja2.Template, values: dict[str, Any]) -> Taken:
+TAKES_STRINGS = Taken(strings=True, parts=False, argument_objects=False, system=True)
+
+
+def _check(source: str, name: str) -> None:
+    if len(source) > MAX_SOURCE:
+        raise TemplateError(f"is {len(source):,} characters long; the limit is {MAX_SOURCE:,}", name=name)
+    try:
+        rendering.render(source, (), name, SECONDS)
+    except TemplateTooCostly as error:
+        raise TemplateError(f"{error.reason}; give another with --chat-template", name=name) from None
+
+
+def _probe(source: str, values: Mapping[str, Any]) -> str | None:
+    """What a template makes of `values`; None where it fails. Raises TemplateTooCostly."""
+    try:
+        return rendering.render(source, [{"add_generation_prompt": True, **values}], "probe", PROBE_SECONDS)[0]
+    except TemplateTooCostly:
+        raise
+    except TemplateError:
+        return None
+
+
+def _try_out(source: str, values: Mapping[str, Any]) -> Taken:
+    try:
+        return _taken(source, values)
+    except TemplateTooCostly:  # what renders nothing can be given anything; no time is lost on further trials
+        return TAKES_STRINGS
+
+
+def _taken(source: str, values: Mapping[str, Any]) -> Taken:
     def answer(*messages: Message) -> str:
-        try:
-            return _render(
-                template,
-                {**values, "messages": messages, "add_generation_prompt": True},
-                "probe",
-                PROBE_STEPS,
-                PROBE_SECONDS,
-            )
-        except TemplateError:
-            return ""
+        return _probe(source, {**values, "messages": messages}) or ""
 
     needle = "llamadoneedle"
     as_string = answer({"role": "user", "content": needle})
@@ -302,11 +325,8 @@ def _try_out(template: jinja2.Template, values: dict[str, Any]) -> Taken:
     parts = needle in as_parts and not re.search(r"""['"]text['"]""", as_parts)
     strings = needle in as_string or not parts
     if parts and strings:
-        probe = [{"role": "user", "content": []}]  # llama-server looks for parts with none, too
-        try:
-            _render(template, {**values, "messages": probe, "add_generation_prompt": True}, "probe", PROBE_STEPS)
-        except TemplateError:
-            parts = False
+        empty = [{"role": "user", "content": []}]  # llama-server looks for parts with none, too
+        parts = _probe(source, {**values, "messages": empty}) is not None
 
     def call(arguments: Any) -> str:
         function = {"name": "f", "arguments": arguments}
@@ -322,19 +342,18 @@ def _try_out(template: jinja2.Template, values: dict[str, Any]) -> Taken:
     return Taken(strings, parts, objects, needle in system)
 
 
-def _capabilities(template: jinja2.Template, values: dict[str, Any], takes: Taken) -> dict[str, bool]:
+def _capabilities(source: str, values: Mapping[str, Any], takes: Taken) -> dict[str, bool]:
     """What the template does with tools, calls, thoughts and effort: what it is given has to show in its text."""
+    costly = False
 
     def answer(messages: Sequence[Message], **more: Any) -> str | None:
+        nonlocal costly
+        if costly:
+            return None
         try:
-            return _render(
-                template,
-                {**values, "tools": [], "messages": messages, "add_generation_prompt": True, **more},
-                "probe",
-                PROBE_STEPS,
-                PROBE_SECONDS,
-            )
-        except TemplateError:
+            return _probe(source, {**values, "tools": [], "messages": messages, **more})
+        except TemplateTooCostly:
+            costly = True
             return None
 
     def text(content: str) -> Any:
@@ -387,314 +406,3 @@ def _capabilities(template: jinja2.Template, values: dict[str, Any], takes: Take
         "supports_reasoning_effort": efforts[0] != efforts[1],
         "supports_object_arguments": takes.argument_objects,
     }
-
-
-class _Budget(threading.local):
-    """What the template that runs on this thread may still use."""
-
-    steps = 0
-    deadline = 0.0
-
-
-class _GenerationTag(Extension):
-    """`{% generation %}…{% endgeneration %}` marks what an assistant said, for training; here it renders its body."""
-
-    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Meter(NodeTransformer):
-    """Has every loop and macro count its steps, and every `~` look at the length it makes."""
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        self.generic_visit(node)
-        node.body.insert(0, _count(node))
-        node.iter = nodes.Call(nodes.EnvironmentAttribute("items_"), [node.iter], [], None, None)
-        node.iter.set_lineno(node.lineno)
-        return node
-
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
-        self.generic_visit(node)
-        node.body.insert(0, _count(node))
-        return node
-
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
-        self.generic_visit(node)
-        node.body.insert(0, _count(node))
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        return nodes.Call(nodes.EnvironmentAttribute("concat_"), node.nodes, [], None, None).set_lineno(node.lineno)
-
-
-def _count(node: nodes.Node) -> nodes.Node:
-    # An attribute of the environment, and not a name, so that no template can put its own in place; a property, because
-    # the sandbox makes every call expensive.
-    return nodes.ExprStmt(nodes.EnvironmentAttribute("step_")).set_lineno(node.lineno)
-
-
-class _Missing(jinja2.Undefined):
-    """A variable or member that is not there: nothing, also when it is joined to a text or gone through."""
-
-    def __add__(self, other: Any) -> Any:
-        return other if isinstance(other, str) else super().__add__(other)
-
-    def __radd__(self, other: Any) -> Any:
-        return other if isinstance(other, str) else super().__radd__(other)
-
-    def items(self) -> Sequence[Any]:
-        return ()
-
-    keys = values = items
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with limits on work and size, and the functions that chat templates expect."""
-
-    intercepted_binops = frozenset(["*", "**", "+", "%"])
-
-    def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[_GenerationTag, loopcontrols],
-            finalize=_shown,
-            undefined=_Missing,
-        )
-        self.budget = _Budget()
-        self.filters = {name: _measured(function) for name, function in self.filters.items()}
-        self.filters["tojson"] = _tojson
-        self.filters["format"] = _format
-        self.filters["safe"] = str  # nothing here is HTML
-        self.globals = {
-            name: value
-            for name, value in self.globals.items()
-            if name in ("range", "dict", "namespace", "cycler", "joiner")
-        }
-        self.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree: nodes.Template = _Meter().visit(super()._parse(source, name, filename))
-        return tree
-
-    @property
-    def step_(self) -> None:
-        """Count one step of the running template."""
-        budget = self.budget
-        budget.steps -= 1
-        if budget.steps < 0 or (budget.steps & 0xFF == 0 and time.monotonic() > budget.deadline):
-            raise _Exceeded("takes too many steps; it may never end")
-
-    def items_(self, value: Any) -> Any:
-        """What a loop goes over: nothing where it is None, say tools in a template made for them."""
-        return () if value is None else value
-
-    def concat_(self, *parts: Any) -> str:
-        """The operator `~`."""
-        texts = [str(_shown(part)) for part in parts]
-        _check_length(sum(map(len, texts)))
-        return "".join(texts)
-
-    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        self.step_  # noqa: B018
-        _check_call(getattr(obj, "__name__", ""), (getattr(obj, "__self__", None), *args), kwargs)
-        return super().call(context, obj, *args, **kwargs)
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "+":
-            if isinstance(left, str) and isinstance(right, str):
-                _check_length(len(left) + len(right))
-            elif isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
-                _check_items(len(left) + len(right))
-        elif operator == "*":
-            for one, other in ((left, right), (right, left)):
-                if isinstance(one, str) and isinstance(other, int):
-                    _check_length(len(one) * other)
-                elif isinstance(one, (list, tuple)) and isinstance(other, int):
-                    _check_items(len(one) * other)
-        elif operator == "%" and isinstance(left, str):
-            return _format(left, *(right if isinstance(right, tuple) else (right,)))
-        if operator in ("*", "**"):
-            if any(isinstance(number, int) and abs(number) > 1 << 64 for number in (left, right)):
-                raise _Exceeded("computes with numbers that are too large")
-            if operator == "**" and isinstance(right, (int, float)) and abs(right) > 64:
-                raise _Exceeded("computes with numbers that are too large")
-        return super().call_binop(context, operator, left, right)
-
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        # The changes that templates do make to lists; messages and tools are copies.
-        return (isinstance(obj, list) and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)
-
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        owner = getattr(value, "__self__", None)
-        if isinstance(owner, str) and getattr(value, "__name__", "") in ("format", "format_map"):
-            _check_fields(owner)
-        return super().wrap_str_format(value)
-
-
-class _Exceeded(jinja2.TemplateRuntimeError):
-    """The template went over a limit."""
-
-
-def _check_length(characters: int) -> None:
-    if characters > MAX_CHARACTERS:
-        raise _Exceeded(f"makes a text of more than {MAX_CHARACTERS:,} characters")
-
-
-def _check_items(items: int) -> None:
-    if items > MAX_ITEMS:
-        raise _Exceeded(f"makes a list of more than {MAX_ITEMS:,} items")
-
-
-def _check_fields(format: str) -> None:
-    if _WIDE_FIELD.search(format):
-        raise _Exceeded("formats a field that is too wide")
-
-
-def _check_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse what makes much out of little: huge numbers, and the few functions that multiply lengths.
-
-    `args` start with what the method or filter is applied to.
-    """
-    for value in (*args[1:], *kwargs.values()):
-        if isinstance(value, int) and not -MAX_NUMBER <= value <= MAX_NUMBER:
-            raise _Exceeded(f"calls a function with {value:,}, more than the limit of {MAX_NUMBER:,}")
-    subject = args[0] if args else None
-    strings = [value for value in (*args[1:], *kwargs.values()) if isinstance(value, str)]
-    if name in ("replace", "do_replace") and isinstance(subject, str) and len(strings) > 1:
-        _check_length(len(subject) + subject.count(strings[0]) * len(strings[1]))
-    elif name == "do_indent" and isinstance(subject, str):
-        widths = [value for value in (*args[1:], *kwargs.values()) if isinstance(value, int)]
-        _check_length(len(subject) + (subject.count("\n") + 1) * max([4, *widths, *map(len, strings)]))
-    elif name in ("join", "sync_do_join", "do_join"):
-        for value in args:
-            if isinstance(value, (list, tuple)):
-                longest = max(map(len, strings), default=0)
-                longest = max(longest, len(subject) if isinstance(subject, str) else 0)
-                _check_length(sum(len(x) if isinstance(x, str) else 1 for x in value) + longest * len(value))
-
-
-def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter with its arguments checked."""
-    hidden = int(hasattr(function, "jinja_pass_arg"))  # whether jinja2 passes its environment or context first
-
-    @wraps(function)  # keeps the marks by which jinja2 does so
-    def measured(*args: Any, **kwargs: Any) -> Any:
-        _check_call(function.__name__, args[hidden:], kwargs)
-        return function(*args, **kwargs)
-
-    return measured
-
-
-def _shown(value: Any) -> Any:
-    """`value`, provided that writing it out is no explosion: a list of lists of lists can be small and its text not."""
-    if isinstance(value, (str, int, float)) or value is None:
-        return value
-    pending, items, characters = [value], 0, 0
-    while pending:
-        one = pending.pop()
-        items += 1
-        if isinstance(one, str):
-            characters += len(one)
-        elif isinstance(one, Mapping):
-            pending += one.keys()
-            pending += one.values()
-        elif isinstance(one, (list, tuple)):
-            pending += one
-        _check_items(items)
-        _check_length(characters)
-    return value
-
-
-def _format(text: str, *args: Any, **kwargs: Any) -> str:
-    _check_fields(str(text))
-    formatted = str(text) % (kwargs or args)
-    _check_length(len(formatted))
-    return formatted
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as Hugging Face's filter writes it: nothing escaped for HTML, which the filter of Jinja does."""
-    if isinstance(value, Iterator):
-        value = list(value)  # of a filter such as map
-    if indent is not None and indent > 16:
-        raise _Exceeded("indents JSON by more than 16")
-    return json.dumps(
-        _shown(value), ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
-
-
-_environment = _Environment()
-
-
-def _compile(source: str, name: str) -> jinja2.Template:
-    if len(source) > MAX_SOURCE:
-        raise TemplateError(f"is {len(source):,} characters long; the limit is {MAX_SOURCE:,}", name=name)
-    try:
-        return _environment.from_string(source)
-    except jinja2.TemplateSyntaxError as error:
-        raise TemplateError(
-            f"is not valid Jinja: {error.message}; give another with --chat-template", name=name, line=error.lineno
-        ) from error
-    except RecursionError as error:
-        raise TemplateError("is nested too deeply; give another with --chat-template", name=name) from error
-
-
-def _render(
-    template: jinja2.Template,
-    values: dict[str, Any],
-    name: str,
-    steps: int = MAX_STEPS,
-    seconds: float = MAX_SECONDS,
-) -> str:
-    budget = _environment.budget
-    budget.steps = steps
-    budget.deadline = time.monotonic() + seconds
-    try:
-        return "".join(_within(template.generate(values)))
-    except Exception as error:  # a template is foreign code: whatever it raises is its fault
-        line = _line(error, template)
-        if isinstance(error, RecursionError):
-            reason = "nests too deeply"
-        elif isinstance(error, jinja2.TemplateError):
-            reason = error.message or type(error).__name__
-        else:
-            reason = f"{type(error).__name__}: {error}"
-        raise TemplateError(reason, name=name, line=line) from error
-
-
-def _within(chunks: Iterator[str]) -> Iterator[str]:
-    characters = 0
-    for chunk in chunks:
-        characters += len(chunk)
-        _check_length(characters)
-        yield chunk
-
-
-def _line(error: Exception, template: jinja2.Template) -> int | None:
-    """The template's line that failed; jinja2 rewrites tracebacks so that its frames show lines of the template."""
-    line = None
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == (template.filename or "<template>"):
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return line

@@ -17,3 +17,7 @@ class TemplateError(LlamadoError):
         self.line = line
         place = name if line is None else f"{name}, line {line}"
         super().__init__(f"{place}: {reason}")
+
+
+class TemplateTooCostly(TemplateError):
+    """A chat template takes more time than it is given, or so much of something else that its process ends."""

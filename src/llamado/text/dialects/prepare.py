@@ -144,11 +144,9 @@ def _render(
     extra = {"enable_thinking": thinks, **request.template_options}
     if request.enable_thinking is not None:
         extra["enable_thinking"] = request.enable_thinking
-    render = partial(template.render, messages, tools=tools or None, **extra)
-    bare = render(add_generation_prompt=False)
     if not (request.add_generation_prompt or request.prefill or request.prefill_reasoning):
-        return bare, ""
-    prompt = render(add_generation_prompt=True)
+        return template.render(messages, tools=tools or None, add_generation_prompt=False, **extra), ""
+    bare, prompt = template.render_both(messages, tools=tools or None, **extra)
     differ = (i for i, c in enumerate(prompt) if bare[i : i + 1] != c)
     return prompt, prompt[len(bare) if prompt.startswith(bare) else next(differ, len(prompt)) :]
 

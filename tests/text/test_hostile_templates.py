@@ -1,0 +1,325 @@
+"""Templates that want all memory and time there is: each ends as an error, and nobody else notices."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llamado.text.chat import ChatTemplate, TemplateError
+
+USER = [{"role": "user", "content": "hi"}]
+
+TEXT = "{% set n = namespace(s='a b') %}{% for i in range(22) %}{% set n.s = n.s + n.s %}{% endfor %}"
+LIST = "{% set n = namespace(s=['b', 'a']) %}{% for i in range(19) %}{% set n.s = n.s + n.s %}{% endfor %}"
+HOSTILE = [
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "{% macro f() %}{% for i in range(99) %}{{ g() }}{% endfor %}{% endmacro %}"
+    "{% set g = f %}{% for i in range(99999) %}{% for j in range(99999) %}{{ f() }}{% endfor %}{% endfor %}",
+    "{{ 'a' * 1000000000 }}",
+    "{{ [1] * 1000000000 }}",
+    "{% set n = namespace(s='aaaaaaaa') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s }}",
+    "{% set n = namespace(s='aaaaaaaa') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}",
+    "{% set n = namespace(s=[1]) %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s | length }}",
+    "{% set n = namespace(s=[1]) %}{% for i in range(60) %}{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s }}",
+    "{% set n = namespace(s=[1]) %}{% for i in range(60) %}{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s | tojson }}",
+    "{{ 'a' | center(1000000000) }}",
+    "{{ 'a'.ljust(1000000000) }}",
+    "{{ '%1000000000d' % 1 }}",
+    "{{ '%1000000000d' | format(1) }}",
+    "{{ '%*d' % (1000000000, 1) }}",
+    "{{ '{:>1000000000}'.format(1) }}",
+    "{{ '{:{}}'.format(1, 1000000000) }}",
+    "{{ 'a'.replace('', 'b' * 1000000).replace('b', 'c' * 1000000) }}",
+    "{{ 'aaaa' | replace('a', 'b' * 8000000) }}",
+    "{{ ('a\n' * 1000000) | indent(9999) }}",
+    "{{ (['a' * 1000000] * 100000) | join }}",
+    "{{ ''.join(['a' * 1000000] * 100000) }}",
+    "{{ 10 ** 1000000000 }}",
+    "{% set n = namespace(x=10) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}{{ n.x }}",
+    "{% for i in range(99999) %}{{ 'a' * 1000000 }}{% endfor %}",
+    "{{ range(10 ** 9) | list }}",
+    "{{ ''.__class__.__mro__ }}",
+    "{{ messages.clear() }}",
+    "{{ messages[0].update(a=1) }}",
+    "{{ raise_exception.__globals__['time'] }}",
+    "{{ cycler.__init__.__globals__ }}",
+    # Doubling as far as it goes, then what makes more of it.
+    TEXT + "{{ [n.s] * 100000 | join }}{{ ([n.s] * 100000) | join }}",
+    TEXT + "{{ n.s | list | sort | length }}",
+    TEXT + "{{ ('%s' * 100000) % (([n.s] * 100000) | join) }}",
+    TEXT + "{{ ('%s' * 1000) | format(*([n.s] * 1000)) }}",
+    TEXT + "{{ ('{0}' * 1000).format(n.s) }}",
+    TEXT + "{% for i in range(99999) %}{% set x = n.s.encode('utf-32') %}{% endfor %}",
+    TEXT + "{% for i in range(99999) %}{% set x = n.s.encode('punycode') %}{% endfor %}",
+    TEXT + "{% for i in range(99999) %}{% set x = n.s | upper | lower | title %}{% endfor %}",
+    TEXT + "{{ n.s.replace('a', n.s) }}",
+    TEXT + "{{ n.s | replace('a', n.s) }}",
+    TEXT + "{{ (n.s ~ n.s) * 1000000 }}",
+    TEXT + "{{ n.s | urlize }}",
+    TEXT + "{{ n.s | wordwrap(1) | indent(99) }}",
+    TEXT + "{{ n.s | list | unique | list | length }}{{ n.s | batch(1) | list | tojson }}",
+    TEXT + "{{ n.s.split('a') | map('center', 999) | join | length }}",
+    LIST + "{{ n.s | sort | length }}",
+    LIST + "{{ n.s | map('string') | join(',') | length }}",
+    LIST + "{{ n.s | groupby('x') | list }}",
+    LIST + "{{ n.s | tojson(indent=1000) | length }}",
+    LIST + "{{ n.s | pprint | length }}",
+    LIST + "{% for i in n.s %}{% for j in n.s %}{% endfor %}{% endfor %}",
+    "{{ '\t'.expandtabs(10 ** 10) }}",
+    "{{ 'a'.zfill(10 ** 10) }}",
+    "{{ range(100000) | batch(1, 'a' * 100000) | map('join') | join }}{{ lipsum(99999999) }}",
+    "{% for i in range(99999) %}{% for x in range(99999) | list | reverse %}{% endfor %}{% endfor %}",
+    "{% macro f(n) %}{{ f([n]) }}{% endmacro %}{{ f(1) }}",
+    "{% macro f() %}{{ caller() }}{% call f() %}{% endcall %}{% endmacro %}{% call f() %}x{% endcall %}",
+    "{% for x in [[1]] recursive %}{{ loop([x]) }}{% endfor %}",
+    "{% set n = namespace(x=[]) %}{% for i in range(99999) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x | tojson }}",
+    "{% set x = []  %}{{ x.append(x) }}{{ x | tojson }}",
+    # What the compiler itself takes long for.
+    "{% set x = " + "(" * 20000 + "1" + ")" * 20000 + " %}{{ x }}",
+    "{% set x = [" + "[1,2,3,'abc',{'a': 1}]," * 150000 + "] %}",
+    "{% if 1 %}" * 5000 + "{% endif %}" * 5000,
+    "{{ 1" + " + 1" * 20000 + " }}",
+    "{{ " + "10 ** " * 4 + "10 }}",
+]
+
+
+@pytest.fixture
+def little_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamado.text.chat.SECONDS", 0.25, raising=False)
+
+
+@pytest.mark.usefixtures("little_time")
+@pytest.mark.parametrize("source", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_templates_end_as_an_error(source: str) -> None:
+    with pytest.raises(TemplateError, match="chat template") as caught:
+        ChatTemplate(source, bos="", eos="").render(USER)
+    assert len(str(caught.value)) < 2000
+    assert ChatTemplate("{{ messages[0].content }}!", bos="", eos="").render(USER) == "hi!"
+
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+ENDLESS_AT_LOAD = "{{ 10 ** (10 ** 10) }}"
+GREEDY = "{% for i in range(10) %}{% set x = 'a' * 10 ** 10 %}{% endfor %}"
+
+
+def test_errors_name_the_limit() -> None:
+    for source, limit in (
+        (ENDLESS, r"takes more than 2 s of computing; it may never end"),
+        (GREEDY, r"line 1: takes more than 512 MiB of memory"),
+        ("{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", r"makes a text of more than 16,777,216 characters"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", r"line 1: nests too deeply"),
+    ):
+        with pytest.raises(TemplateError, match=limit):
+            ChatTemplate(source, bos="", eos="").render(USER)
+
+
+@pytest.mark.usefixtures("little_time")
+def test_a_template_that_ends_in_no_time_is_found_at_load() -> None:
+    with pytest.raises(TemplateError, match=r"takes more than 0.25 s of computing.*--chat-template"):
+        ChatTemplate(ENDLESS_AT_LOAD, bos="", eos="")
+
+
+def test_what_a_template_can_be_given_is_found_out_within_the_limits() -> None:
+    """One trial that takes too long is the last of its kind."""
+    template = ChatTemplate(ENDLESS, bos="", eos="")
+    before = os.times()
+    assert template.takes.strings and not template.caps["supports_tools"]
+    after = os.times()
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 5 * 0.3
+
+
+def test_the_next_in_line_and_other_templates_go_on() -> None:
+    hostile, harmless = ChatTemplate(ENDLESS, bos="", eos=""), ChatTemplate("ok", bos="", eos="")
+    errors: list[str] = []
+
+    def render() -> None:
+        try:
+            hostile.render(USER)
+        except TemplateError as error:
+            errors.append(str(error))
+
+    assert harmless.takes.strings and hostile.takes.strings
+    threads = [threading.Thread(target=render) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert [harmless.render(USER) for _ in range(20)] == ["ok"] * 20
+    assert not errors, "waited for the hostile ones"
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 3 and all("of computing" in error for error in errors)
+
+
+# --- the processes
+
+RENDERS = """
+import sys
+from llamado.text.chat import ChatTemplate
+template = ChatTemplate(sys.argv[1], bos="", eos="")
+print("compiled", flush=True)
+sys.stdin.readline()
+template.render([{"role": "user", "content": "hi"}])
+"""
+
+
+def renderers(parent: int) -> list[int]:
+    """Processes that render for `parent`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            after_name = (path / "stat").read_text().rpartition(")")[2].split()
+            command = (path / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(after_name[1]) == parent and b"llamado.text.sandbox" in command:
+            found.append(int(path.name))
+    return found
+
+
+def ended(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def wait_for_end(process: int) -> None:
+    for _ in range(2000):
+        if ended(process):
+            return
+        time.sleep(0.01)
+    raise AssertionError("the child did not end")
+
+
+linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc")
+
+
+@pytest.fixture
+def started(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has compiled a template and renders it when it is told to."""
+    command = [sys.executable, "-c", RENDERS, request.param]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout and process.stdout.readline() == b"compiled\n"
+        yield process
+        process.kill()
+
+
+@linux
+@pytest.mark.parametrize("started", ["ok"], indirect=True)
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM])
+def test_no_child_is_left_when_its_parent_is_killed(started: subprocess.Popen[bytes], kill: signal.Signals) -> None:
+    (child,) = renderers(started.pid)
+    started.send_signal(kill)
+    started.wait()
+    wait_for_end(child)
+
+
+@linux
+@pytest.mark.parametrize("started", [ENDLESS], indirect=True)
+def test_no_child_goes_on_rendering_for_a_parent_that_was_killed(started: subprocess.Popen[bytes]) -> None:
+    (child,) = renderers(started.pid)
+    started.communicate(b"\n")
+    assert started.returncode == 1
+    wait_for_end(child)
+
+
+@linux
+@pytest.mark.parametrize("started", ["ok"], indirect=True)
+def test_no_child_is_left_when_its_parent_ends_and_nothing_is_said(started: subprocess.Popen[bytes]) -> None:
+    (child,) = renderers(started.pid)
+    assert started.communicate(b"\n") == (b"", b"")
+    assert started.returncode == 0
+    wait_for_end(child)
+
+
+@linux
+@pytest.mark.parametrize("started", ["ok"], indirect=True)
+def test_a_child_that_was_killed_is_replaced(started: subprocess.Popen[bytes]) -> None:
+    (child,) = renderers(started.pid)
+    os.kill(child, signal.SIGKILL)
+    wait_for_end(child)
+    assert started.communicate(b"\n") == (b"", b"")
+    assert started.returncode == 0
+
+
+@linux
+@pytest.mark.parametrize("started", ["ok"], indirect=True)
+def test_ctrl_c_of_a_terminal_is_not_for_the_child(started: subprocess.Popen[bytes]) -> None:
+    (child,) = renderers(started.pid)
+    assert os.getpgid(child) == child != os.getpgid(started.pid)
+
+
+@linux
+def test_a_child_has_limits_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
+    monkeypatch.setenv("LLAMA_API_KEY", "secret")
+    command = [sys.executable, "-c", RENDERS, "ok"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout and process.stdout.readline() == b"compiled\n"
+        (child,) = renderers(process.pid)
+        assert b"secret" in Path(f"/proc/{process.pid}/environ").read_bytes()
+        assert b"secret" not in Path(f"/proc/{child}/environ").read_bytes()
+        assert resource.prlimit(child, resource.RLIMIT_DATA)[1] == 512 << 20
+        assert resource.prlimit(child, resource.RLIMIT_CORE) == (0, 0)
+        assert resource.prlimit(child, resource.RLIMIT_FSIZE) == (0, 0)
+        process.kill()
+
+
+def ask(process: subprocess.Popen[bytes], request: bytes) -> bytes:
+    assert process.stdin and process.stdout
+    process.stdin.write(struct.pack("<Q", len(request)) + request)
+    process.stdin.flush()
+    (length,) = struct.unpack("<Q", process.stdout.read(8))
+    return process.stdout.read(length)
+
+
+@linux
+def test_memory_is_limited_and_given_back() -> None:
+    doubling = "{% set n = namespace(s=[1]) %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}"
+    request = '{"source": "' + doubling + '", "renders": [{}], "seconds": 60}'
+    command = [sys.executable, "-P", "-m", "llamado.text.sandbox"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        for _ in range(3):
+            assert b"512 MiB of memory" in ask(process, request.encode())
+        assert ask(process, b'{"source": "{{ x }}", "renders": [{"x": 1}], "seconds": 1}') == b'{"texts": ["1"]}'
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        memory = {
+            name: int(value.split()[0]) << 10
+            for name, _, value in (x.partition(":") for x in status.splitlines())
+            if name in ("VmHWM", "VmRSS")
+        }
+        assert memory["VmHWM"] < 600 << 20
+        assert memory["VmRSS"] < 100 << 20
+        assert process.stdin
+        process.stdin.close()
+        assert process.wait() == 0
+
+
+def test_the_largest_texts_that_are_allowed_fit_into_the_memory() -> None:
+    text = "\U0001f600" * ((16 << 20) - 1)
+    template = ChatTemplate("{{ messages[0].content }}", bos="", eos="")
+    assert template.takes.strings
+    assert template.render([{"role": "user", "content": text}]) == text
+    with pytest.raises(TemplateError, match="text of more than 16,777,216 characters"):
+        template.render([{"role": "user", "content": text + "ab"}])
+
+
+def test_values_that_json_cannot_hold_are_an_error() -> None:
+    template = ChatTemplate("{{ x }}", bos="", eos="")
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value, reason in ((object(), "JSON cannot hold"), (deep, "nested too deeply"), (10**5000, "JSON cannot hold")):
+        with pytest.raises(TemplateError, match=reason):
+            template.render(USER, x=value)
+    assert template.render(USER, x="\ud800\x00é") == "\ud800\x00é"
