@@ -98,6 +98,7 @@ def little_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamado.text.chat.SECONDS", 0.25, raising=False)
 
 
+@pytest.mark.slow  # all together
 @pytest.mark.usefixtures("little_time")
 @pytest.mark.parametrize("source", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_templates_end_as_an_error(source: str) -> None:
@@ -138,6 +139,7 @@ def test_what_a_template_can_be_given_is_found_out_within_the_limits() -> None:
     assert after.children_user + after.children_system - before.children_user - before.children_system < 5 * 0.3
 
 
+@pytest.mark.slow
 def test_the_next_in_line_and_other_templates_go_on() -> None:
     hostile, harmless = ChatTemplate(ENDLESS, bos="", eos=""), ChatTemplate("ok", bos="", eos="")
     errors: list[str] = []
@@ -283,6 +285,7 @@ def ask(process: subprocess.Popen[bytes], request: bytes) -> bytes:
     return process.stdout.read(length)
 
 
+@pytest.mark.slow
 @linux
 def test_memory_is_limited_and_given_back() -> None:
     doubling = "{% set n = namespace(s=[1]) %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}"
@@ -305,6 +308,7 @@ def test_memory_is_limited_and_given_back() -> None:
         assert process.wait() == 0
 
 
+@pytest.mark.slow
 def test_the_largest_texts_that_are_allowed_fit_into_the_memory() -> None:
     text = "\U0001f600" * ((16 << 20) - 1)
     template = ChatTemplate("{{ messages[0].content }}", bos="", eos="")
