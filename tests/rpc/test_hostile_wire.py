@@ -171,6 +171,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     log.addHandler(tally)
     said_to = session.log, worker_module.log
     session.log = worker_module.log = log
+    hung_up, worker_module._HUNG_UP = worker_module._HUNG_UP, 0  # strangers end by sending no more, and wait
     buffers: list[Guarded]
     try:
         with guarded() as buffers:
@@ -196,6 +197,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
                 print(f"{n:8} {kind}")
     finally:
         session.log, worker_module.log = said_to
+        worker_module._HUNG_UP = hung_up
     assert tally.faults == []
 
 

@@ -6,9 +6,9 @@ activation that the device places itself. What is submitted is done in order; a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,3 +86,27 @@ class Device(Protocol):
 
     def close(self) -> None:
         """Gives everything back."""
+
+
+@runtime_checkable
+class Sharable(Protocol):
+    """What a device needs besides to serve several clients that know nothing of each other.
+
+    `place`, `memory` and a buffer's `free` may come from any thread, also while a graph runs.
+    """
+
+    reserve: Callable[[int], None]
+    """Is asked before the working memory of graphs grows to so many bytes; refuses with DeviceError."""
+
+    @property
+    def working(self) -> int:
+        """Bytes of working memory that the graphs prepared so far need: their activations, one graph at a time."""
+
+    def forget(self, graphs: Iterable[Graph]) -> None:
+        """These do not come again: gives back the working memory that only they needed."""
+
+    def rest(self) -> None:
+        """Gives working memory back to the system until the next graph runs."""
+
+    def abandon(self) -> None:
+        """Makes a `submit` in another thread return soon, its results worthless; may come again until it has."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -47,16 +48,13 @@ class Decoded:
     """A graph ready to run.
 
     `regions`: ptrs of the memory it refers to. `constants`: (ptr, start, stop) of what a device may read when it
-    compiles the graph, so that it must be compiled again when those bytes change. `activations`: bytes that the device
-    has to find for tensors without a place.
+    compiles the graph, so that it must be compiled again when those bytes change.
     """
 
     graph: Graph
     request: GraphCompute
     regions: frozenset[int] = frozenset()
     constants: list[tuple[int, int, int]] = field(default_factory=list)
-    activations: int = 0
-    compiled: bool = False
     stale: bool = False
 
     @property
@@ -64,10 +62,10 @@ class Decoded:
         """The bytes it came as."""
         return self.request.payload
 
-    @property
+    @cached_property
     def empty(self) -> bool:
         """Whether there is nothing to compute."""
-        return self.compiled is False and all(node.is_noop for node in self.graph.nodes)
+        return all(node.is_noop for node in self.graph.nodes)
 
 
 def tensor_bytes(tensor: WireTensor) -> int:
@@ -289,7 +287,6 @@ class _Decoder:
     ) -> Decoded:  # fmt: skip
         records, n = self.records, self.n
         runs = (position >= 0) & ((records["flags"] & _COMPUTE) != 0)
-        homeless = runs & (offsets < 0) & (roots == np.arange(n)) & ~_IS_VIEW[records["op"]]
         # Views of what lies elsewhere may be in the list, as long as nothing here looks through them (-nkvo).
         read = sources[nodes[runs[nodes] & ~_IS_VIEW[records["op"][nodes]]]]
         read = read[read >= 0]
@@ -297,7 +294,6 @@ class _Decoder:
         computed = runs & ~_IS_VIEW[records["op"]]
         nowhere[read] = (offsets[roots[read]] < 0) & ~computed[roots[read]] & (sizes[read] > 0)
         self._fail(nowhere, "it has no memory, and nothing computes it")
-        activations = self._peak(homeless, nodes, sources, position, roots, sizes)
         loose = self._loose(runs, nodes, sources, roots, offsets)
         ptrs = np.unique(records["buffer"][loose])
         if self._peak(loose, nodes, sources, position, roots, sizes) > sum(self.regions[p].size for p in ptrs.tolist()):
@@ -319,7 +315,7 @@ class _Decoder:
                 add(node)
         _check_views(graph)
         used = frozenset(p for p in np.unique(records["buffer"]).tolist() if p)
-        return Decoded(graph, self.request, used, self._constants(graph), activations)
+        return Decoded(graph, self.request, used, self._constants(graph))
 
     def _tensors(self, runs: NDArray[np.bool_], offsets: NDArray[np.int64]) -> list[Tensor]:
         """One object for each record, views and sources not yet connected; what does not run is data."""

@@ -7,12 +7,15 @@ A client knows a region by two numbers, neither of them an address: `ptr` names 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
-from llamado.devices.device import Buffer, Device, DeviceError
+from llamado.devices.device import Buffer, Device, DeviceError, Sharable
+from llamado.ggml.graph import Graph
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
@@ -60,6 +63,14 @@ class Turns:
             mine.acquire()
             self._waiting.append(mine)
         mine.acquire()  # the one before gives it
+
+    def try_enter(self) -> bool:
+        """Takes the turn if nobody has it."""
+        with self._lock:
+            if self._taken:
+                return False
+            self._taken = True
+            return True
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
@@ -143,7 +154,8 @@ class Region:
 
 
 class Lender:
-    """A device whose memory is lent: at most `limit` bytes to all clients together.
+    """A device that is lent: at most `limit` bytes to all clients together, the working memory of their graphs counted,
+    and to one client at a time for computing.
 
     Without a limit, what the device had free when it was opened is the limit.
     """
@@ -157,7 +169,16 @@ class Lender:
         self._own_limit = limit is not None
         self._lock = threading.Lock()
         self._lent = 0
-        self._scratch = 0
+        self._working = 0
+        self._sharable = device if isinstance(device, Sharable) else None
+        if self._sharable is not None:
+            self._sharable.reserve = self._reserve
+        self._client: object = None
+        self._handing_over = threading.Lock()
+        self._unwanted: deque[Graph] = deque()
+        self._reserved = False
+        self._used = time.monotonic()
+        self._rests = True
 
     @property
     def lent(self) -> int:
@@ -166,20 +187,23 @@ class Lender:
 
     def memory(self) -> tuple[int, int]:
         """Bytes that a client could still get, and bytes in all."""
-        free = self.limit - self._lent - self._scratch
+        free = self.limit - self._lent - self._working
         return max(0, min(free, self.device.memory()[0])), self.total
 
     def lend(self, size: int) -> Region | None:
         """Zeroed memory, None where there is no room for it."""
         cost = _pages(size)
         with self._lock:
-            if cost > self.limit - self._lent - self._scratch:
+            if cost > self.limit - self._lent - self._working:
                 return None
             self._lent += cost
         whole = Tensor(TensorType.I8, (size, 1, 1, 1), (1, size, size, size), name="buffer")
         try:
-            with self.turns:
+            if self._sharable is not None:
                 buffers = self.device.place([whole])
+            else:
+                with self.turns:
+                    buffers = self.device.place([whole])
         except (DeviceError, MemoryError):
             self.give(size)
             return None
@@ -190,21 +214,70 @@ class Lender:
         with self._lock:
             self._lent -= _pages(size)
 
-    def need(self, activations: int) -> None:
-        """The device is about to place `activations` bytes by itself, in memory that all graphs share.
+    # --- computing --------------------------------------------------------------------------------------------------
+    @contextmanager
+    def turn(self, client: object) -> Iterator[None]:
+        """The device is this client's until the block is left; `abandon` makes that soon."""
+        with self.turns:
+            with self._handing_over:
+                self._client = client
+            try:
+                yield
+            finally:
+                with self._handing_over:
+                    self._client = None
+                self._used, self._rests = time.monotonic(), False
+                self._tidy()
+        self._sweep()  # what came while the turn was being given back
 
-        Raises DeviceError where the limit leaves no room.
-        """
-        if activations <= self._scratch:
+    def abandon(self, client: object) -> None:
+        """Makes a client's graph that runs end soon; where it has not begun quite yet, nothing happens: come again."""
+        with self._handing_over:  # it cannot be another's graph by the time the device hears of it
+            if self._client is client and self._sharable is not None:
+                self._sharable.abandon()
+
+    def forget(self, graphs: Iterable[Graph]) -> None:
+        """These do not come again; the device is told when nobody computes."""
+        if self._sharable is not None:
+            self._unwanted.extend(graphs)
+            self._sweep()
+
+    def rest(self, after: float) -> None:
+        """Working memory that nobody has used for `after` seconds is the system's until the next graph."""
+        if self._sharable is None or self._rests or time.monotonic() - self._used < after:
             return
+        if self.turns.try_enter():
+            try:
+                self._sharable.rest()
+                self._rests = True
+            finally:
+                self.turns.__exit__()
+
+    def _sweep(self) -> None:
+        while self._unwanted and self.turns.try_enter():
+            try:
+                self._tidy()
+            finally:
+                self.turns.__exit__()
+
+    def _tidy(self) -> None:
+        """Drops what is not wanted any more and counts the working memory anew; only in a turn."""
+        if self._sharable is None or not (self._unwanted or self._reserved):
+            return
+        self._sharable.forget([self._unwanted.popleft() for _ in range(len(self._unwanted))])
+        with self._lock:
+            self._working, self._reserved = self._sharable.working, False
+
+    def _reserve(self, size: int) -> None:
+        """The device wants `size` bytes of working memory, which all graphs share."""
         with self._lock:
             room = self.limit - self._lent
-            if activations > room:
+            if size > room:
                 raise DeviceError(
-                    f"the graph needs {activations / 1e6:.1f} MB for its activations, {max(room, 0) / 1e6:.1f} MB are "
-                    "left: smaller batches need less, --mem may allow more"
+                    f"the graph needs {size / 1e6:.1f} MB of working memory, {max(room, 0) / 1e6:.1f} MB are left: "
+                    "smaller batches need less, --mem may allow more"
                 )
-            self._scratch = max(self._scratch, activations)
+            self._working, self._reserved = size, True
 
 
 def _pages(size: int) -> int:

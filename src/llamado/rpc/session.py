@@ -101,6 +101,7 @@ class Shared:
 class _Graphs:
     """The graphs of one client that were used last, by their bytes: a master that alternates sends the same again."""
 
+    dropped: Callable[[Decoded], None]
     kept: OrderedDict[bytes, Decoded] = field(default_factory=OrderedDict)
     size: int = 0
 
@@ -111,14 +112,21 @@ class _Graphs:
         return found
 
     def put(self, graph: Decoded) -> None:
+        if graph.payload in self.kept:
+            self.drop(self.kept[graph.payload])
         self.kept[graph.payload] = graph
         self.size += len(graph.payload)
         while len(self.kept) > 1 and (len(self.kept) > _GRAPHS_KEPT or self.size > _GRAPH_BYTES_KEPT):
             self.drop(next(iter(self.kept.values())))
 
     def drop(self, graph: Decoded) -> None:
-        if self.kept.pop(graph.payload, None) is not None:
+        if self.kept.get(graph.payload) is graph:
+            del self.kept[graph.payload]
             self.size -= len(graph.payload)
+            self.dropped(graph)
+
+    def __contains__(self, graph: Decoded) -> bool:
+        return self.kept.get(graph.payload) is graph
 
 
 class Session:
@@ -131,14 +139,14 @@ class Session:
         self._sock, self._shared = sock, shared
         self._reader = RequestReader(_MAX_MESSAGE)
         self._regions: dict[int, Region] = {}
-        self._graphs = _Graphs()
+        self._graphs = _Graphs(self._forget)
         self._last: dict[int, Decoded] = {}
         self._constants: set[int] = set()
         self._asked: dict[tuple[int, int], int] = {}  # hashes that were not in the cache, by place
         self._kernels = KERNELS
         self._put_back: Request | None = None
         self._began = time.monotonic()
-        self._greeted = False
+        self._greeted = self._gone = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             Hello: self._hello,
             DeviceCount: lambda _: self._answer(Command.DEVICE_COUNT, Number(len(shared.lenders))),
@@ -190,6 +198,21 @@ class Session:
     def overdue(self) -> bool:
         """Whether it had its time to say HELLO, and has not: TLS may be shaken byte by byte, each in time."""
         return not self._greeted and time.monotonic() > self._began + 2 * _HELLO_SECONDS
+
+    @property
+    def gone(self) -> bool:
+        """Whether the client has hung up: nobody waits for what is still computed."""
+        return self._gone
+
+    def fileno(self) -> int:
+        """The connection's, −1 where there is none (any more)."""
+        return self._sock.fileno()
+
+    def hang_up(self) -> None:
+        """The client has hung up: its graph is left undone; from any thread, again and again until it is through."""
+        self._gone = True
+        for lender in self._shared.lenders:
+            lender.abandon(self)
 
     def shut(self) -> None:
         """Ends both directions, from any thread."""
@@ -318,16 +341,27 @@ class Session:
         region = self._region(request.ptr)
         for graph in [g for g in self._graphs.kept.values() if request.ptr in g.regions]:
             self._graphs.drop(graph)
-        self._last = {device: g for device, g in self._last.items() if request.ptr not in g.regions}
+        for device, graph in [*self._last.items()]:
+            if request.ptr in graph.regions:
+                del self._last[device]
+                self._forget(graph)
         self._constants.discard(request.ptr)
         del self._regions[request.ptr]
         region.free()
 
     def _release(self) -> None:
-        self._graphs = _Graphs()
-        self._last.clear()
         while self._regions:
             self._regions.popitem()[1].free()
+        graphs = {id(graph): graph for graph in [*self._graphs.kept.values(), *self._last.values()]}
+        self._graphs.kept.clear()
+        self._last.clear()
+        for graph in graphs.values():
+            self._forget(graph)
+
+    def _forget(self, graph: Decoded) -> None:
+        """Tells the device that a graph does not come again, unless it may."""
+        if graph not in self._graphs and graph not in self._last.values():
+            self._shared.lenders[graph.request.device].forget([graph.graph])
 
     def _clear(self, request: BufferClear) -> None:
         region = self._region(request.ptr)
@@ -451,7 +485,9 @@ class Session:
             graph = decode(request, self._regions)
             self._graphs.put(graph)
             self._constants.update(ptr for ptr, _, _ in graph.constants)
-        self._last.pop(request.device, None)
+        last = self._last.pop(request.device, None)
+        if last is not None:
+            self._forget(last)
         self._run(lender, graph)
         self._last[request.device] = graph
 
@@ -461,23 +497,28 @@ class Session:
         if graph is None:
             raise WireError("GRAPH_RECOMPUTE without a graph: none was sent, or a buffer it used was freed since")
         if graph.stale:
-            graph = self._last[request.device] = decode(graph.request, self._regions)
+            stale, graph = graph, decode(graph.request, self._regions)
+            self._last[request.device] = graph
             self._graphs.put(graph)
+            self._forget(stale)
         self._run(lender, graph)
 
     def _run(self, lender: Lender, graph: Decoded) -> None:
         """Computes a graph when it is this client's turn; compiling many kernels takes several."""
         if graph.empty:
             return
-        lender.need(graph.activations)
         done = False
         while not done:
-            with lender.turns:
+            with lender.turn(self):
                 if self._shared.stopping:
                     raise Stopping("the worker is about to end")
-                if graph.compiled or self._prepare(lender.device, graph):
+                if self._gone:
+                    break
+                if self._prepare(lender.device, graph):
                     lender.device.submit(graph.graph)
                     done = True
+        if self._gone:
+            raise ConnectionAbortedError("gone while its graph was computed")
 
     def _prepare(self, device: Device, graph: Decoded) -> bool:
         """Compiles a graph as far as one turn goes; tells whether that was all of it."""
@@ -497,7 +538,6 @@ class Session:
             if isinstance(jit, RationedJit):
                 self._kernels -= allowance - jit.allowance
                 self._shared.kernels -= allowance - jit.allowance
-        graph.compiled = True
         return True
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
-import selectors
+import select
 import signal
 import socket
 import ssl
@@ -33,6 +33,12 @@ _GONE_AFTER = 15
 """Seconds after which a client whose machine does not answer any more is gone."""
 _LOOK_SECONDS = 5.0
 """How often connections are looked at that do not get to the point."""
+_PRESS_SECONDS = 0.05
+"""How often a device is told to leave a graph whose client has hung up."""
+_REST_SECONDS = 30.0
+"""Seconds after which working memory that no graph uses is given back to the system."""
+_HUNG_UP = getattr(select, "POLLRDHUP", 0)
+"""Its client has hung up, whatever waits to be read; elsewhere than on Linux POLLHUP, always looked for, says so."""
 _END_SECONDS = 60.0
 """How long a graph that runs may still take when the worker is told to end."""
 _DEVICES = ("CPU",)
@@ -115,16 +121,35 @@ class Worker:
     def serve(self) -> None:
         """Answers clients until `stop`; then lets graphs that run come to their end, and closes everything."""
         try:
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._listener, selectors.EVENT_READ)
-                selector.register(self._woken, selectors.EVENT_READ)
-                while not self.shared.stopping:
-                    selector.select(_LOOK_SECONDS if self._sessions else None)
-                    self._accept()
-                    for session in [s for s in list(self._sessions) if s.overdue]:
+            while not self.shared.stopping:
+                self._wait()
+                self._accept()
+                for session in [*self._sessions]:
+                    if session.gone:
+                        session.hang_up()
+                    if session.overdue:
                         session.shut()
+                for lender in self.shared.lenders:
+                    lender.rest(_REST_SECONDS)
         finally:
             self._end()
+
+    def _wait(self) -> None:
+        """Until a client comes or hangs up, or it is time to look after the others."""
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
+        present: dict[int, Session] = {}
+        seconds = _LOOK_SECONDS
+        for session in [*self._sessions]:
+            if session.gone:
+                seconds = _PRESS_SECONDS
+            elif (number := session.fileno()) >= 0:
+                poll.register(number, _HUNG_UP)
+                present[number] = session
+        for number, _ in poll.poll(1000 * seconds):
+            if number in present:
+                present[number].hang_up()
 
     def stop(self) -> None:
         """Makes `serve` return; from any thread or signal handler."""

@@ -17,10 +17,14 @@ MAX_NODES = 16_384
 """Operations of a graph; that of a model of 126 layers has 5,000."""
 MAX_VIEWS = 64
 """Views of views; ggml refers each to the owner of the memory."""
-MAX_WORK = 1 << 48
-"""Multiplications of a graph: 2,000 tokens through a model of 140 billion weights. A graph that repeats itself over
+MAX_WORK = 1 << 46
+"""Multiplications of a graph: 1,000 tokens through a model of 70 billion weights. A graph that repeats itself over
 strides of zero could ask for any number.
 """
+MAX_ROTATED = 1 << 16
+"""Elements that a rotation turns; its frequencies are computed when the graph is compiled. Heads have up to 1,024."""
+MAX_HEADS = 1 << 16
+"""Heads whose slopes (ALiBi) are computed when the graph is compiled."""
 _ELEMENT = 64
 """Multiplications that take as long as anything else done to one number."""
 
@@ -148,7 +152,12 @@ def _fits(node: Tensor) -> bool:
         case Op.SOFT_MAX:
             sinks = sources[2]
             covered = b is None or (
-                0 not in b and b[0] == a[0] and b[1] >= a[1] and a[2] % b[2] == 0 and a[3] % b[3] == 0
+                0 not in b
+                and b[0] == a[0]
+                and b[1] >= a[1]
+                and a[2] % b[2] == 0
+                and a[3] % b[3] == 0
+                and a[2] <= MAX_HEADS
             )
             return a == ne and covered and (sinks is None or (flat(sinks) and sinks.ne[0] >= a[2]))
     if b is None:
@@ -164,7 +173,7 @@ def _fits(node: Tensor) -> bool:
         case Op.ROPE:
             n_dims = struct.unpack_from("<i", node.op_params, 4)[0]
             factors = sources[2]
-            turned = a == ne and 0 < n_dims <= ne[0] and n_dims % 2 == 0
+            turned = a == ne and 0 < n_dims <= min(ne[0], MAX_ROTATED) and n_dims % 2 == 0
             divided = factors is None or (factors.ne[0] >= n_dims // 2 and flat(factors))
             return turned and divided and b[0] >= ne[2] and second.type == TensorType.I32 and second.is_contiguous()
         case Op.MUL_MAT:

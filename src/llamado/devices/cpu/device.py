@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
 
 _PROGRAMS_KEPT = 160
+_LEAST_ARENA = 1 << 16
 
 
 @dataclass
@@ -65,7 +66,8 @@ class CpuDevice:
         placement = Placement(numa)
         self.jit = jit or Jit()
         self.team = Team(self.jit, max(self.n_threads, self.n_threads_batch), placement)
-        self._arena = CpuBuffer.allocate(1 << 16)
+        self.reserve: Callable[[int], None] = lambda size: None
+        self._arena = CpuBuffer.allocate(_LEAST_ARENA)
         self._programs: OrderedDict[int, _Compiled] = OrderedDict()
 
     def alloc(self, size: int) -> CpuBuffer:
@@ -107,15 +109,14 @@ class CpuDevice:
 
     def submit(self, graph: Graph) -> None:
         """Computes a graph; returns when it is done."""
-        compiled = self._programs.get(id(graph))
-        if compiled is None or compiled.graph is not graph:
-            compiled = self.prepare(graph)
-        else:
-            self._programs.move_to_end(id(graph))
+        compiled = self._compiled(graph) or self.prepare(graph)
         self.team.run(compiled.program.table, compiled.program.counters, compiled.n_threads)
 
     def prepare(self, graph: Graph) -> _Compiled:
-        """Compiles a graph without running it."""
+        """Compiles a graph without running it, unless it has been already."""
+        compiled = self._compiled(graph)
+        if compiled is not None:
+            return compiled
         n_threads = self.n_threads if _columns(graph) <= 8 else self.n_threads_batch
         compiler = Compiler(graph, self.jit.lowering, n_threads)
         operations = compiler.compile()
@@ -123,6 +124,8 @@ class CpuDevice:
         if compiler.scratch.size:  # every thread's own, used by all operations
             compiler.scratch.offset = size
             size += compiler.scratch.size
+        if size > self.working:
+            self.reserve(size)
         if size > self._arena.size:
             if size > self.memory()[1] // 2:
                 raise DeviceError(
@@ -138,6 +141,38 @@ class CpuDevice:
         if len(self._programs) > _PROGRAMS_KEPT:
             self._programs.popitem(last=False)
         return compiled
+
+    def _compiled(self, graph: Graph) -> _Compiled | None:
+        found = self._programs.get(id(graph))
+        if found is None or found.graph is not graph:
+            return None
+        self._programs.move_to_end(id(graph))
+        return found
+
+    @property
+    def working(self) -> int:
+        """Bytes of the arena that the programs kept need: they run one at a time and share it."""
+        return max((compiled.program.arena_size for compiled in self._programs.values()), default=0)
+
+    def forget(self, graphs: Iterable[Graph]) -> None:
+        """Drops the programs of graphs, and what only they needed of the arena."""
+        before = self.working
+        for graph in graphs:
+            if self._compiled(graph) is not None:
+                del self._programs[id(graph)]
+        if not self._programs:
+            self._arena.free()
+            self._arena = CpuBuffer.allocate(_LEAST_ARENA)
+        elif (used := self.working) < before:
+            self._arena.discard(used)
+
+    def rest(self) -> None:
+        """Gives the arena's pages back; programs stay as they are, and outputs without a buffer are gone."""
+        self._arena.discard(0)
+
+    def abandon(self) -> None:
+        """Leaves what the program that runs has not begun undone."""
+        self.team.abandon()
 
     def profile(self, graph: Graph, repeats: int = 20) -> list[OperationTime]:
         """Runs a graph and gives the time of each operation: medians over `repeats` runs, in order."""

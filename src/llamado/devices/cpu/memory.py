@@ -23,8 +23,9 @@ _SLACK = 64
 class CpuBuffer:
     """Bytes of this process: allocated here (pages appear when touched), or somebody else's (a mapped file)."""
 
-    def __init__(self, memory: NDArray[np.uint8]) -> None:
+    def __init__(self, memory: NDArray[np.uint8], pages: mmap.mmap | None = None) -> None:
         self.memory = memory
+        self._pages = pages
         self.size = memory.nbytes
         self.address = int(memory.ctypes.data)
 
@@ -35,7 +36,7 @@ class CpuBuffer:
             pages = mmap.mmap(-1, size + _SLACK)
         except (OSError, ValueError, OverflowError) as error:
             raise DeviceError(f"no {size / 1e6:.0f} MB of memory to be had: {error}") from error
-        return cls(np.frombuffer(pages, np.uint8, size))
+        return cls(np.frombuffer(pages, np.uint8, size), pages)
 
     def lock(self) -> bool:
         """Keeps the pages in RAM (mlock(2)); False, and a warning that says what to do, where the system refuses."""
@@ -55,9 +56,19 @@ class CpuBuffer:
         )
         return False
 
+    def discard(self, start: int) -> None:
+        """Gives the pages from byte `start` on back to the system; they read as zeros then, where it takes them."""
+        start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        if self._pages is not None and start < self.size and hasattr(mmap, "MADV_REMOVE"):
+            try:
+                self._pages.madvise(mmap.MADV_REMOVE, start, len(self._pages) - start)
+            except OSError as error:
+                log.debug("pages cannot be given back: %s", error)
+
     def free(self) -> None:
         """Lets go of the memory."""
         self.memory = np.empty(0, np.uint8)
+        self._pages = None
         self.size = self.address = 0
 
 

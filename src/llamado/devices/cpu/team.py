@@ -14,6 +14,9 @@ from llamado.devices.cpu.kernels import control
 from llamado.devices.cpu.nodes import Placement
 from llamado.devices.device import DeviceError
 
+_NONE_LEFT = 1 << 62
+"""In an operation's counters: more shares are taken than there are, and taking more does not wrap around."""
+
 
 class Team:
     """`n` threads, the caller being the first. One program at a time; `run` returns when it is done.
@@ -35,6 +38,7 @@ class Team:
         self._dispatch = jit.function(control.dispatch)
         self._work = jit.function(control.work)
         self._lock = threading.Lock()
+        self._counters = np.zeros(1, np.int64)
         self._closed = False
         self._threads = [
             threading.Thread(target=self._serve, args=(i,), name=f"llamado-cpu-{i}", daemon=True) for i in range(1, n)
@@ -64,6 +68,7 @@ class Team:
                 raise DeviceError("the CPU device is closed")
             state = self._state
             counters.fill(0)
+            self._counters = counters
             state[control.PROGRAM // 8] = program.ctypes.data
             state[control.LENGTH // 8] = len(program)
             state[control.COUNTERS // 8] = counters.ctypes.data
@@ -71,6 +76,13 @@ class Team:
             state[control.TIMES // 8] = 0 if times is None else times.ctypes.data
             with self._placement.pinned(0):
                 self._dispatch(self._fields.ctypes.data, 0, self.n, 0)
+
+    def abandon(self) -> None:
+        """Leaves no work in any operation of the program that runs: its threads finish what they have in hand.
+
+        From any thread; nothing happens where none runs.
+        """
+        self._counters.fill(_NONE_LEFT)
 
     def close(self) -> None:
         """Ends the threads."""
