@@ -4,7 +4,7 @@
 #   ./demo.sh              the default model (SmolLM2 135M)
 #   ./demo.sh gemma3       Gemma 3 270M
 #   ./demo.sh PATH.gguf    a file of yours
-#   ./demo.sh glm, qwen3   large models from the Hugging Face hub
+#   ./demo.sh hf:user/model    a GGUF model from the Hugging Face hub
 #   WORKERS=2 ./demo.sh    the model divided among two workers
 #   LATENCY1=20 LATENCY2=30 ./demo.sh    the same, with links of 20 and 30 ms to them
 #   ./demo.sh stop         end what a demo left running
@@ -45,7 +45,7 @@ LLAMADO_DEMO_BEGAN=$("$python" -P -c 'import time; print(time.time())')
 export LLAMADO_DEMO_BEGAN
 
 extras=""
-case "${1:-}" in glm | qwen3 | hf:*) extras="[hub]" ;; esac
+case "${1:-}" in hf:*) extras="[hub]" ;; esac
 stamp=".venv/.llamado-installed$extras"
 if [ ! -x .venv/bin/python ] || [ pyproject.toml -nt "$stamp" ]; then
   [ -x .venv/bin/python ] || "$python" -P -m venv .venv || fail "could not make .venv (on Debian and Ubuntu: apt install python3-venv)"

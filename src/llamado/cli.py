@@ -100,6 +100,7 @@ def _perplexity(flags: Parsed, _: argparse.Namespace) -> int:
 def _pull(_: Parsed, namespace: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from llamado.engine.supported import check_supported
     from llamado.gguf.sources import progress_bar, resolve
 
     console = Console(stderr=True)
@@ -108,7 +109,12 @@ def _pull(_: Parsed, namespace: argparse.Namespace) -> int:
     label = namespace.spec or namespace.hf_repo
     with progress_bar(console, label) as progress:
         path = resolve(
-            namespace.spec, hf_repo=namespace.hf_repo, hf_file=namespace.hf_file, progress=progress, warn=console.print
+            namespace.spec,
+            hf_repo=namespace.hf_repo,
+            hf_file=namespace.hf_file,
+            progress=progress,
+            warn=console.print,
+            check=check_supported,
         )
     print(path)
     return 0
@@ -117,12 +123,14 @@ def _pull(_: Parsed, namespace: argparse.Namespace) -> int:
 def _inspect(_: Parsed, namespace: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from llamado.engine.supported import check_supported
     from llamado.gguf.inspect import render
     from llamado.gguf.sources import resolve
 
     # A table that goes into a pipe or a file keeps its full width.
     console = Console(width=None if sys.stdout.isatty() else 200)
-    render(resolve(namespace.spec), console, tensors=not namespace.no_tensors)
+    path = resolve(namespace.spec, check=check_supported)
+    render(path, console, tensors=not namespace.no_tensors, check=check_supported)
     return 0
 
 

@@ -18,8 +18,10 @@ import httpx
 import orjson
 from rich.console import Console
 
+from llamado.engine.supported import check_supported
 from llamado.errors import LlamadoError
 from llamado.gguf.catalogue import CATALOGUE
+from llamado.gguf.errors import SourceError
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.sources import progress_bar, resolve
 from llamado.installation import own_command
@@ -28,9 +30,6 @@ FOLDER = Path(".demo")
 PORT = 8080
 QUESTION = "What is a llama? Answer in two sentences."
 BEGINNING = "The llama is an animal that"
-
-# Architectures of the catalogue's large models: better to know before a download of 17 GB than after it.
-_ARCHITECTURES = {"glm": "deepseek2", "qwen3": "qwen3moe"}
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -51,29 +50,14 @@ def running() -> tuple[int, str] | None:
     return pid, url
 
 
-def check_architecture(spec: str) -> None:
-    """Refuse a catalogue name whose architecture is not there yet. Raises DemoError."""
-    wanted = _ARCHITECTURES.get(spec)
-    if wanted is None:
-        return
-    from llamado.models import ARCHITECTURES
-
-    if wanted not in ARCHITECTURES:
-        raise DemoError(
-            f"{CATALOGUE[spec].about}: its architecture ({wanted}) is not supported yet; nothing was downloaded. "
-            f"Supported are {', '.join(sorted(ARCHITECTURES))}: try ./demo.sh smollm2, ./demo.sh gemma3, or "
-            "./demo.sh PATH.gguf"
-        )
-
-
 def fetch(spec: str) -> Path:
     """The model's file. Raises DemoError that says what to do without a network."""
     known = CATALOGUE.get(spec)
     console.print(f"model: {known.about if known else spec}")
     try:
         with progress_bar(console, spec) as progress:
-            return resolve(spec, progress=progress, warn=console.print)
-    except LlamadoError as error:
+            return resolve(spec, progress=progress, warn=console.print, check=check_supported)
+    except SourceError as error:
         if known is None and ":" not in spec:
             raise
         raise DemoError(
@@ -229,7 +213,6 @@ def main() -> int:
         already = running()
         if already is not None:
             raise DemoError(f"a demo is already running at {already[1]} (process {already[0]}); ./demo.sh stop ends it")
-        check_architecture(spec)
         model = fetch(spec)
         port = free_port(int(os.environ.get("LLAMADO_DEMO_PORT") or PORT))
         url = f"http://127.0.0.1:{port}"

@@ -25,6 +25,7 @@ class Site:
     cuts: int = 0  # … this many times
     failures: list[int] = field(default_factory=list)  # status codes that the next requests for files get
     asked: list[tuple[str, str, str | None]] = field(default_factory=list)  # method, path, Range
+    sent: dict[str, int] = field(default_factory=dict)  # bytes of bodies, by path
     url: str = ""
 
     def ranges_asked(self) -> list[str | None]:
@@ -77,7 +78,15 @@ def serve(site: Site) -> Iterator[Site]:
                 self.wfile.flush()
                 self.close_connection = True
                 return
-            self.wfile.write(content)
+            path = self.path.partition("?")[0]
+            for at in range(0, len(content), 65536):
+                piece = content[at : at + 65536]
+                try:
+                    self.wfile.write(piece)
+                except ConnectionError:
+                    self.close_connection = True
+                    return
+                site.sent[path] = site.sent.get(path, 0) + len(piece)
 
         def log_message(self, format: str, *args: object) -> None:
             pass

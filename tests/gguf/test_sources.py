@@ -96,15 +96,6 @@ def test_ollama_names(ollama: Path) -> None:
             sources.resolve(f"ollama:{bad}")
 
 
-def test_ollamas_own_architecture_is_warned_of(ollama: Path, caplog: pytest.LogCaptureFixture) -> None:
-    blob = add_to_ollama(ollama, "registry.ollama.ai/library/glm/latest", model_of("glm4moelite"))
-    warned: list[str] = []
-    assert sources.resolve("ollama:glm", warn=warned.append) == blob
-    assert len(warned) == 1 and "glm4moelite" in warned[0] and "-hf" in warned[0]
-    sources.resolve("ollama:glm")
-    assert "glm4moelite" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("content", "layers", "complaint"),
     [

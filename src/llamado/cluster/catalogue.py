@@ -19,7 +19,7 @@ from llamado.cluster import presets
 from llamado.cluster.presets import Options
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
-from llamado.gguf.catalogue import CATALOGUE, WheelModel
+from llamado.gguf.catalogue import CATALOGUE
 from llamado.gguf.reader import shard_names
 from llamado.gguf.sources import cache_dir
 from llamado.installation import own_command
@@ -318,7 +318,7 @@ def cached_models() -> dict[str, Options]:
     """Models that were fetched before: catalogue names, and `user/model:QUANT` of the hub's cache."""
     found: dict[str, Options] = {}
     for name, entry in CATALOGUE.items():
-        if isinstance(entry, WheelModel) and entry.is_at(cache_dir() / "models" / entry.file_name):
+        if entry.is_at(cache_dir() / "models" / entry.file_name):
             found[name] = {"model": (name,)}
     for name in hub_files():
         found[name] = {"hf_repo": (name,)}

@@ -12,7 +12,7 @@ from typing import Any
 
 from llamado.cluster.catalogue import hub_cache, hub_files
 from llamado.errors import LlamadoError
-from llamado.gguf.catalogue import CATALOGUE, WheelModel
+from llamado.gguf.catalogue import CATALOGUE, LARGE
 from llamado.gguf.hub import split_quant
 from llamado.gguf.sources import cache_dir, resolve
 
@@ -38,7 +38,7 @@ class Downloads:
 
     def start(self, name: str) -> None:
         """Fetch a model: a name of the catalogue or `user/model[:quant]`. Raises SourceError when it is neither."""
-        spec = name if name in CATALOGUE else None
+        spec = name if name in CATALOGUE or name in LARGE else None
         repo, quant = ("", None) if spec else split_quant(name)
         cancelled = threading.Event()
         self._cancelled[name] = cancelled
@@ -55,9 +55,17 @@ class Downloads:
                 self._call(self._report, name, done, total)
 
         def work() -> None:
+            from llamado.engine.supported import check_supported
+
             try:
                 hf_repo = f"{repo}:{quant}" if quant else repo
-                resolve(spec, hf_repo=hf_repo or None, progress=report, warn=lambda text: log.warning("%s", text))
+                resolve(
+                    spec,
+                    hf_repo=hf_repo or None,
+                    progress=report,
+                    warn=lambda text: log.warning("%s", text),
+                    check=check_supported,
+                )
             except _Cancelled:
                 self._call(self._over, name, "it was cancelled")
             except LlamadoError as error:
@@ -109,7 +117,7 @@ class Downloads:
 def remove_cached(name: str) -> bool:
     """Delete a cached model's files; False when there were none."""
     entry = CATALOGUE.get(name)
-    if isinstance(entry, WheelModel):
+    if entry is not None:
         path = cache_dir() / "models" / entry.file_name
         found = path.exists()
         path.unlink(missing_ok=True)

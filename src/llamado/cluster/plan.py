@@ -6,6 +6,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from llamado.devices.placement import (
@@ -99,6 +100,7 @@ def plan(flags: Parsed) -> int:
     """Print how the model would be divided, against other ways; 1 where it does not fit. Raises LlamadoError."""
     from rich.console import Console
 
+    from llamado.engine.supported import check_supported
     from llamado.gguf.reader import GGUFFile
     from llamado.gguf.sources import progress_bar, resolve
 
@@ -106,7 +108,12 @@ def plan(flags: Parsed) -> int:
     errors = Console(stderr=True)
     with progress_bar(errors, source.name) as progress:
         path = resolve(
-            source.spec, hf_repo=source.hf_repo, hf_file=source.hf_file, progress=progress, warn=errors.print
+            source.spec,
+            hf_repo=source.hf_repo,
+            hf_file=source.hf_file,
+            progress=progress,
+            warn=errors.print,
+            check=partial(check_supported, workers=options.split is not None),
         )
     with GGUFFile.open(path) as file:
         sizes, n_cells, type, width = _model(file, options)

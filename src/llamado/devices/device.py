@@ -16,11 +16,21 @@ from numpy.typing import NDArray
 from llamado.errors import LlamadoError
 from llamado.ggml.graph import Graph
 from llamado.ggml.tensor import Tensor
+from llamado.gguf.types import TensorType
 
 Bytes = NDArray[np.uint8]
 
 Loaded = Callable[[int], None]
 """Is told how many more bytes of weights a device has."""
+
+
+WEIGHT_TYPES = frozenset(
+    {
+        TensorType.F32, TensorType.F16, TensorType.BF16, TensorType.Q4_0, TensorType.Q4_1, TensorType.Q5_0,
+        TensorType.Q5_1, TensorType.Q8_0, TensorType.Q4_K, TensorType.Q5_K, TensorType.Q6_K, TensorType.IQ4_NL,
+    }
+)  # fmt: skip
+"""Types of weights that this machine's own device has kernels for; workers may have others."""
 
 
 class DeviceError(LlamadoError):

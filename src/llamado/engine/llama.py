@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import queue
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
@@ -23,6 +24,7 @@ from llamado.engine.forward import Forward
 from llamado.engine.kvpool import align
 from llamado.engine.request import Defaults, Done, Event, Failed, Result, Token
 from llamado.engine.sizes import model_sizes
+from llamado.engine.supported import check_supported
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.sources import resolve
 from llamado.gguf.types import TensorType
@@ -109,12 +111,14 @@ class Llama:
         """
         rendering.start()  # it gets ready while the model is loaded
         # The compiler takes longest to import, and a file with a wrong name should not wait for it.
-        file = GGUFFile.open(resolve(path), mmap=mmap)
+        check = partial(check_supported, workers=split is not None)
+        file = GGUFFile.open(resolve(path, check=check), mmap=mmap)
         forward: PlacedForward | None = None
         adapters: tuple[Adapter, ...] = ()
         try:
             if metadata:
                 file.metadata = override_metadata(file.metadata, metadata)
+            check(file.header)
             model = load_model(file)
             adapters = load_adapters(model, [path for path, _ in lora], mmap=mmap)
             scales = default_scales([scale for _, scale in lora], lora_apply)

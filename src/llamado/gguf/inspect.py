@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llamado.errors import LlamadoError
 from llamado.gguf.metadata import StringArray, Value
 from llamado.gguf.reader import GGUFFile, TensorInfo
 
@@ -15,12 +16,17 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from llamado.gguf.header import Check
+
 MAX_TEXT = 120  # characters of a string that are shown
 MAX_ITEMS = 6  # elements of an array that are shown
 
 
-def render(path: str | os.PathLike[str], console: Console, *, tensors: bool = True) -> None:
-    """Print a model file's metadata, its tensors (unless `tensors` is false) and its totals; raises `GgufError`."""
+def render(path: str | os.PathLike[str], console: Console, *, tensors: bool = True, check: Check | None = None) -> None:
+    """Print a model file's metadata, its tensors (unless `tensors` is false), its totals, and what `check` has to say.
+
+    Raises `GgufError`.
+    """
     from rich.text import Text
 
     with GGUFFile.open(path) as file:
@@ -35,6 +41,13 @@ def render(path: str | os.PathLike[str], console: Console, *, tensors: bool = Tr
         if tensors:
             console.print(_tensor_table(file))
         console.print(_totals_table(file))
+        if check is not None:
+            try:
+                check(file.header)
+            except LlamadoError as error:
+                console.print(Text(f"This model does not run here. {error}"))
+            else:
+                console.print("Its architecture and its types of weights run here.")
 
 
 def size_text(n: int) -> str:

@@ -102,7 +102,7 @@ class Metadata(Mapping[str, Value]):
         values: Mapping[str, Value],
         types: Mapping[str, str] | None = None,
         *,
-        path: Path | None = None,
+        path: Path | str | None = None,
     ) -> None:
         self._values = dict(values)
         self._types = dict(types or {})

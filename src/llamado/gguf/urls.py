@@ -5,19 +5,28 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llamado.gguf.errors import SourceError
 from llamado.gguf.report import Progress, Warn
 
+if TYPE_CHECKING:
+    from llamado.gguf.header import Check
 
-def fetch_url_model(url: str, models_dir: Path, *, progress: Progress | None, warn: Warn) -> Path:
-    """Path of the file at `url` in `models_dir`, fetched unless it is there; Raises `SourceError`.
 
-    Its name begins with the end of the URL and holds a digest of all of it, since two sites may use the same name.
+def fetch_url_model(
+    url: str, models_dir: Path, *, progress: Progress | None, warn: Warn, check: Check | None = None
+) -> Path:
+    """Path of the file at `url` in `models_dir`, fetched unless it is there. `check` sees its header first.
+
+    Raises `SourceError`, and what `check` raises.
+
+    The file's name begins with the end of the URL and holds a digest of all of it: two sites may use the same name.
     """
     import httpx
 
-    from llamado.gguf.fetch import disk_error, download, locked
+    from llamado.gguf.fetch import disk_error, download, locked, shown
+    from llamado.gguf.header import fetch_header
 
     try:
         name = httpx.URL(url).path.rpartition("/")[2]
@@ -34,5 +43,7 @@ def fetch_url_model(url: str, models_dir: Path, *, progress: Progress | None, wa
     with locked(target, warn):
         if not target.is_file():  # another process may have fetched it while this one waited
             with httpx.Client(follow_redirects=True, timeout=30) as client:
+                if check is not None:
+                    check(fetch_header(client, url, shown(url)))
                 download(client, url, target, progress=progress)
     return target

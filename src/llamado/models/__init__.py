@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile
 from llamado.models.base import KV_TYPES, BatchShape, KVCache, Model, Output
 from llamado.models.bert import Bert
 from llamado.models.errors import InvalidAdapter, InvalidModel, UnsupportedModel
 from llamado.models.gemma3 import Gemma3
-from llamado.models.hparams import HyperParameters, Pooling, Rope
+from llamado.models.hparams import HyperParameters, Pooling, Rope, check_experts
+from llamado.models.keys import Keys
 from llamado.models.llama import Llama
 from llamado.models.lora import Adapter, load_adapters
 
@@ -17,14 +19,19 @@ ARCHITECTURES: dict[str, type[Model]] = {model.architecture: model for model in 
 
 def load_model(file: GGUFFile) -> Model:
     """The model in a file; raises UnsupportedModel, InvalidModel or GgufError naming what is wrong."""
-    name = file.metadata.str_("general.architecture")
+    return find_architecture(str(file.path), file.metadata)(file)
+
+
+def find_architecture(source: str, metadata: Metadata) -> type[Model]:
+    """What computes the model in a file, by its metadata; raises UnsupportedModel or GgufError."""
+    name = metadata.str_("general.architecture")
     architecture = ARCHITECTURES.get(name)
     if architecture is None:
         raise UnsupportedModel(
-            f"{file.path}: architecture '{name}' is not known; known are {', '.join(sorted(ARCHITECTURES))}. "
-            "Files made by Ollama may carry names of its own: take a GGUF of the same model from Hugging Face instead"
+            f"{source}: models of architecture '{name}' do not run here; those of {', '.join(sorted(ARCHITECTURES))} do"
         )
-    return architecture(file)
+    check_experts(Keys(metadata))
+    return architecture
 
 
 __all__ = [
@@ -41,6 +48,7 @@ __all__ = [
     "Pooling",
     "Rope",
     "UnsupportedModel",
+    "find_architecture",
     "load_adapters",
     "load_model",
 ]

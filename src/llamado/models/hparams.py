@@ -161,6 +161,15 @@ def read_pooling(keys: Keys) -> Pooling | None:
         ) from None
 
 
+def check_experts(keys: Keys) -> None:
+    """Raises UnsupportedModel for a mixture of experts."""
+    if keys.int_("expert_count", 0):
+        raise UnsupportedModel(
+            f"metadata key '{keys.name('expert_count')}' is {keys.int_('expert_count')}: mixtures of experts do not "
+            "run here yet"
+        )
+
+
 def read_hparams(
     keys: Keys,
     *,
@@ -174,11 +183,6 @@ def read_hparams(
     `norm_eps` names the key of the norms' epsilon. Raises GgufError (missing key, wrong type), InvalidModel (impossible
     value) or UnsupportedModel, naming the key.
     """
-    if keys.int_("expert_count", 0):
-        raise UnsupportedModel(
-            f"metadata key '{keys.name('expert_count')}' is {keys.int_('expert_count')}: mixtures of experts are not "
-            "supported yet"
-        )
     n_layer = keys.int_("block_count")
     n_embd = keys.int_("embedding_length")
     n_head = keys.per_layer("attention.head_count", n_layer)

@@ -16,6 +16,7 @@ from llamado.engine.errors import EngineError
 from llamado.engine.forward import Scales, as_scales
 from llamado.engine.llama import cache_type, context_size
 from llamado.engine.request import Counters, EngineSnapshot, Event, Request, SlotSnapshot
+from llamado.engine.supported import check_supported
 from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile
 from llamado.models import Adapter, Model, Output, Pooling, load_adapters, load_model
@@ -107,6 +108,7 @@ def _encoder(settings: Settings, path: Path, report: Report) -> Served:
     try:
         if options.metadata:
             file.metadata = override_metadata(file.metadata, options.metadata)
+        check_supported(file.header)
         model = load_model(file)
         adapters = load_adapters(model, [path for path, _ in options.lora], mmap=options.mmap)
         scales = default_scales([scale for _, scale in options.lora], options.lora_apply)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llamado.engine.supported import check_supported
 from llamado.gguf.sources import resolve
 from llamado.server.logs import EVERYTHING
 from llamado.server.overview import layer_devices
@@ -39,13 +41,23 @@ _FILE_TYPES = {
 _VOCAB_TYPES = {"llama": 1, "gpt2": 2, "bert": 3, "t5": 4, "rwkv": 5, "plamo2": 6}
 
 
-def fetched(source: ModelSource, report: Report) -> Path:
-    """The model's file, fetched where it is not here yet. Raises SourceError."""
+def fetched(source: ModelSource, report: Report, *, workers: bool = False) -> Path:
+    """The model's file, fetched where it is not here yet. Raises SourceError, and UnsupportedModel before that.
+
+    `workers`: see check_supported.
+    """
 
     def fetching(done: int, total: int) -> None:
         report(_FETCHED * done / total if total else 0.0, f"fetching {source.name}")
 
-    path = resolve(source.spec, hf_repo=source.hf_repo, hf_file=source.hf_file, progress=fetching, warn=log.warning)
+    path = resolve(
+        source.spec,
+        hf_repo=source.hf_repo,
+        hf_file=source.hf_file,
+        progress=fetching,
+        warn=log.warning,
+        check=partial(check_supported, workers=workers),
+    )
     report(_FETCHED, "opening the model")
     return path
 
@@ -61,7 +73,7 @@ def preparing(report: Report) -> Callable[[str, int, int], None]:
 
 def load_llama(source: ModelSource, options: EngineOptions, defaults: Defaults, report: Report) -> Llama:
     """Fetch the model where that is needed and load it. Raises LlamadoError."""
-    path = fetched(source, report)
+    path = fetched(source, report, workers=options.split is not None)
 
     from llamado.engine.llama import Llama
 

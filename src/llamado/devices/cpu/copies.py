@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
 READABLE = frozenset({*FLOATS, *FORMATS, *QUANTS})
-"""Types whose rows become f32."""
+"""Types whose rows become f32; the same as `device.WEIGHT_TYPES`, which is known without importing kernels."""
 WRITABLE = frozenset({*FLOATS, *QUANTS})
 """Types that rows of f32 become."""
 _CONVERTIBLE = frozenset({*FLOATS, TensorType.I32})

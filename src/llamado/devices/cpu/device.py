@@ -19,7 +19,7 @@ from llamado.devices.cpu.memory import CpuBuffer, view_of
 from llamado.devices.cpu.nodes import Placement
 from llamado.devices.cpu.program import Program, Temporary, link, plan
 from llamado.devices.cpu.team import Team
-from llamado.devices.device import Buffer, Bytes, DeviceError, Loaded
+from llamado.devices.device import WEIGHT_TYPES, Buffer, Bytes, DeviceError, Loaded
 from llamado.ggml.graph import Graph
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
@@ -90,7 +90,13 @@ class CpuDevice:
         return [buffer]
 
     def load(self, weights: Sequence[tuple[Tensor, Bytes]], progress: Loaded | None = None) -> list[Buffer]:
-        """Binds weights to where their bytes are already (a mapped file)."""
+        """Binds weights to where their bytes are already (a mapped file); DeviceError for a type without a kernel."""
+        for tensor, _ in weights:
+            if tensor.type not in WEIGHT_TYPES:
+                raise DeviceError(
+                    f"tensor {tensor.name} is of type {tensor.type.name}, which {self.name} has no kernel for; it has "
+                    f"them for {', '.join(sorted(type.name for type in WEIGHT_TYPES))}"
+                )
         buffers: list[Buffer] = []
         for tensor, data in weights:
             tensor.buffer, tensor.offset = self.adopt(data), 0

@@ -1,0 +1,76 @@
+"""The header of a model file that is still on a server, so that a file that cannot run need not be fetched.
+
+About as many bytes are fetched as the header has, by range requests; of a server that knows no ranges the start of the
+file is read and the rest is left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import closing
+
+import httpx
+
+from llamado.gguf.errors import SourceError, TruncatedFile
+from llamado.gguf.fetch import ATTEMPTS, PAUSE, RETRIED, Incomplete, shown
+from llamado.gguf.reader import Header, parse_header
+
+_FIRST = 1 << 20
+_LIMIT = 64 << 20  # the header of a vocabulary of 262,144 words has 7 MB
+
+
+Check = Callable[[Header], None]
+"""Is shown the header of a file before the rest is fetched; raises a LlamadoError where that would be in vain."""
+
+
+def fetch_header(client: httpx.Client, url: httpx.URL | str, source: str) -> Header:
+    """The header of the file at `url`; raises SourceError, or GgufError where there is no GGUF file."""
+    data = bytearray()
+    due = _FIRST
+    for attempt in range(ATTEMPTS):
+        try:
+            with closing(_rest(client, url, data)) as arrivals:
+                for n in arrivals:
+                    if n < due:
+                        continue
+                    try:
+                        return parse_header(bytes(data), source)
+                    except TruncatedFile:
+                        if n >= _LIMIT:
+                            raise
+                        due = 2 * n
+            return parse_header(bytes(data), source)
+        except (httpx.HTTPError, httpx.InvalidURL, Incomplete) as error:
+            if attempt == ATTEMPTS - 1 or not isinstance(error, (httpx.TransportError, Incomplete)):
+                raise SourceError(
+                    f"cannot fetch {shown(url)}: {error or type(error).__name__}; check the network (or proxy)"
+                ) from error
+            time.sleep(PAUSE * 2**attempt)
+    raise AssertionError
+
+
+def _rest(client: httpx.Client, url: httpx.URL | str, data: bytearray) -> Generator[int, None, None]:
+    """Appends what follows `data` in the file, and gives its length each time there is more."""
+    while True:
+        end = max(2 * len(data), _FIRST)
+        # Without "identity" a server may compress, and then byte positions no longer mean positions in the file.
+        headers = {"Accept-Encoding": "identity", "Range": f"bytes={len(data)}-{end - 1}"}
+        with client.stream("GET", url, headers=headers) as response:
+            if response.status_code == 416:
+                return
+            if response.status_code in RETRIED:
+                raise Incomplete(f"the server answers {response.status_code} {response.reason_phrase}")
+            if response.is_error:
+                raise SourceError(
+                    f"cannot fetch {shown(url)}: the server answers {response.status_code} {response.reason_phrase}"
+                )
+            ranged = response.status_code == 206
+            if not ranged:
+                data.clear()
+            for chunk in response.iter_bytes():
+                data += chunk
+                yield len(data)
+        total = response.headers.get("content-range", "").rpartition("/")[2]
+        if not ranged or (total.isdigit() and len(data) >= int(total)):
+            return
