@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from llamado.devices.device import DeviceLost
 from llamado.engine.engine import Engine
 from llamado.engine.forward import CellKind, Cells, Scales
-from llamado.engine.request import Done, EngineSnapshot, Event, Failed, Progress, Request, Result, Token
+from llamado.engine.request import Away, Done, EngineSnapshot, Event, Failed, Progress, Request, Result, Token
 from llamado.gguf.types import TensorType
 
 U64 = np.uint64
@@ -63,6 +63,15 @@ class FakeForward:
 
     def restore(self, elsewhere: bool) -> None:
         raise AssertionError("nothing was lost")
+
+    def away(self) -> Sequence[Away]:
+        return ()
+
+    def call_back(self) -> None:
+        raise AssertionError("nothing is away")
+
+    def move_back(self) -> None:
+        raise AssertionError("nothing is away")
 
     def start(
         self,

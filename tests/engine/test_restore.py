@@ -586,3 +586,127 @@ def test_answers_of_an_engine_whose_devices_die(
             assert client.result.tokens == tokens
     finally:
         engine.close()
+
+
+# -- devices that come back after their layers went elsewhere ----------------------------------------------------------
+
+
+def went_elsewhere(home: House) -> PlacedForward:
+    """The first device is gone, and its layers are with the second."""
+    home.away = {"RPC1"}
+    home.device(1).die()
+    home.forward.restore(True)
+    return home.forward
+
+
+def test_who_comes_back_has_its_layers_again(model: Path, house: Open, right: Array) -> None:
+    home = house(model, TWO)
+    first = home.device(1)
+    forward = went_elsewhere(home)
+    (away,) = forward.away()
+    assert (away.device, away.why, away.layers) == ("RPC1", "nobody listens there", "layers 0 to 1")
+    assert away.now == {"RPC2": "layers 0 to 3 and the head"} and abs(away.since - time.time()) < 60
+    with pytest.raises(DeviceLost, match="RPC1"):
+        forward.call_back()
+    home.away.clear()
+    forward.call_back()
+    back = home.born[-1]
+    assert sorted(back.loaded) == sorted(first.loaded), "it has its weights before anybody waits for it"
+    assert forward.placement == Placement((2, 2, 2, 2), 2) and same(feed(forward, text(40)), right)
+    second = [*home.device(2).loaded]
+    forward.move_back()
+    assert forward.placement == TWO and forward.away() == () and home.device(1) is back
+    assert sorted(back.loaded) == sorted(first.loaded) and home.device(2).loaded == second, "no byte goes twice"
+    assert same(feed(forward, text(40)), right) and same(feed(forward, text(40), start=512, chunk=1), right)
+    home.away = {"RPC1"}
+    back.die()
+    forward.restore(True)
+    assert same(feed(forward, text(40)), right) and home.device(2).loaded == second
+
+
+@pytest.mark.parametrize("what", [None, "place"])
+def test_gone_again_before_it_has_its_layers(model: Path, house: Open, right: Array, what: str | None) -> None:
+    home = house(model, TWO)
+    forward = went_elsewhere(home)
+    home.away.clear()
+    forward.call_back()
+    back = home.born[-1]
+    if what is None:
+        back.die()
+        forward.move_back()
+    else:
+        back.before = lambda now: back.die() if now == what else None
+        with pytest.raises(DeviceLost, match="RPC1"):
+            forward.move_back()
+    assert forward.lost() is None and [one.device for one in forward.away()] == ["RPC1"]
+    assert same(feed(forward, text(40)), right)
+    forward.copy_cells(0, 256, 40)  # in all caches there are
+    forward.call_back()
+    forward.move_back()
+    assert forward.placement == TWO and same(feed(forward, text(40)), right)
+
+
+def test_another_is_lost_while_one_waits_for_its_layers(model: Path, house: Open, right: Array) -> None:
+    home = house(model, TWO)
+    forward = went_elsewhere(home)
+    home.away = {"RPC2"}
+    forward.call_back()
+    home.device(2).die()
+    forward.restore(True)
+    assert {one.device for one in forward.away()} == {"RPC1", "RPC2"}
+    assert same(feed(forward, text(40)), right)
+    forward.move_back()
+    assert [one.device for one in forward.away()] == ["RPC2"] and same(feed(forward, text(40)), right)
+    home.away.clear()
+    forward.call_back()
+    forward.move_back()
+    assert forward.placement == TWO and forward.away() == () and same(feed(forward, text(40)), right)
+
+
+def test_answers_go_on_while_layers_come_and_go(
+    model: Path, house: Open, jit: Jit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(recovery, "_FIRST_PAUSE", 0.002)
+    monkeypatch.setattr(recovery, "_LONGEST_PAUSE", 0.01)
+    caplog.set_level("INFO", "llamado")
+    tokenizer = WordTokenizer()
+    request = Request(prompt=text(30), n_predict=400, sampling=Sampling(seed=3, ignore_eos=True))
+    with GGUFFile.open(model) as file:
+        alone = PlacedForward(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=1024)
+        judge = Engine(alone, tokenizer)
+        expected = ask(judge, request).tokens
+        judge.close()
+        alone.close()
+    home = house(model, TWO, n_cells=1024)
+    engine = Engine(home.forward, tokenizer, n_slots=2, failover=0.01)
+
+    def until(true: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + 60
+        while not true():
+            assert time.monotonic() < deadline, "it never came"
+            time.sleep(0.002)
+
+    try:
+        client = send(engine, request)
+        until(lambda: client.tokens)
+        home.away = {"RPC1"}
+        home.device(1).die()
+        until(lambda: engine.snapshot().degraded and engine.snapshot().fault is None)
+        assert "all devices are there again" not in caplog.text and "going on without RPC1" in caplog.text
+        assert "RPC2: layers 0 to 3 and the head" in caplog.text
+        n = len(client.tokens)
+        until(lambda: len(client.tokens) > n)
+        home.away.clear()
+        until(lambda: not engine.snapshot().degraded)
+        assert home.forward.placement == TWO and not client.over.is_set(), "the answer was over before"
+        assert client.result.tokens == expected
+        assert "RPC1 is there again" in caplog.text and "all devices are there again" in caplog.text
+        # and while nobody asks
+        home.away = {"RPC2"}
+        home.device(2).die()
+        until(lambda: engine.snapshot().degraded)
+        home.away.clear()
+        until(lambda: not engine.snapshot().degraded)
+        assert ask(engine, request).tokens == expected and home.forward.placement == TWO
+    finally:
+        engine.close()

@@ -401,6 +401,39 @@ def test_never_back_with_failover(worker: Start, serve: Start, expected: list[st
     assert server.stop() == 0
 
 
+@pytest.mark.slow
+def test_back_after_its_layers_went_elsewhere(worker: Start, serve: Start, expected: list[str]) -> None:
+    """/health and the log say what is where; the worker that returns has its layers again, under the answers."""
+    workers: list[Worker] = [worker(), worker()]
+    server: Server = serve([one.endpoint for one in workers], "--rpc-failover", "0.5")
+    streams = Streams(server)
+    streams.middle()
+    workers[1].kill()
+
+    def degraded() -> list[dict[str, Any]]:
+        status, body = server.health()
+        return body.get("degraded", []) if status == 200 else []
+
+    (away,) = until(degraded, "degraded")
+    assert workers[1].endpoint in away["device"] and away["why"] and abs(away["since"] - time.time()) < 60
+    assert away["layers"].startswith("layer") and away["device"] not in away["now"]
+    said = server.process.said()
+    assert "going on without" in said and "all devices are there again" not in said
+    workers[1].start(wait=False)
+    until(lambda: server.health() == (200, {"status": "ok"}), "all is as it was")
+    streams.finish(expected)
+    assert "is there again, and has its layers back" in server.process.said()
+    assert "all devices are there again" in server.process.said()
+    workers[0].kill()
+    noticed(server, workers[0])
+    streams = Streams(server)
+    until(degraded, "degraded")
+    workers[0].start(wait=False)
+    streams.finish(expected)
+    until(lambda: server.health() == (200, {"status": "ok"}), "all is as it was")
+    assert server.stop() == 0
+
+
 # -- the link ----------------------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ import httpx
 
 from llamado.engine.errors import ContextExceeded
 from llamado.engine.request import (
+    Away,
     Counters,
     Done,
     EngineSnapshot,
@@ -125,6 +126,7 @@ class FakeEngine:
         self.fail: Exception | None = None
         self.fail_after = 0  # tokens
         self.fault: Fault | None = None
+        self.degraded: tuple[Away, ...] = ()
         self._wake = threading.Condition()
         self._running: list[tuple[int, Request, Callable[[Event], None]]] = []
         self._next = 0
@@ -157,7 +159,7 @@ class FakeEngine:
             task, request = (running[i][0], running[i][1]) if i < len(running) else (-1, None)
             slots.append(SlotSnapshot(i, 4096, request is not None, task, request, 1, 1, 0, True, False, -1, 1))
         counters = Counters(10, 2.0, 1, 20, 18, 3.0, 7, 14, 30)
-        return EngineSnapshot(tuple(slots), counters, len(running), 0, 30, 4096, self.fault)
+        return EngineSnapshot(tuple(slots), counters, len(running), 0, 30, 4096, self.fault, degraded=self.degraded)
 
     def close(self, timeout: float = 1.0) -> None:
         with self._wake:

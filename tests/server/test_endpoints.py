@@ -9,7 +9,7 @@ import pytest
 from fakes import ANSWER, FakeEngine, client, events, run
 
 from llamado.engine.errors import ComputeFailed, Unavailable
-from llamado.engine.request import Fault
+from llamado.engine.request import Away, Fault
 from llamado.server.state import AccessRules
 
 USER = [{"role": "user", "content": "Hi"}]
@@ -285,6 +285,31 @@ def test_a_lost_worker_is_named_and_asked_for_later() -> None:
                 answer = await http.post("/completion", json={"prompt": "a", "stream": stream})
                 assert answer.status_code == 503 and answer.headers["retry-after"] == "5"
             engine.fault = None
+            assert (await http.get("/health")).json() == {"status": "ok"}
+
+    run(work())
+
+
+def test_health_says_what_is_where_when_a_worker_is_done_without() -> None:
+    engine = FakeEngine()
+    now = {"CPU": "layers 0 to 5 and the head"}
+    engine.degraded = (Away("RPC0[10.0.0.7:50052]", "connection reset", 1_750_000_000.0, "layers 3 to 5", now),)
+    shown = {
+        "device": "RPC0[10.0.0.7:50052]",
+        "since": 1_750_000_000.0,
+        "why": "connection reset",
+        "layers": "layers 3 to 5",
+        "now": now,
+    }
+
+    async def work() -> None:
+        async with client(engine) as http:
+            for path in ("/health", "/v1/health", "/health?include_slots"):
+                health = await http.get(path)
+                assert health.status_code == 200
+                assert health.json()["status"] == "ok" and health.json()["degraded"] == [shown]
+            assert "slots_idle" in health.json()
+            engine.degraded = ()
             assert (await http.get("/health")).json() == {"status": "ok"}
 
     run(work())

@@ -287,6 +287,25 @@ def check_memory(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement:
     )
 
 
+def held(placement: Placement) -> dict[int, str]:
+    """What each device has, in words: "layers 0 to 3 and 8 and the head"; no entry for one that has nothing."""
+    found: dict[int, list[str]] = {}
+    heads: set[int] = set()
+    for stage in placement.stages:
+        if stage.last > stage.first:
+            run = f"{stage.first} to {stage.last - 1}" if stage.last > stage.first + 1 else f"{stage.first}"
+            found.setdefault(stage.device, []).append(run)
+        if stage.head:
+            heads.add(stage.device)
+    texts = {}
+    for device in sorted({*found, *heads}):
+        runs = found.get(device, [])
+        one = len(runs) == 1 and " " not in runs[0]
+        parts = [f"layer{'' if one else 's'} {' and '.join(runs)}"] if runs else []
+        texts[device] = " and ".join([*parts, *(["the head"] if device in heads else [])])
+    return texts
+
+
 def mib(n: float) -> str:
     """Bytes as a text in MiB."""
     return f"{n / _MIB:,.0f} MiB" if n >= 10 * _MIB or n == 0 else f"{n / _MIB:,.1f} MiB"

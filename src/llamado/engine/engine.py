@@ -79,7 +79,8 @@ class Engine:
     (llama-server's `n_cache_reuse`) would change answers.
 
     When a device is lost the engine pauses until it is back, or `failover` seconds later until its layers are elsewhere
-    (None: never); then every sequence is read again and goes on where it was. Requests that wait for a slot meanwhile
+    (None: never); then every sequence is read again and goes on where it was, and so it is when the device comes back
+    and has its layers again. Requests that wait for a slot meanwhile
     fail with Unavailable after `wait` seconds.
     """
 
@@ -251,9 +252,13 @@ class Engine:
                 recovery.pause(lost, self._forget_cells, self._show)
                 self._prepared = False
                 self._show()
+            elif recovery.returned and not queue.closing:
+                recovery.move_back(self._forget_cells)
+                self._prepared = False
+                self._show()
             with queue.wake:
                 idle = not (queue.closing or self._calls or self._is_busy())
-                if idle and self._prepared and recovery.gone() is None:
+                if idle and self._prepared and recovery.gone() is None and not recovery.returned:
                     self._show()
                     queue.wake.wait()
                 queue.receive()
@@ -511,4 +516,5 @@ class Engine:
             self._idle_since,
             len(store) if store is not None else 0,
             store.nbytes if store is not None else 0,
+            tuple(self._forward.away()),
         )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from llamado.devices.device import DeviceLost
 from llamado.errors import LlamadoError
 from llamado.gguf.types import TensorType
+
+if TYPE_CHECKING:
+    from llamado.engine.request import Away
 
 Scales = tuple[float, ...]
 """How strong each of a model's adapters is, in float32; none at all where all of them are 0."""
@@ -138,5 +141,23 @@ class Forward(Protocol):
         """One attempt to get going again: the lost device anew, else with `elsewhere` its layers on the others.
 
         Raises DeviceLost while it is still gone and DeviceError where the others have no room.
+        """
+        ...
+
+    def away(self) -> Sequence[Away]:
+        """Devices whose layers went elsewhere."""
+        ...
+
+    def call_back(self) -> None:
+        """One attempt, while batches go on and from a thread of its own, to reach those devices and give them weights.
+
+        When it returns there is something for `move_back`. Raises DeviceLost while none of them is there.
+        """
+        ...
+
+    def move_back(self) -> None:
+        """Devices that were called back have their layers again; all cells are void then, as after `restore`.
+
+        Raises DeviceLost where one of them is gone again: then all is as it was, or `lost` tells what else is gone.
         """
         ...

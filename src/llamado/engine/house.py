@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import Device
 from llamado.devices.failover import without
-from llamado.devices.placement import ModelSizes, Placement, SplitOptions, place
+from llamado.devices.placement import ModelSizes, Placement, SplitOptions, held, place
 from llamado.devices.speed import figures_of, measure_all
 from llamado.engine.sizes import usual_weights
 from llamado.gguf.reader import GGUFFile
@@ -48,10 +48,8 @@ class House:
             for device in self.devices[1:]:
                 device.close()
             raise
-        for stage in self.placement.stages:
-            layers = f"layers {stage.first} to {stage.last - 1}" if stage.last > stage.first else ""
-            held = " and ".join(part for part in (layers, "the head" if stage.head else "") if part)
-            log.info("%s: %s", self.devices[stage.device].name, held)
+        for number, text in held(self.placement).items():
+            log.info("%s: %s", self.devices[number].name, text)
 
     def reconnect(self, lost: Device) -> Device:
         """A new device in the place of a lost one; raises DeviceLost while there is none."""

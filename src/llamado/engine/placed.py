@@ -21,6 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,9 +30,11 @@ from numpy.typing import NDArray
 from llamado.devices.cpu.device import CpuDevice, OperationTime
 from llamado.devices.cpu.memory import CpuBuffer
 from llamado.devices.device import Bytes, Device, DeviceLost
+from llamado.devices.placement import held
 from llamado.devices.split import Part, split
 from llamado.engine.fingerprint import fingerprint
 from llamado.engine.forward import CellKind, Cells, ForwardError, Scales
+from llamado.engine.request import Away
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile
@@ -190,6 +193,11 @@ class PlacedForward:
         self._queues: dict[int, queue.SimpleQueue[tuple[_Job, int] | threading.Event | None]] = {}
         self._used: list[int] = []  # devices that have part in a batch
         self._lost: DeviceLost | None = None
+        self._lost_since = 0.0
+        self._first = placement  # what devices that come back get back
+        self._away: dict[int, Away] = {}  # by number of the device
+        self._calling: set[int] = set()  # those that `call_back` has a hand on
+        self._back: dict[int, tuple[Device, dict[tuple[str, int], Tensor]]] = {}  # those that are there, with weights
         self._closed = False
         self._depth = Depth(1)
         for device in self.devices:
@@ -202,10 +210,9 @@ class PlacedForward:
 
     # -- what lies where ---------------------------------------------------------------------------------------------
 
-    def _home(self, leaf: Tensor, node: Tensor) -> int | None:
+    def _home(self, placement: Placement, leaf: Tensor, node: Tensor) -> int | None:
         """Device of a weight or of a layer's cache; see `split`."""
-        placement, name = self.placement, leaf.name
-        assert placement is not None
+        name = leaf.name
         if name in self._added:  # beside the weight that it is for
             weight = self._added[name][1]
             return 0 if weight == "token_embd.weight" else placement.device_of(weight)
@@ -218,19 +225,23 @@ class PlacedForward:
             return 0 if node.op is Op.GET_ROWS else placement.device_of("output.weight")
         return placement.device_of(name)
 
-    def _owned(self, leaf: Tensor, device: int) -> Tensor:
-        """A weight or cache as a device has it, made when a part first needs it; `_settle` gives it memory."""
-        key = leaf.name, device
-        if key not in self._own:
-            self._own[key] = leaf if self.placement is None else Tensor(leaf.type, leaf.ne, leaf.nb, name=leaf.name)
-        return self._own[key]
-
     def _cut(self, shape: BatchShape) -> list[Part]:
         """The graph for a shape, in parts."""
-        graph = self.model.build(shape, self._kv)
         if self.placement is None:
-            return [Part(0, graph)]
-        return split(graph, self._home, self._owned, 0)
+            return [Part(0, self.model.build(shape, self._kv))]
+        return self._divide(shape, self.placement, self._own)
+
+    def _divide(self, shape: BatchShape, placement: Placement, own: dict[tuple[str, int], Tensor]) -> list[Part]:
+        """The graph for a shape in parts; weights and caches that a part is the first to need are added to `own`."""
+        graph = self.model.build(shape, self._kv)
+        return split(graph, partial(self._home, placement), partial(_owned, own), 0)
+
+    def _largest(self) -> list[BatchShape]:
+        """Shapes that need all the memory there is to be."""
+        largest = BatchShape(self.max_batch, self.max_batch, self.n_cells, self.output)
+        if not self.model.adapters:
+            return [largest]
+        return [largest, dataclasses.replace(largest, scales=(1.0,) * len(self.model.adapters))]
 
     def _settle(self, progress: Progress | None = None) -> None:
         """Gives memory to all that needs some, and weights their bytes, where that was not done before.
@@ -242,11 +253,9 @@ class PlacedForward:
             self._own = {(t.name, 0): t for t in (*self._weights, *self._kv.k, *self._kv.v)}
         else:
             self._own = {key: tensor for key, tensor in self._own.items() if key in self._held}
-        largest = BatchShape(self.max_batch, self.max_batch, self.n_cells, self.output)
-        parts = self._cut(largest)
-        everything = list(parts)
-        if self.model.adapters:
-            everything += self._cut(dataclasses.replace(largest, scales=(1.0,) * len(self.model.adapters)))
+        cuts = [self._cut(shape) for shape in self._largest()]
+        parts = cuts[0]
+        everything = [part for cut in cuts for part in cut]
         self._used = sorted({part.device for part in everything})
         fixed: dict[int, dict[tuple[str, int], Tensor]] = {device: {} for device in self._used}
         for part in everything:
@@ -635,7 +644,7 @@ class PlacedForward:
         """Whoever waits for a batch need not wait for the parts of it that are still computed elsewhere."""
         error = next((loss for i in self._used if (loss := _loss(self.devices[i])) is not None), None)
         if self._lost is None and error is not None:
-            self._lost = error
+            self._lost, self._lost_since = error, time.time()
             for future in list(self._flying):
                 with suppress(Exception):  # it came to its end meanwhile
                     future.set_exception(error)
@@ -658,10 +667,9 @@ class PlacedForward:
             if away:
                 placement = self.placement
                 if not elsewhere or self._replace is None or placement is None:
-                    raise _together(away)
-                alive = [i for i, device in enumerate(self.devices) if _loss(device) is None]
-                self.placement = self._replace(placement, alive)
-                log.warning("%s; its layers go to the devices that are left", _together(away))
+                    raise _together([*away.values()])
+                self.placement = self._replace(placement, self._alive())
+                log.warning("%s; its layers go to the devices that are left", _together([*away.values()]))
             self._lost = None
             self._settle()
             self._look_for_lost()  # one that died while another was brought back
@@ -672,21 +680,128 @@ class PlacedForward:
             if isinstance(error, DeviceLost):
                 self._lost = error
             raise
+        gone = {n: Away(loss.device, loss.why, self._lost_since, "", {}) for n, loss in away.items()}
+        self._away = gone | self._away
+        self._tell_what_is_where()
 
-    def _bring_back(self, elsewhere: bool) -> list[DeviceLost]:
-        """Connects lost devices again; those of which a part is needed and that are still gone.
+    def _alive(self) -> list[int]:
+        return [i for i, device in enumerate(self.devices) if _loss(device) is None]
+
+    def _tell_what_is_where(self) -> None:
+        if self.placement is None or self._first is None or not self._away:
+            return
+        first, now = held(self._first), held(self.placement)
+        names = {self.devices[number].name: text for number, text in now.items()}
+        self._away = {
+            number: away._replace(layers=first.get(number, "nothing"), now=names) for number, away in self._away.items()
+        }
+        for name, text in names.items():
+            log.info("%s: %s", name, text)
+
+    def away(self) -> Sequence[Away]:
+        """See Forward."""
+        return tuple(self._away.values())
+
+    def call_back(self) -> None:
+        """See Forward."""
+        gone: list[DeviceLost] = []
+        for number in list(self._away):
+            if number in self._back or _loss(self.devices[number]) is None:
+                continue
+            self._calling.add(number)
+            found: Device | None = None
+            try:
+                if self._reconnect is None:
+                    raise DeviceLost(self.devices[number].name, "it was not to be connected again")
+                found = self._reconnect(self.devices[number])
+                self._back[number] = found, self._send_ahead(number, found)
+            except BaseException as error:
+                self._calling.discard(number)
+                if found is not None:
+                    found.close()
+                if not isinstance(error, DeviceLost):
+                    raise
+                gone.append(error)
+            if self._closed:
+                self._let_go()
+                return
+        if len(gone) == len(self._away):
+            raise _together(gone)
+
+    def _send_ahead(self, number: int, device: Device) -> dict[tuple[str, int], Tensor]:
+        """Gives a device that takes no part yet the weights that are its own; them, by name and device."""
+        assert self._first is not None
+        own: dict[tuple[str, int], Tensor] = {}
+        for shape in self._largest():
+            self._divide(shape, self._first, own)
+        weights = {key: t for key, t in own.items() if key[1] == number and key[0] not in self._caches}
+        device.load([(tensor, self._bytes(tensor.name)) for tensor in weights.values()])
+        return weights
+
+    def _let_go(self) -> None:
+        """Closes devices that came back and are not needed any more."""
+        while self._back:
+            self._back.popitem()[1][0].close()
+
+    def move_back(self) -> None:
+        """See Forward."""
+        self._stand_still()
+        before = self.placement, self._used
+        while self._back:
+            number, (device, weights) = self._back.popitem()
+            self._forget_device(number)
+            self.devices[number] = device
+            self._guard(device)
+            self._own |= weights
+            self._held |= set(weights)
+            self._calling.discard(number)
+            if _loss(device) is not None:
+                self._forget_device(number)
+        alive = self._alive()
+        try:
+            whole = self._first is None or set(self._first.devices) <= set(alive)
+            if not whole and self._replace is not None and self._first is not None:
+                self.placement = self._replace(self._first, alive)
+            else:
+                self.placement = self._first
+            self._settle()
+            self._look_for_lost()
+            if self._lost is not None:
+                raise self._lost
+        except BaseException as error:
+            self.placement, self._used = before
+            self._lost = None
+            for number in range(len(self.devices)):
+                if number not in self._used and _loss(self.devices[number]) is not None:
+                    self._forget_device(number)
+            self._look_for_lost()
+            if self._lost is None:
+                self._settle()
+            elif isinstance(error, DeviceLost):
+                self._lost = error
+            raise
+        for number in sorted(set(self._away) & set(alive)):
+            log.warning("%s is there again, and has its layers back", self.devices[number].name)
+        self._away = {number: away for number, away in self._away.items() if number not in alive}
+        self._tell_what_is_where()
+
+    def _forget_device(self, number: int) -> None:
+        """Whatever it held is gone."""
+        self.devices[number].close()
+        self._own = {key: tensor for key, tensor in self._own.items() if key[1] != number}
+        self._held = {key for key in self._held if key[1] != number}
+        self._fixed = {key: tensor for key, tensor in self._fixed.items() if key[1] != number}
+
+    def _bring_back(self, elsewhere: bool) -> dict[int, DeviceLost]:
+        """Connects lost devices again; by number those of which a part is needed and that are still gone.
 
         One of which nothing is needed is only looked for when layers may have to go there.
         """
-        away: list[DeviceLost] = []
+        away: dict[int, DeviceLost] = {}
         for number, device in enumerate(self.devices):
-            if _loss(device) is None or not (number in self._used or elsewhere):
+            if _loss(device) is None or not (number in self._used or elsewhere) or number in self._calling:
                 continue
-            device.close()
-            # whatever it held is gone
-            self._own = {key: tensor for key, tensor in self._own.items() if key[1] != number}
-            self._held = {key for key in self._held if key[1] != number}
-            self._fixed = {key: tensor for key, tensor in self._fixed.items() if key[1] != number}
+            self._forget_device(number)
             try:
                 if self._reconnect is None:
                     raise DeviceLost(device.name, "it was not to be connected again")
@@ -698,7 +813,7 @@ class PlacedForward:
                 self._guard(found)
             except DeviceLost as error:
                 if number in self._used:
-                    away.append(error)
+                    away[number] = error
         return away
 
     def _stand_still(self) -> None:
@@ -719,8 +834,17 @@ class PlacedForward:
         for jobs in self._queues.values():
             jobs.put(None)
         self._watcher = lambda: None
+        self._let_go()
         for device in self.devices:
             device.close()
+
+
+def _owned(own: dict[tuple[str, int], Tensor], leaf: Tensor, device: int) -> Tensor:
+    """A weight or cache as a device has it, made when a part first needs it; it has no memory yet."""
+    key = leaf.name, device
+    if key not in own:
+        own[key] = Tensor(leaf.type, leaf.ne, leaf.nb, name=leaf.name)
+    return own[key]
 
 
 def _loss(device: Device) -> DeviceLost | None:

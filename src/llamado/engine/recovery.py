@@ -1,4 +1,4 @@
-"""Getting going again after a device is gone."""
+"""Getting going again after a device is gone, and after it came back."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class Recovery:
         self._void: DeviceLost | None = None
         self.fault: Fault | None = None
         """What the engine waits for, for those who ask."""
+        self._returning: _Returning | None = None
 
     def note(self, lost: DeviceLost) -> None:
         """The engine came across a loss."""
@@ -65,7 +66,7 @@ class Recovery:
             if attempt.is_alive():
                 return  # closing; what it waits for is not ours to wait for
             if attempt.error is None:
-                log.warning("all devices are there again after %.1f s", time.monotonic() - began)
+                self._say_how_it_goes_on(time.monotonic() - began)
                 break
             if isinstance(attempt.error, DeviceLost):
                 self.fault = self.fault._replace(device=attempt.error.device, why=attempt.error.why)
@@ -78,6 +79,35 @@ class Recovery:
                 until = min(until, began + self._failover)
             self._idle_until(lambda until=until: time.monotonic() >= until, began, changed)  # type: ignore[misc]
         self.fault = self._void = None
+        if self._forward.away() and (self._returning is None or not self._returning.is_alive()):
+            self._returning = _Returning(self._forward, self._queue)
+
+    def _say_how_it_goes_on(self, seconds: float) -> None:
+        away = self._forward.away()
+        if not away:
+            log.warning("all devices are there again after %.1f s", seconds)
+            return
+        names = " and ".join(device.device for device in away)
+        log.warning("going on without %s after %.1f s; as soon as it is back it has its layers again", names, seconds)
+
+    @property
+    def returned(self) -> bool:
+        """Whether a device whose layers went elsewhere can have them again."""
+        return self._returning is not None and self._returning.ready.is_set()
+
+    def move_back(self, forget: Callable[[], None]) -> None:
+        """Forget all cells, and give devices that came back their layers; answers go on where they were."""
+        assert self._returning is not None
+        began = time.monotonic()
+        forget()
+        try:
+            self._forward.move_back()
+        except LlamadoError as error:
+            log.warning("its layers stay where they are: %s", error)
+        else:
+            if not self._forward.away():
+                log.warning("all devices are there again: moving back took %.1f s", time.monotonic() - began)
+        self._returning.go_on()
 
     def _idle_until(self, over: Callable[[], bool], began: float, changed: Callable[[], None]) -> None:
         """Turn down or forget requests as they come of age or are cancelled, until `over` or the engine closes.
@@ -96,6 +126,46 @@ class Recovery:
             if time.monotonic() - began >= self._wait:
                 self._calls.fail(error)
             changed()
+
+
+class _Returning(threading.Thread):
+    """Calls devices back whose layers went elsewhere, until there are none; `ready`: some can have their layers."""
+
+    def __init__(self, forward: Forward, queue: Queue) -> None:
+        super().__init__(name="llamado-return", daemon=True)
+        self._forward, self._queue = forward, queue
+        self.ready = threading.Event()
+        self._moved = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        began = time.monotonic()
+        said = ""
+        while self._forward.away() and not self._queue.closing:
+            time.sleep(min(max(_FIRST_PAUSE, _PAUSE_SHARE * (time.monotonic() - began)), _LONGEST_PAUSE))
+            try:
+                self._forward.call_back()
+            except DeviceLost:
+                continue
+            except Exception as error:
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("a device is back, and cannot be used: %s", said, exc_info=not _is_ours(error))
+                continue
+            self._moved.clear()
+            self.ready.set()
+            self._queue.notify()
+            while not self._moved.wait(_LONGEST_PAUSE) and not self._queue.closing:
+                pass
+
+    def go_on(self) -> None:
+        """The engine did what it could."""
+        self.ready.clear()
+        self._moved.set()
+
+
+def _is_ours(error: Exception) -> bool:
+    return isinstance(error, LlamadoError)
 
 
 class _Attempt(threading.Thread):

@@ -464,6 +464,18 @@ class Fault(NamedTuple):
         return f"worker {self.device} is gone since {clock}: {self.why}"
 
 
+class Away(NamedTuple):
+    """A device that is gone and whose layers are elsewhere: why, and since when (seconds since 1970)."""
+
+    device: str
+    why: str
+    since: float
+    layers: str
+    """What it had, in words."""
+    now: Mapping[str, str]
+    """What each device has meanwhile, in words, by its name."""
+
+
 class EngineSnapshot(NamedTuple):
     """The engine's state after a step."""
 
@@ -479,3 +491,5 @@ class EngineSnapshot(NamedTuple):
     n_stored_prompts: int = 0
     """Sequences kept in this machine's memory beside those in slots."""
     stored_prompt_bytes: int = 0
+    degraded: tuple[Away, ...] = ()
+    """Devices that the model is divided among, and that it does without now."""

@@ -12,8 +12,8 @@ from fastapi import APIRouter, Request
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
+from llamado.engine.request import Away, SlotSnapshot
 from llamado.engine.request import Request as EngineRequest
-from llamado.engine.request import SlotSnapshot
 from llamado.server.errors import RETRY_AFTER, ApiError, loading, not_supported
 from llamado.server.formats import FINGERPRINT
 from llamado.server.options import generation_settings
@@ -63,7 +63,11 @@ def _query(*names: str) -> dict[str, Any]:
     return {"parameters": [{"name": n, "in": "query", "required": False, "schema": _TEXT} for n in names]}
 
 
-_BUSY = _object({"status": _TEXT}, slots_idle=_NUMBER, slots_processing=_NUMBER)
+_AWAY = _object(
+    {"device": _TEXT, "since": {"type": "number"}, "why": _TEXT, "layers": _TEXT, "now": {"type": "object"}}
+)
+_DEGRADED = {"type": "array", "items": _AWAY}
+_BUSY = _object({"status": _TEXT}, slots_idle=_NUMBER, slots_processing=_NUMBER, degraded=_DEGRADED)
 _HEALTH = _answers(_BUSY, busy=_BUSY)
 _MODEL = _object(
     {"id": _TEXT, "object": {"const": "model"}, "created": _NUMBER, "owned_by": _TEXT, "meta": {"type": "object"}},
@@ -207,7 +211,7 @@ def health_body(state: ServerState) -> tuple[int, bytes]:
     if state.served is not None:
         fault = state.served.engine.snapshot().fault
         if fault is None:
-            return 200, _HEALTHY
+            return 200, _healthy(state.served)
         lost = ApiError("unavailable_error", fault.message, worker=fault.device, since=round(fault.since, 3))
         return lost.status, lost.body
     if state.failure is not None:
@@ -218,11 +222,25 @@ def health_body(state: ServerState) -> tuple[int, bytes]:
     return error.status, orjson.dumps(body)
 
 
+def _healthy(served: Served) -> bytes:
+    """The body of a server that answers; `degraded` lists devices that it does without."""
+    degraded = served.engine.snapshot().degraded
+    if not degraded:
+        return _HEALTHY
+    return orjson.dumps({"status": "ok", "degraded": [_away_json(away) for away in degraded]})
+
+
+def _away_json(away: Away) -> dict[str, Any]:
+    """A worker whose layers are elsewhere, and what is where."""
+    since = round(away.since, 3)
+    return {"device": away.device, "since": since, "why": away.why, "layers": away.layers, "now": dict(away.now)}
+
+
 def _slots_health(served: Served, query: QueryParams) -> tuple[int, bytes]:
     """`/health` as older servers gave it: with the number of slots, and 503 when all are busy and one is wanted."""
     slots = served.engine.snapshot().slots
     busy = sum(slot.is_processing for slot in slots)
-    shown: dict[str, Any] = {"status": "ok"}
+    shown: dict[str, Any] = orjson.loads(_healthy(served))
     if "include_slots" in query:
         shown |= {"slots_idle": len(slots) - busy, "slots_processing": busy}
     if "fail_on_no_slot" not in query or busy < len(slots):
