@@ -6,11 +6,15 @@
 #   ./demo.sh PATH.gguf    a file of yours
 #   ./demo.sh hf:user/model    a GGUF model from the Hugging Face hub
 #   WORKERS=2 ./demo.sh    the model divided among two workers
-#   LATENCY1=20 LATENCY2=30 ./demo.sh    the same, with links of 20 and 30 ms to them
+#   LATENCY1=20 LATENCY2=30 ./demo.sh    the same, with links of 20 and 30 ms to them; one alone: two workers, too
+#   LLAMADO_DEMO_PORT=9000 ./demo.sh     the server's port; 8080 unless said
 #   ./demo.sh stop         end what a demo left running
+#   PYTHON=…               the Python to make .venv with
 set -euo pipefail
+case "${1:-}" in /* | *:*) ;; *.gguf) set -- "$PWD/$1" ;; esac
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
+command_of() { tr '\0' ' ' 2>/dev/null <"/proc/$1/cmdline" || ps -p "$1" -o command= 2>/dev/null; }
 fail() { printf '%s\n' "$*" >&2; exit 1; }
 
 if [ "${1:-}" = "stop" ]; then
@@ -18,7 +22,7 @@ if [ "${1:-}" = "stop" ]; then
   pids=()
   # A number may belong to another program by now. The server was started last and ends first.
   for pid in $(sort -rn .demo/processes 2>/dev/null || true); do
-    if ps -p "$pid" -o command= 2>/dev/null | grep -q "llamado.cli"; then
+    if command_of "$pid" | grep -q "llamado.cli"; then
       kill "$pid" && pids+=("$pid")
     fi
   done
@@ -31,7 +35,7 @@ if [ "${1:-}" = "stop" ]; then
   echo "stopped"
   exit 0
 fi
-case "${1:-}" in -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+case "${1:-}" in -h | --help) sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]##*/}"; exit 0 ;; esac
 
 python=""
 for candidate in "${PYTHON:-}" python3 python3.14 python3.13 python3.12 python3.11 python; do

@@ -1,7 +1,8 @@
 """What `demo.sh` runs once the package is installed: fetch a model, serve it in the background, ask one question.
 
 With WORKERS=N the model is divided among N workers, also in the background; LATENCY1=20 puts a link of 20 ms in front
-of the first (LATENCY2 …), and makes as many workers as there are latencies.
+of the first (LATENCY2 …), and makes as many workers as there are latencies, two at least: with one there is nothing to
+compare its link with. LLAMADO_DEMO_PORT is the server's port.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ FOLDER = Path(".demo")
 PORT = 8080
 QUESTION = "What is a llama? Answer in two sentences."
 BEGINNING = "The llama is an animal that"
+
+started: list[subprocess.Popen[bytes]] = []
+"""Processes in the background, in the order in which they were started."""
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -65,8 +69,12 @@ def fetch(spec: str) -> Path:
         ) from None
 
 
-def free_port(wanted: int) -> int:
-    """The wanted port, or a free one with a word about it."""
+def free_port() -> int:
+    """The port of LLAMADO_DEMO_PORT (8080), or where it is taken, a free one with a word about it. Raises DemoError."""
+    text = os.environ.get("LLAMADO_DEMO_PORT") or str(PORT)
+    if not text.isdecimal() or int(text) > 65535:
+        raise DemoError(f"LLAMADO_DEMO_PORT is a port, 0 to 65535 (0: any), got {text!r}")
+    wanted = int(text)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -82,7 +90,7 @@ def latencies() -> list[float]:
     """Milliseconds of the link to each worker, from WORKERS and LATENCY1, LATENCY2 … Raises DemoError."""
     given = {name: value for name, value in os.environ.items() if re.fullmatch("LATENCY[1-9]", name) and value}
     try:
-        n = max([int(os.environ.get("WORKERS") or 0), *(int(name[-1]) for name in given)])
+        n = max([int(os.environ.get("WORKERS") or 0), *(max(2, int(name[-1])) for name in given)])
         found = [float(given.get(f"LATENCY{i + 1}", 0)) for i in range(n)]
     except ValueError as error:
         raise DemoError(f"WORKERS and LATENCY1, LATENCY2 … are numbers: {error}") from None
@@ -102,6 +110,7 @@ def background(name: str, *arguments: str) -> subprocess.Popen[bytes]:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    started.append(process)
     with open(FOLDER / "processes", "a") as processes:
         processes.write(f"{process.pid}\n")
     return process
@@ -120,10 +129,10 @@ def listening(name: str, process: subprocess.Popen[bytes]) -> str:
     raise DemoError(f"{name} did not start within 30 s; see {FOLDER}/{name}.log")
 
 
-def start_workers() -> list[str]:
+def start_workers(links: list[float]) -> list[str]:
     """Workers in the background, behind taps where links are to be slow: their addresses."""
     endpoints = []
-    for i, latency in enumerate(latencies(), 1):
+    for i, latency in enumerate(links, 1):
         name = f"worker{i}"
         endpoint = listening(name, background(name, "worker", "-p", "0", "-t", "1"))
         if latency:
@@ -136,11 +145,11 @@ def start_workers() -> list[str]:
     return endpoints
 
 
-def start(model: Path, alias: str, port: int) -> subprocess.Popen[bytes]:
+def start(model: Path, alias: str, port: int, links: list[float]) -> subprocess.Popen[bytes]:
     """`llamado serve` in the background, its log in `.demo/server.log`."""
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / "processes").unlink(missing_ok=True)
-    workers = start_workers()
+    workers = start_workers(links)
     arguments = ["serve", "-m", str(model), "-a", alias, "--port", str(port), "-c", "4096", "--metrics"]
     if workers:
         arguments += ["--rpc", ",".join(workers), "--tensor-split", ",".join("1" for _ in workers)]
@@ -149,12 +158,21 @@ def start(model: Path, alias: str, port: int) -> subprocess.Popen[bytes]:
     return server
 
 
+def end_all() -> None:
+    """End what this demo has started in the background."""
+    for process in started:
+        process.terminate()
+    for process in started:
+        process.wait()
+    (FOLDER / "server").unlink(missing_ok=True)
+    (FOLDER / "processes").unlink(missing_ok=True)
+
+
 def wait_ready(server: subprocess.Popen[bytes], url: str) -> None:
     """Show what `/health` waits for until it is ready. Raises DemoError when the server ends instead."""
     with console.status("starting the server") as status, httpx.Client(timeout=5) as http:
         while True:
             if server.poll() is not None:
-                (FOLDER / "server").unlink(missing_ok=True)
                 log = (FOLDER / "server.log").read_text(errors="replace").strip()
                 raise DemoError(f"the server ended (exit code {server.returncode}); its log says:\n{log}")
             try:
@@ -213,11 +231,15 @@ def main() -> int:
         already = running()
         if already is not None:
             raise DemoError(f"a demo is already running at {already[1]} (process {already[0]}); ./demo.sh stop ends it")
+        port, links = free_port(), latencies()
         model = fetch(spec)
-        port = free_port(int(os.environ.get("LLAMADO_DEMO_PORT") or PORT))
         url = f"http://127.0.0.1:{port}"
-        server = start(model, spec if spec in CATALOGUE else model.stem, port)
-        wait_ready(server, url)
+        try:
+            server = start(model, spec if spec in CATALOGUE else model.stem, port, links)
+            wait_ready(server, url)
+        except DemoError:
+            end_all()
+            raise
         console.print(f"ready: {url}")
         chat = chats(model)
         if chat:

@@ -1,0 +1,258 @@
+"""`demo.sh` in a copy of the clone: what it starts, says and ends. Nothing is installed: `.venv` is a stand-in."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tiny_models import make_llama
+
+from llamado import demo
+
+CLONE = Path(__file__).parents[1]
+Run = Callable[..., subprocess.CompletedProcess[str]]
+VARIABLES = ("WORKERS", "LATENCY1", "LATENCY2", "LATENCY3", "LLAMADO_DEMO_PORT", "PYTHON")
+
+
+def script(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def commands(clone: Path) -> list[list[str]]:
+    """Arguments of the processes that the demo has left running, without Python's."""
+    found = []
+    for pid in (clone / ".demo" / "processes").read_text().split():
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+        found.append(words[words.index("llamado.cli") + 1 :])
+    return found
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Iterator[Path]:
+    """A clone with an installed package; what its demo left running is ended."""
+    folder = tmp_path / "clone"
+    folder.mkdir()
+    for name in ("demo.sh", "pyproject.toml"):
+        (folder / name).write_bytes((CLONE / name).read_bytes())
+    (folder / "demo.sh").chmod(0o755)
+    (folder / "src").symlink_to(CLONE / "src")
+    script(folder / ".venv" / "bin" / "python", f'exec {shlex.quote(sys.executable)} "$@"')
+    (folder / ".venv" / ".llamado-installed").touch()
+    yield folder
+    processes = folder / ".demo" / "processes"
+    for pid in processes.read_text().split() if processes.exists() else []:
+        os.kill(int(pid), signal.SIGKILL)
+
+
+@pytest.fixture
+def run(clone: Path, tmp_path: Path) -> Run:
+    """Runs the copy's demo.sh from another folder, with variables."""
+
+    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+        environment |= {"PYTHONPATH": str(clone / "src"), "HF_HOME": str(tmp_path / "hf")}
+        command = ["bash", f"{clone.name}/demo.sh", *arguments]
+        return subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=environment | variables,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            stdin=subprocess.DEVNULL,
+        )
+
+    return run
+
+
+@pytest.mark.slow
+def test_chat_with_a_file_and_stop(run: Run, clone: Path, tmp_path: Path) -> None:
+    make_llama(tmp_path / "tiny.gguf")
+    port = free_port()
+    done = run("tiny.gguf", LLAMADO_DEMO_PORT=str(port))  # in the folder it was called from
+    assert done.returncode == 0, done.stdout + done.stderr
+    url = f"http://127.0.0.1:{port}"
+    assert f"ready: {url}\n" in done.stdout and f"> {demo.QUESTION}\n" in done.stdout
+    assert re.search(
+        r"time to first token: \d+\.\d\d s after the request, \d+\.\d s after the script began", done.stdout
+    )
+    assert f"the server keeps running at {url} (log: .demo/server.log)" in done.stdout
+    # It is the model that was asked for, without workers.
+    assert [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]] == ["tiny"]
+    assert "llamacpp:tokens_predicted_total" in httpx.get(f"{url}/metrics").text
+    ((command, *flags),) = commands(clone)
+    assert command == "serve" and "--rpc" not in flags and flags[flags.index("--port") + 1] == str(port)
+    again = run("tiny.gguf", LLAMADO_DEMO_PORT=str(port))
+    assert again.returncode == 1 and f"a demo is already running at {url}" in again.stdout
+    pid = int((clone / ".demo" / "processes").read_text())
+    assert run("stop").stdout == "stopped\n"
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/health")
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert (run("stop").stdout, run("stop").returncode) == ("no demo is running\n", 0)
+
+
+@pytest.mark.slow
+def test_a_slow_link_to_one_of_two_workers(run: Run, clone: Path, tmp_path: Path) -> None:
+    make_llama(tmp_path / "tiny.gguf")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        done = run(str(tmp_path / "tiny.gguf"), LATENCY1="2.5", LLAMADO_DEMO_PORT=str(taken))
+    assert done.returncode == 0, done.stdout + done.stderr
+    port = re.search(rf"port {taken} is taken; using (\d+)", done.stdout)
+    assert port is not None and f"ready: http://127.0.0.1:{port[1]}" in done.stdout
+    links = re.findall(r"worker (\d): (127\.0\.0\.1:\d+)(, a link of 2\.5 ms)?\n", done.stdout)
+    assert [(number, bool(slow)) for number, _, slow in links] == [("1", True), ("2", False)]
+    first, tap, second, server = commands(clone)
+    assert first == second == ["worker", "-p", "0", "-t", "1"]
+    assert tap[0] == "tap" and tap[-2:] == ["--latency-ms", "2.5"]
+    assert server[0] == "serve" and server[server.index("--port") + 1] == port[1]
+    assert server[server.index("--rpc") + 1] == ",".join(address for _, address, _ in links)
+    assert server[server.index("--tensor-split") + 1] == "1,1"
+    pids = [int(pid) for pid in (clone / ".demo" / "processes").read_text().split()]
+    assert run("stop").stdout == "stopped\n"
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_start(run: Run, clone: Path, tmp_path: Path) -> None:
+    """The reason is said, and its workers end too."""
+    (tmp_path / "broken.gguf").write_bytes(b"no model")
+    done = run("broken.gguf", WORKERS="1", LLAMADO_DEMO_PORT="0")
+    assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
+    assert "the server ended (exit code 1); its log says:" in done.stdout and "not a GGUF file" in done.stdout
+    assert not (clone / ".demo" / "processes").exists()
+    assert run("stop").stdout == "no demo is running\n"
+
+
+def test_help(run: Run, clone: Path) -> None:
+    for flag in ("-h", "--help"):
+        done = run(flag)
+        assert done.returncode == 0 and done.stdout.startswith("Chat with a model in one command.")
+        for said in ("gemma3", "PATH.gguf", "stop", *(name for name in VARIABLES if name != "LATENCY3")):
+            assert said in done.stdout
+        # What does not run is not offered.
+        assert not re.search("glm|qwen", done.stdout) and "set -" not in done.stdout
+    assert not (clone / ".demo").exists()
+
+
+@pytest.mark.parametrize(("name", "architecture"), [("glm", "deepseek2"), ("qwen3", "qwen3moe")])
+def test_large_models_are_refused_before_anything_is_fetched(
+    run: Run, clone: Path, tmp_path: Path, name: str, architecture: str
+) -> None:
+    python = f'case "$*" in *"-m pip"*) touch {tmp_path / "pip"} ;; esac\nexec {shlex.quote(sys.executable)} "$@"'
+    script(clone / ".venv" / "bin" / "python", python)
+    done = run(name, LLAMADO_CACHE=str(tmp_path / "cache"), LLAMADO_DEMO_PORT="0")
+    assert done.returncode == 1 and not (clone / ".demo").exists()
+    assert f"models of architecture '{architecture}' do not run here; those of " in done.stdout
+    assert not any((tmp_path / made).exists() for made in ("pip", "cache", "hf"))
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"WORKERS": "two"}, "WORKERS and LATENCY1, LATENCY2 … are numbers"),
+        ({"LATENCY1": "20ms"}, "WORKERS and LATENCY1, LATENCY2 … are numbers"),
+        ({"LATENCY2": "-1"}, "0 to 10,000 milliseconds"),
+        ({"WORKERS": "-1"}, "WORKERS is 0 or more"),
+        ({"LLAMADO_DEMO_PORT": "http"}, "LLAMADO_DEMO_PORT is a port, 0 to 65535"),
+        ({"LLAMADO_DEMO_PORT": "65536"}, "LLAMADO_DEMO_PORT is a port, 0 to 65535"),
+    ],
+)
+def test_wrong_variables(run: Run, clone: Path, tmp_path: Path, variables: dict[str, str], said: str) -> None:
+    (tmp_path / "x.gguf").touch()
+    done = run("x.gguf", **{"LLAMADO_DEMO_PORT": "0"} | variables)
+    assert done.returncode == 1 and said in done.stdout, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr and not (clone / ".demo" / "processes").exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, []),
+        ({"WORKERS": "0"}, []),
+        ({"WORKERS": "1"}, [0]),
+        ({"WORKERS": "3"}, [0, 0, 0]),
+        ({"LATENCY1": "20"}, [20, 0]),
+        ({"LATENCY2": "30"}, [0, 30]),
+        ({"LATENCY1": "20", "LATENCY2": "30.5"}, [20, 30.5]),
+        ({"LATENCY3": "7"}, [0, 0, 7]),
+        ({"WORKERS": "3", "LATENCY1": "20"}, [20, 0, 0]),
+        ({"LATENCY1": "", "WORKERS": ""}, []),
+    ],
+)
+def test_how_many_workers_and_how_slow(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: list[float]
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert demo.latencies() == expected
+
+
+def test_a_file_that_is_not_there(run: Run) -> None:
+    done = run("missing.gguf", LLAMADO_DEMO_PORT="0")
+    assert done.returncode == 1 and "missing.gguf" in done.stdout and "Traceback" not in done.stdout + done.stderr
+
+
+def test_stop_ends_nobody_elses_process(run: Run, clone: Path) -> None:
+    """Numbers of processes are used again."""
+    (clone / ".demo").mkdir()
+    with subprocess.Popen(["sleep", "60"]) as other:
+        (clone / ".demo" / "processes").write_text(f"{other.pid}\n")
+        assert run("stop").stdout == "the demo had already ended\n"
+        assert other.poll() is None
+        other.kill()
+
+
+def test_no_python_that_is_new_enough(run: Run, tmp_path: Path) -> None:
+    for name in ("python", "python3", *(f"python3.{minor}" for minor in range(11, 15))):
+        script(tmp_path / "bin" / name, "exit 1")
+    done = run(PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    assert done.returncode == 1 and "Python 3.11 or newer is needed" in done.stderr
+
+
+def test_the_first_time_it_installs_itself(run: Run, clone: Path, tmp_path: Path) -> None:
+    """`.venv` is made; an installation that fails says what to do without a network, and is tried again."""
+    venv, log = clone / ".venv", tmp_path / "log"
+    (venv / "bin" / "python").unlink()
+    (venv / ".llamado-installed").unlink()
+    # "python -m venv" makes one whose pip fails as long as there is no file "network".
+    made = f'echo "$*" >>{log}; test -e {tmp_path / "network"} || exit 1'
+    inner = f'case "$*" in *"-m pip"*) {made} ;; *) exec {shlex.quote(sys.executable)} "$@" ;; esac'
+    script(tmp_path / "made", inner)
+    new = f'mkdir -p "$4/bin"; cp {tmp_path / "made"} "$4/bin/python"; echo "$*" >>{log}'
+    script(
+        tmp_path / "python", f'case "$*" in *"-m venv"*) {new} ;; *) exec {shlex.quote(sys.executable)} "$@" ;; esac'
+    )
+    python = str(tmp_path / "python")
+    done = run("missing.gguf", PYTHON=python)
+    assert done.returncode == 1 and "PIP_FIND_LINKS=FOLDER ./demo.sh" in done.stderr
+    (tmp_path / "network").touch()
+    for _ in range(2):  # the second time it is there
+        done = run("missing.gguf", PYTHON=python)
+        assert "missing.gguf" in done.stdout and not done.stderr
+    lines = log.read_text().splitlines()
+    assert lines[0] == "-P -m venv .venv" and len(lines) == 3
+    assert all(line.startswith("-P -m pip install ") and line.endswith(" -e .") for line in lines[1:])
