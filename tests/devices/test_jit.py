@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
+import logging
 import os
 import platform
+import stat
 import subprocess
 import sys
+import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +30,7 @@ from llamado.gguf.types import TensorType as T
 
 STAGES = (("row",), ("scale",), ("unary", "RELU"), ("store",))
 KERNEL = rows_kernel(STAGES)
+SHORTER = STAGES[:1] + STAGES[-1:]
 
 
 def double(jit: Jit) -> None:
@@ -88,6 +95,144 @@ def test_a_full_disk_leaves_no_pieces(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "replace", refuse)
     double(Jit(folder=tmp_path))
     assert not list(tmp_path.iterdir())
+
+
+POSIX = pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="gives files to others")
+
+
+@POSIX
+@pytest.mark.parametrize("what", ["entry", "folder"])
+@pytest.mark.parametrize(
+    ("owner", "mode", "reason"),
+    [(4711, 0o700, "it belongs to user 4711"), (0, 0o720, "mode 720"), (0, 0o702, "mode 702")],
+)
+def test_what_others_may_have_written_is_not_run(
+    tmp_path: Path, what: str, owner: int, mode: int, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is compiled anew, and one warning says which and why."""
+    folder = tmp_path / "kernels"
+    double(Jit(folder=folder))
+    (entry,) = folder.iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and not entry.stat().st_mode & 0o022
+    path = {"entry": entry, "folder": folder}[what]
+    os.chown(path, owner, owner)
+    path.chmod(mode)
+    jit = Jit(folder=folder)
+    with caplog.at_level(logging.WARNING, "llamado.devices"):
+        double(jit)
+        jit.load(rows_kernel(SHORTER), stages=SHORTER)
+    assert jit.compiled == 2
+    (warning,) = caplog.messages
+    assert f"compiled kernels in {path} are not used" in warning and reason in warning
+    if what == "entry":  # replaced by our own
+        again = Jit(folder=folder)
+        double(again)
+        assert again.compiled == 0 and entry.stat().st_uid == 0
+    else:
+        assert len(list(folder.iterdir())) == 1
+
+
+@POSIX
+def test_a_folder_that_somebody_prepared_where_all_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `/tmp`: `$LLAMADO_CACHE` names it, and `kernels` in it is another's."""
+    tmp_path.chmod(0o1777)
+    (tmp_path / "kernels").mkdir()
+    os.chown(tmp_path / "kernels", 4711, 4711)
+    monkeypatch.setenv("LLAMADO_CACHE", str(tmp_path))
+    jit = Jit()
+    double(jit)
+    assert jit.compiled == 1 and not list((tmp_path / "kernels").iterdir())
+    (tmp_path / "kernels").rmdir()
+    double(Jit())
+    assert stat.S_IMODE((tmp_path / "kernels").stat().st_mode) == 0o700
+    again = Jit()
+    double(again)
+    assert again.compiled == 0
+
+
+def test_a_link_or_another_kernels_object_is_not_run(tmp_path: Path) -> None:
+    jit = Jit(folder=tmp_path / "kernels")
+    double(jit)
+    (entry,) = (tmp_path / "kernels").iterdir()
+    moved = entry.rename(tmp_path / "elsewhere.o")
+    entry.symlink_to(moved)
+    again = Jit(folder=tmp_path / "kernels")
+    double(again)
+    assert again.compiled == 1
+    again.load(rows_kernel(SHORTER), stages=SHORTER)
+    other = again._path(rows_kernel(SHORTER), {"stages": SHORTER})
+    other.replace(entry)
+    third = Jit(folder=tmp_path / "kernels")
+    double(third)
+    assert third.compiled == 1
+
+
+def chains(n: int) -> list[tuple[tuple[str, ...], ...]]:
+    """Different short kernels."""
+    words = ("RELU", "NEG", "ABS")
+    kinds = itertools.product(words, repeat=5)
+    return [(("row",), *(("unary", kind) for kind in chain), ("store",)) for chain in itertools.islice(kinds, n)]
+
+
+def test_files_used_longest_ago_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamado.devices.cpu.jit._LOOK_AFTER", 1)
+    jit = Jit(folder=tmp_path)
+    now = time.time()
+    paths = []
+    for age, stages in enumerate(chains(8)):
+        jit.load(rows_kernel(stages), stages=stages)
+        paths.append(jit._path(rows_kernel(stages), {"stages": stages}))
+        os.utime(paths[-1], (now - (9 - age) * 90_000,) * 2)
+    assert all(path.exists() for path in paths)
+    Jit(folder=tmp_path).load(rows_kernel(chains(1)[0]), stages=chains(1)[0])  # the oldest is used again
+    size = sum(path.stat().st_size for path in paths)
+    monkeypatch.setattr("llamado.devices.cpu.jit.DISK_BYTES", size)
+    double(jit)  # one more
+    kept = [path.exists() for path in paths]
+    assert kept[0] and kept == [True, *sorted(kept[1:])] and 3 <= kept.count(False) <= 5
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= size * 3 // 4
+
+
+def test_kernels_used_longest_ago_leave_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that hold them go on; what is needed again is loaded again."""
+    monkeypatch.setattr("llamado.devices.cpu.jit.SHELF", 2)
+    monkeypatch.setattr("llamado.devices.cpu.jit.SHELVES", 3)
+    jit = Jit(folder=tmp_path)
+    double(jit)
+    held = jit.load(KERNEL, stages=STAGES)
+    function = jit.function(KERNEL, stages=STAGES)
+    shelves = [weakref.ref(jit.load(rows_kernel(stages), stages=stages).shelf) for stages in chains(12)]
+    gc.collect()
+    assert held.shelf not in jit._shelves.values() and len(jit._shelves) == 3
+    assert [shelf() is None for shelf in shelves] == [False] + [True] * 6 + [False] * 5  # the first shares its shelf
+    compiled = jit.compiled
+    double(jit)
+    assert jit.load(KERNEL, stages=STAGES).shelf is not held.shelf and jit.compiled == compiled
+    gone = weakref.ref(held.shelf)
+    del held
+    gc.collect()
+    assert gone() is not None  # the function's
+    del function
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_program_holds_its_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("llamado.devices.cpu.jit.SHELF", 1)
+    monkeypatch.setattr("llamado.devices.cpu.jit.SHELVES", 2)
+    device = CpuDevice(2, jit=Jit(folder=tmp_path))
+    x = new(64, 5)
+    case = Case({"y": g.relu(g.scale(g.rms_norm(x, 1e-5), 2.0))}, {x: values(64, 5)})
+    first = case.run(device)["y"].tobytes()
+    compiled = device.jit.compiled
+    for stages in chains(6):
+        device.jit.load(rows_kernel(stages), stages=stages)
+    gc.collect()
+    assert device.jit.compiled == compiled + 6
+    for _ in range(3):
+        device.submit(case.graph)
+    assert case.run(device)["y"].tobytes() == first
+    device.close()
 
 
 SCRIPT = """

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamado.devices.cpu.jit import Kernel
+from llamado.devices.cpu.jit import Kernel, Loaded, Shelf
 from llamado.devices.cpu.program import Operation, Place, Span, Temporary, link, plan
 
 ARENA = 1 << 20
@@ -15,8 +15,8 @@ KERNEL = Kernel("nothing", ("x",), lambda *_: None)
 
 
 class FakeJit:
-    def address(self, kernel: Kernel, **parameters: Any) -> int:
-        return 4711
+    def load(self, kernel: Kernel, **parameters: Any) -> Loaded:
+        return Loaded(4711, Shelf(None))
 
 
 @st.composite

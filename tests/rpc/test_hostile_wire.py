@@ -35,7 +35,7 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType as T
 from llamado.rpc import session
 from llamado.rpc import worker as worker_module
-from llamado.rpc.rationed import RationedJit
+from llamado.rpc.rationed import Budgets, RationedJit
 from llamado.rpc.wire import (
     AllocBuffer,
     BufferClear,
@@ -177,7 +177,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         with guarded() as buffers:
             device = CpuDevice(2, jit=RationedJit(folder=folder / "kernels"))
             with running(device, mem=256 << 20) as worker:
-                worker.shared.kernels = 1 << 30
+                worker.shared.kernels = Budgets(1 << 30)
                 bystander = Bystander(worker)
                 before = worker.shared.lenders[0].lent
                 yield Scene(worker, bystander, tally, folder / "last")

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ from llamado.gguf.types import TensorType as T
 from llamado.rpc.endpoint import Endpoint, EndpointError, client_tls
 from llamado.rpc.hashing import fnv1a
 from llamado.rpc.identity import identity
-from llamado.rpc.rationed import RationedJit
+from llamado.rpc.rationed import Budgets, RationedJit
 from llamado.rpc.regions import Lender, Turns
 from llamado.rpc.wire import (
     Allocated,
@@ -48,6 +49,7 @@ from llamado.rpc.wire import (
     GetDeviceMemory,
     GetMaxSize,
     GetTensor,
+    GraphCompute,
     GraphRecompute,
     Hello,
     HelloResponse,
@@ -640,39 +642,65 @@ def test_one_connection_too_many(worker: Worker, monkeypatch: pytest.MonkeyPatch
             assert three.number(DeviceCount()) == 1
 
 
+def new_chains(client: Client, n: int, rng: np.random.Generator) -> GraphCompute:
+    """A graph of `n` chains that were never seen before."""
+    a, graph = g.new_tensor(T.F32, 64, name="a"), Graph()
+    for _ in range(n):
+        x = a
+        for kind in rng.integers(0, 4, 16):
+            x = g.unary(x, [UnaryOp.SILU, UnaryOp.RELU, UnaryOp.NEG, UnaryOp.ABS][kind])
+        graph.output(str(len(graph.nodes)), x)
+    places, size = layout([a, *graph.outputs.values()])
+    return request(graph, *client.alloc(size), places)
+
+
 def test_kernels_are_rationed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A graph that needs ever new kernels takes several turns, and has an end."""
-    monkeypatch.setattr("llamado.rpc.session.KERNELS", 6)
     monkeypatch.setattr("llamado.rpc.session.KERNELS_A_TURN", 2)
     device = CpuDevice(1, jit=RationedJit(folder=tmp_path))
     turns = []
     original = device.prepare
     monkeypatch.setattr(device, "prepare", lambda graph: turns.append(graph) or original(graph))
     rng = np.random.default_rng(0)
-
-    def graph_of(n: int) -> tuple[Graph, Tensor]:
-        """`n` chains that were never seen before."""
-        a, graph = g.new_tensor(T.F32, 64, name="a"), Graph()
-        for _ in range(n):
-            x = a
-            for kind in rng.integers(0, 4, 16):
-                x = g.unary(x, [UnaryOp.SILU, UnaryOp.RELU, UnaryOp.NEG, UnaryOp.ABS][kind])
-            graph.output(str(len(graph.nodes)), x)
-        return graph, a
-
     with running(device) as worker, Client(worker) as client, caplog.at_level(logging.WARNING, "llamado.rpc.worker"):
-        graph, a = graph_of(4)
-        places, size = layout([a, *graph.outputs.values()])
-        ptr, base = client.alloc(size)
-        client.send(request(graph, ptr, base, places))
+        worker.shared.kernels = Budgets(6, 1000.0)
+        client.send(new_chains(client, 4, rng))
         assert client.number(DeviceCount()) == 1
         assert len(turns) == 2
-        graph, a = graph_of(4)
-        places, _ = layout([a, *graph.outputs.values()])
-        client.send(request(graph, ptr, base, places))
+        client.send(new_chains(client, 7, rng))
         assert "more different kernels than any model" in refused(caplog, client)
+    device.close()
+
+
+def test_kernels_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has used up his own waits, also as another connection, and nobody else does."""
+    now = [1000.0]
+    monkeypatch.setattr("llamado.rpc.rationed.time", SimpleNamespace(monotonic=lambda: now[0]))
+    device = CpuDevice(1, jit=RationedJit(folder=tmp_path))
+    rng = np.random.default_rng(1)
+    with running(device) as worker:
+        worker.shared.kernels = budgets = Budgets(6, 1.0)
+        own = device.jit.compiled
+        with Client(worker) as client:
+            client.send(new_chains(client, 5, rng))
+            assert client.number(DeviceCount()) == 1
+        assert budgets.left("loopback") == 1
+        with Client(worker) as client:
+            client.send(new_chains(client, 3, rng))
+            until(lambda: budgets.left("loopback") == 0)
+            with monkeypatch.context() as patch:
+                patch.setattr("llamado.rpc.session.identity", lambda *_: "198.51.100.0_24")
+                with Client(worker) as newcomer:
+                    newcomer.send(new_chains(newcomer, 5, rng))
+                    assert newcomer.number(DeviceCount()) == 1
+            assert device.jit.compiled == own + 5 + 1 + 5
+            now[0] += 6.0
+            assert client.number(DeviceCount()) == 1
+        assert device.jit.compiled == own + 5 + 3 + 5 and budgets.left("loopback") == 4
+        now[0] += 1000.0
+        assert budgets.left("loopback") == 6
     device.close()
 
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
-from llamado.devices.cpu.jit import Jit, Kernel
+from llamado.devices.cpu.jit import Jit, Kernel, Loaded
 from llamado.devices.device import DeviceError
+
+_KERNELS = 512
+"""A model needs a few dozen."""
+_KERNELS_A_SECOND = 4.0
+"""A fraction of what is compiled in a second."""
+_CLIENTS = 4096
 
 
 class NoKernelsLeft(DeviceError):
-    """A client's graphs need more different kernels than they may have made."""
+    """A client's graphs need more different kernels than they may have made now."""
 
 
 class RationedJit(Jit):
@@ -22,11 +30,39 @@ class RationedJit(Jit):
         self._check()
         return super().compile(kernel, symbol, parameters)
 
-    def _load(self, code: bytes, symbol: str) -> int:
+    def _load(self, code: bytes, symbol: str) -> Loaded:
         self._check()
         self.allowance -= 1
         return super()._load(code, symbol)
 
     def _check(self) -> None:
         if self.allowance <= 0:
-            raise NoKernelsLeft("this client's graphs need more different kernels than any model does")
+            raise NoKernelsLeft("a graph that needs more different kernels than any model does")
+
+
+class Budgets:
+    """Kernels that each client may still have made: `most` at once and for one graph; what was used comes back with
+    time.
+    """
+
+    def __init__(self, most: int = _KERNELS, a_second: float = _KERNELS_A_SECOND) -> None:
+        self.most, self.a_second = most, a_second
+        self._lock = threading.Lock()
+        self._used: dict[str, tuple[float, float]] = {}  # kernels, and when that was so
+
+    def left(self, client: str) -> int:
+        """How many it may have made now."""
+        with self._lock:
+            return int(self.most - self._now(client))
+
+    def spend(self, client: str, kernels: int) -> None:
+        """It has had so many made."""
+        if kernels:
+            with self._lock:
+                self._used[client] = self._now(client) + kernels, time.monotonic()
+                if len(self._used) > _CLIENTS:
+                    self._used = {name: used for name, used in self._used.items() if self._now(name)}
+
+    def _now(self, client: str) -> float:
+        used, at = self._used.get(client, (0.0, 0.0))
+        return max(0.0, used - self.a_second * (time.monotonic() - at))

@@ -16,7 +16,7 @@ from llamado.devices.device import Device, DeviceError
 from llamado.errors import LlamadoError
 from llamado.rpc.graphs import Decoded, decode, tensor_bytes
 from llamado.rpc.identity import identity
-from llamado.rpc.rationed import NoKernelsLeft, RationedJit
+from llamado.rpc.rationed import Budgets, NoKernelsLeft, RationedJit
 from llamado.rpc.regions import Lender, Region
 from llamado.rpc.tensor_cache import TensorCache, Wanted
 from llamado.rpc.wire import (
@@ -63,8 +63,6 @@ MAX_SIZE = (1 << 64) - 1
 """ggml's CPU sets no limit to a buffer's size either (SIZE_MAX)."""
 MAX_REGIONS = 4096
 """Regions of one client; a system maps some 65,000 for a process."""
-KERNELS = 512
-"""Kernels that one client's graphs may have compiled or loaded. A model needs a few dozen."""
 KERNELS_A_TURN = 16
 """Kernels made before others get their turn: about a second's work at most."""
 _RECEIVE = 1 << 18
@@ -92,8 +90,7 @@ class Shared:
     lenders: Sequence[Lender]
     cache: TensorCache | None = None
     debug: bool = False
-    kernels: int = 1 << 14
-    """Kernels that graphs of all clients may still have compiled or loaded."""
+    kernels: Budgets = field(default_factory=Budgets)
     stopping: bool = False
 
 
@@ -143,7 +140,6 @@ class Session:
         self._last: dict[int, Decoded] = {}
         self._constants: set[int] = set()
         self._asked: dict[tuple[int, int], int] = {}  # hashes that were not in the cache, by place
-        self._kernels = KERNELS
         self._put_back: Request | None = None
         self._began = time.monotonic()
         self._greeted = self._gone = False
@@ -507,38 +503,54 @@ class Session:
         """Computes a graph when it is this client's turn; compiling many kernels takes several."""
         if graph.empty:
             return
+        made = 0
         done = False
-        while not done:
+        while not done and not self._gone:
             with lender.turn(self):
                 if self._shared.stopping:
                     raise Stopping("the worker is about to end")
                 if self._gone:
                     break
-                if self._prepare(lender.device, graph):
+                kernels = self._prepare(lender.device, graph, self._shared.kernels.most - made)
+                if kernels is None:
                     lender.device.submit(graph.graph)
                     done = True
+                else:
+                    made += kernels
+            if not done:
+                self._wait_for_kernels()
         if self._gone:
             raise ConnectionAbortedError("gone while its graph was computed")
 
-    def _prepare(self, device: Device, graph: Decoded) -> bool:
-        """Compiles a graph as far as one turn goes; tells whether that was all of it."""
+    def _prepare(self, device: Device, graph: Decoded, most: int) -> int | None:
+        """Compiles a graph as far as one turn goes; None when that was all of it, otherwise how many kernels were made.
+
+        `most`: kernels that this graph may still have made; NoKernelsLeft where that is not enough.
+        """
         jit = getattr(device, "jit", None)
+        allowance = min(KERNELS_A_TURN, most, self._shared.kernels.left(self.client))
         if isinstance(jit, RationedJit):
-            jit.allowance = allowance = min(KERNELS_A_TURN, self._kernels, self._shared.kernels)
+            jit.allowance = allowance
         try:
             device.prepare(graph.graph)
         except NoKernelsLeft:
-            if self._kernels > allowance and self._shared.kernels > allowance:
-                return False
+            if most > allowance:
+                return allowance
             raise
         except (ArithmeticError, ValueError, LookupError, TypeError, AssertionError, struct.error) as error:
             log.debug("%s", error, exc_info=True)
             raise DeviceError(f"the graph has parameters that make no sense: {error!r}") from error
         finally:
             if isinstance(jit, RationedJit):
-                self._kernels -= allowance - jit.allowance
-                self._shared.kernels -= allowance - jit.allowance
-        return True
+                self._shared.kernels.spend(self.client, allowance - jit.allowance)
+        return None
+
+    def _wait_for_kernels(self) -> None:
+        """Until this client may have enough kernels made for another turn to be worth it."""
+        kernels = self._shared.kernels
+        enough = min(KERNELS_A_TURN, kernels.most)
+        while kernels.left(self.client) < enough and not (self._gone or self._shared.stopping):
+            time.sleep(0.1)
 
 
 def describe(request: Request) -> str:

@@ -2,29 +2,45 @@
 
 The name of a cached object is a hash of the kernels' own source, the CPU, the lowering, LLVM's version and the kernel's
 parameters, so an edited kernel is compiled anew and one cache folder serves many machines. Files are written whole or
-not at all; one that cannot be read is compiled again.
+not at all; one that cannot be read, or that somebody else may have written, is compiled again. What was not used for
+longest goes: on disk beyond `DISK_BYTES`, in memory beyond `SHELVES`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import math
 import os
 import platform
 import struct
 import tempfile
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from llamado.devices.cpu.lowering import Lowering, choose
+from llamado.devices.owned import foreign
 from llamado.errors import LlamadoError
 
+log = logging.getLogger("llamado.devices")
+
 Trace = Callable[..., None]
+
+DISK_BYTES = 256 << 20
+"""Most bytes of compiled kernels on disk; those of one model on one machine have about two million."""
+SHELF = 64
+"""Kernels that are loaded and let go together: making room for one at a time costs more than compiling some of them."""
+SHELVES = 32
+_LOOK_AFTER = 64
+"""Kernels written before the folder is looked through for what is too much."""
+_DAY = 24 * 3600.0
 
 
 class JitError(LlamadoError):
@@ -91,8 +107,23 @@ def cache_folder() -> Path:
     return (Path(root) if root else Path.home() / ".cache" / "llamado") / "kernels"
 
 
+class Shelf:
+    """Machine code of some kernels, in memory for as long as somebody holds this."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.kernels: list[Any] = []  # their keys
+
+
+class Loaded(NamedTuple):
+    """A kernel that can be called: its code is at `address` for as long as its shelf is held."""
+
+    address: int
+    shelf: Shelf
+
+
 class Jit:
-    """Compiles and loads kernels for one lowering; addresses live as long as the Jit does."""
+    """Compiles and loads kernels for one lowering."""
 
     def __init__(
         self,
@@ -118,42 +149,55 @@ class Jit:
         self.compiled = 0
         identity = [llvmlite.__version__, self.cpu, self._features, self.lowering.name]
         self._identity = hashlib.sha256(_source_hash() + "\0".join(identity).encode())
-        self._addresses: dict[tuple[str, tuple[tuple[str, Any], ...]], int] = {}
-        target = llvm.Target.from_triple(llvm.get_process_triple())
-        self._machine = target.create_target_machine(
-            cpu=self.cpu, features=self._features, opt=3, reloc="pic", codemodel="small"
-        )
-        first = ""
+        self._loaded: dict[tuple[str, tuple[tuple[str, Any], ...]], Loaded] = {}
+        self._shelves: OrderedDict[int, Shelf] = OrderedDict()  # the one used last at the end
+        self._open: Shelf | None = None
+        self._folder_is_ours: bool | None = None
+        self._warned = False
+        self._written = 0
+        self._machine = self._new_machine()
+        self._first = ""
         if platform.machine() in ("x86_64", "AMD64") and not features.get("f16c"):
             from llamado.devices.cpu import halves
 
-            first = str(halves.module())
-        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(first), self._machine)
+            self._first = str(halves.module())
+
+    def _new_machine(self) -> Any:
+        target = self._llvm.Target.from_triple(self._llvm.get_process_triple())
+        return target.create_target_machine(
+            cpu=self.cpu, features=self._features, opt=3, reloc="pic", codemodel="small"
+        )
 
     def _path(self, kernel: Kernel, parameters: dict[str, Any]) -> Path:
         digest = self._identity.copy()
         digest.update(repr((kernel.name, kernel.fields, sorted(parameters.items()))).encode())
         return self.folder / f"{kernel.name}-{digest.hexdigest()[:32]}.o"
 
-    def address(self, kernel: Kernel, **parameters: Any) -> int:
-        """The address of a kernel made with these parameters: from memory, from disk, or compiled now."""
+    def load(self, kernel: Kernel, **parameters: Any) -> Loaded:
+        """A kernel made with these parameters: from memory, from disk, or compiled now."""
         key = (kernel.name, tuple(sorted(parameters.items())))
-        found = self._addresses.get(key)
+        found = self._loaded.get(key)
         if found is None:
             path = self._path(kernel, parameters)
             symbol = f"{kernel.name}_{path.stem[-32:]}"
-            code = _read(path)
-            if code is None:
+            code = self._read(path)
+            if code is None or symbol.encode() not in code:
                 code = self.compile(kernel, symbol, parameters)
-                _write(path, code)
-            found = self._addresses[key] = self._load(code, symbol)
+                self._write(path, code)
+            found = self._loaded[key] = self._load(code, symbol)
+            found.shelf.kernels.append(key)
+        else:
+            self._shelves.move_to_end(id(found.shelf))
         return found
 
     def function(self, kernel: Kernel, **parameters: Any) -> Callable[[int, int, int, int], None]:
         """The kernel as a function that Python calls (without the GIL): fields address, thread, threads,
         counters address.
         """
-        return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(self.address(kernel, **parameters))
+        loaded = self.load(kernel, **parameters)
+        function: Any = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(loaded.address)
+        function.shelf = loaded.shelf
+        return function  # type: ignore[no-any-return]
 
     def module(self, kernel: Kernel, symbol: str, parameters: dict[str, Any]) -> Any:
         """Traces a kernel; gives the optimised LLVM module."""
@@ -190,38 +234,105 @@ class Jit:
         """The machine code of a kernel as text, for reading."""
         return str(self._machine.emit_assembly(self.module(kernel, kernel.name, parameters)))
 
-    def _load(self, code: bytes, symbol: str) -> int:
-        self._engine.add_object_file(self._llvm.ObjectFileRef.from_data(code))
-        self._engine.finalize_object()
-        address = int(self._engine.get_function_address(symbol))
+    def _load(self, code: bytes, symbol: str) -> Loaded:
+        shelf = self._open
+        if shelf is None or len(shelf.kernels) >= SHELF:
+            shelf = self._open = self._new_shelf()
+        shelf.engine.add_object_file(self._llvm.ObjectFileRef.from_data(code))
+        shelf.engine.finalize_object()
+        address = int(shelf.engine.get_function_address(symbol))
         if not address:
             raise JitError(f"compiled kernel {symbol} cannot be loaded; delete {self.folder} and start again")
-        return address
+        self._shelves.move_to_end(id(shelf))
+        return Loaded(address, shelf)
+
+    def _new_shelf(self) -> Shelf:
+        """An empty one; of too many the one not used for longest is let go, and is gone when no program holds it."""
+        shelf = Shelf(self._llvm.create_mcjit_compiler(self._llvm.parse_assembly(self._first), self._new_machine()))
+        self._shelves[id(shelf)] = shelf
+        if len(self._shelves) > SHELVES:
+            _, oldest = self._shelves.popitem(last=False)
+            for key in oldest.kernels:
+                del self._loaded[key]
+        return shelf
+
+    # --- on disk ----------------------------------------------------------------------------------------------------
+    def _usable(self) -> bool:
+        """Whether only this user can have put anything into the folder, which is made where there is none."""
+        if self._folder_is_ours is None:
+            try:
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                reason = foreign(self.folder.stat())
+            except OSError:
+                self._folder_is_ours = False  # costs only the next start its time
+            else:
+                self._folder_is_ours = reason is None
+                if reason is not None:
+                    self._warn(self.folder, reason)
+        return self._folder_is_ours
+
+    def _warn(self, path: Path, reason: str) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "compiled kernels in %s are not used and compiled anew: %s; delete it, or choose another folder with "
+                "$LLAMADO_CACHE", path, reason,
+            )  # fmt: skip
+
+    def _read(self, path: Path) -> bytes | None:
+        """A cached object; None where there is none, its check sum fails, or others may have written it."""
+        if not self._usable():
+            return None
+        try:
+            with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NO_LINKS)) as file:
+                status = os.fstat(file.fileno())
+                if (reason := foreign(status)) is not None:
+                    self._warn(path, reason)
+                    return None
+                data = file.read()
+            if time.time() - status.st_mtime > _DAY:
+                os.utime(path)  # it is in use
+        except OSError:
+            return None
+        code = data[len(_MAGIC) + 32 :]
+        return code if data[: len(_MAGIC) + 32] == _MAGIC + hashlib.sha256(code).digest() else None
+
+    def _write(self, path: Path, code: bytes) -> None:
+        """Keeps an object; a folder that cannot be written costs only the next start its time."""
+        if not self._usable():
+            return
+        try:
+            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+                try:
+                    file.write(_MAGIC + hashlib.sha256(code).digest() + code)
+                    file.flush()
+                    os.replace(file.name, path)
+                except OSError:  # a full disk: leave nothing behind
+                    os.unlink(file.name)
+            if self._written % _LOOK_AFTER == 0:
+                _prune(self.folder)
+            self._written += 1
+        except OSError:
+            pass
 
 
 _MAGIC = b"llamado kernel 1"
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
-def _read(path: Path) -> bytes | None:
-    """A cached object, or None where there is none or its check sum fails."""
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return None
-    code = data[len(_MAGIC) + 32 :]
-    return code if data[: len(_MAGIC) + 32] == _MAGIC + hashlib.sha256(code).digest() else None
-
-
-def _write(path: Path, code: bytes) -> None:
-    """Keeps an object; a folder that cannot be written costs only the next start its time."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            try:
-                file.write(_MAGIC + hashlib.sha256(code).digest() + code)
-                file.flush()
-                os.replace(file.name, path)
-            except OSError:  # a full disk: leave nothing behind
-                os.unlink(file.name)
-    except OSError:
-        pass
+def _prune(folder: Path) -> None:
+    """Deletes what was used longest ago until three quarters of the bound are left, where there is more than that."""
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            status = entry.stat(follow_symlinks=False)
+            if entry.is_file(follow_symlinks=False):
+                found.append((status.st_mtime, status.st_size, entry.path))
+    size = sum(bytes_ for _, bytes_, _ in found)
+    if size <= DISK_BYTES:
+        return
+    for _, bytes_, path in sorted(found):
+        if size <= DISK_BYTES * 3 // 4:
+            break
+        os.unlink(path)
+        size -= bytes_

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.devices.cpu.jit import Jit, Kernel
+from llamado.devices.cpu.jit import Jit, Kernel, Shelf
 
 _ALIGN = 64
 _LINGER = 2
@@ -70,6 +70,8 @@ class Program:
     fields: NDArray[np.int64]
     arena_size: int
     labels: list[str] = field(default_factory=list)
+    code: list[Shelf] = field(default_factory=list)
+    """What its kernels' addresses point into."""
 
     @property
     def barriers(self) -> int:
@@ -131,6 +133,7 @@ def link(operations: list[Operation], jit: Jit, arena: int, arena_size: int, cou
     values: list[int] = []
     starts: list[int] = []
     since: list[tuple[int, int, bool]] = []
+    code: dict[int, Shelf] = {}
     for i, operation in enumerate(operations):
         starts.append(len(values))
         values += operation.kernel.pack(operation.fields, lambda place: _address(place, arena))
@@ -138,12 +141,14 @@ def link(operations: list[Operation], jit: Jit, arena: int, arena_size: int, cou
         touched += [(*_absolute(span, arena), True) for span in operation.writes]
         barrier = len(since) > _REMEMBERED or _conflict(touched, since)
         since = touched if barrier else since + touched
-        table[i, 0] = jit.address(operation.kernel, **operation.parameters)
+        table[i, 0], shelf = jit.load(operation.kernel, **operation.parameters)
+        code[id(shelf)] = shelf
         table[i, 2] = barrier
     fields = np.array(values or [0], np.int64)
     table[:, 1] = fields.ctypes.data + 8 * np.array(starts, np.int64)
     counters = np.zeros(counter_bytes // 8 * max(len(operations), 1), np.int64)
-    return Program(table, counters, fields, arena_size, [o.label or o.kernel.name for o in operations])
+    labels = [o.label or o.kernel.name for o in operations]
+    return Program(table, counters, fields, arena_size, labels, [*code.values()])
 
 
 def _conflict(touched: list[tuple[int, int, bool]], since: list[tuple[int, int, bool]]) -> bool:

@@ -35,7 +35,7 @@ stage                          fields                    meaning
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,7 +81,7 @@ _ARITHMETIC: dict[str, Callable[[Value, Value], Value]] = {
 }
 
 
-@cache
+@lru_cache(4096)  # strangers may think of ever new chains
 def rows_kernel(stages: tuple[Stage, ...]) -> Kernel:
     """The kernel for a chain; a stage's fields carry its number as prefix ("2x", "2s1", …)."""
     fields = ["n", "n1", "n2", "n3", "scratch", "scratch_step", "share"]
