@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import inspect
 import random
 import sys
 
 import pytest
 from guided import Vocabulary, bytes_tokenizer, pieces_tokenizer
 
+from llamado.text import gbnf_lark
 from llamado.text.gbnf import Chars, Choice, Literal, Node, Ref, Repeat, Rules, Sequence, parse
 from llamado.text.grammar import GrammarError
 
@@ -251,3 +253,31 @@ def test_random_grammars_mean_what_they_say(bpe: Vocabulary) -> None:
         for _ in range(12):
             text = "".join(chance.choice("abcd") for _ in range(chance.randint(0, 6)))
             assert bpe.accepts(constraint, text) == Interpreter(rules, text).matches(), (grammar, text)
+
+
+def test_rules_that_overlap_in_many_ways_end_in_single_characters(
+    bpe: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search for overlaps is limited by its steps; the language is the same without its result."""
+    rules = "".join(f'r{i} ::= r{i + 1}? "a"?\n' for i in range(12))
+    grammar = "root ::= r0\n" + rules + 'r12 ::= "b" root?'
+    for steps in (gbnf_lark.MAX_STEPS, 10):
+        monkeypatch.setattr(gbnf_lark, "MAX_STEPS", steps)
+        constraint = Vocabulary(bpe.tokenizer).constraint("gbnf", grammar)
+        for text in ("b", "ba", "baaa", "aa", "bba"):
+            assert bpe.accepts(constraint, text), (steps, text)
+        assert not bpe.accepts(constraint, "a" * 13)
+    lexing = gbnf_lark._Lexing({"root": Ref("r")} | {"r": Sequence((Literal("a"), Repeat(Ref("root"), 0, 1)))})
+    with pytest.raises(gbnf_lark._TooLarge):
+        lexing.refine()
+    assert lexing.steps > 10
+
+
+def test_groups_too_deep_for_the_reader_are_refused(bpe: Vocabulary) -> None:
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 300)
+    try:
+        with pytest.raises(GrammarError, match="nested too deep"):
+            bpe.constraint("gbnf", "root ::= " + "(" * 190 + '"a"' + ')? "b"' * 190)
+    finally:
+        sys.setrecursionlimit(limit)

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import gc
 import threading
+from typing import Any
 
 import pytest
+import regex
 from guided import Vocabulary, bytes_tokenizer, pieces_tokenizer
 
-from llamado.text import constraint_lazy
-from llamado.text.constraint_lazy import MAX_PATTERN, MAX_TRIGGERS
+from llamado.text import constraint_lazy, constraint_triggers
+from llamado.text.constraint_lazy import ANSWER_SECONDS, FREE_SECONDS, TOKEN_SECONDS
+from llamado.text.constraint_triggers import MAX_NODES, MAX_PATTERN, MAX_TRIGGERS, pattern_nodes
 from llamado.text.grammar import ConstraintError, GrammarError, Trigger
 
 CALL = 'root ::= "<tool_call>" [0-9]+ "</tool_call>"'
@@ -146,13 +150,153 @@ def test_hostile_triggers(bpe: Vocabulary) -> None:
     with pytest.raises(GrammarError, match="too many"):
         bpe.constraint("gbnf", CALL, *[Trigger("word", str(i)) for i in range(MAX_TRIGGERS + 1)])
     matcher = bpe.constraint("gbnf", CALL, Trigger("pattern", r"(\w*\w*\w*\w*\w*\w*)*\d")).start()
-    with pytest.raises(ConstraintError, match="use a simpler pattern"):
+    with pytest.raises(ConstraintError, match="simpler patterns"):
         for token in bpe.spell("ab") * 90:
             matcher.accept(token)
 
 
-def test_triggers_that_would_be_written_out_a_million_times_are_refused() -> None:
-    for pattern in ("a{1000000}", "((a{100}){100}){100}", "a{999999999999999999999}"):
-        with pytest.raises(GrammarError, match="repeats"):
-            constraint_lazy._compiled(pattern)
-    assert constraint_lazy._compiled("[0-9]{4}-[0-9]{2}").match("2024-06")
+@pytest.mark.parametrize(
+    ("pattern", "nodes"),
+    [
+        ("", 0),
+        ("abc", 3),
+        (r"\{\d", 4),
+        ("[a-z{]", 6),
+        ("[]{9}]", 6),
+        ("[^]x]", 5),
+        ("[[{9}]", 6),
+        ("[[:alpha:]{9}]", 14),
+        ("(a)", 2),
+        ("a|b", 3),
+        ("a{3}", 3),
+        ("a{3,}", 4),
+        ("a{3,9}", 4),
+        ("a{3,3}", 3),
+        ("a{0,9}", 1),
+        ("a{,9}", 1),
+        ("a{0}", 1),
+        ("a{}", 3),
+        ("a{x}", 4),
+        ("a*?", 1),
+        ("a+?", 2),
+        ("(?:ab)+", 6),
+        ("(?:(?:ab)+)+", 14),
+        ("(?:ab){2}{3}", 18),
+        ("(?<name>a)(?=b)(?!c)(?<=d)(?<!e)", 10),
+        ("a{30}b{30}c{30}", 90),
+        ("(?:(?:a{10}){10}){10}", 1000 + 100 + 10),
+    ],
+)
+def test_nodes_of_patterns(pattern: str, nodes: int) -> None:
+    assert pattern_nodes(pattern) == nodes
+
+
+BOMBS = [
+    "a{1000000}",
+    "((a{100}){100}){100}",
+    "a{999999999999999999999}",
+    "(?:(?:" + "ab" * 900 + "){300}){300}",
+    "(?:" * 20 + "ab" + ")+" * 20,  # doubled by each
+    "(?:(?:ab){99,}){99,}",
+    "(?:ab[)]{2}){5000}",
+    "[[:alpha:]]" * 150 + "{99}" * 2,
+]
+
+
+@pytest.mark.parametrize("pattern", BOMBS)
+def test_patterns_that_would_be_written_out_too_long_are_refused_uncompiled(
+    bpe: Vocabulary, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    monkeypatch.setattr(constraint_triggers.regex, "compile", None)
+    with pytest.raises(GrammarError, match=f"repeated parts.*{MAX_NODES} nodes"):
+        bpe.constraint("gbnf", CALL, Trigger("pattern", pattern))
+
+
+def test_the_patterns_of_a_request_are_bounded_together(bpe: Vocabulary) -> None:
+    many = [Trigger("pattern", "(?:ab){200}" + "x" * i) for i in range(20)]
+    assert bpe.constraint("gbnf", CALL, *many[:10])
+    with pytest.raises(GrammarError, match="repeated parts"):
+        bpe.constraint("gbnf", CALL, *many)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(?x)a # (", "(?i)a", "(?R)", "(a)(?1)", "(?>a)", "(*FAIL)", "(?P<n>a)", "(?#)", "[[:x](?:a{9}]", "a\\"]
+)
+def test_what_ecmascript_does_not_have_is_refused(pattern: str) -> None:
+    """Among it all that would change how the rest of a pattern is read."""
+    with pytest.raises(GrammarError, match="is not supported from"):
+        pattern_nodes(pattern)
+    with pytest.raises(GrammarError, match="not opened"):
+        pattern_nodes("a)(")
+
+
+def test_patterns_are_compiled_one_at_a_time_and_not_remembered(
+    bpe: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once: list[bool] = []
+    compile = regex.compile
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        at_once.append(constraint_triggers._compiling.acquire(blocking=False))
+        assert options == {"cache_pattern": False}
+        return compile(*arguments, **options)
+
+    monkeypatch.setattr(constraint_triggers.regex, "compile", watched)
+    for i in range(3):
+        bpe.constraint("gbnf", CALL, Trigger("pattern", f"remembered{i}"))
+    assert at_once == [False] * 3
+    kept = [object for object in gc.get_objects() if isinstance(object, dict) and (str, "remembered0") in object]
+    assert not kept
+
+
+class Clock:
+    """Computing time that goes on by a step whenever it is asked for."""
+
+    def __init__(self, step: float) -> None:
+        self.now, self.step = 0.0, step
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+def accepted(matcher: Any, tokens: list[int]) -> int:
+    """How many tokens are accepted before the triggers take too long."""
+    for n, token in enumerate(tokens):
+        try:
+            matcher.accept(token)
+        except ConstraintError as error:
+            assert "use fewer or simpler patterns" in str(error)
+            return n
+    return len(tokens)
+
+
+def test_all_triggers_share_the_time_of_a_token(bpe: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pattern alone stays within it."""
+    step = TOKEN_SECONDS / 10
+    for count, n in ((4, 3), (40, 0)):
+        monkeypatch.setattr(constraint_lazy, "_seconds", Clock(step))
+        matcher = bpe.constraint("gbnf", CALL, *[Trigger("pattern", f"never{i}") for i in range(count)]).start()
+        assert accepted(matcher, bpe.spell("xyz")) == n
+    monkeypatch.setattr(constraint_lazy, "_seconds", Clock(step))
+    matcher = bpe.constraint("gbnf", CALL, *[Trigger("word", "x") for _ in range(40)]).start()
+    assert accepted(matcher, bpe.spell("yx")) == 1
+
+
+def test_the_time_of_an_answer_is_limited(bpe: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    constraint = bpe.constraint("gbnf", CALL, Trigger("pattern", "never"))
+    tokens = bpe.spell("x") * 2000
+    calls = 3  # of the clock, between the first and the last of a token
+    monkeypatch.setattr(constraint_lazy, "_seconds", Clock(FREE_SECONDS / calls / 2))
+    assert accepted(constraint.start(), tokens) == len(tokens)
+    seconds = 2 * FREE_SECONDS  # of which half is free
+    monkeypatch.setattr(constraint_lazy, "_seconds", Clock(seconds / calls))
+    n = accepted(constraint.start(), tokens)
+    assert 0.9 < n * (seconds - FREE_SECONDS) / ANSWER_SECONDS < 1.1
+
+
+def test_many_slow_patterns_end_the_answer(bpe: Vocabulary) -> None:
+    """Each needs the cube of the text's length."""
+    patterns = [Trigger("pattern", f"(?:.*?a){{3}}[QZk]{i}") for i in range(MAX_TRIGGERS)]
+    matcher = bpe.constraint("gbnf", CALL, *patterns).start()
+    assert accepted(matcher, bpe.spell("ba") * 3000) < 6000

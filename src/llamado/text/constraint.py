@@ -16,8 +16,9 @@ from llguidance import LLMatcher, LLParserLimits
 from numpy.typing import NDArray
 
 from llamado.text.constraint_grammar import GrammarConstraint, reason
-from llamado.text.constraint_lazy import LazyConstraint, Triggers
+from llamado.text.constraint_lazy import LazyConstraint
 from llamado.text.constraint_thinking import ThinkingConstraint, Thoughts
+from llamado.text.constraint_triggers import Triggers
 from llamado.text.constraint_vocabulary import GuidedVocabulary
 from llamado.text.gbnf import FAILED
 from llamado.text.gbnf_lark import gbnf_grammar
@@ -140,7 +141,10 @@ class GrammarCompiler:
             )
         vocabulary = self.vocabulary
         guided = vocabulary.guided
-        text = _GRAMMARS[source.kind](source.text, vocabulary)
+        try:
+            text = _GRAMMARS[source.kind](source.text, vocabulary)
+        except RecursionError:
+            raise GrammarError("the grammar cannot be used: it is nested too deep") from None
 
         def build() -> GrammarConstraint | str:
             matcher = LLMatcher(guided, text, log_level=0, limits=LIMITS)

@@ -7,44 +7,23 @@ the match, to the end; a token is fed itself.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import time
 
 import numpy as np
 import regex  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from llamado.text.constraint_grammar import GrammarConstraint, GrammarMatcher
+from llamado.text.constraint_triggers import Triggers
 from llamado.text.constraint_vocabulary import GuidedVocabulary
-from llamado.text.grammar import ConstraintError, GrammarError, Trigger
+from llamado.text.grammar import ConstraintError
 
-MAX_TRIGGERS = 64
-MAX_PATTERN = 2_000  # characters
-MAX_REPEATS = 100_000
-CACHED_PATTERN = 256  # characters up to which `regex` may remember it, in hundreds of others
-_SEARCH_SECONDS = 0.1  # for a pattern after each token
-
-
-class Triggers:
-    """Triggers made ready for one vocabulary. Raises GrammarError."""
-
-    def __init__(self, triggers: Sequence[Trigger], vocabulary: GuidedVocabulary) -> None:
-        if len(triggers) > MAX_TRIGGERS:
-            raise GrammarError(f"{len(triggers)} grammar triggers are too many; at most {MAX_TRIGGERS} are allowed")
-        self.tokens: set[int] = set()
-        self.words: list[bytes] = []
-        self.patterns: list[regex.Pattern[str]] = []
-        for trigger in triggers:
-            if trigger.kind == "pattern":
-                self.patterns.append(_compiled(trigger.value))
-            elif trigger.kind == "token":
-                self.tokens.add(_token(trigger, vocabulary))
-            elif trigger.value:
-                self.words.append(trigger.value.encode("utf-8", "replace"))
-            else:
-                raise GrammarError("a grammar trigger is empty; give the word that starts the grammar")
-        self.reach = max(map(len, self.words), default=1) - 1
-        """How many bytes before a token a word that ends in it may begin."""
+TOKEN_SECONDS = 0.005
+"""Of this thread's computing, for all triggers after a token: everybody else's tokens wait for it."""
+FREE_SECONDS = 0.001  # after a token, of which an answer may have as many as it likes
+ANSWER_SECONDS = 0.25
+"""What the tokens of an answer may take beyond that, all together."""
+_seconds = time.thread_time
 
 
 class LazyConstraint:
@@ -74,6 +53,7 @@ class LazyMatcher:
         self._matcher: GrammarMatcher | None = None
         self._text = bytearray()
         self._tokens: list[tuple[int, int]] = []  # and where each ends in the text
+        self._left = ANSWER_SECONDS
         self._tried = 0  # matches that begin before here did not lead into the grammar
 
     @property
@@ -93,38 +73,46 @@ class LazyMatcher:
         self._text += self._vocabulary.tokenizer.piece(token, special=True)
         self._tokens.append((token, len(self._text)))
         if len(self._text) > before:
-            self._search(before)
+            began = _seconds()
+            self._search(before, min(TOKEN_SECONDS, FREE_SECONDS + self._left))
+            self._left -= max(0.0, _seconds() - began - FREE_SECONDS)
         if not self._triggers.patterns:
             self._forget()
 
-    def _search(self, before: int) -> None:
-        """Look for a trigger that ends after `before`, and begin with it."""
+    def _search(self, before: int, seconds: float) -> None:
+        """Look for a trigger that ends after `before`, and begin with it. Raises ConstraintError."""
+        deadline = _seconds() + seconds
         for word in self._triggers.words:
             start = self._text.find(word, max(0, before - len(word) + 1))
             while start >= 0:
                 if self._begin_at(start):
                     return
+                if _seconds() > deadline:
+                    raise _late(word.decode(errors="replace"))
                 start = self._text.find(word, start + 1)
         if not self._triggers.patterns:
             return
         # Bytes that are no character (yet) keep their number.
         text = self._text.decode("utf-8", "surrogateescape")
         for pattern in self._triggers.patterns:
-            start = self._first(pattern, text)
+            start = self._first(pattern, text, deadline)
             if start >= self._tried:
                 if self._begin_at(start):
                     return
                 self._tried = start + 1
 
-    def _first(self, pattern: regex.Pattern[str], text: str) -> int:
-        """The byte at which the grammar begins by a pattern; -1: nowhere."""
-        try:
-            found = pattern.search(text, timeout=_SEARCH_SECONDS, concurrent=True)
-        except TimeoutError:
-            raise ConstraintError(
-                f"looking for the grammar trigger {pattern.pattern!r} takes longer than {_SEARCH_SECONDS:g} s; "
-                "use a simpler pattern"
-            ) from None
+    def _first(self, pattern: regex.Pattern[str], text: str, deadline: float) -> int:
+        """The byte at which the grammar begins by a pattern; -1: nowhere. Raises ConstraintError."""
+        timeout = 0.0  # `regex` counts the time of all threads of the process, so it may be over too soon
+        while (left := deadline - _seconds()) > 0:
+            timeout = max(2 * timeout, left)
+            try:
+                found = pattern.search(text, timeout=timeout, concurrent=True)
+                break
+            except TimeoutError:
+                pass
+        else:
+            raise _late(pattern.pattern)
         if found is None:
             return -1
         starts = (found.start(i) for i in range(1, pattern.groups + 1) if found.end(i) > found.start(i))
@@ -163,24 +151,8 @@ class LazyMatcher:
             self._tokens = [(token, end - cut) for token, end in self._tokens[n:]]
 
 
-def _compiled(pattern: str) -> regex.Pattern[str]:
-    if len(pattern) > MAX_PATTERN:
-        raise GrammarError(f"a grammar trigger of {len(pattern)} characters is too long; at most {MAX_PATTERN}")
-    # `regex` writes repeated parts out as often as they are repeated at least.
-    if math.prod(max(1, int(n[:9])) for n in regex.findall(r"\{([0-9]+)", pattern)) > MAX_REPEATS:
-        raise GrammarError(f"the grammar trigger {pattern[:200]!r} repeats parts more than {MAX_REPEATS} times")
-    if len(pattern) > 1 and pattern.startswith("^") and pattern.endswith("$") and not pattern.endswith("\\$"):
-        pattern = pattern[:-1] + r"\Z"  # ECMAScript's $ does not look past a final line feed
-    try:
-        return regex.compile(pattern, cache_pattern=len(pattern) <= CACHED_PATTERN)
-    except (regex.error, RecursionError, OverflowError, MemoryError) as error:
-        raise GrammarError(f"the grammar trigger {pattern[:200]!r} is no regular expression: {error}") from None
-
-
-def _token(trigger: Trigger, vocabulary: GuidedVocabulary) -> int:
-    if 0 <= trigger.token < vocabulary.tokenizer.n_vocab:
-        return trigger.token
-    tokens = vocabulary.spell(trigger.value)
-    if len(tokens) != 1:
-        raise GrammarError(f"the grammar trigger {trigger.value!r} is not one token of this model; use a word instead")
-    return tokens[0]
+def _late(trigger: str) -> ConstraintError:
+    return ConstraintError(
+        f"looking for the grammar's triggers takes longer than {1000 * TOKEN_SECONDS:g} ms after a token, or "
+        f"{1000 * ANSWER_SECONDS:g} ms in all, at {trigger[:200]!r}; use fewer or simpler patterns, or words"
+    )

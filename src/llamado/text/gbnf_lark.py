@@ -34,6 +34,7 @@ from llamado.text.grammar import GrammarError
 MAX_TEXT = 1 << 18  # characters
 MAX_POSITIONS = 1_200  # of characters in lexemes that are looked at for overlaps; beyond, all become single characters
 MAX_ROUNDS = 60
+MAX_STEPS = 500_000  # from one position or part to the next in all these rounds: about half a second
 MAX_PARTS = 5_000  # of rules, after everything regular has become lexemes
 MAX_RULES = 3_000
 MAX_LEXEME = 1_000_000  # characters of a lexeme when everything in it is written out
@@ -181,6 +182,7 @@ class _Lexing:
         self.rules = rules
         self.regular = _regular(rules)
         self.all_single = False
+        self.steps = 0  # taken in search of overlaps
         self._cut: set[int] = set()  # ids of nodes that must not be a lexeme as a whole
         self._joined: dict[tuple[int, ...], Node] = {}
         self._chars: dict[str, Node] = {}
@@ -437,7 +439,13 @@ class _Overlaps:
             b.last | (a.last if b.nullable else 0),
         )
 
+    def _step(self, n: int) -> None:
+        self.lexing.steps += n
+        if self.lexing.steps > MAX_STEPS:
+            raise _TooLarge
+
     def _successors(self, positions: int) -> int:
+        self._step(positions.bit_count())
         out = 0
         for position in _bits(positions):
             out |= self._next[position]
@@ -494,6 +502,7 @@ class _Overlaps:
         return after
 
     def _first(self, part: _Part, rules: dict[str, _Follow]) -> tuple[bool, int]:
+        self._step(1)
         if isinstance(part, _Lexeme):
             number = self._numbers[id(part.node)]
             return self._automata[number].nullable, 1 << number
