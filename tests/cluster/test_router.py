@@ -21,7 +21,7 @@ from router_process import Running, Start, alive, config, fake, wait_for
 
 from llamado.cluster.fleet import Lease
 from llamado.cluster.proxy import Passage
-from llamado.server.bodies import MAX_BODY
+from llamado.http.bodies import MAX_BODY
 
 
 def events(text: str) -> list[dict[str, Any]]:
@@ -136,11 +136,11 @@ def test_keys_and_prefix(start_router: Start, monkeypatch: pytest.MonkeyPatch) -
     body = {"model": "a", "echo": True}
     assert router.http.post("/llm/completion", json=body).status_code == 401
     for headers in ({"Authorization": "Bearer one"}, {"X-Api-Key": "two"}, {"Authorization": "bearer three"}):
-        answer = router.http.post("/llm/completion", json=body, headers=headers | {"Origin": "http://x"})
+        answer = router.http.post("/llm/completion", json=body, headers=headers | {"Origin": "http://localhost:1"})
         # The models' processes hear nothing of the router's keys.
         assert not {"authorization", "x-api-key"} & set(answer.json()["headers"])
         assert answer.json()["first"].startswith("POST /completion ")
-        assert answer.headers["access-control-allow-origin"] == "http://x"
+        assert answer.headers["access-control-allow-origin"] == "http://localhost:1"
     assert router.http.options("/llm/completion").status_code == 200
     router.http.headers["X-Api-Key"] = "one"
     router.http.base_url = httpx.URL(router.url + "/llm")

@@ -32,9 +32,10 @@ from llamado.engine.request import (
     TokenProb,
     TokenProbs,
 )
+from llamado.http.access import AccessRules
 from llamado.server.app import create_app
 from llamado.server.served import ModelInfo, Served
-from llamado.server.state import AccessRules, ServerState, Switches
+from llamado.server.state import ServerState, Switches
 from llamado.text.chat import ChatTemplate
 from llamado.text.grammar import GrammarError, GrammarSource, Trigger
 

@@ -10,7 +10,7 @@ from fakes import ANSWER, FakeEngine, client, events, run
 
 from llamado.engine.errors import ComputeFailed, Unavailable
 from llamado.engine.request import Away, Fault
-from llamado.server.state import AccessRules
+from llamado.http.access import AccessRules
 
 USER = [{"role": "user", "content": "Hi"}]
 # Keys of real responses of llama-server b11434.
@@ -549,9 +549,10 @@ def test_api_keys() -> None:
 @pytest.mark.parametrize(
     ("rules", "origin", "allowed"),
     [
-        (AccessRules(), "http://a.b", "http://a.b"),
+        (AccessRules(cors_origins="*"), "http://a.b", "http://a.b"),
+        (AccessRules(), "http://a.b", None),
         (AccessRules(), None, None),
-        (AccessRules(cors_credentials=False), "http://a.b", "*"),
+        (AccessRules(cors_origins="*", cors_credentials=False), "http://a.b", "*"),
         (AccessRules(cors_origins="localhost"), "http://localhost:3000", "http://localhost:3000"),
         (AccessRules(cors_origins="localhost"), "http://localhost.evil.com", None),
         (AccessRules(cors_origins="http://x.y,http://a.b"), "http://a.b", "http://a.b"),

@@ -19,14 +19,14 @@ import pytest
 from fakes import client, run
 
 from llamado.engine.request import TokenProb, TokenProbs
+from llamado.http.access import AccessRules, digest, key_is_valid
+from llamado.http.bodies import MAX_BODY
 from llamado.server import memory
-from llamado.server.app import _digest, key_is_valid
-from llamado.server.bodies import LONG_BODY, MAX_BODY, MAX_COUNTS, MAX_DEPTH, MAX_QUOTES, is_deeper, parse_json
+from llamado.server.bodies import LONG_BODY, MAX_COUNTS, MAX_DEPTH, MAX_QUOTES, is_deeper, parse_json
 from llamado.server.connections import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED
 from llamado.server.errors import ApiError
 from llamado.server.formats import probs_json
 from llamado.server.prompts import LONG_TEXT, MOST_TEXT
-from llamado.server.state import AccessRules
 from llamado.server.values import MOST_ITEMS, MOST_SAMPLERS
 
 Start = Callable[..., tuple[subprocess.Popen[str], str]]
@@ -79,7 +79,7 @@ def closed(sock: socket.socket) -> bool:
 
 
 def test_any_of_the_keys_in_either_header() -> None:
-    digests = tuple(map(_digest, (b"one", b"two")))
+    digests = tuple(map(digest, (b"one", b"two")))
     for headers in (
         {b"authorization": b"Bearer one"},
         {b"authorization": b"bearer two"},

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import time
@@ -20,13 +21,14 @@ from fakes import FakeEngine, client, run, served
 
 from llamado.devices.placement import Placement
 from llamado.engine.errors import QueueFull
+from llamado.http.access import AccessRules
 from llamado.server import logs
 from llamado.server.logs import Background, Lines
 from llamado.server.overview import layer_devices, overview
 from llamado.server.record import Record, current, request_id
 from llamado.server.settings import EngineOptions, ModelSource, Settings
 from llamado.server.sleep import Sleep
-from llamado.server.state import AccessRules, Switches
+from llamado.server.state import Switches
 from llamado.server.tracing import Tracing, TracingError, open_tracing
 from llamado.text.grammar import GrammarError
 
@@ -155,10 +157,14 @@ def test_one_line_a_request(log: io.StringIO) -> None:
     lines = written(log)
     assert [line["request_id"] for line in lines] == ["r1", "r2"]
     first = lines[0]
-    assert first["message"].startswith("POST /completion 200, ") and first["message"].endswith(" ms, 3+2 tokens")
+    told = r"127\.0\.0\.1 POST /completion 200, [\d.]+ ms, 3\+2 tokens of fake, first after [\d.]+ ms"
+    assert re.fullmatch(told, first["message"])
+    assert first["client"] == "127.0.0.1" and first["model"] == "fake"
+    assert 0 < first["first_token_ms"] < first["duration_ms"]
     assert (first["method"], first["path"], first["status"]) == ("POST", "/completion", 200)
     assert (first["prompt_tokens"], first["predicted_tokens"]) == (3, 2) and first["duration_ms"] > 0
-    assert "\n" not in lines[1]["message"] and "\x1b" not in lines[1]["message"] and lines[1]["status"] == 404
+    assert lines[1]["message"].partition(" 404, ")[0] == "127.0.0.1 GET /no\\x1b[31m\\nwhere"
+    assert lines[1]["status"] == 404 and lines[1]["reason"] == "File Not Found"
 
 
 def test_lines_of_text() -> None:

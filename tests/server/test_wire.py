@@ -10,7 +10,7 @@ from wire import read_answers, serving
 SECOND = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
 # A request in the body of another: nothing of it may ever be answered.
 HIDDEN = b"GET /slots HTTP/1.1\r\nHost: x\r\n\r\n"
-JAVA = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n"
+JAVA = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAA\r\n"
 UPGRADES = {
     "java": JAVA,
     "websocket": b"Connection: keep-alive, Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: eA==\r\n",

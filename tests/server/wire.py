@@ -11,11 +11,12 @@ from typing import Any
 
 from fakes import TEMPLATE, FakeEngine, served
 
+from llamado.http.access import AccessRules
 from llamado.server.app import busy_app, create_app
 from llamado.server.connections import Gate, configure
 from llamado.server.signals import EndingServer
 from llamado.server.sockets import listen
-from llamado.server.state import AccessRules, ServerState, Switches
+from llamado.server.state import ServerState, Switches
 
 
 @dataclass
@@ -57,6 +58,7 @@ def serving(
 
     def make() -> Any:
         apps.append(create_app(state))
+        server.access = apps[0].access
         return apps[0]
 
     refuse: Any = busy_app(lambda: apps[0], state.switches.api_prefix)

@@ -6,6 +6,8 @@ import asyncio
 import logging
 from collections import deque
 
+from llamado.server.logs import Message
+
 MODELS = "llamado.model"
 """Logger of everything that models' processes print; a model's own is below it."""
 _KEPT = 256 * 1024  # bytes of history
@@ -46,7 +48,7 @@ class Logbook(logging.Handler):
         self._lines: deque[tuple[str, bytes]] = deque()
         self._size = 0
         self.readers: set[Reader] = set()
-        self.setFormatter(logging.Formatter("%(message)s"))
+        self.setFormatter(Message())
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a line; any thread."""

@@ -68,10 +68,10 @@ _BY_KEY, _BY_NAME = _table()
 
 
 def environment() -> dict[str, str]:
-    """This process's environment without what the router keeps to itself."""
+    """This process's environment without what the router keeps to itself; the router writes the times of all lines."""
     own = {env for key in CONTROLLED | WHICH if key != "hf_token" and key in _BY_KEY for env in _BY_KEY[key].env}
     own |= {env.replace("LLAMA_ARG_", "LLAMA_ARG_NO_", 1) for env in own}
-    return {name: value for name, value in os.environ.items() if name not in own}
+    return {name: value for name, value in os.environ.items() if name not in own} | {"LLAMA_ARG_LOG_TIMESTAMPS": "0"}
 
 
 def command_line(flags: Parsed) -> Options:

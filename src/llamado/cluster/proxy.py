@@ -11,19 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 
 from llamado.cluster.child import CRASHES, Child
 from llamado.cluster.fleet import Fleet, Lease, Place
 from llamado.cluster.upstream import Address, Connection, Headers, UpstreamLost, UpstreamRefused
-from llamado.server.errors import ApiError
+from llamado.http.answer import Receive, Scope, Send
+from llamado.http.errors import ApiError
 
 log = logging.getLogger("llamado.router")
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 TRIES = 4
 """How often a process is looked for that takes the request."""
@@ -44,8 +39,8 @@ _HOP = frozenset(
         b"upgrade",
     }
 )
-# Set here; and a compressed stream would be held back until a block of it is full.
-_REQUEST = _HOP | {b"host", b"content-length", b"accept-encoding", b"expect"}
+# Set here; a compressed stream would be held back until a block of it is full; which sites may ask is decided here.
+_REQUEST = _HOP | {b"host", b"content-length", b"accept-encoding", b"expect", b"origin", b"sec-fetch-site"}
 _KEYS = frozenset({b"authorization", b"x-api-key"})
 _FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"})
 
@@ -92,11 +87,12 @@ def answer_headers(headers: Headers) -> Headers:
 class Passage:
     """Carries one request to a model and its answer back."""
 
-    def __init__(self, fleet: Fleet, scope: Scope, receive: Receive, send: Send, *, keys: bool) -> None:
+    def __init__(self, fleet: Fleet, scope: Scope, receive: Receive, send: Send, body: bytes, *, keys: bool) -> None:
         self._fleet = fleet
         self._scope = scope
         self._receive = receive
         self._send = send
+        self._body = body
         self._keys = keys
         self._task = asyncio.current_task()
         self._connection: Connection | None = None
@@ -108,7 +104,7 @@ class Passage:
         self.gone = False
         self.started = False
 
-    async def run(self, place: Place, path: bytes, query: bytes, body: bytes, *, count: bool, autoload: bool) -> None:
+    async def run(self, place: Place, path: bytes, query: bytes, *, count: bool, autoload: bool) -> None:
         """Answer the request. Raises ApiError while nothing of the answer is sent."""
         watcher = asyncio.ensure_future(self._watch())
         name = place.model.name
@@ -123,7 +119,7 @@ class Passage:
                 try:
                     if asked is not lease.child:
                         self._stop_at_a_crash(name, asked)
-                    await self._try(lease, path, query, body)
+                    await self._try(lease, path, query)
                     return
                 except UpstreamLost as error:
                     if self.gone or self.started:
@@ -189,7 +185,7 @@ class Passage:
             )
             raise ApiError("server_error", message, status=502)
 
-    async def _connect(self, lease: Lease, head: bytes, body: bytes) -> Connection:
+    async def _connect(self, lease: Lease, head: bytes) -> Connection:
         """A connection on which the answer has begun; a kept one that was closed meanwhile is replaced."""
         pool = lease.child.pool
         for fresh in (False, True):
@@ -199,7 +195,7 @@ class Passage:
                 connection.hang_up()
             kept = connection.used
             try:
-                connection.send(head, body)
+                connection.send(head, self._body)
                 self._sent = True
                 await connection.answered()
                 return connection
@@ -209,11 +205,11 @@ class Passage:
                     raise
         raise UpstreamRefused(f"cannot connect to {pool.address}")
 
-    async def _try(self, lease: Lease, path: bytes, query: bytes, body: bytes) -> None:
+    async def _try(self, lease: Lease, path: bytes, query: bytes) -> None:
         address = lease.child.pool.address
-        head = request_head(self._scope, address, path, query, len(body), keys=self._keys)
+        head = request_head(self._scope, address, path, query, len(self._body), keys=self._keys)
         try:
-            connection = await self._connect(lease, head, body)
+            connection = await self._connect(lease, head)
             self._stream = any(n == b"content-type" and b"event-stream" in v for n, v in connection.headers)
             first = connection.take()
             send = self._send
@@ -223,6 +219,7 @@ class Passage:
                 "headers": answer_headers(connection.headers),
             }
             self.started = True
+            self._body = b""  # it is not sent again
             await send(start)
             if connection.finished:
                 connection.release()

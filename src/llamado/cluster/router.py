@@ -22,19 +22,21 @@ from llamado.cluster import catalogue as catalogues
 from llamado.cluster.catalogue import Catalogue, CatalogueError, Model
 from llamado.cluster.downloads import Downloads, remove_cached
 from llamado.cluster.fleet import LOADED, UNLOADED, Fleet, FleetLimits, Place
-from llamado.cluster.gate import JSON, Gate, answer
 from llamado.cluster.logbook import Logbook
 from llamado.cluster.metrics import CONTENT_TYPE, merge
-from llamado.cluster.proxy import Passage, Receive, Scope, Send
+from llamado.cluster.proxy import Passage
 from llamado.cluster.upstream import UpstreamLost, get
 from llamado.errors import LlamadoError
 from llamado.flags import Parsed
 from llamado.gguf.errors import SourceError
+from llamado.http.access import Access
+from llamado.http.answer import Receive, Scope, Send, answer, answer_error
+from llamado.http.bodies import ClientGone, body_of
+from llamado.http.errors import ApiError, invalid, not_found
 from llamado.server.app import busy_app
-from llamado.server.bodies import MAX_BODY, parse_json
-from llamado.server.connections import RESERVED_FILES, configure, raise_file_limit
-from llamado.server.connections import Gate as ConnectionGate
-from llamado.server.errors import ApiError, invalid, not_found, translate
+from llamado.server.bodies import parse_json
+from llamado.server.connections import RESERVED_FILES, Gate, configure, raise_file_limit
+from llamado.server.errors import translate
 from llamado.server.formats import FINGERPRINT
 from llamado.server.settings import Settings
 from llamado.server.signals import EndingServer
@@ -53,6 +55,8 @@ _POST = frozenset(
     """.split()  # noqa: SIM905
 )
 _GET = frozenset({"/metrics", "/slots", "/lora-adapters", "/props", "/v1/audio/voices"})
+CHANGING = frozenset({"/unload"})
+"""Paths that change something though they are asked for by GET, as llama-swap has it."""
 _TEXT = [(b"content-type", b"text/plain; charset=utf-8"), (b"x-content-type-options", b"nosniff")]
 _EVENTS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 _HEALTHY = b'{"status":"ok"}'
@@ -117,18 +121,15 @@ class Router:
                 raise
             # The server gave it the time it gives at its end.
             if not started:
-                ending = ApiError("unavailable_error", "the router is ending", retry_after=2)
-                await answer(send, ending.body, ending.status)
+                await answer_error(send, ApiError("unavailable_error", "the router is ending", retry_after=2))
+        except ClientGone:
+            pass
         except Exception as error:
             if not isinstance(error, LlamadoError):
                 log.error("%s %s", scope["method"], scope["path"][:200], exc_info=error)
             if started:
                 return
-            told = translate(error)
-            headers = [JSON]
-            if told.retry_after is not None:
-                headers.append((b"retry-after", str(told.retry_after).encode()))
-            await answer(send, told.body, told.status, headers)
+            await answer_error(send, translate(error))
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         method, path = scope["method"], scope["path"]
@@ -143,7 +144,7 @@ class Router:
         elif method == "GET" and (path == "/logs/stream" or path.startswith("/logs/stream/")):
             await self._log_stream(scope, receive, send)
         else:
-            await answer(send, not_found().body, 404)
+            await answer_error(send, not_found())
 
     # To a model
 
@@ -162,24 +163,27 @@ class Router:
         said = query.get("autoload", "")
         return said in ("true", "1") if said else self._autoload
 
-    def _passage(self, scope: Scope, receive: Receive, send: Send) -> Passage:
+    def _passage(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> Passage:
         # Whoever holds a key of the router's need not know the models' processes.
-        return Passage(self.fleet, scope, receive, send, keys=not self._settings.access.api_keys)
+        return Passage(self.fleet, scope, receive, send, body, keys=not self._settings.access.api_keys)
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_body(scope, receive)
-        if body is None:
-            return
+        autoload = self._loads(_query(scope))
+        place, body = await self._addressed(scope, receive, autoload)
+        passage = self._passage(scope, receive, send, body)
+        del body  # the passage lets go of it when the answer begins
+        await passage.run(place, scope["raw_path"], scope["query_string"], count=True, autoload=autoload)
+
+    async def _addressed(self, scope: Scope, receive: Receive, autoload: bool) -> tuple[Place, bytes]:
+        """The model a body names, and the body as the model shall get it."""
+        body = await body_of(scope).read(scope, receive)
         told = parse_json(body)
         name = told.get("model") if isinstance(told, dict) else None
-        autoload = self._loads(_query(scope))
         place = self._place(name if isinstance(name, str) else "", autoload)
         if place.model.rewrite:
             place.model.rewrite.apply(told, str(name))
             body = orjson.dumps(told)
-        passage = self._passage(scope, receive, send)
-        path, query = scope["raw_path"], scope["query_string"]
-        await passage.run(place, path, query, body, count=True, autoload=autoload)
+        return place, body
 
     async def _get(self, scope: Scope, receive: Receive, send: Send) -> None:
         query = _query(scope)
@@ -192,10 +196,9 @@ class Router:
                 return
         autoload = self._loads(query)
         place = self._place(query.get("model", ""), autoload)
-        passage = self._passage(scope, receive, send)
+        passage = self._passage(scope, receive, send, b"")
         # Who only looks does not keep a model loaded.
-        path = scope["raw_path"]
-        await passage.run(place, path, scope["query_string"], b"", count=False, autoload=autoload)
+        await passage.run(place, scope["raw_path"], scope["query_string"], count=False, autoload=autoload)
 
     async def _upstream(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`/upstream/MODEL/PATH` of llama-swap: anything at all, to the model's process."""
@@ -216,11 +219,9 @@ class Router:
                 prefix = self._settings.switches.api_prefix.encode()
                 await answer(send, b"", status, [(b"location", prefix + target)])
                 return
-            body = await read_body(scope, receive)
-            if body is not None:
-                passage = self._passage(scope, receive, send)
-                path = b"/" + b"/".join(segments[i + 1 :])
-                await passage.run(place, path, scope["query_string"], body, count=True, autoload=True)
+            passage = self._passage(scope, receive, send, await body_of(scope).read(scope, receive))
+            path = b"/" + b"/".join(segments[i + 1 :])
+            await passage.run(place, path, scope["query_string"], count=True, autoload=True)
             return
         raise invalid("model id required in path")
 
@@ -295,22 +296,17 @@ class Router:
                 data.append(_downloading(name, progress, now))
         await answer(send, orjson.dumps({"data": data, "object": "list"}))
 
-    async def _asked(self, scope: Scope, receive: Receive) -> str | None:
-        """The model a body names; None when the client went away."""
-        body = await read_body(scope, receive)
-        if body is None:
-            return None
-        told = parse_json(body)
+    async def _asked(self, scope: Scope, receive: Receive) -> str:
+        """The model a body names."""
+        told = parse_json(await body_of(scope).read(scope, receive))
         name = told.get("model") if isinstance(told, dict) else None
         return name if isinstance(name, str) else ""
 
     async def _load(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = await self._asked(scope, receive)
-        if name is None:
-            return
         place = self.fleet.find(name)
         if place is None:
-            await answer(send, not_found().body, 404)
+            await answer_error(send, not_found())
             return
         if place.running and not place.stopping:
             raise invalid("model is already running")
@@ -319,8 +315,6 @@ class Router:
 
     async def _unload(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = await self._asked(scope, receive)
-        if name is None:
-            return
         if not self._downloads.cancel(name):
             place = self.fleet.find(name)
             if place is None:
@@ -339,8 +333,6 @@ class Router:
 
     async def _download(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = await self._asked(scope, receive)
-        if name is None:
-            return
         if not name:
             raise invalid("model must be a non-empty string")
         if name in self._downloads.progress:
@@ -501,28 +493,6 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def read_body(scope: Scope, receive: Receive) -> bytes | None:
-    """The whole body; None when the client went away. Raises ApiError (413) when it is larger than MAX_BODY."""
-    too_large = ApiError("invalid_request_error", f"request body exceeds {MAX_BODY} bytes", status=413)
-    declared = dict(scope["headers"]).get(b"content-length", b"")
-    if declared.isdigit() and int(declared) > MAX_BODY:
-        raise too_large
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        part = message.get("body", b"")
-        size += len(part)
-        if size > MAX_BODY:
-            raise too_large
-        if part:
-            parts.append(part)
-        if not message.get("more_body"):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
 def model_json(place: Place, now: int) -> dict[str, Any]:
     """A model as an entry of `/v1/models`; with what its process says of itself while that runs."""
     model, child = place.model, place.child
@@ -630,10 +600,10 @@ def make_server(settings: Settings, flags: Parsed) -> RouterServer:
             f"{len(preload)} models are to be loaded on startup, and --models-max is {models_max}: {', '.join(preload)}"
         )
     settings = replace(settings, access=access)
-    application: list[Gate] = []
+    application: list[Access] = []
     limits = FleetLimits(models_max=models_max, waiting=settings.engine.max_queue)
 
-    def make() -> Gate:
+    def make() -> Access:
         router = server.router = Router(
             catalogue,
             settings,
@@ -646,12 +616,13 @@ def make_server(settings: Settings, flags: Parsed) -> RouterServer:
             place = router.fleet.find(name)
             if place is not None:
                 router.fleet.load(place)
-        application.append(Gate(router, settings.access, settings.switches.api_prefix))
+        application.append(Access(router, settings.access, settings.switches.api_prefix, changing=CHANGING))
+        server.access = application[0]
         return application[0]
 
     # Each request has a connection to its model besides the client's.
     limit = (raise_file_limit() - RESERVED_FILES) // 2
-    connections = ConnectionGate(min(limit, settings.max_connections or limit), settings.timeout)
+    connections = Gate(min(limit, settings.max_connections or limit), settings.timeout)
     refuse = busy_app(lambda: cast(Any, application[0]), settings.switches.api_prefix)
     options = configure(
         make,

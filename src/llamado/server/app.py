@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import time
 from collections.abc import Callable
-from hashlib import blake2b
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 from fastapi import FastAPI
@@ -22,6 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llamado import __version__
 from llamado.errors import LlamadoError
+from llamado.http.access import HEALTH, Access
+from llamado.http.answer import answer_error
 from llamado.server.completions import Generator, completions_router
 from llamado.server.embeddings import embeddings_router
 from llamado.server.errors import ApiError, not_found, translate
@@ -34,7 +33,7 @@ from llamado.server.record import Record, current, request_id
 from llamado.server.responses import responses_router
 from llamado.server.sleep import QUIET
 from llamado.server.slots import slots_router
-from llamado.server.state import AccessRules, ServerState
+from llamado.server.state import ServerState
 from llamado.server.streaming import Mailbox, error_response, json_response
 from llamado.server.text import text_router
 
@@ -42,12 +41,13 @@ log = logging.getLogger("llamado.server")
 
 # Paths that need no key (`get_public_endpoints` in tools/server/server-http.cpp, b11434): the page of `--path` among
 # them, so that a browser can show it and ask for the key.
-HEALTH = frozenset({"/health", "/v1/health"})
 PAGE = frozenset({"/", "/index.html"})
 PUBLIC = HEALTH | PAGE
 
 CLIENT_GONE = 499
 """Status in logs and metrics of a request whose client went away before its answer began (nginx's)."""
+
+_LONGEST_PATH = _LONGEST_REASON = 300  # characters of a log line
 
 _OTHER = "other"  # endpoint, in metrics, of paths that do not exist
 
@@ -69,13 +69,13 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
 
 
 class Door:
-    """Checks every request before the routes see it, and notes what became of it."""
+    """What every request goes through before the routes see it; notes what became of it."""
 
     def __init__(self, app: FastAPI, state: ServerState) -> None:
         self._app = app
         self._state = state
-        self._keys = tuple(map(_digest, state.access.api_keys))
         self._prefix = state.switches.api_prefix
+        self.access = Access(self._awake, state.access, self._prefix, public=PUBLIC, unready=self._unready)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -84,167 +84,123 @@ class Door:
         state = self._state
         headers = dict(scope["headers"])
         record = Record(request_id(headers.get(b"x-request-id", b"")), scope["method"], scope["path"])
+        record.client = scope["client"][0] if scope.get("client") else ""
         token = current.set(record)
         span = None if state.tracing is None else state.tracing.begin(record, headers)
-        origin = allowed_origin(state.access, headers.get(b"origin", b"").decode("latin-1"))
-        inner = {**scope}
         try:
-            await self._answer(inner, headers, receive, _noting(send, record, origin.encode("latin-1")))
+            await self.access(scope, receive, _noting(send, record))
         except BaseException:
             record.status = record.status or 500
             raise
         finally:
-            route = getattr(inner.get("route"), "path", "")
-            self._note(record, inner["path"], route)
+            self._note(record)
             if span is not None and state.tracing is not None:
-                state.tracing.end(span, record, route, state.served.info.name if state.served else "")
+                state.tracing.end(span, record, record.route, state.served.info.name if state.served else "")
             current.reset(token)
 
-    async def _answer(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
-        if self._prefix:
-            path = scope["path"]
-            if not path.startswith(self._prefix + "/"):
-                await json_response(not_found().body, 404)(scope, receive, send)
-                return
-            scope["path"] = path[len(self._prefix) :]
-            scope["raw_path"] = scope.get("raw_path", path.encode())[len(self._prefix) :]
-        refusal = self._refuse(scope, headers)
-        if refusal is not None:
-            await refusal(scope, receive, send)
-            return
-        if scope["method"] == "HEAD":
-            scope["method"] = "GET"  # the server leaves the body out by itself
-        sleep = self._state.sleep
-        quiet = sleep is None or (scope["method"] == "GET" and scope["path"] in QUIET)
-        if sleep is None or quiet or (sleep.asleep and not self._exists(scope)):
-            await self._app(scope, receive, send)
-            return
+    async def _awake(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the routes answer, with a model that is awake where they need one."""
         try:
-            async with sleep.awake():
+            sleep = self._state.sleep
+            quiet = sleep is None or (scope["method"] == "GET" and scope["path"] in QUIET)
+            if sleep is None or quiet or (sleep.asleep and not self._exists(scope)):
                 await self._app(scope, receive, send)
-        except ApiError as error:
-            await error_response(error)(scope, receive, send)
+                return
+            try:
+                async with sleep.awake():
+                    await self._app(scope, receive, send)
+            except ApiError as error:
+                await error_response(error)(scope, receive, send)
+        finally:
+            record = current.get()
+            if record is not None:
+                record.route = getattr(scope.get("route"), "path", "")
 
     def _exists(self, scope: Scope) -> bool:
         """Whether an endpoint takes the request; for anything else no model is woken."""
         routes = [route for route in self._app.router.routes if not isinstance(route, Mount)]
         return any(route.matches(scope)[0] is Match.FULL for route in routes)
 
-    def _refuse(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
-        access = self._state.access
-        if scope["method"] == "OPTIONS":
-            # Browsers send these without a key, before the request proper.
-            cors = {
-                "Access-Control-Allow-Credentials": "true" if access.cors_credentials else "false",
-                "Access-Control-Allow-Methods": access.cors_methods,
-                "Access-Control-Allow-Headers": access.cors_headers,
-            }
-            return Response(b"", headers=cors, media_type="text/html")
-        if self._state.served is None and not (self._state.switches.static_path and scope["path"] in PAGE):
-            status, body = health_body(self._state)
-            return json_response(body, status)
-        if self._keys and scope["path"] not in PUBLIC and not key_is_valid(headers, self._keys):
-            error = ApiError("authentication_error", "Invalid API Key")
-            return json_response(error.body, error.status)
-        return None
+    def _unready(self, path: str) -> tuple[int, bytes] | None:
+        """The answer while the model is loaded; only the page is there already."""
+        if self._state.served is not None or (self._state.switches.static_path and path in PAGE):
+            return None
+        return health_body(self._state)
 
-    def _note(self, record: Record, path: str, route: str) -> None:
+    def _note(self, record: Record) -> None:
         seconds = time.perf_counter() - record.began
         if not record.status:
             record.status = CLIENT_GONE
-        self._state.traffic.count(record.method, route or _OTHER, record.status, seconds)
+        self._state.traffic.count(record.method, record.route or _OTHER, record.status, seconds)
         # Probes come every few seconds; what they hear is in the log already where it matters.
+        path = record.path.removeprefix(self._prefix)
         level = logging.DEBUG if path in QUIET and record.status in (200, 503) else logging.INFO
-        if log.isEnabledFor(level):
-            tokens = f", {record.n_prompt}+{record.n_predicted} tokens" if record.n_prompt else ""
-            fields = {
-                "method": record.method,
-                "path": record.path,
-                "status": record.status,
-                "duration_ms": round(seconds * 1e3, 3),
-                "prompt_tokens": record.n_prompt,
-                "predicted_tokens": record.n_predicted,
-            }
-            log.log(
-                level,
-                "%s %s %d, %.1f ms%s",
-                record.method,
-                _printable(record.path),
-                record.status,
-                seconds * 1e3,
-                tokens,
-                extra={"fields": fields},
-            )
+        if not log.isEnabledFor(level):
+            return
+        first = None if record.first_token is None else record.first_token - record.began
+        model = self._state.served.info.name if self._state.served else ""
+        fields: dict[str, Any] = {
+            "client": record.client,
+            "method": record.method,
+            "path": record.path,
+            "status": record.status,
+            "duration_ms": round(seconds * 1e3, 3),
+            "model": model,
+            "prompt_tokens": record.n_prompt,
+            "predicted_tokens": record.n_predicted,
+        }
+        told = [f"{seconds * 1e3:.1f} ms"]
+        if record.n_prompt:
+            told.append(f"{record.n_prompt}+{record.n_predicted} tokens of {model}")
+        if first is not None:
+            fields["first_token_ms"] = round(first * 1e3, 3)
+            told.append(f"first after {first * 1e3:.1f} ms")
+        if record.reason:
+            fields["reason"] = record.reason
+            told.append(record.reason)
+        path = record.path[:_LONGEST_PATH]
+        client = f"{record.client} " if record.client else ""
+        line = f"{client}{record.method} {path} {record.status}, {', '.join(told)}"
+        log.log(level, "%s", line, extra={"fields": fields})
 
 
-def _printable(path: str) -> str:
-    """A path that cannot begin a line of its own or colour a terminal."""
-    return path if path.isprintable() and len(path) <= 200 else repr(path[:200])
-
-
-def _digest(key: bytes) -> bytes:
-    return blake2b(key, digest_size=32).digest()
-
-
-def key_is_valid(headers: dict[bytes, bytes], digests: tuple[bytes, ...]) -> bool:
-    """Whether `Authorization: Bearer` or `X-Api-Key` holds one of the keys, given by their digests.
-
-    The time it takes tells neither which key it is nor how long the keys are nor how much of one was right.
-    """
-    bearer = headers.get(b"authorization", b"")
-    if bearer[:7].lower() == b"bearer ":
-        bearer = bearer[7:]
-    given = (_digest(bearer), _digest(headers.get(b"x-api-key", b"")))
-    return max([hmac.compare_digest(one, digest) for one in given for digest in digests])
-
-
-def allowed_origin(access: AccessRules, origin: str) -> str:
-    """Value of Access-Control-Allow-Origin for a request's Origin; "" for none."""
-    if access.cors_origins == "*":
-        # With credentials a browser takes no "*": the origin is sent back instead.
-        return origin if access.cors_credentials else "*"
-    if access.cors_origins == "localhost":
-        try:
-            host = urlsplit(origin).hostname
-        except ValueError:
-            return ""
-        return origin if host in ("localhost", "127.0.0.1", "::1") else ""
-    origins = [o.strip() for o in access.cors_origins.split(",")]
-    return origin if origin in origins else origins[0]
-
-
-def _noting(send: Send, record: Record, origin: bytes) -> Send:
-    """`send` that notes the status and adds the headers every answer has."""
-    more = [(b"x-request-id", record.id.encode("ascii"))]
-    if origin:
-        more.append((b"access-control-allow-origin", origin))
+def _noting(send: Send, record: Record) -> Send:
+    """`send` that notes status, time and the reason of a refusal, and names the request in the answer."""
+    id = (b"x-request-id", record.id.encode("ascii"))
 
     async def send_noting(message: Message) -> None:
         if message["type"] == "http.response.start":
             record.status = message["status"]
-            message["headers"] = [*message["headers"], *more]
+            message["headers"] = [*message["headers"], id]
+        elif record.status >= 400 and not record.reason:
+            record.reason = _reason(message.get("body", b""))
         await send(message)
 
     return send_noting
+
+
+def _reason(body: bytes) -> str:
+    """What an error's body says, or "" where it is none."""
+    try:
+        return str(orjson.loads(body)["error"]["message"])[:_LONGEST_REASON]
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def busy_app(app: Callable[[], ASGIApp], prefix: str) -> ASGIApp:
     """What answers where there are too many connections: `/health` by the application, 503 for the rest."""
     paths = {prefix + path for path in HEALTH}
 
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] in paths:
             await app()(scope, receive, send)
             return
-        error = ApiError("unavailable_error", "too many connections", retry_after=1)
-        response = error_response(error)
-        response.headers["connection"] = "close"
-        await response(scope, receive, send)
+        await answer_error(send, ApiError("unavailable_error", "too many connections", retry_after=1), close=True)
 
-    return answer
+    return refuse
 
 
-def create_app(state: ServerState) -> ASGIApp:
+def create_app(state: ServerState) -> Door:
     """The application for one server; call it inside the event loop that will run it."""
     app = FastAPI(title="llamado", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.router.redirect_slashes = False

@@ -1,4 +1,4 @@
-"""Request bodies: bounded, and JSON or a 400 that says where it is not."""
+"""Request bodies as JSON, or a 400 that says where it is not."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import orjson
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
-from llamado.server.errors import ApiError, invalid
+from llamado.http.bodies import body_of
+from llamado.http.errors import invalid
 
-# A prompt of a million tokens is 5 MB of text.
-MAX_BODY = 10 * 2**20
 # Arrays and objects inside of each other; schemas of tools nest a few dozen. What walks a body by recursion relies on
 # this.
 MAX_DEPTH = 200
@@ -29,25 +28,6 @@ LONG_BODY = 64 * 1024
 
 # One at a time: each keeps the interpreter for a while, and the event loop shall get it between two of them.
 _parser = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llamado-json")
-
-
-async def read_body(request: Request) -> bytes:
-    """The whole body. Raises ApiError (413) when it is larger than MAX_BODY."""
-    too_large = ApiError("invalid_request_error", f"request body exceeds {MAX_BODY} bytes", status=413)
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > MAX_BODY:
-        raise too_large
-    chunks: list[bytes] = []
-    size = 0
-    try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > MAX_BODY:
-                raise too_large
-            chunks.append(chunk)
-    except ClientDisconnect:
-        raise invalid("the client went away while sending its body") from None
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def parse_json(body: bytes) -> Any:
@@ -92,7 +72,7 @@ def is_deeper(value: Any, levels: int) -> bool:
 
 async def read_json(request: Request) -> Any:
     """The body as JSON. Raises ApiError."""
-    body = await read_body(request)
+    body = await body_of(request.scope).read(request.scope, request.receive)
     if len(body) <= LONG_BODY:
         return parse_json(body)
     return await asyncio.get_running_loop().run_in_executor(_parser, parse_json, body)

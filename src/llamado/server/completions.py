@@ -15,7 +15,7 @@ from llamado.server.controls import Controls
 from llamado.server.errors import ApiError, invalid, loading, not_supported
 from llamado.server.formats import Call, ChatFormat, CompletionsFormat, NativeFormat, completion_id
 from llamado.server.limits import Limits
-from llamado.server.options import Options, make_requests, read_options
+from llamado.server.options import Options, bound_probabilities, make_requests, read_options
 from llamado.server.prompts import characters, encode, in_thread, off_loop, off_loop_chat, size_of, tokenize_prompts
 from llamado.server.schemas import describe
 from llamado.server.served import Served
@@ -145,6 +145,7 @@ class Generator:
         for tokens in prompts:
             if len(tokens) >= n_ctx:
                 raise too_long(len(tokens), n_ctx)
+        bound_probabilities(options, len(prompts), served.defaults.n_predict, n_ctx)
         constraint = await self._constraint(options.limits)
         size = 64 * len(prompts) * options.n + len(options.engine.get("logit_bias", ()))
         requests = await off_loop(lambda: make_requests(options, prompts, served.defaults, constraint), size)

@@ -8,16 +8,20 @@ those that rest longest make room. `/health` is answered under all of that.
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import httptools
 import uvicorn
 from uvicorn._types import ASGI3Application
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from llamado.server.bodies import MAX_BODY
+from llamado.http.bodies import MAX_BODY
+
+log = logging.getLogger("llamado.server")
 
 # Seconds from a connection's (or a request's) first byte to the end of the headers. Real ones arrive in one packet.
 HEADER_SECONDS = 20.0
@@ -42,6 +46,10 @@ RESERVED_FILES = 256
 GRACE = 10
 # Seconds a connection may rest between two requests.
 KEEP_ALIVE = 30
+# Bytes of answers that may wait for clients that do not read them, of all connections together.
+MOST_UNREAD = 256 * 2**20
+# Name of the ASGI extension that closes a connection without waiting for what its client has not read.
+ABORT = "llamado.abort"
 # A connection costs about 10 kB; more of them than this serve nobody.
 MOST_CONNECTIONS = 16384
 
@@ -71,7 +79,20 @@ class Gate:
         self.timeout = timeout
         self.resting: dict[Connection, None] = {}
         """Those without a whole request in work, the longest resting first."""
+        self.unread: dict[Connection, None] = {}
+        """Those whose clients do not read fast enough, the longest waiting first."""
         self.n_open = 0
+
+    def limit_unread(self) -> None:
+        """Close connections whose clients have left their answers unread the longest, if there is too much of it."""
+        waiting = {connection: connection.transport.get_write_buffer_size() for connection in self.unread}
+        total = sum(waiting.values())
+        for connection, size in waiting.items():
+            if total <= MOST_UNREAD:
+                return
+            log.warning("a connection is closed: its client leaves %d bytes of its answer unread", size)
+            connection.transport.abort()
+            total -= size
 
     def make_room(self) -> bool:
         """Close a resting connection if there are too many; whether there is room."""
@@ -82,6 +103,35 @@ class Gate:
             return False
         oldest.give_way()
         return True
+
+
+class _Spelled:
+    """What a response is written to: the names of its headers are sent as llama-server and most servers write them.
+
+    There are clients that compare names as they are, against the RFC. The application writes them in lower case, as ASGI
+    has it.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.close = transport.close
+        self.is_closing = transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        if not data.startswith(b"HTTP/1.1 100 "):
+            self.write = self._transport.write  # type: ignore[method-assign]  # the head comes first, and once
+            status, *lines = data.split(b"\r\n")
+            data = b"\r\n".join([status, *(_spell(name) + colon + value for name, colon, value in map(_split, lines))])
+        self._transport.write(data)
+
+
+def _split(line: bytes) -> tuple[bytes, bytes, bytes]:
+    return line.partition(b":")
+
+
+@cache
+def _spell(name: bytes) -> bytes:
+    return b"ETag" if name == b"etag" else b"-".join(word.capitalize() for word in name.split(b"-"))
 
 
 class Connection(HttpToolsProtocol):
@@ -112,6 +162,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.gate.n_open -= 1
         self.gate.resting.pop(self, None)
+        self.gate.unread.pop(self, None)
         self._clear()
         if self._unread is not None:
             self._unread.cancel()
@@ -161,6 +212,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]
         self._in_headers, self._in_body = True, False
         self._header_bytes = 0
 
@@ -183,6 +235,10 @@ class Connection(HttpToolsProtocol):
         self._unwanted = 0
         self._within(self._body_seconds())
         super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        cycle.transport = _Spelled(self.transport)  # type: ignore[assignment]
+        super()._start_asgi_task(cycle, app)
 
     def _body_seconds(self) -> float:
         for name, value in self.headers:
@@ -221,12 +277,15 @@ class Connection(HttpToolsProtocol):
         super().pause_writing()
         if self._unread is None:
             self._unread = self.loop.call_later(self.gate.timeout, self.transport.abort)
+        self.gate.unread[self] = None
+        self.gate.limit_unread()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
+        self.gate.unread.pop(self, None)
 
     def _within(self, seconds: float) -> None:
         self._clear()
@@ -254,8 +313,8 @@ class Connection(HttpToolsProtocol):
         if not self._busy or not self.cycle.response_started:
             body = b'{"error":{"code":%d,"message":"%s","type":"invalid_request_error"}}' % (status, reason.encode())
             self.transport.write(
-                b"HTTP/1.1 %d %s\r\ncontent-type: application/json; charset=utf-8\r\ncontent-length: %d\r\n"
-                b"connection: close\r\n\r\n%s" % (status, reason.encode(), len(body), body)
+                b"HTTP/1.1 %d %s\r\nContent-Type: application/json; charset=utf-8\r\nContent-Length: %d\r\n"
+                b"Connection: close\r\n\r\n%s" % (status, reason.encode(), len(body), body)
             )
         self.transport.close()
 

@@ -15,11 +15,10 @@ from types import FrameType
 from typing import Any, cast
 
 import uvicorn
-from starlette.types import ASGIApp
 
 from llamado.errors import LlamadoError
 from llamado.server import memory
-from llamado.server.app import busy_app, create_app
+from llamado.server.app import Door, busy_app, create_app
 from llamado.server.connections import GRACE, HEADER_SECONDS, Gate, configure
 from llamado.server.overview import overview
 from llamado.server.prompts import use_threads
@@ -112,10 +111,11 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket]) -> int:
     if settings.threads_http is not None:
         use_threads(settings.threads_http)
     gate = Gate(settings.max_connections, settings.timeout)
-    application: list[ASGIApp] = []
+    application: list[Door] = []
 
-    def make_app() -> ASGIApp:
+    def make_app() -> Door:
         application.append(create_app(state))
+        server.access = application[0].access
         return application[0]
 
     refuse = busy_app(lambda: application[0], settings.switches.api_prefix)

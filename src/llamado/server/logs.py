@@ -33,29 +33,52 @@ class LogFileError(LlamadoError):
     """The log file cannot be written."""
 
 
-class Lines(logging.Formatter):
+class Message(logging.Formatter):
+    """What a record says, in one line: names that strangers chose can neither begin another nor colour a terminal.
+
+    `verbose`: with the traceback of an error, which is for whoever asked to see everything; its lines are indented.
+    """
+
+    def __init__(self, *, verbose: bool = False) -> None:
+        super().__init__()
+        self._verbose = verbose
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = escaped(record.getMessage())
+        if record.exc_info and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            message += f": {escaped(f'{type(error).__name__}: {error}')}"
+            if self._verbose:
+                lines = self.formatException(record.exc_info).splitlines()
+                message = "\n    ".join([message, *map(escaped, lines)])
+        return message
+
+
+def escaped(text: str) -> str:
+    """Text of one line, without control characters."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+class Lines(Message):
     """A line of text, or of JSON with the fields `timestamp`, `level`, `source`, `message`, `request_id` and others
     that the record brings along."""
 
     def __init__(self, *, prefix: bool, timestamps: bool, as_json: bool, verbose: bool, colors: bool = False) -> None:
-        super().__init__()
-        self._prefix, self._timestamps, self._json, self._verbose = prefix, timestamps, as_json, verbose
+        super().__init__(verbose=verbose)
+        self._prefix, self._timestamps, self._json = prefix, timestamps, as_json
         self._colors = colors
 
     def format(self, record: logging.LogRecord) -> str:
-        message = record.getMessage()
-        if record.exc_info and record.exc_info[1] is not None:
-            # A person gets the reason; the traceback is for whoever asked to see everything.
-            error = record.exc_info[1]
-            detail = self.formatException(record.exc_info) if self._verbose else f"{type(error).__name__}: {error}"
-            message += f": {detail}"
+        message = super().format(record)
         request = current.get()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
         if self._json:
             line = {"timestamp": stamp, "level": record.levelname.lower(), "source": record.name, "message": message}
             if request is not None:
                 line["request_id"] = request.id
-            return json.dumps(line | getattr(record, "fields", {}), ensure_ascii=False)
+            fields = getattr(record, "fields", {})
+            line |= {name: escaped(value) if isinstance(value, str) else value for name, value in fields.items()}
+            return json.dumps(line, ensure_ascii=False)
         start = f"{stamp} " if self._timestamps else ""
         if self._prefix or record.levelno >= logging.WARNING:
             start += f"{record.levelname.lower()}: "
@@ -136,27 +159,29 @@ def configure(
     level = _LEVELS[max(0, verbosity)] if verbosity < len(_LEVELS) else logging.DEBUG
     if verbosity >= 10:
         level = EVERYTHING
-    streams: list[TextIO] = [sys.stderr]
+    outputs: list[tuple[TextIO, int]] = [(sys.stderr, level)]
     if file:
         try:
-            streams.append(open(file, "a", encoding="utf-8"))  # noqa: SIM115
+            # Who asks for a file wants something in it: a low verbosity is for the terminal.
+            outputs.append((open(file, "a", encoding="utf-8"), min(level, logging.INFO)))  # noqa: SIM115
         except OSError as error:
             raise LogFileError(f"--log-file {file}: {error.strerror}") from None
     handlers: list[logging.Handler] = []
-    for stream in [] if disabled else streams:
+    for stream, least in [] if disabled else outputs:
         handler = Background(stream)
+        handler.setLevel(least)
         colored = colors == "on" or (colors == "auto" and stream.isatty())
-        verbose = level <= logging.DEBUG
         handler.setFormatter(
             Lines(
                 prefix=prefix,
                 timestamps=timestamps,
                 as_json=as_json,
-                verbose=verbose,
+                verbose=level <= logging.DEBUG,
                 colors=colored and stream is sys.stderr and not as_json,
             )
         )
         handlers.append(handler)
+    level = min(least for _, least in outputs)
     for name, least in (("llamado", level), ("uvicorn", max(level, logging.ERROR)), ("asyncio", logging.ERROR)):
         logger = logging.getLogger(name)
         logger.handlers = list(handlers)

@@ -25,6 +25,10 @@ from llamado.server.values import MOST_ITEMS, MOST_SAMPLERS, at_most, whole, wro
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 FLOAT32_MAX = 3.4028234663852886e38
+# Probabilities of one answer: all of a vocabulary of 262,144 at four tokens, or 20 at 50,000. As JSON they are 100 MB.
+MOST_PROBABILITIES = 1 << 20
+# Tokens that an answer without a limit is thought to have at least.
+LONG_ANSWER = 4096
 
 
 @dataclass(frozen=True)
@@ -312,6 +316,27 @@ def read_options(
         echo=bool(server["echo"]),
         shown=shown,
     )
+
+
+def bound_probabilities(options: Options, n_prompts: int, n_predict: int, n_ctx: int) -> None:
+    """Refuse more probabilities than one answer may hold; an answer without a limit of its own ends before that.
+
+    `n_predict`: tokens where the request does not say. Raises ApiError.
+    """
+    each = options.engine.get("n_probs", 0) * n_prompts * options.n
+    if not each:
+        return
+    wanted: int = options.engine.get("n_predict", n_predict)
+    endless = not 0 <= wanted < n_ctx
+    most = MOST_PROBABILITIES // each
+    n_tokens = min(n_ctx, LONG_ANSWER) if endless else wanted
+    if n_tokens > most:
+        raise invalid(
+            f"Field 'n_probs': {each} probabilities at each of {n_tokens} tokens; at most {MOST_PROBABILITIES} are "
+            "allowed in one answer: ask for fewer (n_probs, top_logprobs), or for fewer tokens (n_predict, max_tokens)"
+        )
+    if endless and most < n_ctx:
+        options.engine["n_predict"] = most
 
 
 def make_requests(

@@ -23,21 +23,29 @@ class Record:
     path: str
     began: float = field(default_factory=time.perf_counter)
     status: int = 0
+    client: str = ""
+    """Address of who asked; "" on a Unix socket."""
+    route: str = ""
+    """Path of the endpoint; "" where none was reached."""
+    reason: str = ""
+    """Why it was refused."""
     n_prompt: int = 0
     n_predicted: int = 0
     first_token: float | None = None
     stops: tuple[str, ...] = ()
     """Why each answer ended."""
 
-    def token(self) -> None:
-        """The first token of a stream came."""
-        self.first_token = time.perf_counter()
-
     def answered(self, result: Result) -> None:
         """An answer is complete; a request may have several."""
         self.n_prompt += result.n_prompt
         self.n_predicted += result.n_predicted
         self.stops += (result.stop_type,)
+
+    def cancelled(self, n_prompt: int, n_predicted: int) -> None:
+        """An answer ended before it was complete, because nobody wants it any more."""
+        self.n_prompt += n_prompt
+        self.n_predicted += n_predicted
+        self.stops += ("cancelled",)
 
 
 current: ContextVar[Record | None] = ContextVar("llamado-request", default=None)

@@ -15,7 +15,8 @@ from llamado.devices.placement import ALL_LAYERS, SplitOptions
 from llamado.engine.request import Defaults, Sampling, sampler_names
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
-from llamado.server.state import AccessRules, Switches
+from llamado.http.access import AccessRules
+from llamado.server.state import Switches
 from llamado.text.grammar import GrammarSource
 
 

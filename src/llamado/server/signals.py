@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
 
+from llamado.http.access import Access
+
+_TICK = 0.05  # seconds
+
 
 class EndingServer(uvicorn.Server):
-    """uvicorn that a signal ends cleanly: with exit code 0. `handle_exit` says what a signal does."""
+    """uvicorn that a signal ends cleanly: with exit code 0. `handle_exit` says what a signal does.
+
+    While running answers are finished, new requests are told to come again: `access` is the door they come through.
+    """
+
+    access: Access | None = None
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.access is not None:
+            self.access.draining = True
+            for connection in list(self.server_state.connections):
+                connection.shutdown()
+            loop = asyncio.get_running_loop()
+            end = loop.time() + (self.config.timeout_graceful_shutdown or 0)
+            while self.access.n_running and not self.force_exit and loop.time() < end:
+                await asyncio.sleep(_TICK)
+            self.config.timeout_graceful_shutdown = max(1, int(end - loop.time()))
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

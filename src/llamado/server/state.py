@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from llamado.http.access import AccessRules
 from llamado.server.served import Served
 from llamado.server.traffic import Traffic
 from llamado.text.grammar import GrammarSource
@@ -14,17 +15,6 @@ from llamado.text.grammar import GrammarSource
 if TYPE_CHECKING:
     from llamado.server.sleep import Sleep
     from llamado.server.tracing import Tracing
-
-
-@dataclass(frozen=True, kw_only=True)
-class AccessRules:
-    """Who may call: keys, and what browsers are told."""
-
-    api_keys: tuple[bytes, ...] = ()
-    cors_origins: str = "*"
-    cors_methods: str = "GET, POST, DELETE, OPTIONS"
-    cors_headers: str = "*"
-    cors_credentials: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,21 +14,33 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from llamado.engine.request import Done, Event, Failed, Progress, Request, Result, Timings, Token
+from llamado.http.bodies import body_of
+from llamado.server.connections import ABORT
 from llamado.server.errors import ApiError, translate
 from llamado.server.prompts import off_loop
 from llamado.server.record import current
 from llamado.server.served import Engine
+
+log = logging.getLogger("llamado.server")
+
+# What may wait for clients that do not read, in probabilities; an event without any counts as _EVENT of them. It is
+# about 400 MB.
+MOST_UNREAD = 1 << 21
+_EVENT = 4
 
 
 class Mailbox:
     """Carries events from the engine's thread to the event loop.
 
     The loop is woken once for all events posted until it gets to run, so a step of the engine that makes a token for
-    each of 100 streams costs one wake-up.
+    each of 100 streams costs one wake-up. What clients leave unread is bounded for all of them together: then the
+    stream of which most waits is given up.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._unread: dict[Generation, int] = {}
+        self._total = 0
         self._events: deque[tuple[Generation, int, Event]] = deque()
         self._woken = False
 
@@ -48,6 +62,19 @@ class Mailbox:
             generation, index, event = events.popleft()
             generation.deliver(index, event)
 
+    def wait(self, generation: Generation, event: Event) -> None:
+        """An event waits to be read."""
+        weight = _EVENT + _probabilities(event)
+        self._unread[generation] = self._unread.get(generation, 0) + weight
+        self._total += weight
+        if self._total > MOST_UNREAD:
+            log.warning("an answer is given up: its client does not read it, and too much waits for it")
+            max(self._unread, key=self._unread.__getitem__).give_up()
+
+    def forget(self, generation: Generation) -> None:
+        """Nothing of a generation's waits any more."""
+        self._total -= self._unread.pop(generation, 0)
+
 
 class Generation:
     """The engine's answers to one HTTP request: one or several, numbered in the order of its prompts."""
@@ -62,7 +89,12 @@ class Generation:
         self._events: list[tuple[int, Event]] = []
         self._waiter: asyncio.Future[None] | None = None
         self._open = len(requests)
+        self._n_tokens = [0] * len(requests)
+        self._ended: set[int] = set()
+        self._first_token: float | None = None
         self.gone = False
+        self.close_connection: Callable[[], None] | None = None
+        """Closes the client's connection without waiting for what it has not read."""
 
     def start(self) -> None:
         """Submit everything; an error of the engine leaves nothing running."""
@@ -78,6 +110,10 @@ class Generation:
 
     def _emit(self, index: int, event: Event) -> None:
         # On the engine's thread. Where compute threads own all cores, every wake-up of the loop costs them time.
+        if isinstance(event, Token):
+            self._n_tokens[index] += len(event.tokens)
+            if self._first_token is None:
+                self._first_token = time.perf_counter()
         if self._parts or not isinstance(event, (Token, Progress)):
             self._mailbox.post(self, index, event)
 
@@ -92,12 +128,36 @@ class Generation:
         """The client is gone: cancel, and wake whoever reads."""
         self.gone = True
         self.cancel()
+        self._drop()
         self.wake()
+
+    def give_up(self) -> None:
+        """The client does not read: close its connection, as if it had."""
+        if self.close_connection is not None:
+            self.close_connection()
+        self.hang_up()
+
+    def close(self) -> None:
+        """The response is over: stop what runs, drop what was not read, and note what the answers came to."""
+        self.cancel()
+        self._drop()
+        record = current.get()
+        if record is None:
+            return
+        record.first_token = self._first_token
+        for i, request in enumerate(self.requests):
+            if i not in self._ended and self._tasks:
+                record.cancelled(len(request.prompt), self._n_tokens[i])
+
+    def _drop(self) -> None:
+        self._events.clear()
+        self._mailbox.forget(self)
 
     def deliver(self, index: int, event: Event) -> None:
         """Take an event; event loop only."""
         if self._open:
             self._events.append((index, event))
+            self._mailbox.wait(self, event)
             self.wake()
 
     def wake(self) -> None:
@@ -124,14 +184,14 @@ class Generation:
             finally:
                 self._waiter = None
         events, self._events = self._events, []
+        self._mailbox.forget(self)
         record = current.get()
-        for _, event in events:
+        for index, event in events:
             if isinstance(event, (Done, Failed)):
                 self._open = max(0, self._open - 1)
+                self._ended.add(index)
                 if record is not None and isinstance(event, Done):
                     record.answered(event.result)
-            elif record is not None and record.first_token is None and isinstance(event, Token):
-                record.token()
         return events
 
     async def results(self) -> list[Result]:
@@ -211,6 +271,8 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         generation = self._generation
+        body_of(scope).release()
+        generation.close_connection = scope.get("extensions", {}).get(ABORT)
         watcher = asyncio.ensure_future(watch(receive, generation.hang_up))
         ping = _Ping(self._ping_interval, generation.wake)
         started = False
@@ -234,13 +296,15 @@ class EventStream(Response):
                     await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                     started = True
                 await send({"type": "http.response.body", "body": data, "more_body": True})
+            if generation.gone:
+                return
             if not started:
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             ping.stop()
             watcher.cancel()
-            generation.cancel()
+            generation.close()
 
     def _write(self, events: list[tuple[int, Event]]) -> bytes:
         format = self._format
@@ -265,11 +329,16 @@ def _weight(events: list[tuple[int, Event]]) -> int:
     """How much there is to write, in probabilities and biases: there may be one for each token of the vocabulary."""
     weight = 0
     for _, event in events:
-        if isinstance(event, Token):
-            weight += sum(len(p.top) for p in event.probs or ())
-        elif isinstance(event, Done):
-            weight += _size(event.result)
+        weight += _probabilities(event)
+        if isinstance(event, Done):
+            weight += len(event.result.request.sampling.logit_bias)
     return weight
+
+
+def _probabilities(event: Event) -> int:
+    if isinstance(event, Token):
+        return sum(len(p.top) for p in event.probs or ())
+    return sum(len(p.top) for p in event.result.probs) if isinstance(event, Done) else 0
 
 
 def _size(result: Result) -> int:
@@ -313,6 +382,8 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         generation = self._generation
+        body_of(scope).release()
+        generation.close_connection = scope.get("extensions", {}).get(ABORT)
         watcher = asyncio.ensure_future(watch(receive, generation.hang_up))
         response: Response
         try:
@@ -325,7 +396,7 @@ class Answer(Response):
             response = self._format.failure(error)
         finally:
             watcher.cancel()
-            generation.cancel()
+            generation.close()
         await response(scope, receive, send)
 
 

@@ -100,7 +100,7 @@ class Tracing:
             }
             if record.stops:
                 seen["gen_ai.response.finish_reasons"] = [
-                    "length" if stop == "limit" else "stop" for stop in record.stops
+                    {"limit": "length", "cancelled": "cancelled"}.get(stop, "stop") for stop in record.stops
                 ]
             if record.first_token is not None:
                 seen["gen_ai.response.time_to_first_chunk"] = record.first_token - record.began

@@ -1,0 +1,191 @@
+"""The door of the server and of the router: the prefix of all paths, origins, keys, HEAD, the end of the process."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+from urllib.parse import urlsplit
+
+from llamado.http.answer import App, Receive, Scope, Send, answer, answer_error
+from llamado.http.bodies import Bodies, Body
+from llamado.http.errors import ApiError, not_found
+
+HEALTH = frozenset({"/health", "/v1/health"})
+"""Paths that never need a key."""
+
+Headers = dict[bytes, bytes]
+
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})  # RFC 9110, 9.2.1, without TRACE, which nothing here answers
+_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+_DRAIN_SECONDS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccessRules:
+    """Who may call: keys, and what browsers are told."""
+
+    api_keys: tuple[bytes, ...] = ()
+    cors_origins: str = "localhost"
+    """`*`, `localhost`, or origins separated by commas."""
+    cors_methods: str = "GET, POST, DELETE, OPTIONS"
+    cors_headers: str = "*"
+    cors_credentials: bool = True
+
+    def allows(self, origin: str) -> bool:
+        """Whether pages of an origin may call."""
+        if self.cors_origins == "*":
+            return True
+        if self.cors_origins == "localhost":
+            return _is_local(origin)
+        return origin in self._origins
+
+    def shown_origin(self, origin: str) -> str:
+        """Value of Access-Control-Allow-Origin for a request's Origin; "" for none."""
+        if self.cors_origins == "*":
+            # With credentials a browser takes no "*": the origin is sent back instead.
+            return origin if self.cors_credentials else "*"
+        if self.cors_origins == "localhost":
+            return origin if _is_local(origin) else ""
+        return origin if origin in self._origins else self._origins[0]
+
+    @property
+    def _origins(self) -> list[str]:
+        return [origin.strip() for origin in self.cors_origins.split(",")]
+
+
+def _is_local(origin: str) -> bool:
+    try:
+        return urlsplit(origin).hostname in _LOCAL
+    except ValueError:
+        return False
+
+
+class Access:
+    """Checks every request before `app` sees it.
+
+    `public`: paths that need no key. `changing`: paths that change something though they are asked for by GET.
+    `unready`: status and body of what is answered instead, for a path; None: the application answers.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        rules: AccessRules,
+        prefix: str = "",
+        *,
+        public: frozenset[str] = HEALTH,
+        changing: frozenset[str] = frozenset(),
+        unready: Callable[[str], tuple[int, bytes] | None] = lambda path: None,
+    ) -> None:
+        self._app = app
+        self._rules = rules
+        self._prefix = prefix
+        self._public = public
+        self._changing = changing
+        self._unready = unready
+        self._keys = tuple(map(digest, rules.api_keys))
+        self._preflight = [
+            (b"access-control-allow-credentials", b"true" if rules.cors_credentials else b"false"),
+            (b"access-control-allow-methods", rules.cors_methods.encode("latin-1")),
+            (b"access-control-allow-headers", rules.cors_headers.encode("latin-1")),
+            (b"content-type", b"text/html"),
+        ]
+        self.bodies = Bodies()
+        self.draining = False
+        """Whether the process finishes what it has and takes nothing new."""
+        self.n_running = 0
+        """Requests that the application is answering."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        body = Body(self.bodies)
+        try:
+            await self._answer({**scope, "llamado.body": body}, receive, self._sending(scope, body, send))
+        finally:
+            body.release()
+
+    def _sending(self, scope: Scope, body: Body, send: Send) -> Send:
+        """`send` that adds who may read the answer, and lets go of the request's body when the answer begins."""
+        origin = self._rules.shown_origin(dict(scope["headers"]).get(b"origin", b"").decode("latin-1"))
+        more = [(b"access-control-allow-origin", origin.encode("latin-1"))] if origin else []
+
+        async def sending(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                body.release()
+                message["headers"] = [*message["headers"], *more]
+            await send(message)
+
+        return sending
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, headers = scope["path"], dict(scope["headers"])
+        if self._prefix:
+            if not path.startswith(self._prefix + "/"):
+                await answer_error(send, not_found())
+                return
+            path = scope["path"] = path[len(self._prefix) :]
+            scope["raw_path"] = scope.get("raw_path", scope["path"].encode())[len(self._prefix) :]
+        if scope["method"] == "OPTIONS":
+            # Browsers send these without a key, before the request proper.
+            await answer(send, b"", 200, self._preflight)
+            return
+        if self.draining:
+            error = ApiError("unavailable_error", "the server is ending", retry_after=_DRAIN_SECONDS)
+            await answer_error(send, error, close=True)
+            return
+        unready = self._unready(path)
+        if unready is not None:
+            await answer(send, unready[1], unready[0])
+            return
+        if self._keys and path not in self._public and not key_is_valid(headers, self._keys):
+            await answer_error(send, ApiError("authentication_error", "Invalid API Key"))
+            return
+        changes = scope["method"] not in _SAFE or path in self._changing
+        if changes and not self._keys and self._is_foreign(headers):
+            origin = headers.get(b"origin", b"").decode("latin-1")[:200] or "another site"
+            message = f"pages of {origin} may not change anything here: see --cors-origins and --api-key"
+            await answer_error(send, ApiError("permission_error", message))
+            return
+        if scope["method"] == "HEAD":
+            scope["method"] = "GET"  # the server leaves the body out by itself
+        self.n_running += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self.n_running -= 1
+
+    def _is_foreign(self, headers: Headers) -> bool:
+        """Whether a page of a site that is not allowed makes its reader's browser ask.
+
+        Browsers send an Origin with all that changes something, and Sec-Fetch-Site with everything; pages can forge
+        neither. Other programs send none of them.
+        """
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        site = headers.get(b"sec-fetch-site", b"")
+        if self._rules.allows(origin) or site in (b"same-origin", b"same-site"):
+            return False
+        if not origin:
+            return site == b"cross-site"
+        hosts = (headers.get(b"host", b""), headers.get(b"x-forwarded-host", b""))
+        return origin.partition("://")[2].lower() not in [host.decode("latin-1").lower() for host in hosts if host]
+
+
+def digest(key: bytes) -> bytes:
+    """What is kept of a key, so that comparing tells nothing of its length."""
+    return blake2b(key, digest_size=32).digest()
+
+
+def key_is_valid(headers: Headers, digests: tuple[bytes, ...]) -> bool:
+    """Whether `Authorization: Bearer` or `X-Api-Key` holds one of the keys, given by their digests.
+
+    The time it takes tells neither which key it is nor how long the keys are nor how much of one was right.
+    """
+    bearer = headers.get(b"authorization", b"")
+    if bearer[:7].lower() == b"bearer ":
+        bearer = bearer[7:]
+    given = (digest(bearer), digest(headers.get(b"x-api-key", b"")))
+    return max([hmac.compare_digest(one, key) for one in given for key in digests])

@@ -1,0 +1,68 @@
+"""Error bodies as llama-server sends them: `{"error": {"code", "message", "type", …}}`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from llamado.errors import LlamadoError
+
+# llama-server's error types and their HTTP status (`format_error_response` in tools/server/server-common.cpp).
+STATUS = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "server_error": 500,
+    "not_supported_error": 501,
+    "unavailable_error": 503,
+    "exceed_context_size_error": 400,
+}
+
+
+class ApiError(LlamadoError):
+    """A request that is answered by an error body; `extra` holds further fields of it.
+
+    `retry_after`: seconds after which asking again makes sense.
+    """
+
+    def __init__(
+        self, type: str, message: str, *, status: int | None = None, retry_after: int | None = None, **extra: Any
+    ) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        self.type = type
+        self.message = message
+        self.status = STATUS[type] if status is None else status
+        self.extra = extra
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The object under `error`."""
+        return {"code": self.status, "message": self.message, "type": self.type, **self.extra}
+
+    @property
+    def body(self) -> bytes:
+        """The JSON body."""
+        return orjson.dumps({"error": self.error})
+
+
+def invalid(message: str) -> ApiError:
+    """400: the client's request cannot be understood."""
+    return ApiError("invalid_request_error", message)
+
+
+def not_supported(message: str) -> ApiError:
+    """501: understood, but this server does not do it."""
+    return ApiError("not_supported_error", message)
+
+
+def not_found() -> ApiError:
+    """404 for a path (or a method on a path) that does not exist."""
+    return ApiError("not_found_error", "File Not Found")
+
+
+def loading() -> ApiError:
+    """503 while the model is being loaded."""
+    return ApiError("unavailable_error", "Loading model")

@@ -1,0 +1,153 @@
+"""Who may call the server: all of its routes by all methods, with and without keys, from pages of all kinds of sites."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from wire import Wire, serving
+
+from llamado.http.access import AccessRules
+from llamado.server.app import PUBLIC, create_app
+from llamado.server.state import ServerState
+
+METHODS = ("GET", "HEAD", "POST", "OPTIONS", "DELETE", "PUT")
+LOCAL, FOREIGN = "http://localhost:5173", "http://evil.example"
+KEYS: dict[str, tuple[dict[str, str], bool]] = {
+    "none": ({}, False),
+    "wrong": ({"Authorization": "Bearer sesam"}, False),
+    "empty": ({"Authorization": "Bearer", "X-Api-Key": ""}, False),
+    "bearer": ({"Authorization": "Bearer sesame"}, True),
+    "x-api-key": ({"X-Api-Key": "sesame"}, True),
+}
+ALLOWED = "Access-Control-Allow-Origin"
+
+
+def table() -> dict[str, set[str]]:
+    """The methods of each path the application has, from its own routes; and a path it has not."""
+
+    async def work() -> Any:
+        return create_app(ServerState())
+
+    door = asyncio.run(work())
+    found: dict[str, set[str]] = {"/nowhere": set()}
+    for route in door._app.router.routes:
+        for inner in getattr(route, "original_router", door._app).routes if not hasattr(route, "path") else [route]:
+            path = re.sub(r"\{.*?\}", "0", inner.path)
+            found.setdefault(path, set()).update(inner.methods)
+    assert len(found) > 30
+    return found
+
+
+ROUTES = table()
+
+
+def ask(http: httpx.Client, method: str, path: str, **headers: str) -> httpx.Response:
+    """An answer to an empty object, or to no body where the method has none."""
+    content = b"{}" if method in ("POST", "PUT") else None
+    return http.request(method, path, content=content, headers=headers)
+
+
+@pytest.fixture(scope="module", params=["", "/llm"])
+def locked(request: pytest.FixtureRequest) -> Iterator[tuple[Wire, httpx.Client]]:
+    """A server with a key, with and without a prefix."""
+    rules = AccessRules(api_keys=(b"other", b"sesame"))
+    with (
+        serving(access=rules, api_prefix=request.param, metrics=True, props=True) as wire,
+        httpx.Client(base_url=wire.url + request.param, timeout=30, headers={"Origin": LOCAL}) as http,
+    ):
+        yield wire, http
+
+
+@pytest.mark.parametrize("path", sorted(ROUTES))
+def test_keys_and_origins_of_every_route(locked: tuple[Wire, httpx.Client], path: str) -> None:
+    wire, http = locked
+    for method in METHODS:
+        exists = method in ROUTES[path] or (method == "HEAD" and "GET" in ROUTES[path])
+        for name, (headers, right) in KEYS.items():
+            answer = ask(http, method, path, **headers)
+            case = (method, path, name, answer.status_code, answer.text[:100])
+            assert answer.headers[ALLOWED] == LOCAL, case
+            if method == "HEAD":
+                assert answer.content == b"", case
+            if method == "OPTIONS":
+                assert answer.status_code == 200, case
+                assert answer.headers["Access-Control-Allow-Methods"] == "GET, POST, DELETE, OPTIONS", case
+            elif not right and path not in PUBLIC:
+                assert answer.status_code == 401, case
+                if method != "HEAD":
+                    assert answer.json()["error"]["type"] == "authentication_error", case
+            elif not exists:
+                assert answer.status_code == 404, case
+                if method != "HEAD":
+                    assert answer.json()["error"]["message"] == "File Not Found", case
+            else:
+                assert answer.status_code not in (401, 403, 404, 405, 500), case
+    if wire.state.switches.api_prefix:
+        outside = httpx.get(wire.url + path, headers={"X-Api-Key": "sesame", "Origin": LOCAL})
+        assert outside.status_code == 404 and outside.headers[ALLOWED] == LOCAL
+
+
+def test_no_route_is_answered_while_the_model_is_loaded() -> None:
+    """503 before any question for a key, so that a browser's page can show how far it is."""
+    with (
+        serving(loaded=False, access=AccessRules(api_keys=(b"sesame",))) as wire,
+        httpx.Client(base_url=wire.url, headers={"Origin": LOCAL}) as http,
+    ):
+        for path in ROUTES:
+            for method in METHODS:
+                answer = ask(http, method, path)
+                assert answer.status_code == (200 if method == "OPTIONS" else 503), (method, path)
+                assert answer.headers[ALLOWED] == LOCAL
+
+
+@pytest.fixture(scope="module")
+def open_server() -> Iterator[httpx.Client]:
+    with serving(metrics=True, props=True) as wire, httpx.Client(base_url=wire.url, timeout=30) as http:
+        yield http
+
+
+@pytest.mark.parametrize("path", sorted(ROUTES))
+def test_pages_of_other_sites_change_nothing(open_server: httpx.Client, path: str) -> None:
+    """Without a key: what changes something is refused, what is read is not shown to the page."""
+    for method in ("GET", "POST", "DELETE"):
+        changes = method != "GET"
+        for headers in ({"Origin": FOREIGN}, {"Sec-Fetch-Site": "cross-site"}, {"Origin": "null"}):
+            answer = ask(open_server, method, path, **headers)
+            assert (answer.status_code == 403) == changes, (method, path, headers)
+            assert ALLOWED not in answer.headers
+        host = open_server.base_url.netloc.decode()
+        for headers in (
+            {},
+            {"Origin": LOCAL},
+            {"Origin": f"http://{host}"},
+            {"Origin": FOREIGN, "Sec-Fetch-Site": "same-origin"},
+            {"Origin": FOREIGN, "X-Forwarded-Host": "evil.example"},
+        ):
+            assert ask(open_server, method, path, **headers).status_code != 403, (method, path, headers)
+
+
+@pytest.mark.parametrize(
+    ("rules", "origin", "status", "shown"),
+    [
+        (AccessRules(cors_origins="*"), FOREIGN, 200, FOREIGN),
+        (AccessRules(cors_origins="*", cors_credentials=False), FOREIGN, 200, "*"),
+        (AccessRules(cors_origins=f"http://a.b, {FOREIGN}"), FOREIGN, 200, FOREIGN),
+        (AccessRules(cors_origins="http://a.b"), FOREIGN, 403, "http://a.b"),
+        (AccessRules(), "http://localhost.evil.example", 403, None),
+        (AccessRules(), "http://[::1]:80", 200, "http://[::1]:80"),
+        (AccessRules(), "http://[", 403, None),
+        (AccessRules(api_keys=(b"k",)), FOREIGN, 200, None),
+    ],
+)
+def test_sites_that_may_call(rules: AccessRules, origin: str, status: int, shown: str | None) -> None:
+    with serving(access=rules) as wire:
+        headers = {"Origin": origin, "X-Api-Key": "k"}
+        answer = httpx.post(f"{wire.url}/tokenize", json={"content": "a"}, headers=headers)
+    assert answer.status_code == status and answer.headers.get(ALLOWED) == shown
+    if status == 403:
+        assert "--cors-origins" in answer.json()["error"]["message"]
