@@ -93,8 +93,8 @@ def test_doors_are_alike(peer_bin: Path, smollm2_path: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "options",
-    [[], ["--cors-origins", "localhost"], ["--cors-origins", "http://a.b"]],
-    ids=["default", "localhost", "one origin"],
+    [["--cors-origins", "*"], ["--cors-origins", "localhost"], ["--cors-origins", "http://a.b"]],
+    ids=["any", "localhost", "one origin"],
 )
 def test_browsers_are_told_the_same(peer_bin: Path, smollm2_path: Path, tmp_path: Path, options: list[str]) -> None:
     names = ("origin", "methods", "headers", "credentials")

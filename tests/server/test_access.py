@@ -1,4 +1,4 @@
-"""Who may call the server: all of its routes by all methods, with and without keys, from pages of all kinds of sites."""
+"""Who may call the server: all of its routes by all methods, with and without keys, from pages of all kinds."""
 
 from __future__ import annotations
 

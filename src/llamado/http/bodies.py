@@ -21,9 +21,9 @@ SMALL_BODY = 64 * 1024
 MOST_HELD = 256 * 2**20
 # Seconds a body waits for room.
 PATIENCE = 30.0
-# Bytes a second below which a body makes room for one that waits, and seconds before that is judged.
+# Bytes a second below which a body makes room for one that waits, and seconds over which that is measured.
 PACE = 128 * 1024
-PACE_AFTER = 2.0
+PACE_SECONDS = 2.0
 
 
 class ClientGone(LlamadoError):
@@ -57,7 +57,7 @@ class Bodies:
                     message = "too many bytes of request bodies at once"
                     raise ApiError("unavailable_error", message, retry_after=5) from None
                 raise
-        body.held, body.began = size, loop.time()
+        body.held = size
         self._reading.add(body)
 
     def give(self, size: int) -> None:
@@ -78,18 +78,18 @@ class Bodies:
 
     def _watch(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(PACE_AFTER / 2, self._turn_away)
+            before = {body: body.arrived for body in self._reading}
+            self._timer = asyncio.get_running_loop().call_later(PACE_SECONDS, self._turn_away, before)
 
-    def _turn_away(self) -> None:
-        """Let the slowest bodies go, as many as the first of those that wait needs."""
+    def _turn_away(self, before: dict[Body, int]) -> None:
+        """Let the bodies go of which least came since `before`, as many as the first of those that wait needs."""
         self._timer = None
         if not self._waiting:
             return
-        now = asyncio.get_running_loop().time()
-        rates = {body: body.arrived / (now - body.began) for body in self._reading if now - body.began >= PACE_AFTER}
+        came = {body: body.arrived - arrived for body, arrived in before.items() if body in self._reading}
         missing = self._waiting[0][0] - self.free
-        for body in sorted(rates, key=rates.__getitem__):
-            if missing <= 0 or rates[body] >= PACE:
+        for body in sorted(came, key=came.__getitem__):
+            if missing <= 0 or came[body] >= PACE * PACE_SECONDS:
                 break
             body.turn_away()
             missing -= body.held
@@ -105,7 +105,6 @@ class Body:
         self.held = 0
         """Bytes set aside for it."""
         self.arrived = 0
-        self.began = 0.0
 
     async def read(self, scope: Scope, receive: Receive) -> bytes:
         """The whole body; its room is given back by `release`.

@@ -108,8 +108,8 @@ class Gate:
 class _Spelled:
     """What a response is written to: the names of its headers are sent as llama-server and most servers write them.
 
-    There are clients that compare names as they are, against the RFC. The application writes them in lower case, as ASGI
-    has it.
+    There are clients that compare names as they are, against the RFC. The application, by ASGI's rules, writes them in
+    lower case.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:

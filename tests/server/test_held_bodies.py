@@ -1,0 +1,251 @@
+"""All bodies of requests share one budget: who waits, who is turned away, and that every path gives the room back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from fakes import run
+from wire import Wire, read_answers, serving
+
+from llamado.http import bodies
+from llamado.http.bodies import SMALL_BODY, Bodies, Body, ClientGone
+from llamado.http.errors import ApiError
+
+MOST = 3 * 2**20
+ONE = 2**20
+
+
+class Client:
+    """Sends the parts of a body one by one; `sent` of them were taken."""
+
+    def __init__(self, size: int | None) -> None:
+        self.scope = {"headers": [] if size is None else [(b"content-length", b"%d" % size)]}
+        self.parts: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.asked = 0
+
+    def send(self, size: int, more: bool = True) -> None:
+        self.parts.put_nowait({"type": "http.request", "body": b"x" * size, "more_body": more})
+
+    def leave(self) -> None:
+        self.parts.put_nowait({"type": "http.disconnect"})
+
+    async def receive(self) -> Any:
+        self.asked += 1
+        return await self.parts.get()
+
+
+def reading(room: Bodies, client: Client) -> tuple[Body, asyncio.Task[bytes]]:
+    body = Body(room)
+    return body, asyncio.ensure_future(body.read(client.scope, client.receive))
+
+
+async def rest() -> None:
+    """Let everything run that can."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def with_room(work: Callable[[Bodies], Awaitable[None]]) -> None:
+    """Run with a budget of 3 MiB, all of which is there again at the end."""
+
+    async def main() -> None:
+        room = Bodies(MOST)
+        await work(room)
+        await rest()
+        assert room.free == MOST and not room._waiting and not room._reading
+
+    run(main())
+
+
+def test_a_body_beyond_the_budget_waits_unread_and_small_ones_pass() -> None:
+    async def work(room: Bodies) -> None:
+        clients = [Client(ONE) for _ in range(5)]
+        held = [reading(room, client) for client in clients]
+        await rest()
+        assert [client.asked for client in clients] == [1, 1, 1, 0, 0] and room.free == 0
+        small = Client(SMALL_BODY)
+        small.send(SMALL_BODY, more=False)
+        body, task = reading(room, small)
+        assert len(await task) == SMALL_BODY and body.held == 0
+        clients[1].send(ONE, more=False)
+        assert len(await held[1][1]) == ONE
+        await rest()
+        assert clients[3].asked == 0  # what was read is still worked on
+        held[1][0].release()
+        held[1][0].release()
+        await rest()
+        assert [client.asked for client in clients[3:]] == [1, 0]  # who came first
+        for (body, task), client in zip(held, clients, strict=True):
+            client.send(ONE, more=False)
+            await task
+            body.release()
+
+    with_room(work)
+
+
+def test_a_body_of_unknown_length_takes_what_it_may_need_and_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "MAX_BODY", 2 * ONE)
+
+    async def work(room: Bodies) -> None:
+        client = Client(None)
+        body, task = reading(room, client)
+        client.send(SMALL_BODY)
+        await rest()
+        assert room.free == MOST
+        client.send(1)
+        await rest()
+        assert room.free == MOST - 2 * ONE
+        client.send(ONE, more=False)
+        assert len(await task) == SMALL_BODY + 1 + ONE == MOST - room.free
+        body.release()
+
+    with_room(work)
+
+
+@pytest.mark.parametrize("end", ["leaves", "too large", "cancelled", "cancelled while it waits", "no room"])
+def test_every_end_gives_the_room_back(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "MAX_BODY", 2 * ONE)
+    if end == "no room":
+        monkeypatch.setattr(bodies, "PATIENCE", 0.01)
+
+    async def work(room: Bodies) -> None:
+        client = Client(None if end == "too large" else 2 * ONE)
+        body, task = reading(room, client)
+        if end == "too large":
+            client.send(SMALL_BODY + 1)
+            client.send(2 * ONE)
+            with pytest.raises(ApiError, match="exceeds") as error:
+                await task
+            assert error.value.status == 413
+        elif end == "leaves":
+            client.send(ONE)
+            client.leave()
+            with pytest.raises(ClientGone):
+                await task
+        elif end == "cancelled":
+            await rest()
+            task.cancel()
+            await asyncio.wait([task])
+        else:
+            await rest()
+            second, waiting = reading(room, Client(2 * ONE))
+            await rest()
+            if end == "no room":
+                with pytest.raises(ApiError) as error:
+                    await waiting
+                assert error.value.status == 503 and error.value.retry_after
+            else:
+                waiting.cancel()
+                await asyncio.wait([waiting])
+            second.release()
+            client.leave()
+            await asyncio.wait([task])
+            assert isinstance(task.exception(), ClientGone)
+        body.release()
+
+    with_room(work)
+
+
+def test_room_granted_to_one_that_is_cancelled_goes_to_the_next() -> None:
+    async def work(room: Bodies) -> None:
+        clients = [Client(MOST) for _ in range(3)]
+        held = [reading(room, client) for client in clients]
+        await rest()
+        held[0][1].cancel()
+        await asyncio.wait([held[0][1]])
+        held[0][0].release()
+        held[1][1].cancel()  # the room is its own already, but it has not run since
+        await rest()
+        assert clients[2].asked == 1
+        clients[2].leave()
+        await asyncio.wait([held[1][1], held[2][1]])
+        for body, _ in held:
+            body.release()
+
+    with_room(work)
+
+
+def test_slow_bodies_make_room_for_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slowest first, only as many as are needed, and nobody while nobody waits."""
+    monkeypatch.setattr(bodies, "PACE_SECONDS", 0.5)
+    monkeypatch.setattr(bodies, "PACE", 1e9)
+
+    async def work(room: Bodies) -> None:
+        clients = [Client(ONE) for _ in range(3)]
+        held = [reading(room, client) for client in clients]
+        for client in clients:
+            client.send(ONE - 3000)
+        await asyncio.sleep(0.3)
+        assert not any(task.done() for _, task in held)
+        fourth = Client(ONE)
+        body, task = reading(room, fourth)
+        await rest()
+        for client, size in zip(clients, (2000, 10, 2500), strict=True):
+            client.send(size)
+        with pytest.raises(ApiError, match="too slowly") as error:
+            await held[1][1]
+        assert error.value.status == 408
+        held[1][0].release()
+        fourth.send(ONE, more=False)
+        assert len(await task) == ONE
+        assert not held[0][1].done() and not held[2][1].done()
+        body.release()
+        for (body, task), client in zip(held, clients, strict=True):
+            client.leave()
+            await asyncio.wait([task])
+            body.release()
+
+    with_room(work)
+
+
+# -- a server -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tight(monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
+    """A server with room for two bodies of 1 MiB."""
+    monkeypatch.setattr(bodies, "PACE_SECONDS", 0.2)
+    monkeypatch.setattr(Bodies.__init__, "__defaults__", (2 * ONE,))
+    with serving() as wire:
+        yield wire
+
+
+def upload(size: int) -> bytes:
+    return b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size
+
+
+def test_held_bodies_lock_nobody_out(tight: Wire) -> None:
+    """Clients that hold most of their bodies back: small requests pass, and a large one that is sent gets its room."""
+    held = [tight.connect() for _ in range(12)]
+    for sock in held:
+        sock.sendall(upload(ONE) + b"x" * (ONE - 1000))
+    with httpx.Client(base_url=tight.url, timeout=30) as http:
+        assert http.post("/tokenize", json={"content": "abc"}).json() == {"tokens": [97, 98, 99]}
+        assert http.get("/health").status_code == 200
+        answer = http.post("/tokenize", json={"content": "x" * (ONE - 100)})
+        assert answer.status_code == 200 and len(answer.json()["tokens"]) == ONE - 100
+        assert b" 408 " in held[0].recv(100)
+        for sock in held:
+            sock.close()
+        answer = http.post("/tokenize", json={"content": "x" * (2 * ONE - 100)})  # all of the room
+        assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_body_is_let_go_when_its_answer_is_made(tight: Wire, stream: bool) -> None:
+    """Answers that take their time do not keep the room of their requests."""
+    tight.engine.delay = 0.05
+    filler = "x" * (ONE - 4000)
+    body = json.dumps({"prompt": "a", "stream": stream, "n_predict": 20, "filler": filler}).encode()
+    socks = [tight.connect() for _ in range(4)]
+    for sock in socks:
+        sock.sendall(upload(len(body)).replace(b"/tokenize", b"/completion") + body)
+    for sock in socks:
+        [(status, _, _)] = read_answers(sock, 1)
+        assert status == 200
+        sock.close()
