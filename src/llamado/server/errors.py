@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest, QueueFull, Unavailable
 from llamado.errors import LlamadoError
+from llamado.http.bodies import ClientGone
 from llamado.http.errors import STATUS, ApiError, invalid, loading, not_found, not_supported
 from llamado.text.errors import TemplateError, TokenizerError
 from llamado.text.grammar import ConstraintError, GrammarError
@@ -21,7 +22,7 @@ def translate(error: Exception) -> ApiError:
     if isinstance(error, ContextExceeded):
         extra = {"n_prompt_tokens": error.n_prompt_tokens, "n_ctx": error.n_ctx}
         return ApiError("exceed_context_size_error", str(error), **extra)
-    if isinstance(error, (InvalidRequest, TemplateError, TokenizerError, GrammarError, ConstraintError)):
+    if isinstance(error, (ClientGone, InvalidRequest, TemplateError, TokenizerError, GrammarError, ConstraintError)):
         return invalid(str(error))
     if isinstance(error, Unavailable):
         return ApiError("unavailable_error", str(error), retry_after=RETRY_AFTER)
