@@ -10,6 +10,7 @@ import argparse
 import difflib
 import enum
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,6 +68,7 @@ _TYPES: dict[str, tuple[Callable[[str], Any], str]] = {
     "int": (int, "a whole number"),
     "float": (float, "a number"),
     "str": (str, "a text"),
+    "seed": (lambda text: int(text) if re.fullmatch(r"[+-]?[0-9]{1,4096}", text) else text, "a seed"),
 }
 _TRUE = {"1", "true", "on", "enabled", "yes"}
 _FALSE = {"0", "false", "off", "disabled", "no"}
@@ -367,8 +369,8 @@ SAMPLING = _group(
           env="LLAMA_ARG_N_PREDICT", commands=_SAMPLING, dest="predict"),
     _used("--keep", "tokens of the prompt kept when the context is full (-1: all)", type="int", default=0,
           metavar="N", commands=_SAMPLING),
-    _used("-s --seed", "seed of the sampler (-1: random)", type="int", default=-1, metavar="SEED",
-          commands=_SAMPLING),
+    _used("-s --seed", "seed of the sampler: a whole number or a text (-1: random)", type="seed", default=-1,
+          metavar="SEED", commands=_SAMPLING),
     _used("--samplers", "samplers in order, separated by ';'", type="str", metavar="NAMES", commands=_SAMPLING),
     _used("--sampler-seq --sampling-seq", "samplers in order, one letter each (edskypmxt)", type="str",
           metavar="LETTERS", commands=_SAMPLING),

@@ -188,7 +188,6 @@ SAME_KIND_OF_ERROR = [
     ("/completion", {"prompt": "a", "stop": [5]}),
     ("/completion", {"prompt": "a", "stream": "yes"}),
     ("/completion", {"prompt": "a", "cache_prompt": 1}),
-    ("/completion", {"prompt": "a", "seed": "x"}),
     ("/completion", {"prompt": "a", "lora": 5}),
     ("/tokenize", {"content": 5}),
     ("/tokenize", b'{"content":"\xff"}'),

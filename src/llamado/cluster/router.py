@@ -41,6 +41,7 @@ from llamado.server.formats import FINGERPRINT
 from llamado.server.settings import Settings
 from llamado.server.signals import EndingServer
 from llamado.server.sockets import address_of
+from llamado.server.values import number_json
 
 log = logging.getLogger("llamado.router")
 
@@ -182,6 +183,8 @@ class Router:
         place = self._place(name if isinstance(name, str) else "", autoload)
         if place.model.rewrite:
             place.model.rewrite.apply(told, str(name))
+            if isinstance(told.get("seed"), int):
+                told["seed"] = number_json(told["seed"])
             body = orjson.dumps(told)
         return place, body
 

@@ -33,8 +33,9 @@ from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest,
 from llamado.engine.forward import Forward
 from llamado.engine.holding import Hold
 from llamado.engine.queue import Queue
+from llamado.engine.randomness import seed_key
 from llamado.engine.recovery import Recovery
-from llamado.engine.request import RANDOM_SEEDS, EngineSnapshot, Event, Progress, Request
+from llamado.engine.request import RANDOM_SEED, EngineSnapshot, Event, Progress, Request
 from llamado.engine.sampling import Sampler, TopK, top_k_numpy
 from llamado.engine.sequences import Sequences
 from llamado.engine.slotfile import SlotFile
@@ -164,11 +165,11 @@ class Engine:
             raise InvalidRequest(f"Invalid slot ID {request.id_slot}: there are {len(self._slots)} slots")
         scales = self._lora.of(request.lora) if request.lora else self._lora.now
         seed = request.sampling.seed
-        if seed is None or seed in RANDOM_SEEDS:
+        if seed is None or seed == RANDOM_SEED:
             seed = secrets.randbits(32)
         sampler = Sampler(
             request.sampling,
-            seed=seed,
+            seed=seed_key(seed),
             n_vocab=self._forward.n_vocab,
             eog=self._tokenizer.eog,
             top_k=self._top_k,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from llamado.engine.errands import Errand, fail_all
 from llamado.engine.errors import EngineClosed, QueueFull
 from llamado.engine.forward import Scales
+from llamado.engine.randomness import Seed
 from llamado.engine.request import Event, Failed, Request
 from llamado.engine.sampling import Sampler
 from llamado.engine.slots import Slot, Task
@@ -56,7 +57,7 @@ class Queue:
         raise QueueFull(max(0, n_waiting), min(max(math.ceil(seconds), 1), _LONGEST_WAIT))
 
     def add(
-        self, request: Request, emit: Callable[[Event], None], *, sampler: Sampler, seed: int, scales: Scales
+        self, request: Request, emit: Callable[[Event], None], *, sampler: Sampler, seed: Seed, scales: Scales
     ) -> Task:
         """Raises EngineClosed."""
         with self.wake:
@@ -80,7 +81,7 @@ class Queue:
             raise EngineClosed("the server is shutting down and takes no more requests")
 
     def _enter(
-        self, request: Request, emit: Callable[[Event], None], sampler: Sampler, seed: int, scales: Scales
+        self, request: Request, emit: Callable[[Event], None], sampler: Sampler, seed: Seed, scales: Scales
     ) -> Task:
         task = Task(self._next_id, request, emit, sampler=sampler, seed=seed, scales=scales)
         self._next_id += 1
@@ -131,7 +132,7 @@ class Queue:
         return len(self.waiting) + len(self._inbox) + len(self.errands)
 
     def enter(
-        self, request: Request, emit: Callable[[Event], None], *, sampler: Sampler, seed: int, scales: Scales
+        self, request: Request, emit: Callable[[Event], None], *, sampler: Sampler, seed: Seed, scales: Scales
     ) -> Task:
         """A request of the engine itself, which waits for no slot."""
         with self.wake:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+
+Seed = int | str
+"""What a request may give: a whole number of any size, or any text."""
+
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E37_79B9_7F4A_7C15
 
@@ -10,6 +15,15 @@ def _mix(z: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58_476D_1CE4_E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D0_49BB_1331_11EB) & _MASK
     return z ^ (z >> 31)
+
+
+def seed_key(seed: Seed) -> int:
+    """The key of a seed's random numbers: itself where it fits 32 bits, else a hash of 63 bits and a bit above them."""
+    if isinstance(seed, int) and 0 <= seed < 1 << 32:
+        return seed
+    text = str(seed) if isinstance(seed, int) else f"text {seed}"
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8], "little") | 1 << 63
 
 
 def uniform(seed: int, position: int, stream: int = 0) -> float:

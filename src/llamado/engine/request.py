@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 from llamado.engine.constraint import Constraint
 from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest
+from llamado.engine.randomness import Seed
 
 __all__ = [
     "SAMPLER_LETTERS",
@@ -68,8 +69,10 @@ _SAMPLER_ALIASES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p"} |
 MAX_CHAIN = 64
 MAX_BREAKERS = 256
 
-# llama.cpp writes "no seed given" as this number or as -1.
-RANDOM_SEEDS = frozenset({-1, 0xFFFF_FFFF})
+RANDOM_SEED = -1
+"""The one seed that asks for a fresh one."""
+MAX_SEED = 4096  # characters of a text, digits of a number (Python writes up to 4,300)
+_LARGEST_SEED = 10**MAX_SEED
 
 
 def sampler_names(spec: str | Sequence[str]) -> tuple[str, ...]:
@@ -90,8 +93,9 @@ def sampler_names(spec: str | Sequence[str]) -> tuple[str, ...]:
 class Sampling:
     """How the next token is drawn from the logits; defaults are llama.cpp's (`common_params_sampling`)."""
 
-    seed: int | None = None
-    """Key of the random numbers; None, -1 and 4294967295 mean a fresh one, which the result reports."""
+    seed: Seed | None = None
+    """What the random numbers come from: a whole number or a text, each its own; None and -1: a fresh one, which the
+    result reports. (llama.cpp, whose seeds have 32 bits, takes 4294967295 for -1.)"""
     temperature: float = 0.8
     """≤ 0 is greedy."""
     top_k: int = 40
@@ -160,6 +164,11 @@ class Sampling:
         if len(self.dry_sequence_breakers) > MAX_BREAKERS:
             n = len(self.dry_sequence_breakers)
             raise InvalidRequest(f"dry_sequence_breakers holds {n} texts; at most {MAX_BREAKERS} are possible")
+        if isinstance(self.seed, str):
+            if len(self.seed) > MAX_SEED:
+                raise InvalidRequest(f"seed is a text of {len(self.seed)} characters; at most {MAX_SEED} are possible")
+        elif self.seed is not None and abs(self.seed) >= _LARGEST_SEED:
+            raise InvalidRequest(f"seed has more than {MAX_SEED} digits")
         for token, bias in self.logit_bias.items():
             if math.isnan(bias) or bias == math.inf:
                 raise InvalidRequest(f"logit_bias of token {token} must be a number or -inf, not {bias}")
@@ -365,8 +374,8 @@ class Result:
     timings: Timings
     id_slot: int
     id_task: int
-    seed: int
-    """The seed used, also where the request left it open."""
+    seed: Seed
+    """The seed used: the request's, or where that left it open a number."""
     request: Request
     """The generation settings."""
 

@@ -13,6 +13,7 @@ from llamado.engine.answer import Answer
 from llamado.engine.drafting import Drafter
 from llamado.engine.forward import Scales
 from llamado.engine.kvpool import Run
+from llamado.engine.randomness import Seed
 from llamado.engine.request import Event, Request, SlotSnapshot, Timings, TokenProbs
 from llamado.engine.sampling import Sampler
 
@@ -35,7 +36,7 @@ class Task:
         emit: Callable[[Event], None],
         *,
         sampler: Sampler,
-        seed: int,
+        seed: Seed,
         scales: Scales = (),
     ) -> None:
         self.id = id

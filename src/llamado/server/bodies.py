@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import orjson
 from starlette.requests import Request
 
+from llamado.engine.request import MAX_SEED
 from llamado.http.bodies import body_of
 from llamado.http.errors import invalid
 
@@ -22,6 +24,9 @@ MAX_DEPTH = 200
 MAX_COUNTS = {b"[": 60_000, b"{": 60_000, b",": 500_000}
 # Quotation marks that are not part of a text: two for each key and each string.
 MAX_QUOTES = 160_000
+# A seed too long for 64 bits, where it is a key's value: an unescaped quotation mark before the name begins or ends no
+# other text, since a text is never followed by a colon unless it is a key.
+_LONG_SEED = re.compile(rb'(?<!\\)("seed"\s*:\s*)(-?[0-9]{19,}+)(?![.eE])')
 # Bytes above which a thread does what can be done without the interpreter's lock.
 LONG_BODY = 64 * 1024
 
@@ -44,7 +49,7 @@ def parse_json(body: bytes) -> Any:
     collects = gc.isenabled()
     gc.disable()
     try:
-        value = orjson.loads(body)
+        value = _with_whole_seed(body)
     except orjson.JSONDecodeError as error:
         raise invalid(f"parse error at line {error.lineno}, column {error.colno}: {error.msg}") from None
     finally:
@@ -52,6 +57,29 @@ def parse_json(body: bytes) -> Any:
             gc.enable()
     if counts[b"["] + counts[b"{"] > MAX_DEPTH and is_deeper(value, MAX_DEPTH):
         raise invalid(f"the request body is nested more than {MAX_DEPTH} levels deep")
+    return value
+
+
+def _with_whole_seed(body: bytes) -> Any:
+    """JSON as orjson reads it, but for a seed of more digits than fit 64 bits: all of them count."""
+    numbers: list[bytes] = []
+
+    def shorten(match: re.Match[bytes]) -> bytes:
+        numbers.append(match[2])
+        return match[1] + (match[2] if len(match[2]) <= 300 else match[2][:300])  # beyond, orjson finds an infinity
+
+    def place(match: re.Match[bytes]) -> bytes:
+        numbers.append(match[2])
+        return match[1] + b"%d" % (len(numbers) - 1)
+
+    value = orjson.loads(_LONG_SEED.sub(shorten, body))
+    if numbers and isinstance(value, dict) and isinstance(value.get("seed"), float):
+        numbers.clear()
+        number = orjson.loads(_LONG_SEED.sub(place, body))["seed"]
+        if isinstance(number, int):  # else it is written as a fraction or with an exponent
+            if len(numbers[number]) > MAX_SEED:
+                raise invalid(f"Field 'seed': more than {MAX_SEED} digits")
+            value["seed"] = int(numbers[number])
     return value
 
 

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from llamado.engine.constraint import Constraint
-from llamado.engine.request import SAMPLER_LETTERS, Defaults, Request, sampler_names
+from llamado.engine.randomness import Seed
+from llamado.engine.request import RANDOM_SEED, SAMPLER_LETTERS, Defaults, Request, sampler_names
 from llamado.errors import LlamadoError
 from llamado.server.errors import invalid
 from llamado.server.limits import Limits, read_limits
 from llamado.server.prompts import LONG_TEXT
 from llamado.server.served import Tokenizer
-from llamado.server.values import MOST_ITEMS, MOST_SAMPLERS, at_most, whole, wrong_type
+from llamado.server.values import MOST_ITEMS, MOST_SAMPLERS, at_most, number_json, whole, wrong_type
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
@@ -276,11 +277,9 @@ def read_options(
 
     seed = body.get("seed")
     if seed is not None:
-        if not isinstance(seed, (bool, int, float)):
-            raise wrong_type("seed", "number", seed)
-        if not math.isfinite(seed):
-            raise invalid("Field 'seed': number overflow")
-        engine["seed"] = int(seed) & 0xFFFF_FFFF  # llama-server keeps seeds as uint32
+        if not isinstance(seed, (bool, int, float, str)):
+            raise wrong_type("seed", "number or string", seed)
+        engine["seed"] = seed if isinstance(seed, str) else int(seed)
     if "n_probs" in engine:
         engine["n_probs"] = min(engine["n_probs"], tokenizer.n_vocab)
     if body.get("stop") is not None and (stops := _stops(body["stop"])):
@@ -348,8 +347,8 @@ def make_requests(
     for prompt in prompts:
         for i in range(options.n):
             fields = dict(options.engine)
-            if i and fields.get("seed") not in (None, 0xFFFF_FFFF):
-                fields["seed"] = (fields["seed"] + i) & 0xFFFF_FFFF
+            if i:
+                fields["seed"] = _counted_up(fields.get("seed", defaults.sampling.seed), i)
             if i == 0:
                 fields["id_slot"] = options.id_slot
             # The engine takes no empty prompt; `Generation` answers it. The placeholder only passes its check.
@@ -359,8 +358,24 @@ def make_requests(
     return requests
 
 
+def _counted_up(seed: Seed | None, i: int) -> Seed | None:
+    """The seed of a further answer; never -1 where the first is not."""
+    if seed is None or seed == RANDOM_SEED:
+        return seed
+    if isinstance(seed, str):
+        return f"{seed}+{i}"
+    return seed + i if seed >= 0 else seed - i
+
+
+def seed_json(seed: Seed | None) -> Any:
+    """A seed as orjson writes it: as it was sent. A random one that is not chosen yet is shown as llama-server does."""
+    if seed is None or seed == RANDOM_SEED:
+        return 0xFFFF_FFFF
+    return seed if isinstance(seed, str) else number_json(seed)
+
+
 def generation_settings(
-    request: Request, *, stream: bool | None = None, seed: int | None = None, brief: bool = False
+    request: Request, *, stream: bool | None = None, seed: Seed | None = None, brief: bool = False
 ) -> dict[str, Any]:
     """`generation_settings` of a result; `brief` leaves out what `/slots` and `/props` leave out.
 
@@ -368,9 +383,8 @@ def generation_settings(
     """
     s = request.sampling
     shown: Mapping[str, Any] = request.shown
-    shown_seed = seed if seed is not None else s.seed
     settings: dict[str, Any] = {
-        "seed": 0xFFFF_FFFF if shown_seed is None else shown_seed & 0xFFFF_FFFF,
+        "seed": seed_json(s.seed if seed is None else seed),
         "temperature": s.temperature,
         "dynatemp_range": s.dynatemp_range,
         "dynatemp_exponent": s.dynatemp_exponent,

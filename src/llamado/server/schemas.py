@@ -42,7 +42,10 @@ _OPTIONS: dict[str, Schema] = {
     for spec in ENGINE_FIELDS + SERVER_FIELDS
     for name in spec.names
 } | {
-    "seed": {"type": ["integer", "null"], "description": "key of the random numbers; -1: a fresh one"},
+    "seed": {
+        "type": ["integer", "string", "null"],
+        "description": "what the random numbers come from: a whole number of any size or a text; -1: a fresh one",
+    },
     "stop": {"type": ["string", "array", "null"], "items": _TEXT, "description": "texts that end the answer"},
     "logit_bias": {
         "type": ["array", "object", "null"],

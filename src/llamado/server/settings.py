@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llamado.devices.placement import ALL_LAYERS, SplitOptions
-from llamado.engine.request import Defaults, Sampling, sampler_names
+from llamado.engine.request import RANDOM_SEED, Defaults, Sampling, sampler_names
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
 from llamado.http.access import AccessRules
@@ -142,7 +142,7 @@ def sampling_defaults(flags: Parsed) -> Defaults:
         elif flags.sampler_seq:
             samplers["samplers"] = sampler_names(flags.sampler_seq)
         sampling = Sampling(
-            seed=None if flags.seed < 0 else flags.seed & 0xFFFF_FFFF,
+            seed=None if flags.seed == RANDOM_SEED else flags.seed,
             temperature=flags.temp,
             top_k=flags.top_k,
             top_p=flags.top_p,

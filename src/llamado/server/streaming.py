@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from llamado.engine.request import Done, Event, Failed, Progress, Request, Result, Timings, Token
+from llamado.engine.request import RANDOM_SEED, Done, Event, Failed, Progress, Request, Result, Timings, Token
 from llamado.http.bodies import body_of
 from llamado.server.connections import ABORT
 from llamado.server.errors import ApiError, translate
@@ -223,7 +223,7 @@ def _nothing(request: Request) -> Result:
         timings=Timings(),
         id_slot=-1,
         id_task=-1,
-        seed=0xFFFF_FFFF if request.sampling.seed is None else request.sampling.seed,
+        seed=RANDOM_SEED if request.sampling.seed is None else request.sampling.seed,
         request=request,
     )
 

@@ -41,6 +41,11 @@ def written(value: Any) -> str:
         raise invalid("the request's JSON is nested too deeply") from None
 
 
+def number_json(number: int) -> Any:
+    """A whole number of any size as orjson writes it: by itself it refuses those of more than 64 bits."""
+    return number if -(1 << 63) <= number < 1 << 64 else orjson.Fragment(str(number))
+
+
 def at_most(most: int, items: Sized, name: str) -> None:
     """Raise ApiError for a list that is longer than anything real, and would cost as much as all other requests."""
     if len(items) > most:
