@@ -17,7 +17,7 @@ from llamado.ggml import graph as g
 from llamado.ggml.graph import Graph
 from llamado.gguf.types import TensorType as T
 from llamado.rpc.rationed import RationedJit
-from llamado.rpc.wire import DeviceCount, FreeBuffer, GraphRecompute, SetTensor
+from llamado.rpc.wire import DeviceCount, FreeBuffer, GetAlignment, GraphRecompute, SetTensor
 from llamado.rpc.worker import Worker
 
 MIB = 1 << 20
@@ -322,3 +322,87 @@ def test_too_much_work_for_one_graph(device: CpuDevice) -> None:
         ptr, base = client.alloc(size)
         client.send(request(graph, ptr, base, places))
         assert client.is_closed()
+
+
+# --- places -----------------------------------------------------------------------------------------------------------
+
+
+def test_idle_connections_lock_nobody_out(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that has been idle for longest goes, of those that own nothing."""
+    monkeypatch.setattr("llamado.rpc.worker._IDLE_SECONDS", -1.0)
+    monkeypatch.setattr("llamado.rpc.worker.MAX_CONNECTIONS", 8)
+    with running(device) as worker, Client(worker) as owner:
+        mine = Scaled(owner)
+        assert mine.is_right()
+        idle = [Client(worker) for _ in range(7)]
+        assert idle[0].number(DeviceCount()) == 1
+        for newest in range(2):
+            with Client(worker) as newcomer:
+                assert newcomer.number(DeviceCount()) == 1
+            assert idle[newest + 1].is_closed()
+            until(lambda: worker.clients == 7)
+            idle.append(Client(worker))
+        assert idle[0].number(DeviceCount()) == 1
+        assert mine.is_right()
+        for client in idle:
+            client.sock.close()
+
+
+def test_who_has_memory_or_has_just_asked_is_not_let_go(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamado.rpc.worker.MAX_CONNECTIONS", 2)
+    with running(device) as worker, Client(worker) as one, Client(worker) as two:
+        mine = Scaled(one)
+        with Client(worker, greet=False) as three:
+            assert three.is_closed()
+        assert two.number(DeviceCount()) == 1
+        monkeypatch.setattr("llamado.rpc.worker._IDLE_SECONDS", -1.0)
+        ptr, _ = two.alloc(1)
+        with Client(worker, greet=False) as three:
+            assert three.is_closed()
+        two.send(FreeBuffer(ptr))
+        assert two.number(DeviceCount()) == 1
+        with Client(worker) as three:
+            assert three.number(DeviceCount()) == 1
+        assert two.is_closed() and mine.is_right()
+
+
+def test_one_network_does_not_get_all_places(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even by owning something."""
+    monkeypatch.setattr("llamado.rpc.worker.MAX_CONNECTIONS", 8)
+    monkeypatch.setattr("llamado.rpc.worker.MAX_OF_A_NETWORK", 3)
+    network = "a"
+    for module in ("worker", "session"):
+        monkeypatch.setattr(f"llamado.rpc.{module}.identity", lambda *_: network)
+    with running(device) as worker:
+        many = [Client(worker) for _ in range(6)]
+        for client in many:
+            client.alloc(1)
+        with Client(worker, greet=False) as one_more:
+            assert one_more.is_closed()
+        network = "b"
+        others = [Client(worker) for _ in range(2)]
+        assert [client.number(DeviceCount()) for client in others] == [1, 1]
+        with Client(worker, greet=False) as one_more:
+            assert one_more.is_closed()
+        many[0].sock.close()
+        until(lambda: worker.clients == 7)
+        with Client(worker) as one_more:
+            assert one_more.number(DeviceCount()) == 1
+        for client in (*many, *others):
+            client.sock.close()
+
+
+def test_a_dozen_short_connections_and_one_that_stays(device: CpuDevice) -> None:
+    """What a llama-server does when it starts, four times on a worker that is nearly full."""
+    with running(device) as worker:
+        strangers = [Client(worker) for _ in range(90)]
+        kept = []
+        for _ in range(4):
+            for _ in range(12):
+                with Client(worker) as short:
+                    assert short.number(DeviceCount()) == 1
+                    assert short.number(GetAlignment(0)) == 64
+            kept.append(Scaled(Client(worker)))
+        assert all(one.is_right() for one in kept)
+        for client in (*strangers, *(one.client for one in kept)):
+            client.sock.close()

@@ -133,6 +133,7 @@ class Session:
         """`host` is the client's address, `peer` how messages call it."""
         self.host, self.peer = host, peer
         self.client = identity(host)
+        self.network = self.client
         self._sock, self._shared = sock, shared
         self._reader = RequestReader(_MAX_MESSAGE)
         self._regions: dict[int, Region] = {}
@@ -141,7 +142,7 @@ class Session:
         self._constants: set[int] = set()
         self._asked: dict[tuple[int, int], int] = {}  # hashes that were not in the cache, by place
         self._put_back: Request | None = None
-        self._began = time.monotonic()
+        self._began = self._served = time.monotonic()
         self._greeted = self._gone = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             Hello: self._hello,
@@ -194,6 +195,11 @@ class Session:
     def overdue(self) -> bool:
         """Whether it had its time to say HELLO, and has not: TLS may be shaken byte by byte, each in time."""
         return not self._greeted and time.monotonic() > self._began + 2 * _HELLO_SECONDS
+
+    @property
+    def idle_since(self) -> float | None:
+        """When it last asked for something; None for a client that has memory here: that one may rest for days."""
+        return None if self._regions else self._served
 
     @property
     def gone(self) -> bool:
@@ -260,6 +266,7 @@ class Session:
                 else:
                     handlers[type(request)](request)
                 request, self._put_back = self._put_back, None
+            self._served = time.monotonic()
 
     def _handle(self, request: Request) -> None:
         if self._shared.debug:

@@ -11,6 +11,7 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import Device
 from llamado.errors import LlamadoError
 from llamado.rpc.endpoint import Endpoint, server_tls
-from llamado.rpc.identity import address
+from llamado.rpc.identity import address, identity
 from llamado.rpc.rationed import RationedJit
 from llamado.rpc.regions import Lender
 from llamado.rpc.session import Session, Shared
@@ -29,6 +30,10 @@ log = logging.getLogger("llamado.rpc.worker")
 
 MAX_CONNECTIONS = 128
 """A real llama-server opens a dozen short ones before the one it keeps."""
+MAX_OF_A_NETWORK = 32
+"""Connections that clients of one network get in any case; more only while a quarter of all places is free."""
+_IDLE_SECONDS = 5.0
+"""Seconds without a request after which a client that owns nothing gives up its place when another wants it."""
 _GONE_AFTER = 15
 """Seconds after which a client whose machine does not answer any more is gone."""
 _LOOK_SECONDS = 5.0
@@ -86,6 +91,7 @@ class Worker:
         self.shared = Shared([Lender(d, options.mem) for d in devices], cache, debug)
         self._listener = _listen(options.host, options.port)
         self._sessions: dict[Session, threading.Thread] = {}
+        self._let_go: set[Session] = set()
         self._lock = threading.Lock()
         self._wake, self._woken = socket.socketpair()
 
@@ -173,11 +179,33 @@ class Worker:
             if not self._may_enter(host):
                 log.warning("%s is not in a network of --allow: refused", peer)
                 sock.close()
-            elif len(self._sessions) >= MAX_CONNECTIONS:
-                log.warning("%s is one too many: %d connections are open", peer, MAX_CONNECTIONS)
+            elif not self._has_room(identity(host)):
+                log.warning("%s is one too many: %d connections are open", peer, len(self._sessions))
                 sock.close()
             else:
                 self._begin(sock, host, peer)
+
+    def _has_room(self, network: str) -> bool:
+        """Whether one more client of this network has a place; one that owns nothing and is idle may lose its own."""
+        present = [session for session in [*self._sessions] if session not in self._let_go]
+        of_network = Counter(session.network for session in present)
+        crowded = of_network[network] >= MAX_OF_A_NETWORK and len(present) >= MAX_CONNECTIONS * 3 // 4
+        if not crowded and len(present) < MAX_CONNECTIONS:
+            return True
+        before = time.monotonic() - _IDLE_SECONDS
+        idle = [
+            (-of_network[session.network], since, session)
+            for session in present
+            if (since := session.idle_since) is not None and since < before
+            if session.network == network or not crowded
+        ]
+        if not idle:
+            return False
+        *_, one = min(idle, key=lambda entry: entry[:2])
+        log.info("%s is let go for another: it owns nothing and asks for nothing", one.peer)
+        self._let_go.add(one)
+        one.shut()
+        return True
 
     def _may_enter(self, host: str) -> bool:
         if not self._allowed:
@@ -210,6 +238,7 @@ class Worker:
         finally:
             with self._lock:
                 self._sessions.pop(session, None)
+                self._let_go.discard(session)
 
     def _end(self) -> None:
         self.shared.stopping = True
