@@ -18,10 +18,26 @@ from typing import Any
 
 import pytest
 
+# What is patched, and what takes it from there, is imported before that: it would keep a stand-in for ever.
+import llamado.bench.latency
+import llamado.bench.perplexity
+import llamado.bench.speed
+import llamado.client.waiting
+import llamado.cluster.catalogue
+import llamado.cluster.plan
+import llamado.devices.speed
+import llamado.engine.house
+import llamado.engine.placed
+import llamado.gguf.sources
+import llamado.rpc.tap
+import llamado.rpc.worker
+import llamado.server.embedding_load
+import llamado.text.constraint  # noqa: F401
 from llamado import cli
 from llamado.cluster import router
-from llamado.devices.placement import DeviceFigures, Placement
-from llamado.engine import llama, sizes
+from llamado.devices.placement import DeviceFigures
+from llamado.devices.speed import figures_of
+from llamado.engine import fitting, llama
 from llamado.engine.llama import Llama
 from llamado.models.hparams import override_metadata
 from llamado.server import lifecycle, load
@@ -39,11 +55,14 @@ class Commands:
         self._patch = patch
         self._seen: Seen = {}
         self._said: list[str] = []
+        self._command = ""
+        self.memory = ROOM
+        """Bytes that this machine and every worker have."""
         self._stand_in()
 
     def run(self, command: str, arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[int, Seen, list[str]]:
         """Exit code, what arrived where, and lines about flags without effect."""
-        self._seen, self._said = {}, []
+        self._seen, self._said, self._command = {}, [], command
         with pytest.MonkeyPatch.context() as patch, self._listening():
             for name in [name for name in os.environ if name.startswith(("LLAMA", "HF_", "GGML_", "MTMD_"))]:
                 patch.delenv(name)
@@ -112,6 +131,7 @@ class Commands:
 
     def _loading(self) -> None:
         """What a model is loaded with, down to the device, the forward pass and the engine."""
+        commands = self
         note, real_open, real_load = self._note, llama.GGUFFile.open, Llama.load.__func__  # type: ignore[attr-defined]
 
         def load_model(cls: type[Llama], path: Path, **options: Any) -> Llama:
@@ -139,7 +159,7 @@ class Commands:
                 note("device", n_threads=n_threads, n_threads_batch=n_threads_batch, numa=numa)
 
             def memory(self) -> tuple[int, int]:
-                return ROOM, ROOM
+                return commands.memory, commands.memory
 
             def close(self) -> None: ...
 
@@ -163,14 +183,14 @@ class Commands:
             def close(self, timeout: float = 0.0) -> None: ...
 
         class House:
-            def __init__(self, split: Any, here: Any, *_: Any) -> None:
+            def __init__(self, split: Any, here: Any, file: Any, model: Any, wanted: Any) -> None:
                 note("divided", split=split)
-                self.devices, self.placement = [here], Placement((0, 0), 0)
+                self.devices, self.fit = [here], fitting.fit(file, model, wanted, [figures_of(here)], None)
                 self.reconnect = self.without = None
 
         self._patch.setattr(Llama, "load", classmethod(load_model))
         self._patch.setattr(llama, "GGUFFile", SimpleNamespace(open=open_file))
-        self._patch.setattr(llama, "resolve", lambda path: path)
+        self._patch.setattr(llama, "resolve", lambda path, **_: path)
         self._patch.setattr(llama, "override_metadata", metadata)
         self._patch.setattr(llama, "load_adapters", adapters)
         self._patch.setattr(llama, "Engine", Engine)
@@ -356,16 +376,17 @@ class Commands:
                 return [SimpleNamespace(name=f"RPC{i}", close=lambda: None) for i in range(2)]
 
         def measure_all(devices: Any, **_: Any) -> list[DeviceFigures]:
-            speeds = {"free": ROOM, "total": ROOM, "decode": 1e9, "prefill": 1e9}
+            speeds = {"free": self.memory, "total": self.memory, "decode": 1e9, "prefill": 1e9}
             return [DeviceFigures(name=device.name, local=device.name == "CPU", **speeds) for device in devices]
 
-        real_sizes = sizes.model_sizes
+        real_sizes = fitting.model_sizes
 
         def model_sizes(file: Any, model: Any, **options: Any) -> Any:
-            note("sizes", **options)
+            if self._command == "plan":
+                note("sizes", **options)
             return real_sizes(file, model, **options)
 
-        self._patch.setattr(sizes, "model_sizes", model_sizes)
+        self._patch.setattr(fitting, "model_sizes", model_sizes)
         self._patch.setattr("llamado.rpc.workers.Workers", Workers)
         self._patch.setattr("llamado.devices.speed.measure_all", measure_all)
         self._patch.setattr("llamado.cluster.plan.list_devices", lambda flags: note("listed", devices=True))

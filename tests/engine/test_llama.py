@@ -11,7 +11,8 @@ from tiny_models import make_llama
 
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ContextExceeded, EngineError, InvalidRequest
-from llamado.engine.llama import Llama, context_size
+from llamado.engine.fitting import context_size
+from llamado.engine.llama import Llama
 from llamado.engine.request import Defaults, Sampling
 from llamado.gguf.errors import SourceError
 from llamado.gguf.reader import GGUFFile

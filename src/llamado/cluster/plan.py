@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,6 +18,7 @@ from llamado.devices.placement import (
     Share,
     SplitOptions,
     check_memory,
+    idle,
     mib,
     place,
     predict,
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from llamado.devices.device import Device
-    from llamado.gguf.reader import GGUFFile
     from llamado.gguf.types import TensorType
 
 _MIB = 1 << 20
@@ -100,9 +101,14 @@ def plan(flags: Parsed) -> int:
     """Print how the model would be divided, against other ways; 1 where it does not fit. Raises LlamadoError."""
     from rich.console import Console
 
+    from llamado.engine.fitting import Wanted, context_size, fit, sizes_for
+    from llamado.engine.llama import cache_type
+    from llamado.engine.sizes import usual_weights
     from llamado.engine.supported import check_supported
     from llamado.gguf.reader import GGUFFile
     from llamado.gguf.sources import progress_bar, resolve
+    from llamado.models import load_model
+    from llamado.models.hparams import override_metadata
 
     options, source = engine_options(flags), model_source(flags)
     errors = Console(stderr=True)
@@ -116,8 +122,25 @@ def plan(flags: Parsed) -> int:
             check=partial(check_supported, workers=options.split is not None),
         )
     with GGUFFile.open(path) as file:
-        sizes, n_cells, type, width = _model(file, options)
-        figures = _figures(options, type, width)
+        if options.metadata:
+            file.metadata = override_metadata(file.metadata, options.metadata)
+        model = load_model(file)
+        figures = _figures(options, *usual_weights(file, model))
+        wanted = Wanted(
+            options.n_ctx,
+            options.n_slots,
+            options.unified,
+            min(options.n_batch, options.n_ubatch),
+            cache_type(options.type_k),
+            cache_type(options.type_v),
+        )
+        n_ctx = options.n_ctx or model.hparams.n_ctx_train
+        n_cells = context_size(n_ctx, options.n_slots, options.unified)[1]
+        sizes = sizes_for(file, model, wanted, n_ctx)
+        notes: tuple[str, ...] = ()
+        with suppress(NotEnoughMemory):  # the tables show where, and then it is said
+            found = fit(file, model, wanted, figures, options.split)
+            sizes, n_cells, notes = found.sizes, found.n_cells, found.notes
         console = Console(width=None if sys.stdout.isatty() else _WIDTH)
         console.print(
             f"{path.name}: {sizes.n_layer} layers and the head, {mib(sizes.weights)} of weights, embedding of "
@@ -126,35 +149,21 @@ def plan(flags: Parsed) -> int:
             markup=False,
             soft_wrap=True,
         )
+        for note in notes:
+            errors.print(note, highlight=False, markup=False, soft_wrap=True)
         console.print(devices_table(figures))
         first, *others = candidates(sizes, figures, options.split)
         for candidate in (first, *others):
             console.print(placement_table(sizes, figures, candidate))
+        if options.split is not None and first.placement is not None and first.problem is None:
+            for number, why in idle(sizes, figures, options.split, first.placement).items():
+                line = f"{figures[number].name} gets no layers: {why}"
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
         if others:
             console.print(comparison(sizes, figures, [first, *others]), highlight=False, markup=False)
     if first.problem is not None:
         raise first.problem
     return 0
-
-
-def _model(file: GGUFFile, options: EngineOptions) -> tuple[ModelSizes, int, TensorType, int]:
-    """Sizes, cells of the cache, and what weights to measure with."""
-    from llamado.engine.llama import context_size
-    from llamado.engine.sizes import model_sizes, usual_weights
-    from llamado.gguf.types import TensorType
-    from llamado.models import load_model
-
-    model = load_model(file)
-    _, n_cells = context_size(options.n_ctx or model.hparams.n_ctx_train, options.n_slots, options.unified)
-    sizes = model_sizes(
-        file,
-        model,
-        n_cells=n_cells,
-        max_batch=min(options.n_batch, options.n_ubatch),
-        type_k=TensorType[options.type_k.upper()],
-        type_v=TensorType[options.type_v.upper()],
-    )
-    return sizes, n_cells, *usual_weights(file, model)
 
 
 def _figures(options: EngineOptions, type: TensorType, width: int) -> list[DeviceFigures]:

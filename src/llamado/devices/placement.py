@@ -275,13 +275,18 @@ def check_memory(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement:
     short = [(device, share) for device, share in zip(figures, shares, strict=True) if share.memory > device.room]
     if not short:
         return
+    alone = len(figures) == 1
+    helps = ["another machine (--rpc HOST:PORT)" if alone else "another --tensor-split, one more worker (--rpc)"]
+    if all(share.weights < device.room for device, share in short):  # else no cache is small enough
+        helps = ["a smaller context (-c)", "a smaller K/V cache (-ctk q8_0 -ctv q8_0)", *helps]
+    helps.append("a smaller quantisation of the model")
     where = "; ".join(
         f"{device.name} needs {mib(share.memory)} (weights {mib(share.weights)}, K/V cache {mib(share.kv)}, "
         f"compute {mib(share.compute)}) and has {mib(device.free)} free: {mib(share.memory - device.free)} missing"
         for device, share in short
     )
     raise NotEnoughMemory(
-        f"not enough memory: {where}. A smaller context (-c), another --tensor-split or one more worker would help",
+        f"not enough memory: {where}. What helps: {', '.join(helps[:-1])} or {helps[-1]}",
         {device.name: share.memory - device.free for device, share in short},
         placement,
     )
@@ -524,6 +529,51 @@ def place(
     placement = override(sizes, placement, [(p, i) for p, i in overrides if i in present])
     check_memory(sizes, figures, placement)
     return placement
+
+
+def idle(
+    sizes: ModelSizes, figures: Sequence[DeviceFigures], options: SplitOptions, placement: Placement
+) -> dict[int, str]:
+    """Why workers have nothing, in words, by their numbers."""
+    chosen = selected(figures, options.devices) if options.devices else workers(figures)
+    used = {*placement.layers, placement.head, *(device for _, device in placement.overrides)}
+    found = {}
+    for number in workers(figures):
+        if number in used:
+            continue
+        if number not in chosen:
+            found[number] = "--device does not name it"
+        elif options.n_gpu_layers == 0:
+            found[number] = "--n-gpu-layers 0 leaves everything on this machine"
+        elif options.tensor_split:
+            found[number] = "its part of --tensor-split is none, or less than a layer"
+        else:
+            found[number] = _why_idle(sizes, figures, placement, number)
+    return found
+
+
+def _why_idle(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Placement, number: int) -> str:
+    """What a token would take if it had a layer, or what it has no room for."""
+    device = figures[number]
+    layer = min(range(sizes.n_layer), key=lambda i: sizes.layers[i] + sizes.kv[i], default=None)
+    if layer is None:
+        return "the model has no layers"
+    need = sizes.layers[layer] + sizes.kv[layer] + sizes.compute
+    if need > device.room:
+        return f"a layer takes {mib(need)}, and it has {mib(device.free)} free"
+    now = predict(sizes, figures, placement).seconds
+    moved = [
+        replace(placement, layers=(*placement.layers[:i], number, *placement.layers[i + 1 :]))
+        for i in range(sizes.n_layer)
+    ]
+    with_it = [seconds for move in moved if (seconds := predict(sizes, figures, move).seconds) is not None]
+    if now is None or not with_it or not device.decode:
+        return f"by free memory nothing is left for it: it has {mib(device.free)}"
+    return (
+        f"it would make answers slower: a token takes {1e3 * now:.2f} ms without it and {1e3 * min(with_it):.2f} ms "
+        f"with a layer on it (it reads {device.decode / 1e9:.1f} GB/s, a round trip takes "
+        f"{1e3 * device.round_trip:.2f} ms); --tensor-split gives it a part all the same"
+    )
 
 
 def override(sizes: ModelSizes, placement: Placement, overrides: Sequence[tuple[str, int]]) -> Placement:

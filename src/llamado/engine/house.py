@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import Device
 from llamado.devices.failover import without
-from llamado.devices.placement import ModelSizes, Placement, SplitOptions, held, place
+from llamado.devices.placement import Placement, SplitOptions, held, idle
 from llamado.devices.speed import figures_of, measure_all
+from llamado.engine.fitting import Wanted, before_reading, fit
 from llamado.engine.sizes import usual_weights
 from llamado.gguf.reader import GGUFFile
 from llamado.models.base import Model
@@ -26,11 +27,11 @@ _LEAST_PATIENCE = 0.5
 class House:
     """This machine (device 0) and the workers of `split`; connected, measured where that is needed, and placed.
 
-    Raises WorkersUnreachable, NotEnoughMemory (before a byte is sent), UnknownDevice.
+    `fit`: the context and the placement that `wanted` comes to. Raises WorkersUnreachable, NotEnoughMemory (before a
+    byte is sent), UnknownDevice.
     """
 
-    def __init__(self, split: SplitOptions, here: CpuDevice, sizes: ModelSizes, file: GGUFFile, model: Model) -> None:
-        self._sizes = sizes
+    def __init__(self, split: SplitOptions, here: CpuDevice, file: GGUFFile, model: Model, wanted: Wanted) -> None:
         # One that does not answer at all must not use up the time after which its layers go elsewhere.
         self._patience = (
             _PATIENCE if split.failover is None else max(min(_PATIENCE, split.failover / 2), _LEAST_PATIENCE)
@@ -43,13 +44,16 @@ class House:
                 self._figures = measure_all(self.devices, type=type, width=width)
             else:
                 self._figures = [figures_of(device) for device in self.devices]
-            self.placement = place(sizes, self._figures, split)
+            self._figures[0] = before_reading(self._figures[0], file)
+            self.fit = fit(file, model, wanted, self._figures, split)
         except BaseException:
             for device in self.devices[1:]:
                 device.close()
             raise
-        for number, text in held(self.placement).items():
+        for number, text in held(self.fit.placement).items():
             log.info("%s: %s", self.devices[number].name, text)
+        for number, why in idle(self.fit.sizes, self._figures, split, self.fit.placement).items():
+            log.warning("%s gets no layers: %s", self.devices[number].name, why)
 
     def reconnect(self, lost: Device) -> Device:
         """A new device in the place of a lost one; raises DeviceLost while there is none."""
@@ -57,4 +61,4 @@ class House:
 
     def without(self, placement: Placement, alive: Sequence[int]) -> Placement:
         """The placement with what was on other devices moved to these; raises NotEnoughMemory."""
-        return without(self._sizes, self._figures, placement, alive)
+        return without(self.fit.sizes, self._figures, placement, alive)

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -17,13 +18,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from llamado.devices.placement import SplitOptions
+from llamado.devices.speed import figures_of
 from llamado.engine.adapters import default_scales
 from llamado.engine.engine import Engine
 from llamado.engine.errors import EngineError
+from llamado.engine.fitting import Wanted, before_reading, fit
 from llamado.engine.forward import Forward
-from llamado.engine.kvpool import align
 from llamado.engine.request import Defaults, Done, Event, Failed, Result, Token
-from llamado.engine.sizes import model_sizes
 from llamado.engine.supported import check_supported
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.sources import resolve
@@ -36,6 +37,8 @@ from llamado.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from llamado.engine.placed import PlacedForward
+
+log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
 
@@ -99,7 +102,8 @@ class Llama:
         """Load a model: a path, or a spec of `llamado.gguf.sources.resolve` ("smollm2", "hf:user/repo").
 
         `n_ctx`: tokens of context (None or 0: as many as the model was trained with), shared by all slots, or with
-        `unified=False` divided by `n_slots`. `n_batch`, `n_ubatch`: most tokens in a step and in a forward pass.
+        `unified=False` divided by `n_slots`; cut, and said, where memory is short (see engine.fitting.fit).
+        `n_batch`, `n_ubatch`: most tokens in a step and in a forward pass.
         `type_k`, `type_v`: types of the KV cache. `mmap=False` reads the file into memory, `mlock` keeps it there,
         `numa` places the threads ("distribute", "isolate", "numactl"). `split` divides the model among workers.
         `metadata`: values in place of the file's (see models.hparams.override_metadata).
@@ -124,27 +128,31 @@ class Llama:
             scales = default_scales([scale for _, scale in lora], lora_apply)
             tokenizer = load_tokenizer(file.metadata)
             template = ChatTemplate.from_metadata(file.metadata, tokenizer, chat_template)
-            n_ctx_slot, n_cells = context_size(n_ctx or model.hparams.n_ctx_train, n_slots, unified)
             from llamado.devices.cpu.device import CpuDevice
             from llamado.engine.placed import PlacedForward
 
             max_batch = min(n_batch, n_ubatch)
             types = cache_type(type_k), cache_type(type_v)
             here = CpuDevice(n_threads, n_threads_batch, numa=numa)
+            wanted = Wanted(n_ctx or 0, n_slots, unified, max_batch, *types)
             house = None
-            if split is not None:
+            if split is None:
+                found = fit(file, model, wanted, [before_reading(figures_of(here), file)], None)
+            else:
                 from llamado.engine.house import House
 
                 if progress is not None:
                     progress("connecting to workers", 0, 0)
-                sizes = model_sizes(file, model, n_cells=n_cells, max_batch=max_batch, type_k=types[0], type_v=types[1])
-                house = House(split, here, sizes, file, model)
+                house = House(split, here, file, model, wanted)
+                found = house.fit
+            for note in found.notes:
+                log.warning("%s", note)
             forward = PlacedForward(
                 file,
                 model,
                 [here] if house is None else house.devices,
-                None if house is None else house.placement,
-                n_cells=n_cells,
+                None if house is None else found.placement,
+                n_cells=found.n_cells,
                 max_batch=max_batch,
                 type_k=types[0],
                 type_v=types[1],
@@ -160,7 +168,7 @@ class Llama:
                 forward,
                 tokenizer,
                 n_slots=n_slots,
-                n_ctx=min(n_ctx_slot, model.hparams.n_ctx_train),
+                n_ctx=found.n_ctx_slot,
                 n_batch=n_batch,
                 cont_batching=cont_batching,
                 slot_prompt_similarity=slot_prompt_similarity,
@@ -273,15 +281,6 @@ class Llama:
                     raise event.error
         finally:
             self.engine.cancel(task)
-
-
-def context_size(n_ctx: int, n_slots: int, unified: bool) -> tuple[int, int]:
-    """Tokens of one slot's context, and cells of the pool, for `n_ctx` tokens in all. Raises EngineError."""
-    if n_ctx < n_slots:
-        raise EngineError(f"a context of {n_ctx} tokens cannot be divided among {n_slots} slots")
-    if unified:
-        return n_ctx, align(n_ctx)
-    return n_ctx // n_slots, n_slots * align(n_ctx // n_slots)
 
 
 def cache_type(name: str) -> TensorType:

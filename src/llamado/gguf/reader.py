@@ -143,6 +143,8 @@ class GGUFFile:
                     )
                 self.tensors[info.name] = info
         self.nbytes = sum(info.nbytes for info in self.tensors.values())
+        self.mapped = True
+        """Whether the weights are in the file alone, not read into memory."""
         self._maps = [shard.memory for shard in shards]
         self._arrays = [np.frombuffer(memory, np.uint8) for memory in self._maps]
 
@@ -232,6 +234,7 @@ class GGUFFile:
             array.flags.writeable = False
             self._arrays[i] = array
             self._maps[i] = memory
+        self.mapped = False
 
 
 class _Shard:

@@ -13,8 +13,9 @@ from pathlib import Path
 from llamado.engine.adapters import DefaultScales, default_scales
 from llamado.engine.embedding import Embedder, cells_for
 from llamado.engine.errors import EngineError
+from llamado.engine.fitting import context_size
 from llamado.engine.forward import Scales, as_scales
-from llamado.engine.llama import cache_type, context_size
+from llamado.engine.llama import cache_type
 from llamado.engine.request import Counters, EngineSnapshot, Event, Request, SlotSnapshot
 from llamado.engine.supported import check_supported
 from llamado.gguf.metadata import Metadata

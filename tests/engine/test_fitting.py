@@ -1,0 +1,154 @@
+"""How much context a model gets where memory is short, and what is said about it: by a server, and by `plan`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_stand_ins import Commands
+from tiny_models import make_llama
+
+from llamado.devices.placement import DeviceFigures, NotEnoughMemory, SplitOptions
+from llamado.engine.fitting import LEAST_CONTEXT, Fit, Wanted, fit, placed, sizes_for
+from llamado.gguf.reader import GGUFFile
+from llamado.gguf.types import TensorType
+from llamado.models import load_model
+
+TRAINED = 65536
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("fitting")
+    make_llama(found / "tiny.gguf", n_vocab=320, n_ctx=TRAINED, n_ff=16384, wtype="Q8_0")
+    return found
+
+
+@pytest.fixture(params=[True, False], ids=["mapped", "read"])
+def file(folder: Path, request: pytest.FixtureRequest) -> Iterator[GGUFFile]:
+    with GGUFFile.open(folder / "tiny.gguf", mmap=request.param) as found:
+        yield found
+
+
+def wanted(n_ctx: int = 0, n_slots: int = 1, unified: bool = True) -> Wanted:
+    return Wanted(n_ctx, n_slots, unified, 512, TensorType.F16, TensorType.F16)
+
+
+def need(file: GGUFFile, n_ctx: int) -> int:
+    """Bytes of everything with so many tokens of context."""
+    sizes = sizes_for(file, load_model(file), wanted(), n_ctx)
+    return sizes.weights + sum(sizes.kv) + sizes.compute + sizes.head_compute
+
+
+def here(free: int) -> DeviceFigures:
+    return DeviceFigures(name="CPU", local=True, free=free, total=free, decode=1e9, prefill=1e9)
+
+
+def fitted(file: GGUFFile, free: int, n_ctx: int = 0, n_slots: int = 1, unified: bool = True) -> Fit:
+    return fit(file, load_model(file), wanted(n_ctx, n_slots, unified), [here(free)], None)
+
+
+def test_where_there_is_room_nothing_is_cut_or_said(file: GGUFFile) -> None:
+    for n_ctx, tokens in ((0, TRAINED), (1024, 1024), (TRAINED, TRAINED)):
+        found = fitted(file, need(file, tokens), n_ctx)
+        assert (found.n_ctx_slot, found.n_cells, found.notes) == (tokens, tokens, ())
+
+
+@pytest.mark.parametrize("n_ctx", [0, 40000], ids=["the model's own", "-c"])
+def test_a_context_is_cut_to_what_memory_holds(file: GGUFFile, n_ctx: int) -> None:
+    free = need(file, 20000)
+    found = fitted(file, free, n_ctx)
+    assert need(file, found.n_cells) <= free < need(file, found.n_cells + 256), "all that fits is given"
+    assert found.n_ctx_slot == found.n_cells == sum(found.sizes.kv) // 512
+    assert placed(found.sizes, [here(free)], None) == found.placement
+    (note,) = found.notes
+    whose = "-c" if n_ctx else "the model's own"
+    assert note.startswith(f"the context is cut from {n_ctx or TRAINED} tokens ({whose}) to {found.n_cells}: ")
+    assert re.search(r"CPU needs [\d,.]+ MiB \(weights [\d,.]+ MiB, K/V cache [\d,.]+ MiB, compute [\d,.]+ MiB\)", note)
+    assert re.search(r"has [\d,.]+ MiB free: [\d,.]+ MiB missing", note)
+    for option in ("(-c)", "-ctk q8_0", "--rpc", "smaller quantisation"):
+        assert option in note
+
+
+def test_a_context_is_not_cut_to_next_to_nothing(file: GGUFFile) -> None:
+    assert fitted(file, need(file, LEAST_CONTEXT)).n_cells == LEAST_CONTEXT
+    sizes = sizes_for(file, load_model(file), wanted(), LEAST_CONTEXT)
+    with pytest.raises(NotEnoughMemory, match="not enough memory: CPU needs"):
+        fitted(file, need(file, LEAST_CONTEXT) - sizes.weights - 1)
+    with pytest.raises(NotEnoughMemory, match="not enough memory: CPU needs"):
+        fitted(file, need(file, 1024) - sizes.weights - 1, 1024)  # less than that only where less was asked for
+
+
+def test_mapped_weights_may_be_more_than_memory(file: GGUFFile) -> None:
+    sizes = sizes_for(file, load_model(file), wanted(), LEAST_CONTEXT)
+    free = need(file, LEAST_CONTEXT) - sizes.weights // 2
+    if not file.mapped:
+        with pytest.raises(NotEnoughMemory):
+            fitted(file, free)
+        return
+    found = fitted(file, free)
+    assert LEAST_CONTEXT <= found.n_cells < TRAINED and "again and again" in found.notes[0]
+    assert need(file, found.n_cells) - sizes.weights <= free, "caches and working memory cannot be read from a file"
+    found = fitted(file, free, 2048)
+    assert found.n_cells == 2048
+    assert found.notes == () or "again and again" in found.notes[0]
+
+
+def test_what_does_not_help_is_not_advised(file: GGUFFile) -> None:
+    sizes = sizes_for(file, load_model(file), wanted(), 512)
+    with pytest.raises(NotEnoughMemory) as error:
+        placed(sizes, [here(sizes.weights // 2)], None)
+    assert "-ctk" not in str(error.value) and "smaller quantisation" in str(error.value)
+    far = DeviceFigures(name="RPC0[h:1]", local=False, free=1, total=1, decode=1e9)
+    with pytest.raises(NotEnoughMemory, match="one more worker"):
+        placed(sizes, [here(1), far], SplitOptions(rpc=("h:1",), tensor_split=(1.0,)))
+
+
+def test_a_context_beyond_the_training_is_cut_and_said(file: GGUFFile) -> None:
+    found = fitted(file, 1 << 40, 3 * TRAINED)
+    assert found.n_ctx_slot == TRAINED
+    assert found.notes == (
+        f"a slot's context is cut from {3 * TRAINED} tokens to {TRAINED}: the model was trained with no more",
+    )
+    divided = fitted(file, 1 << 40, 3 * TRAINED, n_slots=4, unified=False)
+    assert divided.n_ctx_slot == 3 * TRAINED // 4 and divided.notes == ()
+
+
+def test_slots_divide_what_is_left(file: GGUFFile) -> None:
+    found = fitted(file, need(file, 20000), 40000, n_slots=4, unified=False)
+    assert 4 * found.n_ctx_slot <= found.n_cells <= 20000 + 4 * 256 and need(file, found.n_cells) <= need(file, 20000)
+
+
+def test_a_divided_models_context_is_cut_too(file: GGUFFile) -> None:
+    far = DeviceFigures(name="RPC0[h:1]", local=False, free=need(file, 9000), total=1 << 40, decode=1e10, prefill=1e9)
+    split = SplitOptions(rpc=("h:1",), n_gpu_layers=3)
+    found = fit(file, load_model(file), wanted(), [here(1 << 40), far], split)
+    assert LEAST_CONTEXT <= found.n_cells < 9300 and set(found.placement.layers) == {1}
+    assert "RPC0[h:1] needs" in found.notes[0]
+
+
+def test_a_server_says_what_plan_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with GGUFFile.open(folder / "tiny.gguf") as file, pytest.MonkeyPatch.context() as patch:
+        commands = Commands(patch, folder)
+        commands.memory = need(file, 20000)
+        for options in ("", "-c 50000", "-c 300000"):
+            arguments = ["-m", str(commands.model), *options.split()]
+            code, seen, said = commands.run("serve", arguments, {})
+            notes = [line for line in said if "is cut from" in line]
+            assert code == 0 and notes and seen["forward.n_cells"] < 21000
+            capsys.readouterr()
+            code, _, _ = commands.run("plan", arguments, {})
+            out, err = capsys.readouterr()
+            assert code == 0 and all(note in err for note in notes)
+            assert f"{seen['forward.n_cells']} tokens of context" in out
+            for command in ("run", "bench", "perplexity"):
+                more = {"run": ["-p", "hi"], "perplexity": ["-f", str(folder / "text")]}.get(command, [])
+                (folder / "text").write_text("Hello")
+                assert commands.run(command, [*arguments, *more], {})[0] == 0
+        commands.memory = 1 << 20
+        assert commands.run("plan", ["-m", str(commands.model)], {})[0] == 1
+        assert "not enough memory: CPU needs" in capsys.readouterr().err
+        code, _, said = commands.run("serve", ["-m", str(commands.model)], {})
+        assert code == 1 and any("not enough memory: CPU needs" in line for line in said)
