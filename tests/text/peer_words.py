@@ -1,4 +1,4 @@
-"""What words the real llama.cpp cuts texts into, by pre-tokenizer; run as a program, it writes `pretokenizer_words.json`.
+"""What words the real llama.cpp cuts texts into; run as a program, it writes them to `pretokenizer_words.json`.
 
 llama.cpp shows tokens, not words. So it gets a vocabulary in which every stretch of the texts is a token and every two
 neighbouring stretches merge: each word becomes one token, whatever it is.

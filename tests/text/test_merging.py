@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from steps import steps
 
 from llamado.text.errors import TokenizerError
 from llamado.text.merging import LONGEST, merge, merge_long, merge_short
@@ -57,16 +57,10 @@ def test_nothing_to_merge() -> None:
     assert list(merge("xyz", costs({}))) == ["x", "y", "z"]
 
 
-def test_time_grows_with_length_not_with_its_square() -> None:
+def test_steps_grow_with_length_not_with_its_square(monkeypatch: pytest.MonkeyPatch) -> None:
     table = costs({"a" * n: float(n) for n in range(2, 9)})
-
-    def seconds(n: int) -> float:
-        start = time.process_time()
-        merge("a" * n, table)
-        return time.process_time() - start
-
-    seconds(1000)
-    assert seconds(64_000) < 16 * max(seconds(16_000), 0.01)  # four times the work; a square would be sixteen and more
+    few, many = (steps(lambda: list(merge("a" * n, table)), monkeypatch) for n in (2000, 8000))  # noqa: B023
+    assert few > 2000 and many < 5 * few
 
 
 def test_a_word_without_end_is_refused() -> None:
