@@ -197,6 +197,8 @@ class _Schema:
         for key, kind in _KINDS.items():
             if key in node and not isinstance(node[key], kind):
                 raise _error(path, f"keyword '{key}' cannot be {json.dumps(node[key])[:50]}")
+        if not all(isinstance(name, str) for name in node.get("required", ())):
+            raise _error(path, f"keyword 'required' cannot be {json.dumps(node['required'])[:50]}")
 
     def _resolve(self, reference: object, path: str) -> object:
         if not isinstance(reference, str):

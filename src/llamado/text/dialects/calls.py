@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from llamado.text.dialects.reading import Reader, Reading, Tags
 from llamado.text.dialects.values import MAX_KEY, Show, read_bare, read_string, read_text, read_value, types
-from llamado.text.grammar import Trigger
+from llamado.text.grammar import GrammarError, Trigger
+from llamado.text.schema_numbers import limits
 
 MAX_HEAD = 1024
 """Characters of a call before its name is certain."""
@@ -30,12 +31,18 @@ class Tools:
 
     @classmethod
     def of(cls, tools: Sequence[Mapping[str, Any]]) -> Tools:
-        """From OpenAI's list."""
+        """From OpenAI's list. Raises GrammarError."""
         schemas: dict[str, Mapping[str, Any]] = {}
         for tool in tools:
             function = tool.get("function")
             if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-                schemas[function["name"]] = function.get("parameters") or NO_ARGUMENTS
+                parameters = function.get("parameters") or NO_ARGUMENTS
+                if not isinstance(parameters, Mapping):
+                    raise GrammarError(
+                        f"the parameters of the tool {function['name'][:100]!r} must be a JSON schema of an object, "
+                        f"not {json.dumps(parameters)[:50]}"
+                    )
+                schemas[function["name"]] = parameters
         return cls(schemas)
 
     def only(self, name: str) -> Tools:
@@ -118,6 +125,12 @@ def members_in_order(rule: str, members: Mapping[str, str], required: Set[str], 
 
 
 SPACE = r"SPACE: /[ \t\n]{0,8}/"
+
+
+def required_names(schema: Mapping[str, Any]) -> set[str]:
+    """The members that an object must have."""
+    wanted = schema.get("required")
+    return {name for name in wanted if isinstance(name, str)} if isinstance(wanted, list) else set()
 
 
 def schema_body(schema: Mapping[str, Any]) -> str:
@@ -660,8 +673,7 @@ class TaggedCalls:
         """A rule's name, and rules, for all arguments; few ones in any order, many in the schema's."""
         given = schema.get("properties")
         properties: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
-        wanted = schema.get("required")
-        required = set(wanted) if isinstance(wanted, list) else set()
+        required = required_names(schema)
         rules: list[str] = []
         names = list(properties)
         for k, name in enumerate(names):
@@ -712,9 +724,11 @@ class TaggedCalls:
 
 
 def _length(schema: Any) -> str:
-    """A regular expression for texts as long as a schema says."""
-    low = schema.get("minLength") if isinstance(schema, Mapping) else None
-    high = schema.get("maxLength") if isinstance(schema, Mapping) else None
-    if not isinstance(low, int) and not isinstance(high, int):
+    """A regular expression for texts as long as a schema says. Raises GrammarError."""
+    try:
+        given = limits(schema) if isinstance(schema, Mapping) else {}
+    except ValueError as error:
+        raise GrammarError(f"a tool's parameter cannot be used: {error}") from None
+    if given.keys().isdisjoint(("minLength", "maxLength")):
         return "(?s:.*)"
-    return f"(?s:.{{{low if isinstance(low, int) else 0},{high if isinstance(high, int) else ''}}})"
+    return f"(?s:.{{{given.get('minLength', 0)},{given.get('maxLength', '')}}})"

@@ -15,6 +15,7 @@ from llamado.text.dialects.calls import (
     quoted,
     read_after_space,
     read_gap,
+    required_names,
 )
 from llamado.text.dialects.family import Family, Message
 from llamado.text.dialects.reading import Reader, Reading, Tags
@@ -73,13 +74,11 @@ def _object(rule: str, schema: Any, root: Mapping[str, Any], depth: int) -> list
     given = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(given, Mapping) or not given:
         return [f"{rule}: " + ('"{" "}"' if depth == 0 else "any_object")]
-    wanted = schema.get("required")
-    required = set(wanted) if isinstance(wanted, list) else set()
     rules: list[str] = []
     for k, name in enumerate(given):
         rules += _value(f"{rule}_{k}", given[name], root, depth + 1)
     members = {name: f"{quoted(name + ':')} {rule}_{k}" for k, name in enumerate(given)}
-    rules += members_in_order(rule, members, required, '","')
+    rules += members_in_order(rule, members, required_names(schema), '","')
     return [f'{rule}: "{{" {rule}_first "}}"', *rules]
 
 

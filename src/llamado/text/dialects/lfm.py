@@ -15,6 +15,7 @@ from llamado.text.dialects.calls import (
     quoted,
     read_after_space,
     read_gap,
+    required_names,
     schema_body,
 )
 from llamado.text.dialects.family import Family, Message
@@ -69,13 +70,12 @@ class PythonCalls:
         for i, (name, schema) in enumerate(tools.schemas.items()):
             given = schema.get("properties")
             properties = given if isinstance(given, Mapping) else {}
-            wanted = schema.get("required")
-            required = set(wanted) if isinstance(wanted, list) else set()
             known = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-            for k, key in enumerate(properties):
-                rules.append(f"value_{i}_{k}: {schema_body({**known, **properties[key]})}")
+            for k, part in enumerate(properties.values()):
+                body = schema_body({**known, **part} if isinstance(part, Mapping) else {})
+                rules.append(f"value_{i}_{k}: {body}")
             members = {key: f"{quoted(key + '=')} value_{i}_{k}" for k, key in enumerate(properties)}
-            rules += members_in_order(f"call_{i}", members, required, '"," " "?')
+            rules += members_in_order(f"call_{i}", members, required_names(schema), '"," " "?')
             rules.append(f'call_{i}: {quoted(name)} "(" call_{i}_first ")"')
         one = "one: " + alternatives([f"call_{i}" for i in range(len(tools.schemas))])
         more = '("," " "? one)*' if parallel else ""
