@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+from fakes import FakeEngine, FakeTokenizer, client, run, served
 from wire import read_answers, serving
 
+from llamado.engine.request import Token, TokenProb, TokenProbs
+from llamado.http.access import AccessRules
+from llamado.server import connections, streaming
+from llamado.server.limits import read_limits
+from llamado.server.options import MOST_PROBABILITIES, Options, bound_probabilities
+from llamado.server.streaming import Generation, Mailbox
+
+USER = [{"role": "user", "content": "Hi"}]
 SECOND = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
 # A request in the body of another: nothing of it may ever be answered.
 HIDDEN = b"GET /slots HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -54,3 +71,193 @@ def test_there_is_no_tunnel() -> None:
     with serving() as wire, wire.connect() as sock:
         sock.sendall(b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n" + SECOND)
         assert [status for status, _, _ in read_answers(sock, 2)] == [400]
+
+
+# -- names of headers -------------------------------------------------------------------------------------------------
+
+
+def test_names_of_headers_are_written_as_llama_server_writes_them(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("<p>")
+    rules = AccessRules(api_keys=(b"k",))
+    key = b"Host: x\r\nX-Api-Key: k\r\nOrigin: http://localhost\r\n"
+    seen: set[str] = set()
+    with serving(access=rules, metrics=True, static_path=str(tmp_path)) as wire:
+        for request in (
+            b"GET /metrics HTTP/1.1\r\n" + key,
+            b"GET / HTTP/1.1\r\n" + key,
+            b"HEAD /v1/models HTTP/1.1\r\nConnection: close\r\n" + key,
+            b"OPTIONS /v1/models HTTP/1.1\r\n" + key,
+            b"GET /v1/models HTTP/1.1\r\nOrigin: http://localhost\r\n",
+            b"POST /nowhere HTTP/1.1\r\n" + key,
+            b"POST /completion HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 30\r\n" + key,
+            b"GARBAGE\r\n",
+        ):
+            with wire.connect() as sock:
+                body = b'{"prompt": "ab", "stream":true}'[: 30 + 1] if b"Content-Length" in request else b""
+                sock.sendall(request.replace(b": 30", b": %d" % len(body)) + b"\r\n" + body)
+                [(_, headers, _)] = read_answers(sock, 1)
+            seen |= set(headers)
+    assert seen >= {
+        "Access-Control-Allow-Origin",
+        "Access-Control-Allow-Methods",
+        "Connection",
+        "Content-Length",
+        "Content-Type",
+        "ETag",
+        "Process-Start-Time-Unix",
+        "Transfer-Encoding",
+        "X-Request-Id",
+    }
+    assert all(name == "ETag" or name == name.title() for name in seen), seen
+
+
+# -- what nobody reads ------------------------------------------------------------------------------------------------
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+def test_a_stream_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer is cancelled and its connection closed; one that is read meanwhile goes on."""
+    monkeypatch.setattr(streaming, "MOST_UNREAD", 4000)
+    engine = FakeEngine("x" * 60_000)
+    with serving(engine) as wire, wire.connect() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        body = b'{"prompt": "a", "stream": true, "n_probs": 2}'
+        sock.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        wait_for(lambda: engine.cancelled)
+        wait_for(lambda: wire.gate.n_open == 0)
+        assert wire.gate.unread == {}
+        engine.answer = "abc"
+        answer = httpx.post(f"{wire.url}/completion", json={"prompt": "a", "stream": True})
+        assert answer.text.count("data: ") == 4
+        received = b""
+        with contextlib.suppress(ConnectionError):
+            while part := sock.recv(65536):
+                received += part
+        assert not received.endswith(b"0\r\n\r\n")
+
+
+def test_the_stream_of_which_most_waits_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "MOST_UNREAD", 30)
+
+    async def work() -> None:
+        engine = FakeEngine()
+        mailbox = Mailbox(asyncio.get_running_loop())
+        request = served(engine).defaults.request([1])
+        few, many, read = (Generation(mailbox, engine, [request]) for _ in range(3))
+        probs = [TokenProbs(TokenProb(1, b"a", 1.0, 0.0), (TokenProb(1, b"a", 1.0, 0.0),) * 10)]
+        closed: list[bool] = []
+        many.close_connection = lambda: closed.append(True)
+        for i in range(100):
+            read.deliver(0, Token("x", [1], None, i, None))
+            assert len(await read.read()) == 1
+        few.deliver(0, Token("x", [1], None, 0, None))
+        many.deliver(0, Token("x", [1], probs, 0, None))
+        assert not closed
+        few.deliver(0, Token("x", [1], None, 1, None))
+        many.deliver(0, Token("x", [1], probs, 0, None))
+        assert closed and many.gone and not few.gone and not many.running
+        assert await many.read() == [] and len(await few.read()) == 2
+        assert mailbox._total == 0 and not mailbox._unread
+        engine.close()
+
+    run(work())
+
+
+def test_answers_nobody_reads_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole answers, written at once: the connection that waited longest is closed first."""
+    monkeypatch.setattr(connections, "MOST_UNREAD", 12_000_000)
+    body = b'{"content": "%b"}' % (b"x" * 3_000_000)  # about 12 MB of numbers, less what the sockets take
+    request = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    with serving() as wire:
+        socks: list[socket.socket] = []
+        earlier: set[Any] = set()
+
+        def another() -> bool:
+            return bool(set(wire.gate.unread) - earlier)
+
+        for _ in range(3):
+            sock = wire.connect()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            socks.append(sock)
+            sock.sendall(request)
+            wait_for(another)
+            earlier |= set(wire.gate.unread)
+        wait_for(lambda: wire.gate.n_open == 1)
+        [last] = wire.gate.unread
+        assert last.transport.get_extra_info("peername") == socks[-1].getsockname()
+        for sock in socks:
+            sock.close()
+        wait_for(lambda: not wire.gate.unread)
+
+
+# -- probabilities ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/completion", {"prompt": "a", "n_probs": 257, "n_predict": 4095}),
+        ("/completion", {"prompt": "a", "n_probs": 257}),
+        ("/completion", {"prompt": ["a", "b", "c"], "n_probs": 100, "n_predict": 4000}),
+        ("/completion", {"prompt": "a", "n_probs": 100, "n_predict": 3000, "n": 4}),
+        ("/v1/completions", {"prompt": "a", "logprobs": 257, "max_tokens": 4095}),
+        ("/v1/chat/completions", {"messages": USER, "logprobs": True, "top_logprobs": 257, "max_tokens": 4095}),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_more_probabilities_than_an_answer_may_hold(path: str, body: dict[str, Any], stream: bool) -> None:
+    async def work() -> None:
+        async with client() as http:
+            answer = await http.post(path, json=body | {"stream": stream})
+            assert answer.status_code == 400 and str(MOST_PROBABILITIES) in answer.json()["error"]["message"]
+            assert not http.engine.requests  # before any work
+            for fewer in ({"n_probs": 20, "logprobs": 20, "top_logprobs": 20}, {"n_predict": 8, "max_tokens": 8}):
+                fewer = {name: value for name, value in fewer.items() if name in body or name == "n_predict"}
+                if path.endswith("chat/completions"):
+                    fewer["logprobs"] = True
+                answer = await http.post(path, json=body | fewer | {"stream": stream, "n": 1})
+                assert answer.status_code == 200, answer.text
+
+    run(work())
+
+
+def test_all_of_a_vocabulary_for_a_few_tokens() -> None:
+    def options(**engine: int) -> Options:
+        return Options(engine=dict(engine), limits=read_limits({}, FakeTokenizer()))
+
+    for n_vocab, n_predict in ((262_144, 4), (151_936, 6), (49_152, 20)):
+        bound_probabilities(options(n_probs=n_vocab, n_predict=n_predict), 1, -1, 131_072)
+    endless = options(n_probs=20)
+    bound_probabilities(endless, 1, -1, 131_072)
+    assert endless.engine["n_predict"] == MOST_PROBABILITIES // 20
+    for without in (options(), options(n_probs=20, n_predict=100), options(n_probs=20)):
+        before = dict(without.engine)
+        bound_probabilities(without, 1, -1, 4096)
+        assert without.engine == before
+
+
+# -- the end ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_ends_tells_new_requests_to_come_again() -> None:
+    engine = FakeEngine("x" * 100, delay=0.05)
+    with serving(engine) as wire, httpx.Client(base_url=wire.url, timeout=30) as http:
+        with http.stream("POST", "/completion", json={"prompt": "a", "stream": True}) as response:
+            lines = response.iter_lines()
+            next(lines)
+            wire.server.should_exit = True
+            wait_for(lambda: httpx.get(f"{wire.url}/health").status_code == 503)
+            for path in ("/health", "/v1/models"):
+                answer = httpx.get(wire.url + path)
+                assert answer.status_code == 503 and answer.json()["error"]["type"] == "unavailable_error"
+                assert answer.headers["retry-after"] and answer.headers["connection"] == "close"
+            assert httpx.post(f"{wire.url}/completion", json={"prompt": "a"}).status_code == 503
+            last = [line for line in lines if line.startswith("data: ")][-1]
+        assert json.loads(last[6:])["stop"] is True and json.loads(last[6:])["tokens_predicted"] == 100
+        wait_for(lambda: not wire.server.servers or not any(s.is_serving() for s in wire.server.servers))

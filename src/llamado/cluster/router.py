@@ -644,7 +644,7 @@ def serve_router(settings: Settings, flags: Parsed, sockets: list[socket.socket]
     """Serve many models until a signal comes; returns the exit code. Raises as `make_server` does."""
     server = make_server(settings, flags)
     for sock in sockets:
-        log.info("listening on %s", address_of(sock, tls=bool(settings.ssl_cert)))
+        log.info("server listening on %s", address_of(sock, tls=bool(settings.ssl_cert)))
     for note in settings.notes:
         log.info("%s", note)
     try:

@@ -131,7 +131,7 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket]) -> int:
     server = _Server(config, watchers)
     addresses = [address_of(sock, tls=bool(settings.ssl_cert)) for sock in sockets]
     for address in addresses:
-        log.info("listening on %s", address)
+        log.info("server listening on %s", address)
     for note in settings.notes:
         log.info("%s", note)
 
@@ -141,13 +141,13 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket]) -> int:
             served = load(settings, state.report)
         except LlamadoError as error:
             state.failure = str(error)
-            log.error("%s", error)
+            log.error("failed to load model: %s", error)
         except Exception as error:
             state.failure = f"{type(error).__name__}: {error}"
-            log.exception("loading failed unexpectedly")
+            log.exception("failed to load model, unexpectedly")
         except BaseException as error:  # SystemExit of a library must not leave the server loading for ever
             state.failure = repr(error)
-            log.error("loading failed: %r", error)
+            log.error("failed to load model: %r", error)
         else:
             memory.keep()
             state.served = served
@@ -155,6 +155,10 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket]) -> int:
             log.info("model loaded in %.2f s: %s", time.perf_counter() - began, served.info.name)
             for line in overview(settings, served, addresses):
                 log.info("%s", line)
+            # Scripts wait for these words, which are llama-server's.
+            for address in addresses:
+                log.info("server is listening on %s", address)
+            log.info("all slots are idle")
         if state.failure is not None:
             time.sleep(0.5)  # whoever asks for /health in this moment hears the reason
             server.should_exit = True

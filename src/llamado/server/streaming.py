@@ -41,6 +41,7 @@ class Mailbox:
         self._loop = loop
         self._unread: dict[Generation, int] = {}
         self._total = 0
+        self._n_open = 0
         self._events: deque[tuple[Generation, int, Event]] = deque()
         self._woken = False
 
@@ -61,6 +62,17 @@ class Mailbox:
         while events:
             generation, index, event = events.popleft()
             generation.deliver(index, event)
+
+    def begin(self) -> None:
+        """A generation was given to the engine."""
+        self._n_open += 1
+
+    def end(self, generation: Generation) -> None:
+        """A response is over."""
+        self.forget(generation)
+        self._n_open -= 1
+        if not self._n_open:
+            log.debug("all slots are idle")
 
     def wait(self, generation: Generation, event: Event) -> None:
         """An event waits to be read."""
@@ -107,6 +119,7 @@ class Generation:
         except BaseException:
             self.cancel()
             raise
+        self._mailbox.begin()
 
     def _emit(self, index: int, event: Event) -> None:
         # On the engine's thread. Where compute threads own all cores, every wake-up of the loop costs them time.
@@ -140,7 +153,8 @@ class Generation:
     def close(self) -> None:
         """The response is over: stop what runs, drop what was not read, and note what the answers came to."""
         self.cancel()
-        self._drop()
+        self._events.clear()
+        self._mailbox.end(self)
         record = current.get()
         if record is None:
             return
