@@ -1,0 +1,156 @@
+"""The built wheel: what is in it, and that it runs with the packages it declares and no others."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from tiny_models import make_llama
+
+from llamado import __version__
+
+pytestmark = pytest.mark.slow
+CLONE = Path(__file__).parents[1]
+
+# Refuses what the wheel does not declare, then imports all modules of the package or runs a command of it.
+_RUN = """
+import importlib, pkgutil, sys
+refused, site, *arguments = sys.argv[1:]
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in refused.split(","):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Refuse())
+import llamado
+assert llamado.__file__.startswith(site), llamado.__file__
+if arguments:
+    from llamado.cli import main
+    sys.argv = ["llamado", *arguments]
+    raise SystemExit(main())
+for module in pkgutil.walk_packages(llamado.__path__, "llamado."):
+    importlib.import_module(module.name)
+    print(module.name)
+"""
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def needed(requirements: list[str]) -> set[str]:
+    """Distributions that requirements bring along, their own requirements included."""
+    found: set[str] = set()
+    todo = [(Requirement(text), "") for text in requirements]
+    seen: set[tuple[str, str]] = set()
+    while todo:
+        requirement, extra = todo.pop()
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        name = normal(requirement.name)
+        found.add(name)
+        for wanted in ("", *requirement.extras):
+            if (name, wanted) not in seen:
+                seen.add((name, wanted))
+                todo += [(Requirement(text), wanted) for text in metadata.requires(name) or []]
+    return found
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    build = "import sys; from hatchling.build import build_wheel; build_wheel(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, str(folder)], cwd=CLONE, check=True, timeout=120)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, unpacked."""
+    folder = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command of the wheel's package, or without arguments the import of all its modules."""
+    declared = tomllib.loads((CLONE / "pyproject.toml").read_text())["project"]["dependencies"]
+    kept = needed(declared) | {"llamado", "pip"}
+    refused = {
+        module
+        for module, names in metadata.packages_distributions().items()
+        if not kept & {normal(name) for name in names}
+    }
+    # Otherwise nothing would be shown.
+    assert {"gguf", "hypothesis", "pytest", "huggingface_hub", "matplotlib", "trustme"} <= refused
+    assert not {"numpy", "httptools", "jinja2", "orjson", "yaml"} & refused
+    return subprocess.run(
+        [sys.executable, "-P", "-c", _RUN, ",".join(sorted(refused)), str(site), *arguments],
+        cwd=site,
+        env={"PYTHONPATH": str(site), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def test_what_is_in_it(wheel: Path) -> None:
+    assert wheel.name == f"llamado-{__version__}-py3-none-any.whl"
+    sources = CLONE / "src"
+    expected = {str(path.relative_to(sources)) for path in (sources / "llamado").rglob("*.py")} | {"llamado/py.typed"}
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        info = f"llamado-{__version__}.dist-info"
+        points = archive.read(f"{info}/entry_points.txt").decode()
+        told = archive.read(f"{info}/METADATA").decode()
+    assert {name for name in names if not name.startswith(info)} == expected
+    assert points.split() == ["[console_scripts]", "llamado", "=", "llamado.cli:main"]
+    assert "Requires-Python: >=3.11\n" in told and f"\nVersion: {__version__}\n" in told
+    for extra in ("hub", "otel", "plot"):
+        assert f"Provides-Extra: {extra}\n" in told
+    assert f"{info}/licenses/LICENSE" in names
+
+
+def test_all_modules_are_imported(site: Path) -> None:
+    done = run(site)
+    assert done.returncode == 0, done.stderr
+    assert {"llamado.cli", "llamado.cluster.router", "llamado.rpc.worker", "llamado.demo"} <= set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--help"], "llamado serve -m MODEL"),
+        (["serve", "--help"], "--ctx-size"),
+        (["--version"], __version__),
+        (["inspect", "@model"], "general.architecture"),
+        (["pull", "@model"], "tiny.gguf"),
+        (["plan", "-m", "@model"], "tiny"),
+        (["bench", "-m", "@model", "-p", "4", "-n", "2", "-r", "1"], "| tg2 |"),
+        (["run", "-m", "@model", "-p", "Hello", "-n", "2"], ""),
+    ],
+)
+def test_commands_run(site: Path, tmp_path: Path, arguments: list[str], said: str) -> None:
+    model = make_llama(tmp_path / "tiny.gguf")
+    done = run(site, *(str(model) if argument == "@model" else argument for argument in arguments))
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout and "Traceback" not in done.stderr
+
+
+def test_what_an_extra_brings_is_asked_for_by_name(site: Path, tmp_path: Path) -> None:
+    model = str(make_llama(tmp_path / "tiny.gguf"))
+    done = run(site, "bench", "-m", model, "--latency", "0", "--nodes", "2", "--out", str(tmp_path))
+    assert done.returncode == 1 and 'the extra "plot"' in done.stderr and "matplotlib" in done.stderr
+    done = run(site, "pull", "hf:nobody/nothing")
+    assert done.returncode == 1 and 'the extra "hub"' in done.stderr
