@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -126,6 +125,7 @@ def test_flags_of_a_division_say_nothing_without_workers() -> None:
 
 def test_sizes_of_memory() -> None:
     sizes = {"512": 512 << 20, "512K": 512 << 10, "1.5G": 3 << 29, "16GiB": 16 << 30, "800 MB": 800 << 20}
+    sizes |= {"1048575": (1 << 40) - (1 << 20), "1048576": 1 << 20, "8589934592": 8 << 30}
     for text, size in sizes.items():
         assert cli.memory_size(text) == size
     for text in ("", "0", "-5", "much", "1E9", "5X"):
@@ -467,9 +467,6 @@ def test_help_imports_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert not loaded & {"numpy", "numba", "fastapi", "uvicorn", "rich", "jinja2"}
-    began = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "llamado.cli", "--help"], capture_output=True, check=True)
-    assert time.perf_counter() - began < 1.0
 
 
 def test_broken_pipe_is_silent() -> None:

@@ -156,7 +156,8 @@ ROWS: dict[str, Row] = {
     "serve --rpc-key": pair("cert key", "k.pem", "divided.split.", "--rpc-cert c.pem", "--rpc h:1"),
     "serve --list-devices": Row(None, {"listed.devices": True}, part=True),
     # sampling
-    "serve --predict": default("n_predict", "77", 77),
+    "serve --predict": default("n_predict", "77", 77)._replace(
+        elsewhere={"run": {"load.defaults.n_predict": 77, "chat.n_predict": 77}}),
     "serve --keep": default("n_keep", "5", 5),
     "serve --reverse-prompt": default("stop", "END", ("END",)),
     "serve --seed": sampling("seed", "42", 42),
@@ -471,3 +472,20 @@ def test_a_refused_flag_names_itself_and_the_reason(runs: Runs, capsys: pytest.C
         for outcome, name in zip(refused, (*(flag.label for _ in flag.names), *flag.env), strict=True):
             assert outcome.code == 2 and f"{name}: {flag.help}" in outcome.err
             assert set(outcome.seen) <= {f"environ.{variable}" for variable in flag.env}, "something was begun"
+
+
+def test_an_open_address_without_a_key_is_said(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    def warned(options: str) -> list[str]:
+        for base in ("-m @model", "--models-dir @folder/models"):
+            lines = [line for line in runs.run(capsys, "serve", f"{base} {options}").said if "no key" in line]
+            found.append(lines)
+        assert found[-1] == found[-2]
+        return found[-1]
+
+    found: list[list[str]] = []
+    for host in ("0.0.0.0", "::", "192.168.1.2", "example.org", "127.0.0.1,0.0.0.0"):
+        (line,) = warned(f"--host {host}")
+        assert host.split(",")[-1] in line and "--api-key" in line
+        assert warned(f"--host {host} --api-key k") == []
+    for host in ("127.0.0.1", "localhost", "::1", "/tmp/x.sock"):
+        assert warned(f"--host {host}") == []

@@ -39,7 +39,7 @@ llamado COMMAND --help shows a command's flags; llamado --version the version.
 def _serve(flags: Parsed, _: argparse.Namespace) -> int:
     from llamado.server import logs
     from llamado.server.settings import serve_settings, serves_many
-    from llamado.server.sockets import check_tls, listen
+    from llamado.server.sockets import check_tls, listen, warning_of
 
     settings = serve_settings(flags)
     logs.configure(
@@ -53,6 +53,9 @@ def _serve(flags: Parsed, _: argparse.Namespace) -> int:
     )
     if settings.ssl_key and settings.ssl_cert:
         check_tls(settings.ssl_key, settings.ssl_cert)
+    warning = warning_of(settings.hosts, keys=bool(settings.access.api_keys))
+    if warning is not None:
+        logging.getLogger("llamado.server").warning("%s", warning)
     sockets = listen(settings.hosts, settings.port, reuse_port=settings.reuse_port)
     if serves_many(flags):
         from llamado.cluster.router import serve_router
@@ -184,10 +187,14 @@ def _worker(flags: Parsed, _: argparse.Namespace) -> int:
 
 
 def memory_size(text: str) -> int:
-    """Bytes of `--mem`: a plain number is MiB, as older rpc-servers took it. Raises FlagError."""
+    """Bytes of `--mem`: a plain number is MiB, as older rpc-servers took it; from a TiB on, which would be in MiB, it
+    is bytes, as others took it. Raises FlagError.
+    """
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:i?B)?)?", text.strip(), re.IGNORECASE)
-    size = int(float(found[1]) * units[(found[2] or "M").upper()]) if found else 0
+    unit = found[2] if found else None
+    number = float(found[1]) if found else 0.0
+    size = int(number * units[unit.upper()]) if unit else int(number) if number >= 1 << 20 else int(number * (1 << 20))
     if size <= 0:
         raise FlagError(f"-m/--mem: expected MiB as a number, or a size as 512K, 800M, 16G; got {text!r}")
     return size

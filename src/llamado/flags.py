@@ -123,7 +123,7 @@ MODEL = _group(
     "model",
     _used("-m --model",
           "model: a GGUF path, a catalogue name (smollm2, gemma3), hf:user/repo[:quant], ollama:name[:tag]",
-          type="str", metavar="MODEL", env="LLAMA_ARG_MODEL", many=True, commands=_ENGINE),
+          type="str", metavar="MODEL", env="LLAMA_ARG_MODEL LLAMA_MODEL_PATH", many=True, commands=_ENGINE),
     _used("-hf -hfr --hf-repo", "model from Hugging Face: user/repo[:quant]", type="str", metavar="REPO",
           env="LLAMA_ARG_HF_REPO", commands=_ENGINE),
     _used("-hff --hf-file", "file inside --hf-repo", type="str", metavar="FILE", env="LLAMA_ARG_HF_FILE",
@@ -588,7 +588,8 @@ WAIT = _group(
 
 RUN = _group(
     "chat",
-    _used("-p --prompt", "ask this once and exit", type="str", metavar="TEXT", commands=frozenset({"run"})),
+    _used("-p --prompt", "ask this once and exit (-: what standard input says, as where that is no terminal)",
+          type="str", metavar="TEXT", commands=frozenset({"run"})),
     _used("-sys --system-prompt", "system message", type="str", metavar="TEXT", commands=frozenset({"run"}),
           dest="system_prompt"),
 )
@@ -626,7 +627,7 @@ WORKER = _group(
           commands=_WORKER),
     _used("-c --cache", "keep weights on disk, each client's apart ($LLAMADO_CACHE or ~/.cache/llamado, rpc/)",
           default=False, commands=_WORKER),
-    _used("-m --mem", "most memory that all clients together may take: MiB, or with a unit: 512K, 800M, 16G "
+    _used("-m --mem", "most memory that all clients together may take: MiB (bytes from 1048576 on), or 512K, 800M, 16G "
           "(default: what is free)", type="str", metavar="SIZE", commands=_WORKER),
     _used("--tls-cert", "PEM file of the TLS certificate: clients then come by tls://", type="str", metavar="FILE",
           commands=_WORKER),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from llamado.errors import LlamadoError
-from llamado.flags import Parsed
+from llamado.flags import FlagError, Parsed
 from llamado.server import logs
 from llamado.server.load import load_llama
 from llamado.server.settings import ModelSource, engine_options, model_source, sampling_defaults
@@ -37,10 +38,10 @@ def _load(flags: Parsed, spec: str | None) -> Llama:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _answer(llama: Llama, messages: list[dict[str, Any]]) -> str:
+def _answer(llama: Llama, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
     """Stream one answer to stdout; an interrupt ends it and keeps what is there."""
     pieces: list[str] = []
-    stream = llama.chat(messages, stream=True)
+    stream = llama.chat(messages, stream=True, **options)
     try:
         for piece in stream:
             pieces.append(piece)
@@ -52,21 +53,37 @@ def _answer(llama: Llama, messages: list[dict[str, Any]]) -> str:
     return "".join(pieces)
 
 
+def _prompt(flags: Parsed) -> str | None:
+    """What is asked once: `--prompt`, or all of standard input where that is "-" or no terminal; None: converse."""
+    given: str | None = flags.prompt
+    if given != "-" and (given is not None or sys.stdin.isatty()):
+        return given
+    try:
+        text = sys.stdin.read().strip()
+    except UnicodeDecodeError as error:
+        raise FlagError(f"standard input is no UTF-8 text: {error}") from None
+    if not text:
+        raise FlagError("nothing to ask: standard input is empty; give -p TEXT, or run in a terminal to converse")
+    return text
+
+
 def run_chat(flags: Parsed, spec: str | None) -> int:
-    """Answer `--prompt` once, or converse until the user leaves. Raises LlamadoError."""
+    """Answer `--prompt` or standard input once, or converse until the user leaves. Raises LlamadoError."""
     logs.configure(verbosity=9 if flags.verbose else min(flags.log_verbosity, 2))
     system = [{"role": "system", "content": flags.system_prompt}] if flags.system_prompt else []
+    options = {"n_predict": flags.predict} if "predict" in flags.given else {}
+    prompt = _prompt(flags)
     with _load(flags, spec) as llama:
-        if flags.prompt is not None:
-            _answer(llama, [*system, {"role": "user", "content": flags.prompt}])
+        if prompt is not None:
+            _answer(llama, [*system, {"role": "user", "content": prompt}], options)
             return 0
-        if sys.stdin.isatty():
-            print(HELP, file=sys.stderr)
-            import readline  # noqa: F401  (line editing for input())
+        print(HELP, file=sys.stderr)
+        import readline  # noqa: F401  (line editing for input())
+
         messages: list[dict[str, Any]] = list(system)
         while True:
             try:
-                text = input("> " if sys.stdin.isatty() else "").strip()
+                text = input("> ").strip()
             except (EOFError, KeyboardInterrupt):
                 print(file=sys.stderr)
                 return 0
@@ -82,7 +99,7 @@ def run_chat(flags: Parsed, spec: str | None) -> int:
                 continue
             messages.append({"role": "user", "content": text})
             try:
-                messages.append({"role": "assistant", "content": _answer(llama, messages)})
+                messages.append({"role": "assistant", "content": _answer(llama, messages, options)})
             except LlamadoError as error:
                 print(f"llamado: {error}", file=sys.stderr)
                 messages.pop()

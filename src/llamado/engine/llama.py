@@ -26,13 +26,14 @@ from llamado.engine.fitting import Wanted, before_reading, fit
 from llamado.engine.forward import Forward
 from llamado.engine.request import Defaults, Done, Event, Failed, Result, Token
 from llamado.engine.supported import check_supported
+from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.sources import resolve
 from llamado.gguf.types import TensorType
 from llamado.models import KV_TYPES, Adapter, Model, load_adapters, load_model
 from llamado.models.hparams import override_metadata
 from llamado.text import rendering
-from llamado.text.chat import ChatTemplate
+from llamado.text.chat import KEY, ChatTemplate
 from llamado.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
+
+MOST_TOKENS = 1024
+"""Where answers of a model end that cannot end them."""
 
 
 class Llama:
@@ -59,7 +63,10 @@ class Llama:
         forward: Forward,
         engine: Engine,
         defaults: Defaults | None = None,
+        *,
+        lacks: Sequence[str] = (),
     ) -> None:
+        """`lacks`: what a model needs to end its answers and has not (see `lacks`); they end at MOST_TOKENS then."""
         self.file = file
         self.model = model
         self.tokenizer = tokenizer
@@ -67,6 +74,7 @@ class Llama:
         self.forward = forward
         self.engine = engine
         self.defaults = defaults if defaults is not None else Defaults()
+        self.lacks = tuple(lacks)
 
     @classmethod
     def load(
@@ -128,6 +136,9 @@ class Llama:
             scales = default_scales([scale for _, scale in lora], lora_apply)
             tokenizer = load_tokenizer(file.metadata)
             template = ChatTemplate.from_metadata(file.metadata, tokenizer, chat_template)
+            missing = lacks(file.metadata, tokenizer, chat_template)
+            for what in missing:
+                log.warning("%s", what)
             from llamado.devices.cpu.device import CpuDevice
             from llamado.engine.placed import PlacedForward
 
@@ -185,7 +196,7 @@ class Llama:
             for opened in (file, *(adapter.file for adapter in adapters)):
                 opened.close()
             raise
-        return cls(file, model, tokenizer, template, forward, engine, defaults)
+        return cls(file, model, tokenizer, template, forward, engine, defaults, lacks=missing)
 
     def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
         """Token ids of a text; `add_special` adds the model's begin (and end) token."""
@@ -202,8 +213,9 @@ class Llama:
     def generate(self, prompt: Prompt, *, stream: bool = False, **options: Any) -> str | Iterator[str]:
         """Continue a text (or token ids): the whole continuation, or with `stream` an iterator of its pieces.
 
-        Leaving the iterator early (`close()`, or letting it go) ends the request. Raises InvalidRequest,
-        ContextExceeded and whatever ended the answer.
+        Leaving the iterator early (`close()`, or letting it go) ends the request. A model that `lacks` something ends
+        after MOST_TOKENS unless `n_predict` is given (-1: no limit). Raises InvalidRequest, ContextExceeded and
+        whatever ended the answer.
         """
         if stream:
             return self._stream(prompt, options)
@@ -266,6 +278,8 @@ class Llama:
 
     def _run(self, prompt: Prompt, options: Mapping[str, Any]) -> Generator[str, None, Result]:
         tokens = self.tokenize(prompt, add_special=True) if isinstance(prompt, str) else prompt
+        if self.lacks and options.get("n_predict") is None and self.defaults.n_predict < 0:
+            options = {**options, "n_predict": MOST_TOKENS}
         request = self.defaults.request(tokens, **options)
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         task = self.engine.submit(request, events.put)
@@ -281,6 +295,19 @@ class Llama:
                     raise event.error
         finally:
             self.engine.cancel(task)
+
+
+def lacks(metadata: Metadata, tokenizer: Tokenizer, chat_template: str | None) -> list[str]:
+    """What keeps a model from ending its answers, in words for the user."""
+    found = []
+    if chat_template is None and not any(metadata.str_(f"{KEY}{name}", None) for name in ("", ".tool_use")):
+        found.append(
+            "the model has no chat template: conversations are written as ChatML, which it may not know; "
+            "--chat-template gives another"
+        )
+    if not tokenizer.eog:
+        found.append("the model has no token that ends an answer: -n says how long one gets")
+    return found
 
 
 def cache_type(name: str) -> TensorType:

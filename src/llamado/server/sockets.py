@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import ssl
+from collections.abc import Sequence
 
 from llamado.errors import LlamadoError
 
@@ -48,6 +50,24 @@ def address_of(sock: socket.socket, tls: bool = False) -> str:
         return name
     host = f"[{name[0]}]" if sock.family == socket.AF_INET6 else name[0]
     return f"{'https' if tls else 'http'}://{host}:{name[1]}"
+
+
+def warning_of(hosts: Sequence[str], *, keys: bool) -> str | None:
+    """What it means that others reach the server without a key, where they do."""
+    open_ = [host for host in hosts if not _is_local(host)]
+    if keys or not open_:
+        return None
+    return (
+        f"{', '.join(open_)} can be reached from other machines, and no key is asked for: whoever gets through uses "
+        "this machine and sees what others ask (/slots). Give --api-key KEY, or --host 127.0.0.1 behind a proxy"
+    )
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".sock")
 
 
 def check_tls(key: str, certificate: str) -> None:

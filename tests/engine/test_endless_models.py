@@ -1,0 +1,96 @@
+"""Models that cannot end their answers: it is said, and answers end after MOST_TOKENS unless somebody says when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_stand_ins import Commands
+from tiny_models import make_llama
+
+from llamado.engine.engine import Engine
+from llamado.engine.llama import MOST_TOKENS, Llama, lacks
+from llamado.engine.request import Defaults, Sampling
+from llamado.gguf.metadata import Metadata
+from llamado.gguf.reader import GGUFFile
+from llamado.models import load_model
+from llamado.text.chat import ChatTemplate
+from llamado.text.tokenizer import load_tokenizer
+
+from .fake import FakeForward
+
+KEY = "tokenizer.chat_template"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("endless") / "tiny.gguf", n_vocab=320)
+
+
+@pytest.fixture
+def file(tiny: Path) -> Iterator[GGUFFile]:
+    with GGUFFile.open(tiny) as found:
+        yield found
+
+
+def without(metadata: Metadata, *keys: str) -> Metadata:
+    return type(metadata)({key: value for key, value in metadata.items() if key not in keys})
+
+
+def loaded(tiny: Path, missing: list[str], n_predict: int = -1) -> Llama:
+    file = GGUFFile.open(tiny)
+    tokenizer = load_tokenizer(file.metadata)
+    forward = FakeForward(n_vocab=tokenizer.n_vocab)
+    template = ChatTemplate.from_metadata(file.metadata, tokenizer)
+    engine = Engine(forward, tokenizer, n_slots=1, n_ctx=2048)
+    defaults = Defaults(sampling=Sampling(seed=3, ignore_eos=True), n_predict=n_predict)
+    return Llama(file, load_model(file), tokenizer, template, forward, engine, defaults, lacks=missing)
+
+
+def test_what_a_model_lacks_is_known(file: GGUFFile) -> None:
+    tokenizer = load_tokenizer(file.metadata)
+    assert lacks(file.metadata, tokenizer, None) == []
+    plain = without(file.metadata, KEY)
+    (line,) = lacks(plain, tokenizer, None)
+    assert "no chat template" in line and "--chat-template" in line
+    assert lacks(plain, tokenizer, "chatml") == []
+    tokenizer.eog = frozenset()
+    assert ["no token that ends" in line for line in lacks(plain, tokenizer, None)] == [False, True]
+
+
+@pytest.mark.parametrize("missing", [[], ["no template"]], ids=["whole", "lacking"])
+def test_where_answers_end(tiny: Path, missing: list[str]) -> None:
+    with loaded(tiny, missing) as llama:
+        messages = [{"role": "user", "content": "Hi"}]
+        chat = llama.tokenize(llama.template.render(messages), add_special=True)
+        whole = llama.engine.n_ctx - len(llama.tokenize("Hi", add_special=True))
+        expected = MOST_TOKENS if missing else whole
+        result = llama.complete("Hi")
+        assert result.n_predicted == expected
+        assert llama.generate("Hi") == result.content == "".join(llama.generate("Hi", stream=True))
+        assert len(llama.complete(chat).tokens) == (MOST_TOKENS if missing else llama.engine.n_ctx - len(chat))
+        assert llama.chat(messages) == llama.complete(chat).content == "".join(llama.chat(messages, stream=True))
+        assert llama.complete("Hi", n_predict=None).n_predicted == expected
+        for n, found in ((1500, 1500), (9, 9), (-1, whole)):
+            assert llama.complete("Hi", n_predict=n).n_predicted == found
+    with loaded(tiny, missing, n_predict=1100) as llama:
+        assert llama.complete("Hi").n_predicted == 1100
+
+
+def test_it_is_said(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        commands = Commands(patch, tiny.parent)
+
+        def metadata(given: Any, changes: Any) -> Any:
+            return without(given, KEY)
+
+        arguments = ["-m", str(tiny), "--override-kv", "general.name=str:x"]
+        for command, more in (("serve", []), ("run", ["-p", "hi"])):
+            _, _, said = commands.run(command, [*arguments, *more], {})
+            assert not any("no chat template" in line for line in said)
+        patch.setattr("llamado.engine.llama.override_metadata", metadata)
+        for command, more in (("serve", []), ("run", ["-p", "hi"])):
+            _, _, said = commands.run(command, [*arguments, *more], {})
+            assert sum("no chat template" in line for line in said) == 1, command
