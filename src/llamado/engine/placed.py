@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.cpu.device import CpuDevice, OperationTime
+from llamado.devices.cpu.mapped import watch
 from llamado.devices.cpu.memory import CpuBuffer
 from llamado.devices.device import Bytes, Device, DeviceLost
 from llamado.devices.placement import held
@@ -62,6 +63,11 @@ _WINDOW = 0.15  # seconds in which batches are counted before another number of 
 _FORGET = 32
 _SIZES = (*range(1, 9), *(n << shift for shift in range(2, 20) for n in (3, 4)))
 """Of batches on several devices: every new shape has to be sent and compiled."""
+
+_REPLACED = (
+    "it is read where it lies on the disk: replace such a file by renaming another to its name, or start with --no-mmap, "
+    "which reads it into memory at once"
+)
 
 Progress = Callable[[str, int, int], None]
 Reconnect = Callable[[Device], Device]
@@ -200,6 +206,11 @@ class PlacedForward:
         self._back: dict[int, tuple[Device, dict[tuple[str, int], Tensor]]] = {}  # those that are there, with weights
         self._closed = False
         self._depth = Depth(1)
+        self._watches = [
+            watch(path, opened.shard_data(i), _REPLACED)
+            for opened in (file, *(adapter.file for adapter in model.adapters))
+            for i, path in enumerate(opened.shard_paths)
+        ]
         for device in self.devices:
             self._guard(device)
         try:
@@ -837,6 +848,8 @@ class PlacedForward:
         self._let_go()
         for device in self.devices:
             device.close()
+        for end in self._watches:
+            end()
 
 
 def _owned(own: dict[tuple[str, int], Tensor], leaf: Tensor, device: int) -> Tensor:

@@ -30,6 +30,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from llamado.devices.cpu.mapped import watch
 from llamado.devices.owned import foreign
 from llamado.errors import LlamadoError
 from llamado.gguf.sources import cache_dir
@@ -85,17 +86,24 @@ def _map(file: int, memory: memoryview, offset: int, size: int) -> int:
     """Puts the whole pages of a file of `size` bytes in the place of those at `offset` of a region, where both begin
     with a page: nothing is copied, and what is written later stays this process's. Tells how many bytes are there.
 
-    As with any mapped file, a program that shortens an entry while it is used ends this process; entries are replaced
-    by renaming, never in place, and ggml does not write to one it has found.
+    As with any mapped file, a program that shortens an entry while it is used ends this process, which says so; entries
+    are replaced by renaming, never in place, and ggml does not write to one it has found.
     """
     whole = size // PAGE * PAGE
-    address = np.frombuffer(memory, np.uint8).ctypes.data + offset
+    there = np.frombuffer(memory, np.uint8)[offset : offset + whole]
+    address = there.ctypes.data
     if sys.platform != "linux" or address % PAGE or whole < _LEAST_MAPPED or os.sysconf("SC_PAGE_SIZE") != PAGE:
         return 0
     mmap: Any = ctypes.CDLL(None).mmap
     mmap.restype = ctypes.c_void_p
     mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
-    return whole if mmap(address, whole, _READ_WRITE, _PRIVATE_FIXED, file, 0) == address else 0
+    if mmap(address, whole, _READ_WRITE, _PRIVATE_FIXED, file, 0) != address:
+        return 0
+    # Not ended: memory that is mapped anew there takes its place.
+    watch(
+        Path(os.readlink(f"/proc/self/fd/{file}")), there, "programs that write to a worker's cache must rename files"
+    )
+    return whole
 
 
 class TensorCache:

@@ -1,0 +1,157 @@
+"""Memory that a file lies behind: a file that becomes shorter while it is in use ends the process with a reason.
+
+Touching a page that the file no longer has raises SIGBUS in whatever thread it was, in machine code most of the time, so
+that nothing but a signal handler can say it. The handler is compiled, as no Python may run in it. For an address that
+is not known here it puts back the handler that was there before (the system's, faulthandler's) and returns: the
+instruction is tried again and raises the signal for that one. One that this process sent itself has no address: it comes
+from a handler that was installed later and hands on what it got (faulthandler); the instruction is tried again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_SLOTS = 1024
+_SA_SIGINFO, _SA_ONSTACK = 4, 0x0800_0000
+_SIGBUS = 7
+_CODE, _SENDER, _ADDRESS = 8, 16, 16  # where siginfo_t has si_code, si_pid (code 0 or less) and si_addr
+
+
+class _Slot(ctypes.Structure):
+    _fields_ = (
+        ("start", ctypes.c_uint64),
+        ("end", ctypes.c_uint64),  # 0: not used
+        ("text", ctypes.c_uint64),
+        ("length", ctypes.c_uint64),
+    )
+
+
+class _Action(ctypes.Structure):
+    """`struct sigaction` of 64-bit Linux, glibc and musl."""
+
+    _fields_ = (
+        ("handler", ctypes.c_uint64),
+        ("mask", ctypes.c_uint8 * 128),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_uint64),
+    )
+
+
+_slots = (_Slot * _SLOTS)()
+_texts: list[bytes] = [b""] * _SLOTS
+_before = _Action()
+_lock = threading.Lock()
+_engine: Any = None
+
+
+def watch(path: Path, memory: NDArray[np.uint8], advice: str) -> Callable[[], None]:
+    """From now on, a page missing in `memory` is said to be `path`'s, with advice; returns what ends it.
+
+    On Linux; elsewhere it does nothing.
+    """
+    address, size = memory.ctypes.data, memory.nbytes
+    if sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != 8 or not size:
+        return lambda: None
+    name = str(path).encode("unicode_escape").decode()
+    text = f"llamado: {name} became shorter while it was in use; {advice}\n".encode()
+    with _lock:
+        _install()
+        for slot in _slots:
+            if slot.end and slot.start < address + size and address < slot.end:
+                slot.end = 0  # what was there is not mapped any more
+        number = next((i for i, slot in enumerate(_slots) if not slot.end), None)
+        if number is None:
+            return lambda: None
+        slot, _texts[number] = _slots[number], text
+        slot.start, slot.length = address, len(text)
+        slot.text = ctypes.cast(ctypes.c_char_p(text), ctypes.c_void_p).value
+        slot.end = address + size
+
+    def end() -> None:
+        with _lock:
+            if _texts[number] is text:
+                slot.end, _texts[number] = 0, b""
+
+    return end
+
+
+def _install() -> None:
+    """Makes the handler the process's, unless it is; who installs another one after it wins."""
+    global _engine
+    if _engine is not None:
+        return
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(codemodel="small", reloc="pic")
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(str(_module())), machine)
+    engine.finalize_object()
+    action = _Action(handler=engine.get_function_address("on_bus_error"), flags=_SA_SIGINFO | _SA_ONSTACK)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.sigaction(_SIGBUS, ctypes.byref(action), ctypes.byref(_before)) == 0:
+        _engine = engine
+
+
+def _module() -> Any:
+    """`void on_bus_error(int signal, siginfo_t*, void*)`; only functions that a handler may call are called."""
+    from llvmlite import ir
+
+    made = ir.Module("mapped")
+    i8, i32, i64, nothing = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.VoidType()
+    pointer = i8.as_pointer()
+    libc = ctypes.CDLL(None)
+
+    handler = ir.Function(made, ir.FunctionType(nothing, [i32, pointer, pointer]), "on_bus_error")
+    b = ir.IRBuilder(handler.append_basic_block("entry"))
+
+    def function(name: str, result: Any, *arguments: Any) -> Any:
+        """A function of the C library, by its address: no symbol has to be found when it is needed."""
+        address = ctypes.cast(getattr(libc, name), ctypes.c_void_p).value
+        return b.inttoptr(ir.Constant(i64, address), ir.FunctionType(result, arguments).as_pointer())
+
+    def read(address: Any, offset: int, type: Any = i64) -> Any:
+        return b.load(b.inttoptr(b.add(address, ir.Constant(i64, offset)), type.as_pointer()))
+
+    old, nowhere = ir.Constant(i64, ctypes.addressof(_before)).inttoptr(pointer), ir.Constant(pointer, None)
+    about = b.ptrtoint(handler.args[1], i64)
+    was_sent = b.icmp_signed("<=", read(about, _CODE, i32), ir.Constant(i32, 0))
+    with b.if_then(was_sent):
+        by_us = b.icmp_signed("==", read(about, _SENDER, i32), b.call(function("getpid", i32), []))
+        with b.if_then(b.not_(by_us)):
+            b.call(function("sigaction", i32, i32, pointer, pointer), [handler.args[0], old, nowhere])
+            b.call(function("raise", i32, i32), [handler.args[0]])  # comes when this one has returned
+        b.ret_void()
+    fault = read(about, _ADDRESS)
+    first = ctypes.addressof(_slots)
+    size = ctypes.sizeof(_Slot)
+    start = b.block
+    loop, known, on, unknown = (handler.append_basic_block(name) for name in ("loop", "known", "on", "unknown"))
+    b.branch(loop)
+    b.position_at_end(loop)
+    slot = b.phi(i64)
+    slot.add_incoming(ir.Constant(i64, first), start)
+    after = b.icmp_unsigned(">=", fault, read(slot, _Slot.start.offset))
+    before = b.icmp_unsigned("<", fault, read(slot, _Slot.end.offset))
+    b.cbranch(b.and_(after, before), known, on)
+    b.position_at_end(known)
+    text = b.inttoptr(read(slot, _Slot.text.offset), pointer)
+    b.call(function("write", i64, i32, pointer, i64), [ir.Constant(i32, 2), text, read(slot, _Slot.length.offset)])
+    b.call(function("_exit", nothing, i32), [ir.Constant(i32, 1)])
+    b.unreachable()
+    b.position_at_end(on)
+    following = b.add(slot, ir.Constant(i64, size))
+    slot.add_incoming(following, on)
+    b.cbranch(b.icmp_unsigned("<", following, ir.Constant(i64, first + size * _SLOTS)), loop, unknown)
+    b.position_at_end(unknown)
+    b.call(function("sigaction", i32, i32, pointer, pointer), [handler.args[0], old, nowhere])
+    b.ret_void()
+    return made

@@ -1,0 +1,84 @@
+"""A mapped file that becomes shorter ends the process with a sentence, not with a bare signal."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_models import make_llama
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the signal stays bare"),
+]
+
+START = """
+import faulthandler, os, sys
+from pathlib import Path
+from llamado.engine.llama import Llama
+if "before" in sys.argv: faulthandler.enable()
+one, two = (Llama.load(path, n_ctx=64, n_threads=2) for path in sys.argv[1:3])
+if "after" in sys.argv: faulthandler.enable()
+assert one.generate("Hello", n_predict=2, seed=1) == two.generate("Hello", n_predict=2, seed=1)
+"""
+
+
+def run(tmp_path: Path, then: str, *more: str) -> subprocess.CompletedProcess[str]:
+    paths = [str(make_llama(tmp_path / f"{name}.gguf", n_embd=256)) for name in ("one", "two\n2")]
+    return subprocess.run(
+        [sys.executable, "-P", "-c", START + then, *paths, *more], capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize("faulthandler", ["", "before", "after"])
+@pytest.mark.parametrize(("number", "name"), [(1, "one.gguf"), (2, r"two\n2.gguf")])
+def test_the_file_is_named(tmp_path: Path, number: int, name: str, faulthandler: str) -> None:
+    then = f"os.truncate(sys.argv[{number}], 8192)\n{('one', 'two')[number - 1]}.generate('Hello', n_predict=2)\n"
+    done = run(tmp_path, then, faulthandler)
+    assert done.returncode == 1, done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("llamado: ")]
+    assert len(said) == 1 and f"{name} became shorter while it was in use" in said[0] and "--no-mmap" in said[0]
+
+
+def test_one_that_is_closed_is_not_named(tmp_path: Path) -> None:
+    then = "os.truncate(sys.argv[1], 8192)\none.close()\ntwo.generate('Hello', n_predict=2)\nprint('fine')\n"
+    done = run(tmp_path, then)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
+
+
+def test_a_file_read_into_memory_may_become_shorter(tmp_path: Path) -> None:
+    then = """
+three = Llama.load(sys.argv[1], n_ctx=64, mmap=False)
+one.close()
+os.truncate(sys.argv[1], 8192)
+print(len(three.generate('Hello', n_predict=2)) > 0)
+"""
+    done = run(tmp_path, then)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+@pytest.mark.parametrize("faulthandler", ["", "before", "after"])
+def test_memory_of_others_is_left_to_others(tmp_path: Path, faulthandler: str) -> None:
+    then = """
+import mmap
+path = Path(sys.argv[1]).with_name("other")
+path.write_bytes(bytes(65536))
+memory = mmap.mmap(os.open(path, os.O_RDONLY), 0, access=mmap.ACCESS_READ)
+os.truncate(path, 0)
+memory[5000]
+"""
+    done = run(tmp_path, then, faulthandler)
+    assert done.returncode == -signal.SIGBUS and "became shorter" not in done.stderr
+    assert ("Fatal Python error: Bus error" in done.stderr) == bool(faulthandler)
+
+
+def test_a_signal_sent_by_another_process_ends_it(tmp_path: Path) -> None:
+    then = """
+import signal, subprocess, time
+subprocess.run([sys.executable, "-c", f"import os; os.kill({os.getpid()}, {int(signal.SIGBUS)})"])
+time.sleep(60)
+"""
+    assert run(tmp_path, then).returncode == -signal.SIGBUS
