@@ -65,14 +65,16 @@ def flag(body: Mapping[str, Any], name: str, default: bool = False) -> bool:
 
 
 def whole(body: Mapping[str, Any], name: str, default: int) -> int:
-    """A number field as a whole number; the default where it is missing or of another type."""
+    """A number field as a whole number; the default where it is missing or of another type.
+
+    Raises ApiError where 32 bits do not hold it: every limit, count and id of the API fits into them.
+    """
     value = body.get(name)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return default
-    try:
-        return int(value)
-    except (OverflowError, ValueError):
-        return default
+    if not -(2**31) <= value < 2**31:
+        raise invalid(f"Field '{name}': number overflow")
+    return int(value)
 
 
 def table(body: Any, name: str) -> Mapping[str, Any]:
