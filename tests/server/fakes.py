@@ -126,6 +126,9 @@ class FakeEngine:
         self.requests: list[Request] = []
         self.fail: Exception | None = None
         self.fail_after = 0  # tokens
+        self.fails_once = False
+        self.n_cached = 0
+        """How much of each prompt it says it knew already."""
         self.fault: Fault | None = None
         self.degraded: tuple[Away, ...] = ()
         self._wake = threading.Condition()
@@ -183,11 +186,12 @@ class FakeEngine:
         if self.fail is not None:
             for i in range(self.fail_after):
                 emit(Token("x", [120], None, i, None))
-            emit(Failed(self.fail))
+            failed, self.fail = self.fail, None if self.fails_once else self.fail
+            emit(Failed(failed))
             return
-        n_prompt = len(request.prompt)
+        n_prompt, n_cached = len(request.prompt), self.n_cached
         if request.return_progress:
-            emit(Progress(n_prompt, 0, n_prompt, 1))
+            emit(Progress(n_prompt, n_cached, n_prompt, 1))
         text, stop, word = self.answer, "eos", ""
         for candidate in request.stop:
             if candidate in text:
@@ -213,16 +217,16 @@ class FakeEngine:
                 one = TokenProb(token, bytes([token]), 0.5, math.log(0.5))
                 probs = [TokenProbs(one, (one, TokenProb(7, b"\x07", 0.0, -math.inf))[: request.n_probs])]
                 all_probs += probs
-            timings = Timings(0, n_prompt, 1.0, i + 1, 1.0) if request.timings_per_token else None
+            timings = Timings(n_cached, n_prompt - n_cached, 1.0, i + 1, 1.0) if request.timings_per_token else None
             emit(Token(piece, [token], probs, i, timings))
         kind: StopType = stop  # type: ignore[assignment]
-        timings = Timings(0, n_prompt, 2.0, len(tokens), 3.0)
+        timings = Timings(n_cached, n_prompt - n_cached, 2.0, len(tokens), 3.0)
         seed = request.sampling.seed
         emit(
             Done(
                 Result(
                     content=content, tokens=tokens, probs=all_probs, stop_type=kind, stopping_word=word,
-                    truncated=False, n_prompt=n_prompt, n_cached=0, n_predicted=len(tokens),
+                    truncated=False, n_prompt=n_prompt, n_cached=n_cached, n_predicted=len(tokens),
                     n_tokens_cached=n_prompt + len(tokens), has_new_line="\n" in content, timings=timings, id_slot=0,
                     id_task=task, seed=42 if seed is None else seed, request=request,
                 )

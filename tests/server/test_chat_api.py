@@ -62,6 +62,38 @@ def test_a_stream_says_the_same_in_deltas() -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_at_the_length_limit_ends_by_it(stream: bool) -> None:
+    """Whoever runs calls must know that there may have been more of them."""
+    body = {"tools": [TOOL], "stream": stream, "max_tokens": len(CALLING)}
+    answer = ask(body, FakeEngine(CALLING + "x"))
+    if stream:
+        assert any("tool_calls" in chunk["choices"][0]["delta"] for chunk in answer)
+        assert answer[-1]["choices"][0]["finish_reason"] == "length"
+    else:
+        assert answer["choices"][0]["message"]["tool_calls"]
+        assert answer["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_the_usage_of_a_stream_is_that_of_all_its_answers(n: int) -> None:
+    """Once, in the last event; the prompt counts once, as in an answer that is not streamed."""
+    engines = [FakeEngine("yes"), FakeEngine("yes")]
+    for engine in engines:
+        engine.n_cached = 2
+    chunks = ask({"n": n, "stream": True, "stream_options": {"include_usage": True}}, engines[0])
+    n_prompt = len(engines[0].requests[0].prompt)
+    assert [chunk["usage"] for chunk in chunks if "usage" in chunk] == [chunks[-1]["usage"]]
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"] == {
+        "completion_tokens": 3 * n,
+        "prompt_tokens": n_prompt,
+        "total_tokens": 3 * n + n_prompt,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
+    assert ask({"n": n}, engines[1])["usage"] == chunks[-1]["usage"]
+
+
 def test_reasoning_format_none_leaves_thoughts_where_they_are() -> None:
     message = ask({"reasoning_format": "none"}, FakeEngine("<think>hm</think>Yes"))["choices"][0]["message"]
     assert message == {"role": "assistant", "content": "<think>hm</think>Yes"}
@@ -173,10 +205,18 @@ def test_a_text_that_cannot_fit_is_refused_before_its_tokens_are_counted(monkeyp
 
 
 def test_deep_json_is_refused() -> None:
-    schema: Any = {}
-    for _ in range(900):
-        schema = {"items": schema}
-    for body in ({"json_schema": schema}, {"tools": [{**TOOL, "x": schema}]}, {"chat_template_kwargs": {"x": schema}}):
-        answer = ask(body, FakeEngine())
-        assert "choices" in answer or answer["error"]["code"] == 400
-    assert ask({"prompt": "x", "json_schema": schema}, FakeEngine(), "/completion")["error"]["code"] == 400
+    def deep(levels: int) -> Any:
+        schema: Any = {}
+        for _ in range(levels):
+            schema = {"items": schema}
+        return schema
+
+    for body in (
+        {"json_schema": deep(900)},
+        {"tools": [{**TOOL, "x": deep(900)}]},
+        {"chat_template_kwargs": {"x": deep(900)}},
+        {"prompt": "x", "json_schema": deep(900)},
+    ):
+        answer = ask(body, FakeEngine(), "/completion" if "prompt" in body else "/v1/chat/completions")
+        assert answer["error"]["code"] == 400 and "200 levels" in answer["error"]["message"]
+    assert "choices" in ask({"json_schema": deep(150)}, FakeEngine())

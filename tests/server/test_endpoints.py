@@ -268,6 +268,25 @@ def test_engine_failure_is_an_error_body(stream: bool) -> None:
         assert status == 200 and [orjson.loads(e) for e in events(body)][2:] == [expected]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fail_after", [0, 2])
+def test_one_failure_stops_all_answers_of_a_request(stream: bool, fail_after: int) -> None:
+    engine = FakeEngine(answer="x" * 200, delay=0.02)
+
+    async def work() -> None:
+        async with client(engine) as http:
+            engine.fail, engine.fail_after = ComputeFailed("out of luck"), fail_after
+            engine.fails_once = True
+            body = {"prompt": ["a", "b", "c"], "stream": stream}
+            response = await http.post("/completion", json=body)
+            assert "out of luck" in response.text
+            if stream and fail_after:  # nothing comes after it
+                assert "error" in orjson.loads(events(response.text)[-1])
+            assert len(engine.requests) == 3 and {2, 3} <= set(engine.cancelled)
+
+    run(work())
+
+
 def test_a_lost_worker_is_named_and_asked_for_later() -> None:
     engine = FakeEngine()
     engine.fault = Fault("RPC0[10.0.0.7:50052]", "connection reset", 1_750_000_000.0)

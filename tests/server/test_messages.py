@@ -128,3 +128,36 @@ def test_an_error_in_a_stream_is_an_event() -> None:
 
 def test_tokens_are_counted() -> None:
     assert ask(BASE, path="/v1/messages/count_tokens") == {"input_tokens": len(prompt({}).encode())}
+
+
+@pytest.mark.parametrize("n_cached", [0, 3])
+def test_tokens_from_the_cache_are_counted_apart(n_cached: int) -> None:
+    """`input_tokens` are those that were computed; in a stream its first event says so, too."""
+
+    def engine() -> FakeEngine:
+        fake = FakeEngine("yes")
+        fake.n_cached = n_cached
+        return fake
+
+    first = engine()
+    answer = ask(BASE, first)
+    n_prompt = len(first.requests[0].prompt)
+    expected = {"cache_read_input_tokens": n_cached, "input_tokens": n_prompt - n_cached}
+    assert answer["usage"] == {**expected, "output_tokens": 3}
+    stream = ask({**BASE, "stream": True}, engine())
+    assert stream[0]["message"]["usage"] == {**expected, "output_tokens": 0}
+    (last,) = (event for event in stream if event["type"] == "message_delta")
+    assert last["usage"] == {**expected, "output_tokens": 3}
+    chat = ask({"messages": [USER]}, engine(), "/v1/chat/completions")["usage"]
+    assert (chat["prompt_tokens"], chat["prompt_tokens_details"]) == (n_prompt, {"cached_tokens": n_cached})
+    told = ask({"input": "Hi"}, engine(), "/v1/responses")["usage"]
+    assert (told["input_tokens"], told["input_tokens_details"]) == (n_prompt, {"cached_tokens": n_cached})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_at_the_length_limit_is_not_a_whole_one(stream: bool) -> None:
+    answer = ask({**BASE, "tools": [TOOL], "stream": stream, "max_tokens": len(CALLING)}, FakeEngine(CALLING + "x"))
+    last = next(event for event in answer if event["type"] == "message_delta")["delta"] if stream else answer
+    assert last["stop_reason"] == "max_tokens"
+    kinds = [event["content_block"]["type"] for event in answer if "content_block" in event] if stream else []
+    assert "tool_use" in (kinds or [block["type"] for block in answer["content"]])

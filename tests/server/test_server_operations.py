@@ -21,6 +21,7 @@ from fakes import FakeEngine, client, run, served
 
 from llamado.devices.placement import Placement
 from llamado.engine.errors import QueueFull
+from llamado.engine.request import Request
 from llamado.http.access import AccessRules
 from llamado.server import logs
 from llamado.server.logs import Background, Lines
@@ -267,14 +268,48 @@ def test_an_idle_model_sleeps_and_wakes() -> None:
     run(work())
 
 
-def test_a_running_answer_keeps_the_model_awake() -> None:
+async def ticks(sleep: Sleep, n: int) -> None:
+    """Let a watch look at the server `n` times at least."""
+    looks = 0
+    idle = sleep._idle
+
+    def looked() -> bool:
+        nonlocal looks
+        looks += 1
+        return idle()
+
+    sleep._idle = looked  # type: ignore[method-assign]
+    for _ in range(6000):
+        if looks >= n or sleep.asleep:
+            break
+        await asyncio.sleep(0.01)
+    sleep._idle = idle  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("where", ["at the endpoint", "in the engine"])
+def test_what_runs_keeps_the_model_awake(where: str) -> None:
+    """A request that has not got to the engine does, and one in the engine whose client is gone."""
+
     async def work() -> None:
-        async with client(FakeEngine(delay=0.05, answer="x" * 20)) as http:
-            http.state.sleep = Sleep(http.state, lambda: served(http.engine), 0.1)
-            watch = asyncio.ensure_future(http.state.sleep.watch())
-            response = await http.post("/completion", json={"prompt": "a"})
-            assert response.json()["content"] == "x" * 20
-            watch.cancel()
+        async with client(FakeEngine(delay=0.05, answer="x" * 1000)) as http:
+            http.state.sleep = sleep = Sleep(http.state, lambda: served(http.engine), 0.02)
+            watch = asyncio.ensure_future(sleep.watch())
+            try:
+                if where == "at the endpoint":
+                    async with sleep.awake():
+                        await ticks(sleep, 20)
+                        assert not sleep.asleep
+                else:
+                    http.engine.submit(Request(prompt=[1]), lambda event: None)
+                    await busy(http, 1)
+                    await ticks(sleep, 20)
+                    assert not sleep.asleep
+                    http.engine.cancelled.append(1)
+                    await busy(http, 0)
+                await ticks(sleep, 6000)
+                assert sleep.asleep
+            finally:
+                watch.cancel()
 
     run(work())
 

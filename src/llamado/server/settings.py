@@ -372,6 +372,11 @@ def _listed(given: list[str]) -> list[str]:
     return [part.strip() for text in given for part in text.split(",") if part.strip()]
 
 
+def _names(given: list[str]) -> tuple[str, ...]:
+    """Each once and in the order of their bytes, as llama-server keeps them; the first alias is the model's id."""
+    return tuple(sorted(set(_listed(given)), key=str.encode))
+
+
 def _tensor_split(text: str) -> tuple[float, ...] | None:
     word = text.strip().lower()
     if word == "auto":
@@ -607,8 +612,8 @@ def serve_settings(flags: Parsed) -> Settings:
         reuse_port=flags.reuse_port,
         ssl_key=flags.ssl_key_file,
         ssl_cert=flags.ssl_cert_file,
-        aliases=() if many else tuple(_listed(flags.alias or [])),
-        tags=tuple(t.strip() for t in flags.tags.split(",") if t.strip()),
+        aliases=() if many else _names(flags.alias or []),
+        tags=_names([flags.tags]),
         notes=flags.notes,
         timeout=flags.timeout,
         threads_http=None if flags.threads_http < 0 else flags.threads_http,
