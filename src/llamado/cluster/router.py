@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl, unquote
 
 import orjson
 
+from llamado.build import BUILD
 from llamado.cluster import catalogue as catalogues
 from llamado.cluster.catalogue import Catalogue, CatalogueError, Model
 from llamado.cluster.downloads import Downloads, remove_cached
@@ -37,7 +38,6 @@ from llamado.server.app import busy_app
 from llamado.server.bodies import parse_json
 from llamado.server.connections import RESERVED_FILES, Gate, configure, raise_file_limit
 from llamado.server.errors import translate
-from llamado.server.formats import FINGERPRINT
 from llamado.server.settings import Settings
 from llamado.server.signals import EndingServer
 from llamado.server.sockets import address_of
@@ -242,7 +242,7 @@ class Router:
             "model_path": "none",
             "default_generation_settings": {"params": None, "n_ctx": 0},
             "ui_settings": {},
-            "build_info": FINGERPRINT,
+            "build_info": BUILD,
             "cors_proxy_enabled": False,
         }
 

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from llamado import __version__
+from llamado.build import BUILD
 from llamado.engine.request import Progress, Request, Result, Timings, Token, TokenProb, TokenProbs
 from llamado.server.chat import Conversation, PlainParser
 from llamado.server.errors import ApiError
@@ -19,7 +19,6 @@ from llamado.server.spoken import Part, Spoken, random_id
 from llamado.server.streaming import error_response
 from llamado.text.dialects.dialect import Content, Reasoning
 
-FINGERPRINT = f"llamado-{__version__}"
 # JSON has no -inf; llama-server writes the lowest float32 for the logarithm of 0.
 _LOWEST = -3.4028234663852886e38
 
@@ -233,7 +232,7 @@ class _OpenAIFormat:
         self._head = {
             "created": int(time.time()),
             "model": call.model,
-            "system_fingerprint": FINGERPRINT,
+            "system_fingerprint": BUILD,
             "object": self.chunk,
             "id": call.id,
         }

@@ -12,10 +12,10 @@ from fastapi import APIRouter, Request
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
+from llamado.build import BUILD
 from llamado.engine.request import Away, SlotSnapshot
 from llamado.engine.request import Request as EngineRequest
 from llamado.server.errors import RETRY_AFTER, ApiError, loading, not_supported
-from llamado.server.formats import FINGERPRINT
 from llamado.server.options import generation_settings
 from llamado.server.served import ModelInfo, Served
 from llamado.server.state import ServerState
@@ -174,7 +174,7 @@ def props_json(served: Served, state: ServerState) -> dict[str, Any]:
         "chat_template_caps": info.chat_template_caps,
         "bos_token": info.bos_token,
         "eos_token": info.eos_token,
-        "build_info": FINGERPRINT,
+        "build_info": BUILD,
         "is_sleeping": state.sleep is not None and state.sleep.asleep,
         "cors_proxy_enabled": False,
     }
