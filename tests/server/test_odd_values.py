@@ -78,7 +78,10 @@ ANTHROPIC = {
 }  # fmt: skip
 GENERATING: list[tuple[str, Any]] = [
     ("/completion", NATIVE),
-    ("/completion", {"prompt": {"prompt_string": "x"}, "n_predict": 1, "n_probs": 2, "json_schema": {"type": "object"}}),
+    (
+        "/completion",
+        {"prompt": {"prompt_string": "x"}, "n_predict": 1, "n_probs": 2, "json_schema": {"type": "object"}},
+    ),
     ("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 1, "logprobs": 1, "n": 2}),
     ("/v1/chat/completions", CHAT),
     ("/v1/chat/completions", CHAT_LIMITED),
@@ -196,7 +199,9 @@ def test_no_value_makes_a_fault(tmp_path: Path) -> None:
             for served in (generating, encoder, ranker):
                 state = ServerState(switches=switches, served=replace(served, n_slots=served.n_slots))
                 transport = httpx.ASGITransport(app=create_app(state), raise_app_exceptions=False)
-                https.append(await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://t")))
+                https.append(
+                    await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://t"))
+                )
             https.append(await stack.enter_async_context(client(FakeEngine("ab"))))
             for http, asks in zip(https, (GENERATING, EMBEDDING, RANKING, FILLING), strict=True):
                 faults += await send_all(http, asks, covered, seen)
