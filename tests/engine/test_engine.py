@@ -90,7 +90,7 @@ def test_result_and_events(make: Make) -> None:
     assert [e.index for e in client.tokens] == [0, 1, 2, 3, 4]
     assert [t for e in client.tokens for t in e.tokens] == result.tokens
     assert client.text == result.content == "".join(chr(t + 32) for t in result.tokens)
-    assert [p.processed for p in client.progress] == [8, 16, 20]
+    assert [p.processed for p in client.progress] == [0, 8, 16, 20]
     assert all(p.total == 20 and p.cache == 0 for p in client.progress)
     assert (result.stop_type, result.truncated, result.stopping_word) == ("limit", False, "")
     assert (result.n_prompt, result.n_cached, result.n_predicted, result.n_tokens_cached) == (20, 0, 5, 24)
@@ -105,6 +105,18 @@ def test_result_and_events(make: Make) -> None:
         assert probs.token.id == event.tokens[0] and len(probs.top) == 3
         assert probs.token.logprob == pytest.approx(math.log(probs.token.prob))
         assert probs.top[0].prob >= probs.top[1].prob >= probs.top[2].prob
+
+
+def test_progress_of_a_prompt_that_was_partly_cached(make: Make) -> None:
+    """As llama-server's: first what is known already, which counts as processed; timings only for who wants them."""
+    engine, _ = make(max_batch=8)
+    prompt = list(range(1, 21))
+    ask(engine, req(prompt, 1))
+    client = send(engine, req([*prompt, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39], 2, return_progress=True))
+    assert client.result.n_cached == 20
+    assert [(p.total, p.cache, p.processed) for p in client.progress] == [(30, 20, 20), (30, 20, 28), (30, 20, 30)]
+    assert [p.time_ms for p in client.progress] == sorted(p.time_ms for p in client.progress)
+    assert [event.timings for event in client.tokens] == [None, None]
 
 
 def test_post_sampling_probs(make: Make) -> None:

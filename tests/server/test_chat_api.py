@@ -220,3 +220,24 @@ def test_deep_json_is_refused() -> None:
         answer = ask(body, FakeEngine(), "/completion" if "prompt" in body else "/v1/chat/completions")
         assert answer["error"]["code"] == 400 and "200 levels" in answer["error"]["message"]
     assert "choices" in ask({"json_schema": deep(150)}, FakeEngine())
+
+
+@pytest.mark.parametrize("switched", [False, True])
+def test_where_the_native_form_is(switched: bool) -> None:
+    """By the request or, where that is silent, by `--verbosity 10`: as in llama-server, in each part of a completion's
+    stream, in the first part of the end of a chat's, and not in other APIs."""
+
+    def asked(body: dict[str, Any], path: str) -> Any:
+        return ask(body if switched else {**body, "verbose": True}, FakeEngine("yes"), path, verbose=switched)
+
+    parts = asked({"prompt": "a", "stream": True, "return_progress": True}, "/v1/completions")
+    assert [part["__verbose"]["stop"] for part in parts] == [False] * 4 + [True]
+    assert parts[0]["__verbose"]["prompt_progress"] == parts[0]["prompt_progress"]
+    assert [part["__verbose"]["content"] for part in parts[1:4]] == ["y", "e", "s"]
+    parts = asked({"stream": True}, "/v1/chat/completions")
+    assert [part["__verbose"]["stop"] for part in parts if "__verbose" in part] == [True]
+    assert asked({"prompt": "a"}, "/v1/completions")["__verbose"]["content"] == "yes"
+    for path in ("/v1/messages", "/v1/responses", "/completion"):
+        assert "__verbose" not in asked({"prompt": "a", "input": "a", "max_tokens": 9}, path)
+    silent = ask({"verbose": False}, FakeEngine("yes"), verbose=True)
+    assert "__verbose" not in silent and "choices" in silent

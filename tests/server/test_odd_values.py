@@ -41,8 +41,8 @@ CALLED = [HI, {"role": "assistant", "content": "x", "tool_calls": [CALL]}, {**HI
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}, "strict": True}}
 CHAT = {
-    "messages": CALLED, "max_tokens": 1, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}},
-    "chat_template_kwargs": {"a": 1}, "stream_options": {"include_usage": True},
+    "messages": CALLED, "max_tokens": 1, "tools": [TOOL], "chat_template_kwargs": {"a": 1},
+    "tool_choice": {"type": "function", "function": {"name": "f"}}, "stream_options": {"include_usage": True},
 }  # fmt: skip
 CHAT_LIMITED = {"messages": [HI], "max_tokens": 1, "response_format": SCHEMA, "logprobs": True, "top_logprobs": 2}
 NATIVE = {

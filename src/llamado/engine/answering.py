@@ -94,7 +94,7 @@ class Answering:
         if stop != "none":
             text += answer.finish()
 
-        timings = task.timings() if request.timings_per_token or stop != "none" else None
+        timings = task.timings() if request.timings_per_token else None
         index = len(task.generated) - 1
         task.tell(Token(text, [token], None if probs is None else [probs], index, timings))
         if stop != "none":

@@ -386,6 +386,10 @@ class Engine:
         tokens, positions, starts, outputs, scales, shares, n_prompt = batch = self._planner.fill(slots, counts)
         self._stats.batch_tokens.add(tokens.size)
         began = time.perf_counter()
+        for _, task, run, *_ in shares:
+            if task.request.return_progress and not task.generated and run.used == task.n_cached:
+                # Nothing is computed yet: how much of the prompt need not be.
+                task.tell(Progress(task.n_prompt, task.n_cached, run.used, round(1e3 * (began - task.t_start))))
         rows = self._forward.start(tokens, positions, starts, outputs, scales=scales)
         self._planner.started(batch)
         self._flights.append(_Flight(rows, shares, tokens.size, n_prompt, began))

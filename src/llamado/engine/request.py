@@ -344,7 +344,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A chunk of the prompt was evaluated."""
+    """How far a prompt is: before the first chunk of it is evaluated, and behind each."""
 
     total: int
     cache: int

@@ -128,6 +128,7 @@ class Generator:
                 tokenizer=served.tokenizer,
                 n_slots=served.n_slots,
                 sse_ping_interval=self.switches.sse_ping_interval,
+                verbose=self.switches.verbose,
             )
 
         return await off_loop(work, size_of([value for name, value in body.items() if name != "prompt"]))

@@ -155,6 +155,29 @@ def native_json(call: Call, index: int, result: Result) -> dict[str, Any]:
     return pick(answer, options.response_fields) if options.response_fields else answer
 
 
+def native_part(call: Call, index: int, event: Token | Progress) -> dict[str, Any]:
+    """What `/completion` streams for an event."""
+    request = call.requests[index]
+    part: dict[str, Any] = {
+        "index": index,
+        "content": "",
+        "tokens": [],
+        "stop": False,
+        "id_slot": -1,
+        "tokens_predicted": 0,
+        "tokens_evaluated": len(request.prompt),
+    }
+    if isinstance(event, Progress):
+        return {**part, "prompt_progress": progress_json(event)}
+    n_predicted = event.index + len(event.tokens)
+    part |= {"content": event.text, "tokens": event.tokens, "tokens_predicted": n_predicted}
+    if event.timings is not None:
+        part["timings"] = timings_json(event.timings)
+    if event.probs:
+        part["completion_probabilities"] = probs_json(event.probs, request.post_sampling_probs)
+    return part
+
+
 class NativeFormat:
     """llama-server's `/completion`."""
 
@@ -162,34 +185,10 @@ class NativeFormat:
         self._call = call
 
     def token(self, index: int, event: Token) -> bytes:
-        request = self._call.requests[index]
-        part: dict[str, Any] = {
-            "index": index,
-            "content": event.text,
-            "tokens": event.tokens,
-            "stop": False,
-            "id_slot": -1,
-            "tokens_predicted": event.index + len(event.tokens),
-            "tokens_evaluated": len(request.prompt),
-        }
-        if event.timings is not None:
-            part["timings"] = timings_json(event.timings)
-        if event.probs:
-            part["completion_probabilities"] = probs_json(event.probs, request.post_sampling_probs)
-        return data(part)
+        return data(native_part(self._call, index, event))
 
     def progress(self, index: int, event: Progress) -> bytes:
-        part = {
-            "index": index,
-            "content": "",
-            "tokens": [],
-            "stop": False,
-            "id_slot": -1,
-            "tokens_predicted": 0,
-            "tokens_evaluated": event.total,
-            "prompt_progress": progress_json(event),
-        }
-        return data(part)
+        return data(native_part(self._call, index, event))
 
     def final(self, index: int, result: Result) -> bytes:
         return data(native_json(self._call, index, result))
@@ -237,12 +236,13 @@ class _OpenAIFormat:
             "id": call.id,
         }
 
-    def _verbose(self, index: int, result: Result) -> dict[str, Any]:
-        """The native form of a result, for those who ask for it."""
+    def _verbose(self, index: int, event: Result | Token | Progress) -> dict[str, Any]:
+        """The native form of a result or of a part of it, for those who ask for it."""
         if not self._call.options.verbose:
             return {}
-        native = native_json(self._call, index, result)
-        return {"__verbose": native}
+        if isinstance(event, Result):
+            return {"__verbose": native_json(self._call, index, event)}
+        return {"__verbose": native_part(self._call, index, event)}
 
     def _body(self, choices: list[dict[str, Any]], results: Sequence[Result]) -> bytes:
         body = {
@@ -283,12 +283,14 @@ class CompletionsFormat(_OpenAIFormat):
         if not event.text and not event.probs:
             return b""
         chunk = self._chunk(index, event.text, _logprobs(event.probs, self._call.requests[index]), None)
+        chunk |= self._verbose(index, event)
         if event.timings is not None:
             chunk["timings"] = timings_json(event.timings)
         return data(chunk)
 
     def progress(self, index: int, event: Progress) -> bytes:
-        return data({**self._chunk(index, "", None, None), "prompt_progress": progress_json(event)})
+        chunk = self._chunk(index, "", None, None) | self._verbose(index, event)
+        return data({**chunk, "prompt_progress": progress_json(event)})
 
     def final(self, index: int, result: Result) -> bytes:
         chunk = self._chunk(index, "", None, finish_reason(result))

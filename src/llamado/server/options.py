@@ -244,9 +244,12 @@ def lora_scales(entries: list[Any]) -> dict[int, float]:
 
 
 def read_options(
-    body: Mapping[str, Any], *, tokenizer: Tokenizer, n_slots: int, sse_ping_interval: int = 30
+    body: Mapping[str, Any], *, tokenizer: Tokenizer, n_slots: int, sse_ping_interval: int = 30, verbose: bool = False
 ) -> Options:
-    """Read and check every option of a `/completion`-like body. Raises ApiError."""
+    """Read and check every option of a `/completion`-like body; the server's own words where it is silent.
+
+    Raises ApiError.
+    """
     engine: dict[str, Any] = {}
     shown: dict[str, Any] = {}
     for spec in ENGINE_FIELDS:
@@ -311,7 +314,7 @@ def read_options(
         id_slot=int(slot),
         sse_ping_interval=sse_ping_interval if ping is None else ping,
         response_fields=fields,
-        verbose=bool(server["verbose"]),
+        verbose=verbose if server["verbose"] is None else server["verbose"],
         echo=bool(server["echo"]),
         shown=shown,
     )

@@ -19,6 +19,9 @@ from llamado.http.access import AccessRules
 from llamado.server.state import Switches
 from llamado.text.grammar import GrammarSource
 
+VERBOSE = 10
+"""`--verbosity` from which on answers hold `__verbose`, as in llama-server."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
@@ -597,6 +600,7 @@ def serve_settings(flags: Parsed) -> Settings:
             max_prompts=flags.max_prompts,
             sleep_idle_seconds=flags.sleep_idle_seconds,
             spm_infill=flags.spm_infill,
+            verbose=flags.verbose or flags.log_verbosity >= VERBOSE,
             grammar=_grammar(flags),
         ),
         defaults=Defaults(

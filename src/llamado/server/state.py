@@ -49,6 +49,8 @@ class Switches:
     sleep_idle_seconds: int = -1
     """Unload the model after this long without a request; -1: never."""
     spm_infill: bool = False
+    verbose: bool = False
+    """Answers of the OpenAI endpoints hold their native form, `__verbose`, where the request does not say."""
     grammar: GrammarSource | None = None
     """What answers must look like where the request does not say."""
     metrics_labels: tuple[tuple[str, str], ...] | None = None

@@ -1,0 +1,33 @@
+"""Aliases and tags, as llama-server shows them: each once, in order; the first alias is the model's id."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fakes import INFO
+
+from llamado.flags import parse
+from llamado.server.monitor import models_json
+from llamado.server.settings import Settings, serve_settings
+
+
+def settings(*arguments: str) -> Settings:
+    return serve_settings(parse("serve", ["-m", "a.gguf", *arguments]))
+
+
+def test_names_of_a_model() -> None:
+    given = settings("--alias", "b, a,,b", "--tags", "z,y,z, x")
+    assert given.aliases == ("a", "b") and given.tags == ("x", "y", "z")
+    info = replace(INFO, name=given.aliases[0], aliases=given.aliases, tags=given.tags)
+    answer: Any = models_json(info)
+    (entry,) = answer["data"]
+    assert (entry["id"], entry["aliases"], entry["tags"]) == ("a", ["a", "b"], ["x", "y", "z"])
+    assert (answer["models"][0]["name"], answer["models"][0]["tags"]) == ("a", [""])
+
+
+def test_verbose_answers_from_verbosity_ten_on() -> None:
+    for arguments, verbose in (
+        ([], False), (["-lv", "9"], False), (["-lv", "10"], True), (["-v"], True), (["--verbose"], True),
+    ):  # fmt: skip
+        assert settings(*arguments).switches.verbose is verbose, arguments
