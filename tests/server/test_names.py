@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 from typing import Any
 
 from fakes import INFO
 
-from llamado.flags import parse
+from llamado.flags import add_flags, parse
 from llamado.server.monitor import models_json
 from llamado.server.settings import Settings, serve_settings
 
 
 def settings(*arguments: str) -> Settings:
-    return serve_settings(parse("serve", ["-m", "a.gguf", *arguments]))
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_flags(parser, "serve")
+    return serve_settings(parse(parser, "serve", ["-m", "a.gguf", *arguments], {})[0])
 
 
 def test_names_of_a_model() -> None:
