@@ -22,7 +22,7 @@ from llamado.engine import recovery
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ComputeFailed, EngineClosed, Unavailable
 from llamado.engine.forward import ForwardError, Scales
-from llamado.engine.request import Failed, Request, Sampling
+from llamado.engine.request import Away, Failed, Request, Sampling
 
 from .fake import U64, Client, FakeForward, FakeTokenizer, ask, send
 
@@ -720,3 +720,91 @@ def test_any_schedule(seed: int, n_slots: int, n_blocks: int, depth: int, drafti
         engine.close()
         judge.close()
         forward.end()
+
+
+# -- devices that come back after their layers went elsewhere ----------------------------------------------------------
+
+
+class MovingForward(FragileForward):
+    """Its device's layers can go elsewhere; `there`: whether it can be called back. `refusals_to_move` come first."""
+
+    def __init__(self, *given: Any, **kw: Any) -> None:
+        super().__init__(*given, **kw)
+        self.is_away = False
+        self.there = False
+        self.calls = self.moves = self.refusals_to_move = 0
+
+    def restore(self, elsewhere: bool) -> None:
+        super().restore(elsewhere)
+        self.is_away = elsewhere
+
+    def away(self) -> tuple[Away, ...]:
+        return (Away("RPC0[10.0.0.7:50052]", "nobody listens there", 1.0, "layer 1", {}),) if self.is_away else ()
+
+    def call_back(self) -> None:
+        self.calls += 1
+        if not self.there:
+            raise lost("nobody listens there")
+
+    def move_back(self) -> None:
+        assert self.there and self.is_away
+        self.moves += 1
+        self.cells[:] = self._noise.integers(0, 1 << 63, self.n_cells, dtype=U64)
+        if self.refusals_to_move:
+            self.refusals_to_move -= 1
+            raise DeviceError("it has no room any more")
+        self.is_away = False
+
+
+def test_what_is_said_when_layers_come_and_go(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "llamado")
+    forward = MovingForward(n_vocab=97, max_batch=64)
+    engine = Engine(forward, FakeTokenizer(), n_slots=2, failover=0.0)
+    try:
+        for _ in range(2):
+            caplog.clear()
+            forward.there = False
+            client = send(engine, req(text(20), 3000))
+            until(lambda client=client: len(client.tokens) > 5)  # type: ignore[misc]
+            forward.die()
+            until(lambda: engine.snapshot().degraded and engine.snapshot().fault is None)
+            assert "going on without RPC0[10.0.0.7:50052]" in caplog.text
+            calls, moves = forward.calls, forward.moves
+            until(lambda calls=calls: forward.calls > calls + 2)  # type: ignore[misc]
+            assert "all devices are there again" not in caplog.text and forward.moves == moves
+            forward.there = True
+            until(lambda: not engine.snapshot().degraded)
+            assert "all devices are there again" in caplog.text
+            assert client.result.tokens == alone(req(text(20), 3000)) and forward.moves == moves + 1
+        forward.die()  # and back before anything went elsewhere
+        engine._recovery._failover = None
+        caplog.clear()
+        assert ask(engine, req(text(9), 9)).tokens == alone(req(text(9), 9))
+        assert "all devices are there again after" in caplog.text and "going on without" not in caplog.text
+    finally:
+        forward.end()
+        engine.close()
+
+
+def test_a_move_that_fails_is_not_tried_all_the_time(
+    make: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It costs everybody's cells."""
+    monkeypatch.setattr(recovery, "_FIRST_REST", 0.3)
+    forward = MovingForward(n_vocab=97, max_batch=64)
+    forward.there, forward.refusals_to_move = True, 1
+    engine = Engine(forward, FakeTokenizer(), n_slots=2, failover=0.0)
+    try:
+        client = send(engine, req(text(20), 2000))
+        until(lambda: client.tokens)
+        forward.die()
+        until(lambda: forward.moves == 1)
+        began = time.monotonic()
+        until(lambda: forward.moves == 2)
+        assert time.monotonic() - began > 0.2
+        assert "layers stay where they are: it has no room any more" in caplog.text
+        until(lambda: not engine.snapshot().degraded)
+        assert client.result.tokens == alone(req(text(20), 2000))
+    finally:
+        forward.end()
+        engine.close()

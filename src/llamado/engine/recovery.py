@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 # Pauses between attempts to get a lost device back, in seconds: they grow with the time it has been away, of which a
 # device that is there again loses no more than this share by waiting for the next attempt.
 _FIRST_PAUSE, _LONGEST_PAUSE, _PAUSE_SHARE = 0.1, 5.0, 0.25
+# Seconds between two attempts to move layers back, where the first failed.
+_FIRST_REST, _LONGEST_REST = 5.0, 600.0
 # How long the engine sleeps before it looks for requests that came, were cancelled or have waited long enough.
 _LOOK_SECONDS = 0.02
 
@@ -79,8 +81,10 @@ class Recovery:
                 until = min(until, began + self._failover)
             self._idle_until(lambda until=until: time.monotonic() >= until, began, changed)  # type: ignore[misc]
         self.fault = self._void = None
-        if self._forward.away() and (self._returning is None or not self._returning.is_alive()):
-            self._returning = _Returning(self._forward, self._queue)
+        if self._forward.away():
+            if self._returning is None:
+                self._returning = _Returning(self._forward, self._queue)
+            self._returning.needed.set()
 
     def _say_how_it_goes_on(self, seconds: float) -> None:
         away = self._forward.away()
@@ -100,14 +104,17 @@ class Recovery:
         assert self._returning is not None
         began = time.monotonic()
         forget()
+        moved = False
         try:
             self._forward.move_back()
+            moved = True
         except LlamadoError as error:
-            log.warning("its layers stay where they are: %s", error)
-        else:
-            if not self._forward.away():
-                log.warning("all devices are there again: moving back took %.1f s", time.monotonic() - began)
-        self._returning.go_on()
+            log.warning("layers stay where they are: %s", error)
+        except Exception:
+            log.exception("moving layers back failed")
+        if moved and not self._forward.away():
+            log.warning("all devices are there again: moving back took %.1f s", time.monotonic() - began)
+        self._returning.go_on(moved)
 
     def _idle_until(self, over: Callable[[], bool], began: float, changed: Callable[[], None]) -> None:
         """Turn down or forget requests as they come of age or are cancelled, until `over` or the engine closes.
@@ -129,22 +136,30 @@ class Recovery:
 
 
 class _Returning(threading.Thread):
-    """Calls devices back whose layers went elsewhere, until there are none; `ready`: some can have their layers."""
+    """Calls devices back whose layers went elsewhere, whenever there are any; `ready`: some can have their layers."""
 
     def __init__(self, forward: Forward, queue: Queue) -> None:
         super().__init__(name="llamado-return", daemon=True)
         self._forward, self._queue = forward, queue
+        self.needed = threading.Event()
+        """Set when layers went elsewhere."""
         self.ready = threading.Event()
-        self._moved = threading.Event()
+        self._answered = threading.Event()
+        self._rest = 0.0  # seconds before the next move, after one that failed: each costs everybody's cells
         self.start()
 
     def run(self) -> None:
-        began = time.monotonic()
-        said = ""
-        while self._forward.away() and not self._queue.closing:
+        began, said = time.monotonic(), ""
+        while not self._queue.closing:
+            if not self._forward.away():
+                self.needed.wait(_LONGEST_PAUSE)
+                self.needed.clear()
+                began, said = time.monotonic(), ""
+                continue
             time.sleep(min(max(_FIRST_PAUSE, _PAUSE_SHARE * (time.monotonic() - began)), _LONGEST_PAUSE))
             try:
-                self._forward.call_back()
+                if not self._queue.closing:
+                    self._forward.call_back()
             except DeviceLost:
                 continue
             except Exception as error:
@@ -152,16 +167,23 @@ class _Returning(threading.Thread):
                     said = str(error)
                     log.warning("a device is back, and cannot be used: %s", said, exc_info=not _is_ours(error))
                 continue
-            self._moved.clear()
+            self._pause(self._rest)
+            self._answered.clear()
             self.ready.set()
             self._queue.notify()
-            while not self._moved.wait(_LONGEST_PAUSE) and not self._queue.closing:
+            while not self._answered.wait(_LONGEST_PAUSE) and not self._queue.closing:
                 pass
 
-    def go_on(self) -> None:
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self._queue.closing:
+            time.sleep(min(1.0, seconds))
+
+    def go_on(self, moved: bool) -> None:
         """The engine did what it could."""
+        self._rest = 0.0 if moved else min(max(_FIRST_REST, 2 * self._rest), _LONGEST_REST)
         self.ready.clear()
-        self._moved.set()
+        self._answered.set()
 
 
 def _is_ours(error: Exception) -> bool:
