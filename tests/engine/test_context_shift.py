@@ -115,6 +115,22 @@ def test_as_a_plain_loop(
         engine.close()
 
 
+@pytest.mark.parametrize("n_keep", [0, 1, 5, -1])
+@pytest.mark.parametrize("bos", [False, True])
+def test_a_beginning_token_is_kept(bos: bool, n_keep: int) -> None:
+    """One token more is kept of a vocabulary that begins sequences with one, unless all of the prompt is."""
+    request = req([4, 3, 2, 1, 3, 2, 4, 1], 80, n_keep=n_keep)
+    expected = plain(FakeForward(), request, 24, bos=bos)
+    assert expected != plain(FakeForward(), request, 24, bos=not bos)
+    tokenizer = FakeTokenizer()
+    tokenizer.add_bos = bos
+    engine = Engine(FakeForward(), tokenizer, n_ctx=24, context_shift=True)
+    try:
+        assert ask(engine, request).tokens == expected
+    finally:
+        engine.close()
+
+
 def test_the_rule_of_llama_server() -> None:
     """llama-server b11434 with `-c 256 --context-shift`: 6 tokens of prompt and 1,000 predicted leave 243 cached."""
     engine = Engine(FakeForward(), FakeTokenizer(), n_ctx=256, context_shift=True)

@@ -73,6 +73,46 @@ def test_histograms(make: Make) -> None:
         assert len(histogram.counts) == len(histogram.bounds) + 1
 
 
+class Clock:
+    """Stands for `time` in the engine's modules: it stands still but for what a test adds to it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.monotonic, self.sleep, self.time = time.monotonic, time.sleep, time.time
+        for module in ("slots", "answering", "engine"):
+            monkeypatch.setattr(f"llamado.engine.{module}.time", self)
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+def test_timings_are_of_the_work_alone(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each forward pass takes a second, and the second request waits for all of the first's: that is in no time of it
+    but the queue's.
+    """
+    clock = Clock(monkeypatch)
+    engine, forward = make(n_slots=1)
+    both = threading.Event()
+
+    def a_second(n: int) -> None:
+        assert both.wait(30)
+        clock.now += 1.0
+
+    forward.before = a_second
+    first = send(engine, req([1, 2, 3], 5))
+    second = send(engine, req([4, 5], 3))
+    both.set()
+    for client, n_prompt, n_predicted in ((first, 3, 5), (second, 2, 3)):
+        timings = client.result.timings
+        assert (timings.prompt_n, timings.prompt_ms, timings.predicted_n) == (n_prompt, 1000.0, n_predicted)
+        assert timings.predicted_ms == 1000.0 * (n_predicted - 1)
+        assert (timings.prompt_per_second, timings.predicted_per_second) == (n_prompt, 1.0)
+        assert (timings.prompt_per_token_ms, timings.predicted_per_token_ms) == (1000.0 / n_prompt, 1000.0)
+    counters = engine.snapshot().counters
+    assert counters.queue_seconds.sum == 5.0 and counters.first_token_seconds.sum == 1.0 + 6.0
+    assert (counters.prompt_seconds_total, counters.tokens_predicted_seconds_total) == (2.0, 6.0)
+
+
 def test_waiting_counts(make: Make) -> None:
     """The queue's time is that until there is a slot; the first token's time holds it, too."""
     engine, forward = make(n_slots=1)

@@ -98,6 +98,75 @@ def test_rope_scaling(tmp_path: Path) -> None:
     assert none.freq_scale == 1.0
 
 
+ROPE = {
+    # key: (value, place in ROPE's op_params, what is there)
+    "rope.scaling.original_context_length": (333, 4, 333),
+    "rope.freq_base": (7777.0, 5, 7777.0),
+    "rope.scaling.factor": (8.0, 6, 0.125),
+    "rope.scaling.yarn_ext_factor": (0.5, 7, 0.5),
+    "rope.scaling.attn_factor": (1.5, 8, 1.5),
+    "rope.scaling.yarn_beta_fast": (16.0, 9, 16.0),
+    "rope.scaling.yarn_beta_slow": (2.0, 10, 2.0),
+}
+
+
+def ropes(model: Model) -> list[tuple[int | float, ...]]:
+    """op_params of the rotations: <5 i32, 6 f32>, those of a layer's queries and keys after another."""
+    graph = model.build(BatchShape(1, 1, 256), model.kv_tensors(256))
+    return [struct.unpack_from("<5i6f", node.op_params) for node in graph.nodes if node.op == Op.ROPE]
+
+
+@pytest.mark.parametrize("key", ROPE)
+def test_each_value_of_yarn_reaches_the_rotation_and_nothing_else(tmp_path: Path, key: str) -> None:
+    value, place, found = ROPE[key]
+    plain = make_llama(tmp_path / "a.gguf", rope_scaling=("yarn", 4.0))
+    changed = rewrite(plain, tmp_path / "b.gguf", _put(f"llama.{key}", value))
+    before, after = ropes(load(plain)), ropes(load(changed))
+    assert len(before) == len(after) == 4
+    for old, new in zip(before, after, strict=True):
+        assert new[place] == found != old[place]
+        assert [i for i in range(11) if new[i] != old[i]] == [place]
+
+
+def test_factors_of_attention_multiply(tmp_path: Path) -> None:
+    """llama-context.cpp: `yarn_attn_factor` is multiplied by the model's `rope_attn_factor`, with YaRN or without."""
+    plain = make_llama(tmp_path / "a.gguf")
+
+    def change(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+        metadata["llama.rope.scaling.yarn_attn_factor"] = 0.5
+        metadata["llama.rope.scaling.attn_factor"] = 3.0
+
+    assert {rope[8] for rope in ropes(load(plain))} == {1.0}
+    assert {rope[8] for rope in ropes(load(rewrite(plain, tmp_path / "b.gguf", change)))} == {1.5}
+
+
+def test_gemma3_stretches_the_layers_without_a_window_alone(tmp_path: Path) -> None:
+    def change(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+        metadata["gemma3.rope.scaling.type"] = "linear"
+        metadata["gemma3.rope.scaling.factor"] = 8.0
+
+    model = load(rewrite(make_gemma3(tmp_path / "a.gguf", n_layer=4, swa_period=2), tmp_path / "b.gguf", change))
+    assert [model.hparams.is_swa(i) for i in range(4)] == [True, False, True, False]
+    window, whole = (10000.0, 1.0), (1000000.0, 0.125)
+    assert [rope[5:7] for rope in ropes(model)] == [window, window, whole, whole] * 2
+
+
+@pytest.mark.parametrize(("n_layer", "width"), [(2, 16), (61, 16), (62, 8), (63, 16)])
+def test_gemma3_of_62_layers_scales_by_the_width_of_a_head(tmp_path: Path, n_layer: int, width: int) -> None:
+    """The 27B model alone: its heads have 128 elements and a 32nd of its width has 168 (gemma/config.py, 27b-v3)."""
+    path = make_gemma3(tmp_path / "m.gguf", n_layer=n_layer, n_embd=32, n_head=4, head_dim=16, n_ff=32, wtype="F16")
+    model = load(path)
+    expected = float(np.float32(1) / np.sqrt(np.float32(width)))
+    assert model.hparams.attention_scale == expected
+    graph = model.build(BatchShape(1, 1, 256), model.kv_tensors(256))
+    attended = [node.src[0] for node in graph.nodes if node.op == Op.FLASH_ATTN_EXT]
+    assert len(attended) == n_layer
+    scales = {struct.unpack_from("<f", node.op_params)[0] for node in graph.nodes if node.op == Op.SCALE}
+    assert np.float32(expected) in {np.float32(s) for s in scales}
+    # The attention's own factor is 1: queries come scaled.
+    assert {struct.unpack_from("<f", n.op_params)[0] for n in graph.nodes if n.op == Op.FLASH_ATTN_EXT} == {1.0}
+
+
 def test_frequency_factors_reach_queries_and_keys(tmp_path: Path) -> None:
     model = load(make_llama(tmp_path / "m.gguf", freq_factors=True))
     graph = model.build(BatchShape(1, 1, 256), model.kv_tensors(256))

@@ -65,7 +65,7 @@ _SIZES = (*range(1, 9), *(n << shift for shift in range(2, 20) for n in (3, 4)))
 """Of batches on several devices: every new shape has to be sent and compiled."""
 
 _REPLACED = (
-    "it is read where it lies on the disk: replace such a file by renaming another to its name, or start with --no-mmap, "
+    "it is read where it lies on the disk: replace it by renaming another file to its name, or start with --no-mmap, "
     "which reads it into memory at once"
 )
 

@@ -1,10 +1,10 @@
 """Memory that a file lies behind: a file that becomes shorter while it is in use ends the process with a reason.
 
-Touching a page that the file no longer has raises SIGBUS in whatever thread it was, in machine code most of the time, so
+Touching a page that the file no longer has raises SIGBUS in whatever thread it was, mostly in machine code, so
 that nothing but a signal handler can say it. The handler is compiled, as no Python may run in it. For an address that
 is not known here it puts back the handler that was there before (the system's, faulthandler's) and returns: the
-instruction is tried again and raises the signal for that one. One that this process sent itself has no address: it comes
-from a handler that was installed later and hands on what it got (faulthandler); the instruction is tried again.
+instruction is tried again and raises the signal for that one. One that this process sent itself has no address: it is
+of a handler that was installed later and hands on what it got (faulthandler); the instruction is tried again.
 """
 
 from __future__ import annotations
