@@ -120,7 +120,7 @@ class Time:
 
     def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
-        self.now += seconds
+        self.now += max(seconds, 1e-6)  # what is left of a wait may be too little for the sum to show it
 
     async def sleep_async(self, seconds: float) -> None:
         self.sleep(seconds)
