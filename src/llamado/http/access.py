@@ -151,7 +151,7 @@ class Access:
             await answer_error(send, ApiError("permission_error", message))
             return
         if scope["method"] == "HEAD":
-            scope["method"] = "GET"  # the server leaves the body out by itself
+            scope["method"], send = "GET", _without_body(send)
         self.n_running += 1
         try:
             await self._app(scope, receive, send)
@@ -172,6 +172,21 @@ class Access:
             return site == b"cross-site"
         hosts = (headers.get(b"host", b""), headers.get(b"x-forwarded-host", b""))
         return origin.partition("://")[2].lower() not in [host.decode("latin-1").lower() for host in hosts if host]
+
+
+def _without_body(send: Send) -> Send:
+    """`send` for HEAD: the answer ends with its headers, also that of a stream without end."""
+    ended = False
+
+    async def sending(message: Any) -> None:
+        nonlocal ended
+        if message["type"] == "http.response.start":
+            await send(message)
+        elif not ended:
+            ended = True
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return sending
 
 
 def digest(key: bytes) -> bytes:
