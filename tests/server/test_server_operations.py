@@ -18,7 +18,9 @@ from typing import Any
 import httpx
 import pytest
 from fakes import FakeEngine, client, run, served
+from wire import serving
 
+from llamado.cluster.logbook import Logbook
 from llamado.devices.placement import Placement
 from llamado.engine.errors import QueueFull
 from llamado.engine.request import Request
@@ -193,13 +195,65 @@ def test_who_logs_never_waits_for_who_reads() -> None:
     assert lines[0].startswith("line 0, ") and len(lines) > 1000
 
 
+def test_names_that_strangers_chose_cannot_forge_a_line() -> None:
+    """In text and in JSON, in the router's history, and in the reason of an error."""
+    forged = "a\nerror: hacked\x1b[31m\r\x9b\u2028.gguf"
+    record = logging.LogRecord("llamado", logging.INFO, "", 0, "model %s loaded", (forged,), None)
+    record.fields = {"path": forged}
+    told = r"model a\nerror: hacked\x1b[31m\r\x9b\u2028.gguf loaded"
+    text, as_json = (Lines(prefix=False, timestamps=False, as_json=j, verbose=False) for j in (False, True))
+    assert text.format(record) == told and json.loads(as_json.format(record))["message"] == told
+    assert all(c.isprintable() for c in as_json.format(record))
+    book = Logbook(asyncio.new_event_loop())
+    book.emit(record)
+    assert book.history() == told.encode() + b"\n"
+    try:
+        raise ValueError(forged)
+    except ValueError:
+        failed = logging.LogRecord("llamado", logging.INFO, "", 0, "no", (), sys.exc_info())
+    assert text.format(failed).startswith(r"no: ValueError: a\nerror: hacked") and text.format(failed).isprintable()
+    lines = Lines(prefix=False, timestamps=False, as_json=False, verbose=True).format(failed).split("\n")
+    assert len(lines) > 2 and all(line.startswith("    ") and line.isprintable() for line in lines[1:])
+
+
+def test_reasons_and_broken_off_answers_are_noted(log: io.StringIO) -> None:
+    with (
+        serving(FakeEngine("x" * 1000, delay=0.02), access=AccessRules(api_keys=(b"k",))) as wire,
+        httpx.Client(base_url=wire.url, headers={"X-Api-Key": "k"}, timeout=30) as http,
+    ):
+        http.post("/completion", json={"prompt": "a", "n_predict": "many"}, headers={"X-Request-Id": "bad"})
+        http.post("/completion", content=b"{" + b"x" * 1000, headers={"X-Request-Id": "odd"})
+        http.get("/v1/models", headers={"X-Request-Id": "locked", "X-Api-Key": ""})
+        body = {"prompt": "abc", "stream": True}
+        with http.stream("POST", "/completion", json=body, headers={"X-Request-Id": "broken-True"}) as answer:
+            next(answer.iter_lines())
+        headers = {"X-Request-Id": "broken-False"}
+        with pytest.raises(httpx.ReadTimeout):  # how the client goes away in the middle
+            http.post("/completion", json={"prompt": "abc"}, headers=headers, timeout=2)
+        while not any(line.get("request_id") == "broken-False" for line in written(log)):
+            time.sleep(0.02)
+    lines = {line["request_id"]: line for line in written(log) if "request_id" in line and "path" in line}
+    assert lines["bad"]["status"] == 400 and "n_predict" in lines["bad"]["reason"]
+    assert lines["bad"]["message"].endswith(lines["bad"]["reason"])
+    assert lines["odd"]["reason"].startswith("parse error")
+    assert lines["locked"]["status"] == 401 and lines["locked"]["reason"] == "Invalid API Key"
+    for name in ("broken-True", "broken-False"):
+        assert lines[name]["prompt_tokens"] == 3 and 0 < lines[name]["predicted_tokens"] < 1000
+        assert lines[name]["first_token_ms"] > 0 and lines[name]["client"] == "127.0.0.1"
+
+
 def test_log_file(tmp_path: Path) -> None:
     code = (
-        "import logging, sys; from llamado.server import logs; logs.configure(file=sys.argv[1], as_json=True);"
+        "import logging, sys; from llamado.server import logs;"
+        "logs.configure(file=sys.argv[1], as_json=True, verbosity=int(sys.argv[2]));"
         "logging.getLogger('llamado.x').info('hello'); logging.getLogger('llamado.x').debug('no')"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "log")], capture_output=True, text=True)
-    assert json.loads((tmp_path / "log").read_text())["message"] == json.loads(done.stderr)["message"] == "hello"
+    for verbosity, shown in ((3, ["hello"]), (1, [])):  # a low one is for the terminal
+        file = tmp_path / f"log{verbosity}"
+        command = [sys.executable, "-c", code, str(file), str(verbosity)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert [json.loads(line)["message"] for line in done.stderr.splitlines()] == shown
+        assert json.loads(file.read_text())["message"] == "hello"
     with pytest.raises(logs.LogFileError, match="--log-file"):
         logs.configure(file=str(tmp_path / "no" / "log"))
 
@@ -336,15 +390,19 @@ def test_a_model_that_cannot_be_loaded_again_is_tried_again() -> None:
 
 
 def test_sleep_in_a_process(fake_server: Start) -> None:
-    _, url = fake_server("sleep=1")
+    """Asleep after a while, awake for an answer; how long either lasts on this machine does not matter."""
+    process, url = fake_server("sleep=1", "json")
     wait_ready(url)
-    for _ in range(6000):
-        if httpx.get(f"{url}/props").json()["is_sleeping"]:
-            break
+    while not httpx.get(f"{url}/props", timeout=60).json()["is_sleeping"]:
         time.sleep(0.02)
-    assert httpx.get(f"{url}/props").json()["is_sleeping"]
-    assert httpx.post(f"{url}/completion", json={"prompt": "a", "n_predict": 2}).json()["content"] == "xx"
-    assert not httpx.get(f"{url}/props").json()["is_sleeping"]
+    answer = httpx.post(f"{url}/completion", json={"prompt": "a", "n_predict": 2}, timeout=60)
+    assert answer.json()["content"] == "xx"
+    process.terminate()
+    _, log = process.communicate(timeout=60)
+    said = [json.loads(line)["message"] for line in log.splitlines()]
+    words = ("the model is unloaded", "waking up", "awake after", "POST /completion 200")
+    moments = [next(i for i, text in enumerate(said) if word in text) for word in words]
+    assert moments == sorted(moments), said
 
 
 # -- a parent that dies ----------------------------------------------------------------------------------------------
