@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import client, run
+from fakes import FakeEngine, client, events, run
 from test_fuzz import VALUES, mutate
 
 USER = [{"role": "user", "content": "Hi"}]
@@ -102,3 +103,67 @@ def test_nothing_that_is_given_to_a_template_is_a_500() -> None:
     for source in (SHOWS_ALL, "{{ messages | tojson }}{{ documents }}{{ tools }}"):
         seen = run(work(source))
         assert set(seen) <= {200, 400} and min(seen[200], seen[400]) > 10, seen
+
+
+# The prompt's end behind the user's message, as the real llama-server (b11434) makes it with this template.
+THINKS = (Path(__file__).parents[1] / "text" / "templates" / "hermes.jinja").read_text()
+OPENED = "<|im_start|>assistant\n"
+TEXT, EMPTY = {"content": "I th"}, {"content": ""}
+PARTS = {"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+BOTH, THOUGHTS = {"content": "I th", "reasoning_content": "hm"}, {"content": "", "reasoning_content": "hm"}
+VLLM = {"continue_final_message": True, "add_generation_prompt": False}
+CONTENT = {"continue_final_message": "content", "add_generation_prompt": False}
+REASONING = {"continue_final_message": "reasoning_content", "add_generation_prompt": False}
+CONTINUED = [
+    *((TEXT, how, OPENED + "<think>\n\n</think>\n\nI th") for how in ({}, VLLM, CONTENT)),
+    (TEXT, REASONING, OPENED + "<think>\n"),
+    *((PARTS, how, OPENED + "<think>\n\n</think>\n\na\n\nb") for how in ({}, VLLM, CONTENT)),
+    *((BOTH, how, OPENED + "<think>\nhm\n</think>\n\nI th") for how in ({}, VLLM, CONTENT)),
+    (BOTH, REASONING, OPENED + "<think>\nhm"),
+    *((THOUGHTS, how, OPENED + "<think>\nhm") for how in ({}, VLLM, REASONING)),
+    (THOUGHTS, CONTENT, OPENED + "<think>\nhm\n</think>\n\n"),
+    *((EMPTY, how, "") for how in ({}, VLLM, CONTENT, REASONING)),
+]
+
+
+@pytest.mark.parametrize(("message", "how", "end"), CONTINUED)
+def test_an_answer_that_has_begun_goes_on(message: dict[str, Any], how: dict[str, Any], end: str) -> None:
+    async def work() -> str:
+        async with client(source=THINKS) as http:
+            body = {"messages": [*USER, {"role": "assistant", **message}], **how}
+            answer = (await http.post("/apply-template", json=body)).json()
+            return str(answer["prompt"])
+
+    assert run(work()).partition("<|im_end|>\n")[2] == end
+
+
+def test_a_whole_answer_begins_with_what_was_given_and_a_stream_where_it_is_asked_to() -> None:
+    async def ask(message: dict[str, Any], **more: Any) -> Any:
+        async with client(FakeEngine("ink"), source=THINKS) as http:
+            body = {"messages": [*USER, {"role": "assistant", **message}], **more}
+            answer = await http.post(CHAT, json=body)
+            if not more.get("stream"):
+                return answer.json()["choices"][0]["message"]
+            deltas = [json.loads(e)["choices"][0]["delta"] for e in events(answer.text) if e != "[DONE]"]
+            return ["".join(d.get(name) or "" for d in deltas) for name in ("reasoning_content", "content")]
+
+    assert run(ask(TEXT, **VLLM)) == {"role": "assistant", "content": "I think"}
+    assert run(ask(BOTH)) == {"role": "assistant", "content": "I think", "reasoning_content": "hm\n"}
+    assert run(ask(THOUGHTS)) == {"role": "assistant", "content": "", "reasoning_content": "hmink"}
+    assert run(ask(BOTH, stream=True)) == ["", "ink"]
+    assert run(ask(BOTH, stream=True, echo=True)) == ["hm\n", "I think"]
+
+
+def test_what_cannot_be_continued_is_a_400() -> None:
+    async def refused(*messages: dict[str, Any], **more: Any) -> str:
+        async with client(source=THINKS) as http:
+            answer = await http.post("/apply-template", json={"messages": [*USER, *messages], **more})
+            assert answer.status_code == 400
+            return str(answer.json()["error"]["message"])
+
+    begun = {"role": "assistant", "content": "a"}
+    call = {"type": "function", "id": "1", "function": {"name": "f", "arguments": "{}"}}
+    assert "Cannot set both" in run(refused(begun, continue_final_message=True))
+    assert "Cannot set both" in run(refused(begun, continue_final_message="content", add_generation_prompt=True))
+    assert "2 or more assistant messages" in run(refused(begun, begun))
+    assert "contains tool calls" in run(refused({**begun, "tool_calls": [call]}, **VLLM))

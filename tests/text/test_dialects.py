@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamado.text.chat import ChatTemplate
-from llamado.text.dialects import ChatRequest, Content, Piece, Prepared, Reasoning, ToolCall, prepare
+from llamado.text.dialects import ChatRequest, Content, Continued, Piece, Prepared, Reasoning, ToolCall, prepare
 from llamado.text.dialects.reading import ReadingParser
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -617,17 +617,17 @@ def test_a_call_that_is_cut_off_shows_what_there_is() -> None:
 
 
 def test_continued_answers() -> None:
-    content = ready("hermes", prefill="Hel", prefill_reasoning="why")
+    content = ready("hermes", continued=Continued("Hel", "why"))
     assert content.prompt.endswith("<|im_start|>assistant\n<think>\nwhy\n</think>\n\nHel")
     assert told(read(content, [" lo"])) == ("", " lo", [])
-    thoughts = ready("hermes", prefill_reasoning="wh")
+    thoughts = ready("hermes", continued=Continued(None, "wh"))
     assert thoughts.prompt.endswith("<|im_start|>assistant\n<think>\nwh")
     assert thoughts.thinking_open
     assert told(read(thoughts, ["y</think>\n\nHello"])) == ("y", "Hello", [])
-    harmony = ready("harmony", prefill="Hel")
+    harmony = ready("harmony", continued=Continued("Hel"))
     assert harmony.prompt.endswith("<|channel|>final<|message|>Hel")
     assert told(read(harmony, ["lo"])) == ("", "lo", [])
-    plain = ready("llama3", prefill="Hel", tools=())
+    plain = ready("llama3", continued=Continued("Hel"), tools=())
     assert plain.prompt.endswith("assistant<|end_header_id|>\n\nHel")
 
 

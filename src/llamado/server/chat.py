@@ -14,7 +14,7 @@ from llamado.server.state import Switches
 from llamado.server.values import MOST_ITEMS, at_most, flag, table, text, type_name, whole, written
 from llamado.text.chat import ChatTemplate
 from llamado.text.dialects import prepare
-from llamado.text.dialects.dialect import ChatRequest, Content, Piece, Prepared
+from llamado.text.dialects.dialect import ChatRequest, Content, Continued, Piece, Prepared
 from llamado.text.grammar import GrammarSource
 
 ReasoningFormat = Literal["none", "auto", "deepseek", "deepseek-legacy"]
@@ -56,10 +56,6 @@ class Conversation:
 
     chat: Chat
     prepared: Prepared
-
-    @property
-    def prefill(self) -> str:
-        return self.chat.request.prefill
 
     def limits(self, tokenizer: Tokenizer) -> Limits:
         """What the answer is limited by."""
@@ -298,24 +294,39 @@ def _template_options(body: Mapping[str, Any], switches: Switches) -> tuple[dict
     return {name: value for name, value in options.items() if name not in _RESERVED}, thinking
 
 
-def _continued(body: Mapping[str, Any], messages: list[dict[str, Any]], switches: Switches) -> tuple[bool, bool]:
-    """Whether the last message is continued by the answer, and whether the template opens an answer by itself."""
+def _continued(
+    body: Mapping[str, Any], messages: list[dict[str, Any]], switches: Switches
+) -> tuple[Continued | None, bool]:
+    """What the answer goes on with, taken off the end of `messages`, and whether the template opens an answer.
+
+    Said by `continue_final_message` as in vLLM (true, or which part of the message goes on), or by a last message of
+    the assistant alone.
+    """
     generate = flag(body, "add_generation_prompt", True)
     wish = body.get("continue_final_message")
     continued = wish is True or wish in ("content", "reasoning_content")
-    if not continued and switches.prefill_assistant and messages and messages[-1]["role"] == "assistant":
+    last = messages[-1] if messages else {}
+    if not continued and switches.prefill_assistant and last.get("role") == "assistant":
         if len(messages) > 1 and messages[-2]["role"] == "assistant":
             raise invalid("Cannot have 2 or more assistant messages at the end of the list.")
         continued, generate = True, False
     if continued and generate:
         raise invalid("Cannot set both add_generation_prompt and continue_final_message to true.")
-    if continued and messages and messages[-1]["role"] == "assistant" and messages[-1].get("tool_calls"):
+    if continued and last.get("role") == "assistant" and last.get("tool_calls"):
         raise invalid("Cannot continue an assistant message that contains tool calls.")
-    return continued and bool(messages), generate
+    if not continued or not messages:
+        return None, generate
+    messages.pop()
+    content, reasoning = last["content"], last.get("reasoning_content", "")
+    if not any(last.get(name) for name in ("content", "reasoning_content", "tool_calls", "name", "tool_call_id")):
+        return None, False  # as llama-server: nothing of the answer is opened for a message of nothing
+    if wish not in ("content", "reasoning_content"):
+        wish = "content" if content or not reasoning else "reasoning_content"
+    return Continued(_joined(content) if wish == "content" else None, reasoning), True
 
 
 def _joined(content: Any) -> str:
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+    return content if isinstance(content, str) else "\n\n".join(part["text"] for part in content)
 
 
 def read_chat(body: Mapping[str, Any], switches: Switches) -> Chat:
@@ -333,11 +344,6 @@ def read_chat(body: Mapping[str, Any], switches: Switches) -> Chat:
     if tools and choice != "none" and body.get("grammar") is not None:
         raise invalid("Cannot use custom grammar constraints with tools.")
     continued, generate = _continued(body, messages, switches)
-    prefill = ""
-    if continued:
-        prefill = _joined(messages.pop()["content"])
-        generate = True
-
     wanted = body.get("reasoning_format")
     reasoning: Any = switches.reasoning_format if wanted is None else wanted
     if reasoning not in ("none", "auto", "deepseek", "deepseek-legacy"):
@@ -371,7 +377,7 @@ def read_chat(body: Mapping[str, Any], switches: Switches) -> Chat:
             json_schema=limit,
             grammar=grammar,
             add_generation_prompt=generate,
-            prefill=prefill,
+            continued=continued,
             reasoning_format="none" if pure else reasoning,
             enable_thinking=thinking,
             parse_tool_calls=not pure and flag(body, "parse_tool_calls", True),

@@ -118,14 +118,15 @@ class Call:
     conversation: Conversation | None = None
 
     @property
-    def prefill(self) -> str:
-        return self.conversation.prefill if self.conversation is not None else ""
+    def given(self) -> Sequence[Content | Reasoning]:
+        """The beginning of the answer that the client gave."""
+        return self.conversation.prepared.given if self.conversation is not None else ()
 
     def spoken(self) -> Spoken:
         """A reader for one answer."""
         if self.conversation is None:
             return Spoken(PlainParser())
-        return Spoken(self.conversation.prepared.parser(), self.prefill)
+        return Spoken(self.conversation.prepared.parser(), self.given)
 
 
 def native_json(call: Call, index: int, result: Result) -> dict[str, Any]:
@@ -335,8 +336,8 @@ class ChatFormat(_OpenAIFormat):
             return []
         self._begun.add(index)
         chunks = [self._chunk(index, {"role": "assistant", "content": None})]
-        if self._call.options.echo and self._call.prefill:
-            chunks.append(self._chunk(index, {"content": self._call.prefill}))
+        if self._call.options.echo:
+            chunks += [self._chunk(index, _delta(part)) for part in self._call.given]
         return chunks
 
     def token(self, index: int, event: Token) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import string
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,13 +43,14 @@ Part = Content | Reasoning | CallPart
 class Spoken:
     """Feeds one answer's text to its parser and keeps what came out."""
 
-    def __init__(self, parser: Parser, prefill: str = "") -> None:
-        """`prefill`: the beginning of the content that the client gave; a whole answer holds it too."""
+    def __init__(self, parser: Parser, given: Sequence[Content | Reasoning] = ()) -> None:
+        """`given`: the beginning of the answer that the client gave; a whole answer holds it too."""
         self._parser = parser
-        self._texts: list[str] = [prefill]
+        self._texts: list[str] = []
         self._thoughts: list[str] = []
         self.calls: list[Call] = []
         self._by_index: dict[int, int] = {}
+        self._take(given)
 
     def push(self, text: str) -> list[Part]:
         """Take more text; returns what is certain now."""
@@ -78,7 +80,7 @@ class Spoken:
             ]
         return message
 
-    def _take(self, pieces: list[Piece]) -> list[Part]:
+    def _take(self, pieces: Sequence[Piece]) -> list[Part]:
         parts: list[Part] = []
         for piece in pieces:
             if isinstance(piece, ToolCall):

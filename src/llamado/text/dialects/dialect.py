@@ -49,6 +49,15 @@ class Parser(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """A message of the assistant that the answer goes on with."""
+
+    content: str | None = None
+    """None: it has not got beyond its thoughts."""
+    reasoning: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest:
     """A conversation and what is wanted of the answer (OpenAI's names)."""
@@ -64,10 +73,8 @@ class ChatRequest:
     grammar: GrammarSource | None = None
     """A grammar of the client's own for the content."""
     add_generation_prompt: bool = True
-    prefill: str = ""
-    """The beginning of the answer's content as the client wants it; it is put behind the prompt."""
-    prefill_reasoning: str = ""
-    """The beginning of its thoughts: all of them where there is a `prefill`, too."""
+    continued: Continued | None = None
+    """The beginning of the answer as the client wants it; it is put behind the prompt."""
     reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] = "auto"
     enable_thinking: bool | None = None
     """None: as the template does."""
@@ -81,7 +88,7 @@ class Prepared:
     """A conversation made ready: its prompt, what limits the answer, and how the answer is read."""
 
     prompt: str
-    """Ends with `prefill`."""
+    """Ends with what is continued."""
     dialect: str
     """llama-server's `chat_format`: peg-native for most families."""
     family: str = "Content-only"
@@ -89,7 +96,9 @@ class Prepared:
     parser: Callable[[], Parser]
     """A fresh parser for each answer."""
     generation_prompt: str = ""
-    """The end of the prompt that opens the answer, `prefill` included; the parser knows of it."""
+    """The end of the prompt that opens the answer, what is continued included; the parser knows of it."""
+    given: tuple[Content | Reasoning, ...] = ()
+    """What is continued, as the beginning of the answer."""
     grammar: GrammarSource | None = None
     """Of what is generated: it does not cover `generation_prompt`, nor thoughts."""
     triggers: tuple[Trigger, ...] = ()

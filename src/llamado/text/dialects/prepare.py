@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from llamado.text.chat import ChatTemplate
 from llamado.text.dialects.calls import Tools
-from llamado.text.dialects.dialect import ChatRequest, Prepared
+from llamado.text.dialects.dialect import ChatRequest, Content, Continued, Prepared, Reasoning
 from llamado.text.dialects.families import family_of
 from llamado.text.dialects.family import Family, Message
 from llamado.text.dialects.generic import generic_grammar, instructed, read_generic, spelled_out
@@ -86,12 +86,14 @@ def prepare(template: ChatTemplate, request: ChatRequest, new_id: Callable[[], s
         before = opening[opening.rindex(thinking.start) :]
     thinking_open = thinking is not None and thinking.start.strip() in before and thinking.end not in before
     fresh = True
-    if request.prefill or request.prefill_reasoning:
+    given: tuple[Content | Reasoning, ...] = ()
+    if request.continued is not None:
+        given = _given(request, thinking)
         base = prompt[: len(prompt) - len(opening)]
-        opening = _continued(opening, request, thinking, family)
+        opening = _opened(opening, request.continued, thinking, family)
         prompt = base + opening
-        fresh = not request.prefill
-        before = family.before_answer if request.prefill or thinking is None else thinking.start
+        fresh = request.continued.content is None
+        before = family.before_answer if thinking is None or not fresh else thinking.start
         thinking_open = fresh and thinking is not None
     if tools.schemas and not callable_tools.schemas:
         raise GrammarError(f"tool_choice is {request.tool_choice!r}, but none of the tools has that name")
@@ -124,6 +126,7 @@ def prepare(template: ChatTemplate, request: ChatRequest, new_id: Callable[[], s
         family="Generic" if generic else family.name,
         parser=lambda: ReadingParser(reads, new_id, before),
         generation_prompt=opening,
+        given=given,
         grammar=grammar,
         triggers=family.calls.triggers if lazy and family.calls is not None else (),
         stops=family.stops,
@@ -144,23 +147,32 @@ def _render(
     extra = {"enable_thinking": thinks, **request.template_options}
     if request.enable_thinking is not None:
         extra["enable_thinking"] = request.enable_thinking
-    if not (request.add_generation_prompt or request.prefill or request.prefill_reasoning):
+    if not (request.add_generation_prompt or request.continued):
         return template.render(messages, tools=tools or None, add_generation_prompt=False, **extra), ""
     bare, prompt = template.render_both(messages, tools=tools or None, **extra)
     differ = (i for i, c in enumerate(prompt) if bare[i : i + 1] != c)
     return prompt, prompt[len(bare) if prompt.startswith(bare) else next(differ, len(prompt)) :]
 
 
-def _continued(opening: str, request: ChatRequest, thinking: Thinking | None, family: Family) -> str:
+def _opened(opening: str, continued: Continued, thinking: Thinking | None, family: Family) -> str:
     """The opening of an answer that has begun: its thoughts, and its content where it has got that far."""
     if thinking is not None:
         start = thinking.written[0]
         at = opening.find(thinking.start.strip())
-        opening = (opening if at < 0 else opening[:at]) + start + request.prefill_reasoning
-        if not request.prefill:
-            return opening
-        opening += thinking.written[1]
-    return opening + family.before_content + request.prefill
+        opening = (opening if at < 0 else opening[:at]) + start + continued.reasoning
+        if continued.content is not None:
+            opening += thinking.written[1]
+    return opening if continued.content is None else opening + family.before_content + continued.content
+
+
+def _given(request: ChatRequest, thinking: Thinking | None) -> tuple[Content | Reasoning, ...]:
+    continued, pieces = request.continued or Continued(), list[Content | Reasoning]()
+    if continued.reasoning and thinking is not None and request.reasoning_format != "none":
+        behind = "" if continued.content is None else thinking.written[1].partition(thinking.end)[0]
+        pieces.append(Reasoning(continued.reasoning + behind))
+    if continued.content:
+        pieces.append(Content(continued.content))
+    return tuple(pieces)
 
 
 def _grammar(
