@@ -58,6 +58,16 @@ def test_chat_renders_the_template(llama: Llama) -> None:
     assert "".join(llama.chat(messages, stream=True, n_predict=7)) == expected
 
 
+def test_chat_goes_on_with_an_answer_that_has_begun(llama: Llama) -> None:
+    user = {"role": "user", "content": "How are you?"}
+    prompt = llama.template.render([user]) + "I am"
+    expected = llama.generate(llama.tokenize(prompt, add_special=True), n_predict=7)
+    begun = {"role": "assistant", "content": "I am"}
+    assert llama.chat([user, begun], n_predict=7) == expected
+    assert llama.chat([user, {**begun, "content": [{"type": "text", "text": "I am"}]}], n_predict=7) == expected
+    assert llama.chat([user, begun, user], n_predict=7) != expected
+
+
 def test_leaving_a_stream_ends_its_request(llama: Llama) -> None:
     stream = llama.generate("Hello", stream=True, n_predict=-1, logit_bias={})
     next(stream)

@@ -251,9 +251,18 @@ class Llama:
     ) -> str | Iterator[str]:
         """The assistant's next message in a conversation (`{"role", "content"}` each), as `generate` gives it.
 
-        `template_options` go to the model's chat template (`tools`, `enable_thinking` …).
+        A last message of the assistant has begun and goes on; given is what is new. `template_options` go to the
+        model's chat template (`tools`, `enable_thinking` …).
         """
-        text = self.template.render(messages, **(template_options or {}))
+        variables = dict(template_options or {})
+        if messages and messages[-1]["role"] == "assistant":
+            from llamado.text.dialects import ChatRequest, Continued, prepare
+
+            tools, continued = variables.pop("tools", None) or (), Continued.of(messages[-1])
+            request = ChatRequest(messages=messages[:-1], tools=tools, continued=continued, template_options=variables)
+            text = prepare(self.template, request).prompt
+        else:
+            text = self.template.render(messages, **variables)
         prompt = self.tokenize(text, add_special=True)
         return self._stream(prompt, options) if stream else self.complete(prompt, **options).content
 

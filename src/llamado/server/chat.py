@@ -30,6 +30,7 @@ _CHAT_FIELDS = frozenset(
 )  # fmt: skip
 # Variables of a template that a client's `chat_template_kwargs` cannot set: they have fields of their own.
 _RESERVED = frozenset({"self", "messages", "add_generation_prompt", "tools"})
+_PARTS = ("content", "reasoning_content")  # of a message, which an answer can go on with
 _MEDIA = {"image_url": "image", "input_audio": "audio", "input_video": "video", "video_url": "video"}
 
 
@@ -304,7 +305,7 @@ def _continued(
     """
     generate = flag(body, "add_generation_prompt", True)
     wish = body.get("continue_final_message")
-    continued = wish is True or wish in ("content", "reasoning_content")
+    continued = wish is True or wish in _PARTS
     last = messages[-1] if messages else {}
     if not continued and switches.prefill_assistant and last.get("role") == "assistant":
         if len(messages) > 1 and messages[-2]["role"] == "assistant":
@@ -317,16 +318,9 @@ def _continued(
     if not continued or not messages:
         return None, generate
     messages.pop()
-    content, reasoning = last["content"], last.get("reasoning_content", "")
     if not any(last.get(name) for name in ("content", "reasoning_content", "tool_calls", "name", "tool_call_id")):
         return None, False  # as llama-server: nothing of the answer is opened for a message of nothing
-    if wish not in ("content", "reasoning_content"):
-        wish = "content" if content or not reasoning else "reasoning_content"
-    return Continued(_joined(content) if wish == "content" else None, reasoning), True
-
-
-def _joined(content: Any) -> str:
-    return content if isinstance(content, str) else "\n\n".join(part["text"] for part in content)
+    return Continued.of(last, wish if isinstance(wish, str) and wish in _PARTS else None), True
 
 
 def read_chat(body: Mapping[str, Any], switches: Switches) -> Chat:

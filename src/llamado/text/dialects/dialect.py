@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 from llamado.text.grammar import GrammarSource, Trigger
 
@@ -56,6 +56,16 @@ class Continued:
     content: str | None = None
     """None: it has not got beyond its thoughts."""
     reasoning: str = ""
+
+    @classmethod
+    def of(cls, message: Mapping[str, Any], part: str | None = None) -> Self:
+        """What goes on of a message: its `part` content or reasoning_content (None: the last that it has)."""
+        content, reasoning = message.get("content") or "", message.get("reasoning_content") or ""
+        if part == "reasoning_content" or (part is None and reasoning and not content):
+            return cls(None, reasoning)
+        if not isinstance(content, str):
+            content = "\n\n".join(item["text"] for item in content if item.get("type") == "text")
+        return cls(content, reasoning)
 
 
 @dataclass(frozen=True, kw_only=True)
