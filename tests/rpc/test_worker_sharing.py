@@ -352,12 +352,12 @@ def test_who_has_memory_or_has_just_asked_is_not_let_go(device: CpuDevice, monke
     monkeypatch.setattr("llamado.rpc.worker.MAX_CONNECTIONS", 2)
     with running(device) as worker, Client(worker) as one, Client(worker) as two:
         mine = Scaled(one)
-        with Client(worker, greet=False) as three:
+        with Client(worker, greet=False, timeout=5) as three:
             assert three.is_closed()
         assert two.number(DeviceCount()) == 1
         monkeypatch.setattr("llamado.rpc.worker._IDLE_SECONDS", -1.0)
         ptr, _ = two.alloc(1)
-        with Client(worker, greet=False) as three:
+        with Client(worker, greet=False, timeout=5) as three:
             assert three.is_closed()
         two.send(FreeBuffer(ptr))
         assert two.number(DeviceCount()) == 1
@@ -377,12 +377,12 @@ def test_one_network_does_not_get_all_places(device: CpuDevice, monkeypatch: pyt
         many = [Client(worker) for _ in range(6)]
         for client in many:
             client.alloc(1)
-        with Client(worker, greet=False) as one_more:
+        with Client(worker, greet=False, timeout=5) as one_more:
             assert one_more.is_closed()
         network = "b"
         others = [Client(worker) for _ in range(2)]
         assert [client.number(DeviceCount()) for client in others] == [1, 1]
-        with Client(worker, greet=False) as one_more:
+        with Client(worker, greet=False, timeout=5) as one_more:
             assert one_more.is_closed()
         many[0].sock.close()
         until(lambda: worker.clients == 7)
