@@ -444,6 +444,27 @@ def test_a_graph_that_comes_again_goes_by_name() -> None:
             device.submit(one)
 
 
+def test_a_worker_of_ggml_forgets_all_graphs_with_any_buffer() -> None:
+    """Also those of its other devices, and when a buffer that was too much is given back at once."""
+    with ScriptedWorker(devices=2) as worker:
+        one, two = connect(worker.endpoint)
+        graph, tensors = sums(4)
+        two.place(tensors)
+        two.submit(graph)
+        two.submit(graph)
+        (spare,) = one.place([g.new_tensor(T.F32, 4)])
+        two.submit(graph)
+        spare.free()
+        two.submit(graph)
+        two.submit(graph)
+        two.memory()
+        kinds = [type(r) for r in worker.asked if isinstance(r, GraphCompute | GraphRecompute)]
+        c, r = GraphCompute, GraphRecompute
+        assert kinds == [c, r, r, c, r]
+        for device in (one, two):
+            device.close()
+
+
 def test_devices_of_one_worker_have_graphs_of_their_own() -> None:
     with ScriptedWorker(devices=2) as worker:
         devices = connect(worker.endpoint)

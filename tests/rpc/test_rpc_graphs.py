@@ -205,18 +205,6 @@ def test_in_place_writes_stay_views() -> None:
     assert found.nodes[1].src[1] is found.nodes[1]
 
 
-def test_frequency_factors_are_constants() -> None:
-    """A device reads them when it compiles, so the graph goes with them."""
-    x, positions = g.new_tensor(T.F32, 64, 2, 3, name="x"), g.new_tensor(T.I32, 3, name="positions")
-    factors = g.new_tensor(T.F32, 32, name="rope_freqs")
-    graph = Graph()
-    graph.output("r", g.rope_ext(x, positions, factors, 64, 0, 0, 1e4, 1.0, 0.0, 1.0, 0.0, 0.0))
-    places, _ = layout([x, positions, factors, graph.nodes[-1]])
-    found = decoded(request_of(graph, places))
-    assert found.constants == [(PTR, places[factors], places[factors] + 128)]
-    assert found.regions == {PTR}
-
-
 # --- graphs that nobody should send -----------------------------------------------------------------------------------
 
 

@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from test_endpoint import Authority
 from wire_client import Client, layout, raw, records, request, running, wire_of
 
@@ -89,6 +91,15 @@ def worker(device: CpuDevice) -> Iterator[Worker]:
 def client(worker: Worker) -> Iterator[Client]:
     with Client(worker) as client:
         yield client
+
+
+@pytest.fixture
+def cached(
+    device: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], AbstractContextManager[Worker]]:
+    """Starts a worker with a cache in `tmp_path`, as often as wanted."""
+    monkeypatch.setattr("llamado.rpc.worker.cache_folder", lambda: tmp_path / "rpc")
+    return lambda: running(device, cache=True)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -246,40 +257,127 @@ def test_activations_without_a_place(client: Client) -> None:
     np.testing.assert_allclose(got, 1, rtol=1e-5)
 
 
-def test_frequency_factors_may_come_later(client: Client) -> None:
-    """A device reads them when it compiles; new ones must count in the same graph."""
-    x, at, factors = (g.new_tensor(T.F32, 64, 1, 2), g.new_tensor(T.I32, 2), g.new_tensor(T.F32, 32))
-    graph = Graph()
-    r = graph.output("r", g.rope_ext(x, at, factors, 64, 0, 0, 1e4, 1.0, 0.0, 1.0, 0.0, 0.0))
-    places, size = layout([x, at, factors, r])
-    ptr, base = client.alloc(size)
+class Turned:
+    """A rotation: positions and frequency factors are what a device might take for constants, as they never change
+    in a model. All in buffers of their own.
+    """
 
-    def put(tensor: Tensor, values: list[float] | list[int]) -> None:
-        data = np.array(values, np.int32 if tensor.type is T.I32 else np.float32)
-        client.set(wire_of(tensor, ptr, base + places[tensor]), data.tobytes())
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.x, self.at, self.factors = g.new_tensor(T.F32, 64, 1, 2), g.new_tensor(T.I32, 2), g.new_tensor(T.F32, 32)
+        self.graph = Graph()
+        turned = g.rope_ext(self.x, self.at, self.factors, 64, 0, 0, 1e4, 1.0, 0.0, 1.0, 0.0, 0.0)
+        self.r = self.graph.output("r", turned)
+        self.buffers = {t: client.alloc(t.nbytes) for t in (self.x, self.at, self.factors, self.r)}
+        self.put(self.x, np.linspace(-1, 1, 128, dtype=np.float32))
+        self.put(self.at, np.array([3, 4], np.int32))
+        self.put(self.factors, np.ones(32, np.float32))
 
-    put(x, [1.0] * 128)
-    put(at, [3, 4])
-    results = []
-    for again in (False, True):
-        for value in (1.0, 8.0):
-            put(factors, [value] * 32)
+    def wire(self, tensor: Tensor) -> WireTensor:
+        return wire_of(tensor, *self.buffers[tensor])
+
+    def put(self, tensor: Tensor, numbers: NDArray[Any]) -> None:
+        self.client.set(self.wire(tensor), numbers.tobytes())
+
+    def compute(self) -> None:
+        nodes, made = records(self.graph, 0, 0, dict.fromkeys(self.buffers, 0))
+        for record, (ptr, base) in zip(made, self.placed(made), strict=True):
+            record["buffer"], record["data"] = ptr, base
+        self.client.send(graph_request(0, nodes, made))
+
+    def placed(self, made: NDArray[Any]) -> list[tuple[int, int]]:
+        by_shape = {(int(t.type), tuple(t.ne), int(t.op)): place for t, place in self.buffers.items()}
+        return [by_shape[int(r["type"]), tuple(r["ne"].tolist()), int(r["op"])] for r in made]
+
+    def result(self) -> bytes:
+        return self.client.get(self.wire(self.r), self.r.nbytes)
+
+
+CHANGES = {
+    "set": lambda one, tensor, byte: one.client.set(one.wire(tensor), bytes([byte]) * tensor.nbytes),
+    "clear": lambda one, tensor, byte: one.client.send(BufferClear(one.buffers[tensor][0], byte)),
+    "memset": lambda one, tensor, byte: one.client.send(MemsetTensor(one.wire(tensor), 0, tensor.nbytes, byte)),
+    "copy": lambda one, tensor, byte: copied(one, tensor, byte),
+    "hash": lambda one, tensor, byte: hashed(one, tensor, byte),
+}
+
+
+def copied(one: Turned, tensor: Tensor, byte: int) -> None:
+    ptr, base = one.client.alloc(tensor.nbytes)
+    one.client.send(BufferClear(ptr, byte))
+    one.client.ask(CopyTensor(wire_of(tensor, ptr, base), one.wire(tensor)))
+
+
+def hashed(one: Turned, tensor: Tensor, byte: int) -> None:
+    data = np.full(tensor.nbytes, byte, np.uint8)
+    ptr, base = one.client.alloc(tensor.nbytes)
+    one.client.set(wire_of(tensor, ptr, base), data.tobytes(), cache=1)
+    until(lambda: one.client.number(SetTensorHash(one.wire(tensor), 0, fnv1a(data))) == 1)
+
+
+@pytest.mark.parametrize("way", CHANGES)
+@pytest.mark.parametrize("what", ["factors", "at"])
+def test_whatever_changes_counts_in_the_next_run(
+    cached: Callable[[], AbstractContextManager[Worker]], way: str, what: str
+) -> None:
+    """Of the same graph, sent again or named; the result is that of a client that had it so from the beginning."""
+    with cached() as worker, Client(worker) as client, Client(worker) as other:
+        one = Turned(client)
+        for byte, again in ((0x3E, False), (0x3F, True), (0x01, False)):
+            one.compute()
+            before = one.result()
+            tensor = getattr(one, what)
+            CHANGES[way](one, tensor, byte)
             if again:
                 client.send(GraphRecompute(0))
             else:
-                client.send(request(graph, ptr, base, places))
-            results.append(client.get(wire_of(r, ptr, base + places[r]), r.nbytes))
-    assert results[0] == results[2] != results[1] == results[3]
+                one.compute()
+            fresh = Turned(other)
+            fresh.put(getattr(fresh, what), np.full(tensor.nbytes, byte, np.uint8))
+            fresh.compute()
+            assert one.result() == fresh.result() != before
 
 
-def test_a_freed_buffer_takes_its_graphs_along(client: Client) -> None:
-    sum = Sum(client)
-    sum.write(1, 2)
-    sum.compute()
-    assert sum.result() == {3}
-    client.send(FreeBuffer(sum.ptr))
-    client.send(GraphRecompute(0))
-    assert client.is_closed()
+@pytest.mark.parametrize("freed", ["x", "at", "factors", "r"])
+def test_a_freed_buffer_takes_its_graphs_along(
+    client: Client, device: CpuDevice, freed: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whichever of several: neither the graph's name nor its bytes bring it back; other graphs stay."""
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "llamado.rpc.worker"):
+        sum, one = Sum(client), Turned(client)
+        sum.write(1, 2)
+        sum.compute()
+        one.compute()
+        one.result()
+        client.send(FreeBuffer(one.buffers[getattr(one, freed)][0]))
+        assert client.number(DeviceCount()) == 1
+        submitted: list[Graph] = []
+        patch.setattr(device, "submit", submitted.append)
+        sum.compute()
+        assert client.number(DeviceCount()) == 1 == len(submitted)
+        if freed in "xr":
+            one.compute()
+            assert "is not one of this connection's" in refused(caplog, client)
+    assert len(submitted) == 1
+
+
+def test_the_last_graph_is_forgotten_with_its_memory(
+    client: Client, device: CpuDevice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "llamado.rpc.worker"):
+        sum, spare = Sum(client), client.alloc(100)
+        sum.write(1, 2)
+        sum.compute()
+        assert sum.result() == {3}
+        client.send(FreeBuffer(spare[0]))
+        client.send(GraphRecompute(0))
+        assert sum.result() == {3}
+        submitted: list[Graph] = []
+        monkeypatch.setattr(device, "submit", submitted.append)
+        client.send(FreeBuffer(sum.ptr))
+        client.send(GraphRecompute(0))
+        assert "GRAPH_RECOMPUTE without a graph" in refused(caplog, client)
+        assert submitted == []
 
 
 def test_a_master_that_goes_on_after_freeing(client: Client) -> None:
@@ -728,15 +826,6 @@ def test_a_fault_in_the_device_ends_one_connection(
 
 
 # --- the cache of weights ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def cached(
-    device: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[], AbstractContextManager[Worker]]:
-    """Starts a worker with a cache in `tmp_path`, as often as wanted."""
-    monkeypatch.setattr("llamado.rpc.worker.cache_folder", lambda: tmp_path / "rpc")
-    return lambda: running(device, cache=True)
 
 
 def upload(worker: Worker, client: Client, data: bytes) -> None:

@@ -80,7 +80,7 @@ class Device(Protocol):
         """Copies the bytes of `data` to byte `offset` of a bound tensor; `data` may change once this returns."""
 
     def prepare(self, graph: Graph) -> object:
-        """Does now what `submit` of this graph would have to do the first time."""
+        """Does now what `submit` of this graph would have to do the first time; what tensors hold is not read yet."""
 
     def submit(self, graph: Graph) -> None:
         """Computes a graph; its outputs, which are bound, can be read after it."""

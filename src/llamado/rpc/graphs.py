@@ -8,7 +8,7 @@ operations, every node after its sources, and every bound tensor inside a region
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -45,17 +45,11 @@ _PARAMS_AT = TENSOR.fields["op_params"][1]  # where they start in a record
 
 @dataclass(eq=False)
 class Decoded:
-    """A graph ready to run.
-
-    `regions`: ptrs of the memory it refers to. `constants`: (ptr, start, stop) of what a device may read when it
-    compiles the graph, so that it must be compiled again when those bytes change.
-    """
+    """A graph ready to run; `regions`: ptrs of the memory it refers to."""
 
     graph: Graph
     request: GraphCompute
     regions: frozenset[int] = frozenset()
-    constants: list[tuple[int, int, int]] = field(default_factory=list)
-    stale: bool = False
 
     @property
     def payload(self) -> bytes:
@@ -315,7 +309,7 @@ class _Decoder:
                 add(node)
         _check_views(graph)
         used = frozenset(p for p in np.unique(records["buffer"]).tolist() if p)
-        return Decoded(graph, self.request, used, self._constants(graph))
+        return Decoded(graph, self.request, used)
 
     def _tensors(self, runs: NDArray[np.bool_], offsets: NDArray[np.int64]) -> list[Tensor]:
         """One object for each record, views and sources not yet connected; what does not run is data."""
@@ -343,19 +337,6 @@ class _Decoder:
             raise WireError(f"tensor {node.name or '?'}: a result without a place has gaps")
         if 0 not in node.ne:
             check_result(node)
-
-    def _constants(self, graph: Graph) -> list[tuple[int, int, int]]:
-        """What a device reads when it compiles: the frequency factors of rotations."""
-        found = {}
-        by_buffer = {id(r.buffer): r.ptr for r in self.regions.values()}
-        for node in graph.nodes:
-            factors = node.source(2) if node.op is Op.ROPE else None
-            if factors is not None and factors not in found:
-                root, inside = factors.root()
-                ptr = by_buffer.get(id(root.buffer))
-                if ptr is not None:
-                    found[factors] = ptr, root.offset + inside, root.offset + inside + factors.nbytes
-        return list(found.values())
 
 
 class _Index:

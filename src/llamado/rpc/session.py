@@ -139,7 +139,6 @@ class Session:
         self._regions: dict[int, Region] = {}
         self._graphs = _Graphs(self._forget)
         self._last: dict[int, Decoded] = {}
-        self._constants: set[int] = set()
         self._asked: dict[tuple[int, int], int] = {}  # hashes that were not in the cache, by place
         self._put_back: Request | None = None
         self._began = self._served = time.monotonic()
@@ -301,15 +300,6 @@ class Session:
             )
         return region, start
 
-    def _changed(self, region: Region, start: int, stop: int) -> None:
-        """Bytes have changed: graphs that were compiled with the old ones are compiled anew when they come again."""
-        if region.ptr not in self._constants:
-            return
-        for graph in [*self._graphs.kept.values(), *self._last.values()]:
-            if any(ptr == region.ptr and start < end and begin < stop for ptr, begin, end in graph.constants):
-                self._graphs.drop(graph)
-                graph.stale = True
-
     # --- the worker and its devices ---------------------------------------------------------------------------------
     def _hello(self, _: Hello) -> None:
         self._answer(Command.HELLO, HelloResponse(*VERSION, own=LLAMADO))
@@ -348,7 +338,6 @@ class Session:
             if request.ptr in graph.regions:
                 del self._last[device]
                 self._forget(graph)
-        self._constants.discard(request.ptr)
         del self._regions[request.ptr]
         region.free()
 
@@ -369,7 +358,6 @@ class Session:
     def _clear(self, request: BufferClear) -> None:
         region = self._region(request.ptr)
         region.fill(0, region.size, request.value)
-        self._changed(region, 0, region.size)
 
     # --- tensors ----------------------------------------------------------------------------------------------------
     def _set(self, request: SetTensor) -> None:
@@ -387,8 +375,6 @@ class Session:
                 done += n
         else:
             self._receive(region, start, size)
-        if self._constants:
-            self._changed(region, start, start + size)
         if request.cache_flag and self._shared.cache is not None and memory is not None:
             self._shared.cache.keep(self.client, region, start, size, self._asked.pop((region.ptr, start), None))
 
@@ -427,7 +413,6 @@ class Session:
         cache = self._shared.cache
         found = [False] * len(wanted) if cache is None else cache.load(self.client, wanted)
         for want, hit in zip(wanted, found, strict=True):
-            self._changed(want.region, want.offset, want.offset + want.size)
             if not hit and cache is not None and len(self._asked) < _ASKED:
                 self._asked[want.region.ptr, want.offset] = want.hash
         self._sock.sendall(b"".join(write_response(Command.SET_TENSOR_HASH, Number(int(hit))) for hit in found))
@@ -459,7 +444,6 @@ class Session:
         source, start = self._place(request.src, 0, size)
         target, offset = self._place(request.dst, 0, size)
         target.copy(offset, source, start, size)
-        self._changed(target, offset, offset + size)
         self._answer(Command.COPY_TENSOR, Number(1))
 
     def _init(self, request: InitTensor) -> None:
@@ -474,7 +458,6 @@ class Session:
             )
         region, start = self._place(request.tensor, request.offset, request.size)
         region.fill(start, request.size, request.value)
-        self._changed(region, start, start + request.size)
 
     def _alloc_size(self, request: GetAllocSize) -> None:
         self._lender(request.device)
@@ -487,7 +470,6 @@ class Session:
         if graph is None:
             graph = decode(request, self._regions)
             self._graphs.put(graph)
-            self._constants.update(ptr for ptr, _, _ in graph.constants)
         last = self._last.pop(request.device, None)
         if last is not None:
             self._forget(last)
@@ -499,11 +481,6 @@ class Session:
         graph = self._last.get(request.device)
         if graph is None:
             raise WireError("GRAPH_RECOMPUTE without a graph: none was sent, or a buffer it used was freed since")
-        if graph.stale:
-            stale, graph = graph, decode(graph.request, self._regions)
-            self._last[request.device] = graph
-            self._graphs.put(graph)
-            self._forget(stale)
         self._run(lender, graph)
 
     def _run(self, lender: Lender, graph: Decoded) -> None:
