@@ -158,3 +158,24 @@ def test_sequences_of_strangers_do_not_spoil_a_column(best: CpuDevice) -> None:
     found = multiply(best, T.Q4_K, raw, 256, x)
     others = [0, 1, 2, 4, 5, 6, 7, 8, 11]
     assert found[others].tobytes() == clean[others].tobytes()
+
+
+@pytest.mark.parametrize("type", [T.Q4_1, T.Q5_1], ids=lambda t: t.name)
+@pytest.mark.parametrize("columns", [1, 5, 40])
+def test_sums_of_activations_are_rounded_as_in_q8_1(device: CpuDevice, type: T, columns: int) -> None:
+    """Weights that are nothing but their minimum, 1, leave d · Σq, which ggml keeps as f16 (what is no f16, ours as f32)."""
+    blocks = np.zeros((16, type.block_bytes), np.uint8)
+    blocks[:, 2:4] = np.ones(1, np.float16).view(np.uint8)  # d = 0, m = 1
+    x = values(32, columns, seed=3) * np.float32(10) ** np.arange(columns, dtype=np.float32)[:, None].clip(max=4)
+    if columns > 1:
+        x[-1] = np.linspace(1e4, 2e4, 32)
+    w, a = new(32, 16, type=type), new(32, columns)
+    found = Case({"y": g.mul_mat(w, a)}, {w: blocks.reshape(-1), a: x}).run(device)["y"].reshape(columns, 16)
+    most = np.abs(x).max(axis=1)
+    q = np.rint(x * (np.float32(127) / most)[:, None]).sum(axis=1, dtype=np.float32)
+    total = (most / np.float32(127)) * q
+    with np.errstate(over="ignore"):
+        rounded = total.astype(np.float16).astype(np.float32)
+    expected = np.where(np.abs(total) > 65504, total, rounded)
+    assert (rounded != total).any() and np.isinf(rounded[-1]) == (columns > 1)
+    assert np.array_equal(found, np.repeat(expected[:, None], 16, axis=1))
