@@ -482,21 +482,24 @@ def test_events_and_logs(start_router: Start) -> None:
     router = start_router(config({"a": fake("A", "ready=0.2"), "b": fake("B")}))
     seen: list[dict[str, Any]] = []
     lines: list[str] = []
+    listening = threading.Semaphore(0)
 
     def listen() -> None:
         with httpx.stream("GET", f"{router.url}/models/sse", timeout=30) as response:
+            listening.release()
             for line in response.iter_lines():
                 if line.startswith("data: "):
                     seen.append(json.loads(line[6:]))
 
     def read() -> None:
         with httpx.stream("GET", f"{router.url}/logs/stream/a?no-history", timeout=30) as response:
+            listening.release()
             lines.extend(response.iter_lines())
 
     threads = [threading.Thread(target=listen, daemon=True), threading.Thread(target=read, daemon=True)]
     for thread in threads:
         thread.start()
-    time.sleep(0.3)
+    assert listening.acquire(timeout=30) and listening.acquire(timeout=30)
     router.ask("a")
     router.ask("b")
     router.http.post("/models/unload", json={"model": "a"})

@@ -217,6 +217,23 @@ def test_xtc_leaves_as_many_as_it_must(min_keep: int, left: int) -> None:
     assert len(sampler.candidates(4, sampler.sample(row, 0))[1]) == left
 
 
+def test_top_n_sigma_keeps_the_largest_however_small() -> None:
+    """Penalties that follow each other lead below the smallest f32."""
+    sampling = Sampling(
+        samplers=("infill", "penalties", "penalties", "top_n_sigma"),
+        top_n_sigma=1e-5,
+        frequency_penalty=1e308,
+        repeat_penalty=2.0,
+        repeat_last_n=-1,
+        temperature=-1.0,
+        xtc_probability=-1.0,
+    )
+    words = Words(WORDS.texts[:3], eos=0)
+    sampler = Sampler(sampling, seed=1, n_vocab=3, eog=[0], vocabulary=words)
+    sampler.start([2, 1, 1, 0, 0, 0, 0, 2])
+    assert sampler.sample(np.array([30, 1, 1e4], np.float32), 0) in (0, 1, 2)
+
+
 NUMBERS = [
     field.name
     for field in dataclasses.fields(Sampling)

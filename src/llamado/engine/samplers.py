@@ -132,7 +132,8 @@ def top_n_sigma(n: float) -> Step:
         sigma = math.sqrt(float(np.square(apart, out=apart).mean()))
         if not math.isfinite(sigma):
             return
-        floor = max(float(finite[0] if candidates.few else finite.max()) - n * sigma, -HUGE)
+        high = float(finite[0] if candidates.few else finite.max())
+        floor = max(high - n * sigma, min(high, -HUGE))  # repeated penalties lead below -HUGE
         places = np.flatnonzero(logits >= floor)
         if places.size < logits.size:
             candidates.keep(places, hide=True)
