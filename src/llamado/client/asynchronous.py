@@ -67,7 +67,7 @@ class AsyncLlamaServerClient(ServerAddress):
         state = await self.check()
         if state.phase is Phase.READY:
             slots = await self.get_slot_status()
-            if slots and any(slot.get("is_processing") for slot in slots):
+            if slots and all(slot.get("is_processing") for slot in slots):
                 self.state = state = State(Phase.BUSY, f"ready, and all {len(slots)} slots are at work")
         return state
 
