@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import gc
 import json
 import random
 import re
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +317,20 @@ def test_the_same_grammar_is_compiled_once_and_errors_are_kept(bpe: Vocabulary) 
             bpe.constraint("json_schema", '{"not": 1}')
         messages.add(str(caught.value))
     assert len(messages) == 1
+
+
+def test_few_grammars_are_kept() -> None:
+    """Those used last: each may take megabytes that nobody counts."""
+    vocabulary = Vocabulary(bytes_tokenizer())
+    texts = [f"a{{{i}}}" for i in range(1, 30)]
+    made = [weakref.ref(vocabulary.constraint("regex", text)) for text in texts]
+    gc.collect()
+    kept = [i for i, grammar in enumerate(made) if grammar() is not None]
+    assert kept == list(range(29 - len(kept), 29)) and 2 <= len(kept) <= 8
+    long = [json.dumps({"type": "string", "description": f"{i}" + "x" * 400_000}) for i in range(6)]
+    made = [weakref.ref(vocabulary.constraint("json_schema", text)) for text in long]
+    gc.collect()
+    assert [grammar() is not None for grammar in made] == [False] * 4 + [True] * 2
 
 
 def test_limits_while_generating_are_errors_that_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

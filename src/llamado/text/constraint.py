@@ -44,8 +44,8 @@ LIMITS = LLParserLimits(
 )
 MAX_TEXT = 1 << 19  # characters of a grammar
 _STACK = 1 << 27  # bytes for llguidance's recursion over nested grammars, which would otherwise end the process
-_CACHED = 32  # compiled grammars kept
-_CACHED_TEXT = 1 << 22  # and the characters of their texts in all
+_CACHED = 6  # compiled grammars kept: one may grow to 14 MB while it is used, until LIMITS stop it
+_CACHED_TEXT = 1 << 20  # and the characters of their texts in all
 
 
 class Matcher(Protocol):
