@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from llamado import __version__
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed, Parser, add_flags, completion_script, parse
+from llamado.loglines import Message
 
 USAGE = """\
 llamado: serve and run GGUF language models, on one machine or on many
@@ -207,7 +208,9 @@ def _check_port(flag: str, port: int) -> None:
 
 def _log_to_stderr(flags: Parsed) -> None:
     level = logging.DEBUG if flags.verbose else logging.INFO
-    logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Message(verbose=flags.verbose))
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 def _tap(flags: Parsed, _: argparse.Namespace) -> int:

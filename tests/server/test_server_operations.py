@@ -212,6 +212,11 @@ def test_names_that_strangers_chose_cannot_forge_a_line() -> None:
     except ValueError:
         failed = logging.LogRecord("llamado", logging.INFO, "", 0, "no", (), sys.exc_info())
     assert text.format(failed).startswith(r"no: ValueError: a\nerror: hacked") and text.format(failed).isprintable()
+    # The other commands' log, as the worker's.
+    command = "import logging; from llamado.cli import _log_to_stderr as to; from argparse import Namespace as N;"
+    command += "to(N(verbose=False)); logging.getLogger('llamado.rpc').warning('%s', 'a\\nb')"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    assert done.stderr == "a\\nb\n"
     lines = Lines(prefix=False, timestamps=False, as_json=False, verbose=True).format(failed).split("\n")
     assert len(lines) > 2 and all(line.startswith("    ") and line.isprintable() for line in lines[1:])
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import deque
 
-from llamado.server.logs import Message
+from llamado.loglines import Message
 
 MODELS = "llamado.model"
 """Logger of everything that models' processes print; a model's own is below it."""
