@@ -11,8 +11,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -250,6 +251,16 @@ def test_an_endless_answer(clock: Time) -> None:
             assert not waited.found and waited.state.phase is Phase.UNHEALTHY and "longer" in waited.state.message
 
 
+def test_pauses_are_short_again_when_something_has_changed() -> None:
+    watch = Watch(100.0)
+    for state in (State(Phase.CONNECTING, "refused"), State(Phase.LOADING, "Loading model")):
+        pauses = []
+        for _ in range(6):
+            watch.note(state)
+            pauses.append(watch.pause(0.0))
+        assert pauses[0] <= Watch.FIRST < pauses[-1] <= Watch.LONGEST
+
+
 def test_how_long_a_look_may_take() -> None:
     watch = Watch(10.0)
     assert [watch.look_timeout(elapsed, 5.0) for elapsed in (0.0, 4.0, 7.0, 9.5, 11.0)] == [5, 5, 3, 1, 1]
@@ -262,11 +273,51 @@ def test_no_address(url: str) -> None:
         LlamaServerClient(url)
 
 
-def test_liveness_readiness_workload() -> None:
+class Blocking:
+    """The asynchronous client, used like the other one."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._runner = asyncio.Runner()
+        self._client = AsyncLlamaServerClient(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._client, name)
+        return partial(self._call, value) if asyncio.iscoroutinefunction(value) else value
+
+    def _call(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        found = self._runner.run(method(*arguments, **options))
+        return self._iterate(found) if isinstance(found, AsyncIterator) else found
+
+    def _iterate(self, found: AsyncIterator[Any]) -> Iterator[Any]:
+        async def step() -> Any:
+            return await anext(found)
+
+        while True:
+            try:
+                value = self._runner.run(step())
+            except StopAsyncIteration:
+                return
+            yield value
+
+    def __enter__(self) -> Blocking:
+        self._runner.run(self._client.__aenter__())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.run(self._client.__aexit__(None, None, None))
+        self._runner.close()
+
+
+both = pytest.mark.parametrize("make", [LlamaServerClient, Blocking])
+Make = Callable[..., Any]
+
+
+@both
+def test_liveness_readiness_workload(make: Make) -> None:
     answers: dict[str, tuple[int, Any]] = {"/health": (503, LOADING)}
     with (
         ScriptedServer(lambda e: e.answer(*answers.get(e.path, (404, {})))) as server,
-        LlamaServerClient(server.url + "/") as client,
+        make(server.url + "/") as client,
     ):
         assert client.is_alive() and not client.is_healthy() and client.workload().phase is Phase.LOADING
         answers["/health"] = 200, {"status": "ok"}
@@ -285,7 +336,7 @@ def test_liveness_readiness_workload() -> None:
         assert (failed.value.status, failed.value.type) == (501, "not_supported_error")
         answers["/props"] = 200, {"total_slots": 4}
         assert client.props() == {"total_slots": 4}
-    with LlamaServerClient(server.url) as client:
+    with make(server.url) as client:
         assert not client.is_alive() and client.get_slot_status() is None
         with pytest.raises(ServerUnavailable, match="llamado wait"):
             client.props()
@@ -297,7 +348,8 @@ def events(*values: Any) -> bytes:
     )
 
 
-def test_completion_and_chat() -> None:
+@both
+def test_completion_and_chat(make: Make) -> None:
     def script(exchange: Exchange) -> None:
         body = exchange.json()
         if exchange.path == "/completion":
@@ -311,7 +363,7 @@ def test_completion_and_chat() -> None:
         else:
             exchange.answer(200, {"choices": [{"message": {"content": body["messages"][0]["content"] + "!"}}]})
 
-    with ScriptedServer(script) as server, LlamaServerClient(server.url, api_key="secret") as client:
+    with ScriptedServer(script) as server, make(server.url, api_key="secret") as client:
         assert client.completion("x", n_predict=3) == {"content": "x3"}
         assert client.completion([1, 2], n_predict=0)["content"] == "[1, 2]0"
         assert [e["content"] for e in client.completion("x", stream=True)] == ["a", ""]
@@ -322,19 +374,11 @@ def test_completion_and_chat() -> None:
         assert len(list(client.chat_completion("Hello", stream=True))) == 4
         assert all(e.headers["authorization"] == "Bearer secret" for e in server.requests)
 
-        async def beside() -> None:
-            async with AsyncLlamaServerClient(server.url) as other:
-                assert (await other.completion("x", n_predict=3)) == {"content": "x3"}
-                assert [e["content"] async for e in await other.completion("x", stream=True)] == ["a", ""]
-                assert await other.chat("Hello") == "Hello!"
-                assert [t async for t in await other.chat("Hello", stream=True)] == ["Hi", " there"]
 
-        asyncio.run(beside())
-
-
-def test_a_stream_with_an_error_and_one_that_breaks() -> None:
+@both
+def test_a_stream_with_an_error_and_one_that_breaks(make: Make) -> None:
     broken = b'data: {"content": "a"}\n\ndata: {"error": {"code": 500, "message": "the worker died", "type": "x"}}\n\n'
-    with ScriptedServer(lambda e: e.answer(200, broken)) as server, LlamaServerClient(server.url) as client:
+    with ScriptedServer(lambda e: e.answer(200, broken)) as server, make(server.url) as client:
         stream = client.completion("x", stream=True)
         assert next(stream) == {"content": "a"}
         with pytest.raises(RequestFailed, match="the worker died"):
@@ -347,28 +391,16 @@ def test_a_stream_with_an_error_and_one_that_breaks() -> None:
             list(client.completion("x", stream=True))
 
 
-Ask = Callable[..., Any]
-
-
-def ask_synchronous(url: str, **options: Any) -> Any:
-    with LlamaServerClient(url, **options) as client:
+def ask(make: Make, url: str, **options: Any) -> Any:
+    with make(url, **options) as client:
         return client.completion("x")
 
 
-def ask_asynchronous(url: str, **options: Any) -> Any:
-    async def run() -> Any:
-        async with AsyncLlamaServerClient(url, **options) as client:
-            return await client.completion("x")
-
-    return asyncio.run(run())
-
-
 FULL = {"error": {"message": "too many wait", "type": "unavailable_error"}}
-both_clients = pytest.mark.parametrize("ask", [ask_synchronous, ask_asynchronous])
 
 
-@both_clients
-def test_a_full_server_is_asked_again(clock: Time, ask: Ask) -> None:
+@both
+def test_a_full_server_is_asked_again(clock: Time, make: Make) -> None:
     def script(exchange: Exchange) -> None:
         if len(server.requests) < 4:
             exchange.answer(503, FULL)
@@ -376,31 +408,31 @@ def test_a_full_server_is_asked_again(clock: Time, ask: Ask) -> None:
             exchange.answer(200, {"content": "at last"})
 
     with ScriptedServer(script) as server:
-        assert ask(server.url)["content"] == "at last"
+        assert ask(make, server.url)["content"] == "at last"
         assert len(server.requests) == 4
     assert all(0.75 * full <= pause <= full for pause, full in zip(clock.pauses, [0.1, 0.2, 0.4], strict=True))
 
 
-@both_clients
+@both
 @pytest.mark.parametrize(("options", "pauses"), [({"busy_timeout": 20}, 2), ({}, 8), ({"busy_timeout": 6.9}, 0)])
-def test_a_server_that_stays_full(clock: Time, ask: Ask, options: dict[str, Any], pauses: int) -> None:
+def test_a_server_that_stays_full(clock: Time, make: Make, options: dict[str, Any], pauses: int) -> None:
     """Asked when it said, for as long as `busy_timeout` (60 s unless told) allows."""
     with (
         ScriptedServer(lambda e: e.answer(503, FULL, Retry_After="7")) as server,
         pytest.raises(ServerUnavailable, match="too many wait"),
     ):
-        ask(server.url, **options)
+        ask(make, server.url, **options)
     assert clock.pauses == [7] * pauses and len(server.requests) == pauses + 1
 
 
-@both_clients
+@both
 @pytest.mark.parametrize("status", [400, 404, 429, 500, 502, 504])
-def test_other_refusals_are_final(clock: Time, ask: Ask, status: int) -> None:
+def test_other_refusals_are_final(clock: Time, make: Make, status: int) -> None:
     with (
         ScriptedServer(lambda e: e.answer(status, {"error": {"message": "bad", "type": "some_error"}})) as server,
         pytest.raises(RequestFailed, match=f"{status} bad") as failed,
     ):
-        ask(server.url)
+        ask(make, server.url)
     assert (failed.value.status, failed.value.type) == (status, "some_error")
     assert len(server.requests) == 1 and clock.pauses == []
 
