@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,6 +29,7 @@ from llamado.server.infill import infill_router
 from llamado.server.lora import lora_router
 from llamado.server.messages import messages_router
 from llamado.server.monitor import health_body, monitor_router
+from llamado.server.predict import predict_router
 from llamado.server.prompts import in_thread
 from llamado.server.record import Record, current, request_id
 from llamado.server.responses import responses_router
@@ -205,15 +207,23 @@ def create_app(state: ServerState) -> Door:
     app = FastAPI(title="llamado", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.router.redirect_slashes = False
     generator = Generator(state, Mailbox(asyncio.get_running_loop()))
-    app.include_router(monitor_router(state))
-    app.include_router(completions_router(generator))
-    app.include_router(text_router(generator))
-    app.include_router(responses_router(generator))
-    app.include_router(messages_router(generator))
-    app.include_router(infill_router(generator))
-    app.include_router(embeddings_router(state))
-    app.include_router(slots_router(state))
-    app.include_router(lora_router(state))
+    routers = [
+        monitor_router(state),
+        completions_router(generator),
+        text_router(generator),
+        responses_router(generator),
+        messages_router(generator),
+        infill_router(generator),
+        embeddings_router(state),
+        slots_router(state),
+        lora_router(state),
+    ]
+    if (wanted := state.switches.predict) is not None:
+        routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
+        paths = sorted(route.path for route in routes if "POST" in route.methods)
+        routers.append(predict_router(app, wanted.predict, [*reversed(paths)]))  # `/v1/…` before the same without
+    for router in routers:
+        app.include_router(router)
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:

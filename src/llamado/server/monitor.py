@@ -271,6 +271,10 @@ def monitor_router(state: ServerState) -> APIRouter:
             status, body = _slots_health(state.served, request.query_params)
         return json_response(body, status, headers)
 
+    wanted = state.switches.predict
+    if wanted is not None and wanted.health not in ("", "/health", "/v1/health"):
+        router.add_api_route(wanted.health, health, include_in_schema=False)
+
     @router.get("/v1/models", responses=_MODELS)
     @router.get("/models", responses=_MODELS)
     async def models() -> Response:

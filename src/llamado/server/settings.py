@@ -16,6 +16,7 @@ from llamado.engine.request import RANDOM_SEED, Defaults, Sampling, sampler_name
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
 from llamado.http.access import AccessRules
+from llamado.server.predict import PredictRoutes
 from llamado.server.state import Switches
 from llamado.text.grammar import GrammarSource
 
@@ -550,6 +551,10 @@ def serve_settings(flags: Parsed) -> Settings:
             raise FlagError(f"--chat-template-kwargs: expected a JSON object, got {flags.chat_template_kwargs!r}")
     if not 0 <= flags.port <= 65535:
         raise FlagError(f"--port: expected 0 to 65535, got {flags.port}")
+    try:
+        predict = PredictRoutes.read(os.environ)
+    except ValueError as error:
+        raise FlagError(f"AIP_HTTP_PORT: expected 0 to 65535, got {os.environ['AIP_HTTP_PORT']!r}") from error
     if bool(flags.ssl_key_file) != bool(flags.ssl_cert_file):
         raise FlagError("--ssl-key-file and --ssl-cert-file: give both or none")
     hosts = tuple(host.strip() for host in flags.host.split(",") if host.strip())
@@ -600,6 +605,7 @@ def serve_settings(flags: Parsed) -> Settings:
             max_prompts=flags.max_prompts,
             sleep_idle_seconds=flags.sleep_idle_seconds,
             spm_infill=flags.spm_infill,
+            predict=predict,
             verbose=flags.verbose or flags.log_verbosity >= VERBOSE,
             grammar=_grammar(flags),
         ),
@@ -612,7 +618,7 @@ def serve_settings(flags: Parsed) -> Settings:
             special=flags.special,
         ),
         hosts=hosts,
-        port=flags.port,
+        port=flags.port if predict is None else predict.port,
         reuse_port=flags.reuse_port,
         ssl_key=flags.ssl_key_file,
         ssl_cert=flags.ssl_cert_file,

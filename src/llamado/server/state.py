@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llamado.http.access import AccessRules
+from llamado.server.predict import PredictRoutes
 from llamado.server.served import Served
 from llamado.server.traffic import Traffic
 from llamado.text.grammar import GrammarSource
@@ -49,6 +50,8 @@ class Switches:
     sleep_idle_seconds: int = -1
     """Unload the model after this long without a request; -1: never."""
     spm_infill: bool = False
+    predict: PredictRoutes | None = None
+    """What Vertex AI asks for; None: this is no container of its."""
     verbose: bool = False
     """Answers of the OpenAI endpoints hold their native form, `__verbose`, where the request does not say."""
     grammar: GrammarSource | None = None
