@@ -508,7 +508,7 @@ SERVER = _group(
           type="int", default=-1, metavar="N", env="LLAMADO_MAX_CONNECTIONS"),
     _used("-sps --slot-prompt-similarity", "share of a prompt that a slot must hold to be preferred (0: any slot)",
           type="float", default=0.1, metavar="X"),
-    _used("-cram --cache-ram", "MiB of memory for prompts that no slot holds any more (-1: no limit, 0: none)",
+    _used("-cram --cache-ram", "MiB for prompts that no slot holds, at most half of the memory (-1: no limit, 0: none)",
           type="int", default=8192, metavar="N", env="LLAMA_ARG_CACHE_RAM"),
     _none("--cache-idle-slots", "finished slots keep their cache", type="bool", off_names="--no-cache-idle-slots",
           env="LLAMA_ARG_CACHE_IDLE_SLOTS"),

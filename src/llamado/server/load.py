@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llamado.devices.limits import memory
 from llamado.engine.supported import check_supported
 from llamado.gguf.sources import resolve
 from llamado.server.logs import EVERYTHING
@@ -71,6 +72,13 @@ def preparing(report: Report) -> Callable[[str, int, int], None]:
     return prepare
 
 
+def prompt_memory(limit: int, total: int) -> int:
+    """MiB for prompts that no slot holds: the given limit, and at most half of the `total` bytes that the process may
+    have, so that in a small container the usual limit is one; -1: no limit.
+    """
+    return limit if limit < 0 else min(limit, total >> 21)
+
+
 def load_llama(source: ModelSource, options: EngineOptions, defaults: Defaults, report: Report) -> Llama:
     """Fetch the model where that is needed and load it. Raises LlamadoError."""
     path = fetched(source, report, workers=options.split is not None)
@@ -97,7 +105,7 @@ def load_llama(source: ModelSource, options: EngineOptions, defaults: Defaults, 
         split=options.split,
         drafting=options.drafting,
         context_shift=options.context_shift,
-        cache_ram=options.cache_ram,
+        cache_ram=prompt_memory(options.cache_ram, memory().total),
         slot_prompt_similarity=options.slot_prompt_similarity,
         max_queue=options.max_queue,
         lora=options.lora,

@@ -1,0 +1,42 @@
+"""How much memory prompts that no slot holds may take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_models import make_llama
+
+from llamado.devices.limits import Memory
+from llamado.server import load
+from llamado.server.load import load_served, prompt_memory
+from llamado.server.settings import EngineOptions, ModelSource, Settings
+
+GIB = 1 << 30
+
+
+def test_half_of_the_memory_is_the_limit() -> None:
+    assert prompt_memory(8192, 64 * GIB) == 8192
+    assert prompt_memory(8192, 4 * GIB) == 2048
+    assert prompt_memory(100, 4 * GIB) == 100
+    assert prompt_memory(0, 4 * GIB) == 0
+    assert prompt_memory(-1, 4 * GIB) == -1  # whoever says so means it
+
+
+def test_a_container_has_its_own_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_llama(tmp_path / "m.gguf", n_embd=32, n_ff=32, n_layer=1)
+    given: list[int] = []
+
+    class Stop(Exception):
+        pass
+
+    def remember(*args: object, cache_ram: int, **options: object) -> None:
+        given.append(cache_ram)
+        raise Stop
+
+    monkeypatch.setattr("llamado.engine.llama.Llama.load", remember)
+    monkeypatch.setattr(load, "memory", lambda: Memory(GIB, 2 * GIB, 64 * GIB))
+    settings = Settings(source=ModelSource(spec=str(path)), engine=EngineOptions(n_ctx=64))
+    with pytest.raises(Stop):
+        load_served(settings, lambda share, what: None)
+    assert given == [1024]
