@@ -220,7 +220,7 @@ def create_app(state: ServerState) -> Door:
     ]
     if (wanted := state.switches.predict) is not None:
         routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
-        paths = sorted(route.path for route in routes if "POST" in route.methods)
+        paths = sorted(route.path for route in routes if "POST" in (route.methods or ()))
         routers.append(predict_router(app, wanted.predict, [*reversed(paths)]))  # `/v1/…` before the same without
     for router in routers:
         app.include_router(router)

@@ -68,7 +68,7 @@ def predict_router(app: ASGIApp, route: str, paths: Sequence[str]) -> APIRouter:
     if route in paths:
         log.error("AIP_PREDICT_ROUTE=%s is another endpoint's path: nothing is predicted there", route)
         return router
-    names = {path: path for path in paths}
+    names: dict[str, str] = {path: path for path in paths}
     for path in paths:
         names.setdefault(format_name(path), path)
 
@@ -113,7 +113,7 @@ async def _ask(app: ASGIApp, request: Request, path: str, body: bytes) -> bytes:
     """The body of an endpoint's answer; the client's going away ends it."""
     scope: Scope = {name: request.scope[name] for name in _SHARED if name in request.scope}
     headers = [(name, value) for name, value in request.scope["headers"] if name != b"content-length"]
-    scope |= {"method": "POST", "path": path, "raw_path": path.encode(), "headers": headers}
+    scope.update(method="POST", path=path, raw_path=path.encode(), headers=headers)
     scope["llamado.body"] = Body(Bodies())  # its room is that of the request around it
     parts: list[bytes] = []
     given = False
