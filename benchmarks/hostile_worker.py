@@ -24,6 +24,7 @@ import asyncio
 import json
 import multiprocessing
 import os
+import random
 import socket
 import struct
 import subprocess
@@ -40,6 +41,7 @@ from typing import Any
 import numpy as np
 from endurance import resident
 from hostile import MOST_KEPT, MOST_MS, Tally, compare, drained, go_through, look, milliseconds, settle, watcher
+from second_preimage import fnv1a, second_preimage
 from sides import HOST, Server, model_path, our_command, server
 
 from llamado.devices.device import DeviceError
@@ -48,7 +50,22 @@ from llamado.ggml.graph import Graph
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.rpc.client import RemoteDevice, connect
-from llamado.rpc.wire import Hello, write_request
+from llamado.rpc.wire import (
+    COMMANDS,
+    Allocated,
+    AllocBuffer,
+    BufferGetBase,
+    GetTensor,
+    Hello,
+    Number,
+    Request,
+    Response,
+    ResponseReader,
+    SetTensor,
+    SetTensorHash,
+    WireTensor,
+    write_request,
+)
 
 MOST_NEWCOMER_MS = 2000.0
 MEM = "600M"
@@ -62,7 +79,7 @@ def worker() -> Iterator[Server]:
         port: int = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as log:
         command = our_command("worker", "-H", HOST, "-p", str(port), "-t", "2", "--mem", MEM, "-c")
-        environment = {**os.environ, "LLAMA_CACHE": folder}
+        environment = {**os.environ, "LLAMADO_CACHE": folder}
         began = time.perf_counter()
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         try:
@@ -160,6 +177,83 @@ def _kernels(port: int, tally: Tally) -> None:
             tally.statuses["200 graphs"] += 1
 
 
+def _preimage(port: int, tally: Tally) -> None:
+    genuine = random.Random(7).randbytes(1 << 20)
+    named = fnv1a(genuine)
+    forged = second_preimage(named, len(genuine))
+    for data in (genuine, forged):
+        with Wire(port) as wire:
+            wire.send(SetTensor(wire.tensor, 1, 0, len(data)), data)
+            wire.ask(GetTensor(wire.tensor, 0, 1))  # it is there
+        time.sleep(1)  # entries are written by and by
+    with Wire(port) as wire:
+        answer = wire.ask(SetTensorHash(wire.tensor, 0, named))
+        found = wire.read() if isinstance(answer, Number) and answer.value else b""
+    if found == forged:
+        tally.bad.append("the bytes of an attacker were given for those of a hash")
+    tally.statuses["genuine" if found == genuine else "not there" if not found else "forged"] += 1
+
+
+class Wire:
+    """A connection that says what it is told to, with a tensor of a megabyte."""
+
+    def __init__(self, port: int) -> None:
+        self._sock = socket.create_connection((HOST, port), 60)
+        self._reader = ResponseReader()
+        self.ask(Hello())
+        given = self.ask(AllocBuffer(0, 1 << 20))
+        assert isinstance(given, Allocated)
+        base = self.ask(BufferGetBase(given.ptr))
+        assert isinstance(base, Number)
+        ne, nb = (1 << 20, 1, 1, 1), (1, 1 << 20, 1 << 20, 1 << 20)
+        self.tensor = WireTensor(1, int(TensorType.I8), given.ptr, ne, nb, base.value, name=b"weight")
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sock.close()
+
+    def send(self, request: Request, data: bytes = b"") -> None:
+        """A request without an answer."""
+        self._sock.sendall(write_request(request) + data)
+
+    def ask(self, request: Request) -> Response:
+        """A request and its answer."""
+        self._reader.expect(COMMANDS[type(request)], request.size if isinstance(request, GetTensor) else 0)
+        self.send(request)
+        while (got := self._reader.next()) is None:
+            self._receive()
+        if isinstance(request, GetTensor):
+            self._take(request.size)
+        return got[1]
+
+    def read(self) -> bytes:
+        """The tensor's bytes."""
+        request = GetTensor(self.tensor, 0, 1 << 20)
+        self._reader.expect(COMMANDS[GetTensor], request.size)
+        self.send(request)
+        while self._reader.next() is None:
+            self._receive()
+        return self._take(request.size)
+
+    def _take(self, size: int) -> bytes:
+        target = memoryview(bytearray(size))
+        done = 0
+        while done < size:
+            got = self._reader.take(target[done:])
+            done += got
+            if not got:
+                self._receive()
+        return bytes(target)
+
+    def _receive(self) -> None:
+        data = self._sock.recv(1 << 16)
+        if not data:
+            raise DeviceError("the worker closed the connection")
+        self._reader.feed(data)
+
+
 async def in_thread(attack: Callable[[int, Tally], None], port: int, tally: Tally) -> None:
     """Runs a blocking attack; those who are turned away have reached what they can."""
     try:
@@ -181,6 +275,11 @@ async def abandoned(port: int, tally: Tally) -> None:
 async def kernels(port: int, tally: Tally) -> None:
     """Clients that have kernels compiled, one after the other."""
     await in_thread(_kernels, port, tally)
+
+
+async def preimage(port: int, tally: Tally) -> None:
+    """An attacker's bytes under the hash of a weight."""
+    await in_thread(_preimage, port, tally)
 
 
 async def idle(port: int, tally: Tally) -> None:
@@ -206,6 +305,7 @@ ATTACKS: dict[str, Callable[[int, Tally], Awaitable[None]]] = {
     "abandoned": abandoned,
     "kernels": kernels,
     "idle": idle,
+    "preimage": preimage,
 }
 
 
@@ -281,6 +381,7 @@ def main() -> None:
                 rows.append(
                     {"attack": name, "met": met, "newcomers_ms": waited, "health_ms": took, "memory_mib": memory}
                 )
+                faults += phase.tally.bad
                 if waited[2] > MOST_NEWCOMER_MS:
                     faults.append(f"{name}: a newcomer waited {waited[2] / 1e3:.1f} s")
                 if took[1] > MOST_MS:
