@@ -258,14 +258,14 @@ ROWS: dict[str, Row] = {
     "serve --models-max": Row("2", {"router.limits.models_max": 2}, base="--models-dir @folder/models"),
     "serve --models-autoload": Row(None, {"router.autoload": False}, base="--models-dir @folder/models"),
     # the log
-    "serve --verbose": logs("verbosity", None, 9, elsewhere={
+    "serve --verbose": Row(None, {"logs.verbosity": 9, "state.switches.verbose": True}, elsewhere={
         "worker": {"logs.verbose": True}, "tap": {"logs.verbose": True}, "plan": {}}),
     "serve --verbosity": logs("verbosity", "1", 1, elsewhere={"plan": {}}),
     "serve --log-file": logs("file", "a.log", "a.log"),
     "serve --log-disable": logs("disabled", None, True),
     "serve --log-jsonl": logs("as_json", None, True),
     "serve --log-format": logs("as_json", "json", True),
-    "serve --log-timestamps": logs("timestamps", None, True),
+    "serve --log-timestamps": logs("timestamps", None, False),
     "serve --log-prefix": logs("prefix", None, True),
     "serve --log-colors": logs("colors", "on", "on"),
     "serve --otel": Row(None, {"tracing.on": True}),
