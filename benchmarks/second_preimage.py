@@ -2,8 +2,8 @@
 
 One step of FNV-1a xors a byte into the low eight bits and multiplies by a prime. Written as a difference d to the hash
 instead, n steps are linear: h·Pⁿ + Σ dᵢ·Pⁿ⁻ⁱ (mod 2⁶⁴). Small differences that lead from one hash to another are a
-short vector of a lattice, which the algorithm of Lenstra, Lenstra and Lovász (1982) finds in a second; a difference is a byte
-where the low eight bits do not overflow.
+short vector of a lattice, which the algorithm of Lenstra, Lenstra and Lovász (1982) finds in a second; a difference is
+a byte where the low eight bits do not overflow.
 """
 
 from __future__ import annotations

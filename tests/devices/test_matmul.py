@@ -163,7 +163,7 @@ def test_sequences_of_strangers_do_not_spoil_a_column(best: CpuDevice) -> None:
 @pytest.mark.parametrize("type", [T.Q4_1, T.Q5_1], ids=lambda t: t.name)
 @pytest.mark.parametrize("columns", [1, 5, 40])
 def test_sums_of_activations_are_rounded_as_in_q8_1(device: CpuDevice, type: T, columns: int) -> None:
-    """Weights that are nothing but their minimum, 1, leave d · Σq, which ggml keeps as f16 (what is no f16, ours as f32)."""
+    """Weights that are nothing but their minimum, 1, leave d · Σq, which ggml keeps as f16 (no f16: ours as f32)."""
     blocks = np.zeros((16, type.block_bytes), np.uint8)
     blocks[:, 2:4] = np.ones(1, np.float16).view(np.uint8)  # d = 0, m = 1
     x = values(32, columns, seed=3) * np.float32(10) ** np.arange(columns, dtype=np.float32)[:, None].clip(max=4)
