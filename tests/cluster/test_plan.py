@@ -91,7 +91,8 @@ def test_what_does_not_fit_is_shown_and_said(
     assert "--tensor-split 1/1 — does not fit" in out and "missing" in rows(out, "RPC0[far:0]")[1][5]
     assert "RPC0[far:0] needs" in err and "RPC1" not in err
     assert cli.main(command) == 0  # the fastest goes around it
-    assert rows(capsys.readouterr().out, "RPC0[far:0]")[1][1] == "–"
+    out = capsys.readouterr().out
+    assert rows(out, "RPC0[far:0]")[1][1] == "–" and "RPC0[far:0] gets no layers: a layer takes" in out
     given(monkeypatch, 1024, 1024, 1024)
     assert cli.main(command) == 1
     out, err = capsys.readouterr()
