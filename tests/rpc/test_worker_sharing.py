@@ -17,7 +17,7 @@ from llamado.ggml import graph as g
 from llamado.ggml.graph import Graph
 from llamado.gguf.types import TensorType as T
 from llamado.rpc.rationed import RationedJit
-from llamado.rpc.wire import DeviceCount, FreeBuffer, GetAlignment, GraphRecompute, SetTensor
+from llamado.rpc.wire import Allocated, AllocBuffer, DeviceCount, FreeBuffer, GetAlignment, GraphRecompute, SetTensor
 from llamado.rpc.worker import Worker
 
 MIB = 1 << 20
@@ -110,6 +110,8 @@ def test_working_memory_is_under_the_limit(device: CpuDevice) -> None:
         summed.send()
         assert summed.result() == 16 * MIB
         assert free(worker) < 96 * MIB - 64 * MIB
+        assert client.ask(AllocBuffer(0, 40 * MIB)) == Allocated(0, 0)
+        assert client.alloc(16 * MIB)
 
 
 @pytest.mark.parametrize("way", ["gone", "freed"])
@@ -131,6 +133,40 @@ def test_working_memory_is_given_back(device: CpuDevice, way: str) -> None:
         until(lambda: free(worker) >= before)
         assert resident() < small + 16 * MIB
         assert mine.is_right()
+
+
+def test_working_memory_is_given_back_among_busy_clients(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the turn goes from one to the next and never is free."""
+    runs, go = [threading.Event(), threading.Event()], [threading.Event(), threading.Event()]
+    original, numbers = device.submit, iter(range(2))
+
+    def slow(graph: Graph) -> None:
+        number = next(numbers)
+        runs[number].set()
+        assert go[number].wait(30)
+        original(graph)
+
+    with running(device, mem=256 * MIB) as worker, Client(worker) as one, Client(worker) as two, Client(worker) as gone:
+        summed = Summed(gone)
+        summed.send()
+        assert summed.result() == 16 * MIB
+        busy = [Scaled(one), Scaled(two)]
+        assert all(client.is_right() for client in busy)
+        before = free(worker)
+        with monkeypatch.context() as patch:
+            patch.setattr(device, "submit", slow)
+            one.send(GraphRecompute(0))
+            assert runs[0].wait(30)
+            two.send(GraphRecompute(0))
+            until(lambda: len(worker.shared.lenders[0].turns._waiting) == 1)
+            gone.sock.close()
+            until(lambda: worker.clients == 2)
+            assert free(worker) < before + 8 * MIB
+            go[0].set()
+            assert runs[1].wait(30)
+            until(lambda: free(worker) >= before + 64 * MIB)
+            go[1].set()
+        assert all(client.is_right() for client in busy)
 
 
 def test_working_memory_of_a_replaced_graph_is_given_back(device: CpuDevice) -> None:
@@ -233,7 +269,7 @@ def test_the_work_of_a_client_that_hung_up_is_left_undone(device: CpuDevice) -> 
 def test_an_operation_is_left_in_the_middle() -> None:
     """What the threads have in hand they finish, no more; the next graph is computed whole."""
     device = CpuDevice(2)
-    w, x = g.new_tensor(T.F16, 4096, 16384, name="w"), g.new_tensor(T.F32, 4096, 128, name="x")
+    w, x = g.new_tensor(T.F16, 4096, 4096, name="w"), g.new_tensor(T.F32, 4096, 2048, name="x")
     graph = Graph()
     y = graph.output("y", g.mul_mat(w, x))
     device.place([w, x, y])
