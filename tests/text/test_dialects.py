@@ -42,40 +42,10 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "now", "description": "Time", "parameters": {}}},
 ]
 
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + (m.content or '') + '<|im_end|>\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
-
-# Templates whose families are known by their tags alone: the tags stand in a comment.
-MARKED = {
-    "nemotron": "<TOOLCALL>",
-    "granite": "<|tool_call|>",
-    "apertus": "<|tools_prefix|>",
-    "firefunction": "functools[",
-    "minimax1": "<tool_calls> </tool_calls>",
-    "apriel": "<tool_call> <tool_calls>[",
-    "minimax2": "<minimax:tool_call> <invoke name=",
-    "seed": "<seed:tool_call> <function=",
-    "minicpm": '<function name=" <param name="',
-    "hunyuan": "toolcalls_begin_token ':opensource'",
-    "solar": "<|tool_call:name|> <|tool_call:args|>",
-    "gigachat": "<|role_sep|> <|message_sep|>",
-    "dsml": "dsml_token DSML function_calls </think>",
-    "functionary31": "<function= </function>",
-    "functionary32": ">>>all >>>${recipient}",
-    "gemma": "'<|tool_call>call:'",
-    "lfm": "<|tool_list_start|>",
-    "commandplus": '<|CHATBOT_TOKEN|> "tool_name"',
-    "ministral": "[SYSTEM_PROMPT] [TOOL_CALLS] [ARGS] [THINK]",
-}
-
 
 @cache
 def template(name: str) -> ChatTemplate:
-    path = TEMPLATES / f"{name}.jinja"
-    source = path.read_text() if path.exists() else CHATML + "{#- " + MARKED[name] + " -#}"
-    return ChatTemplate(source, bos="<s>", eos="</s>")
+    return ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), bos="<s>", eos="</s>")
 
 
 _ids = itertools.count()
@@ -488,6 +458,76 @@ def test_answers_whole_and_in_pieces(answer: Answer) -> None:
 
 NAMES = sorted({answer[0] for answer in ANSWERS})
 SAMPLES = {name: [answer[1] for answer in ANSWERS if answer[0] == name] for name in NAMES}
+
+
+# The families by the names that `Prepared.family` gives them.
+FAMILIES = {
+    "apertus": "Apertus",
+    "apriel": "Apriel",
+    "coder": "Qwen3 Coder",
+    "command": "Command R7B",
+    "commandplus": "Command R+",
+    "deepseek": "DeepSeek R1",
+    "deepseek31": "DeepSeek V3.1",
+    "devstral": "Mistral Small 3.2",
+    "dsml": "DeepSeek V3.2",
+    "firefunction": "FireFunction v2",
+    "functionary31": "Functionary v3.1 Llama 3.1",
+    "functionary32": "Functionary v3.2",
+    "gemma": "Gemma 4",
+    "gigachat": "GigaChat",
+    "glm": "GLM 4.5",
+    "granite": "Granite",
+    "harmony": "GPT-OSS",
+    "hermes": "Hermes 2 Pro",
+    "hunyuan": "Hunyuan 3",
+    "kimi": "Kimi K2",
+    "lfm": "LFM2",
+    "llama3": "Llama 3.x",
+    "minicpm": "MiniCPM5",
+    "minimax1": "MiniMax M1",
+    "minimax2": "MiniMax M2",
+    "ministral": "Ministral 3",
+    "nemo": "Mistral Nemo",
+    "nemotron": "Nemotron Nano v2",
+    "plain": "Generic",
+    "seed": "Seed-OSS",
+    "solar": "Solar Open",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_templates_are_known_and_show_the_tools(name: str) -> None:
+    prepared = ready(name)
+    assert prepared.family == FAMILIES[name]
+    assert name == "deepseek" or "get_weather" in prepared.prompt  # whose template has no place for tools
+
+
+PAST: dict[str, Any] = {"city": 'Zürich "x"', "days": 3, "where": {"a": [1, True]}}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "deepseek"])
+def test_calls_of_the_past_are_written_as_calls_are_read(name: str) -> None:
+    """What a template makes of a call in the conversation is a call, when a model writes the same."""
+    wanted = [("get_weather", PAST), ("now", {})]
+    if name in ("llama3", "harmony"):
+        del wanted[1]  # one call in a message
+    calls = []
+    for i, (tool, arguments) in enumerate(wanted):
+        function = {"name": tool, "arguments": json.dumps(arguments, ensure_ascii=False)}
+        id = f"functions.{tool}:{i}" if name == "kimi" else f"abcdefghi{i}"
+        calls.append({"id": id, "type": "function", "function": function})
+    messages = [*USER, {"role": "assistant", "content": "", "tool_calls": calls}]
+    request = ChatRequest(messages=messages, tools=TOOLS, add_generation_prompt=False)
+    past = prepare(template(name), request).prompt
+    prepared = ready(name)
+    written = past.removeprefix(prepared.prompt)
+    tools_last = written == past  # beside the user's last message
+    if tools_last:
+        written = past.partition("hi[/INST]")[2] or past.partition("hi<|eot_id|>" + prepared.generation_prompt)[2]
+    _, content, read_back = told(read(prepared, [written]))
+    assert [(tool, json.loads(arguments)) for tool, arguments in read_back] == wanted
+    assert tools_last or not any(value in content for value in ("get_weather", "Zürich"))
 
 
 @st.composite
