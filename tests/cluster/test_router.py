@@ -21,6 +21,7 @@ from router_process import Running, Start, alive, config, fake, wait_for
 
 from llamado.cluster.fleet import Lease
 from llamado.cluster.proxy import Passage
+from llamado.http import bodies
 from llamado.http.bodies import MAX_BODY
 
 
@@ -577,3 +578,17 @@ def test_a_request_to_upgrade_keeps_its_body(start_router: Start) -> None:
             assert [t["body"].encode("latin-1") for t in told] == [body] * 2
             assert not {"upgrade", "http2-settings"} & set(told[0]["headers"])
     assert router.running()["a"]["state"] == "ready"
+
+
+def test_a_body_is_let_go_when_its_answer_begins(start_router: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for two bodies, three long streams run side by side."""
+    monkeypatch.setattr(bodies, "PATIENCE", 5)
+    monkeypatch.setattr(bodies.Bodies.__init__, "__defaults__", (2 * 2**20,))
+    router = start_router(config({"a": fake("A")}))
+    body = {"model": "a", "stream": 1000, "delay": 0.1, "text": "x" * (2**20 - 1000)}
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            answer = stack.enter_context(router.http.stream("POST", "/v1/completions", json=body))
+            assert answer.status_code == 200 and next(answer.iter_lines()).startswith("data: ")
+        room = router.server.access.bodies
+        assert room.free == 2 * 2**20

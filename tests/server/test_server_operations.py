@@ -20,16 +20,19 @@ import pytest
 from fakes import FakeEngine, client, run, served
 from wire import serving
 
+from llamado.cli import _parser
 from llamado.cluster.logbook import Logbook
+from llamado.cluster.presets import environment
 from llamado.devices.placement import Placement
 from llamado.engine.errors import QueueFull
 from llamado.engine.request import Request
+from llamado.flags import parse
 from llamado.http.access import AccessRules
 from llamado.server import logs
 from llamado.server.logs import Background, Lines
 from llamado.server.overview import layer_devices, overview
 from llamado.server.record import Record, current, request_id
-from llamado.server.settings import EngineOptions, ModelSource, Settings
+from llamado.server.settings import EngineOptions, ModelSource, Settings, serve_settings
 from llamado.server.sleep import Sleep
 from llamado.server.state import Switches
 from llamado.server.tracing import Tracing, TracingError, open_tracing
@@ -219,6 +222,30 @@ def test_names_that_strangers_chose_cannot_forge_a_line() -> None:
     assert done.stderr == "a\\nb\n"
     lines = Lines(prefix=False, timestamps=False, as_json=False, verbose=True).format(failed).split("\n")
     assert len(lines) > 2 and all(line.startswith("    ") and line.isprintable() for line in lines[1:])
+
+
+def test_the_log_tells_when_all_slots_are_idle(log: io.StringIO) -> None:
+    """llama-server's words, once for answers that ran side by side."""
+    logging.getLogger("llamado").setLevel(logging.DEBUG)
+
+    async def work() -> None:
+        async with client(FakeEngine(delay=0.01)) as http:
+            bodies = [{"prompt": "a", "stream": i == 0, "n_predict": 5 * (i + 1)} for i in range(3)]
+            await asyncio.gather(*(http.post("/completion", json=body) for body in bodies))
+            await http.post("/completion", json={"prompt": "a", "n_predict": 10**9, "n_probs": 10**9})  # refused
+
+    run(work())
+    said = [line["message"] for line in written(log)]
+    assert said.count("all slots are idle") == 1 and "/completion 200" not in said[-1]
+
+
+def test_times_of_lines_and_local_pages_are_the_default() -> None:
+    flags, _ = parse(_parser("serve"), "serve", ["-m", "x"])
+    assert (
+        flags.log_timestamps and serve_settings(flags).access.cors_origins == AccessRules().cors_origins == "localhost"
+    )
+    # A router writes the times of its models' lines itself.
+    assert environment()["LLAMA_ARG_LOG_TIMESTAMPS"] == "0"
 
 
 def test_reasons_and_broken_off_answers_are_noted(log: io.StringIO) -> None:

@@ -133,13 +133,13 @@ class Access:
             # Browsers send these without a key, before the request proper.
             await answer(send, b"", 200, self._preflight)
             return
-        if self.draining:
-            error = ApiError("unavailable_error", "the server is ending", retry_after=_DRAIN_SECONDS)
-            await answer_error(send, error, close=True)
-            return
         unready = self._unready(path)
         if unready is not None:
             await answer(send, unready[1], unready[0])
+            return
+        if self.draining:
+            error = ApiError("unavailable_error", "the server is ending", retry_after=_DRAIN_SECONDS)
+            await answer_error(send, error, close=True)
             return
         if self._keys and path not in self._public and not key_is_valid(headers, self._keys):
             await answer_error(send, ApiError("authentication_error", "Invalid API Key"))

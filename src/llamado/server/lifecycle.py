@@ -160,6 +160,8 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket]) -> int:
                 log.info("server is listening on %s", address)
             log.info("all slots are idle")
         if state.failure is not None:
+            while not server.started:
+                time.sleep(0.01)
             time.sleep(0.5)  # whoever asks for /health in this moment hears the reason
             server.should_exit = True
 
