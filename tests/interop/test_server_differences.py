@@ -1,7 +1,8 @@
 """The same requests to this server and to the real llama-server; each difference is explained, or fails.
 
 Compared are the status, the keys and types of all JSON (of all events, where the answer is a stream), the order of the
-kinds of events, the type of an error and, for greedy answers of which the model is sure, the text.
+kinds of events, the type of an error and, for greedy answers of which the model is sure, the text, why it ended and how
+many tokens were counted.
 """
 
 from __future__ import annotations
@@ -24,16 +25,27 @@ from server_requests import Ask, all_requests
 
 pytestmark = pytest.mark.interop
 
+_TOOLS = "tools reach a model whose template has none: told in words and held by a grammar; llama-server drops them"
 # (pattern of "name: difference", why it is so). The first that matches counts.
 EXPLAINED: list[tuple[str, str]] = [
     (r": (status 400 for 500|error invalid_request_error for server_error)$", "a client's fault is 400, never 500"),
     (r"^n_predict=0: text", "the README has no token generated then; llama-server gives one"),
     (r"^prompt huge token", "a token id beyond 32 bits is refused; llama-server cuts it to some other token"),
     (r"^completions two prompts stream: missing \[\]:null", "llama-server sends an event that is null between answers"),
+    (r"^chat tools? (required|choice object)\b.*: extra \S*\.tool_calls\b", _TOOLS),
+    (r"^chat tools required stream: missing \[\]\.choices\[\]\.delta\.content:string$", _TOOLS),
+    (r"^responses tools required stream: events ", _TOOLS),
     (
-        r"^(chat|responses|anthropic) (tools?|calls|use)\b.*: (missing|extra|events|text) ",
-        "tools reach a model whose template has none: told in words and held by a grammar; llama-server drops them",
+        r"^responses tools( required)?( stream)?: (missing|extra) (\[\]\.)?(response\.)?"
+        r"(output\[\]|item|part|text|name|arguments)[.:\[]",
+        _TOOLS,
     ),
+    (r"^anthropic tools\b.*: (missing|extra) (\[\]\.)?(content\[\]|content_block|delta)[.:]", _TOOLS),
+    (
+        r"^responses .*: figures .*status='incomplete'.* for .*status='completed'",
+        "a cut answer is incomplete",
+    ),
+    (r"^anthropic .*stream: figures \['usage.input_tokens\+cached=\d+'\] for \[\]$", "usage is whole at the end, too"),
     (r"^template (call|reasoning)\b", "calls reach a template that has none as JSON; llama-server drops them"),
     (r"^template assistant null", "an empty answer to continue begins as the template begins answers"),
     (r"^responses .*: (extra|events)", "more of OpenAI's fields and events"),
@@ -152,6 +164,32 @@ def _texts(value: Any) -> str:
     return said
 
 
+# What is counted and why an answer ended, under all the names the APIs have for it.
+_FIGURES = frozenset(
+    {
+        "finish_reason", "stop_reason", "stop_sequence", "stop_type", "stopping_word", "status", "truncated",
+        "completion_tokens", "prompt_tokens", "total_tokens", "output_tokens", "predicted_n", "tokens_predicted",
+        "tokens_evaluated",
+    }
+)  # fmt: skip
+
+
+def figures(value: Any, path: str = "") -> list[str]:
+    """All counts and reasons of an answer, in order; what a cache saved depends on what came before and is added up."""
+    if isinstance(value, list):
+        return [found for item in value for found in figures(item, path)]
+    if not isinstance(value, dict):
+        return []
+    found = [f"{path}{key}={value[key]!r}" for key in sorted(_FIGURES & value.keys()) if value[key] is not None]
+    for whole, cached in (("prompt_n", "cache_n"), ("input_tokens", "cache_read_input_tokens")):
+        if whole in value:
+            found.append(f"{path}{whole}+cached={value[whole] + value.get(cached, 0)}")
+    for key, inner in value.items():
+        if key != "generation_settings":
+            found += figures(inner, f"{path}{key}.")
+    return sorted(found) if not path else found
+
+
 def _differences(ask: Ask, ours: Reply, theirs: Reply) -> Iterator[str]:
     if ours.status != theirs.status:
         yield f"status {ours.status} for {theirs.status}"
@@ -180,6 +218,8 @@ def _compare_json(ask: Ask, ours: Any, theirs: Any) -> Iterator[str]:
             yield f"error {kinds[0]} for {kinds[1]}"
     if ask.greedy and _texts(ours) != _texts(theirs):
         yield f"text {_texts(ours)!r} for {_texts(theirs)!r}"
+    elif ask.greedy and (a_figures := figures(ours)) != (b_figures := figures(theirs)):
+        yield f"figures {sorted({*a_figures} - {*b_figures})} for {sorted({*b_figures} - {*a_figures})}"
 
 
 def test_all_differences_are_explained(addresses: list[str], capsys: pytest.CaptureFixture[str]) -> None:

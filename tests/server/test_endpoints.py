@@ -607,3 +607,18 @@ def test_head() -> None:
             assert (await http.head("/health")).status_code == 200
 
     run(work())
+
+
+@pytest.mark.parametrize("token", [-1, 257, 2**31, 1e300])
+def test_tokens_outside_the_vocabulary_have_no_text(token: float) -> None:
+    status, answer = post("/detokenize", {"tokens": [97, token]})
+    assert status == 400 and "vocabulary of 257 tokens" in answer["error"]["message"]
+    assert post("/detokenize", {"tokens": [97, 256]})[0] == 200
+
+
+@pytest.mark.parametrize("biases", [[[97, 1.5], ["a", 2.0], [98, False]], {"97": 1.5, "a": 2.0, "b": False}])
+def test_biases_of_one_token_add_up(biases: Any) -> None:
+    status, answer = post("/completion", {"prompt": "x", "logit_bias": biases})
+    assert status == 200
+    shown = answer["generation_settings"]["logit_bias"]
+    assert shown == [{"bias": 3.5, "token": 97}, {"bias": None, "token": 98}]

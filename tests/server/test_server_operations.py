@@ -83,6 +83,18 @@ def test_health_with_slots() -> None:
     run(work())
 
 
+def test_one_free_slot_is_enough() -> None:
+    async def work() -> None:
+        async with client(FakeEngine(n_slots=2, delay=0.05)) as http:
+            answer = asyncio.ensure_future(http.post("/completion", json={"prompt": "a"}))
+            await busy(http, 1)
+            for path in ("/slots?fail_on_no_slot=1", "/health?fail_on_no_slot=1"):
+                assert (await http.get(path)).status_code == 200
+            assert (await answer).status_code == 200
+
+    run(work())
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_full_queue_says_when_to_come_again(stream: bool) -> None:
     async def work() -> None:
@@ -352,6 +364,33 @@ def test_an_idle_model_sleeps_and_wakes() -> None:
                     engine.close()
 
     run(work())
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/health", "/props", "/models", "/v1/models", "/metrics"])
+def test_who_only_watches_wakes_no_model(path: str) -> None:
+    assert not woken("GET", path)
+    assert not woken("HEAD", path)
+
+
+@pytest.mark.parametrize("path", ["/slots", "/lora-adapters"])
+def test_who_asks_what_the_model_does_wakes_it(path: str) -> None:
+    """As llama-server does: what it shows may have changed only when the model is there."""
+    assert woken("GET", path)
+    assert woken("POST", "/props")
+
+
+def woken(method: str, path: str) -> bool:
+    """Whether a request wakes a model that sleeps."""
+
+    async def work() -> bool:
+        async with client(metrics=True) as http:
+            http.state.sleep = sleep = Sleep(http.state, lambda: served(http.engine), 3600)
+            await sleep._fall_asleep()
+            assert (await http.request(method, path)).status_code in (200, 501)
+            return not sleep.asleep
+
+    found: bool = run(work())
+    return found
 
 
 async def ticks(sleep: Sleep, n: int) -> None:
