@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import resource
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,19 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, GGUFFi
     yield opened
     for file in opened.values():
         file.close()
+
+
+@pytest.fixture(autouse=True)
+def no_more_memory() -> Iterator[None]:
+    """A size that is believed ends in a MemoryError, not in all of the machine's memory."""
+    if sys.platform != "linux":
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + (3 << 30), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def compile_(file: GGUFFile, seen: set[HyperParameters]) -> None:

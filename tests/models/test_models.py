@@ -128,6 +128,14 @@ def test_each_value_of_yarn_reaches_the_rotation_and_nothing_else(tmp_path: Path
         assert [i for i in range(11) if new[i] != old[i]] == [place]
 
 
+def test_yarn_that_is_turned_off_is_not_one_without_a_value(tmp_path: Path) -> None:
+    """An `ext_factor` of 0 leaves plain interpolation; below 0 it is llama.cpp's sign for not given."""
+    plain = make_llama(tmp_path / "a.gguf", rope_scaling=("yarn", 4.0))
+    for value, found in ((0.0, 0.0), (-1.0, 1.0)):
+        path = rewrite(plain, tmp_path / "b.gguf", _put("llama.rope.scaling.yarn_ext_factor", value))
+        assert {rope[6:9] for rope in ropes(load(path))} == {(0.25, found, 1.0)}
+
+
 def test_factors_of_attention_multiply(tmp_path: Path) -> None:
     """llama-context.cpp: `yarn_attn_factor` is multiplied by the model's `rope_attn_factor`, with YaRN or without."""
     plain = make_llama(tmp_path / "a.gguf")
