@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -144,28 +145,19 @@ def test_long_conversations_are_within_the_limits() -> None:
     assert len(render(TEMPLATES["chatml"], messages)) > 4_000_000
 
 
-# From llama.cpp b11434 (`llama_chat_apply_template` with these names).
-KNOWN = {
-    "chatml": "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n"
-    "<|im_start|>user\nV<|im_end|>\n<|im_start|>assistant\n",
-    "gemma": "<start_of_turn>user\nS\n\nU<end_of_turn>\n<start_of_turn>model\nA<end_of_turn>\n"
-    "<start_of_turn>user\nV<end_of_turn>\n<start_of_turn>model\n",
-    "llama2-sys": "[INST] <<SYS>>\nS\n<</SYS>>\n\nU [/INST]A</s>[INST] V [/INST]",
-    "mistral-v7": "[SYSTEM_PROMPT] S[/SYSTEM_PROMPT][INST] U[/INST] A</s>[INST] V[/INST]",
-    "zephyr": "<|system|>\nS<|endoftext|>\n<|user|>\nU<|endoftext|>\n<|assistant|>\nA<|endoftext|>\n"
-    "<|user|>\nV<|endoftext|>\n<|assistant|>\n",
-    "vicuna": "S\n\nUSER: U\nASSISTANT: A</s>\nUSER: V\nASSISTANT:",
-    "deepseek": "S### Instruction:\nU\n### Response:\nA\n<|EOT|>\n### Instruction:\nV\n### Response:\n",
-}
+# From llama.cpp b11434: `llama_chat_apply_template` with each name, and with and without a generation prompt.
+BUILT_IN = json.loads((Path(__file__).parent / "built_in_templates.json").read_text())
+CASES = [(messages, wanted) for messages in BUILT_IN["conversations"] for wanted in (True, False)]
 
 
 @pytest.mark.parametrize("name", sorted(TEMPLATES))
 def test_built_in_templates(name: str) -> None:
-    text = render(TEMPLATES[name], TALK)
-    assert all(content in text for content in "SUAV")
-    if name in KNOWN:
-        assert text == KNOWN[name]
-    assert len(render(TEMPLATES[name], TALK, add_generation_prompt=False)) <= len(text)
+    template = from_model(name)
+    texts = []
+    for conversation, wanted in CASES:
+        messages = [{"role": role, "content": content} for role, content in conversation]
+        texts.append(template.render(messages, add_generation_prompt=wanted))
+    assert texts == BUILT_IN["texts"][name]
 
 
 def model(**extra: Any) -> Metadata:
