@@ -114,6 +114,30 @@ def test_a_loop_over_none_does_nothing() -> None:
     assert render("{% for t in tools %}{{ t }}{% else %}-{% endfor %}") == "-"
 
 
+def test_parts_are_not_given_to_a_template_that_fails_without_any() -> None:
+    source = (
+        "{% for m in messages %}{% if m.content is string %}[{{ m.content }}]"
+        "{% else %}{{ m.content[0].text }}{% endif %}{% endfor %}"
+    )
+    assert render(source, PARTS) == "[a\nb]"
+
+
+def test_a_developer_is_a_system_where_the_template_knows_no_channels() -> None:
+    messages = [{"role": "developer", "content": "x"}, *USER]
+    roles = "{% for m in messages %}{{ m.role }} {% endfor %}"
+    assert render(roles + "{{ messages[0].content }}", messages) == "system user x"
+    assert render(roles + "<|channel|>", messages) == "developer user <|channel|>"
+
+
+def test_wishes_have_the_names_that_templates_know() -> None:
+    keeps = "{{ preserve_thinking }} {{ clear_thinking }} {{ truncate_history_thinking }} {{ drop_thinking }}"
+    assert render(keeps) == "True False False False"
+    assert render(keeps, preserve_reasoning=False) == "False True True True"
+    effort = "{{ reasoning_effort }} {{ reasoning_strength }}"
+    assert render(effort, reasoning_effort="low") == "low low"
+    assert render(effort) == " "
+
+
 def test_today() -> None:
     assert render("{{ date_string | length }} {{ datetime | length }}") == "11 11"
     assert render("{{ date_string }}", date_string="26 Jul 2024") == "26 Jul 2024"
@@ -186,6 +210,8 @@ def test_the_models_template() -> None:
     assert from_model(**{"tokenizer.chat_template": source}).render(USER) == "<s>hi</s>"
     added = {"tokenizer.chat_template": source, "tokenizer.ggml.add_bos_token": True}
     assert from_model(**added).render(USER) == "hi</s>"  # the tokenizer will add it
+    added = {"tokenizer.chat_template": source, "tokenizer.ggml.add_eos_token": True}
+    assert from_model(**added).render(USER) == "<s>hi"
     assert from_model().render(USER) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
