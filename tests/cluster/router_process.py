@@ -30,7 +30,7 @@ def alive(pid: int) -> bool:
     return True
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 15.0) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     """The condition's value once it is true."""
     end = time.monotonic() + seconds
     while not (value := condition()):

@@ -248,7 +248,7 @@ def test_downloads(start_router: Start, monkeypatch: pytest.MonkeyPatch, tmp_pat
     go = tmp_path / "go"
     cached: dict[str, Any] = {}
 
-    def resolve(spec: str | None, *, hf_repo: str | None, progress: Any, warn: Any) -> Path:
+    def resolve(spec: str | None, *, hf_repo: str | None, progress: Any, warn: Any, check: Any) -> Path:
         done = 0
         while not go.exists():
             done += 1

@@ -538,7 +538,7 @@ def test_second_signal_ends_everything(start_router: Start) -> None:
     time.sleep(0.2)
     assert alive(pid)
     router.server.handle_exit(signal.SIGINT, None)
-    wait_for(lambda: not alive(pid), 3)
+    wait_for(lambda: not alive(pid))
     asking.join(5)
 
 

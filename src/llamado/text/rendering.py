@@ -12,13 +12,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from llamado.installation import python_command
 from llamado.text.errors import TemplateError, TemplateTooCostly
 
 PATIENCE = 10.0
@@ -53,7 +53,7 @@ class _Child:
         }
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "llamado.text.sandbox"],
+                python_command("-m", "llamado.text.sandbox"),
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=subprocess.DEVNULL,
