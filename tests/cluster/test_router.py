@@ -43,6 +43,7 @@ def test_requests_go_to_the_model_they_name(start_router: Start) -> None:
     assert router.http.get("/upstream/x%2Fy%3Az/state").json()["name"] == "B"
     moved = router.http.get("/upstream/x%2Fy:z?k=v")
     assert moved.status_code == 301 and moved.headers["location"] == "/upstream/x%2Fy:z/?k=v"
+    assert router.http.post("/upstream/x%2Fy:z").status_code == 308  # with its body
     assert {e["model"]: e["state"] for e in router.running().values()} == dict.fromkeys("abc", "ready")
 
 

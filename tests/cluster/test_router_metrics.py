@@ -68,6 +68,7 @@ def test_metrics_of_all_loaded_models(start_router: Start, tmp_path: Path, monke
     monkeypatch.setattr(routers, "METRICS_TIMEOUT", 0.5)
     (tmp_path / "one").write_text(ONE)
     models = {name: fake(name, f"metrics={tmp_path / 'one'}", aliases=[f"also-{name}"]) for name in "abc"}
+    models["loads"] = fake("l", "ready=600", f"metrics={tmp_path / 'one'}")
     router = start_router(config({**models, "hangs": fake("h", "metrics=hang"), "none": fake("n")}))
 
     def shown() -> set[str]:
@@ -88,6 +89,8 @@ def test_metrics_of_all_loaded_models(start_router: Start, tmp_path: Path, monke
     assert refused.status_code == 501 and "--metrics" in refused.json()["error"]["message"]
     for name in ("a", "also-b", "hangs"):
         router.ask(name)
+    router.http.post("/models/load", json={"model": "loads"})
+    wait_for(lambda: "progress" in router.status("loads"))  # it answers, and is not loaded yet
     assert shown() == {"a", "b"}
     assert "model hangs: no metrics: no answer within 0.5 s" in router.log.read_text()
     assert router.http.get("/metrics?model=also-a").text == ONE
