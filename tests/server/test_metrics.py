@@ -10,6 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from llamado import __version__
 from llamado.engine.request import Counters, EngineSnapshot, Histogram
+from llamado.server.metrics import Scrape
+from llamado.server.state import ServerState
 from llamado.server.traffic import BOUNDS, Traffic
 
 # llama-server's table (tools/server/README.md, b11434), with the types its /metrics gives.
@@ -155,3 +157,25 @@ def test_a_client_that_goes_away_is_counted() -> None:
             return requests
 
     assert run(work()) == {("POST", "/completion", 499): 1}
+
+
+def test_rates_are_those_since_the_last_scrape() -> None:
+    state = ServerState()
+    scrape = Scrape(state)
+
+    def rates(counters: Counters) -> tuple[float, float]:
+        text = scrape.text(EngineSnapshot((), counters, 0, 0, 0, 1)).decode()
+        found = {s.name: s.value for family in text_string_to_metric_families(text) for s in family.samples}
+        return found["llamacpp:prompt_tokens_seconds"], found["llamacpp:predicted_tokens_seconds"]
+
+    first = Counters(
+        prompt_tokens_total=100, prompt_seconds_total=2.0, tokens_predicted_steps_total=30,
+        tokens_predicted_seconds_total=3.0,
+    )  # fmt: skip
+    assert rates(first) == (50.0, 10.0)
+    then = first._replace(
+        prompt_tokens_total=400, prompt_seconds_total=3.0, tokens_predicted_steps_total=35,
+        tokens_predicted_seconds_total=4.0,
+    )  # fmt: skip
+    assert rates(then) == (300.0, 5.0)
+    assert rates(then) == (0.0, 0.0)  # nothing was done meanwhile
