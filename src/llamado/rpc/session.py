@@ -259,13 +259,13 @@ class Session:
                     return
                 reader.feed(buffer[:n])
                 continue
+            self._served = time.monotonic()
             while request is not None:
                 if debug:
                     self._handle(request)
                 else:
                     handlers[type(request)](request)
                 request, self._put_back = self._put_back, None
-            self._served = time.monotonic()
 
     def _handle(self, request: Request) -> None:
         if self._shared.debug:
