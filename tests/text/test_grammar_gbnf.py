@@ -281,3 +281,9 @@ def test_groups_too_deep_for_the_reader_are_refused(bpe: Vocabulary) -> None:
             bpe.constraint("gbnf", "root ::= " + "(" * 190 + '"a"' + ')? "b"' * 190)
     finally:
         sys.setrecursionlimit(limit)
+
+
+def test_the_most_repetitions_are_still_counted() -> None:
+    for most, counted in ((2000, 2000), (2001, None)):
+        node = parse(f'root ::= "a"{{0,{most}}}', lambda name: None)["root"]
+        assert isinstance(node, Repeat) and node.most == counted

@@ -105,6 +105,12 @@ def test_pattern_over_the_whole_text(bpe: Vocabulary) -> None:
     assert matcher.mask() is not None
 
 
+def test_pattern_at_the_very_beginning(bpe: Vocabulary) -> None:
+    matcher = bpe.constraint("gbnf", 'root ::= "{" "}"', Trigger("pattern", r"\{")).start()
+    matcher.accept(bpe.spell("{")[0])
+    assert matcher.mask() is not None
+
+
 def test_tokens_as_triggers(bpe: Vocabulary) -> None:
     token = bpe.tokenizer.vocabulary.ids["<tool_call>"]
     for trigger in (Trigger("token", "<tool_call>", token), Trigger("token", "<tool_call>")):

@@ -100,3 +100,23 @@ def test_lengths_beyond_all_answers_are_no_limits() -> None:
         grammar = prepare(template(name), request).grammar
         assert grammar is not None
         assert vocabulary.constraint(grammar.kind, grammar.text)
+
+
+@pytest.mark.parametrize(
+    ("name", "parallel", "good", "bad"),
+    [
+        ("gemma", None, '<|tool_call>call:f{a:<|"|>x<|"|>}<tool_call|>', "<|tool_call>call:f{}<tool_call|>"),
+        ("plain", True, '{"tool_calls":[{"name":"f","arguments":{"a":"x"}}]}', '{"tool_calls":[]}'),
+        ("plain", True, '{"tool_calls":[{"name":"f","arguments":{"a":"x"}}]}', '{"tool_calls":[{"name":"f"}]}'),
+    ],
+)
+def test_a_call_has_what_it_needs(name: str, parallel: bool | None, good: str, bad: str) -> None:
+    vocabulary = Vocabulary(bytes_tokenizer())
+    schema = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "string"}}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    request = ChatRequest(messages=USER, tools=[tool], tool_choice="required", parallel_tool_calls=parallel)
+    grammar = prepare(template(name), request).grammar
+    assert grammar is not None
+    constraint = vocabulary.constraint(grammar.kind, grammar.text)
+    assert vocabulary.accepts(constraint, good)
+    assert not vocabulary.accepts(constraint, bad)
