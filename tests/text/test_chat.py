@@ -37,6 +37,8 @@ def test_tojson_is_hugging_faces() -> None:
     assert render("{{ x | tojson }}", x={"a": "é<&'", "b": [1, None]}) == '{"a": "é<&\'", "b": [1, null]}'
     assert render("{{ x | tojson(indent=2) }}", x={"a": 1}) == '{\n  "a": 1\n}'
     assert render("{{ x | tojson(ensure_ascii=true) }}", x="é") == '"\\u00e9"'
+    assert render("{{ x | tojson(sort_keys=true) }}", x={"b": 1, "a": 2}) == '{"a": 2, "b": 1}'
+    assert render("{{ x | tojson(separators=(',', ':')) }}", x={"b": 1, "a": 2}) == '{"b":1,"a":2}'
 
 
 def test_values() -> None:

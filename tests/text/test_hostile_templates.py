@@ -167,6 +167,7 @@ RENDERS = """
 import sys
 from llamado.text.chat import ChatTemplate
 template = ChatTemplate(sys.argv[1], bos="", eos="")
+template.takes
 print("compiled", flush=True)
 sys.stdin.readline()
 template.render([{"role": "user", "content": "hi"}])
