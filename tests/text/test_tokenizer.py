@@ -78,6 +78,16 @@ def test_ignore_merges_takes_a_known_word_whole() -> None:
     assert spelled(bpe(("abc", NORMAL), merges=merges, pre="llama-bpe", bos_token_id=0), "abc") == ["abc"]
 
 
+def test_what_a_rule_says_beside_its_words() -> None:
+    ends = bpe(add_eos_token=True)
+    assert ends.encode("hello", add_special=True) == [*ends.encode("hello"), ends.eos]
+    assert bpe().bos == 11 and bpe(pre="glm4").bos is None and bpe(pre="glm4", bos_token_id=3).bos == 3
+    assert bpe(pre="gemma4", add_bos_token=False).add_bos and not bpe(add_bos_token=False).add_bos
+    for pre, whole in (("gemma4", True), ("sarvam-moe", False)):
+        lines = bpe(("\n\n", NORMAL), pre=pre)
+        assert (lines.encode("\n\n") == [lines.vocabulary.ids["\n\n"]]) is whole
+
+
 def test_bytes_are_spelled_as_gpt2_does() -> None:
     assert spell_bytes(" \nA!é") == "ĠĊA!Ã©"
     assert unspell("ĠĊA!Ã©") == " \nA!é".encode()
