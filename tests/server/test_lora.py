@@ -126,6 +126,9 @@ def test_scales_of_a_request() -> None:
                 )
             status, answer = await post(http, "/completion", {"prompt": [5], "lora": [{"id": 0, "scale": 1e39}]})
             assert status == 400 and "float32" in answer["error"]["message"]
+            for id in (1e300, -1e300, 2**31):
+                status, answer = await post(http, "/completion", {"prompt": [5], "lora": [{"id": id, "scale": 1}]})
+                assert status == 400 and answer["error"]["message"] == "Field 'id': number overflow"
 
     run(test())
 
