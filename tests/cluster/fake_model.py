@@ -125,6 +125,11 @@ async def work(
             if gone.done():
                 STATE["cancelled"] += 1
                 return False
+            if asked.get("unframed"):
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\nuntil the end")
+                await writer.drain()
+                writer.close()
+                return False
             big = int(str(asked.get("big", 0)))
             told = {"name": NAME, "pid": os.getpid(), "text": "x" * big}
             if asked.get("echo"):

@@ -320,6 +320,12 @@ def test_a_crash_among_other_requests(start_router: Start, tmp_path: Path) -> No
     assert requests_of(count) == 8
 
 
+def test_an_answer_may_end_with_its_connection(start_router: Start) -> None:
+    router = start_router(config({"a": fake("A")}))
+    answer = router.ask("a", unframed=True)
+    assert (answer.status_code, answer.text) == (200, "until the end")
+
+
 def test_a_request_whose_process_is_killed_is_sent_once_more(start_router: Start, tmp_path: Path) -> None:
     count = tmp_path / "count"
     router = start_router(config({"a": fake("A", f"count={count}")}))
