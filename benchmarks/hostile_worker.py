@@ -1,7 +1,7 @@
 """A worker among clients that mean harm, while a server computes on it and newcomers ask it for memory.
 
 `llamado worker --mem 600M -c` has one half of a model's layers, whose server answers the same greedy question once a
-second. Each attack comes from addresses of its own (127.0.0.2 …), as from another machine:
+second. Each attack comes from addresses of its own (127.0.1.9 …), as from another machine:
 
 arena        sums over a tensor whose strides are 0: nothing to send, gigabytes to compute with
 abandoned    six products as large as are taken, whose client goes away at once
@@ -288,7 +288,7 @@ async def idle(port: int, tally: Tally) -> None:
     try:
         for i in range(200):
             one = socket.socket()
-            one.bind((f"127.0.0.{2 + i // 100}", 0))
+            one.bind((f"127.0.{1 + i // 100}.9", 0))
             one.settimeout(10)
             one.connect((HOST, port))
             one.sendall(write_request(Hello()))

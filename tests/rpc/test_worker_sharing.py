@@ -402,6 +402,21 @@ def test_who_has_memory_or_has_just_asked_is_not_let_go(device: CpuDevice, monke
         assert two.is_closed() and mine.is_right()
 
 
+def test_a_network_with_more_than_its_share_loses_places_at_once(
+    device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who floods a worker need not have been idle for long."""
+    monkeypatch.setattr("llamado.rpc.worker.MAX_CONNECTIONS", 8)
+    monkeypatch.setattr("llamado.rpc.worker.MAX_OF_A_NETWORK", 3)
+    with running(device) as worker:
+        flood = [Client(worker) for _ in range(8)]
+        with Client(worker) as newcomer:
+            assert newcomer.number(DeviceCount()) == 1
+        assert flood[0].is_closed()
+        for client in flood:
+            client.sock.close()
+
+
 def test_one_network_does_not_get_all_places(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even by owning something."""
     monkeypatch.setattr("llamado.rpc.worker.MAX_CONNECTIONS", 8)

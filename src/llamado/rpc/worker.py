@@ -33,7 +33,9 @@ MAX_CONNECTIONS = 128
 MAX_OF_A_NETWORK = 32
 """Connections that clients of one network get in any case; more only while a quarter of all places is free."""
 _IDLE_SECONDS = 5.0
-"""Seconds without a request after which a client that owns nothing gives up its place when another wants it."""
+"""Seconds without a request after which a client that owns nothing gives up its place when another wants it; at once
+where its network has more than its share of places.
+"""
 _GONE_AFTER = 15
 """Seconds after which a client whose machine does not answer any more is gone."""
 _LOOK_SECONDS = 5.0
@@ -196,7 +198,8 @@ class Worker:
         idle = [
             (-of_network[session.network], since, session)
             for session in present
-            if (since := session.idle_since) is not None and since < before
+            if (since := session.idle_since) is not None
+            if since < before or of_network[session.network] > MAX_OF_A_NETWORK
             if session.network == network or not crowded
         ]
         if not idle:
