@@ -72,10 +72,9 @@ class Commands:
             code = cli.main([command, *arguments])
             changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
             for name in changed:
-                # monkeypatch puts back what it knows of
-                patch.setenv(name, before.get(name, ""))
-                if name not in before:
-                    patch.delenv(name)
+                del os.environ[name]
+                if name in before:
+                    os.environ[name] = before[name]
             # with a variable, the environment is where it has to be
             hub = {name: os.environ[name] for name in ("HF_TOKEN",) if name in environ} | changed
             self._note("environ", **hub)

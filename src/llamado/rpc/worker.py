@@ -286,7 +286,8 @@ def run_worker(options: WorkerOptions) -> int:
             "-m/--mem allows clients %.1f GB, this process may use %.1f GB: the system may end it when they take what "
             "is allowed", options.mem / 1e9, most / 1e9,
         )  # fmt: skip
-    log.info("%s", worker.describe())
+    for line in worker.describe().splitlines():
+        log.info("%s", line)
     worker.serve()
     device.close()
     log.info("ended")
