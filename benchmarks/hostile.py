@@ -56,6 +56,8 @@ MOST_MS = 50.0
 """What /health may take at the 99th percentile."""
 MOST_KEPT = 150_000_000
 """Bytes of memory that may stay."""
+CACHE = ["--cache-ram", "64"]
+"""Prompts that are kept are no leak: 8 GiB of them by default, of which a few minutes would fill a part."""
 QUESTION = {"prompt": "The capital of France is", "n_predict": 12, "temperature": 0}
 
 
@@ -538,7 +540,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     looks: Looks = []
     compared: Compared = []
-    with server("llamado", model_path(flags.model), ["-np", "4", "-c", "8192", "-t", "2"]) as one:
+    with server("llamado", model_path(flags.model), ["-np", "4", "-c", "8192", "-t", "2", *CACHE]) as one:
         looking, comparing = watcher(look, one.port), watcher(compare, one.port)
         asyncio.run(warm_up(one))
         base = last = resident(one.pid)

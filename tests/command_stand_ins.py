@@ -41,6 +41,7 @@ from llamado.engine import fitting, llama
 from llamado.engine.llama import Llama
 from llamado.models.hparams import override_metadata
 from llamado.server import lifecycle, load
+from llamado.text import rendering
 from llamado.text.grammar import GrammarSource
 
 Seen = dict[str, Any]
@@ -59,6 +60,8 @@ class Commands:
         self.memory = ROOM
         """Bytes that this machine and every worker have."""
         self._stand_in()
+        # Thousands of models are loaded and closed: one process for templates serves them all.
+        patch.setattr(rendering, "end", lambda: None)
 
     def run(self, command: str, arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[int, Seen, list[str]]:
         """Exit code, what arrived where, and lines about flags without effect."""
