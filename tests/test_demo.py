@@ -156,6 +156,7 @@ def test_help(run: Run, clone: Path) -> None:
     assert not (clone / ".demo").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "architecture"), [("glm", "deepseek2"), ("qwen3", "qwen3moe")])
 def test_large_models_are_refused_before_anything_is_fetched(
     run: Run, clone: Path, tmp_path: Path, name: str, architecture: str
@@ -168,6 +169,7 @@ def test_large_models_are_refused_before_anything_is_fetched(
     assert not any((tmp_path / made).exists() for made in ("pip", "cache", "hf"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
@@ -211,6 +213,7 @@ def test_how_many_workers_and_how_slow(
     assert demo.latencies() == expected
 
 
+@pytest.mark.slow
 def test_a_file_that_is_not_there(run: Run) -> None:
     done = run("missing.gguf", LLAMADO_DEMO_PORT="0")
     assert done.returncode == 1 and "missing.gguf" in done.stdout and "Traceback" not in done.stdout + done.stderr
@@ -233,6 +236,7 @@ def test_no_python_that_is_new_enough(run: Run, tmp_path: Path) -> None:
     assert done.returncode == 1 and "Python 3.11 or newer is needed" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_first_time_it_installs_itself(run: Run, clone: Path, tmp_path: Path) -> None:
     """`.venv` is made; an installation that fails says what to do without a network, and is tried again."""
     venv, log = clone / ".venv", tmp_path / "log"

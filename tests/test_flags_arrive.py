@@ -417,6 +417,7 @@ def test_every_flag_has_its_row() -> None:
     assert len({key(flag) for flag in USED}) == len(USED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", USED, ids=key)
 def test_a_flag_arrives_where_it_acts(runs: Runs, capsys: pytest.CaptureFixture[str], flag: Flag) -> None:
     row = ROWS[key(flag)]
@@ -438,6 +439,7 @@ def test_a_flag_arrives_where_it_acts(runs: Runs, capsys: pytest.CaptureFixture[
             check(runs, flag, row, command, base, after, variable)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.kind is Kind.MEANINGLESS], ids=key)
 def test_a_flag_without_meaning_is_said_and_changes_nothing(
     runs: Runs, capsys: pytest.CaptureFixture[str], flag: Flag
@@ -474,6 +476,7 @@ def test_a_refused_flag_names_itself_and_the_reason(runs: Runs, capsys: pytest.C
             assert set(outcome.seen) <= {f"environ.{variable}" for variable in flag.env}, "something was begun"
 
 
+@pytest.mark.slow
 def test_an_open_address_without_a_key_is_said(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     def warned(options: str) -> list[str]:
         for base in ("-m @model", "--models-dir @folder/models"):

@@ -82,6 +82,7 @@ def hostile(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", _STARTS)
 def test_nothing_in_the_working_directory_is_imported(hostile: Path, start: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}

@@ -123,6 +123,7 @@ def test_a_row_of_the_table() -> None:
     assert {text.count("|") for text in (row, *latency.HEADER.splitlines())} == {7}
 
 
+@pytest.mark.slow
 def test_a_drawing_of_both_kinds(tmp_path: Path) -> None:
     rows = [Measured(nodes, ms, 60 / (1 + ms) / nodes, 200 / nodes) for nodes in (3, 4) for ms in (0, 5, 10)]
     png, svg = latency.draw(rows, "a model", tmp_path / "new")
@@ -249,6 +250,7 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return asked
 
 
+@pytest.mark.slow
 def test_the_table(faked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     command = ["bench", "-m", "smollm2", "--latency", "0,5", "--nodes", "2,3", "-n", "4", "-r", "1", "--out", str(out)]
@@ -267,6 +269,7 @@ def test_the_table(faked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixtu
     assert first.n_slots == 8
 
 
+@pytest.mark.slow
 def test_given_workers_and_a_given_split(faked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["bench", "-m", "smollm2", "--rpc", "127.0.0.1:1,127.0.0.1:2", "-ts", "2,1,1", "--latency", "10"]
     assert cli.main([*command, "-n", "4", "-r", "1", "-o", "json", "--out", str(tmp_path)]) == 0
@@ -313,6 +316,7 @@ def test_settings_of_the_split_are_kept() -> None:
     assert split == replace(given, rpc=("b:2",))
 
 
+@pytest.mark.slow
 def test_workers_of_our_own() -> None:
     with latency.own_workers(2) as endpoints:
         assert len({endpoint.port for endpoint in endpoints}) == 2

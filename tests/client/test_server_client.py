@@ -168,6 +168,7 @@ def test_nothing_listens(clock: Time) -> None:
     assert clock.now == pytest.approx(0.8)
 
 
+@pytest.mark.slow
 def test_a_port_that_accepts_and_stays_silent(clock: Time) -> None:
     over = threading.Event()
     with ScriptedServer(lambda exchange: over.wait(60) and None) as server:
@@ -177,6 +178,7 @@ def test_a_port_that_accepts_and_stays_silent(clock: Time) -> None:
         over.set()
 
 
+@pytest.mark.slow
 def test_an_answer_that_dribbles() -> None:
     def dribble(exchange: Exchange) -> None:
         exchange.connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")

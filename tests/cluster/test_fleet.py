@@ -85,6 +85,7 @@ def test_patience_has_an_end() -> None:
     run([model("a"), model("b")], work, models_max=1, quantum=0.0)
 
 
+@pytest.mark.slow
 def test_first_come_first_served() -> None:
     """Models that wait get places in the order they were asked for."""
 
@@ -141,6 +142,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+@pytest.mark.slow
 def test_failures_to_load_are_put_off_for_longer_and_longer(clock: Clock) -> None:
     async def work(fleet: Fleet) -> None:
         place = fleet.places["a"]
@@ -160,6 +162,7 @@ def test_failures_to_load_are_put_off_for_longer_and_longer(clock: Clock) -> Non
     run([model("a", "fail=3")], work, backoff=0.5, backoff_max=5.0)
 
 
+@pytest.mark.slow
 def test_restarts_are_put_off_for_longer_and_longer(clock: Clock) -> None:
     async def work(fleet: Fleet) -> None:
         place = fleet.places["a"]

@@ -160,6 +160,7 @@ def test_parts_of_a_stream_are_not_held_back(start_router: Start) -> None:
     assert sorted(lags)[10] < 0.01  # each of them would be 0.2 s and more if the answer were gathered
 
 
+@pytest.mark.slow
 def test_hanging_up_cancels_at_once(start_router: Start) -> None:
     router = start_router(config({"a": fake("A"), "b": fake("B", "ready=1")}))
     router.ask("a")
@@ -177,6 +178,7 @@ def test_hanging_up_cancels_at_once(start_router: Start) -> None:
     assert router.http.get("/upstream/b/state").json()["requests"] == 0
 
 
+@pytest.mark.slow
 def test_slow_readers_hold_up_the_sender_not_the_memory(start_router: Start) -> None:
     router = start_router(config({"a": fake("A")}))
     router.ask("a")
@@ -211,6 +213,7 @@ def test_a_busy_model_is_waited_for(start_router: Start) -> None:
     assert set(router.running()) == {"b"}
 
 
+@pytest.mark.slow
 def test_three_models_share_two_places(start_router: Start) -> None:
     """Everybody is answered by the right model, and none is left out, though two are asked all the time."""
     router = start_router(config({name: fake(name.upper()) for name in "abc"}), "--models-max", "2")
@@ -240,6 +243,7 @@ def test_three_models_share_two_places(start_router: Start) -> None:
     assert answered["c"] >= 3 and min(answered["a"], answered["b"]) >= 8, answered
 
 
+@pytest.mark.slow
 def test_killed_model_comes_back_and_waiting_requests_are_answered(start_router: Start, tmp_path: Path) -> None:
     router = start_router(config({"a": fake("A")}))
     router.ask("a")
@@ -301,6 +305,7 @@ def test_a_crash_that_is_noticed_late(start_router: Start, tmp_path: Path, monke
     assert requests_of(count) == 1
 
 
+@pytest.mark.slow
 def test_a_crash_among_other_requests(start_router: Start, tmp_path: Path) -> None:
     """Those under way cannot be told from the one that caused it; those that wait are answered by the next process."""
     count = tmp_path / "count"
@@ -366,6 +371,7 @@ def test_a_port_that_is_anothers_is_not_taken_for_ready(start_router: Start) -> 
     assert answer.status_code == 500 and "somebody else listens" in answer.json()["error"]["reason"]
 
 
+@pytest.mark.slow
 def test_unloading_waits_and_force_kills(start_router: Start) -> None:
     left = {"cmd": f"sh -c 'setsid -f {fake('L')['cmd']}; sleep 100'"}
     router = start_router(config({"a": fake("A", "stubborn"), "b": fake("B", "ready=60"), "c": fake("L") | left}))
@@ -385,6 +391,7 @@ def test_unloading_waits_and_force_kills(start_router: Start) -> None:
     assert router.status("a")["value"] == "unloaded" and "failed" not in router.status("a")
 
 
+@pytest.mark.slow
 def test_processes_end_with_a_killed_router(router_process: Start, tmp_path: Path) -> None:
     """Even those that a shell started, that left their session, or that are loading."""
     shell = f"sh -c '{fake('S')['cmd']} & wait'"
@@ -430,6 +437,7 @@ def command_line(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
+@pytest.mark.slow
 def test_idle_models_are_unloaded(start_router: Start) -> None:
     router = start_router(config({"a": fake("A", ttl=0.6), "b": fake("B")}))
     with ThreadPoolExecutor() as pool:
@@ -449,6 +457,7 @@ def test_idle_models_are_unloaded(start_router: Start) -> None:
     assert router.ask("a").json()["name"] == "A"
 
 
+@pytest.mark.slow
 def test_groups(start_router: Start) -> None:
     models = {name: fake(name) for name in ("a1", "a2", "b1", "b2", "p", "d1", "d2")}
     groups = {

@@ -40,6 +40,7 @@ def ask(http: httpx.Client, method: str, path: str, headers: dict[str, str]) -> 
         return answer.status_code, answer.headers, b"" if endless else answer.read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", ["", "/llm"])
 def test_keys_and_origins_of_every_route(start_router: Start, prefix: str) -> None:
     flags = ["--api-key", "other,sesame", *(["--api-prefix", prefix] if prefix else [])]
@@ -75,6 +76,7 @@ def test_keys_and_origins_of_every_route(start_router: Start, prefix: str) -> No
     assert not here.server.router.fleet.places["a"].running  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_pages_of_other_sites_change_nothing(start_router: Start) -> None:
     here = start_router(config({"a": fake("A")}))
     host = here.url.removeprefix("http://")
@@ -99,6 +101,7 @@ def test_any_site_where_that_is_asked_for(start_router: Start) -> None:
     assert status == 400 and told[ALLOWED] == FOREIGN
 
 
+@pytest.mark.slow
 def test_names_of_headers_and_the_end(start_router: Start, tmp_path: Path) -> None:
     """Names go out as llama-server writes them, also those a model's process writes otherwise; and 503 at the end."""
     here = start_router(config({"a": fake("A")}))

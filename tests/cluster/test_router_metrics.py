@@ -64,6 +64,7 @@ def test_lines_that_are_none_are_left_out() -> None:
     assert merge([("a", "# EOF\n# a comment\n<html>\nx{a=b} 1\n1x 2\nx\n\ny 2\r\n")]) == 'y{model="a"} 2\n'
 
 
+@pytest.mark.slow
 def test_metrics_of_all_loaded_models(start_router: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routers, "METRICS_TIMEOUT", 0.5)
     (tmp_path / "one").write_text(ONE)

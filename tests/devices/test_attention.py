@@ -79,18 +79,21 @@ class Attention:
         return self.case(q, mask).run(device)["out"][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", [8, 16, 40, 64, 72, 80, 96, 128, 256])
 def test_head_sizes(device: CpuDevice, head: int) -> None:
     for n in (1, 11):
         Attention(head, 6, 2, 64).check(device, causal(n, 64, 30), n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", CACHES, ids=ids)
 def test_cache_types(device: CpuDevice, type: T) -> None:
     for n in (2, 9):
         Attention(32, 4, 2, 96, type, type).check(device, causal(n, 96, 70), n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type_k", CACHES, ids=ids)
 @pytest.mark.parametrize("type_v", CACHES, ids=ids)
 def test_keys_and_values_of_different_types(best: CpuDevice, type_k: T, type_v: T) -> None:
@@ -154,6 +157,7 @@ def test_great_scores_do_not_overflow(device: CpuDevice) -> None:
 # --- one numerics -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", CACHES, ids=ids)
 @pytest.mark.parametrize("heads", [(4, 2), (9, 3)])
 def test_a_query_is_the_same_in_any_company(teams: list[CpuDevice], type: T, heads: tuple[int, int]) -> None:
@@ -189,6 +193,7 @@ def test_unseen_cells_do_not_matter_whatever_they_hold(best: CpuDevice) -> None:
         assert spoiled.run(best, q[i : i + 1], mask[i : i + 1]).tobytes() == right[i : i + 1].tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", CACHES, ids=ids)
 def test_lowerings_agree_to_the_bit(lowerings: dict[str, CpuDevice], type: T) -> None:
     attention = Attention(64, 6, 2, 200, type, type, softcap=30.0)

@@ -86,6 +86,7 @@ STEPS: dict[str, Callable[[list[Tensor], list[Tensor]], Tensor]] = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     plan=st.lists(

@@ -137,6 +137,7 @@ def cheapest(sizes: ModelSizes, figures: tuple[DeviceFigures, ...], before: Plac
     return best
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_any_loss(data: st.DataObject) -> None:

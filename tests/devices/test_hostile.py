@@ -20,6 +20,7 @@ from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lowering", sorted(LOWERINGS))
 def test_random_graphs_stay_within_their_walls(lowering: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own: a kernel that goes astray ends it."""
@@ -79,6 +80,7 @@ def test_more_memory_than_there_is_is_refused(best: CpuDevice) -> None:
     refuse(best, one(g.silu(x)), "working memory")
 
 
+@pytest.mark.slow
 def test_chains_are_cut(best: CpuDevice) -> None:
     """Every chain is a kernel to compile."""
     x = bound(best, 16, 2)

@@ -193,6 +193,7 @@ def test_files_used_longest_ago_are_deleted(tmp_path: Path, monkeypatch: pytest.
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= size * 3 // 4
 
 
+@pytest.mark.slow
 def test_kernels_used_longest_ago_leave_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that hold them go on; what is needed again is loaded again."""
     monkeypatch.setattr("llamado.devices.cpu.jit.SHELF", 2)
@@ -217,6 +218,7 @@ def test_kernels_used_longest_ago_leave_the_memory(tmp_path: Path, monkeypatch: 
     assert gone() is None
 
 
+@pytest.mark.slow
 def test_a_program_holds_its_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("llamado.devices.cpu.jit.SHELF", 1)
     monkeypatch.setattr("llamado.devices.cpu.jit.SHELVES", 2)
@@ -253,6 +255,7 @@ def start(cache: Path, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_processes_that_start_at_once_share_the_cache(tmp_path: Path) -> None:
     running = [start(tmp_path) for _ in range(4)]
     for process in running:
@@ -263,6 +266,7 @@ def test_processes_that_start_at_once_share_the_cache(tmp_path: Path) -> None:
     assert jit.compiled == 0
 
 
+@pytest.mark.slow
 def test_the_lowering_can_be_forced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process = start(tmp_path, LLAMADO_SIMD="portable")
     assert process.communicate(timeout=60)[0] == "portable 1\n"
@@ -300,6 +304,7 @@ def test_half_floats_without_their_instructions(old_cpu: CpuDevice) -> None:
     assert np.array_equal(found.astype(np.float16), right, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_an_old_cpu_gives_the_same_bits(old_cpu: CpuDevice, best: CpuDevice) -> None:
     w, x = new(256, 24, type=T.Q4_K), new(256, 5)
     q, k = new(32, 5, 2), new(32, 40, 2, type=T.F16)

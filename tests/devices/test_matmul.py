@@ -40,6 +40,7 @@ def multiply(device: CpuDevice, type: T, raw: Array, n: int, x: Array) -> Array:
     return Case({"y": g.mul_mat(w, b)}, {w: raw, b: x}).run(device)["y"][0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", WEIGHTS, ids=ids)
 def test_products_of_every_weight_type(device: CpuDevice, type: T) -> None:
     for blocks, rows, columns in ((1, 8, 1), (3, 23, 3), (2, 40, 3), (9, 17, 9), (2, 11, 21), (1, 9, 10)):
@@ -50,6 +51,7 @@ def test_products_of_every_weight_type(device: CpuDevice, type: T) -> None:
         np.testing.assert_allclose(multiply(device, type, raw, n, x), product(type, raw, n, x), atol=top, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", WEIGHTS, ids=ids)
 def test_extreme_weights_and_activations(device: CpuDevice, type: T) -> None:
     """All bits set, the greatest activations: no integer sum overflows."""
@@ -123,6 +125,7 @@ def test_two_threads_at_rows_that_overlap(teams: list[CpuDevice], type: T) -> No
 # --- one numerics -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", [*WEIGHTS, *PLAIN], ids=ids)
 def test_a_column_is_the_same_in_any_company(teams: list[CpuDevice], type: T) -> None:
     """Bits: any number of columns, any neighbours, any place among them, any number of threads."""
@@ -160,6 +163,7 @@ def test_sequences_of_strangers_do_not_spoil_a_column(best: CpuDevice) -> None:
     assert found[others].tobytes() == clean[others].tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", [T.Q4_1, T.Q5_1], ids=lambda t: t.name)
 @pytest.mark.parametrize("columns", [1, 5, 40])
 def test_sums_of_activations_are_rounded_as_in_q8_1(device: CpuDevice, type: T, columns: int) -> None:

@@ -119,6 +119,7 @@ def test_values_are_stored_element_by_element(device: CpuDevice, type: T) -> Non
     check(device, stored, {x: values(width, n), ids: places}, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", BLOCKS, ids=name)
 def test_flash_attention_over_blocks(device: CpuDevice, type: T) -> None:
     head, heads, heads_kv, n_kv = 64, 4, 2, 96
@@ -232,6 +233,7 @@ def test_rows_of_more_dimensions(device: CpuDevice) -> None:
     check(device, g.set_rows(cache, halves, at), {halves: values(32, 3), at: [4, 0, 6]}, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", [*WEIGHTS, *PLAIN], ids=name)
 def test_products_of_few_rows_and_of_many_matrices(device: CpuDevice, type: T) -> None:
     n = 2 * type.block_size if type in WEIGHTS else 40
@@ -241,6 +243,7 @@ def test_products_of_few_rows_and_of_many_matrices(device: CpuDevice, type: T) -
         check(device, g.mul_mat(w, x), data, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_products_with_gaps_everywhere(device: CpuDevice) -> None:
     w, x = new(64, 20, type=T.Q4_0), new(64, 6, 5)
     data: dict[Tensor, Any] = {w: weight_bytes(T.Q4_0, 64, 20), x: values(64, 6, 5)}

@@ -203,6 +203,7 @@ def fits(sizes: ModelSizes, figures: list[DeviceFigures], placement: Placement) 
     return True
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(problems())
 def test_the_fastest_is_the_best_of_all(problem: tuple[ModelSizes, list[DeviceFigures]]) -> None:
@@ -221,6 +222,7 @@ def test_the_fastest_is_the_best_of_all(problem: tuple[ModelSizes, list[DeviceFi
     assert predict(sizes, figures, found).seconds == pytest.approx(best)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(problems(most_layers=60, most_devices=8), st.one_of(st.none(), st.integers(0, 70)))
 def test_the_fastest_is_never_worse_than_other_rules(

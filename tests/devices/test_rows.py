@@ -182,6 +182,7 @@ def test_a_value_repeated_over_its_own_rows(device: CpuDevice) -> None:
         check(device, g.add(turned, g.permute(turned, 0, 2, 1, 3)), {new_x: values(64, 24, 24)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [RopeMode.NORMAL, RopeMode.NEOX])
 @pytest.mark.parametrize("type", [T.F16, T.Q8_0, T.F32], ids=lambda t: t.name)
 def test_keys_normed_turned_and_stored_are_one_kernel(device: CpuDevice, mode: RopeMode, type: T) -> None:
@@ -197,6 +198,7 @@ def test_keys_normed_turned_and_stored_are_one_kernel(device: CpuDevice, mode: R
         assert n_operations(case, device) == 2  # the table of angles, the chain
 
 
+@pytest.mark.slow
 def test_get_rows_starts_a_chain(device: CpuDevice) -> None:
     for type in (T.F32, T.F16, T.Q4_K, T.Q6_K):
         table, ids, w = new(256, 12, type=type), new(5, type=T.I32), new(256)
@@ -219,6 +221,7 @@ def test_one_embedding_for_every_product_and_a_residual(device: CpuDevice) -> No
     assert np.allclose(case.run(device)["r"], case.expected()["r"], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_products_of_parts_and_other_shapes_of_one_tensor(device: CpuDevice) -> None:
     """A view that begins where its tensor does is not the tensor."""
     x, w, half = new(64, 10), new(64, 8, type=T.Q8_0), new(32, 8, type=T.Q8_0)

@@ -28,6 +28,7 @@ def team_threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name.startswith("llamado-cpu")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_many_programs_in_a_row_on_any_number_of_threads(n: int) -> None:
     """Also more threads than cores, and programs that want fewer threads than the team has."""

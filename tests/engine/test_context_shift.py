@@ -70,6 +70,7 @@ def req(prompt: list[int], n_predict: int, **kw: Any) -> Request:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(
     st.integers(0, 2**32 - 1),
@@ -115,6 +116,7 @@ def test_as_a_plain_loop(
         engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_keep", [0, 1, 5, -1])
 @pytest.mark.parametrize("bos", [False, True])
 def test_a_beginning_token_is_kept(bos: bool, n_keep: int) -> None:
@@ -131,6 +133,7 @@ def test_a_beginning_token_is_kept(bos: bool, n_keep: int) -> None:
         engine.close()
 
 
+@pytest.mark.slow
 def test_the_rule_of_llama_server() -> None:
     """llama-server b11434 with `-c 256 --context-shift`: 6 tokens of prompt and 1,000 predicted leave 243 cached."""
     engine = Engine(FakeForward(), FakeTokenizer(), n_ctx=256, context_shift=True)
@@ -202,6 +205,7 @@ def forward(path: Path, jit: Jit) -> Iterator[PlacedForward]:
         forward.close()
 
 
+@pytest.mark.slow
 def test_a_real_model(forward: PlacedForward) -> None:
     """Three shifts, bit for bit; a draw from the whole vocabulary would show a logit's last bit."""
     request = req(list(range(40, 60)), 100, n_keep=8)
@@ -215,6 +219,7 @@ def test_a_real_model(forward: PlacedForward) -> None:
         engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [30, 31])
 def test_a_worker_dies(tmp_path: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Just before the context is shifted, and while it is read again."""

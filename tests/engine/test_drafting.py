@@ -92,6 +92,7 @@ def test_what_gives_more_tokens_per_second_is_done() -> None:
     assert sum(idle[100:]) > 0.8 * len(idle[100:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_answers_are_the_same_with_and_without(temperature: float) -> None:
     """Few tokens, so that many drafts are right by chance; cells of wrong ones would change all that follows."""

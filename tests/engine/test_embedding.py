@@ -97,6 +97,7 @@ def test_vectors_are_those_of_the_encoder(tmp_path: Path, start: Open, pooling: 
         np.testing.assert_allclose(found, expected, atol=5e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wtype", ["F32", "F16", "Q8_0"])
 @pytest.mark.parametrize("pooling", [Pooling.NONE, Pooling.MEAN, Pooling.CLS])
 def test_a_texts_bits_do_not_depend_on_its_neighbours(

@@ -60,6 +60,7 @@ def test_what_a_model_lacks_is_known(file: GGUFFile) -> None:
     assert ["no token that ends" in line for line in lacks(plain, tokenizer, None)] == [False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [[], ["no template"]], ids=["whole", "lacking"])
 def test_where_answers_end(tiny: Path, missing: list[str]) -> None:
     with loaded(tiny, missing) as llama:
@@ -79,6 +80,7 @@ def test_where_answers_end(tiny: Path, missing: list[str]) -> None:
         assert llama.complete("Hi").n_predicted == 1100
 
 
+@pytest.mark.slow
 def test_it_is_said(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.MonkeyPatch.context() as patch:
         commands = Commands(patch, tiny.parent)

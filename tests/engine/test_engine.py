@@ -366,6 +366,7 @@ def random_request(rng: random.Random) -> Request:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape",
     [
@@ -423,6 +424,7 @@ def test_nobody_notices_the_others(make: Make, shape: dict[str, Any], seed: int)
     assert not engine._queue.tasks, "tasks leaked"
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 6), st.integers(2, 6), st.integers(1, 70))
 def test_any_shape(seed: int, n_slots: int, n_blocks: int, max_batch: int) -> None:

@@ -129,6 +129,7 @@ def test_a_divided_models_context_is_cut_too(file: GGUFFile) -> None:
     assert "RPC0[h:1] needs" in found.notes[0]
 
 
+@pytest.mark.slow
 def test_a_server_says_what_plan_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with GGUFFile.open(folder / "tiny.gguf") as file, pytest.MonkeyPatch.context() as patch:
         commands = Commands(patch, folder)

@@ -59,6 +59,7 @@ def req(prompt: list[int], n_predict: int = 8, **kw: Any) -> Request:
 # --- on the forward pass that shows every mistake ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache_ram", [0, 1])
 def test_mixed_as_alone(make: Make, cache_ram: int) -> None:
     """Prompts that begin alike, conversations that come back, few cells, drafts: nobody gets another's numbers."""
@@ -265,6 +266,7 @@ def opened(model: Path, adapters: list[Path], devices: list[Any], placement: Pla
 FEW = ((), (1.0, 0.0), (0.5, 0.0), (1.0, 0.5))
 
 
+@pytest.mark.slow
 def test_answers_mixed_as_alone(model: Path, adapters: list[Path], jit: Jit) -> None:
     """Law 1: with other adapters in flight the very probabilities that a request has alone."""
     rng = random.Random(1)
@@ -290,6 +292,7 @@ def test_answers_mixed_as_alone(model: Path, adapters: list[Path], jit: Jit) -> 
     forward.close()
 
 
+@pytest.mark.slow
 def test_divided_as_whole(model: Path, adapters: list[Path], jit: Jit) -> None:
     """On two devices the same bits; adapters lie where their weights do, and come back with a device that was lost."""
     tokens = text(40)
@@ -350,6 +353,7 @@ def test_scales_in_float32() -> None:
     assert as_scales([0.1, 0]) == (float(np.float32(0.1)), 0.0) and as_scales([0, 0.0]) == as_scales([]) == ()
 
 
+@pytest.mark.slow
 def test_loading(model: Path, adapters: list[Path]) -> None:
     prompt = text(12)
     options: dict[str, Any] = {"n_ctx": 256, "n_threads": 1}
@@ -369,6 +373,7 @@ def test_loading(model: Path, adapters: list[Path]) -> None:
         Llama.load(model, lora=[(adapters[0], float("inf"))], **options)
 
 
+@pytest.mark.slow
 def test_embeddings(model: Path, adapters: list[Path], jit: Jit) -> None:
     """Vectors are made with the scales of the moment."""
     forward = opened(model, adapters, [CpuDevice(1, jit=jit)], output=Output.HIDDEN)

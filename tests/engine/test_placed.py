@@ -82,6 +82,7 @@ def assert_close(found: Array, right: Array, tolerance: float) -> None:
     assert np.abs(found - right).max() < tolerance * right.std()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wtype", TYPES)
 @pytest.mark.parametrize("make", [make_llama, make_gemma3])
 def test_logits_are_those_of_the_reference(tmp_path: Path, start: Open, make: Callable[..., Path], wtype: str) -> None:
@@ -162,6 +163,7 @@ def alone(model: Path, start: Open) -> Array:
     return feed(start(model), text(N, 300))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_a_prompt_read_in_chunks(model: Path, start: Open, alone: Array, chunk: int) -> None:
     assert same(feed(start(model), text(N, 300), chunk=chunk), alone)
@@ -217,6 +219,7 @@ def test_a_copied_prefix(model: Path, start: Open, alone: Array) -> None:
     assert same(feed(forward, tokens[-1:], start=1024, first=N - 1), alone[-1:])
 
 
+@pytest.mark.slow
 def test_a_sequence_taken_up_again_at_an_earlier_place(model: Path, start: Open, alone: Array) -> None:
     """Rejected guesses leave their keys behind: the next tokens write over them."""
     forward = start(model)
@@ -227,6 +230,7 @@ def test_a_sequence_taken_up_again_at_an_earlier_place(model: Path, start: Open,
         assert same(feed(forward, tokens[at : at + 3], first=at), alone[at : at + 3])
 
 
+@pytest.mark.slow
 def test_some_outputs_or_none(model: Path, start: Open, alone: Array) -> None:
     forward = start(model)
     rows = [(token, i, 0) for i, token in enumerate(text(200, 300))]
@@ -257,6 +261,7 @@ def test_faults_have_names(model: Path, start: Open) -> None:
 # --- real models ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["smollm2_path", "gemma3_path"])
 def test_real_models_give_the_same_bits_however_they_are_asked(
     name: str, request: pytest.FixtureRequest, start: Open

@@ -256,6 +256,7 @@ def two_turns(engine: Engine, n: int) -> list[Any]:
     return [[result.probs for result in found], [result.n_cached for result in found]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("divided", [False, True])
 def test_a_real_model(model: Path, jit: Jit, divided: bool) -> None:
     with GGUFFile.open(model) as file:

@@ -287,6 +287,7 @@ def test_lost_while_a_beginning_is_copied(make: Make) -> None:
     assert talker.result.tokens == alone(req([5], 400))
 
 
+@pytest.mark.slow
 def test_lost_while_cells_are_moved(make: Make) -> None:
     """Growing sequences in a pool that is too small: each move finds the device gone."""
     engine, forward = make(n_cells=1024, n_slots=4, n_ctx=1000, max_batch=64)
@@ -605,6 +606,7 @@ def test_getting_ready_may_fail(make: Make, caplog: pytest.LogCaptureFixture) ->
     assert ready[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_drafted_tokens_do_not_outlive_a_move(seed: int) -> None:
     """Sequences are moved while a batch with drafts behind them is on its way: what was drafted stays behind."""
@@ -647,6 +649,7 @@ def random_request(rng: random.Random, n_vocab: int, n_ctx: int) -> Request:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 8), st.integers(2, 8), st.integers(1, 5), st.booleans())
 def test_any_schedule(seed: int, n_slots: int, n_blocks: int, depth: int, drafting: bool) -> None:
@@ -756,6 +759,7 @@ class MovingForward(FragileForward):
         self.is_away = False
 
 
+@pytest.mark.slow
 def test_what_is_said_when_layers_come_and_go(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "llamado")
     forward = MovingForward(n_vocab=97, max_batch=64)
@@ -786,6 +790,7 @@ def test_what_is_said_when_layers_come_and_go(make: Make, caplog: pytest.LogCapt
         engine.close()
 
 
+@pytest.mark.slow
 def test_a_move_that_fails_is_not_tried_all_the_time(
     make: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -550,6 +550,7 @@ class WordTokenizer(FakeTokenizer):
         return b"%d " % token
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_answers_of_an_engine_whose_devices_die(
     model: Path, house: Open, jit: Jit, seed: int, monkeypatch: pytest.MonkeyPatch
@@ -663,6 +664,7 @@ def test_another_is_lost_while_one_waits_for_its_layers(model: Path, house: Open
     assert forward.placement == TWO and forward.away() == () and same(feed(forward, text(40)), right)
 
 
+@pytest.mark.slow
 def test_answers_go_on_while_layers_come_and_go(
     model: Path, house: Open, jit: Jit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

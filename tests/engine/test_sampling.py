@@ -134,6 +134,7 @@ def test_chain_equals_reference(case: dict[str, Any], spread: float, n_vocab: in
         assert sampler.sample(read_only, 17) == sampler.sample(row, 17)
 
 
+@pytest.mark.slow
 def test_draws_follow_the_probabilities() -> None:
     row = np.log(np.array([0.5, 0.25, 0.15, 0.1, 1e-9], np.float32))
     for case in (OFF, OFF | {"top_k": 4}):

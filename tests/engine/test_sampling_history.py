@@ -244,6 +244,7 @@ positive = st.sampled_from([1e-300, 1e-20, 0.5, 1.0, 2.0, 1e38, 1e308])
 logits = st.sampled_from([-math.inf, -3e38, -100.0, -1.0, -1e-30, 0.0, 0.5, 1.0, 1.5, 30.0, 1e4, 3e38])
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_no_values_break_a_chain(data: st.DataObject) -> None:

@@ -412,6 +412,7 @@ def test_numbers_that_are_none(model: Path, jit: Jit) -> None:
             forward.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["save", "restore"])
 @pytest.mark.parametrize("nth", [0, 9])
 @pytest.mark.parametrize("elsewhere", [False, True])

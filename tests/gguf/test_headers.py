@@ -46,6 +46,7 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(header, "PAUSE", 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.parametrize("n_words", [10, 200_000])
 def test_a_refused_url_costs_its_header(tmp_path: Path, ranges: bool, n_words: int) -> None:

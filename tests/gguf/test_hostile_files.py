@@ -224,6 +224,7 @@ def mutate(rng: random.Random, original: bytes) -> bytes:
     return bytes(content)
 
 
+@pytest.mark.slow
 def test_truncated_anywhere(tmp_path: Path) -> None:
     original = small_file()
     assert touch_everything(by.save(tmp_path, original))
@@ -233,6 +234,7 @@ def test_truncated_anywhere(tmp_path: Path) -> None:
         assert not touch_everything(path), f"the file cut to {n} bytes was accepted"
 
 
+@pytest.mark.slow
 def test_ten_thousand_mutations(tmp_path: Path) -> None:
     rng = random.Random(20240607)
     original = small_file()

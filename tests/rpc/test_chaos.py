@@ -275,6 +275,7 @@ def server(pair: tuple[Worker, Worker], serve: Start) -> Iterator[Server]:
     assert one.stop() == 0
 
 
+@pytest.mark.slow
 def test_undisturbed(server: Server, expected: list[str]) -> None:
     """Two workers give the bytes of this machine alone."""
     Streams(server).finish(expected)
@@ -355,6 +356,7 @@ def test_lost_while_nobody_asks(server: Server, pair: tuple[Worker, Worker], exp
     assert answer.json()["content"] == expected[3]
 
 
+@pytest.mark.slow
 def test_the_master_is_killed(worker: Start, serve: Start) -> None:
     """Its workers have all their memory again."""
 
@@ -381,6 +383,7 @@ def test_the_master_is_killed(worker: Start, serve: Start) -> None:
 # -- layers that go elsewhere ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_never_back_with_failover(worker: Start, serve: Start, expected: list[str]) -> None:
     """First one is killed, then the other freezes: their layers go to whoever is left, in the end to this machine."""
     workers: list[Worker] = [worker(), worker()]
@@ -486,6 +489,7 @@ def linked(worker: Start, processes: ExitStack) -> tuple[Link, Worker, Worker]:
     return link, behind, other
 
 
+@pytest.mark.slow
 def test_killed_while_weights_are_loaded(linked: tuple[Link, Worker, Worker], serve: Start) -> None:
     """At the start that is an error which names the worker, and the end; nobody is left waiting."""
     link, behind, other = linked

@@ -357,6 +357,7 @@ def test_many_threads() -> None:
 # --- copying ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 300), st.integers(0, 300), st.integers(0, 300), st.booleans(), st.booleans())
 def test_overlapping_copies(source: int, target: int, n: int, own: bool, copies: bool) -> None:
@@ -708,6 +709,7 @@ def test_data_that_is_not_taken() -> None:
             device.write(tensor, np.zeros(100_000, np.uint8))
 
 
+@pytest.mark.slow
 def test_our_worker_is_asked_for_signs_of_life() -> None:
     frozen = threading.Event()
 
@@ -733,6 +735,7 @@ def test_our_worker_that_does_not_answer_a_second_connection() -> None:
     assert threading.active_count() <= before
 
 
+@pytest.mark.slow
 def test_a_quiet_worker_is_not_lost() -> None:
     with device_of(ScriptedWorker(own=True), reply_timeout=0.2) as device:
         time.sleep(1.2)

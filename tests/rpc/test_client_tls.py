@@ -32,6 +32,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return cert, key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [False, True])
 def test_data_in_both_directions_at_once(pair: tuple[str, str], own: bool) -> None:
     cert, key = pair

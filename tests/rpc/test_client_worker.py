@@ -110,6 +110,7 @@ def test_two_masters(device: RemoteDevice) -> None:
     assert device.lost is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_worker_that_freezes_or_dies(number: signal.Signals) -> None:
     port = free_port()

@@ -257,6 +257,7 @@ def mutate(message: bytes, rng: np.random.Generator, ptr: int, base: int) -> byt
     return bytes(data)
 
 
+@pytest.mark.slow
 def test_mutated_messages(scene: Scene) -> None:
     sent = seed = 0
     while sent < MESSAGES:
@@ -406,6 +407,7 @@ def indices(client: Client, ptr: int, base: int, size: int, rng: np.random.Gener
     client.set(raw(ptr, base, size), data.tobytes())
 
 
+@pytest.mark.slow
 def test_random_graphs(scene: Scene) -> None:
     computed = 0
     for seed in range(GRAPHS):
@@ -433,6 +435,7 @@ def test_random_graphs(scene: Scene) -> None:
     assert computed > GRAPHS // 10
 
 
+@pytest.mark.slow
 def test_real_graphs_spoilt(scene: Scene) -> None:
     """What a real master sends, with a few numbers changed."""
     computed = 0

@@ -387,6 +387,7 @@ def test_no_dimensions_are_no_bytes() -> None:
     assert decoded(request_of(graph, places)).empty
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", CAPTURES[:1], ids=lambda p: p.name[:20])
 def test_noise_in_a_real_graph_is_decoded_or_refused(path: Path) -> None:
     """Nothing but WireError, and what comes through lies inside its buffers."""

@@ -175,6 +175,7 @@ def pieces_of(model: Path) -> dict[str, list[bytes]]:
     return pieces
 
 
+@pytest.mark.slow
 def test_bytes_on_the_wire(model: Path, authority: Authority, strict_worker: WorkerProcess, tmp_path: Path) -> None:
     pieces = pieces_of(model)
     with worker_process(tmp_path / "log") as worker, Wire(worker.endpoint) as plain:

@@ -752,6 +752,7 @@ def new_chains(client: Client, n: int, rng: np.random.Generator) -> GraphCompute
     return request(graph, *client.alloc(size), places)
 
 
+@pytest.mark.slow
 def test_kernels_are_rationed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -772,6 +773,7 @@ def test_kernels_are_rationed(
     device.close()
 
 
+@pytest.mark.slow
 def test_kernels_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has used up his own waits, also as another connection, and nobody else does."""
     now = [1000.0]
@@ -1006,6 +1008,7 @@ def test_unknown_device() -> None:
         run_worker(WorkerOptions(devices=("CUDA0",)))
 
 
+@pytest.mark.slow
 def test_tls(device: CpuDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With a certificate a client gets in, without one it does not; and the other way round no plain one does."""
     own = Authority(tmp_path)
@@ -1098,6 +1101,7 @@ def test_describe(device: CpuDevice, worker: Worker) -> None:
     assert f"127.0.0.1:{worker.port}" in text and "CPU" in text and "1 thread" in text and "cache: none" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_command(tmp_path: Path, number: signal.Signals) -> None:
     """`llamado worker` says where it listens, serves, and ends with 0 when it is told to."""

@@ -266,6 +266,7 @@ def test_the_work_of_a_client_that_hung_up_is_left_undone(device: CpuDevice) -> 
         assert mine.is_right()
 
 
+@pytest.mark.slow
 def test_an_operation_is_left_in_the_middle() -> None:
     """What the threads have in hand they finish, no more; the next graph is computed whole."""
     device = CpuDevice(2)
@@ -443,6 +444,7 @@ def test_one_network_does_not_get_all_places(device: CpuDevice, monkeypatch: pyt
             client.sock.close()
 
 
+@pytest.mark.slow
 def test_a_dozen_short_connections_and_one_that_stays(device: CpuDevice) -> None:
     """What a llama-server does when it starts, four times on a worker that is nearly full."""
     with running(device) as worker:

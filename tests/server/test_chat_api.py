@@ -222,6 +222,7 @@ def test_deep_json_is_refused() -> None:
     assert "choices" in ask({"json_schema": deep(150)}, FakeEngine())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("switched", [False, True])
 def test_where_the_native_form_is(switched: bool) -> None:
     """By the request or, where that is silent, by `--verbosity 10`: as in llama-server, in each part of a completion's

@@ -19,6 +19,7 @@ SLOW_WHEN_TOLD = (
 )
 
 
+@pytest.mark.slow
 def test_a_template_that_takes_too_long_is_a_400_and_others_are_answered_meanwhile() -> None:
     async def work() -> None:
         async with client(source=SLOW_WHEN_TOLD) as http:
@@ -68,6 +69,7 @@ VARIABLES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_nothing_that_is_given_to_a_template_is_a_500() -> None:
     tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
     call = {"type": "function", "id": "1", "function": {"name": "f", "arguments": '{"a": 1}'}}

@@ -220,6 +220,7 @@ def upload(size: int) -> bytes:
     return b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size
 
 
+@pytest.mark.slow
 def test_held_bodies_lock_nobody_out(tight: Wire) -> None:
     """Clients that hold most of their bodies back: small requests pass, and a large one that is sent gets its room."""
     held = [tight.connect() for _ in range(12)]

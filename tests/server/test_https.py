@@ -38,6 +38,7 @@ def files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> tu
     return key, certificate
 
 
+@pytest.mark.slow
 def test_answers_and_streams_over_tls(fake_server: Start, authority: trustme.CA, files: tuple[Path, Path]) -> None:
     process, address = fake_server(f"key={files[0]}", f"certificate={files[1]}", "json")
     url = address.replace("http://", "https://")

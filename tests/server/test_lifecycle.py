@@ -33,6 +33,7 @@ def wait_ready(url: str) -> None:
     raise AssertionError("not ready")
 
 
+@pytest.mark.slow
 def test_port_is_open_at_once_and_health_tells_progress(fake_server: Start) -> None:
     process, url = fake_server("load=3")
     seen: list[tuple[float, str]] = []
@@ -48,6 +49,7 @@ def test_port_is_open_at_once_and_health_tells_progress(fake_server: Start) -> N
     assert process.wait(30) == 0
 
 
+@pytest.mark.slow
 def test_failed_load_says_why_and_exits(fake_server: Start) -> None:
     process, url = fake_server("fail", "load=0.5")
     messages = set()
@@ -65,6 +67,7 @@ def test_failed_load_says_why_and_exits(fake_server: Start) -> None:
     assert "error: failed to load model: the model file is broken" in log and "Traceback" not in log
 
 
+@pytest.mark.slow
 def test_signal_while_loading_ends_at_once(fake_server: Start) -> None:
     process, url = fake_server("load=60")
     assert httpx.get(f"{url}/health").status_code == 503
@@ -72,6 +75,7 @@ def test_signal_while_loading_ends_at_once(fake_server: Start) -> None:
     assert process.wait(30) == 0
 
 
+@pytest.mark.slow
 def test_running_answers_are_finished_after_a_signal(fake_server: Start) -> None:
     process, url = fake_server("delay=0.02")
     wait_ready(url)
@@ -87,6 +91,7 @@ def test_running_answers_are_finished_after_a_signal(fake_server: Start) -> None
         httpx.get(f"{url}/health")
 
 
+@pytest.mark.slow
 def test_second_signal_stops_at_once(fake_server: Start) -> None:
     process, url = fake_server("delay=0.5")
     wait_ready(url)
@@ -102,6 +107,7 @@ def test_second_signal_stops_at_once(fake_server: Start) -> None:
     assert time.monotonic() - began < GRACE / 2
 
 
+@pytest.mark.slow
 def test_a_client_that_goes_away_cancels_its_answer(fake_server: Start) -> None:
     """Both kinds of answers; seen from outside by the slots."""
     _, url = fake_server("delay=0.1")
@@ -127,6 +133,7 @@ def test_a_client_that_goes_away_cancels_its_answer(fake_server: Start) -> None:
         assert not busy()  # the whole answer would take 5 s
 
 
+@pytest.mark.slow
 def test_parts_arrive_as_they_are_made(fake_server: Start) -> None:
     _, url = fake_server("delay=0.05")
     wait_ready(url)
@@ -139,6 +146,7 @@ def test_parts_arrive_as_they_are_made(fake_server: Start) -> None:
     assert sum(gap > 0.02 for gap in gaps) >= 8
 
 
+@pytest.mark.slow
 def test_silent_streams_are_pinged(fake_server: Start) -> None:
     _, url = fake_server("delay=1.5")
     wait_ready(url)
@@ -146,6 +154,7 @@ def test_silent_streams_are_pinged(fake_server: Start) -> None:
     assert httpx.post(f"{url}/completion", json=body, timeout=20).text.startswith(":\n\ndata: ")
 
 
+@pytest.mark.slow
 def test_health_answers_while_the_engine_works(fake_server: Start) -> None:
     _, url = fake_server("delay=0.01")
     wait_ready(url)
@@ -172,6 +181,7 @@ def test_health_answers_while_the_engine_works(fake_server: Start) -> None:
     assert sorted(times)[len(times) // 2] < 0.05
 
 
+@pytest.mark.slow
 def test_taken_port_is_an_error_that_says_so() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -111,6 +111,7 @@ def test_a_budget_for_thoughts() -> None:
     assert "<think></think>" in prompt({"thinking": {"type": "disabled"}})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
 @pytest.mark.parametrize("body", [{}, {"messages": "x"}, {"messages": [3]}, {"messages": [{"content": "x"}]}])
 def test_errors_have_anthropics_form(body: dict[str, Any], path: str) -> None:

@@ -48,6 +48,7 @@ def _healthy(url: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_answers_are_as_described(address: str) -> None:
     schema = schemathesis.openapi.from_url(f"{address}/openapi.json")
     n_endpoints = 0

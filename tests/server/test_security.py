@@ -166,6 +166,7 @@ def test_depth_of_bodies() -> None:
             parse_json(json.dumps(character.decode() * (most + 1)).encode())
 
 
+@pytest.mark.slow
 def test_strings_of_bodies() -> None:
     """Keys and strings are counted, quotation marks inside of texts are not."""
     assert parse_json(json.dumps(['say "x" ' * MAX_QUOTES]).encode())
@@ -221,6 +222,7 @@ def test_all_probabilities_of_a_vocabulary() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_memory_is_given_back() -> None:
     """What only a cycle keeps is gone afterwards, whatever the collector's thresholds are."""
 
@@ -261,6 +263,7 @@ def test_a_body_without_end_is_refused() -> None:
     run(work())
 
 
+@pytest.mark.slow
 def test_the_rest_of_a_body_that_is_refused_is_not_read_for_ever(fake_server: Start) -> None:
     _, url = fake_server()
     wait_ready(url)
@@ -275,6 +278,7 @@ def test_the_rest_of_a_body_that_is_refused_is_not_read_for_ever(fake_server: St
 # -- connections -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_is_no_http_is_answered_and_closed(fake_server: Start) -> None:
     process, url = fake_server()
     wait_ready(url)
@@ -307,6 +311,7 @@ def test_what_is_no_http_is_answered_and_closed(fake_server: Start) -> None:
     assert process.stderr is not None and "Traceback" not in process.stderr.read()
 
 
+@pytest.mark.slow
 def test_requests_sent_ahead_are_answered_up_to_a_limit(fake_server: Start) -> None:
     _, url = fake_server()
     wait_ready(url)
@@ -316,6 +321,7 @@ def test_requests_sent_ahead_are_answered_up_to_a_limit(fake_server: Start) -> N
     assert httpx.get(f"{url}/health").status_code == 200
 
 
+@pytest.mark.slow
 def test_slow_connections_end(fake_server: Start) -> None:
     """With a time limit of 1 s: nothing, a part of the headers, a part of the body, an empty line, byte by byte."""
     _, url = fake_server("timeout=1")
@@ -344,6 +350,7 @@ def test_slow_connections_end(fake_server: Start) -> None:
         assert closed(sock)
 
 
+@pytest.mark.slow
 def test_health_is_answered_among_slow_connections(fake_server: Start) -> None:
     _, url = fake_server("connections=64")
     wait_ready(url)
@@ -363,6 +370,7 @@ def test_health_is_answered_among_slow_connections(fake_server: Start) -> None:
         sock.close()
 
 
+@pytest.mark.slow
 def test_without_any_room_only_health_is_answered(fake_server: Start) -> None:
     _, url = fake_server("connections=2", "delay=0.1")
     wait_ready(url)

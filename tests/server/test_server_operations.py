@@ -61,6 +61,7 @@ async def busy(http: Any, n: int) -> None:
 # -- health, slots, overload -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_health_with_slots() -> None:
     async def work() -> None:
         async with client(FakeEngine(n_slots=1, delay=0.05)) as http:
@@ -83,6 +84,7 @@ def test_health_with_slots() -> None:
     run(work())
 
 
+@pytest.mark.slow
 def test_one_free_slot_is_enough() -> None:
     async def work() -> None:
         async with client(FakeEngine(n_slots=2, delay=0.05)) as http:
@@ -260,6 +262,7 @@ def test_times_of_lines_and_local_pages_are_the_default() -> None:
     assert environment()["LLAMA_ARG_LOG_TIMESTAMPS"] == "0"
 
 
+@pytest.mark.slow
 def test_reasons_and_broken_off_answers_are_noted(log: io.StringIO) -> None:
     with (
         serving(FakeEngine("x" * 1000, delay=0.02), access=AccessRules(api_keys=(b"k",))) as wire,
@@ -366,12 +369,14 @@ def test_an_idle_model_sleeps_and_wakes() -> None:
     run(work())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/health", "/v1/health", "/props", "/models", "/v1/models", "/metrics"])
 def test_who_only_watches_wakes_no_model(path: str) -> None:
     assert not woken("GET", path)
     assert not woken("HEAD", path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/slots", "/lora-adapters"])
 def test_who_asks_what_the_model_does_wakes_it(path: str) -> None:
     """As llama-server does: what it shows may have changed only when the model is there."""
@@ -460,6 +465,7 @@ def test_a_model_that_cannot_be_loaded_again_is_tried_again() -> None:
     run(work())
 
 
+@pytest.mark.slow
 def test_sleep_in_a_process(fake_server: Start) -> None:
     """Asleep after a while, awake for an answer; how long either lasts on this machine does not matter."""
     process, url = fake_server("sleep=1", "json")
@@ -479,6 +485,7 @@ def test_sleep_in_a_process(fake_server: Start) -> None:
 # -- a parent that dies ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_server_ends_with_its_parent(tmp_path: Path) -> None:
     read, write = os.pipe()
     port_file = tmp_path / "port"

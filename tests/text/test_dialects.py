@@ -549,6 +549,7 @@ def mixtures(draw: st.DrawFn) -> tuple[str, list[str]]:
     return name, [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(mixtures())
 def test_where_the_text_is_cut_does_not_matter(mixture: tuple[str, list[str]]) -> None:
@@ -559,6 +560,7 @@ def test_where_the_text_is_cut_does_not_matter(mixture: tuple[str, list[str]]) -
     assert told(read(prepared, list("".join(parts)))) == whole
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.text(st.sampled_from('abc <>[]{}|/"\\\n:=,.()1é'), max_size=60), st.sampled_from(NAMES))
 def test_text_without_tags_is_content(text: str, name: str) -> None:
@@ -718,6 +720,7 @@ def test_a_push_costs_what_its_text_is_long(name: str) -> None:
             assert parser.held == 0
 
 
+@pytest.mark.slow
 def test_a_megabyte_at_once() -> None:
     for tag in HOSTILE["hermes"][:3]:
         assert read(ready("hermes"), [tag * (1_000_000 // len(tag))]) is not None

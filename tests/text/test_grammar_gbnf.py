@@ -236,6 +236,7 @@ def random_rule(random: random.Random, depth: int) -> str:
     return f"({parts[0]})" + random.choice(["*", "+", "?", "{2}", "{1,2}", "{2,}", "{0,3}"])
 
 
+@pytest.mark.slow
 def test_random_grammars_mean_what_they_say(bpe: Vocabulary) -> None:
     sys.setrecursionlimit(max(sys.getrecursionlimit(), 3000))
     chance = random.Random(7)

@@ -113,6 +113,7 @@ ENDLESS_AT_LOAD = "{{ 10 ** (10 ** 10) }}"
 GREEDY = "{% for i in range(10) %}{% set x = 'a' * 10 ** 10 %}{% endfor %}"
 
 
+@pytest.mark.slow
 def test_errors_name_the_limit() -> None:
     for source, limit in (
         (ENDLESS, r"takes more than 2 s of computing; it may never end"),
@@ -226,6 +227,7 @@ def test_no_child_is_left_when_its_parent_is_killed(started: subprocess.Popen[by
     wait_for_end(child)
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize("started", [ENDLESS], indirect=True)
 def test_no_child_goes_on_rendering_for_a_parent_that_was_killed(started: subprocess.Popen[bytes]) -> None:

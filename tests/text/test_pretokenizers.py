@@ -57,6 +57,7 @@ def test_unknown_rule_is_named() -> None:
         pre_tokenizer("nonsense")
 
 
+@pytest.mark.slow
 def test_no_rule_takes_the_square_of_the_length() -> None:
     texts = [" " * 40_000 + "x", "\n \t" * 13_000 + "1", "1" * 40_000, "Aa" * 20_000, "\u0301" * 40_000, "'" * 40_000]
     for name, rule in PRE_TOKENIZERS.items():
@@ -66,6 +67,7 @@ def test_no_rule_takes_the_square_of_the_length() -> None:
             assert time.process_time() - start < 2, (name, text[:5])  # the square: 40,000² steps, ten seconds and more
 
 
+@pytest.mark.slow
 def test_classes_are_those_of_unicode_15_1() -> None:
     by_letter = {"L": LETTER, "N": NUMBER, "P": PUNCTUATION, "M": MARK, "S": SYMBOL}
     every = "".join(map(chr, [*range(0x80, 0xD800), *range(0xE000, 0x110000)]))

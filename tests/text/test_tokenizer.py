@@ -381,6 +381,7 @@ def test_loading_does_nothing_for_each_token(real: tuple[str, Metadata]) -> None
     assert calls(lambda: load_tokenizer(real[1])) < n_vocab // 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["a", " ", "\n", "<", "<unused1>", "é", "1", "ab", "a ", "\t\n", "_x", "漢"])
 def test_long_hostile_texts_take_steps_in_proportion(
     real: tuple[str, Metadata], unit: str, monkeypatch: pytest.MonkeyPatch
