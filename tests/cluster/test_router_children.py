@@ -7,10 +7,12 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from router_process import Start, wait_for
 from tiny_models import make_llama
 
 
+@pytest.mark.slow
 def test_our_own_servers(start_router: Start, tmp_path: Path) -> None:
     folder = tmp_path / "models"
     folder.mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,6 +65,7 @@ def conflict(a: Operation, b: Operation) -> bool:
     return False
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(programs())
 def test_temporaries_alive_together_never_overlap(operations: list[Operation]) -> None:
@@ -83,6 +85,7 @@ def test_temporaries_alive_together_never_overlap(operations: list[Operation]) -
             assert not together or a.offset + a.size <= b.offset or b.offset + b.size <= a.offset
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(programs())
 def test_a_barrier_stands_between_operations_that_conflict_and_nowhere_else(operations: list[Operation]) -> None:

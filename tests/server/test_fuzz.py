@@ -6,6 +6,7 @@ import json
 import random
 from typing import Any
 
+import pytest
 from fakes import client, run
 
 N = 3_000  # benchmarks/hostile.py sends 10,000 to a real server
@@ -161,6 +162,7 @@ def damage(body: bytes, rng: random.Random) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.slow
 def test_hostile_bodies() -> None:
     async def work() -> dict[int, int]:
         rng = random.Random(20240607)
