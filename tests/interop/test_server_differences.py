@@ -55,6 +55,7 @@ EXPLAINED: list[tuple[str, str]] = [
     (r"^anthropic (no messages|messages text): status 400 for 200$", "a conversation must be a list"),
     (r"^(array|text body).*: status 400 for 200$", "a body must be an object"),
     (r"^slot outside: status 400 for 200$", "a slot that does not exist is an error"),
+    (r"^seed=text: status 200 for 400$", "any text is a seed of its own"),
 ]
 
 
