@@ -103,7 +103,6 @@ QUESTIONS: list[tuple[str, str, Any]] = [
     ("GET", "/v1/health", None),
     ("GET", "/slots", None),
     ("GET", "/props?model=nope", None),
-    ("GET", "/metrics", None),
     ("GET", "/metrics?model=nope", None),
     ("GET", "/lora-adapters", None),
     ("GET", "/slots?model=smol&autoload=false", None),
