@@ -185,7 +185,7 @@ def _preimage(port: int, tally: Tally) -> None:
         with Wire(port) as wire:
             wire.send(SetTensor(wire.tensor, 1, 0, len(data)), data)
             wire.ask(GetTensor(wire.tensor, 0, 1))  # it is there
-        time.sleep(1)  # entries are written by and by
+            time.sleep(1)  # entries are written by and by, while their client is there
     with Wire(port) as wire:
         answer = wire.ask(SetTensorHash(wire.tensor, 0, named))
         found = wire.read() if isinstance(answer, Number) and answer.value else b""
