@@ -127,8 +127,8 @@ class Access:
             if not path.startswith(self._prefix + "/"):
                 await answer_error(send, not_found())
                 return
+            scope["raw_path"] = scope.get("raw_path", path.encode())[len(self._prefix) :]
             path = scope["path"] = path[len(self._prefix) :]
-            scope["raw_path"] = scope.get("raw_path", scope["path"].encode())[len(self._prefix) :]
         if scope["method"] == "OPTIONS":
             # Browsers send these without a key, before the request proper.
             await answer(send, b"", 200, self._preflight)
