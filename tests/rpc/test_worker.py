@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from test_endpoint import Authority
-from wire_client import Client, layout, raw, records, request, running, wire_of
+from wire_client import Client, layout, raw, records, request, running, until, wire_of
 
 from llamado.devices import limits
 from llamado.devices.cpu.compiler import Compiler
@@ -100,14 +100,6 @@ def cached(
     """Starts a worker with a cache in `tmp_path`, as often as wanted."""
     monkeypatch.setattr("llamado.rpc.worker.cache_folder", lambda: tmp_path / "rpc")
     return lambda: running(device, cache=True)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits until something is so."""
-    ends = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < ends, "it never came"
-        time.sleep(0.002)
 
 
 class Sum:

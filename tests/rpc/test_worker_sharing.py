@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from wire_client import Client, layout, request, running, wire_of
+from wire_client import Client, layout, request, running, until, wire_of
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import DeviceError, Sharable
@@ -28,14 +28,6 @@ def device() -> Iterator[CpuDevice]:
     device = CpuDevice(1, jit=RationedJit())
     yield device
     device.close()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits until something is so."""
-    ends = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < ends, "it never came"
-        time.sleep(0.002)
 
 
 class Scaled:

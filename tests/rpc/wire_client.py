@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -119,6 +120,14 @@ class Client:
         except ConnectionResetError:
             pass
         return True
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits until something is so."""
+    ends = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < ends, "it never came"
+        time.sleep(0.002)
 
 
 def raw(ptr: int, at: int, size: int, name: bytes = b"raw") -> WireTensor:
