@@ -471,10 +471,14 @@ async def warm_up(one: Server) -> None:
         await in_parallel(4, (whole_answer(client, "POST", *mutated(rng), unread) for _ in range(1500)))
         await harmless_schemas(client)
 
-        async def answer(n_words: int) -> None:
-            await client.post("/completion", json={"prompt": f"{n_words} word " * n_words, "n_predict": 24})
+        async def answer(prompt: str) -> None:
+            await client.post("/completion", json={"prompt": prompt, "n_predict": 24})
 
-        await in_parallel(4, (answer(n) for n in (1, 2, 3, 5, 8, 13, 20, 30, 45, 70, 100, 160, 230, 350, 500) * 2))
+        await in_parallel(
+            4, (answer(f"{n} word " * n) for n in (1, 2, 3, 5, 8, 13, 20, 30, 45, 70, 100, 160, 230, 350, 500) * 2)
+        )
+        # Four at once fill every cell of the context, whose memory is taken when it is first written.
+        await in_parallel(4, (answer(f"{n}" + " word" * 2_000) for n in range(4)))
     await settle(one)
 
 

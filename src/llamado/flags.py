@@ -510,8 +510,9 @@ SERVER = _group(
           type="float", default=0.1, metavar="X"),
     _used("-cram --cache-ram", "MiB for prompts that no slot holds, at most half of the memory (-1: no limit, 0: none)",
           type="int", default=8192, metavar="N", env="LLAMA_ARG_CACHE_RAM"),
-    _none("--cache-idle-slots", "finished slots keep their cache", type="bool", off_names="--no-cache-idle-slots",
-          env="LLAMA_ARG_CACHE_IDLE_SLOTS"),
+    _used("--cache-idle-slots", "when a request starts, prompts of idle slots are kept (--cache-ram), and their cells "
+          "are free where slots share a context; else this waits until the room is needed", default=False,
+          off_names="--no-cache-idle-slots", env="LLAMA_ARG_CACHE_IDLE_SLOTS"),
     _used("-sp --special", "write special tokens out as text", default=False),
     _used("--spm-infill", "infill with the suffix first, as some models prefer", default=False),
     _none("--cache-reuse", "a common prefix is always reused; shifted pieces would change answers",

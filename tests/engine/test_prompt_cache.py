@@ -74,6 +74,22 @@ def talk(engine: Engine, n_conversations: int, n_turns: int) -> list[list[tuple[
     return found
 
 
+@pytest.mark.parametrize("idle_slots", [None, "keep", "clear"])
+def test_what_idle_slots_keep(make: Make, idle_slots: Any) -> None:
+    """--cache-idle-slots: who starts finds the cells of idle slots free, and their sequences in memory."""
+    engine, _ = make(n_slots=3, idle_slots=idle_slots)
+    plain, _ = make(n_slots=3)
+    said = [prompt(seed) for seed in range(2)]
+    first = [ask(engine, req(tokens)) for tokens in said]
+    held = [slot.n_prompt_tokens for slot in engine.snapshot().slots]
+    assert held.count(0) == (2 if idle_slots == "clear" else 1)
+    assert len(engine._sequences.store or ()) == (0 if idle_slots is None else 1)
+    again = [tokens + answer.tokens for tokens, answer in zip(said, first, strict=True)]
+    results = [ask(engine, req(tokens)) for tokens in again]
+    assert [result.n_cached >= 150 for result in results] == [True, True]
+    assert [result.tokens for result in results] == [ask(plain, req(tokens)).tokens for tokens in again]
+
+
 def test_more_conversations_than_slots(make: Make) -> None:
     """The second turn of each is not computed again, and its bits are those of an engine that keeps nothing."""
     engine, forward = make()

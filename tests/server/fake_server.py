@@ -1,7 +1,7 @@
 """A server process over the fake engine: `python fake_server.py PORT_FILE [OPTION=VALUE]…`.
 
-Options: load=SECONDS, fail, delay=SECONDS between tokens, timeout=SECONDS, connections=N, sleep=SECONDS, prefix=PATH,
-json (log), metrics, key=FILE and certificate=FILE (TLS).
+Options: load=SECONDS, fail (fail=KIND: see FAILURES), delay=SECONDS between tokens, timeout=SECONDS, connections=N,
+sleep=SECONDS, prefix=PATH, json (log), metrics, key=FILE and certificate=FILE (TLS).
 """
 
 from __future__ import annotations
@@ -13,13 +13,27 @@ from pathlib import Path
 
 from fakes import FakeEngine, served
 
+from llamado.devices.device import DeviceFull, DeviceLost
+from llamado.devices.placement import NotEnoughMemory
 from llamado.errors import LlamadoError
+from llamado.rpc.transport import ConnectError
+from llamado.rpc.workers import WorkersUnreachable
 from llamado.server import logs
 from llamado.server.lifecycle import serve
 from llamado.server.served import Served
 from llamado.server.settings import ModelSource, Settings
 from llamado.server.sockets import listen
 from llamado.server.state import Switches
+
+FAILURES: dict[str, Exception] = {
+    "": LlamadoError("the model file is broken"),
+    "memory": NotEnoughMemory("the model needs 9 GB", {}),
+    "no-memory": MemoryError(),
+    "tensor": DeviceFull("RPC0 has no room for 9 GB more"),
+    "unreachable": WorkersUnreachable("nobody answers at 127.0.0.1:50052"),
+    "refused": ConnectError("nobody listens at 127.0.0.1:50052"),
+    "lost": DeviceLost("RPC0", "it closed the connection"),
+}
 
 
 def main() -> int:
@@ -32,7 +46,7 @@ def main() -> int:
             report(step / 10, "pretending to load")
             time.sleep(seconds / 10)
         if "fail" in options:
-            raise LlamadoError("the model file is broken")
+            raise FAILURES[options["fail"]]
         return served(FakeEngine(delay=float(options.get("delay", "0")), answer="x" * 50))
 
     sockets = listen(("127.0.0.1",), 0)

@@ -67,6 +67,26 @@ def test_failed_load_says_why_and_exits(fake_server: Start) -> None:
     assert "error: failed to load model: the model file is broken" in log and "Traceback" not in log
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("memory", "out of memory: the model needs 9 GB"),
+        ("no-memory", "out of memory"),
+        ("tensor", "tensor allocation failed: RPC0 has no room for 9 GB more"),
+        ("unreachable", "RPC connection failed: nobody answers at 127.0.0.1:50052"),
+        ("refused", "RPC connection failed: nobody listens at 127.0.0.1:50052"),
+        ("lost", "RPC connection failed: worker RPC0 is lost: it closed the connection"),
+    ],
+)
+@pytest.mark.slow
+def test_the_log_has_the_words_that_operators_look_for(fake_server: Start, kind: str, words: str) -> None:
+    process, _ = fake_server(f"fail={kind}")
+    assert process.wait(30) == 1
+    assert process.stderr is not None
+    log = process.stderr.read()
+    assert f"error: failed to load model: {words}\n" in log and "Traceback" not in log
+
+
 @pytest.mark.slow
 def test_signal_while_loading_ends_at_once(fake_server: Start) -> None:
     process, url = fake_server("load=60")

@@ -37,11 +37,19 @@ class DeviceError(LlamadoError):
     """A device cannot do what was asked: an operation it does not know, no memory, a tensor outside its buffer."""
 
 
+class DeviceFull(DeviceError):
+    """A device has not as much memory as was asked for."""
+
+    in_logs = "tensor allocation failed"
+
+
 class DeviceLost(DeviceError):
     """A device is gone with everything it held: its machine, its process or the way to it.
 
     `device` is its name; a new one may be had from the same place.
     """
+
+    in_logs = "RPC connection failed"
 
     def __init__(self, device: str, why: str) -> None:
         super().__init__(f"worker {device} is lost: {why}")

@@ -35,6 +35,8 @@ class NotEnoughMemory(DeviceError):
     `placement` is one that was tried.
     """
 
+    in_logs = "out of memory"
+
     def __init__(self, message: str, missing: Mapping[str, int], placement: Placement | None = None) -> None:
         super().__init__(message)
         self.missing = dict(missing)

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +74,9 @@ class Engine:
 
     `context_shift`: an answer that fills the context drops the older half of it and goes on (see Request.n_keep),
     instead of ending. `cache_ram`: MiB of memory for sequences that no slot holds any more (-1: no limit, 0: none); see
-    stored.py. `max_queue`: most requests that wait for a slot.
+    stored.py. `idle_slots`: what happens to idle slots when a request starts: their sequences are copied into that
+    memory ("keep"), or moved there ("clear"); None: nothing before room is needed. `max_queue`: most requests that wait
+    for a slot.
 
     Cells are reused where prompts begin alike, and only there: moving those of a piece further on in another prompt
     (llama-server's `n_cache_reuse`) would change answers.
@@ -98,6 +100,7 @@ class Engine:
         slot_prompt_similarity: float = 0.1,
         context_shift: bool = False,
         cache_ram: int = 0,
+        idle_slots: Literal["keep", "clear"] | None = None,
         max_queue: int = 1024,
         top_k: TopK = top_k_numpy,
         lora: Sequence[float] = (),
@@ -123,7 +126,13 @@ class Engine:
         self._jobs: list[Job] = []
         self._recovery = Recovery(forward, self._queue, self._calls, failover=failover, wait=wait)
         self._sequences = Sequences(
-            forward, self._slots, self._stats, n_ctx=n_ctx, cache_ram=cache_ram, note_loss=self._recovery.note
+            forward,
+            self._slots,
+            self._stats,
+            n_ctx=n_ctx,
+            cache_ram=cache_ram,
+            idle_slots=idle_slots,
+            note_loss=self._recovery.note,
         )
         self._planner = Planner(
             forward,

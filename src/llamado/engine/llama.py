@@ -100,6 +100,7 @@ class Llama:
         drafting: bool | None = None,
         context_shift: bool = False,
         cache_ram: int = 0,
+        cache_idle_slots: bool = False,
         slot_prompt_similarity: float = 0.1,
         max_queue: int = 1024,
         lora: Sequence[tuple[str | os.PathLike[str], float]] = (),
@@ -116,10 +117,10 @@ class Llama:
         `numa` places the threads ("distribute", "isolate", "numactl"). `split` divides the model among workers.
         `metadata`: values in place of the file's (see models.hparams.override_metadata).
         `drafting` evaluates probable next tokens along (None: where a model is divided among workers).
-        `context_shift`, `cache_ram`, `slot_prompt_similarity`, `max_queue`: see Engine. `lora`: files of adapters with
-        their scales, which count from the start unless `lora_apply` is off. `progress(what, done, total)` is told how
-        far loading is. Raises the rooms' errors: SourceError, GgufError, UnsupportedModel, InvalidAdapter,
-        TokenizerError, TemplateError.
+        `context_shift`, `cache_ram`, `cache_idle_slots` (with `unified`, their cells are free at once),
+        `slot_prompt_similarity`, `max_queue`: see Engine. `lora`: files of adapters with their scales, which count from
+        the start unless `lora_apply` is off. `progress(what, done, total)` is told how far loading is. Raises the
+        rooms' errors: SourceError, GgufError, UnsupportedModel, InvalidAdapter, TokenizerError, TemplateError.
         """
         rendering.start()  # it gets ready while the model is loaded
         # The compiler takes longest to import, and a file with a wrong name should not wait for it.
@@ -185,6 +186,7 @@ class Llama:
                 slot_prompt_similarity=slot_prompt_similarity,
                 context_shift=context_shift,
                 cache_ram=cache_ram,
+                idle_slots=("clear" if unified else "keep") if cache_idle_slots and cache_ram else None,
                 max_queue=max_queue,
                 lora=scales.each,
                 drafting=split is not None if drafting is None else drafting,

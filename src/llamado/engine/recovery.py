@@ -56,7 +56,7 @@ class Recovery:
 
         `changed` is called whenever there is news for those who look at the engine.
         """
-        log.error("%s; answers wait until it is back", lost)
+        log.error("%s; answers wait until it is back", lost.as_logged())
         self.fault = Fault(lost.device, lost.why, time.time())
         forget()
         changed()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +36,9 @@ HEADROOM = 1024
 class Sequences:
     """Which cells each slot's sequence has; of the engine's thread alone.
 
-    `cache_ram`: MiB of memory for sequences that no slot holds any more (-1: no limit, 0: none). `note_loss` is told of
-    a device that was lost where nothing has to fail for it.
+    `cache_ram`: MiB of memory for sequences that no slot holds any more (-1: no limit, 0: none). `idle_slots`: what
+    happens to those of idle slots when a request begins (see Engine). `note_loss` is told of a device that was lost
+    where nothing has to fail for it.
     """
 
     def __init__(
@@ -47,12 +49,14 @@ class Sequences:
         *,
         n_ctx: int,
         cache_ram: int,
+        idle_slots: Literal["keep", "clear"] | None,
         note_loss: Callable[[DeviceLost], None],
     ) -> None:
         self._forward = forward
         self._slots = slots
         self._stats = stats
         self._n_ctx = n_ctx
+        self._idle_slots = idle_slots
         self._note_loss = note_loss
         self.pool = KVPool(forward.n_cells, self._move)
         self.n_moves = 0
@@ -90,6 +94,12 @@ class Sequences:
         slot.begin(task, prompt, n_keep)
         self._stats.queue.add(task.t_start - task.t_arrival)
         self._stats.n_cached += n_keep
+        if self._idle_slots is not None:
+            for other in self._slots:
+                if other.idle and other.run is not None and (slot.leader is None or other is not slot.leader[0]):
+                    self._keep(other)
+                    if self._idle_slots == "clear":
+                        self.drop(other)
 
     def drop(self, slot: Slot) -> None:
         """A slot's cells are free; a request that has the slot reads its sequence again."""

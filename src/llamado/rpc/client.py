@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.devices.device import Buffer, Bytes, DeviceError, DeviceLost, Loaded
+from llamado.devices.device import Buffer, Bytes, DeviceError, DeviceFull, DeviceLost, Loaded
 from llamado.ggml.graph import Graph
 from llamado.ggml.ops import Op, TensorFlag
 from llamado.ggml.tensor import Tensor
@@ -302,7 +302,7 @@ class RemoteDevice:
                     connection.send(write_request(FreeBuffer(one.ptr)))
             self._shared.freed += 1
             self._check_room(total)
-            raise DeviceError(f"{self.name} has no room for {_mb(total)} more")
+            raise DeviceFull(f"{self.name} has no room for {_mb(total)} more")
         with connection.batch():
             bases = [connection.ask(BufferGetBase(one.ptr)) for one in given]
             if clear and not self.own:  # ours lend zeroed memory, whose pages nobody has touched
@@ -318,7 +318,7 @@ class RemoteDevice:
     def _check_room(self, size: int) -> None:
         free, total = self.memory()
         if size > free:
-            raise DeviceError(
+            raise DeviceFull(
                 f"{self.name} lacks {_mb(size - free)}: {_mb(size)} are needed, {_mb(free)} of {_mb(total)} are free"
             )
 

@@ -53,6 +53,8 @@ T = TypeVar("T")
 class VersionMismatch(DeviceError):
     """A worker speaks another version of the protocol."""
 
+    in_logs = "RPC connection failed"
+
 
 class _Due(NamedTuple):
     """An answer that is to come, and where a tensor's bytes go."""

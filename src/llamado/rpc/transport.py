@@ -25,6 +25,8 @@ _SECURE_CHUNK = 1 << 16
 class ConnectError(DeviceError):
     """A worker cannot be reached: nobody listens there, it does not answer, or TLS was refused."""
 
+    in_logs = "RPC connection failed"
+
 
 def dial(endpoint: Endpoint, tls: ssl.SSLContext | None, timeout: float) -> socket.socket:
     """A connected socket that gives up after `timeout` seconds; raises ConnectError."""

@@ -25,6 +25,8 @@ later, closed as it is, and die of that (SIGPIPE).
 class WorkersUnreachable(LlamadoError):
     """Workers that do not answer."""
 
+    in_logs = "RPC connection failed"
+
 
 class Unreachable(NamedTuple):
     """A worker that does not answer, and why."""

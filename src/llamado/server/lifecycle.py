@@ -139,9 +139,12 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket]) -> int:
         began = time.perf_counter()
         try:
             served = load(settings, state.report)
+        except MemoryError:
+            state.failure = "the model does not fit this machine's memory"
+            log.error("failed to load model: out of memory")
         except LlamadoError as error:
             state.failure = str(error)
-            log.error("failed to load model: %s", error)
+            log.error("failed to load model: %s", error.as_logged())
         except Exception as error:
             state.failure = f"{type(error).__name__}: {error}"
             log.exception("failed to load model, unexpectedly")

@@ -67,6 +67,8 @@ class EngineOptions:
     """Whether a full context drops its older half instead of ending the answer."""
     cache_ram: int = 8192
     """MiB of memory for prompts that no slot holds any more; -1: no limit, 0: none."""
+    cache_idle_slots: bool = False
+    """Whether idle slots' prompts move there whenever a request starts."""
     max_queue: int = 1024
     """Most requests that wait for a slot; more are turned away."""
     lora: tuple[tuple[str, float], ...] = ()
@@ -250,6 +252,7 @@ def engine_options(flags: Parsed, *, n_slots: int | None = None) -> EngineOption
         slot_prompt_similarity=_similarity(flags.values.get("slot_prompt_similarity", 0.1)),
         context_shift=flags.values.get("context_shift", False),
         cache_ram=flags.values.get("cache_ram", 0),
+        cache_idle_slots=flags.values.get("cache_idle_slots", False),
         max_queue=flags.values.get("max_queue", 1024),
         lora=_adapters(flags),
         lora_apply=not flags.values.get("lora_init_without_apply", False),

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.devices.device import DeviceError
+from llamado.devices.device import DeviceError, DeviceFull
 from llamado.ggml.tensor import Tensor
 
 log = logging.getLogger("llamado.devices")
@@ -31,11 +31,11 @@ class CpuBuffer:
 
     @classmethod
     def allocate(cls, size: int) -> CpuBuffer:
-        """`size` zeroed bytes, page-aligned; DeviceError where the system gives none."""
+        """`size` zeroed bytes, page-aligned; DeviceFull where the system gives none."""
         try:
             pages = mmap.mmap(-1, size + _SLACK)
         except (OSError, ValueError, OverflowError) as error:
-            raise DeviceError(f"no {size / 1e6:.0f} MB of memory to be had: {error}") from error
+            raise DeviceFull(f"no {size / 1e6:.0f} MB of memory to be had: {error}") from error
         return cls(np.frombuffer(pages, np.uint8, size), pages)
 
     def lock(self) -> bool:
