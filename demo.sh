@@ -22,7 +22,7 @@ if [ "${1:-}" = "stop" ]; then
   pids=()
   # A number may belong to another program by now. The server was started last and ends first.
   for pid in $(sort -rn .demo/processes 2>/dev/null || true); do
-    if command_of "$pid" | grep -q "llamado.cli"; then
+    if command_of "$pid" | grep -q -- "-m llamado "; then
       kill "$pid" && pids+=("$pid")
     fi
   done
@@ -58,4 +58,4 @@ if [ ! -x .venv/bin/python ] || [ pyproject.toml -nt "$stamp" ]; then
     fail "pip could not install llamado's dependencies: see the message above. Without a network: PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER ./demo.sh, with the wheels in FOLDER"
   touch "$stamp"
 fi
-exec .venv/bin/python -P -m llamado.demo "$@"
+exec .venv/bin/python -P -m llamado.commands.demo "$@"

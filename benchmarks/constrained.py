@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 from schemas import Case, cases
 from sides import model_path
 
-from llamado.engine.constraint import Constraint, Matcher
 from llamado.engine.llama import Llama
 from llamado.engine.request import Done, Event, Failed, Request, Result, Sampling
-from llamado.text.constraint import GrammarCompiler
-from llamado.text.grammar import GrammarSource
+from llamado.engine.sampling.constraint import Constraint, Matcher
+from llamado.text.grammar.compiler import GrammarCompiler
+from llamado.text.grammar.source import GrammarSource
 
 GROUP = 20
 

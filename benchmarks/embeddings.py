@@ -23,7 +23,7 @@ from sides import HOST, SIDES, server, settle
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from minilm import minilm  # where the tests' models are made, too
 
-from llamado.gguf.sources import cache_dir
+from llamado.gguf.sources.resolve import cache_dir
 
 _FIRST_WORD, _LAST_WORD = 2000, 29000  # tokens of MiniLM's vocabulary that are words and parts of them
 

@@ -49,7 +49,7 @@ from llamado.ggml import graph as g
 from llamado.ggml.graph import Graph
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
-from llamado.rpc.client import RemoteDevice, connect
+from llamado.rpc.client.device import RemoteDevice, connect
 from llamado.rpc.wire import (
     COMMANDS,
     Allocated,

@@ -82,7 +82,7 @@ def router(models_max: int, threads: int, keep: Path | None) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with log.open("wb") as out:
-            process = subprocess.Popen([sys.executable, "-m", "llamado.cli", "serve", *flags], stderr=out, stdout=out)
+            process = subprocess.Popen([sys.executable, "-m", "llamado", "serve", *flags], stderr=out, stdout=out)
         try:
             while True:
                 if process.poll() is not None:

@@ -35,10 +35,10 @@ import numpy as np
 from serving import Load, ask, prompt
 from sides import HOST, SIDES, Server, model_path, our_command, peer_program, run, server, settle
 
-from llamado.bench.latency import Taps
-from llamado.devices.placement import SplitOptions
+from llamado.commands.bench.latency import Taps
+from llamado.devices.split.placement import SplitOptions
 from llamado.engine.llama import Llama
-from llamado.gguf.sources import cache_dir
+from llamado.gguf.sources.resolve import cache_dir
 from llamado.rpc.endpoint import Endpoint
 
 N_WORKERS = 2

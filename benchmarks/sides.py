@@ -16,7 +16,7 @@ from pathlib import Path
 
 from synthetic import synthetic_model
 
-from llamado.gguf.sources import resolve
+from llamado.gguf.sources.resolve import resolve
 
 HOST = "127.0.0.1"
 SIDES = ("llamado", "llama.cpp")

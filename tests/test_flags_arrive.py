@@ -16,7 +16,7 @@ from tiny_models import make_llama
 
 from llamado.flags import FLAGS, Flag, Kind
 from llamado.gguf.types import TensorType
-from llamado.text.grammar import GrammarSource
+from llamado.text.grammar.source import GrammarSource
 
 COMMANDS = ("serve", "run", "perplexity", "bench", "plan", "worker", "tap", "wait")
 BASE = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tiny_models import CORPUS, make_llama
 
-from llamado import cli
+from llamado.commands import cli
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tiny_models import make_llama
 
-from llamado import cli, terminal
+from llamado.commands import cli, run
 from llamado.engine.errors import EngineError
 
 
@@ -44,8 +44,8 @@ class FakeLlama:
 @pytest.fixture
 def llama(monkeypatch: pytest.MonkeyPatch) -> FakeLlama:
     fake = FakeLlama()
-    monkeypatch.setattr(terminal, "_load", lambda flags, spec: fake)
-    monkeypatch.setattr(terminal.logs, "configure", lambda **_: None)
+    monkeypatch.setattr(run, "_load", lambda flags, spec: fake)
+    monkeypatch.setattr(run.logs, "configure", lambda **_: None)
     return fake
 
 
@@ -157,7 +157,7 @@ def test_a_question_from_a_flag_leaves_standard_input_alone(llama: FakeLlama, mo
 @pytest.mark.slow
 def test_the_whole_command_with_a_model(tmp_path: Path) -> None:
     path = make_llama(tmp_path / "tiny.gguf", n_vocab=320)
-    command = [sys.executable, "-m", "llamado.cli", "run", str(path), "-n", "5", "-s", "1"]
+    command = [sys.executable, "-m", "llamado", "run", str(path), "-n", "5", "-s", "1"]
     one = subprocess.run([*command, "-p", "-"], input="Hello", capture_output=True, text=True, timeout=300)
     other = subprocess.run([*command, "-p", "Hello"], stdin=subprocess.DEVNULL, capture_output=True, timeout=300)
     assert one.returncode == other.returncode == 0 and one.stdout.strip()

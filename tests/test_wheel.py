@@ -117,7 +117,7 @@ def test_what_is_in_it(wheel: Path) -> None:
         points = archive.read(f"{info}/entry_points.txt").decode()
         told = archive.read(f"{info}/METADATA").decode()
     assert {name for name in names if not name.startswith(info)} == expected
-    assert points.split() == ["[console_scripts]", "llamado", "=", "llamado.cli:main"]
+    assert points.split() == ["[console_scripts]", "llamado", "=", "llamado.commands.cli:main"]
     assert "Requires-Python: >=3.11\n" in told and f"\nVersion: {__version__}\n" in told
     for extra in ("hub", "otel", "plot"):
         assert f"Provides-Extra: {extra}\n" in told
@@ -127,7 +127,12 @@ def test_what_is_in_it(wheel: Path) -> None:
 def test_all_modules_are_imported(site: Path) -> None:
     done = run(site)
     assert done.returncode == 0, done.stderr
-    assert {"llamado.cli", "llamado.cluster.router", "llamado.rpc.worker", "llamado.demo"} <= set(done.stdout.split())
+    assert {
+        "llamado.commands.cli",
+        "llamado.router.router",
+        "llamado.rpc.worker.server",
+        "llamado.commands.demo",
+    } <= set(done.stdout.split())
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def python_command(*arguments: str) -> list[str]:
 
 def own_command(*arguments: str) -> list[str]:
     """A command of llamado's, for example `own_command("worker", "-p", "0")`."""
-    return python_command("-m", "llamado.cli", *arguments)
+    return python_command("-m", "llamado", *arguments)
 
 
 def install_command(extra: str) -> str:

@@ -30,10 +30,10 @@ from llamado.client import (
     State,
     asynchronous,
     synchronous,
-    waiting,
 )
 from llamado.client.health import Backoff, Watch, judge
-from llamado.client.waiting import greet, run_wait
+from llamado.commands import wait as waiting
+from llamado.commands.wait import greet, run_wait
 
 LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
 OURS = {**LOADING, "progress": 0.25, "stage": "reading weights"}
@@ -460,7 +460,17 @@ def test_plain_lines(clock: Time, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_command() -> None:
     with ScriptedServer(ready) as server:
-        command = [sys.executable, "-m", "llamado.cli", "wait", server.url, "--timeout", "20", "--interval", "1"]
+        command = [
+            sys.executable,
+            "-m",
+            "llamado",
+            "wait",
+            server.url,
+            "--timeout",
+            "20",
+            "--interval",
+            "1",
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and re.fullmatch(r"Server is ready! \(took \d+s\)", done.stdout.splitlines()[-1])
 
@@ -505,7 +515,7 @@ def test_workers(answer: bytes | None, phase: Phase, says: str) -> None:
 
 
 def test_waiting_for_a_worker(capsys: pytest.CaptureFixture[str]) -> None:
-    from llamado.rpc.worker import Worker, WorkerOptions
+    from llamado.rpc.worker.server import Worker, WorkerOptions
 
     assert run_wait(f"tcp://127.0.0.1:{free_port()}", timeout=0.2, interval=1) == 1
     worker = Worker([], WorkerOptions(port=0))

@@ -21,7 +21,7 @@ from llamado.ggml import GluOp, Op, RopeMode, SortOrder, Tensor, UnaryOp
 from llamado.ggml import graph as g
 from llamado.ggml.tensor import contiguous_strides
 from llamado.gguf.types import TensorType as T
-from llamado.rpc.client import RemoteDevice, connect
+from llamado.rpc.client.device import RemoteDevice, connect
 from llamado.rpc.transport import ConnectError
 
 pytestmark = pytest.mark.interop

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamado.devices.failover import without
-from llamado.devices.placement import DeviceFigures, ModelSizes, NotEnoughMemory, Placement, predict
+from llamado.devices.split.failover import without
+from llamado.devices.split.placement import DeviceFigures, ModelSizes, NotEnoughMemory, Placement, predict
 
 
 def model(n_layer: int, **changes: Any) -> ModelSizes:

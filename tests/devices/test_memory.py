@@ -16,7 +16,7 @@ from running import PLAIN, WEIGHTS, Array, Case, jit_for, new, values, weight_by
 from llamado.devices.cpu import memory
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.memory import CpuBuffer
-from llamado.devices.cpu.nodes import Placement, memory_nodes
+from llamado.devices.cpu.numa import Placement, memory_nodes
 from llamado.devices.device import DeviceError
 from llamado.ggml import Graph
 from llamado.ggml import graph as g
@@ -155,7 +155,7 @@ def affinities(device: CpuDevice) -> list[frozenset[int]]:
 
 
 def spread(strategy: str, n: int, monkeypatch: pytest.MonkeyPatch) -> CpuDevice:
-    monkeypatch.setattr("llamado.devices.cpu.nodes.memory_nodes", halves)
+    monkeypatch.setattr("llamado.devices.cpu.numa.memory_nodes", halves)
     device, x = CpuDevice(n, jit=jit_for("portable"), numa=strategy), new(8, 40)
     Case({"y": g.silu(x)}, {x: values(8, 40)}).check(device)  # all threads have started
     return device
@@ -177,9 +177,7 @@ def test_isolated_threads_stay_on_the_node_they_were_started_from(monkeypatch: p
     home = halves()[1]
     os.sched_setaffinity(0, {min(home)})
     try:
-        monkeypatch.setattr(
-            "llamado.devices.cpu.nodes.os.sched_getaffinity", lambda pid, real=os.sched_getaffinity: own
-        )
+        monkeypatch.setattr("llamado.devices.cpu.numa.os.sched_getaffinity", lambda pid, real=os.sched_getaffinity: own)
         placement = Placement("isolate", [frozenset(own) - home, home])
     finally:
         monkeypatch.undo()
@@ -197,7 +195,7 @@ def test_numactl_threads_keep_the_cpus_they_were_given(monkeypatch: pytest.Monke
 
 
 def test_one_node_means_nothing_to_do_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    from llamado.devices.cpu.nodes import _say_once
+    from llamado.devices.cpu.numa import _say_once
 
     _say_once.cache_clear()
     with caplog.at_level(logging.INFO, "llamado.devices"):

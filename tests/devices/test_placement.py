@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamado.devices.placement import (
+from llamado.devices.split.placement import (
     ALL_LAYERS,
     DeviceFigures,
     ModelSizes,

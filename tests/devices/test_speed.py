@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamado.devices import speed
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import Buffer, Bytes, DeviceError, DeviceLost, Loaded
-from llamado.devices.speed import WEIGHTS, measure, measure_all
+from llamado.devices.split import measure as speed
+from llamado.devices.split.measure import WEIGHTS, measure, measure_all
 from llamado.ggml.graph import Graph
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_models import make_gemma3, make_llama
 
-from llamado.devices.split import Part, split
+from llamado.devices.split.partition import Part, split
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceLost
 from llamado.engine.engine import Engine
-from llamado.engine.forward import CellKind, Cells, Scales
+from llamado.engine.forward.contract import CellKind, Cells, Scales
 from llamado.engine.request import Away, Done, EngineSnapshot, Event, Failed, Progress, Request, Result, Token
 from llamado.gguf.types import TensorType
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from llamado.engine.request import Sampling
-from llamado.engine.sampling import uniform
+from llamado.engine.sampling.chain import uniform
 
 
 class Words:

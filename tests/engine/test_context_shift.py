@@ -15,13 +15,13 @@ from tiny_models import make_gemma3, make_llama
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
-from llamado.engine import recovery
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ContextExceeded, InvalidRequest
-from llamado.engine.forward import Forward
-from llamado.engine.placed import PlacedForward
+from llamado.engine.forward.contract import Forward
+from llamado.engine.forward.runner import PlacedForward
 from llamado.engine.request import Request, Sampling
-from llamado.engine.sampling import Sampler
+from llamado.engine.sampling.chain import Sampler
+from llamado.engine.scheduler import recovery
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from llamado.engine.drafting import MOST, Cost, Drafter
 from llamado.engine.engine import Engine
 from llamado.engine.request import Request, Sampling
+from llamado.engine.scheduler.drafting import MOST, Cost, Drafter
 
 from .fake import FakeForward, FakeTokenizer, ask, send
 

@@ -16,7 +16,8 @@ from tiny_models import make_gemma3, make_llama
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
-from llamado.engine.embedding import Embedder, cells_for
+from llamado.engine.embedding.embedder import Embedder, cells_for
+from llamado.engine.embedding.pooling import normalize, pool, rows_wanted
 from llamado.engine.errors import (
     ComputeFailed,
     ContextExceeded,
@@ -26,8 +27,7 @@ from llamado.engine.errors import (
     InvalidRequest,
     QueueFull,
 )
-from llamado.engine.placed import PlacedForward
-from llamado.engine.pooling import normalize, pool, rows_wanted
+from llamado.engine.forward.runner import PlacedForward
 from llamado.gguf.reader import GGUFFile
 from llamado.models import Output, Pooling, load_model
 
@@ -228,7 +228,7 @@ def test_a_full_queue(slow: tuple[Slow, Embedder]) -> None:
 
 
 def test_memory_is_bounded(slow: tuple[Slow, Embedder], monkeypatch: pytest.MonkeyPatch) -> None:
-    import llamado.engine.embedding as embedding
+    import llamado.engine.embedding.embedder as embedding
 
     _, embedder = slow
     monkeypatch.setattr(embedding, "_MOST_BYTES", 100)

@@ -16,8 +16,8 @@ from llamado.engine.request import Defaults, Sampling
 from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
-from llamado.text.chat import ChatTemplate
-from llamado.text.tokenizer import load_tokenizer
+from llamado.text.template.chat import ChatTemplate
+from llamado.text.tokenizer.tokenizer import load_tokenizer
 
 from .fake import FakeForward
 

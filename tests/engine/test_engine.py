@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ComputeFailed, ContextExceeded, EngineClosed, InvalidRequest
-from llamado.engine.forward import ForwardError
+from llamado.engine.forward.contract import ForwardError
 from llamado.engine.request import Done, Failed, Request, Result, Sampling, Token
 
 from .fake import Client, FakeForward, FakeTokenizer, ask, send

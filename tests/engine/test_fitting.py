@@ -10,8 +10,8 @@ import pytest
 from command_stand_ins import Commands
 from tiny_models import make_llama
 
-from llamado.devices.placement import DeviceFigures, NotEnoughMemory, SplitOptions
-from llamado.engine.fitting import LEAST_CONTEXT, Fit, Wanted, fit, placed, sizes_for
+from llamado.devices.split.placement import DeviceFigures, NotEnoughMemory, SplitOptions
+from llamado.engine.forward.fitting import LEAST_CONTEXT, Fit, Wanted, fit, placed, sizes_for
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models import load_model

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tiny_models import make_llama
 
-from llamado.devices.placement import DeviceFigures, ModelSizes, Placement, SplitOptions, idle, place
-from llamado.engine import house
-from llamado.engine.fitting import Wanted
+from llamado.devices.split.placement import DeviceFigures, ModelSizes, Placement, SplitOptions, idle, place
+from llamado.engine.forward import device_pool
+from llamado.engine.forward.fitting import Wanted
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models import load_model
@@ -71,14 +71,14 @@ def test_the_log_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
     def measured(devices: Sequence[Any], **_: Any) -> list[DeviceFigures]:
         return found
 
-    monkeypatch.setattr(house, "Workers", Workers)
-    monkeypatch.setattr(house, "measure_all", measured)
+    monkeypatch.setattr(device_pool, "Workers", Workers)
+    monkeypatch.setattr(device_pool, "measure_all", measured)
     caplog.set_level("INFO", "llamado")
     path = make_llama(tmp_path / "tiny.gguf", n_vocab=320)
     with GGUFFile.open(path) as file:
         wanted = Wanted(256, 1, True, 64, TensorType.F16, TensorType.F16)
         here: Any = SimpleNamespace(name="CPU", close=lambda: None)
-        home = house.House(SplitOptions(rpc=("h:1",)), here, file, load_model(file), wanted)
+        home = device_pool.House(SplitOptions(rpc=("h:1",)), here, file, load_model(file), wanted)
     assert home.fit.placement == Placement((0, 0), 0, 0)
     assert "CPU: layers 0 to 1 and the head" in caplog.text
     assert "RPC0[h:1] gets no layers: it would make answers slower: a token takes" in caplog.text

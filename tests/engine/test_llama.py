@@ -11,14 +11,14 @@ from tiny_models import make_llama
 
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ContextExceeded, EngineError, InvalidRequest
-from llamado.engine.fitting import context_size
+from llamado.engine.forward.fitting import context_size
 from llamado.engine.llama import Llama
 from llamado.engine.request import Defaults, Sampling
 from llamado.gguf.errors import SourceError
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
-from llamado.text.chat import ChatTemplate
-from llamado.text.tokenizer import load_tokenizer
+from llamado.text.template.chat import ChatTemplate
+from llamado.text.tokenizer.tokenizer import load_tokenizer
 
 from .fake import FakeForward
 

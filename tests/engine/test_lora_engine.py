@@ -15,16 +15,16 @@ from tiny_models import make_gemma3, make_llama
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
-from llamado.devices.placement import Placement
-from llamado.engine.adapters import DefaultScales
-from llamado.engine.embedding import Embedder
+from llamado.devices.split.placement import Placement
+from llamado.engine.embedding.embedder import Embedder
 from llamado.engine.engine import Engine
 from llamado.engine.errors import EngineError, InvalidRequest, SlotFileError
-from llamado.engine.forward import as_scales
+from llamado.engine.forward.contract import as_scales
+from llamado.engine.forward.lora_scales import DefaultScales
+from llamado.engine.forward.runner import PlacedForward
+from llamado.engine.forward.sizes import model_sizes
 from llamado.engine.llama import Llama
-from llamado.engine.placed import PlacedForward
 from llamado.engine.request import Request, Sampling
-from llamado.engine.sizes import model_sizes
 from llamado.gguf.reader import GGUFFile
 from llamado.models import InvalidAdapter, Output, Pooling, load_adapters, load_model
 

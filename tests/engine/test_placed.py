@@ -13,8 +13,8 @@ from tiny_models import make_gemma3, make_llama
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
-from llamado.engine.forward import ForwardError
-from llamado.engine.placed import Depth, PlacedForward
+from llamado.engine.forward.contract import ForwardError
+from llamado.engine.forward.runner import Depth, PlacedForward
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType as T
 from llamado.models import load_model

@@ -16,12 +16,13 @@ from tiny_models import make_llama
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.device import DeviceLost
-from llamado.engine import recovery, stored
+from llamado.engine.cache import prompt_cache
+from llamado.engine.cache.prompt_cache import ReadCost, Reader, Store
 from llamado.engine.engine import Engine
-from llamado.engine.placed import PlacedForward
+from llamado.engine.forward.runner import PlacedForward
 from llamado.engine.request import Request, Sampling
-from llamado.engine.sequences import MIN_COPY, MIN_STORE
-from llamado.engine.stored import ReadCost, Reader, Store
+from llamado.engine.scheduler import recovery
+from llamado.engine.scheduler.prefix import MIN_COPY, MIN_STORE
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 
@@ -214,7 +215,7 @@ def test_any_order(sequences: list[list[int]], limit: int | None, piece: int) ->
             continue
         fits = limit is None or tokens.size * 7 <= limit
         assert store.put(tokens, lambda start, n, tokens=tokens: cells_of(tokens, start, n)) == fits  # type: ignore[misc]
-        kept = [stored.tokens for stored in store._kept]
+        kept = [prompt_cache.tokens for prompt_cache in store._kept]
         assert any(np.array_equal(k, tokens) for k in kept) == fits
         assert store.nbytes == sum(7 * k.size for k in kept) and (limit is None or store.nbytes <= limit)
         for a in kept:
@@ -304,11 +305,11 @@ def test_dear_cells_are_computed_again(make: Make) -> None:
 
     clock = [0.0]
     forward.read_cells = dear  # type: ignore[method-assign]
-    real = stored.time.perf_counter
+    real = prompt_cache.time.perf_counter
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stored.time, "perf_counter", lambda: real() + clock[-1])
+        patch.setattr(prompt_cache.time, "perf_counter", lambda: real() + clock[-1])
         talk(engine, 2, 2)
-        assert [n for _, n in forward.reads] == [stored._PROBE_FEW] and not forward.writes
+        assert [n for _, n in forward.reads] == [prompt_cache._PROBE_FEW] and not forward.writes
         assert settled(engine).n_stored_prompts == 0
         slow = 0.0
         for i in range(20):

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceError, DeviceLost
-from llamado.engine import recovery
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ComputeFailed, EngineClosed, Unavailable
-from llamado.engine.forward import ForwardError, Scales
+from llamado.engine.forward.contract import ForwardError, Scales
 from llamado.engine.request import Away, Failed, Request, Sampling
+from llamado.engine.scheduler import recovery
 
 from .fake import U64, Client, FakeForward, FakeTokenizer, ask, send
 

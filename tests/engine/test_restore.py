@@ -18,11 +18,11 @@ from tiny_models import make_gemma3, make_llama
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.device import Bytes, DeviceError, DeviceLost
-from llamado.devices.placement import NotEnoughMemory, Placement
-from llamado.engine import recovery
+from llamado.devices.split.placement import NotEnoughMemory, Placement
 from llamado.engine.engine import Engine
-from llamado.engine.placed import PlacedForward
+from llamado.engine.forward.runner import PlacedForward
 from llamado.engine.request import Request, Sampling
+from llamado.engine.scheduler import recovery
 from llamado.ggml.graph import Graph
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile

@@ -11,7 +11,7 @@ import pytest
 
 from llamado.engine.errors import ComputeFailed
 from llamado.engine.request import InvalidRequest, Sampling, sampler_names
-from llamado.engine.sampling import Sampler, log_softmax_top, top_k_numpy, uniform
+from llamado.engine.sampling.chain import Sampler, log_softmax_top, top_k_numpy, uniform
 
 from .plain_sampling import Plain, Words
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamado.engine import sampling as sampling_module
 from llamado.engine.errors import ConstraintFailed
 from llamado.engine.request import Sampling
-from llamado.engine.sampling import Sampler
+from llamado.engine.sampling import chain as sampling_module
+from llamado.engine.sampling.chain import Sampler
 
 from .plain_sampling import Plain, Words
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamado.engine.randomness import uniform
+from llamado.engine.sampling.rng import uniform
 
 _64 = (1 << 64) - 1
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tiny_models import make_gemma3, make_llama
 
-from llamado.engine.sizes import model_sizes, usual_weights
+from llamado.engine.forward.sizes import model_sizes, usual_weights
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models import load_model

@@ -21,7 +21,7 @@ from tiny_models import make_llama
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.device import DeviceLost
-from llamado.engine import errands, recovery
+from llamado.engine.cache.slot_file import SlotReader
 from llamado.engine.engine import Engine
 from llamado.engine.errors import (
     EngineClosed,
@@ -32,9 +32,9 @@ from llamado.engine.errors import (
     SlotNotSaved,
     Unavailable,
 )
-from llamado.engine.placed import PlacedForward
+from llamado.engine.forward.runner import PlacedForward
 from llamado.engine.request import Request, Sampling
-from llamado.engine.slotfile import SlotReader
+from llamado.engine.scheduler import recovery, slot_io
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models import load_model
@@ -161,14 +161,14 @@ def test_answers_go_on_meanwhile(make: Make, tmp_path: Path, monkeypatch: pytest
     engine, _ = make(cache_ram=1)
     sequence = saved(engine, tmp_path / "a")
     gate, inside = threading.Event(), threading.Event()
-    write = errands.write_slot
+    write = slot_io.write_slot
 
     def slow(*args: Any) -> int:
         inside.set()
         assert gate.wait(30)
         return write(*args)
 
-    monkeypatch.setattr(errands, "write_slot", slow)
+    monkeypatch.setattr(slot_io, "write_slot", slow)
     save = engine.save_slot(0, tmp_path / "b")
     assert inside.wait(30)
     clients = [send(engine, req(PROMPT[i:], 5)) for i in range(5)]
@@ -421,7 +421,7 @@ def test_a_worker_dies(
 ) -> None:
     """The file is whole, or the slot is restored, when the device is there again or its layers are elsewhere."""
     monkeypatch.setattr(recovery, "_FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(errands, "_PIECE_CELLS", 64)
+    monkeypatch.setattr(slot_io, "_PIECE_CELLS", 64)
     home = House(model, TWO, jit, n_cells=1024, max_batch=64)
     engine = Engine(home.forward, TOKENIZER, n_slots=2, failover=0.0 if elsewhere else None)
     try:

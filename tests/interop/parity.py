@@ -16,8 +16,8 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.engine.forward import Forward
-from llamado.text.tokenizer import Tokenizer
+from llamado.engine.forward.contract import Forward
+from llamado.text.tokenizer.tokenizer import Tokenizer
 
 N_PREDICT = 64
 N_TOP = 10

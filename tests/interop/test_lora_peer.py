@@ -25,9 +25,9 @@ from rpc_workers import our_worker, real_worker
 from short_texts import SHORT_TEXTS
 from weights import to_float32
 
-from llamado.devices.placement import SplitOptions
+from llamado.devices.split.placement import SplitOptions
+from llamado.engine.forward.runner import PlacedForward
 from llamado.engine.llama import Llama
-from llamado.engine.placed import PlacedForward
 from llamado.engine.request import Defaults, Result
 from llamado.server.load import load_served
 from llamado.server.settings import EngineOptions, ModelSource, Settings

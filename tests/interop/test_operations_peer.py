@@ -21,7 +21,7 @@ pytestmark = pytest.mark.interop
 @contextmanager
 def our_server(model: Path, *options: str) -> Iterator[httpx.Client]:
     port = free_port()
-    command = [sys.executable, "-m", "llamado.cli", "serve", "-m", str(model), "--port", str(port), *options]
+    command = [sys.executable, "-m", "llamado", "serve", "-m", str(model), "--port", str(port), *options]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:

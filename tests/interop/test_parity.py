@@ -22,7 +22,7 @@ from peer_server import llama_perplexity, llama_server
 from texts import TEXTS
 from weights import to_float32, with_nudged_norm
 
-from llamado.bench.perplexity import score_text
+from llamado.commands.bench.perplexity import score_text
 from llamado.engine.llama import Llama
 
 pytestmark = pytest.mark.interop

@@ -33,7 +33,7 @@ from rpc_workers import WorkerProcess, healthy, our_worker, real_worker, running
 from short_texts import SHORT_TEXTS
 from weights import with_nudged_norm
 
-from llamado.devices.placement import SplitOptions
+from llamado.devices.split.placement import SplitOptions
 from llamado.engine.llama import Llama
 from llamado.engine.request import Result
 
@@ -266,7 +266,7 @@ def attempt(server: Callable[[Sequence[WorkerProcess]], Cell], workers: Sequence
 def our_server(path: Path, log: Path, workers: Sequence[WorkerProcess]) -> Iterator[httpx.Client]:
     """Client of `llamado serve` with the model on `workers`; its output goes to `log`."""
     port = free_port()
-    command = [sys.executable, "-m", "llamado.cli", "serve", "-m", str(path), "--host", "127.0.0.1"]
+    command = [sys.executable, "-m", "llamado", "serve", "-m", str(path), "--host", "127.0.0.1"]
     command += ["--port", str(port), "-t", "1", "-np", str(N_PROMPTS), "-c", str(N_PROMPTS * N_CTX)]
     command += ["--rpc", ",".join(worker.endpoint for worker in workers), "-ts", ",".join("1" for _ in workers)]
     with running(command, log) as process, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:

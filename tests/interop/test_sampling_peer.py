@@ -23,7 +23,7 @@ from peer_server import llama_server
 
 from llamado.engine.llama import Llama
 from llamado.engine.request import Sampling, sampler_names
-from llamado.engine.sampling import Sampler
+from llamado.engine.sampling.chain import Sampler
 
 pytestmark = pytest.mark.interop
 

@@ -69,7 +69,7 @@ class Reply(NamedTuple):
 def addresses(peer_bin: Path, smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """Ours and theirs, both ready."""
     folder = tmp_path_factory.mktemp("differences")
-    programs = [[sys.executable, "-m", "llamado.cli", "serve"], [str(peer_bin / "llama-server"), "-ngl", "0"]]
+    programs = [[sys.executable, "-m", "llamado", "serve"], [str(peer_bin / "llama-server"), "-ngl", "0"]]
     processes, urls = [], []
     try:
         for i, program in enumerate(programs):

@@ -38,7 +38,7 @@ from llamado.models import (
 from llamado.models.hparams import HyperParameters, override_metadata
 from llamado.models.keys import BOOLS, FLOATS, INTEGERS, STRINGS
 from llamado.text.errors import TokenizerError
-from llamado.text.tokenizer import load_tokenizer
+from llamado.text.tokenizer.tokenizer import load_tokenizer
 
 MAKERS = {"llama": make_llama, "gemma3": make_gemma3, "bert": make_bert}
 NAMED = (GgufError, InvalidModel, UnsupportedModel, InvalidAdapter, TokenizerError)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from llamado.rpc.client import RemoteDevice, connect
+from llamado.rpc.client.device import RemoteDevice, connect
 from llamado.rpc.transport import ConnectError
 
 

@@ -25,7 +25,7 @@ import httpx
 import pytest
 
 from llamado.devices.device import DeviceError
-from llamado.rpc.client import connect
+from llamado.rpc.client.device import connect
 
 HOST = "127.0.0.1"
 N_PREDICT = 80
@@ -88,7 +88,7 @@ class Worker:
         self.start()
 
     def start(self, *, wait: bool = True) -> None:
-        command = [*self._prefix, sys.executable, "-m", "llamado.cli", "worker", "-H", self.host, "-t", "1"]
+        command = [*self._prefix, sys.executable, "-m", "llamado", "worker", "-H", self.host, "-t", "1"]
         self.log.unlink(missing_ok=True)
         self._process = Process(self.log, [*command, "-p", str(self.port), *self._options])
         if wait:
@@ -119,7 +119,7 @@ class Server:
     """`llamado serve` with four slots over workers."""
 
     def __init__(self, log: Path, model: Path, endpoints: Sequence[str], *options: str, ready: bool = True) -> None:
-        command = [sys.executable, "-m", "llamado.cli", "serve", "-m", str(model), "--port", "0", "-np", "4"]
+        command = [sys.executable, "-m", "llamado", "serve", "-m", str(model), "--port", "0", "-np", "4"]
         command += ["-c", "2048", "--rpc", ",".join(endpoints), *options]
         if "-ts" not in options:
             command += ["-ts", ",".join("1" for _ in endpoints)]

@@ -22,11 +22,12 @@ from llamado.ggml import Graph, TensorFlag
 from llamado.ggml import graph as g
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType as T
-from llamado.rpc import client, loading
-from llamado.rpc.client import RemoteDevice, connect
-from llamado.rpc.connection import Connection, VersionMismatch
+from llamado.rpc.client import device as client
+from llamado.rpc.client import upload
+from llamado.rpc.client.connection import Connection, VersionMismatch
+from llamado.rpc.client.device import RemoteDevice, connect
+from llamado.rpc.client.known_hashes import KnownHashes
 from llamado.rpc.hashing import fnv1a
-from llamado.rpc.known_hashes import KnownHashes
 from llamado.rpc.transport import ConnectError
 from llamado.rpc.wire import (
     CopyTensor,
@@ -564,7 +565,7 @@ def test_weights_are_asked_for_by_hash(own: bool, monkeypatch: pytest.MonkeyPatc
 def test_hashes_are_computed_only_where_they_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "HASH_THRESHOLD", 1000)
     monkeypatch.setattr(client, "OWN_HASH_THRESHOLD", 1000)
-    monkeypatch.setattr(loading, "fnv1a_many", lambda arrays: pytest.fail("hashed again"))
+    monkeypatch.setattr(upload, "fnv1a_many", lambda arrays: pytest.fail("hashed again"))
     pairs = weights(2000, 3000)
     with device_of(ScriptedWorker(), hashes={t.name: fnv1a(data) for t, data in pairs}) as device:
         device.load(pairs)

@@ -19,7 +19,7 @@ from llamado.devices.device import DeviceError, DeviceLost
 from llamado.ggml import Graph
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
-from llamado.rpc.client import RemoteDevice
+from llamado.rpc.client.device import RemoteDevice
 from llamado.rpc.hashing import fnv1a
 
 pytestmark = pytest.mark.interop

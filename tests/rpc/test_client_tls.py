@@ -14,7 +14,7 @@ from scripted_worker import ScriptedWorker
 
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
-from llamado.rpc.client import connect
+from llamado.rpc.client.device import connect
 from llamado.rpc.endpoint import Endpoint, client_tls, server_tls
 from llamado.rpc.transport import ConnectError
 

@@ -20,13 +20,13 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import DeviceError, DeviceLost
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
-from llamado.rpc.client import RemoteDevice, connect
-from llamado.rpc.worker import Worker, WorkerOptions
+from llamado.rpc.client.device import RemoteDevice, connect
+from llamado.rpc.worker.server import Worker, WorkerOptions
 
 
 @pytest.fixture
 def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteDevice]:
-    monkeypatch.setattr("llamado.rpc.worker.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("llamado.rpc.worker.server.cache_folder", lambda: tmp_path / "cache")
     cpu = CpuDevice(1)
     worker = Worker([cpu], WorkerOptions(port=0, cache=True, mem=1 << 30))
     thread = threading.Thread(target=worker.serve)
@@ -114,7 +114,16 @@ def test_two_masters(device: RemoteDevice) -> None:
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_worker_that_freezes_or_dies(number: signal.Signals) -> None:
     port = free_port()
-    command = [sys.executable, "-c", "from llamado.cli import main; main()", "worker", "-p", str(port), "-t", "1"]
+    command = [
+        sys.executable,
+        "-c",
+        "from llamado.commands.cli import main; main()",
+        "worker",
+        "-p",
+        str(port),
+        "-t",
+        "1",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(os.environ))
     try:
         device = connect_soon(f"127.0.0.1:{port}")

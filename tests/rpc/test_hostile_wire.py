@@ -26,6 +26,7 @@ from test_rpc_graphs import CAPTURES
 from wire_client import Client, layout, raw, records, request, running, wire_of
 
 from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.kernel_quota import Budgets, RationedJit
 from llamado.devices.cpu.kernels.maths import GATE, UNARY
 from llamado.ggml import graph as g
 from llamado.ggml.errors import ShapeError
@@ -33,9 +34,6 @@ from llamado.ggml.graph import Graph
 from llamado.ggml.ops import Op, TensorFlag
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType as T
-from llamado.rpc import session
-from llamado.rpc import worker as worker_module
-from llamado.rpc.rationed import Budgets, RationedJit
 from llamado.rpc.wire import (
     AllocBuffer,
     BufferClear,
@@ -59,7 +57,9 @@ from llamado.rpc.wire import (
     read_graph,
     write_request,
 )
-from llamado.rpc.worker import Worker
+from llamado.rpc.worker import server as worker_module
+from llamado.rpc.worker import session
+from llamado.rpc.worker.server import Worker
 
 MESSAGES = int(os.environ.get("LLAMADO_FUZZ", "2000"))
 GRAPHS = max(100, MESSAGES // 100)

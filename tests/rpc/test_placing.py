@@ -17,8 +17,8 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType as T
 from llamado.models import BatchShape, load_model
-from llamado.rpc.placing import activations, plan
-from llamado.rpc.serializing import in_order, wire_graph
+from llamado.rpc.client.allocator import activations, plan
+from llamado.rpc.client.encode import in_order, wire_graph
 
 
 def bind(*tensors: Tensor) -> None:

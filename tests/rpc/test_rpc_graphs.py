@@ -19,10 +19,10 @@ from llamado.ggml.graph import Graph
 from llamado.ggml.ops import Op, TensorFlag
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType as T
-from llamado.rpc import graphs
-from llamado.rpc.graphs import Decoded, decode, tensor_bytes
-from llamado.rpc.regions import Region
 from llamado.rpc.wire import GraphCompute, WireError, WireTensor, graph_request, read_graph
+from llamado.rpc.worker import decode as graphs
+from llamado.rpc.worker.decode import Decoded, decode, tensor_bytes
+from llamado.rpc.worker.memory import Region
 
 CAPTURES = sorted((Path(__file__).parents[1] / "ggml" / "captures").glob("*.xz"))
 PTR, BASE = 7, 1 << 33

@@ -28,10 +28,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamado.rpc import wire
-from llamado.rpc.link import Link
-from llamado.rpc.tap import Tap, TapError, TapOptions, parse_bandwidth
-from llamado.rpc.tracing import RequestLog, TraceError
-from llamado.rpc.traffic import Message, Requests, Responses
+from llamado.rpc.tap.framing import Message, Requests, Responses
+from llamado.rpc.tap.link import Link
+from llamado.rpc.tap.proxy import Tap, TapError, TapOptions, parse_bandwidth
+from llamado.rpc.tap.tracing import RequestLog, TraceError
 from llamado.rpc.wire import Command, RequestReader
 
 HOST = "127.0.0.1"
@@ -359,7 +359,7 @@ def test_the_tap_stays_when_there_is_no_worker(caplog: pytest.LogCaptureFixture)
     worker.close()
     logging.getLogger("llamado").propagate = True
     with tapped(worker) as (tap, client):
-        with caplog.at_level(logging.WARNING, "llamado.rpc.tap"):
+        with caplog.at_level(logging.WARNING, "llamado.rpc.tap.proxy"):
             try:
                 assert client.recv(1) == b""
             except ConnectionResetError:
@@ -553,7 +553,16 @@ def test_the_summary(worker: FakeWorker) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_command(worker: FakeWorker, number: signal.Signals, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    command = [sys.executable, "-m", "llamado.cli", "tap", "--listen-port", "0", "--target-port", str(worker.port)]
+    command = [
+        sys.executable,
+        "-m",
+        "llamado",
+        "tap",
+        "--listen-port",
+        "0",
+        "--target-port",
+        str(worker.port),
+    ]
     command += ["--latency-ms", "5", "--jitter-ms", "1", "--trace", str(trace)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

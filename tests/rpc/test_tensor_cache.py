@@ -15,8 +15,8 @@ import pytest
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.rpc.hashing import fnv1a
-from llamado.rpc.regions import Lender, Region
-from llamado.rpc.tensor_cache import CacheError, TensorCache, Wanted, cache_folder
+from llamado.rpc.worker.memory import Lender, Region
+from llamado.rpc.worker.tensor_cache import CacheError, TensorCache, Wanted, cache_folder
 
 CLIENT = "192.0.2.0_24"
 
@@ -118,11 +118,11 @@ def test_other_bytes_of_the_same_hash(
     cache: TensorCache, lender: Lender, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An entry that is right stays, whether this process has looked at it or not; one that is wrong is replaced."""
-    monkeypatch.setattr("llamado.rpc.tensor_cache.fnv1a", lambda data, start=0: 0x1A)
+    monkeypatch.setattr("llamado.rpc.worker.tensor_cache.fnv1a", lambda data, start=0: 0x1A)
     genuine, forged = noise(5000, 1), noise(5000, 2)
     kept(cache, lender, genuine)
     for one in (cache, TensorCache(cache.folder)):
-        with caplog.at_level(logging.WARNING, "llamado.rpc.worker"):
+        with caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"):
             kept(one, lender, forged)
         assert "other bytes with the hash of an entry" in caplog.text
         assert load(one, lender, 0x1A, 5000) == load(cache, lender, 0x1A, 5000) == genuine
@@ -139,7 +139,7 @@ def test_what_others_may_have_written_is_not_used(
     data = noise(5000)
     hash = kept(cache, lender, data)
     path = cache.path(CLIENT, hash, 5000)
-    with caplog.at_level(logging.WARNING, "llamado.rpc.worker"):
+    with caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"):
         os.chown(path, 4711, 4711)
         assert load(cache, lender, hash, 5000) is None
         assert "it belongs to user 4711" in caplog.text
@@ -200,7 +200,7 @@ def test_a_corrupt_entry_is_dropped(
         "longer": right + b"x", "mark": data + b"L" + right[5001:], "renamed": entry(noise(5000, 3)),
     }[damage])  # fmt: skip
     os.utime(path, ns=(1, 1))
-    with caplog.at_level(logging.WARNING, "llamado.rpc.worker"):
+    with caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"):
         assert load(TensorCache(cache.folder) if fresh else cache, lender, hash, 5000) is None
     assert not path.exists()
     assert f"{hash:016x}-5000 is corrupt" in caplog.text
@@ -244,7 +244,7 @@ def test_a_full_disk_costs_only_the_entry(
             raise OSError(28, "No space left on device")
 
         patch.setattr(os, "link", full)
-        with caplog.at_level(logging.WARNING, "llamado.rpc.worker"):
+        with caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"):
             kept(cache, lender, noise(100))
         assert "No space left" in caplog.text
         assert list(cache.folder.glob("*/*")) == []
@@ -257,8 +257,8 @@ def test_some_of_the_disk_is_left(
 ) -> None:
     """A client could send new weights for ever."""
     free = shutil.disk_usage(cache.folder).free
-    monkeypatch.setattr("llamado.rpc.tensor_cache._SPARE", free + (1 << 40))
-    with caplog.at_level(logging.WARNING, "llamado.rpc.worker"):
+    monkeypatch.setattr("llamado.rpc.worker.tensor_cache._SPARE", free + (1 << 40))
+    with caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"):
         kept(cache, lender, noise(100))
     assert "would be left on the disk" in caplog.text
     assert list(cache.folder.glob("*/*")) == []

@@ -18,11 +18,11 @@ import pytest
 from test_endpoint import Authority
 from tiny_models import make_llama
 
-from llamado.devices.placement import SplitOptions
+from llamado.devices.split.placement import SplitOptions
 from llamado.engine.llama import Llama
 from llamado.gguf.reader import GGUFFile
+from llamado.rpc.client.workers import WorkersUnreachable
 from llamado.rpc.endpoint import Endpoint
-from llamado.rpc.workers import WorkersUnreachable
 
 START_SECONDS = 60.0
 N_VOCAB = 320
@@ -44,7 +44,7 @@ class WorkerProcess:
 @contextmanager
 def worker_process(log: Path, *options: str) -> Iterator[WorkerProcess]:
     """`llamado worker` on a port it chooses."""
-    command = [sys.executable, "-m", "llamado.cli", "worker", "-p", "0", "-t", "1", *options]
+    command = [sys.executable, "-m", "llamado", "worker", "-p", "0", "-t", "1", *options]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out)
     try:
@@ -201,7 +201,7 @@ def test_bytes_on_the_wire(model: Path, authority: Authority, strict_worker: Wor
 
 def list_devices(endpoint: Endpoint, *options: str) -> subprocess.CompletedProcess[str]:
     """What `llamado plan --list-devices` says of a worker."""
-    command = [sys.executable, "-m", "llamado.cli", "plan", "--list-devices", "--rpc", str(endpoint), *options]
+    command = [sys.executable, "-m", "llamado", "plan", "--list-devices", "--rpc", str(endpoint), *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 

@@ -26,6 +26,7 @@ from wire_client import Client, layout, raw, records, request, running, until, w
 from llamado.devices import limits
 from llamado.devices.cpu.compiler import Compiler
 from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.kernel_quota import Budgets, RationedJit
 from llamado.devices.device import DeviceError
 from llamado.ggml import graph as g
 from llamado.ggml.graph import Graph
@@ -34,9 +35,6 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType as T
 from llamado.rpc.endpoint import Endpoint, EndpointError, client_tls
 from llamado.rpc.hashing import fnv1a
-from llamado.rpc.identity import identity
-from llamado.rpc.rationed import Budgets, RationedJit
-from llamado.rpc.regions import Lender, Turns
 from llamado.rpc.wire import (
     Allocated,
     AllocBuffer,
@@ -63,7 +61,9 @@ from llamado.rpc.wire import (
     graph_request,
     write_request,
 )
-from llamado.rpc.worker import Worker, WorkerError, WorkerOptions, run_worker
+from llamado.rpc.worker.identity import identity
+from llamado.rpc.worker.memory import Lender, Turns
+from llamado.rpc.worker.server import Worker, WorkerError, WorkerOptions, run_worker
 
 GENUINE = hashlib.sha512(b"genuine").digest() * 64
 FORGED = (b"forged 1 " + bytes(4096))[:4076] + bytes.fromhex("02021909050400000306050305001e03053e0201")
@@ -98,7 +98,7 @@ def cached(
     device: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], AbstractContextManager[Worker]]:
     """Starts a worker with a cache in `tmp_path`, as often as wanted."""
-    monkeypatch.setattr("llamado.rpc.worker.cache_folder", lambda: tmp_path / "rpc")
+    monkeypatch.setattr("llamado.rpc.worker.server.cache_folder", lambda: tmp_path / "rpc")
     return lambda: running(device, cache=True)
 
 
@@ -335,7 +335,7 @@ def test_a_freed_buffer_takes_its_graphs_along(
     client: Client, device: CpuDevice, freed: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whichever of several: neither the graph's name nor its bytes bring it back; other graphs stay."""
-    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "llamado.rpc.worker"):
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"):
         sum, one = Sum(client), Turned(client)
         sum.write(1, 2)
         sum.compute()
@@ -356,7 +356,7 @@ def test_a_freed_buffer_takes_its_graphs_along(
 def test_the_last_graph_is_forgotten_with_its_memory(
     client: Client, device: CpuDevice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "llamado.rpc.worker"):
+    with caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"):
         sum, spare = Sum(client), client.alloc(100)
         sum.write(1, 2)
         sum.compute()
@@ -491,7 +491,7 @@ def test_tiny_buffers_cost_pages(device: CpuDevice) -> None:
 
 
 def test_the_number_of_buffers_is_bounded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamado.rpc.session.MAX_REGIONS", 3)
+    monkeypatch.setattr("llamado.rpc.worker.session.MAX_REGIONS", 3)
     for _ in range(3):
         client.alloc(1)
     assert client.ask(AllocBuffer(0, 1)) == Allocated(0, 0)
@@ -677,7 +677,7 @@ def test_a_bad_request_ends_its_connection_only(
     mine = Sum(client)
     mine.write(20, 3)
     mine.compute()
-    with caplog.at_level(logging.WARNING, "llamado.rpc.worker"), Client(worker) as bad:
+    with caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"), Client(worker) as bad:
         sum = Sum(bad)
         data, message = bad_requests(sum)[case]
         assert bad.number(DeviceCount()) == 1
@@ -688,23 +688,23 @@ def test_a_bad_request_ends_its_connection_only(
 
 
 def test_before_hello(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "llamado.rpc.worker"), Client(worker, greet=False) as client:
+    with caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"), Client(worker, greet=False) as client:
         client.send(DeviceCount())
         assert "DEVICE_COUNT before HELLO" in refused(caplog, client)
 
 
 def test_silence(worker: Worker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of one who says a byte now and then."""
-    monkeypatch.setattr("llamado.rpc.session._HELLO_SECONDS", 0.2)
-    with caplog.at_level(logging.WARNING, "llamado.rpc.worker"), Client(worker, greet=False) as client:
+    monkeypatch.setattr("llamado.rpc.worker.session._HELLO_SECONDS", 0.2)
+    with caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"), Client(worker, greet=False) as client:
         client.sock.sendall(write_request(Hello())[:5])
         assert "no HELLO within 0.2 s" in refused(caplog, client)
 
 
 def test_tls_shaken_byte_by_byte(device: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every byte comes in time, the greeting does not."""
-    monkeypatch.setattr("llamado.rpc.session._HELLO_SECONDS", 0.3)
-    monkeypatch.setattr("llamado.rpc.worker._LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("llamado.rpc.worker.session._HELLO_SECONDS", 0.3)
+    monkeypatch.setattr("llamado.rpc.worker.server._LOOK_SECONDS", 0.05)
     own = Authority(tmp_path)
     with running(device, tls_cert=own.cert, tls_key=own.key) as worker, Client(worker, greet=False) as client:
         with pytest.raises(OSError):
@@ -715,14 +715,14 @@ def test_tls_shaken_byte_by_byte(device: CpuDevice, tmp_path: Path, monkeypatch:
 
 
 def test_a_silent_client_that_has_greeted_stays(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamado.rpc.session._HELLO_SECONDS", 0.1)
+    monkeypatch.setattr("llamado.rpc.worker.session._HELLO_SECONDS", 0.1)
     with Client(worker) as client:
         time.sleep(0.3)
         assert client.number(DeviceCount()) == 1
 
 
 def test_one_connection_too_many(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamado.rpc.worker.MAX_CONNECTIONS", 2)
+    monkeypatch.setattr("llamado.rpc.worker.server.MAX_CONNECTIONS", 2)
     with Client(worker) as one, Client(worker):
         with Client(worker, greet=False) as three:
             assert three.is_closed()
@@ -749,13 +749,17 @@ def test_kernels_are_rationed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A graph that needs ever new kernels takes several turns, and has an end."""
-    monkeypatch.setattr("llamado.rpc.session.KERNELS_A_TURN", 2)
+    monkeypatch.setattr("llamado.rpc.worker.session.KERNELS_A_TURN", 2)
     device = CpuDevice(1, jit=RationedJit(folder=tmp_path))
     turns = []
     original = device.prepare
     monkeypatch.setattr(device, "prepare", lambda graph: turns.append(graph) or original(graph))
     rng = np.random.default_rng(0)
-    with running(device) as worker, Client(worker) as client, caplog.at_level(logging.WARNING, "llamado.rpc.worker"):
+    with (
+        running(device) as worker,
+        Client(worker) as client,
+        caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"),
+    ):
         worker.shared.kernels = Budgets(6, 1000.0)
         client.send(new_chains(client, 4, rng))
         assert client.number(DeviceCount()) == 1
@@ -769,7 +773,7 @@ def test_kernels_are_rationed(
 def test_kernels_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has used up his own waits, also as another connection, and nobody else does."""
     now = [1000.0]
-    monkeypatch.setattr("llamado.rpc.rationed.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("llamado.devices.cpu.kernel_quota.time", SimpleNamespace(monotonic=lambda: now[0]))
     device = CpuDevice(1, jit=RationedJit(folder=tmp_path))
     rng = np.random.default_rng(1)
     with running(device) as worker:
@@ -783,7 +787,7 @@ def test_kernels_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             client.send(new_chains(client, 3, rng))
             until(lambda: budgets.left("loopback") == 0)
             with monkeypatch.context() as patch:
-                patch.setattr("llamado.rpc.session.identity", lambda *_: "198.51.100.0_24")
+                patch.setattr("llamado.rpc.worker.session.identity", lambda *_: "198.51.100.0_24")
                 with Client(worker) as newcomer:
                     newcomer.send(new_chains(newcomer, 5, rng))
                     assert newcomer.number(DeviceCount()) == 1
@@ -799,7 +803,7 @@ def test_kernels_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_fault_in_the_device_ends_one_connection(
     worker: Worker, client: Client, device: CpuDevice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "llamado.rpc.worker"):
+    with caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"):
         for error, message in (
             (DeviceError("no such thing"), "no such thing"),
             (RuntimeError("oh"), "a fault of this"),
@@ -880,7 +884,7 @@ def test_other_bytes_of_the_same_hash_replace_nothing(
     assert fnv1a(np.frombuffer(FORGED, np.uint8)) == fnv1a(np.frombuffer(GENUINE, np.uint8))
     with cached() as worker, Client(worker) as client, Client(worker) as stranger:
         upload(worker, client, GENUINE)
-        with caplog.at_level(logging.WARNING, "llamado.rpc.worker"):
+        with caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"):
             upload(worker, stranger, FORGED)
         assert "other bytes with the hash of an entry were not cached" in caplog.text
         assert fetched(client, GENUINE) == GENUINE
@@ -894,15 +898,15 @@ def test_a_cache_for_each_network(
 ) -> None:
     """Who comes first with forged bytes fools only himself."""
     with cached() as worker:
-        monkeypatch.setattr("llamado.rpc.session.identity", lambda host, sock=None: identity("198.51.100.9"))
+        monkeypatch.setattr("llamado.rpc.worker.session.identity", lambda host, sock=None: identity("198.51.100.9"))
         with Client(worker) as stranger:
             upload(worker, stranger, FORGED)
-        monkeypatch.setattr("llamado.rpc.session.identity", lambda host, sock=None: identity("192.0.2.1"))
+        monkeypatch.setattr("llamado.rpc.worker.session.identity", lambda host, sock=None: identity("192.0.2.1"))
         with Client(worker) as client:
             assert fetched(client, GENUINE) is None
             upload(worker, client, GENUINE)
             assert fetched(client, GENUINE) == GENUINE
-        monkeypatch.setattr("llamado.rpc.session.identity", lambda host, sock=None: identity("192.0.2.77"))
+        monkeypatch.setattr("llamado.rpc.worker.session.identity", lambda host, sock=None: identity("192.0.2.77"))
         with Client(worker) as neighbour:
             assert fetched(neighbour, GENUINE) == GENUINE
 
@@ -927,7 +931,7 @@ def test_clients_are_known_by_their_certificate(
     own = Authority(tmp_path)
     others = own.issue(tmp_path, "other-")
     options = {"tls_cert": own.cert, "tls_key": own.key, "tls_client_ca": own.pem, "cache": True}
-    monkeypatch.setattr("llamado.rpc.worker.cache_folder", lambda: tmp_path / "rpc")
+    monkeypatch.setattr("llamado.rpc.worker.server.cache_folder", lambda: tmp_path / "rpc")
     with running(device, **options) as worker:
 
         def client(cert: str, key: str) -> Client:
@@ -959,7 +963,7 @@ def test_allow(device: CpuDevice, caplog: pytest.LogCaptureFixture) -> None:
         assert client.number(DeviceCount()) == 1
     with (
         running(device, allow=("10.0.0.0/8", "::1/128")) as worker,
-        caplog.at_level(logging.WARNING, "llamado.rpc.worker"),
+        caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"),
         Client(worker, greet=False) as client,
     ):
         assert client.is_closed()
@@ -1005,7 +1009,7 @@ def test_tls(device: CpuDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture
     """With a certificate a client gets in, without one it does not; and the other way round no plain one does."""
     own = Authority(tmp_path)
     options = {"tls_cert": own.cert, "tls_key": own.key, "tls_client_ca": own.pem}
-    with running(device, **options) as worker, caplog.at_level(logging.WARNING, "llamado.rpc.worker"):
+    with running(device, **options) as worker, caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"):
         assert str(worker.endpoint) == f"tls://127.0.0.1:{worker.port}"
         with Client(worker, greet=False) as client:
             context = client_tls(own.pem, own.cert, own.key)
@@ -1075,7 +1079,11 @@ def test_debug_logs_each_command(
     device: CpuDevice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("GGML_RPC_DEBUG", "1")
-    with running(device) as worker, caplog.at_level(logging.INFO, "llamado.rpc.worker"), Client(worker) as client:
+    with (
+        running(device) as worker,
+        caplog.at_level(logging.INFO, "llamado.rpc.worker.server"),
+        Client(worker) as client,
+    ):
         sum = Sum(client)
         sum.write(1, 2)
         sum.compute()
@@ -1098,7 +1106,7 @@ def test_describe(device: CpuDevice, worker: Worker) -> None:
 def test_the_command(tmp_path: Path, number: signal.Signals) -> None:
     """`llamado worker` says where it listens, serves, and ends with 0 when it is told to."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "llamado.cli", "worker", "-p", "0", "-t", "1", "-m", "100"],
+        [sys.executable, "-m", "llamado", "worker", "-p", "0", "-t", "1", "-m", "100"],
         stderr=subprocess.PIPE, text=True, env={**os.environ, "GGML_RPC_DEBUG": ""},
     )  # fmt: skip
     try:
@@ -1133,18 +1141,18 @@ def test_open_to_others_warns(
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     for host, warns in (("0.0.0.0", True), ("127.0.0.1", False)):
         caplog.clear()
-        with caplog.at_level(logging.INFO, "llamado.rpc.worker"):
+        with caplog.at_level(logging.INFO, "llamado.rpc.worker.server"):
             assert run_worker(WorkerOptions(host=host, port=0, threads=1)) == 0
         assert ("WARNING: 0.0.0.0 can be reached" in caplog.text) is warns
 
 
 def test_more_memory_to_lend_than_there_is(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("llamado.rpc.worker.Worker.serve", lambda worker: worker._end())
+    monkeypatch.setattr("llamado.rpc.worker.server.Worker.serve", lambda worker: worker._end())
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(limits, "memory", lambda: limits.Memory(1 << 30, 2_000_000_000, 9 << 30))
     for mem, warns in ((3_000_000_000, True), (2_000_000_000, False), (None, False)):
         caplog.clear()
-        with caplog.at_level(logging.INFO, "llamado.rpc.worker"):
+        with caplog.at_level(logging.INFO, "llamado.rpc.worker.server"):
             assert run_worker(WorkerOptions(port=0, threads=1, mem=mem)) == 0
         assert ("--mem allows clients 3.0 GB, this process may use 2.0 GB" in caplog.text) is warns
 

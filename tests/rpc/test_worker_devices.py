@@ -12,13 +12,13 @@ from tiny_models import make_llama
 from wire_client import Client, layout, raw, request, running, wire_of
 
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.placement import SplitOptions
+from llamado.devices.cpu.kernel_quota import RationedJit
+from llamado.devices.split.placement import SplitOptions
 from llamado.engine.llama import Llama
 from llamado.ggml import graph as g
 from llamado.ggml.graph import Graph
 from llamado.gguf.types import TensorType as T
-from llamado.rpc.client import connect
-from llamado.rpc.rationed import RationedJit
+from llamado.rpc.client.device import connect
 from llamado.rpc.wire import (
     Allocated,
     AllocBuffer,
@@ -32,7 +32,7 @@ from llamado.rpc.wire import (
     GraphRecompute,
     SetTensor,
 )
-from llamado.rpc.worker import Worker
+from llamado.rpc.worker.server import Worker
 
 MIB = 1 << 20
 

@@ -12,13 +12,13 @@ import pytest
 from wire_client import Client, layout, request, running, until, wire_of
 
 from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.kernel_quota import RationedJit
 from llamado.devices.device import DeviceError, Sharable
 from llamado.ggml import graph as g
 from llamado.ggml.graph import Graph
 from llamado.gguf.types import TensorType as T
-from llamado.rpc.rationed import RationedJit
 from llamado.rpc.wire import Allocated, AllocBuffer, DeviceCount, FreeBuffer, GetAlignment, GraphRecompute, SetTensor
-from llamado.rpc.worker import Worker
+from llamado.rpc.worker.server import Worker
 
 MIB = 1 << 20
 
@@ -358,8 +358,8 @@ def test_too_much_work_for_one_graph(device: CpuDevice) -> None:
 
 def test_idle_connections_lock_nobody_out(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that has been idle for longest goes, of those that own nothing."""
-    monkeypatch.setattr("llamado.rpc.worker._IDLE_SECONDS", -1.0)
-    monkeypatch.setattr("llamado.rpc.worker.MAX_CONNECTIONS", 8)
+    monkeypatch.setattr("llamado.rpc.worker.server._IDLE_SECONDS", -1.0)
+    monkeypatch.setattr("llamado.rpc.worker.server.MAX_CONNECTIONS", 8)
     with running(device) as worker, Client(worker) as owner:
         mine = Scaled(owner)
         assert mine.is_right()
@@ -378,13 +378,13 @@ def test_idle_connections_lock_nobody_out(device: CpuDevice, monkeypatch: pytest
 
 
 def test_who_has_memory_or_has_just_asked_is_not_let_go(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamado.rpc.worker.MAX_CONNECTIONS", 2)
+    monkeypatch.setattr("llamado.rpc.worker.server.MAX_CONNECTIONS", 2)
     with running(device) as worker, Client(worker) as one, Client(worker) as two:
         mine = Scaled(one)
         with Client(worker, greet=False, timeout=5) as three:
             assert three.is_closed()
         assert two.number(DeviceCount()) == 1
-        monkeypatch.setattr("llamado.rpc.worker._IDLE_SECONDS", -1.0)
+        monkeypatch.setattr("llamado.rpc.worker.server._IDLE_SECONDS", -1.0)
         ptr, _ = two.alloc(1)
         with Client(worker, greet=False, timeout=5) as three:
             assert three.is_closed()
@@ -399,8 +399,8 @@ def test_a_network_with_more_than_its_share_loses_places_at_once(
     device: CpuDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who floods a worker need not have been idle for long."""
-    monkeypatch.setattr("llamado.rpc.worker.MAX_CONNECTIONS", 8)
-    monkeypatch.setattr("llamado.rpc.worker.MAX_OF_A_NETWORK", 3)
+    monkeypatch.setattr("llamado.rpc.worker.server.MAX_CONNECTIONS", 8)
+    monkeypatch.setattr("llamado.rpc.worker.server.MAX_OF_A_NETWORK", 3)
     with running(device) as worker:
         flood = [Client(worker) for _ in range(8)]
         with Client(worker) as newcomer:
@@ -412,8 +412,8 @@ def test_a_network_with_more_than_its_share_loses_places_at_once(
 
 def test_one_network_does_not_get_all_places(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even by owning something."""
-    monkeypatch.setattr("llamado.rpc.worker.MAX_CONNECTIONS", 8)
-    monkeypatch.setattr("llamado.rpc.worker.MAX_OF_A_NETWORK", 3)
+    monkeypatch.setattr("llamado.rpc.worker.server.MAX_CONNECTIONS", 8)
+    monkeypatch.setattr("llamado.rpc.worker.server.MAX_OF_A_NETWORK", 3)
     network = "a"
     for module in ("worker", "session"):
         monkeypatch.setattr(f"llamado.rpc.{module}.identity", lambda *_: network)

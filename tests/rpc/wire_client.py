@@ -35,7 +35,7 @@ from llamado.rpc.wire import (
     has_response,
     write_request,
 )
-from llamado.rpc.worker import Worker, WorkerOptions
+from llamado.rpc.worker.server import Worker, WorkerOptions
 
 
 @contextmanager

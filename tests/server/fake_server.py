@@ -14,15 +14,15 @@ from pathlib import Path
 from fakes import FakeEngine, served
 
 from llamado.devices.device import DeviceFull, DeviceLost
-from llamado.devices.placement import NotEnoughMemory
+from llamado.devices.split.placement import NotEnoughMemory
 from llamado.errors import LlamadoError
+from llamado.http import logs
+from llamado.http.sockets import listen
+from llamado.rpc.client.workers import WorkersUnreachable
 from llamado.rpc.transport import ConnectError
-from llamado.rpc.workers import WorkersUnreachable
-from llamado.server import logs
-from llamado.server.lifecycle import serve
-from llamado.server.served import Served
+from llamado.server.loaded_model import Served
+from llamado.server.run import serve
 from llamado.server.settings import ModelSource, Settings
-from llamado.server.sockets import listen
 from llamado.server.state import Switches
 
 FAILURES: dict[str, Exception] = {

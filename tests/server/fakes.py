@@ -34,10 +34,10 @@ from llamado.engine.request import (
 )
 from llamado.http.access import AccessRules
 from llamado.server.app import create_app
-from llamado.server.served import ModelInfo, Served
+from llamado.server.loaded_model import ModelInfo, Served
 from llamado.server.state import ServerState, Switches
-from llamado.text.chat import ChatTemplate
-from llamado.text.grammar import GrammarError, GrammarSource, Trigger
+from llamado.text.grammar.source import GrammarError, GrammarSource, Trigger
+from llamado.text.template.chat import ChatTemplate
 
 ANSWER = "Hello, wörld!\nAll is well."
 EOS = 256

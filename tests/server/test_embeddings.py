@@ -21,14 +21,14 @@ import pytest
 from minilm import make_bert, minilm
 from tiny_models import make_llama
 
-from llamado.engine.embedding import Embedding
+from llamado.engine.embedding.embedder import Embedding
 from llamado.engine.errors import QueueFull
-from llamado.gguf.sources import cache_dir
+from llamado.gguf.sources.resolve import cache_dir
 from llamado.models import Pooling
+from llamado.server.api.embeddings import Vectors
 from llamado.server.app import create_app
-from llamado.server.embeddings import Vectors
 from llamado.server.load import load_served
-from llamado.server.served import Served
+from llamado.server.loaded_model import Served
 from llamado.server.settings import EngineOptions, ModelSource, Settings
 from llamado.server.state import ServerState, Switches
 
@@ -332,7 +332,7 @@ def both(peer: Path, model: Path, *options: str) -> Iterator[tuple[str, str]]:
             probe.bind(("127.0.0.1", 0))
             ports.append(probe.getsockname()[1])
     common = ["-m", str(model), "-t", "1", "-a", "m", *options, "--port"]
-    ours = [sys.executable, "-m", "llamado.cli", "serve", *common, str(ports[0])]
+    ours = [sys.executable, "-m", "llamado", "serve", *common, str(ports[0])]
     theirs = [str(peer / "llama-server"), "-ngl", "0", *common, str(ports[1])]
     quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     processes = [subprocess.Popen(command, **quiet) for command in (ours, theirs)]

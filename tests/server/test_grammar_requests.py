@@ -14,7 +14,7 @@ import pytest
 from fakes import FakeEngine, client, run
 from test_chat_api import HERMES
 
-from llamado.text.constraint import GrammarCompiler
+from llamado.text.grammar.compiler import GrammarCompiler
 
 sys.path.append(str(Path(__file__).parents[1] / "text"))
 from guided import bytes_tokenizer

@@ -17,11 +17,12 @@ from fakes import FakeEngine, FakeTokenizer, client, run, served
 from wire import read_answers, serving
 
 from llamado.engine.request import Token, TokenProb, TokenProbs
+from llamado.http import connections
 from llamado.http.access import AccessRules
-from llamado.server import connections, streaming
-from llamado.server.limits import read_limits
-from llamado.server.options import MOST_PROBABILITIES, Options, bound_probabilities
-from llamado.server.streaming import Generation, Mailbox
+from llamado.server.generate import streaming
+from llamado.server.generate.constraints import read_limits
+from llamado.server.generate.options import MOST_PROBABILITIES, Options, bound_probabilities
+from llamado.server.generate.streaming import Generation, Mailbox
 
 USER = [{"role": "user", "content": "Hi"}]
 SECOND = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"

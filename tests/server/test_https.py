@@ -13,10 +13,10 @@ import httpx
 import pytest
 import trustme
 
-from llamado.cli import _parser
+from llamado.commands.cli import _parser
 from llamado.flags import parse
+from llamado.http.sockets import PortError, check_tls
 from llamado.server.settings import serve_settings
-from llamado.server.sockets import PortError, check_tls
 
 Start = Callable[..., tuple[subprocess.Popen[str], str]]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fakes import FakeEngine, FakeTokenizer, client, run
 
-from llamado.server.infill import Room, infill_prompt
+from llamado.server.api.infill import Room, infill_prompt
 
 ROOM = Room(n_ctx=4096, n_batch=64, n_predict=-1)
 BODY = {"input_prefix": "ab", "input_suffix": "yz"}

@@ -52,7 +52,7 @@ def servers(peer_bin: Path, smollm2_path: Path) -> Iterator[Pair]:
             probe.bind(("127.0.0.1", 0))
             ports.append(probe.getsockname()[1])
     common = ["-m", str(smollm2_path), "-c", "2048", "-t", "1", "--metrics", "-a", "m", "--port"]
-    ours = [sys.executable, "-m", "llamado.cli", "serve", *common, str(ports[0])]
+    ours = [sys.executable, "-m", "llamado", "serve", *common, str(ports[0])]
     theirs = [str(peer_bin / "llama-server"), "-ngl", "0", *common, str(ports[1])]
     quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     processes = [subprocess.Popen(command, **quiet) for command in (ours, theirs)]

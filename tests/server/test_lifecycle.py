@@ -18,9 +18,9 @@ import httpx
 import pytest
 from fakes import FakeEngine, events, served
 
-from llamado.server.lifecycle import GRACE
-from llamado.server.sockets import PortError, check_tls, listen
-from llamado.server.streaming import Generation, Mailbox
+from llamado.http.sockets import PortError, check_tls, listen
+from llamado.server.generate.streaming import Generation, Mailbox
+from llamado.server.run import GRACE
 
 Start = Callable[..., tuple[subprocess.Popen[str], str]]
 
@@ -209,7 +209,7 @@ def test_taken_port_is_an_error_that_says_so() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(PortError, match=rf"127\.0\.0\.1:{port}: Address already in use; .*--port"):
             listen(("127.0.0.1",), port)
-        command = [sys.executable, "-m", "llamado.cli", "serve", "-m", "nothing.gguf", "--port", str(port)]
+        command = [sys.executable, "-m", "llamado", "serve", "-m", "nothing.gguf", "--port", str(port)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 1 and "Address already in use" in done.stderr and "Traceback" not in done.stderr
 

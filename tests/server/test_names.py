@@ -9,7 +9,7 @@ from typing import Any
 from fakes import INFO
 
 from llamado.flags import add_flags, parse
-from llamado.server.monitor import models_json
+from llamado.server.api.status import models_json
 from llamado.server.settings import Settings, serve_settings
 
 

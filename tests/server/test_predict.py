@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fakes import ANSWER, FakeEngine, client, run
 
-from llamado.server.predict import PredictRoutes, format_name
+from llamado.server.api.predict import PredictRoutes, format_name
 
 CHAT = {"@requestFormat": "chatCompletions", "messages": [{"role": "user", "content": "Hi"}]}
 

@@ -21,13 +21,13 @@ from fakes import client, run
 from llamado.engine.request import TokenProb, TokenProbs
 from llamado.http.access import AccessRules, digest, key_is_valid
 from llamado.http.bodies import MAX_BODY
-from llamado.server import memory
-from llamado.server.bodies import LONG_BODY, MAX_COUNTS, MAX_DEPTH, MAX_QUOTES, is_deeper, parse_json
-from llamado.server.connections import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED
+from llamado.http.connections import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED
+from llamado.http.json_body import LONG_BODY, MAX_COUNTS, MAX_DEPTH, MAX_QUOTES, is_deeper, parse_json
 from llamado.server.errors import ApiError
-from llamado.server.formats import probs_json
-from llamado.server.prompts import LONG_TEXT, MOST_TEXT
-from llamado.server.values import MOST_ITEMS, MOST_SAMPLERS
+from llamado.server.generate.formats import probs_json
+from llamado.server.generate.json_values import MOST_ITEMS, MOST_SAMPLERS
+from llamado.server.generate.prompts import LONG_TEXT, MOST_TEXT
+from llamado.server.ops import memory
 
 Start = Callable[..., tuple[subprocess.Popen[str], str]]
 

@@ -11,14 +11,14 @@ import pytest
 from fakes import FakeEngine
 from test_endpoints import post
 
-from llamado.engine.randomness import seed_key, uniform
 from llamado.engine.request import MAX_SEED, Defaults, InvalidRequest
+from llamado.engine.sampling.rng import seed_key, uniform
 from llamado.flags import add_flags, parse
-from llamado.server.bodies import parse_json
+from llamado.http.json_body import parse_json
 from llamado.server.errors import ApiError
-from llamado.server.options import generation_settings
+from llamado.server.generate.json_values import number_json
+from llamado.server.generate.options import generation_settings
 from llamado.server.settings import serve_settings
-from llamado.server.values import number_json
 
 JOBS = [int(hashlib.sha256(job).hexdigest(), 16) for job in (b"a", b"b", b"c")]
 NUMBERS = [

@@ -20,23 +20,23 @@ import pytest
 from fakes import FakeEngine, client, run, served
 from wire import serving
 
-from llamado.cli import _parser
-from llamado.cluster.logbook import Logbook
-from llamado.cluster.presets import environment
-from llamado.devices.placement import Placement
+from llamado.commands.cli import _parser
+from llamado.devices.split.placement import Placement
 from llamado.engine.errors import QueueFull
 from llamado.engine.request import Request
 from llamado.flags import parse
+from llamado.http import logs
 from llamado.http.access import AccessRules
-from llamado.server import logs
-from llamado.server.logs import Background, Lines
-from llamado.server.overview import layer_devices, overview
-from llamado.server.record import Record, current, request_id
+from llamado.http.logs import Background, Lines
+from llamado.http.request_log import Record, current, request_id
+from llamado.router.log_tail import Logbook
+from llamado.router.presets import environment
+from llamado.server.ops.banner import layer_devices, overview
+from llamado.server.ops.sleep import Sleep
+from llamado.server.ops.tracing import Tracing, TracingError, open_tracing
 from llamado.server.settings import EngineOptions, ModelSource, Settings, serve_settings
-from llamado.server.sleep import Sleep
 from llamado.server.state import Switches
-from llamado.server.tracing import Tracing, TracingError, open_tracing
-from llamado.text.grammar import GrammarError
+from llamado.text.grammar.source import GrammarError
 
 Start = Callable[..., tuple[subprocess.Popen[str], str]]
 
@@ -230,7 +230,9 @@ def test_names_that_strangers_chose_cannot_forge_a_line() -> None:
         failed = logging.LogRecord("llamado", logging.INFO, "", 0, "no", (), sys.exc_info())
     assert text.format(failed).startswith(r"no: ValueError: a\nerror: hacked") and text.format(failed).isprintable()
     # The other commands' log, as the worker's.
-    command = "import logging; from llamado.cli import _log_to_stderr as to; from argparse import Namespace as N;"
+    command = (
+        "import logging; from llamado.commands.cli import _log_to_stderr as to; from argparse import Namespace as N;"
+    )
     command += "to(N(verbose=False)); logging.getLogger('llamado.rpc').warning('%s', 'a\\nb')"
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
     assert done.stderr == "a\\nb\n"

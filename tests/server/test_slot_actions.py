@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from llamado.engine.engine import Engine
 from llamado.engine.request import Request, Sampling
+from llamado.server.api.slots import is_plain_name
 from llamado.server.app import create_app
-from llamado.server.slots import is_plain_name
 from llamado.server.state import ServerState, Switches
 
 

@@ -12,10 +12,10 @@ from typing import Any
 from fakes import TEMPLATE, FakeEngine, served
 
 from llamado.http.access import AccessRules
+from llamado.http.connections import Gate, configure
+from llamado.http.signals import EndingServer
+from llamado.http.sockets import listen
 from llamado.server.app import busy_app, create_app
-from llamado.server.connections import Gate, configure
-from llamado.server.signals import EndingServer
-from llamado.server.sockets import listen
 from llamado.server.state import ServerState, Switches
 
 

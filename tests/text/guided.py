@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.gguf.metadata import Metadata, StringArray
-from llamado.text.bpe import SPELLING
-from llamado.text.constraint import Constraint, GrammarCompiler, Matcher
-from llamado.text.grammar import GrammarSource, Trigger
-from llamado.text.tokenizer import Tokenizer, load_tokenizer
+from llamado.text.grammar.compiler import Constraint, GrammarCompiler, Matcher
+from llamado.text.grammar.source import GrammarSource, Trigger
+from llamado.text.tokenizer.bpe import SPELLING
+from llamado.text.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPECIAL = (

@@ -18,7 +18,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from llamado.text.pretokenizers import PRE_TOKENIZERS
+from llamado.text.tokenizer.pretokenizers import PRE_TOKENIZERS
 
 FILE = Path(__file__).with_name("pretokenizer_words.json")
 BORDER = "¦"

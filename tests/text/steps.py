@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llamado.text import merging
+from llamado.text.tokenizer import merging
 
 
 def calls(work: Callable[[], object]) -> int:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from llamado.gguf.reader import Metadata, StringArray
-from llamado.text.chat import ChatTemplate, TemplateError
-from llamado.text.templates import TEMPLATES
-from llamado.text.tokenizer import load_tokenizer
+from llamado.text.template.chat import ChatTemplate, TemplateError
+from llamado.text.template.templates import TEMPLATES
+from llamado.text.tokenizer.tokenizer import load_tokenizer
 
 USER = [{"role": "user", "content": "hi"}]
 TALK = [

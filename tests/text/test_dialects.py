@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamado.text.chat import ChatTemplate
 from llamado.text.dialects import ChatRequest, Content, Continued, Piece, Prepared, Reasoning, ToolCall, prepare
 from llamado.text.dialects.reading import ReadingParser
+from llamado.text.template.chat import ChatTemplate
 
 TEMPLATES = Path(__file__).parent / "templates"
 USER = [{"role": "user", "content": "hi"}]

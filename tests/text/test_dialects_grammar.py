@@ -9,7 +9,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from test_dialects import ANSWERS, NAMES, TEMPLATES, TOOLS, Answer, read, ready, told
 
-from llamado.text.grammar import GrammarError, GrammarSource
+from llamado.text.grammar.source import GrammarError, GrammarSource
 
 BYTES = LLTokenizer("byte")
 ALL = sorted({*NAMES, *(path.stem for path in TEMPLATES.glob("*.jinja"))})

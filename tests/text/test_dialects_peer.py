@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 from llamado.gguf.reader import GGUFFile
-from llamado.text.chat import ChatTemplate
 from llamado.text.dialects import ChatRequest, Content, Piece, Reasoning, prepare
-from llamado.text.templates import TEMPLATES
-from llamado.text.tokenizer import load_tokenizer
+from llamado.text.template.chat import ChatTemplate
+from llamado.text.template.templates import TEMPLATES
+from llamado.text.tokenizer.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.interop
 

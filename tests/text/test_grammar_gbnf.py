@@ -7,9 +7,9 @@ import sys
 import pytest
 from guided import Vocabulary, bytes_tokenizer, pieces_tokenizer
 
-from llamado.text import gbnf_lark
-from llamado.text.gbnf import Chars, Choice, Literal, Node, Ref, Repeat, Rules, Sequence, parse
-from llamado.text.grammar import GrammarError
+from llamado.text.grammar import gbnf_lark
+from llamado.text.grammar.gbnf import Chars, Choice, Literal, Node, Ref, Repeat, Rules, Sequence, parse
+from llamado.text.grammar.source import GrammarError
 
 
 @pytest.fixture(scope="module", params=[bytes_tokenizer, pieces_tokenizer])

@@ -8,10 +8,10 @@ import pytest
 import regex
 from guided import Vocabulary, bytes_tokenizer, pieces_tokenizer
 
-from llamado.text import constraint_lazy, constraint_triggers
-from llamado.text.constraint_lazy import ANSWER_SECONDS, FREE_SECONDS, TOKEN_SECONDS
-from llamado.text.constraint_triggers import MAX_NODES, MAX_PATTERN, MAX_TRIGGERS, pattern_nodes
-from llamado.text.grammar import ConstraintError, GrammarError, Trigger
+from llamado.text.grammar import lazy, triggers
+from llamado.text.grammar.lazy import ANSWER_SECONDS, FREE_SECONDS, TOKEN_SECONDS
+from llamado.text.grammar.source import ConstraintError, GrammarError, Trigger
+from llamado.text.grammar.triggers import MAX_NODES, MAX_PATTERN, MAX_TRIGGERS, pattern_nodes
 
 CALL = 'root ::= "<tool_call>" [0-9]+ "</tool_call>"'
 
@@ -213,7 +213,7 @@ BOMBS = [
 def test_patterns_that_would_be_written_out_too_long_are_refused_uncompiled(
     bpe: Vocabulary, monkeypatch: pytest.MonkeyPatch, pattern: str
 ) -> None:
-    monkeypatch.setattr(constraint_triggers.regex, "compile", None)
+    monkeypatch.setattr(triggers.regex, "compile", None)
     with pytest.raises(GrammarError, match=f"repeated parts.*{MAX_NODES} nodes"):
         bpe.constraint("gbnf", CALL, Trigger("pattern", pattern))
 
@@ -243,11 +243,11 @@ def test_patterns_are_compiled_one_at_a_time_and_not_remembered(
     compile = regex.compile
 
     def watched(*arguments: Any, **options: Any) -> Any:
-        at_once.append(constraint_triggers._compiling.acquire(blocking=False))
+        at_once.append(triggers._compiling.acquire(blocking=False))
         assert options == {"cache_pattern": False}
         return compile(*arguments, **options)
 
-    monkeypatch.setattr(constraint_triggers.regex, "compile", watched)
+    monkeypatch.setattr(triggers.regex, "compile", watched)
     for i in range(3):
         bpe.constraint("gbnf", CALL, Trigger("pattern", f"remembered{i}"))
     assert at_once == [False] * 3
@@ -281,10 +281,10 @@ def test_all_triggers_share_the_time_of_a_token(bpe: Vocabulary, monkeypatch: py
     """Each pattern alone stays within it."""
     step = TOKEN_SECONDS / 10
     for count, n in ((4, 3), (40, 0)):
-        monkeypatch.setattr(constraint_lazy, "_seconds", Clock(step))
+        monkeypatch.setattr(lazy, "_seconds", Clock(step))
         matcher = bpe.constraint("gbnf", CALL, *[Trigger("pattern", f"never{i}") for i in range(count)]).start()
         assert accepted(matcher, bpe.spell("xyz")) == n
-    monkeypatch.setattr(constraint_lazy, "_seconds", Clock(step))
+    monkeypatch.setattr(lazy, "_seconds", Clock(step))
     matcher = bpe.constraint("gbnf", CALL, *[Trigger("word", "x") for _ in range(40)]).start()
     assert accepted(matcher, bpe.spell("yx")) == 1
 
@@ -293,10 +293,10 @@ def test_the_time_of_an_answer_is_limited(bpe: Vocabulary, monkeypatch: pytest.M
     constraint = bpe.constraint("gbnf", CALL, Trigger("pattern", "never"))
     tokens = bpe.spell("x") * 2000
     calls = 3  # of the clock, between the first and the last of a token
-    monkeypatch.setattr(constraint_lazy, "_seconds", Clock(FREE_SECONDS / calls / 2))
+    monkeypatch.setattr(lazy, "_seconds", Clock(FREE_SECONDS / calls / 2))
     assert accepted(constraint.start(), tokens) == len(tokens)
     seconds = 2 * FREE_SECONDS  # of which half is free
-    monkeypatch.setattr(constraint_lazy, "_seconds", Clock(seconds / calls))
+    monkeypatch.setattr(lazy, "_seconds", Clock(seconds / calls))
     n = accepted(constraint.start(), tokens)
     assert 0.9 < n * (seconds - FREE_SECONDS) / ANSWER_SECONDS < 1.1
 

@@ -15,9 +15,9 @@ import pytest
 from guided import Vocabulary, bytes_tokenizer, pieces_tokenizer
 from llguidance import LLParserLimits
 
-from llamado.text import constraint
-from llamado.text.grammar import ConstraintError, GrammarError
-from llamado.text.schema_formats import FORMATS
+from llamado.text.grammar import compiler
+from llamado.text.grammar.schema_formats import FORMATS
+from llamado.text.grammar.source import ConstraintError, GrammarError
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from schemas import cases
@@ -109,11 +109,11 @@ LANGUAGES: list[tuple[object, list[str], list[str]]] = [
 @pytest.mark.parametrize(("schema", "good", "bad"), LANGUAGES)
 def test_language(bpe: Vocabulary, spm: Vocabulary, schema: object, good: list[str], bad: list[str]) -> None:
     for vocabulary in (bpe, spm):
-        constraint = vocabulary.constraint("json_schema", json.dumps(schema))
+        compiler = vocabulary.constraint("json_schema", json.dumps(schema))
         for text in good:
-            assert vocabulary.accepts(constraint, text), text
+            assert vocabulary.accepts(compiler, text), text
         for text in bad:
-            assert not vocabulary.accepts(constraint, text), text
+            assert not vocabulary.accepts(compiler, text), text
 
 
 @pytest.mark.parametrize(
@@ -175,9 +175,9 @@ def test_random_answers_are_valid(bpe: Vocabulary, spm: Vocabulary, part: int) -
     ended = 0
     for case in cases()[part::4]:
         vocabulary = spm if part % 2 else bpe
-        constraint = vocabulary.constraint("json_schema", json.dumps(case.schema))
+        compiler = vocabulary.constraint("json_schema", json.dumps(case.schema))
         check = validator(case.schema)
-        text = vocabulary.walk(constraint, random.Random(case.name), most=180)
+        text = vocabulary.walk(compiler, random.Random(case.name), most=180)
         if text is not None:
             ended += 1
             value = json.loads(text)
@@ -188,10 +188,10 @@ def test_random_answers_are_valid(bpe: Vocabulary, spm: Vocabulary, part: int) -
 @pytest.mark.parametrize("name", FORMATS)
 def test_formats_are_never_wider_than_a_validator_allows(bpe: Vocabulary, name: str) -> None:
     schema = {"type": "string", "format": name}
-    constraint = bpe.constraint("json_schema", json.dumps(schema))
+    compiler = bpe.constraint("json_schema", json.dumps(schema))
     check = validator(schema)
     for seed in range(25):
-        text = bpe.walk(constraint, random.Random(seed))
+        text = bpe.walk(compiler, random.Random(seed))
         assert text is None or check.is_valid(json.loads(text)), text
 
 
@@ -211,12 +211,12 @@ def test_formats_are_never_wider_than_a_validator_allows(bpe: Vocabulary, name: 
     ],
 )
 def test_formats_allow_what_is_common(bpe: Vocabulary, name: str, texts: list[str]) -> None:
-    constraint = bpe.constraint("json_schema", json.dumps({"type": "string", "format": name}))
+    compiler = bpe.constraint("json_schema", json.dumps({"type": "string", "format": name}))
     narrow = bpe.constraint("json_schema", json.dumps({"type": "string", "format": name, "pattern": "^.*$"}))
     for text in texts:
-        assert bpe.accepts(constraint, json.dumps(text)) and bpe.accepts(narrow, json.dumps(text)), text
+        assert bpe.accepts(compiler, json.dumps(text)) and bpe.accepts(narrow, json.dumps(text)), text
     for text in ("", "x y", "2023-02-29", "24:00:00Z", "256.1.1.1", "a@b", "P"):
-        assert not bpe.accepts(constraint, json.dumps(text)), text
+        assert not bpe.accepts(compiler, json.dumps(text)), text
 
 
 # --- schemas that ask for too much
@@ -334,7 +334,7 @@ def test_few_grammars_are_kept() -> None:
 
 
 def test_limits_while_generating_are_errors_that_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constraint, "LIMITS", LLParserLimits(max_lexer_states=60, precompute_large_lexemes=False))
+    monkeypatch.setattr(compiler, "LIMITS", LLParserLimits(max_lexer_states=60, precompute_large_lexemes=False))
     vocabulary = Vocabulary(bytes_tokenizer())
     chance = random.Random(1)
     matcher = vocabulary.constraint("regex", "[ab]*a[ab]{12}").start()
@@ -348,10 +348,10 @@ def test_regex_and_lark(bpe: Vocabulary) -> None:
     assert bpe.accepts(bpe.constraint("regex", "[ab]/+é"), "a//é")
     assert not bpe.accepts(bpe.constraint("regex", "[ab]+"), "abc")
     lark = 'start: "<tool_call>" %json {"properties": {"a": {"type": "integer"}}} "</tool_call>" // "<think>"'
-    constraint = bpe.constraint("lark", lark)
-    assert bpe.accepts(constraint, '<tool_call>{"a": 1}</tool_call>')
-    assert not bpe.accepts(constraint, '<tool_call>{  "a": 1}</tool_call>')
-    assert not bpe.accepts(constraint, '<tool_call>{"b": 1}</tool_call>')
+    compiler = bpe.constraint("lark", lark)
+    assert bpe.accepts(compiler, '<tool_call>{"a": 1}</tool_call>')
+    assert not bpe.accepts(compiler, '<tool_call>{  "a": 1}</tool_call>')
+    assert not bpe.accepts(compiler, '<tool_call>{"b": 1}</tool_call>')
     with pytest.raises(GrammarError, match="keyword 'not' is not supported"):
         bpe.constraint("lark", 'start: %json {"not": {}}')
     for bad in ("", "start: x", "start: %json {", "%llguidance 5\nstart: /a/", "start: /(/"):

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from guided import Vocabulary, bytes_tokenizer, pieces_tokenizer
 
-from llamado.text.constraint import Constraint
-from llamado.text.grammar import ConstraintError, GrammarError, Trigger
+from llamado.text.grammar.compiler import Constraint
+from llamado.text.grammar.source import ConstraintError, GrammarError, Trigger
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from llamado.text.chat import ChatTemplate, TemplateError
+from llamado.text.template.chat import ChatTemplate, TemplateError
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -95,7 +95,7 @@ HOSTILE = [
 
 @pytest.fixture
 def little_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamado.text.chat.SECONDS", 0.25, raising=False)
+    monkeypatch.setattr("llamado.text.template.chat.SECONDS", 0.25, raising=False)
 
 
 @pytest.mark.slow  # all together
@@ -184,7 +184,7 @@ def renderers(parent: int) -> list[int]:
             command = (path / "cmdline").read_bytes()
         except OSError:
             continue
-        if int(after_name[1]) == parent and b"llamado.text.sandbox" in command:
+        if int(after_name[1]) == parent and b"llamado.text.template.sandbox" in command:
             found.append(int(path.name))
     return found
 
@@ -293,7 +293,7 @@ def ask(process: subprocess.Popen[bytes], request: bytes) -> bytes:
 def test_memory_is_limited_and_given_back() -> None:
     doubling = "{% set n = namespace(s=[1]) %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}"
     request = '{"source": "' + doubling + '", "renders": [{}], "seconds": 60}'
-    command = [sys.executable, "-P", "-m", "llamado.text.sandbox"]
+    command = [sys.executable, "-P", "-m", "llamado.text.template.sandbox"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         for _ in range(3):
             assert b"512 MiB of memory" in ask(process, request.encode())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from steps import steps
 
 from llamado.text.errors import TokenizerError
-from llamado.text.merging import LONGEST, merge, merge_long, merge_short
+from llamado.text.tokenizer.merging import LONGEST, merge, merge_long, merge_short
 
 Cost = Callable[[str, str], float]
 

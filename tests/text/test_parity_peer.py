@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from llamado.gguf.reader import GGUFFile
-from llamado.text.chat import ChatTemplate
-from llamado.text.tokenizer import Tokenizer, load_tokenizer
+from llamado.text.template.chat import ChatTemplate
+from llamado.text.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 pytestmark = pytest.mark.interop
 

@@ -10,8 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamado.text.errors import TokenizerError
-from llamado.text.pretokenizers import PRE_TOKENIZERS, pre_tokenizer
-from llamado.text.unicode_classes import LETTER, MARK, NUMBER, OTHER, PUNCTUATION, SPACE, SYMBOL, WHITESPACE, reduce
+from llamado.text.tokenizer.pretokenizers import PRE_TOKENIZERS, pre_tokenizer
+from llamado.text.tokenizer.unicode_classes import (
+    LETTER,
+    MARK,
+    NUMBER,
+    OTHER,
+    PUNCTUATION,
+    SPACE,
+    SYMBOL,
+    WHITESPACE,
+    reduce,
+)
 
 # What the real llama.cpp (b11434) cuts texts into; `peer_words.py` asks it, and the interop test does so again.
 WORDS = peer_words.read()

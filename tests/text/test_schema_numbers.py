@@ -17,8 +17,8 @@ from guided import Vocabulary, bytes_tokenizer
 from test_dialects import template
 
 from llamado.text.dialects import ChatRequest, prepare
-from llamado.text.grammar import GrammarError, GrammarSource
-from llamado.text.schema_numbers import MOST
+from llamado.text.grammar.schema_numbers import MOST
+from llamado.text.grammar.source import GrammarError, GrammarSource
 
 INT, NUMBER = {"type": "integer"}, {"type": "number"}
 

@@ -11,10 +11,10 @@ from steps import calls, steps
 
 from llamado.gguf.errors import GgufError
 from llamado.gguf.reader import GGUFFile, Metadata, StringArray
-from llamado.text.bpe import SPELLING, spell_bytes, unspell
-from llamado.text.stream import Detokenizer
-from llamado.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer
-from llamado.text.vocabulary import decode_all
+from llamado.text.tokenizer.bpe import SPELLING, spell_bytes, unspell
+from llamado.text.tokenizer.stream import Detokenizer
+from llamado.text.tokenizer.tokenizer import Tokenizer, TokenizerError, load_tokenizer
+from llamado.text.tokenizer.vocabulary import decode_all
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -130,7 +130,7 @@ def test_without_byte_tokens_the_unknown_token() -> None:
 
 def test_cuts_never_change_the_outcome() -> None:
     """Pieces between characters that no token has side by side, merged apart, are the text merged as one."""
-    from llamado.text.merging import merge
+    from llamado.text.tokenizer.merging import merge
 
     tokenizer = spm(
         dict.fromkeys("▁abc", -9) | {"ab": -2, "▁a": -1, "bc": -2, "cc": -3, "▁▁": -1, "abc": -4},

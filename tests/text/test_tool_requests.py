@@ -14,7 +14,7 @@ from test_dialects import NAMES, template
 
 from llamado.errors import LlamadoError
 from llamado.text.dialects import ChatRequest, prepare
-from llamado.text.grammar import GrammarError
+from llamado.text.grammar.source import GrammarError
 
 USER = [{"role": "user", "content": "hi"}]
 TOOL: dict[str, Any] = {

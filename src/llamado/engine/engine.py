@@ -4,9 +4,9 @@ Each step evaluates the next token of every slot that is generating and, in the 
 are being read. What a request answers never depends on the others (law 1), so everything here is free to choose what is
 fastest: which slot, which cells, how much of a prompt, in which order.
 
-Here is the thread and its loop. Its parts: queue.py (who waits, who is turned down), batching.py (what goes into the
-next batch), sequences.py (whose cells are where), answering.py (from logits to the next token), recovery.py (when a
-device is gone), errands.py and holding.py (slots that are saved and restored), statistics.py (what is counted).
+Here is the thread and its loop. Its parts are in scheduler/: queue.py (who waits, who is turned down), batch.py (what
+goes into the next batch), prefix.py (whose cells are where), output.py (from logits to the next token), recovery.py
+(when a device is gone), slot_io.py and slot_hold.py (slots that are saved and restored), statistics.py (what is counted).
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceLost
-from llamado.engine.adapters import DefaultScales
-from llamado.engine.answering import Answering, Vocabulary
-from llamado.engine.batching import Planner, Share
-from llamado.engine.errands import Calls, Errand, Job
+from llamado.engine.cache.slot_file import SlotFile
 from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest, compute_failed, constraint_failed
-from llamado.engine.forward import Forward
-from llamado.engine.holding import Hold
-from llamado.engine.queue import Queue
-from llamado.engine.randomness import seed_key
-from llamado.engine.recovery import Recovery
+from llamado.engine.forward.contract import Forward
+from llamado.engine.forward.lora_scales import DefaultScales
 from llamado.engine.request import RANDOM_SEED, EngineSnapshot, Event, Progress, Request
-from llamado.engine.sampling import Sampler, TopK, top_k_numpy
-from llamado.engine.sequences import Sequences
-from llamado.engine.slotfile import SlotFile
-from llamado.engine.slots import Slot, choose_slot
-from llamado.engine.statistics import Statistics
+from llamado.engine.sampling.chain import Sampler, TopK, top_k_numpy
+from llamado.engine.sampling.rng import seed_key
+from llamado.engine.scheduler.batch import Planner, Share
+from llamado.engine.scheduler.output import Answering, Vocabulary
+from llamado.engine.scheduler.prefix import Sequences
+from llamado.engine.scheduler.queue import Queue
+from llamado.engine.scheduler.recovery import Recovery
+from llamado.engine.scheduler.slot_hold import Hold
+from llamado.engine.scheduler.slot_io import Calls, Errand, Job
+from llamado.engine.scheduler.slots import Slot, choose_slot
+from llamado.engine.scheduler.statistics import Statistics
 from llamado.errors import LlamadoError
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Engine:
 
     `context_shift`: an answer that fills the context drops the older half of it and goes on (see Request.n_keep),
     instead of ending. `cache_ram`: MiB of memory for sequences that no slot holds any more (-1: no limit, 0: none); see
-    stored.py. `idle_slots`: what happens to idle slots when a request starts: their sequences are copied into that
+    prompt_cache.py. `idle_slots`: what happens to idle slots when a request starts: their sequences are copied into that
     memory ("keep"), or moved there ("clear"); None: nothing before room is needed. `max_queue`: most requests that wait
     for a slot.
 

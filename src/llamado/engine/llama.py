@@ -17,27 +17,27 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
-from llamado.devices.placement import SplitOptions
-from llamado.devices.speed import figures_of
-from llamado.engine.adapters import default_scales
+from llamado.devices.split.measure import figures_of
+from llamado.devices.split.placement import SplitOptions
 from llamado.engine.engine import Engine
 from llamado.engine.errors import EngineError
-from llamado.engine.fitting import Wanted, before_reading, fit
-from llamado.engine.forward import Forward
+from llamado.engine.forward.contract import Forward
+from llamado.engine.forward.fitting import Wanted, before_reading, fit
+from llamado.engine.forward.lora_scales import default_scales
 from llamado.engine.request import Defaults, Done, Event, Failed, Result, Token
 from llamado.engine.supported import check_supported
 from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile
-from llamado.gguf.sources import resolve
+from llamado.gguf.sources.resolve import resolve
 from llamado.gguf.types import TensorType
 from llamado.models import KV_TYPES, Adapter, Model, load_adapters, load_model
 from llamado.models.hparams import override_metadata
-from llamado.text import rendering
-from llamado.text.chat import KEY, ChatTemplate
-from llamado.text.tokenizer import Tokenizer, load_tokenizer
+from llamado.text.template import rendering
+from llamado.text.template.chat import KEY, ChatTemplate
+from llamado.text.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
-    from llamado.engine.placed import PlacedForward
+    from llamado.engine.forward.runner import PlacedForward
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class Llama:
         defaults: Defaults | None = None,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> Self:
-        """Load a model: a path, or a spec of `llamado.gguf.sources.resolve` ("smollm2", "hf:user/repo").
+        """Load a model: a path, or a spec of `llamado.gguf.sources.resolve.resolve` ("smollm2", "hf:user/repo").
 
         `n_ctx`: tokens of context (None or 0: as many as the model was trained with), shared by all slots, or with
         `unified=False` divided by `n_slots`; cut, and said, where memory is short (see engine.fitting.fit).
@@ -141,7 +141,7 @@ class Llama:
             for what in missing:
                 log.warning("%s", what)
             from llamado.devices.cpu.device import CpuDevice
-            from llamado.engine.placed import PlacedForward
+            from llamado.engine.forward.runner import PlacedForward
 
             max_batch = min(n_batch, n_ubatch)
             types = cache_type(type_k), cache_type(type_v)
@@ -151,7 +151,7 @@ class Llama:
             if split is None:
                 found = fit(file, model, wanted, [before_reading(figures_of(here), file)], None)
             else:
-                from llamado.engine.house import House
+                from llamado.engine.forward.device_pool import House
 
                 if progress is not None:
                     progress("connecting to workers", 0, 0)

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from llamado.engine.constraint import Constraint
 from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest
-from llamado.engine.randomness import Seed
+from llamado.engine.sampling.constraint import Constraint
+from llamado.engine.sampling.rng import Seed
 
 __all__ = [
     "SAMPLER_LETTERS",

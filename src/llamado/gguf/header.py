@@ -13,8 +13,8 @@ from contextlib import closing
 import httpx
 
 from llamado.gguf.errors import SourceError, TruncatedFile
-from llamado.gguf.fetch import ATTEMPTS, PAUSE, RETRIED, Incomplete, shown
 from llamado.gguf.reader import Header, parse_header
+from llamado.gguf.sources.fetch import ATTEMPTS, PAUSE, RETRIED, Incomplete, shown
 
 _FIRST = 1 << 20
 _LIMIT = 64 << 20  # the header of a vocabulary of 262,144 words has 7 MB

@@ -22,22 +22,22 @@ from llamado import __version__
 from llamado.errors import LlamadoError
 from llamado.http.access import HEALTH, Access
 from llamado.http.answer import answer_error
-from llamado.server.completions import Generator, completions_router
-from llamado.server.embeddings import embeddings_router
+from llamado.http.request_log import Record, current, request_id
+from llamado.server.api.anthropic import messages_router
+from llamado.server.api.completions import Generator, completions_router
+from llamado.server.api.embeddings import embeddings_router
+from llamado.server.api.infill import infill_router
+from llamado.server.api.lora import lora_router
+from llamado.server.api.predict import predict_router
+from llamado.server.api.responses import responses_router
+from llamado.server.api.slots import slots_router
+from llamado.server.api.status import health_body, monitor_router
+from llamado.server.api.tokenize import text_router
 from llamado.server.errors import ApiError, not_found, translate
-from llamado.server.infill import infill_router
-from llamado.server.lora import lora_router
-from llamado.server.messages import messages_router
-from llamado.server.monitor import health_body, monitor_router
-from llamado.server.predict import predict_router
-from llamado.server.prompts import in_thread
-from llamado.server.record import Record, current, request_id
-from llamado.server.responses import responses_router
-from llamado.server.sleep import QUIET
-from llamado.server.slots import slots_router
+from llamado.server.generate.prompts import in_thread
+from llamado.server.generate.streaming import Mailbox, error_response, json_response
+from llamado.server.ops.sleep import QUIET
 from llamado.server.state import ServerState
-from llamado.server.streaming import Mailbox, error_response, json_response
-from llamado.server.text import text_router
 
 log = logging.getLogger("llamado.server")
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from llamado.engine.adapters import DefaultScales, default_scales
-from llamado.engine.embedding import Embedder, cells_for
+from llamado.engine.embedding.embedder import Embedder, cells_for
 from llamado.engine.errors import EngineError
-from llamado.engine.fitting import context_size
-from llamado.engine.forward import Scales, as_scales
+from llamado.engine.forward.contract import Scales, as_scales
+from llamado.engine.forward.fitting import context_size
+from llamado.engine.forward.lora_scales import DefaultScales, default_scales
 from llamado.engine.llama import cache_type
 from llamado.engine.request import Counters, EngineSnapshot, Event, Request, SlotSnapshot
 from llamado.engine.supported import check_supported
@@ -23,11 +23,11 @@ from llamado.gguf.reader import GGUFFile
 from llamado.models import Adapter, Model, Output, Pooling, load_adapters, load_model
 from llamado.models.hparams import override_metadata
 from llamado.server.load import Report, describe, fetched, load_llama, preparing, serve_llama
-from llamado.server.served import Embeddings, Served
+from llamado.server.loaded_model import Embeddings, Served
 from llamado.server.settings import EngineOptions, Settings
-from llamado.text import rendering
-from llamado.text.chat import ChatTemplate
-from llamado.text.tokenizer import Tokenizer, load_tokenizer
+from llamado.text.template import rendering
+from llamado.text.template.chat import ChatTemplate
+from llamado.text.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 log = logging.getLogger("llamado.server")
 
@@ -147,7 +147,7 @@ def load_embedder(
     `scales`: how strong the model's adapters are now. Raises LlamadoError.
     """
     from llamado.devices.cpu.device import CpuDevice
-    from llamado.engine.placed import PlacedForward
+    from llamado.engine.forward.runner import PlacedForward
 
     pooling = chosen_pooling(options, model)
     max_batch = min(options.n_batch, options.n_ubatch)

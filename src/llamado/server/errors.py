@@ -7,7 +7,7 @@ from llamado.errors import LlamadoError
 from llamado.http.bodies import ClientGone
 from llamado.http.errors import STATUS, ApiError, invalid, loading, not_found, not_supported
 from llamado.text.errors import TemplateError, TokenizerError
-from llamado.text.grammar import ConstraintError, GrammarError
+from llamado.text.grammar.source import ConstraintError, GrammarError
 
 __all__ = ["STATUS", "ApiError", "invalid", "loading", "not_found", "not_supported", "translate"]
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from llamado.devices.limits import memory
 from llamado.engine.supported import check_supported
-from llamado.gguf.sources import resolve
-from llamado.server.logs import EVERYTHING
-from llamado.server.overview import layer_devices
-from llamado.server.served import AdapterInfo, ModelInfo, Served
+from llamado.gguf.sources.resolve import resolve
+from llamado.http.logs import EVERYTHING
+from llamado.server.loaded_model import AdapterInfo, ModelInfo, Served
+from llamado.server.ops.banner import layer_devices
 from llamado.server.settings import EngineOptions, ModelSource, Settings
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from llamado.engine.request import Defaults
     from llamado.gguf.reader import GGUFFile
     from llamado.models import Model
-    from llamado.text.chat import ChatTemplate
-    from llamado.text.tokenizer import Tokenizer
+    from llamado.text.template.chat import ChatTemplate
+    from llamado.text.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger("llamado.server")
 
@@ -129,8 +129,8 @@ def load_served(settings: Settings, report: Report) -> Served:
 
 def serve_llama(settings: Settings, llama: Llama) -> Served:
     """A model that generates, behind the endpoints."""
-    from llamado.text.constraint import GrammarCompiler
-    from llamado.text.grammar import GrammarError
+    from llamado.text.grammar.compiler import GrammarCompiler
+    from llamado.text.grammar.source import GrammarError
 
     grammars = GrammarCompiler(llama.tokenizer)
     # One call that keeps all other threads waiting, up to a second for the largest vocabularies: not once we answer.
@@ -140,7 +140,7 @@ def serve_llama(settings: Settings, llama: Llama) -> Served:
         grammars.compile(settings.switches.grammar)  # one that cannot be used is found now, not by every request
     info = describe(settings, llama.file, llama.model, llama.tokenizer, llama.template, llama.engine.n_ctx)
     if log.isEnabledFor(EVERYTHING):
-        from llamado.engine.placed import PlacedForward
+        from llamado.engine.forward.runner import PlacedForward
 
         if isinstance(llama.forward, PlacedForward):
             names = [device.name for device in llama.forward.devices]

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llamado.devices.placement import ALL_LAYERS, SplitOptions
+from llamado.devices.split.placement import ALL_LAYERS, SplitOptions
 from llamado.engine.request import RANDOM_SEED, Defaults, Sampling, sampler_names
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
 from llamado.http.access import AccessRules
-from llamado.server.predict import PredictRoutes
+from llamado.server.api.predict import PredictRoutes
 from llamado.server.state import Switches
-from llamado.text.grammar import GrammarSource
+from llamado.text.grammar.source import GrammarSource
 
 VERBOSE = 10
 """`--verbosity` from which on answers hold `__verbose`, as in llama-server."""
@@ -26,7 +26,7 @@ VERBOSE = 10
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
-    """Which model; see `llamado.gguf.sources.resolve`."""
+    """Which model; see `llamado.gguf.sources.resolve.resolve`."""
 
     spec: str | None = None
     hf_repo: str | None = None

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llamado.http.access import AccessRules
-from llamado.server.predict import PredictRoutes
-from llamado.server.served import Served
-from llamado.server.traffic import Traffic
-from llamado.text.grammar import GrammarSource
+from llamado.http.metrics import Traffic
+from llamado.server.api.predict import PredictRoutes
+from llamado.server.loaded_model import Served
+from llamado.text.grammar.source import GrammarSource
 
 if TYPE_CHECKING:
-    from llamado.server.sleep import Sleep
-    from llamado.server.tracing import Tracing
+    from llamado.server.ops.sleep import Sleep
+    from llamado.server.ops.tracing import Tracing
 
 
 @dataclass(frozen=True, kw_only=True)

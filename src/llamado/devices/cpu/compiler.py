@@ -25,8 +25,8 @@ from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.cpu.kernels.maths import ALONE, GATE, UNARY
 from llamado.devices.cpu.lowering import Lowering
 from llamado.devices.cpu.memory import CpuBuffer
-from llamado.devices.cpu.positions import alibi_slopes, rope_frequencies
 from llamado.devices.cpu.program import Operation, Place, Span, Temporary
+from llamado.devices.cpu.rope import alibi_slopes, rope_frequencies
 from llamado.devices.device import DeviceError
 from llamado.ggml.graph import Graph
 from llamado.ggml.ops import VIEW_OPS, GluOp, Op, RopeMode, SortOrder, UnaryOp

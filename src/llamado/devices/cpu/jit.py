@@ -158,9 +158,9 @@ class Jit:
         self._machine = self._new_machine()
         self._first = ""
         if platform.machine() in ("x86_64", "AMD64") and not features.get("f16c"):
-            from llamado.devices.cpu import halves
+            from llamado.devices.cpu import f16_runtime
 
-            self._first = str(halves.module())
+            self._first = str(f16_runtime.module())
 
     def _new_machine(self) -> Any:
         target = self._llvm.Target.from_triple(self._llvm.get_process_triple())

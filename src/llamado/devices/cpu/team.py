@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.kernels import control
-from llamado.devices.cpu.nodes import Placement
+from llamado.devices.cpu.numa import Placement
 from llamado.devices.device import DeviceError
 
 _NONE_LEFT = 1 << 62

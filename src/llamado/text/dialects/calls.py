@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from llamado.text.dialects.reading import Reader, Reading, Tags
 from llamado.text.dialects.values import MAX_KEY, Show, read_bare, read_string, read_text, read_value, types
-from llamado.text.grammar import GrammarError, Trigger
-from llamado.text.schema_numbers import limits
+from llamado.text.grammar.schema_numbers import limits
+from llamado.text.grammar.source import GrammarError, Trigger
 
 MAX_HEAD = 1024
 """Characters of a call before its name is certain."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
-from llamado.text.grammar import GrammarSource, Trigger
+from llamado.text.grammar.source import GrammarSource, Trigger
 
 
 @dataclass(frozen=True, slots=True)

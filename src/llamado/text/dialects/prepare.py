@@ -11,15 +11,15 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from llamado.text.chat import ChatTemplate
 from llamado.text.dialects.calls import Tools
 from llamado.text.dialects.dialect import ChatRequest, Content, Continued, Prepared, Reasoning
-from llamado.text.dialects.families import family_of
+from llamado.text.dialects.families.generic import generic_grammar, instructed, read_generic, spelled_out
 from llamado.text.dialects.family import Family, Message
-from llamado.text.dialects.generic import generic_grammar, instructed, read_generic, spelled_out
 from llamado.text.dialects.reading import Reader, Reading, ReadingParser, Tags
+from llamado.text.dialects.registry import family_of
 from llamado.text.dialects.thinking import Thinking, find_thinking
-from llamado.text.grammar import GrammarError, GrammarSource
+from llamado.text.grammar.source import GrammarError, GrammarSource
+from llamado.text.template.chat import ChatTemplate
 
 _CHARACTERS = string.digits + string.ascii_letters
 _random = random.SystemRandom()

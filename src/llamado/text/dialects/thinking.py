@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llamado.text.chat import ChatTemplate, TemplateError
 from llamado.text.dialects.reading import Reader, Reading, Tags
+from llamado.text.template.chat import ChatTemplate, TemplateError
 
 STYLES = (
     ("<think>", "</think>"),

@@ -1,0 +1,182 @@
+"""`llamado bench`: speed of prompts and of generation, as llama-bench measures them.
+
+A test is a prompt of N tokens in batches (`pp512`) or N tokens one by one (`tg128`), on an empty cache, after one run
+to warm up. Only the last token of a prompt gets logits.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.engine.request import Defaults
+from llamado.flags import FlagError, Parsed
+from llamado.http import logs
+from llamado.server.load import load_llama
+from llamado.server.settings import engine_options, model_source
+
+if TYPE_CHECKING:
+    from llamado.engine.forward.contract import Forward
+    from llamado.engine.llama import Llama
+    from llamado.gguf.reader import GGUFFile
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Result of one test; tokens per second over its repetitions."""
+
+    test: str
+    tokens_per_second: float
+    deviation: float
+    gigabytes_per_second: float | None
+    """Weights read by generation."""
+    gigaops_per_second: float | None
+    """Multiplications and additions of a prompt's weight matrices."""
+
+
+def _lengths(text: str, flag: str) -> list[int]:
+    try:
+        lengths = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        lengths = [-1]
+    if any(n < 0 for n in lengths):
+        raise FlagError(f"{flag}: expected whole numbers, comma-separated, got {text!r}")
+    return [n for n in lengths if n]
+
+
+def weights_per_token(file: GGUFFile) -> tuple[int, int]:
+    """Bytes of weights that generating a token reads, and multiply-adds of a prompt's token without the head."""
+    tied = "output.weight" not in file.tensors
+    read = operations = 0
+    for name, tensor in file.tensors.items():
+        embedding = name == "token_embd.weight"
+        if not embedding or tied:
+            read += tensor.nbytes
+        if not embedding and name != "output.weight" and tensor.ne[1] > 1:
+            operations += tensor.n_elements
+    return read, operations
+
+
+def feed(forward: Forward, tokens: NDArray[np.int32], *, batch: int, start: int = 0) -> None:
+    """Evaluate tokens at positions from `start` on, `batch` at a time; logits for the last one."""
+    n = len(tokens)
+    started = []
+    for at in range(0, n, batch):
+        part = tokens[at : at + batch]
+        positions = np.arange(start + at, start + at + len(part), dtype=np.int32)
+        outputs = np.array([len(part) - 1] if at + batch >= n else [], dtype=np.int32)
+        started.append(forward.start(part, positions, np.zeros(len(part), np.int64), outputs))
+    for future in started:
+        future.result()
+
+
+def measure(work: Callable[[], None], n: int, repetitions: int) -> tuple[float, float]:
+    """Mean and standard deviation of tokens per second of `n` tokens, after one warm-up."""
+    work()
+    rates = []
+    for _ in range(repetitions):
+        began = time.perf_counter()
+        work()
+        rates.append(n / (time.perf_counter() - began))
+    return statistics.fmean(rates), statistics.stdev(rates) if len(rates) > 1 else 0.0
+
+
+def speeds(llama: Llama, prompts: list[int], generations: list[int], repetitions: int) -> list[Speed]:
+    """Run the tests of a loaded model."""
+    forward = llama.forward
+    read, operations = weights_per_token(llama.file)
+    random = np.random.default_rng(1)
+    results = []
+    for n in prompts:
+        tokens = random.integers(0, forward.n_vocab, n, dtype=np.int32)
+        mean, deviation = measure(lambda t=tokens: feed(forward, t, batch=forward.chunk), n, repetitions)  # type: ignore[misc]
+        results.append(Speed(f"pp{n}", mean, deviation, None, 2e-9 * operations * mean))
+    for n in generations:
+        tokens = random.integers(0, forward.n_vocab, n, dtype=np.int32)
+        mean, deviation = measure(lambda t=tokens: feed_one_by_one(forward, t), n, repetitions)  # type: ignore[misc]
+        results.append(Speed(f"tg{n}", mean, deviation, 1e-9 * read * mean, None))
+    return results
+
+
+def feed_one_by_one(forward: Forward, tokens: NDArray[np.int32]) -> None:
+    """Evaluate each token alone, with logits, as generation does."""
+    zero, first = np.zeros(1, np.int64), np.zeros(1, np.int32)
+    for i in range(len(tokens)):
+        forward.start(tokens[i : i + 1], np.array([i], np.int32), zero, first).result()
+
+
+class Part(NamedTuple):
+    """Seconds that operations of one kind take in a forward pass, and that threads wait before them for each other."""
+
+    operation: str
+    n: int
+    work: float
+    wait: float
+
+
+def _profile(llama: Llama, n: int, start: int) -> list[Part]:
+    """Where the time of a forward pass goes: operations of all layers taken together, the longest first."""
+    from llamado.engine.forward.runner import PlacedForward
+
+    assert isinstance(llama.forward, PlacedForward)
+    n = min(n, llama.forward.max_batch)
+    parts: dict[str, Part] = {}
+    for time_ in llama.forward.profile(n, start):
+        name = re.sub(r"\bblk\.\d+\.", "", time_.label)
+        before = parts.get(name, Part(name, 0, 0.0, 0.0))
+        parts[name] = Part(name, before.n + 1, before.work + time_.work, before.wait + time_.wait)
+    return sorted(parts.values(), key=lambda part: part.work + part.wait, reverse=True)
+
+
+def bench(flags: Parsed) -> int:
+    """The command. Raises LlamadoError."""
+    logs.configure(verbosity=9 if flags.verbose else min(flags.log_verbosity, 2))
+    prompts, generations = _lengths(flags.n_prompt, "-p/--n-prompt"), _lengths(flags.n_gen, "-n/--n-gen")
+    if flags.repetitions < 1:
+        raise FlagError(f"-r/--repetitions: expected 1 or more, got {flags.repetitions}")
+    options = engine_options(flags, n_slots=1)
+    need = max([*prompts, *generations, 1])
+    source = model_source(flags)
+    llama = load_llama(source, options.with_context(max(need, options.n_ctx)), Defaults(), lambda *_: None)
+    with llama:
+        if not prompts and not generations:
+            raise FlagError("nothing to measure: give -p or -n a length")
+        if need > llama.forward.n_cells:
+            raise FlagError(f"a test of {need} tokens does not fit the model's context of {llama.forward.n_cells}")
+        # The engine would use its idle time, and the forward pass, to get ready for requests.
+        llama.engine.close()
+        results = speeds(llama, prompts, generations, flags.repetitions)
+        profiles = {}
+        if flags.profile:
+            profiles = {f"pp{n}": _profile(llama, n, 0) for n in prompts}
+            profiles |= {f"tg{n}": _profile(llama, 1, n - 1) for n in generations}
+    if flags.output == "json":
+        rows = [{"model": source.name, **asdict(r)} for r in results]
+        for row in rows:
+            if profile := profiles.get(str(row["test"])):
+                row["profile"] = [part._asdict() for part in profile]
+        print(json.dumps(rows, indent=2))
+        return 0
+    print("| model | test | tokens/s | weights GB/s | GOP/s |")
+    print("|---|---:|---:|---:|---:|")
+    for r in results:
+        read = "" if r.gigabytes_per_second is None else f"{r.gigabytes_per_second:.2f}"
+        computed = "" if r.gigaops_per_second is None else f"{r.gigaops_per_second:.1f}"
+        rate = f"{r.tokens_per_second:.2f} ± {r.deviation:.2f}"
+        print(f"| {source.name} | {r.test} | {rate} | {read} | {computed} |")
+    for test, profile in profiles.items():
+        print(f"\n| {test}: operation | times | work ms | wait ms | share |")
+        print("|---|---:|---:|---:|---:|")
+        whole = sum(part.work + part.wait for part in profile)
+        for part in profile:
+            share = (part.work + part.wait) / whole
+            print(f"| {part.operation} | {part.n} | {1e3 * part.work:.3f} | {1e3 * part.wait:.3f} | {share:.1%} |")
+    return 0

@@ -1,0 +1,326 @@
+"""The command `llamado`: sub-commands and their flags, nothing else. Heavy rooms are imported by the one that runs."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+from llamado import __version__
+from llamado.errors import LlamadoError
+from llamado.flags import FlagError, Parsed, Parser, add_flags, completion_script, parse
+from llamado.loglines import Message
+
+USAGE = """\
+llamado: serve and run GGUF language models, on one machine or on many
+
+  llamado serve -m MODEL        HTTP server with llama-server's and OpenAI's API
+  llamado serve -m A -m B       several models behind one address (also --models-dir, --config)
+  llamado wait URL              wait until a server answers requests
+  llamado run [MODEL]           chat in the terminal
+  llamado pull MODEL            fetch a model
+  llamado inspect FILE          what is in a GGUF file
+  llamado bench -m MODEL        speed of prompts and of generation
+  llamado perplexity -m MODEL -f TEXT
+  llamado worker                lend this machine to a server elsewhere (ggml RPC)
+  llamado plan -m MODEL --rpc HOST:PORT,…
+                                which layers would go to which machine
+  llamado tap                   a proxy before a worker that delays and shows its traffic
+
+MODEL: a GGUF path, a name (smollm2, gemma3), hf:user/repo[:quant], ollama:name[:tag]
+llamado COMMAND --help shows a command's flags; llamado --version the version.
+"""
+
+
+def _serve(flags: Parsed, _: argparse.Namespace) -> int:
+    from llamado.http import logs
+    from llamado.http.sockets import check_tls, listen, warning_of
+    from llamado.server.settings import serve_settings, serves_many
+
+    settings = serve_settings(flags)
+    logs.configure(
+        verbosity=9 if flags.verbose else flags.log_verbosity,
+        file=flags.log_file,
+        as_json=flags.log_jsonl or flags.log_format == "json",
+        prefix=flags.log_prefix,
+        timestamps=flags.log_timestamps,
+        disabled=flags.log_disable,
+        colors=flags.log_colors,
+    )
+    if settings.ssl_key and settings.ssl_cert:
+        check_tls(settings.ssl_key, settings.ssl_cert)
+    warning = warning_of(settings.hosts, keys=bool(settings.access.api_keys))
+    if warning is not None:
+        logging.getLogger("llamado.server").warning("%s", warning)
+    sockets = listen(settings.hosts, settings.port, reuse_port=settings.reuse_port)
+    if serves_many(flags):
+        from llamado.router.router import serve_router
+
+        return serve_router(settings, flags, sockets)
+
+    from llamado.server.load import load_served
+    from llamado.server.run import serve
+
+    return serve(settings, load_served, sockets)
+
+
+def _wait(flags: Parsed, namespace: argparse.Namespace) -> int:
+    for key in ("timeout", "interval"):
+        if not 0 < flags.values[key] < math.inf:
+            raise FlagError(f"--{key}: expected seconds, more than 0, got {flags.values[key]}")
+
+    from llamado.commands.wait import run_wait
+
+    return run_wait(namespace.url, timeout=flags.timeout, interval=flags.interval)
+
+
+def _run(flags: Parsed, namespace: argparse.Namespace) -> int:
+    from llamado.commands.run import run_chat
+
+    return run_chat(flags, namespace.spec)
+
+
+def _bench(flags: Parsed, _: argparse.Namespace) -> int:
+    if flags.latency or flags.nodes:
+        from llamado.commands.bench.latency import bench_latency
+
+        return bench_latency(flags)
+    from llamado.commands.bench.speed import bench
+
+    return bench(flags)
+
+
+def _perplexity(flags: Parsed, _: argparse.Namespace) -> int:
+    from llamado.commands.bench.perplexity import perplexity
+
+    return perplexity(flags)
+
+
+def _pull(_: Parsed, namespace: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from llamado.engine.supported import check_supported
+    from llamado.gguf.sources.resolve import progress_bar, resolve
+
+    console = Console(stderr=True)
+    if not namespace.spec and not namespace.hf_repo:
+        raise FlagError("pull: which model? Try: llamado pull smollm2")
+    label = namespace.spec or namespace.hf_repo
+    with progress_bar(console, label) as progress:
+        path = resolve(
+            namespace.spec,
+            hf_repo=namespace.hf_repo,
+            hf_file=namespace.hf_file,
+            progress=progress,
+            warn=console.print,
+            check=check_supported,
+        )
+    print(path)
+    return 0
+
+
+def _inspect(_: Parsed, namespace: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from llamado.engine.supported import check_supported
+    from llamado.gguf.inspect import render
+    from llamado.gguf.sources.resolve import resolve
+
+    # A table that goes into a pipe or a file keeps its full width.
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    path = resolve(namespace.spec, check=check_supported)
+    render(path, console, tensors=not namespace.no_tensors, check=check_supported)
+    return 0
+
+
+def _plan(flags: Parsed, _: argparse.Namespace) -> int:
+    from llamado.commands.plan import plan
+
+    return plan(flags)
+
+
+def _list_devices(flags: Parsed) -> int:
+    from llamado.commands.plan import list_devices
+
+    return list_devices(flags)
+
+
+def _list_cache() -> int:
+    from llamado.gguf.sources.resolve import cache_dir
+
+    for path in sorted((cache_dir() / "models").glob("*.gguf")):
+        print(f"{path}  {path.stat().st_size / 1e6:.0f} MB")
+    return 0
+
+
+def _worker(flags: Parsed, _: argparse.Namespace) -> int:
+    if flags.threads is not None and flags.threads < 1:
+        raise FlagError(f"-t/--threads: expected 1 or more, got {flags.threads}")
+    if bool(flags.tls_cert) != bool(flags.tls_key):
+        raise FlagError("--tls-cert and --tls-key: give both or none")
+    if flags.tls_client_ca and not flags.tls_cert:
+        raise FlagError("--tls-client-ca: it checks clients' certificates, so --tls-cert and --tls-key are needed, too")
+    mem = None if flags.mem is None else memory_size(flags.mem)
+    devices = tuple(name for name in re.split("[,/]+", flags.device or "") if name)
+    _check_port("-p/--port", flags.port)
+    _log_to_stderr(flags)
+
+    from llamado.rpc.worker.server import WorkerOptions, run_worker
+
+    options = WorkerOptions(
+        host=flags.host,
+        port=flags.port,
+        threads=flags.threads,
+        devices=devices,
+        cache=flags.cache,
+        mem=mem,
+        tls_cert=flags.tls_cert,
+        tls_key=flags.tls_key,
+        tls_client_ca=flags.tls_client_ca,
+        allow=tuple(n.strip() for given in flags.allow or [] for n in given.split(",") if n.strip()),
+    )
+    return run_worker(options)
+
+
+def memory_size(text: str) -> int:
+    """Bytes of `--mem`: a plain number is MiB, as older rpc-servers took it; from a TiB on, which would be in MiB, it
+    is bytes, as others took it. Raises FlagError.
+    """
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:i?B)?)?", text.strip(), re.IGNORECASE)
+    unit = found[2] if found else None
+    number = float(found[1]) if found else 0.0
+    size = int(number * units[unit.upper()]) if unit else int(number) if number >= 1 << 20 else int(number * (1 << 20))
+    if size <= 0:
+        raise FlagError(f"-m/--mem: expected MiB as a number, or a size as 512K, 800M, 16G; got {text!r}")
+    return size
+
+
+def _check_port(flag: str, port: int) -> None:
+    if not 0 <= port <= 65535:
+        raise FlagError(f"{flag}: expected 0 to 65535, got {port}")
+
+
+def _log_to_stderr(flags: Parsed) -> None:
+    level = logging.DEBUG if flags.verbose else logging.INFO
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Message(verbose=flags.verbose))
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+def _tap(flags: Parsed, _: argparse.Namespace) -> int:
+    _check_port("--listen-port", flags.listen_port)
+    _check_port("--target-port", flags.target_port)
+    for key in ("latency_ms", "jitter_ms"):
+        if not 0 <= flags.values[key] < 1e7:
+            raise FlagError(f"--{key.replace('_', '-')}: expected 0 or more, got {flags.values[key]}")
+    _log_to_stderr(flags)
+
+    from llamado.rpc.tap.proxy import TapOptions, parse_bandwidth, run_tap
+
+    options = TapOptions(
+        listen_host=flags.listen_host,
+        listen_port=flags.listen_port,
+        target_host=flags.target_host,
+        target_port=flags.target_port,
+        latency_ms=flags.latency_ms,
+        jitter_ms=flags.jitter_ms,
+        bandwidth=None if flags.bandwidth is None else parse_bandwidth(flags.bandwidth),
+        all=flags.all,
+        trace=flags.trace,
+    )
+    return run_tap(options)
+
+
+COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
+    "serve": (_serve, "HTTP server with llama-server's and OpenAI's API"),
+    "wait": (_wait, "wait until a server answers requests"),
+    "run": (_run, "chat in the terminal"),
+    "pull": (_pull, "fetch a model and print its path"),
+    "inspect": (_inspect, "show a GGUF file's metadata and tensors"),
+    "bench": (_bench, "measure prompt and generation speed"),
+    "perplexity": (_perplexity, "score a text with the method of llama-perplexity"),
+    "worker": (_worker, "lend this machine's devices to a server elsewhere: rpc-server's flags and protocol"),
+    "plan": (_plan, "which layers would go to which device, and how long a token would take"),
+    "tap": (_tap, "a proxy before a worker that delays, limits and decodes its traffic"),
+}
+
+
+def _parser(command: str) -> argparse.ArgumentParser:
+    parser = Parser(prog=f"llamado {command}", description=COMMANDS[command][1], allow_abbrev=False)
+    parser.add_argument("--usage", action="help", help=argparse.SUPPRESS)
+    if command == "serve":
+        parser.add_argument("--version", action="version", version=f"llamado {__version__}", help="print the version")
+        parser.add_argument("--completion-bash", action="store_true", help="print a completion script for bash")
+    if command == "run":
+        parser.add_argument("spec", nargs="?", metavar="MODEL", help="instead of -m (default: smollm2)")
+    elif command == "wait":
+        parser.add_argument("url", metavar="URL", help="http://host:port of a server, or tcp://host:port of a worker")
+    elif command == "pull":
+        parser.add_argument("spec", nargs="?", metavar="MODEL", help="smollm2, gemma3, hf:user/repo[:quant], …")
+        parser.add_argument("-hf", "-hfr", "--hf-repo", metavar="REPO", help="user/repo[:quant] of Hugging Face")
+        parser.add_argument("-hff", "--hf-file", metavar="FILE", help="file inside --hf-repo")
+    elif command == "inspect":
+        parser.add_argument("spec", metavar="FILE", help="a GGUF path, or a name as -m takes it")
+        parser.add_argument("--no-tensors", action="store_true", help="leave out the table of tensors")
+    add_flags(parser, command)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0 done, 1 failed, 2 wrong flags, 130 interrupted."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    command = given[0] if given else ""
+    if command in ("", "-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0 if given else 2
+    if command in ("-V", "--version", "version"):
+        print(f"llamado {__version__}")
+        return 0
+    try:
+        if command not in COMMANDS:
+            raise _unknown_command(command)
+        flags, namespace = parse(_parser(command), command, given[1:])
+        if getattr(namespace, "completion_bash", False):
+            print(completion_script(list(COMMANDS)), end="")
+            return 0
+        if flags.values.get("list_devices"):
+            return _list_devices(flags)
+        if flags.values.get("cache_list"):
+            return _list_cache()
+        for note in flags.notes if command != "serve" else ():  # a server says it in its log
+            print(f"llamado: {note}", file=sys.stderr)
+        return COMMANDS[command][0](flags, namespace)
+    except FlagError as error:
+        print(f"llamado: {error}", file=sys.stderr)
+        return 2
+    except LlamadoError as error:
+        print(f"llamado: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`); nothing is left to say, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:  # a fault of this program: the reason for everybody, the traceback for who asks
+        if "-v" in given or "--verbose" in given:
+            raise
+        print(f"llamado: unexpected {type(error).__name__}: {error} (-v shows where)", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def _unknown_command(command: str) -> FlagError:
+    import difflib
+
+    if command.startswith("-"):
+        return FlagError(f"which command? llamado serve {command} …, or one of {', '.join(COMMANDS)}")
+    near = difflib.get_close_matches(command, COMMANDS, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+    return FlagError(f"unknown command {command!r}: {hint}")

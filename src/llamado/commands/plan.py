@@ -1,0 +1,312 @@
+"""`llamado plan`: which layers would go to which device, and how long a token would take; `--list-devices`."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from llamado.devices.split.placement import (
+    DeviceFigures,
+    ModelSizes,
+    NotEnoughMemory,
+    Placement,
+    Share,
+    SplitOptions,
+    check_memory,
+    idle,
+    mib,
+    place,
+    predict,
+)
+from llamado.errors import LlamadoError
+from llamado.flags import Parsed
+from llamado.server.settings import EngineOptions, engine_options, model_source, split_options
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from llamado.devices.device import Device
+    from llamado.gguf.types import TensorType
+
+_MIB = 1 << 20
+_WIDTH = 150  # of what goes into a pipe or a file
+
+AUTO = "auto: the least time per token"
+MEMORY = "memory: by free memory, as llama.cpp does"
+
+
+def list_devices(flags: Parsed) -> int:
+    """Print the devices of this machine and of all workers, as llama.cpp does; 1 where a worker does not answer."""
+    from llamado.devices.cpu.device import CpuDevice
+    from llamado.rpc.client.workers import Unreachable, Workers
+
+    split = split_options(flags)
+    print("Available devices:")
+    here = CpuDevice(1)
+    print(f"  CPU: {processor()} ({_memory(here)})", flush=True)
+    here.close()
+    failed = False
+    number = 0
+    for worker in Workers(split).connect() if split is not None else []:
+        if isinstance(worker, Unreachable):
+            print(f"  RPC{number}: {worker.endpoint} (not available: {worker.why})")
+            failed, number = True, number + 1
+            continue
+        for device in worker:
+            try:
+                print(f"  RPC{number}: {device.endpoint} ({_memory(device)})")
+            except LlamadoError as error:
+                print(f"  RPC{number}: {device.endpoint} (not available: {error})")
+                failed = True
+            number += 1
+            device.close()
+    return int(failed)
+
+
+def _memory(device: Device) -> str:
+    free, total = device.memory()
+    return f"{total // _MIB} MiB, {free // _MIB} MiB free"
+
+
+def processor() -> str:
+    """What the system calls its processor."""
+    try:
+        with open("/proc/cpuinfo") as lines:
+            for line in lines:
+                name, _, value = line.partition(":")
+                if name.strip() == "model name" and value.strip():
+                    return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+class Candidate(NamedTuple):
+    """A way to divide the model, and why it cannot be where it cannot."""
+
+    rule: str
+    placement: Placement | None
+    problem: LlamadoError | None = None
+
+
+def plan(flags: Parsed) -> int:
+    """Print how the model would be divided, against other ways; 1 where it does not fit. Raises LlamadoError."""
+    from rich.console import Console
+
+    from llamado.engine.forward.fitting import Wanted, context_size, fit, sizes_for
+    from llamado.engine.forward.sizes import usual_weights
+    from llamado.engine.llama import cache_type
+    from llamado.engine.supported import check_supported
+    from llamado.gguf.reader import GGUFFile
+    from llamado.gguf.sources.resolve import progress_bar, resolve
+    from llamado.models import load_model
+    from llamado.models.hparams import override_metadata
+
+    options, source = engine_options(flags), model_source(flags)
+    errors = Console(stderr=True)
+    with progress_bar(errors, source.name) as progress:
+        path = resolve(
+            source.spec,
+            hf_repo=source.hf_repo,
+            hf_file=source.hf_file,
+            progress=progress,
+            warn=errors.print,
+            check=partial(check_supported, workers=options.split is not None),
+        )
+    with GGUFFile.open(path) as file:
+        if options.metadata:
+            file.metadata = override_metadata(file.metadata, options.metadata)
+        model = load_model(file)
+        figures = _figures(options, *usual_weights(file, model))
+        wanted = Wanted(
+            options.n_ctx,
+            options.n_slots,
+            options.unified,
+            min(options.n_batch, options.n_ubatch),
+            cache_type(options.type_k),
+            cache_type(options.type_v),
+        )
+        n_ctx = options.n_ctx or model.hparams.n_ctx_train
+        n_cells = context_size(n_ctx, options.n_slots, options.unified)[1]
+        sizes = sizes_for(file, model, wanted, n_ctx)
+        notes: tuple[str, ...] = ()
+        with suppress(NotEnoughMemory):  # the tables show where, and then it is said
+            found = fit(file, model, wanted, figures, options.split)
+            sizes, n_cells, notes = found.sizes, found.n_cells, found.notes
+        console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+        console.print(
+            f"{path.name}: {sizes.n_layer} layers and the head, {mib(sizes.weights)} of weights, embedding of "
+            f"{mib(sizes.embedding)} on this machine; {n_cells} tokens of context: {mib(sum(sizes.kv))} of K/V cache",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+        for note in notes:
+            errors.print(note, highlight=False, markup=False, soft_wrap=True)
+        console.print(devices_table(figures))
+        first, *others = candidates(sizes, figures, options.split)
+        for candidate in (first, *others):
+            console.print(placement_table(sizes, figures, candidate))
+        if options.split is not None and first.placement is not None and first.problem is None:
+            for number, why in idle(sizes, figures, options.split, first.placement).items():
+                line = f"{figures[number].name} gets no layers: {why}"
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
+        if others:
+            console.print(comparison(sizes, figures, [first, *others]), highlight=False, markup=False)
+    if first.problem is not None:
+        raise first.problem
+    return 0
+
+
+def _figures(options: EngineOptions, type: TensorType, width: int) -> list[DeviceFigures]:
+    """This machine's device and those of all workers, measured. Raises WorkersUnreachable, naming all of them."""
+    from llamado.devices.cpu.device import CpuDevice
+    from llamado.devices.split.measure import measure_all
+    from llamado.rpc.client.workers import Workers
+
+    devices: list[Device] = [*Workers(options.split).devices()] if options.split is not None else []
+    here = CpuDevice(options.n_threads, options.n_threads_batch, numa=options.numa)
+    try:
+        return measure_all([here, *devices], type=type, width=width)
+    finally:
+        for device in (here, *devices):
+            device.close()
+
+
+def candidates(sizes: ModelSizes, figures: Sequence[DeviceFigures], split: SplitOptions | None) -> list[Candidate]:
+    """What the options ask for, then the rules they could have asked for."""
+    if split is None:
+        alone = Placement((0,) * sizes.n_layer, 0, 0)
+        try:
+            check_memory(sizes, figures, alone)
+        except NotEnoughMemory as error:
+            return [Candidate("this machine", alone, error)]
+        return [Candidate("this machine", alone)]
+    given = split.tensor_split
+    shares = "/".join(f"{share:g}" for share in given or ())
+    wanted = [(AUTO if given is None else MEMORY if not given else f"--tensor-split {shares}", split)]
+    wanted += [
+        (rule, replace(split, tensor_split=other)) for rule, other in ((AUTO, None), (MEMORY, ())) if other != given
+    ]
+    return [_candidate(rule, sizes, figures, options) for rule, options in wanted]
+
+
+def _candidate(rule: str, sizes: ModelSizes, figures: Sequence[DeviceFigures], options: SplitOptions) -> Candidate:
+    try:
+        return Candidate(rule, place(sizes, figures, options))
+    except NotEnoughMemory as error:
+        return Candidate(rule, error.placement, error)
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column(columns[0], no_wrap=True)
+    for column in columns[1:]:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def devices_table(figures: Sequence[DeviceFigures]) -> Table:
+    """What was measured."""
+    table = _table("Devices", "device", "memory free", "of", "GB/s at 1 token", "at 512", "round trip ms", "MB/s")
+    for device in figures:
+        table.add_row(
+            _plain(device.name),
+            mib(device.free) if device.total else "not said",
+            mib(device.total) if device.total else "",
+            _number(device.decode, 1e9, 1),
+            _number(device.prefill, 1e9, 3),
+            "" if device.local else f"{1e3 * device.round_trip:.2f}",
+            _number(device.bandwidth, 1e6, 0),
+        )
+    return table
+
+
+def placement_table(sizes: ModelSizes, figures: Sequence[DeviceFigures], candidate: Candidate) -> Table:
+    """What each device would hold and take."""
+    rule, placement, problem = candidate
+    title = f"{rule} — does not fit" if problem is not None else rule
+    table = _table(title, "device", "layers", "weights", "K/V cache", "compute", "free", "ms per token", "of it link")
+    if placement is None:
+        table.add_row("(no placement)")
+        return table
+    prediction = predict(sizes, figures, placement)
+    for device, share in zip(figures, prediction.shares, strict=True):
+        free = device.room - share.memory
+        table.add_row(
+            _plain(device.name),
+            layers_text(share, placement, sizes.n_layer) if share.weights else "–",
+            mib(share.weights),
+            mib(share.kv),
+            mib(share.compute),
+            "not said" if free == float("inf") else f"[red]{mib(-free)} missing[/]" if free < 0 else mib(free),
+            _number(None if share.seconds is None else share.seconds + share.link_seconds, 1e-3, 2),
+            _number(share.link_seconds, 1e-3, 2) if share.link_seconds else "",
+        )
+    table.add_section()
+    table.add_row(
+        "in all",
+        f"{sizes.n_layer} + head",
+        mib(sum(share.weights for share in prediction.shares)),
+        mib(sum(share.kv for share in prediction.shares)),
+        mib(sum(share.compute for share in prediction.shares)),
+        "",
+        _number(prediction.seconds, 1e-3, 2),
+        _number(sum(share.link_seconds for share in prediction.shares), 1e-3, 2),
+    )
+    return table
+
+
+def layers_text(share: Share, placement: Placement, n_layer: int) -> str:
+    """Layers of a device as runs: "0-14, 29, head"."""
+    runs: list[list[int]] = []
+    for layer in share.layers:
+        if runs and runs[-1][1] == layer - 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    parts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    if share.head:
+        parts.append("head")
+    return ", ".join(parts) or "single weights"
+
+
+def comparison(sizes: ModelSizes, figures: Sequence[DeviceFigures], found: Sequence[Candidate]) -> str:
+    """Predicted speed of each rule, against that of free memory alone."""
+    seconds = {
+        one.rule: None if one.placement is None or one.problem else predict(sizes, figures, one.placement).seconds
+        for one in found
+    }
+    naive = seconds.get(MEMORY)
+    lines = []
+    for rule, time in seconds.items():
+        line = f"{rule.partition(':')[0]}: "
+        line += "does not fit" if not time else f"{1 / time:.1f} tokens/s, {1e3 * time:.2f} ms per token"
+        if time and naive and rule != MEMORY:
+            line += f", {naive / time:.2f} times as fast as by memory"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _number(value: float | None, unit: float, digits: int) -> str:
+    return "" if value is None else f"{value / unit:,.{digits}f}"
+
+
+def _plain(text: str) -> str:
+    """A text in which rich sees no markup."""
+    from rich.markup import escape
+
+    return escape(text)

@@ -1,0 +1,200 @@
+"""Sequences that no slot holds any more, in this machine's memory: their tokens and the bytes of their cells.
+
+A request that begins like one of them gets the cells back instead of having them computed again: the same bits. A
+conversation that comes back and grows takes the place of its shorter self, and of its cells only the new ones are read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.engine.forward.contract import Cells, Forward, Scales
+
+# Cells that are read to learn what reading costs: few, lest a slow link stop everything, and more where the few took no
+# longer than this. After how many sequences that were not worth it this is tried again.
+_PROBE_FEW, _PROBE_MORE, _PROBE_SECONDS, _PROBE_AGAIN = 8, 32, 0.1, 16
+
+Read = Callable[[int, int], Cells]
+"""Cells of a sequence from a position on, so many."""
+Tokens = NDArray[np.int32]
+
+
+class Stored:
+    """A sequence: its tokens, how strong adapters are in its cells, and those in pieces."""
+
+    __slots__ = ("cells", "nbytes", "scales", "tokens")
+
+    def __init__(self, tokens: Tokens, scales: Scales, cells: list[tuple[int, Cells]], nbytes: int) -> None:
+        self.tokens = tokens
+        self.scales = scales
+        self.cells = cells
+        """Numbers of cells, and their bytes as `Forward.read_cells` gives them."""
+        self.nbytes = nbytes
+
+    def shared(self, tokens: Tokens, scales: Scales) -> int:
+        """How many first cells are the same."""
+        if scales != self.scales:
+            return 0
+        n = min(self.tokens.size, tokens.size)
+        differing = np.flatnonzero(self.tokens[:n] != tokens[:n])
+        return int(differing[0]) if differing.size else n
+
+    def pieces(self, first: int, end: int) -> Iterator[tuple[int, int, Cells]]:
+        """What covers the cells `first` to `end`: position, number of cells wanted, bytes (perhaps of more cells).
+
+        The first piece may begin before `first`: pieces are not cut at their beginning.
+        """
+        at = 0
+        for n, data in self.cells:
+            if at >= end:
+                return
+            if at + n > first:
+                yield at, min(n, end - at), data
+            at += n
+
+
+class ReadCost:
+    """What getting cells from devices takes: so much for a call, and so much for each cell.
+
+    From what `few` cells took and what `more` did.
+    """
+
+    def __init__(self, few: int, few_seconds: float, more: int, more_seconds: float) -> None:
+        self._cell = max(more_seconds - few_seconds, 0.0) / (more - few)
+        self._call = max(few_seconds - few * self._cell, 0.0)
+
+    def seconds(self, n: int, piece: int) -> float:
+        """What `n` cells take, so many in a call."""
+        return -(-n // piece) * self._call + n * self._cell
+
+    def note(self, n: int, seconds: float) -> None:
+        """`n` cells took so long: links and loads change."""
+        expected = self._call + n * self._cell
+        if expected > 0:
+            scale = 0.7 + 0.3 * min(seconds / expected, 10.0)
+            self._call, self._cell = scale * self._call, scale * self._cell
+
+
+class Reader:
+    """Gets cells from the devices, `piece` in a call, and knows what that takes."""
+
+    def __init__(self, forward: Forward, piece: int) -> None:
+        self._forward = forward
+        self._piece = piece
+        self._cost: ReadCost | None = None
+        self._n_passed = 0
+
+    def read(self, start: int, n: int) -> Cells:
+        """`n` cells of the pool; raises DeviceLost."""
+        began = time.perf_counter()
+        cells = self._forward.read_cells(start, n)
+        if self._cost is not None:
+            self._cost.note(n, time.perf_counter() - began)
+        return cells
+
+    def pays(self, start: int, n: int, pace: float) -> bool:
+        """Whether getting `n` cells and putting them back is quicker than computing them again, at `pace` a second.
+
+        Over a slow link it is not. What reading takes is measured; where that was too much, now and then again.
+        """
+        if self._cost is None:
+            began = time.perf_counter()
+            self._forward.read_cells(start, _PROBE_FEW)
+            few = time.perf_counter() - began
+            more = few * _PROBE_MORE / _PROBE_FEW
+            if few <= _PROBE_SECONDS:
+                self._forward.read_cells(start, _PROBE_MORE)
+                more = time.perf_counter() - began - few
+            self._cost = ReadCost(_PROBE_FEW, few, _PROBE_MORE, more)
+        if 2 * self._cost.seconds(n, self._piece) * pace <= n:
+            self._n_passed = 0
+            return True
+        self._n_passed += 1
+        if self._n_passed % _PROBE_AGAIN == 0:
+            self._cost = None
+        return False
+
+
+class Store:
+    """Sequences, the one used last at the end; never more than `limit` bytes in all (None: no limit)."""
+
+    def __init__(self, limit: int | None, cell_bytes: int, piece: int) -> None:
+        self._limit = limit
+        self._cell_bytes = cell_bytes
+        self._piece = piece
+        self._kept: list[Stored] = []
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, tokens: Tokens, least: int, scales: Scales = ()) -> tuple[Stored, int] | None:
+        """The sequence that shares most first tokens with these, and how many: `least` or more.
+
+        It counts as used now.
+        """
+        best, longest = None, least - 1
+        for stored in reversed(self._kept):
+            if stored.tokens.size > longest and (shared := stored.shared(tokens, scales)) > longest:
+                best, longest = stored, shared
+                if shared == tokens.size:
+                    break
+        if best is None:
+            return None
+        self._use(best)
+        return best, longest
+
+    def holds(self, tokens: Tokens, scales: Scales = ()) -> bool:
+        """Whether a sequence begins with these tokens, or is them; it counts as used now."""
+        for stored in reversed(self._kept):
+            if stored.tokens.size >= tokens.size and stored.shared(tokens, scales) == tokens.size:
+                self._use(stored)
+                return True
+        return False
+
+    def put(self, tokens: Tokens, read: Read, scales: Scales = ()) -> bool:
+        """Keep a sequence whose cells `read` gives, in place of those that begin it; False where it is too large.
+
+        Those used longest ago make room before anything is read, so that the limit holds at all times.
+        """
+        size = tokens.size * (self._cell_bytes + tokens.itemsize)
+        if self._limit is not None and size > self._limit:
+            return False
+        shorter = [stored for stored in self._kept if stored.shared(tokens, scales) == stored.tokens.size]
+        base = max(shorter, key=lambda stored: stored.tokens.size, default=None)
+        for stored in shorter:
+            if stored is not base:
+                self._drop(stored)
+        known = base.tokens.size if base is not None else 0
+        more = size - (base.nbytes if base is not None else 0)
+        if self._limit is not None:
+            for stored in [stored for stored in self._kept if stored is not base]:
+                if self.nbytes + more <= self._limit:
+                    break
+                self._drop(stored)
+        cells = [*base.cells] if base is not None else []
+        for start in range(known, tokens.size, self._piece):
+            n = min(self._piece, tokens.size - start)
+            cells.append((n, read(start, n)))
+        if base is not None:
+            self._drop(base)
+        self._kept.append(Stored(tokens.copy(), scales, cells, size))
+        self.nbytes += size
+        return True
+
+    def clear(self) -> None:
+        self._kept.clear()
+        self.nbytes = 0
+
+    def _use(self, stored: Stored) -> None:
+        if self._kept[-1] is not stored:
+            self._kept.remove(stored)
+            self._kept.append(stored)
+
+    def _drop(self, stored: Stored) -> None:
+        self._kept.remove(stored)
+        self.nbytes -= stored.nbytes

@@ -1,0 +1,221 @@
+"""The file of a saved slot: the tokens of a sequence and the bytes of its cells.
+
+Little-endian. Each crc32 goes on from the one before it, so that parts of two files cannot be mixed:
+
+| bytes | what |
+|---|---|
+| 8 | magic `llamados` |
+| 4 | version: 1, with scales 2 |
+| 4 | number of tokens `n` |
+| 4, 4 | types of K and V in the cache, ggml's numbers |
+| 4 | number of layers |
+| 4 | cells in a piece `m` |
+| 8 | bytes of one cell in all layers |
+| 32 | fingerprint of the model |
+| 4 | crc32 of all that |
+| 4, 4 n, 4 | with scales: number of adapters, their scales in float32, crc32 |
+| 4 n, 4 | tokens, crc32 |
+| for each `m` cells (the last piece: what is left) | for each layer K of these cells, then V; crc32 |
+
+A file is written under another name and takes its own only when it is whole. It is checked from end to end before a
+byte of it is used: a file that is cut off, damaged, too long or made to harm changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.engine.errors import SlotFileError, SlotNotSaved
+from llamado.engine.forward.contract import CellKind, Cells, Scales
+
+_MAGIC = b"llamados"
+_VERSION, _VERSION_SCALES = 1, 2
+_HEAD = struct.Struct("<8s6IQ32s")
+_CRC = struct.Struct("<I")
+_COUNT = struct.Struct("<I")
+# Pieces are read whole into memory: whoever writes larger ones is not us.
+_MOST_CELLS = 256
+
+Tokens = NDArray[np.int32]
+
+
+class SlotFile(NamedTuple):
+    """A slot that was saved or restored."""
+
+    n_tokens: int
+    n_bytes: int
+    """Size of the file."""
+    seconds: float
+
+
+def write_slot(path: Path, kind: CellKind, tokens: Tokens, pieces: Iterable[Cells], piece: int) -> int:
+    """Write a file; `pieces` give `piece` cells each, the last one what is left. Returns its size.
+
+    Raises SlotNotSaved where the system refuses, and whatever `pieces` raise; a file that was there is as before then.
+    """
+    temporary = path.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        try:
+            with open(temporary, "xb") as file:
+                _write(file, kind, tokens, pieces, piece)
+                file.flush()
+                os.fsync(file.fileno())
+                size = file.tell()
+            os.replace(temporary, path)
+        except OSError as error:
+            raise SlotNotSaved(f"{path.name}: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    return size
+
+
+def _write(file: BinaryIO, kind: CellKind, tokens: Tokens, pieces: Iterable[Cells], piece: int) -> None:
+    crc = 0
+
+    def put(data: bytes | memoryview) -> None:
+        nonlocal crc
+        crc = zlib.crc32(data, crc)
+        file.write(data)
+        file.write(_CRC.pack(crc))
+
+    types = kind.type_k.value, kind.type_v.value
+    version = _VERSION_SCALES if kind.scales else _VERSION
+    put(_HEAD.pack(_MAGIC, version, tokens.size, *types, len(kind.rows), piece, kind.cell_bytes, kind.model))
+    if kind.scales:
+        put(_COUNT.pack(len(kind.scales)) + np.array(kind.scales, "<f4").tobytes())
+    put(tokens.astype("<i4").tobytes())
+    for data in pieces:
+        put(data.data)
+
+
+class SlotReader:
+    """An open file of a saved slot, checked from end to end.
+
+    `kind` tells what cells must be that were computed with given scales of the `n_adapters` adapters there are, `sound`
+    whether bytes are cells that a model can work with. Raises SlotFileError.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        kind: Callable[[Scales], CellKind],
+        *,
+        n_ctx: int,
+        n_vocab: int,
+        n_adapters: int = 0,
+        sound: Callable[[Cells, int], bool],
+    ) -> None:
+        self._name = path.name
+        try:
+            # Not through a link to somewhere else, and without waiting for the other end of a pipe.
+            flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+            fd = os.open(path, flags | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+        except OSError as error:
+            raise self._bad(error.strerror or str(error)) from error
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            os.close(fd)
+            raise self._bad("it is no plain file")
+        self._file: BinaryIO = os.fdopen(fd, "rb")
+        try:
+            self.size = found.st_size
+            self._crc = 0
+            self.scales: Scales = ()
+            self.tokens, self._piece = self._head(kind, n_ctx, n_vocab, n_adapters)
+            self._body, self._body_crc = self._file.tell(), self._crc
+            for _, n, data in self.pieces():
+                if not sound(data, n):
+                    raise self._bad("its cells hold what is no number")
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def pieces(self) -> Iterator[tuple[int, int, Cells]]:
+        """The cells from the beginning on: position, number, bytes."""
+        self._file.seek(self._body)
+        self._crc = self._body_crc
+        for start in range(0, self.tokens.size, self._piece):
+            n = min(self._piece, self.tokens.size - start)
+            yield start, n, np.frombuffer(self._take(n * self._kind.cell_bytes), np.uint8)
+
+    def _head(
+        self, kind_of: Callable[[Scales], CellKind], n_ctx: int, n_vocab: int, n_adapters: int
+    ) -> tuple[Tokens, int]:
+        if self.size < _HEAD.size + _CRC.size:
+            raise self._bad("it is no saved slot")
+        magic, version, n, type_k, type_v, n_layers, piece, cell_bytes, model = _HEAD.unpack(self._take(_HEAD.size))
+        if magic != _MAGIC:
+            raise self._bad("it is no saved slot")
+        if version not in (_VERSION, _VERSION_SCALES):
+            raise self._bad(f"it has version {version} of the format; known are {_VERSION} and {_VERSION_SCALES}")
+        n_scales = 0
+        if version == _VERSION_SCALES:
+            n_scales = self._scales(n_adapters)
+        kind = self._kind = kind_of(self.scales)
+        if model != kind.model and self.scales:
+            raise self._bad("it was saved with another model or other LoRA adapters")
+        if model != kind.model:
+            raise self._bad("it was saved with another model")
+        if (type_k, type_v) != (kind.type_k.value, kind.type_v.value):
+            raise self._bad("it was saved with a cache of other types (--cache-type-k, --cache-type-v)")
+        if (n_layers, cell_bytes) != (len(kind.rows), kind.cell_bytes) or not 0 < piece <= _MOST_CELLS:
+            raise self._bad("its header is wrong")
+        if n > n_ctx:
+            raise self._bad(f"its {n} tokens do not fit the slot's context of {n_ctx}")
+        n_pieces = -(-n // piece)
+        more = _COUNT.size + 4 * n_scales + _CRC.size if n_scales else 0
+        if self.size != _HEAD.size + more + 4 * n + n * cell_bytes + _CRC.size * (2 + n_pieces):
+            raise self._bad("it is not as long as it should be")
+        tokens = np.frombuffer(self._take(4 * n), "<i4").astype(np.int32)
+        if n and not 0 <= int(tokens.min()) <= int(tokens.max()) < n_vocab:
+            raise self._bad("it holds tokens the model does not have")
+        return tokens, piece
+
+    def _scales(self, n_adapters: int) -> int:
+        """Reads the scales; how many there are."""
+        place = self._file.tell()
+        n = int.from_bytes(self._file.read(_COUNT.size), "little")
+        if n != n_adapters or not n:
+            raise self._bad(f"it was saved with {n} LoRA adapters; there are {n_adapters}")
+        self._file.seek(place)
+        scales = np.frombuffer(self._take(_COUNT.size + 4 * n)[_COUNT.size :], "<f4")
+        if not np.isfinite(scales).all() or not scales.any():
+            raise self._bad("its scales of LoRA adapters are wrong")
+        self.scales = tuple(scales.tolist())
+        return n
+
+    def _take(self, n: int) -> bytes:
+        """The next `n` bytes, which the checksum behind them must fit."""
+        try:
+            data = self._file.read(n)
+            crc = self._file.read(_CRC.size)
+        except OSError as error:
+            raise self._bad(error.strerror or str(error)) from error
+        self._crc = zlib.crc32(data, self._crc)
+        if len(data) < n or crc != _CRC.pack(self._crc):
+            raise self._bad("it is no saved slot" if not data.startswith(_MAGIC) and n == _HEAD.size else "damaged")
+        return data
+
+    def _bad(self, why: str) -> SlotFileError:
+        return SlotFileError(f"{self._name}: {why}")

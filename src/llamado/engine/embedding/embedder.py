@@ -1,0 +1,318 @@
+"""Vectors of texts: many texts in one batch, on a thread of its own.
+
+Any thread submits a request of one text or many and gets a future. Texts of waiting requests take turns, so that a
+request of a thousand texts does not hold up one of a single text. A text's vectors have the same bits whatever shares
+its batch: each text has cells of its own, from a multiple of `_ALIGN` on, where attention's blocks of keys begin.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.engine.embedding.pooling import Vectors, pool, rows_wanted
+from llamado.engine.errors import (
+    ComputeFailed,
+    ContextExceeded,
+    EngineClosed,
+    InputExceedsContext,
+    InputTooLarge,
+    InvalidRequest,
+    QueueFull,
+)
+from llamado.engine.forward.contract import Scales
+from llamado.engine.request import Counters, EngineSnapshot
+from llamado.errors import LlamadoError
+from llamado.models.hparams import Pooling
+
+log = logging.getLogger(__name__)
+
+_ALIGN = 32
+"""Cells: the CPU device's attention works on blocks of so many."""
+_MOST_BYTES = 512 * 2**20
+"""Memory that the texts of all requests and their vectors may take."""
+_MOST_AT_ONCE = 64 * 2**20
+"""Of one request: written as JSON, vectors take several times that."""
+_MOST_REQUESTS = 1024
+_RETRY_AFTER = 1
+
+
+class EmbeddingForward(Protocol):
+    """What computes the vectors of tokens; see PlacedForward, of which this is a part."""
+
+    n_vocab: int
+    n_cells: int
+    max_batch: int
+    width: int
+
+    def start(
+        self,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        starts: NDArray[np.int64],
+        outputs: NDArray[np.int32],
+        ends: NDArray[np.int64] | None = None,
+        *,
+        scales: Scales = (),
+    ) -> Future[NDArray[np.float32]]: ...
+
+
+class Embedding(NamedTuple):
+    """The vectors of one text: F32 [1, width], or without pooling [n_tokens, width]; not normalized."""
+
+    vectors: Vectors
+    n_tokens: int
+
+
+class _Request:
+    """Texts that were submitted together; `next` is the first that is in no batch yet."""
+
+    __slots__ = ("done", "future", "left", "next", "size", "texts")
+
+    def __init__(self, texts: Sequence[NDArray[np.int32]], size: int) -> None:
+        self.texts = texts
+        self.size = size
+        self.next = 0
+        self.left = len(texts)
+        self.done: list[Embedding | None] = [None] * len(texts)
+        self.future: Future[list[Embedding]] = Future()
+
+
+class _Text(NamedTuple):
+    """One text in a batch: which of a request's it is, its tokens, and the first of its cells."""
+
+    request: _Request
+    number: int
+    tokens: NDArray[np.int32]
+    cell: int
+
+
+def cells_for(max_batch: int, n_ctx: int) -> int:
+    """How many cells an embedder should have: for a batch of short texts, and for one text as long as allowed."""
+    return max(4 * max_batch, -(-n_ctx // _ALIGN) * _ALIGN)
+
+
+class Embedder:
+    """Computes vectors with `forward`, whose rows are hidden states, or scores with Pooling.RANK.
+
+    `n_ctx`: most tokens of a text. A text has to fit into one batch, too, but where only its last token counts and no
+    token sees later ones. `scales` says how strong the model's adapters are for the texts of a batch.
+    """
+
+    def __init__(
+        self,
+        forward: EmbeddingForward,
+        *,
+        pooling: Pooling,
+        causal: bool,
+        n_ctx: int,
+        max_requests: int = _MOST_REQUESTS,
+        scales: Callable[[], Scales] = lambda: (),
+    ) -> None:
+        self.forward = forward
+        self._scales = scales
+        self.pooling = pooling
+        self.causal = causal
+        self.n_ctx = n_ctx
+        self._divisible = causal and pooling in (Pooling.LAST, Pooling.RANK)
+        self._max_requests = max_requests
+        self._turn = threading.Condition()
+        self._waiting: deque[_Request] = deque()
+        self._bytes = 0
+        self._open = 0
+        self._closed = False
+        self._at_work = 0
+        self._counters = Counters()
+        self._thread = threading.Thread(target=self._run, name="llamado-embedder", daemon=True)
+        self._thread.start()
+
+    # -- any thread ---------------------------------------------------------------------------------------------------
+
+    def submit(self, texts: Sequence[Sequence[int]]) -> Future[list[Embedding]]:
+        """Vectors of texts, given as tokens, in their order. Cancelling the future gives up what is not computed yet.
+
+        Raises InvalidRequest, InputTooLarge or ContextExceeded for a text that cannot be computed, QueueFull and
+        EngineClosed; the future fails with ComputeFailed or EngineClosed.
+        """
+        n_tokens = 0
+        for tokens in texts:
+            self._check(tokens)
+            n_tokens += len(tokens)
+        n_vectors = n_tokens if self.pooling is Pooling.NONE else len(texts)
+        size = 8 * n_tokens + 4 * self.forward.width * n_vectors
+        if size > _MOST_AT_ONCE:
+            raise InvalidRequest(
+                f"{len(texts)} texts of {n_tokens} tokens take {size >> 20} MiB of memory; ask for fewer at a time "
+                f"(at most {_MOST_AT_ONCE >> 20} MiB)"
+            )
+        request = _Request([np.array(tokens, np.int32) for tokens in texts], size)
+        with self._turn:
+            if self._closed:
+                raise EngineClosed("the server is shutting down")
+            if self._open >= self._max_requests or self._bytes + size > _MOST_BYTES:
+                raise QueueFull(self._open, _RETRY_AFTER)
+            if not texts:
+                request.future.set_result([])
+                return request.future
+            self._open += 1
+            self._bytes += size
+            self._waiting.append(request)
+            self._turn.notify()
+        request.future.add_done_callback(lambda _: self._forget(request))
+        return request.future
+
+    def _check(self, tokens: Sequence[int]) -> None:
+        n = len(tokens)
+        if not n:
+            raise InvalidRequest("Input content cannot be empty")
+        if min(tokens) < 0 or max(tokens) >= self.forward.n_vocab:
+            raise InvalidRequest(f"Input contains a token outside the vocabulary of {self.forward.n_vocab}")
+        if self._divisible:
+            if n >= self.n_ctx:
+                raise ContextExceeded(n, self.n_ctx)
+            return
+        if n > self.forward.max_batch:
+            raise InputTooLarge(n, self.forward.max_batch)
+        if n > self.n_ctx:
+            raise InputExceedsContext(n, self.n_ctx)
+
+    def _forget(self, request: _Request) -> None:
+        """A request came to its end, or was cancelled."""
+        with self._turn:
+            self._open -= 1
+            self._bytes -= request.size
+            with suppress(ValueError):
+                self._waiting.remove(request)
+
+    def snapshot(self) -> EngineSnapshot:
+        """Counters in the engine's terms: texts are prompts, and a forward pass is a decode step."""
+        with self._turn:
+            at_work = min(self._at_work, self._open)
+            return EngineSnapshot((), self._counters, at_work, self._open - at_work, 0, self.forward.n_cells)
+
+    def close(self, timeout: float = 0.0) -> None:
+        """Takes no more requests; those that are not done after `timeout` seconds fail with EngineClosed."""
+        deadline = time.monotonic() + timeout
+        with self._turn:
+            self._closed = True
+            while self._open and (left := deadline - time.monotonic()) > 0:
+                self._turn.wait(min(left, 0.05))
+            waiting, self._waiting = list(self._waiting), deque()
+            self._turn.notify_all()
+        for request in waiting:
+            _fail(request, EngineClosed("the server is shutting down"))
+        self._thread.join(max(1.0, timeout))
+
+    # -- the embedder's thread ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._turn:
+                self._at_work = 0
+                while not self._waiting and not self._closed:
+                    self._turn.wait()
+                if not self._waiting:
+                    return
+                batch = self._next_batch()
+                self._at_work = len({id(text.request) for text in batch})
+            began = time.perf_counter()
+            try:
+                self._compute(batch)
+            except Exception as error:
+                known = isinstance(error, LlamadoError)
+                if not known:
+                    log.exception("a batch of %d texts failed", len(batch))
+                why = str(error) if known else f"{type(error).__name__}: {error}"
+                for text in batch:
+                    _fail(text.request, ComputeFailed(f"the vectors could not be computed: {why}"))
+                continue
+            self._count(batch, time.perf_counter() - began)
+
+    def _next_batch(self) -> list[_Text]:
+        """Texts for the next batch, one of each request in turn, as many as fit."""
+        batch: list[_Text] = []
+        n_tokens, cell = 0, 0
+        while self._waiting:
+            request = self._waiting[0]
+            n = len(request.texts[request.next])
+            fits = n_tokens + n <= self.forward.max_batch and cell + n <= self.forward.n_cells
+            if batch and not fits:
+                break
+            batch.append(_Text(request, request.next, request.texts[request.next], cell))
+            request.next += 1
+            self._waiting.popleft()
+            if request.next < len(request.texts):
+                self._waiting.append(request)
+            n_tokens, cell = n_tokens + n, -(-(cell + n) // _ALIGN) * _ALIGN
+        return batch
+
+    def _compute(self, batch: list[_Text]) -> None:
+        if len(batch) == 1 and len(batch[0].tokens) > self.forward.max_batch:
+            self._finish(batch[0], self._divided(batch[0].tokens))
+            return
+        lengths = [len(text.tokens) for text in batch]
+        starts = np.repeat(np.array([text.cell for text in batch], np.int64), lengths)
+        positions = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
+        ends = None
+        if not self.causal:
+            ends = starts + np.repeat(np.array(lengths, np.int64), lengths) - 1
+        wanted, spans, first = [], [], 0
+        for n in lengths:
+            start, stop = rows_wanted(self.pooling, n, self.causal)
+            wanted.append(np.arange(first + start, first + stop, dtype=np.int32))
+            spans.append(stop - start)
+            first += n
+        tokens = np.concatenate([text.tokens for text in batch])
+        rows = self.forward.start(
+            tokens, positions, starts, np.concatenate(wanted), ends, scales=self._scales()
+        ).result()
+        at = 0
+        for text, n in zip(batch, spans, strict=True):
+            self._finish(text, pool(rows[at : at + n], self.pooling))
+            at += n
+
+    def _divided(self, tokens: NDArray[np.int32]) -> Vectors:
+        """The vector of a text's last token, where the text is longer than a batch."""
+        step, n, scales = self.forward.max_batch, len(tokens), self._scales()
+        for first in range(0, n, step):
+            part = tokens[first : first + step]
+            last = first + len(part) == n
+            outputs = np.array([len(part) - 1] if last else [], np.int32)
+            positions = np.arange(first, first + len(part), dtype=np.int32)
+            starts = np.zeros(len(part), np.int64)
+            rows = self.forward.start(part, positions, starts, outputs, scales=scales).result()
+        return rows.copy()
+
+    def _finish(self, text: _Text, vectors: Vectors) -> None:
+        request = text.request
+        request.done[text.number] = Embedding(vectors, len(text.tokens))
+        request.left -= 1
+        if not request.left:
+            with suppress(InvalidStateError):  # it was cancelled
+                request.future.set_result([embedding for embedding in request.done if embedding is not None])
+
+    def _count(self, batch: list[_Text], seconds: float) -> None:
+        lengths = [len(text.tokens) for text in batch]
+        with self._turn:
+            c = self._counters
+            self._counters = c._replace(
+                prompt_tokens_total=c.prompt_tokens_total + sum(lengths),
+                prompt_seconds_total=c.prompt_seconds_total + seconds,
+                n_decode_total=c.n_decode_total + 1,
+                n_busy_slots_total=c.n_busy_slots_total + len(batch),
+                n_tokens_max=max(c.n_tokens_max, *lengths),
+            )
+
+
+def _fail(request: _Request, error: LlamadoError) -> None:
+    with suppress(InvalidStateError):
+        request.future.set_exception(error)

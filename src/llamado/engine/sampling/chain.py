@@ -1,0 +1,271 @@
+"""From one row of logits to one token: llama.cpp's sampler chain.
+
+The semantics of each sampler are those of llama.cpp's `src/llama-sampler.cpp`, the chain is put together as in its
+`common/sampling.cpp`: logit bias first, then the samplers in the order asked for, then a draw from what is left.
+Three things differ on purpose:
+
+- ties are broken by the lower token id, so that a result never depends on how a sort happened to run;
+- a random number of a token is a pure function of the request's seed and the token's position in its sequence, so
+  neither neighbours in the batch, nor a restart in the middle of an answer, nor a discarded draft can shift it;
+- a constraint counts before all samplers, so that an answer follows the model's probabilities of what is allowed.
+  (llama.cpp draws first and once more where the token is forbidden.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.engine.errors import ComputeFailed, ConstraintFailed
+from llamado.engine.request import Sampling
+from llamado.engine.sampling import samplers
+from llamado.engine.sampling.candidates import F32, Candidates, TopK, log_softmax_top, top_k_numpy
+from llamado.engine.sampling.constraint import Matcher
+from llamado.engine.sampling.dry import Breakers, Dry
+from llamado.engine.sampling.penalties import Penalties
+from llamado.engine.sampling.rng import uniform
+from llamado.engine.sampling.samplers import Step, Vocabulary
+from llamado.engine.sampling.selectors import AdaptiveP, Chooser, Draw, Mirostat, Weights
+
+__all__ = ["Sampler", "TopK", "Vocabulary", "log_softmax_top", "top_k_numpy", "uniform"]
+
+# A mask of at most so many words that are not 0 is used as a list of tokens.
+_FEW_WORDS = 64
+
+# Samplers that need a whole row whatever the constraint, and leave the largest logit the largest.
+_HARMLESS = frozenset({"top_k", "top_p", "min_p", "top_n_sigma"})
+
+
+class _Allowed(NamedTuple):
+    """What the constraint says about the next token."""
+
+    mask: NDArray[np.uint32] | None
+    """None: all tokens."""
+    ids: NDArray[np.intp] | None = None
+    """The allowed ones, ascending, where they are few."""
+
+
+_EVERYTHING = _Allowed(None)
+
+
+class Sampler:
+    """The sampler chain of one request.
+
+    For each token of the answer: `sample`, then `accept` with what it gave. `eog`: ids that end an answer.
+    `vocabulary`: without one DRY knows no sequence breakers and there is no infill. `matcher`: what limits the answer;
+    `get_ready` asks it ahead of time.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        *,
+        seed: int,
+        n_vocab: int,
+        eog: Iterable[int] = (),
+        top_k: TopK = top_k_numpy,
+        vocabulary: Vocabulary | None = None,
+        matcher: Matcher | None = None,
+    ) -> None:
+        s = sampling
+        self._seed = seed
+        self._n_vocab = n_vocab
+        self._matcher = matcher
+        self._allowed: _Allowed | None = None
+        bias = {token: value for token, value in s.logit_bias.items() if 0 <= token < n_vocab}
+        if s.ignore_eos:
+            bias |= {token: -math.inf for token in eog if 0 <= token < n_vocab}
+        self._bias_ids = np.array(list(bias), np.int64)
+        self._bias = np.array(list(bias.values()), np.float64)
+
+        self._penalties: Penalties | None = None
+        self._dry: Dry | None = None
+        names: list[str] = []
+        chain: list[Step] = []
+        for name in ("temperature",) if s.mirostat else s.samplers:
+            step = self._step(name, s, names.count("xtc"), eog, vocabulary)
+            if step is not None:
+                names.append(name)
+                chain.append(step)
+        n_first = next((i for i, name in enumerate(names) if name not in ("penalties", "dry")), len(names))
+        self._first, self._rest = chain[:n_first], chain[n_first:]
+        self._k_next = s.top_k if names[n_first : n_first + 1] == ["top_k"] else 0
+        # Then the whole chain is one arg-max, after what changes logits.
+        until = names[n_first : names.index("temperature")] if "temperature" in names else ["never"]
+        dynamic = s.dynatemp_range > 0.0 and not s.mirostat
+        self._greedy = s.temperature <= 0.0 and not dynamic and _HARMLESS.issuperset(until)
+
+        self._chooser: Chooser
+        if s.mirostat:
+            self._chooser = Mirostat(s.mirostat, s.mirostat_tau, s.mirostat_eta, n_vocab)
+        elif "adaptive_p" in s.samplers:
+            self._chooser = AdaptiveP(s.adaptive_target, s.adaptive_decay)
+        else:
+            self._chooser = Draw()
+        self._candidates = Candidates(top_k)
+        self._weights: Weights | None = None
+
+    def _step(
+        self, name: str, s: Sampling, n_xtc: int, eog: Iterable[int], vocabulary: Vocabulary | None
+    ) -> Step | None:
+        """A sampler by its name; None where it is off. `n_xtc`: how many XTC samplers come before."""
+        match name:
+            case "penalties":
+                lowers = s.repeat_penalty != 1.0 or s.frequency_penalty != 0.0 or s.presence_penalty != 0.0
+                if lowers and s.repeat_last_n and self._penalties is None:
+                    self._penalties = Penalties(s)
+                return self._penalties
+            case "dry":
+                on = s.dry_multiplier != 0.0 and s.dry_base >= 1.0 and s.dry_penalty_last_n != 0
+                if on and self._dry is None:
+                    breakers = None if vocabulary is None else Breakers(s.dry_sequence_breakers, vocabulary)
+                    self._dry = Dry(s, breakers)
+                return self._dry
+            case "top_n_sigma":
+                return samplers.top_n_sigma(s.top_n_sigma) if s.top_n_sigma > 0.0 else None
+            case "top_k":
+                return samplers.top_k(s.top_k) if s.top_k > 0 else None
+            case "typ_p":
+                return samplers.typical(s.typical_p, s.min_keep) if s.typical_p < 1.0 else None
+            case "top_p":
+                return samplers.top_p(s.top_p, s.min_keep) if s.top_p < 1.0 else None
+            case "min_p":
+                return samplers.min_p(s.min_p, s.min_keep) if s.min_p > 0.0 else None
+            case "xtc":
+                on = s.xtc_probability > 0.0 and s.xtc_threshold <= 0.5
+                # The token's own draw has the first stream of random numbers.
+                draw = samplers.xtc(s.xtc_probability, s.xtc_threshold, s.min_keep, self._seed, n_xtc + 1)
+                return draw if on else None
+            case "temperature":
+                if s.dynatemp_range > 0.0 and not s.mirostat:
+                    return samplers.dynamic_temperature(s.temperature, s.dynatemp_range, s.dynatemp_exponent)
+                return samplers.temperature(s.temperature) if s.temperature != 1.0 else None
+            case "infill":
+                return None if vocabulary is None else samplers.Infill(vocabulary, eog)
+        return None
+
+    def start(self, tokens: Sequence[int]) -> None:
+        """Begin a sequence: these tokens, the prompt, count for penalties and DRY."""
+        if self._penalties is not None:
+            self._penalties.start(tokens)
+        if self._dry is not None:
+            self._dry.start(tokens)
+
+    def accept(self, token: int) -> None:
+        """Take note of the answer's next token."""
+        if self._penalties is not None:
+            self._penalties.accept(token)
+        if self._dry is not None:
+            self._dry.accept(token)
+        self._chooser.accept(token)
+        if self._matcher is not None:
+            self._allowed = None
+            self._matcher.accept(token)
+
+    def get_ready(self) -> None:
+        """Ask the constraint what may come next, while there is time; may be left out, or called again."""
+        if self._allowed is None:
+            self._allowed = self._ask()
+
+    def sample(self, row: F32, position: int) -> int:
+        """Choose the token at `position` of the sequence from its logits `[n_vocab]`.
+
+        The row is changed while this runs and is as before when it returns; a read-only row is copied. Raises
+        ComputeFailed where the logits are not numbers, LlamadoError where the constraint fails.
+        """
+        if self._allowed is None:
+            self._allowed = self._ask()
+        mask, ids = self._allowed
+        self._weights = None
+        if ids is not None and ids.size == 1:
+            token = int(ids[0])
+            self._chooser.forced(token)
+            return token
+        if not float(row.max()) < math.inf:
+            raise ComputeFailed("the model gave logits that are not numbers; its file may be damaged")
+        self._candidates.begin(row, mask)
+        try:
+            # Logits may be -inf, and options of any size: what overflows is out of reach, as it should be.
+            with np.errstate(over="ignore", invalid="ignore"):
+                return self._run(mask, ids, position)
+        finally:
+            self._candidates.restore()
+
+    def _run(self, mask: NDArray[np.uint32] | None, ids: NDArray[np.intp] | None, position: int) -> int:
+        candidates = self._candidates
+        if self._bias_ids.size:
+            candidates.change(self._bias_ids, lambda own, which: own + self._bias[which])
+        for step in self._first:
+            step(candidates, position)
+        if self._greedy:
+            return self._best(ids)
+        rest = self._rest
+        if ids is not None:
+            candidates.only(ids)
+        elif mask is not None:
+            if self._k_next and candidates.keep_top_allowed(self._k_next):
+                rest = rest[1:]
+            else:
+                candidates.only_allowed()
+        for step in rest:
+            step(candidates, position)
+        if (candidates.logits[0] if candidates.few else candidates.logits.max()) == -math.inf:
+            return self._first_allowed()  # the request banned all there is
+        place, self._weights = self._chooser.choose(candidates, uniform(self._seed, position))
+        return candidates.id_at(place)
+
+    def candidates(self, n: int, token: int) -> tuple[float, list[tuple[int, float]]]:
+        """Probability of `token` and the up to `n` most likely `(id, probability)` after the last `sample`'s chain.
+
+        Tokens the chain cut off have probability 0 and are left out.
+        """
+        weights, ids = self._weights, self._candidates.ids
+        if weights is None:
+            return 1.0, [(token, 1.0)][:n]
+        total = float(weights.sum(dtype=np.float64))
+        at = token if ids is None else int(np.flatnonzero(ids == token)[0])
+        own = float(weights[at]) / total
+        if n <= 0:
+            return own, []
+        places, top = self._candidates.top_k(weights.astype(np.float32, copy=False), n)
+        named = places if ids is None else ids[places]
+        return own, [(i, p / total) for i, p in zip(named.tolist(), top.tolist(), strict=True) if p > 0]
+
+    def _ask(self) -> _Allowed:
+        mask = None if self._matcher is None else self._matcher.mask()
+        if mask is None:
+            return _EVERYTHING
+        words = np.flatnonzero(mask)
+        if words.size > _FEW_WORDS:
+            return _Allowed(mask)
+        bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little").reshape(-1, 32)
+        of, bit = np.nonzero(bits)
+        ids = 32 * words[of] + bit
+        ids = ids[ids < self._n_vocab]
+        if not ids.size:
+            raise ConstraintFailed("the constraint of this request allows no token at all; its grammar cannot be met")
+        return _Allowed(mask, ids)
+
+    def _best(self, ids: NDArray[np.intp] | None) -> int:
+        """The allowed token of the largest logit."""
+        candidates = self._candidates
+        if ids is not None:
+            return int(ids[candidates.logits[ids].argmax()])
+        best = int(candidates.logits.argmax())
+        if candidates.allows(best):
+            return best
+        candidates.only_allowed()
+        best = int(candidates.logits.argmax())
+        return best if candidates.allows(best) else self._first_allowed()
+
+    def _first_allowed(self) -> int:
+        mask = self._candidates.mask
+        if mask is None:
+            return self._candidates.id_at(0)
+        word = int(np.flatnonzero(mask)[0])
+        bits = int(mask[word])
+        return 32 * word + (bits & -bits).bit_length() - 1

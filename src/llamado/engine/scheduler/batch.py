@@ -1,0 +1,242 @@
+"""What goes into the next batch: which slots, how many tokens of each, and which drafted ones along with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.engine.cache.kv_pool import Run
+from llamado.engine.forward.contract import Forward, Scales
+from llamado.engine.scheduler.drafting import MOST, Cost
+from llamado.engine.scheduler.prefix import Sequences
+from llamado.engine.scheduler.slots import Slot, Task
+from llamado.engine.scheduler.statistics import PACE_UNIT, Statistics
+
+# How long a step should take at most while some slot is generating.
+STEP_SECONDS = 0.15
+
+
+class Share(NamedTuple):
+    """What one slot has in a batch."""
+
+    slot: Slot
+    task: Task
+    run: Run
+    n: int
+    row: int | None
+    """Its (first) row of the logits."""
+    draft: list[int]
+    """Tokens evaluated behind the last one of the sequence, each with a row of its own."""
+    n_moves: int
+    """How often cells had been moved when it was started."""
+
+
+class Batch(NamedTuple):
+    """What `Forward.start` gets, and whose it is; the arrays are overwritten by the next one."""
+
+    tokens: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    starts: NDArray[np.int64]
+    outputs: NDArray[np.int32]
+    scales: Scales
+    shares: list[Share]
+    n_prompt: int
+
+
+class Planner:
+    """Chooses from the slots that have tokens to be evaluated; see Engine for what the numbers mean."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        slots: Sequence[Slot],
+        sequences: Sequences,
+        stats: Statistics,
+        *,
+        n_ctx: int,
+        n_batch: int,
+        prefill_chunk: int,
+        cont_batching: bool,
+        drafting: bool,
+    ) -> None:
+        self._forward = forward
+        self._slots = slots
+        self._sequences = sequences
+        self._stats = stats
+        self._n_ctx = n_ctx
+        self._cont_batching = cont_batching
+        self._max_batch = max(1, min(n_batch, forward.max_batch))
+        self._busy_batch = max(1, min(prefill_chunk, self._max_batch))
+        self._turn = 0
+        self._served: dict[Scales, int] = {}  # number of the last batch of slots with these scales, or when they came
+        self._n_launched = 0
+        self.n_generating = 0
+        """Sequences that are being generated, those whose tokens are on their way included."""
+        self.cost = Cost() if drafting else None
+        self._tokens = np.zeros(self._max_batch, np.int32)
+        self._positions = np.zeros(self._max_batch, np.int32)
+        self._starts = np.zeros(self._max_batch, np.int64)
+
+    # -- choosing ----------------------------------------------------------------------------------------------------
+
+    def plan(self) -> tuple[list[Slot], list[int]]:
+        """Slots of the next batch and how many tokens of each, decoding ones first. Raises DeviceLost."""
+        active = [slot for slot in self._slots if slot.task is not None]
+        if len(active) > 1:
+            active.sort(key=_age)
+        groups: dict[Scales, list[Slot]] = {}
+        for slot in active:
+            groups.setdefault(slot.scales, []).append(slot)
+        self._served = {scales: self._served.get(scales, self._n_launched) for scales in groups}
+        if len(groups) < 2:
+            return self._plan_group(active)
+        # They take turns: who had a batch longest ago is next. One that has all of its tokens on their way, or has to
+        # wait for room, lets the others pass.
+        busy = sum(slot.task is not None and bool(slot.task.generated) for slot in active)
+        for scales in sorted(groups, key=self._served.__getitem__):
+            slots, counts = self._plan_group(groups[scales], n_groups=len(groups), n_generating=busy)
+            if slots:
+                return slots, counts
+        return [], []
+
+    def _plan_group(
+        self, active: list[Slot], *, n_groups: int = 1, n_generating: int = 0
+    ) -> tuple[list[Slot], list[int]]:
+        """As `plan`, for slots that may share a batch, oldest first.
+
+        `n_groups`, `n_generating`: how many groups of such slots there are, and slots in them that generate.
+        """
+        sequences = self._sequences
+        slots: list[Slot] = []
+        reading: list[Slot] = []
+        n_flying = 0
+        for slot in active:
+            task = slot.task
+            assert task is not None
+            if slot.run is not None and slot.run.used == slot.length:  # all of it is on its way
+                n_flying += bool(task.generated)
+                continue
+            if slot.run is None or not task.generated or slot.length - slot.run.used > 1:
+                reading.append(slot)
+            elif slot.length <= slot.run.capacity:
+                slot.run.need = slot.length
+                slots.append(slot)
+            elif sequences.make_room(slot):
+                slots.append(slot)
+        # Making room for one may have taken the cells of another.
+        slots = [slot for slot in slots if slot.run is not None]
+        if len(slots) > self._max_batch:
+            self._turn = (self._turn + self._max_batch) % len(slots)
+            slots = (slots[self._turn :] + slots[: self._turn])[: self._max_batch]
+        self.n_generating = len(slots) + n_flying
+        n_generating = max(n_generating, self.n_generating)
+        share = -(-self.n_generating * n_groups // self._forward.depth)
+        if len(slots) > share > 0:
+            # Groups, so that every device has one to work on; who waited longest goes first.
+            slots = sorted(slots, key=lambda slot: slot.task.t_last if slot.task is not None else 0.0)[:share]
+        counts = [1] * len(slots)
+        if not reading or (n_generating and not self._cont_batching):
+            return slots, counts
+        room = min(self._max_batch, max(self._forward.chunk, len(slots) + 1))
+        if n_generating:
+            # Even with more slots generating than the smaller batch holds, prompts must move on.
+            room = min(room, max(self._busy_tokens(), len(slots) + 1))
+        room -= len(slots)
+        for slot in reading:
+            if room <= 0:
+                break
+            if slot.leader is not None and not sequences.leader_done(slot):
+                continue
+            if slot.run is None or slot.run.need < slot.length:
+                got_room = sequences.make_room(slot)
+                if any(other.run is None for other in slots):
+                    keep = [i for i, other in enumerate(slots) if other.run is not None]
+                    slots = [slots[i] for i in keep]
+                    counts = [counts[i] for i in keep]
+                if not got_room:
+                    break  # the younger ones would only take what this one waits for
+            if slot.leader is not None:
+                sequences.copy_prefix(slot)
+            if slot.recall:
+                sequences.recall(slot)
+            count = min(slot.pending, room)
+            slots.append(slot)
+            counts.append(count)
+            room -= count
+        return slots, counts
+
+    def _busy_tokens(self) -> int:
+        """Most tokens of a step that delays generating slots: as many as prompts were read in STEP_SECONDS lately."""
+        pace = int(self._stats.prompt_pace * STEP_SECONDS) // PACE_UNIT * PACE_UNIT
+        return min(self._busy_batch, max(pace, PACE_UNIT)) if pace else self._busy_batch
+
+    # -- filling -----------------------------------------------------------------------------------------------------
+
+    def fill(self, slots: list[Slot], counts: list[int]) -> Batch:
+        """The batch for what `plan` chose, with drafted tokens where there is room."""
+        n = 0
+        tokens, positions, starts = self._tokens, self._positions, self._starts
+        shares: list[Share] = []
+        outputs: list[int] = []
+        n_prompt = 0
+        n_moves = self._sequences.n_moves
+        room = self._max_batch - sum(counts)
+        for slot, count in zip(slots, counts, strict=True):
+            run, task = slot.run, slot.task
+            assert run is not None and task is not None
+            used = run.used
+            if count == 1:
+                tokens[n] = slot.tokens[used]
+                positions[n] = used
+            else:
+                tokens[n : n + count] = slot.tokens[used : used + count]
+                positions[n : n + count] = np.arange(used, used + count, dtype=np.int32)
+            draft = self._draft(slot, room) if room > 0 and used + 1 == slot.length and task.generated else []
+            if draft:
+                last = used + 1 + len(draft)
+                tokens[n + 1 : n + 1 + len(draft)] = draft
+                positions[n + 1 : n + 1 + len(draft)] = np.arange(used + 1, last, dtype=np.int32)
+                room -= len(draft)
+            rows = count + len(draft)
+            starts[n : n + rows] = run.start
+            n += rows
+            row = None
+            if used + count == slot.length:
+                row = len(outputs)
+                outputs.extend(range(n - 1 - len(draft), n))
+            shares.append(Share(slot, task, run, count, row, draft, n_moves))
+            if not task.generated:
+                n_prompt += count
+        rows_out = np.array(outputs, np.int32)
+        return Batch(tokens[:n], positions[:n], starts[:n], rows_out, slots[0].scales, shares, n_prompt)
+
+    def _draft(self, slot: Slot, room: int) -> list[int]:
+        """Tokens that probably follow, as many as there is room for and as are worth their time."""
+        if self.cost is None:
+            return []
+        task, run = slot.task, slot.run
+        assert task is not None and run is not None
+        most = min(MOST, room, run.capacity - slot.length, self._n_ctx - slot.length - 1)
+        if task.budget >= 0:
+            most = min(most, task.budget - 1)
+        if most <= 0:
+            return []
+        return task.drafter.propose(slot.tokens, slot.length, most, self.cost.least_gain(self.n_generating))
+
+    def started(self, batch: Batch) -> None:
+        """The forward pass has it: batches are worked on in order, so for whatever is planned next it is done."""
+        self._n_launched += 1
+        self._served[batch.scales] = self._n_launched
+        stats = self._stats
+        for share in batch.shares:
+            run = share.run
+            run.used += share.n
+            run.need = max(run.need, run.used + len(share.draft))
+            stats.n_tokens_max = max(stats.n_tokens_max, run.used)
+
+
+def _age(slot: Slot) -> int:
+    return slot.age

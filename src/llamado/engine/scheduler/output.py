@@ -1,0 +1,157 @@
+"""From logits to answers: the next token, the text it adds, and whether the answer is over with it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.engine.request import Done, Result, StopType, Token, TokenProb, TokenProbs
+from llamado.engine.sampling import samplers
+from llamado.engine.sampling.chain import TopK, log_softmax_top
+from llamado.engine.scheduler.queue import Queue
+from llamado.engine.scheduler.slots import Slot, Task
+from llamado.engine.scheduler.statistics import Statistics
+
+log = logging.getLogger(__name__)
+
+
+class Vocabulary(samplers.Vocabulary, Protocol):
+    """What the engine asks of a tokenizer."""
+
+    @property
+    def eog(self) -> frozenset[int]: ...
+
+    add_bos: bool
+    """Whether texts begin with a token of their own, which stays when a full context is shifted."""
+
+    def piece(self, token: int, *, special: bool = False) -> bytes: ...
+
+
+class Answering:
+    """Lets answers go on and ends them; see Engine for `n_ctx` and `context_shift`."""
+
+    def __init__(
+        self,
+        tokenizer: Vocabulary,
+        queue: Queue,
+        stats: Statistics,
+        *,
+        n_ctx: int,
+        context_shift: bool,
+        top_k: TopK,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._queue = queue
+        self._stats = stats
+        self._n_ctx = n_ctx
+        self._context_shift = context_shift and n_ctx > 2  # of two tokens there is none to drop
+        self._top_k = top_k
+
+    def advance(self, slot: Slot, task: Task, row: NDArray[np.float32]) -> int | None:
+        """Choose the token at the end of a sequence from its logits; None where the answer is over with it."""
+        request = task.request
+        now = time.perf_counter()
+        if task.generated:
+            self._stats.inter_token.add(now - task.t_last)
+        else:
+            task.t_first = now
+            self._stats.first_token.add(now - task.t_arrival)
+            if request.n_predict == 0:
+                self._finish(slot, task, "limit")
+                return None
+        # Its place in the whole answer, also where the context was shifted: no random number is used twice.
+        token = task.sampler.sample(row, task.n_prompt + len(task.generated))
+        probs = self._probs(task, row, token) if request.n_probs else None
+        task.sampler.accept(token)
+        task.generated.append(token)
+        task.t_last = now
+        self._stats.n_predicted += 1
+
+        answer = task.answer
+        begin = answer.length
+        text = answer.push(self._tokenizer.piece(token, special=request.special or token in request.preserved))
+        if probs is not None:
+            task.probs.append(probs)
+            task.probs_at.append(begin)
+
+        stop: StopType = "none"
+        full = slot.length + 1 >= self._n_ctx
+        if token in self._tokenizer.eog:
+            stop = "eos"
+        elif answer.stopping_word:
+            stop = "word"
+        elif answer.outdented or request.n_predict == len(task.generated):
+            stop = "limit"
+        elif full and not self._context_shift:
+            stop, task.truncated = "limit", True
+        elif 0 < request.t_max_predict_ms < 1e3 * (now - task.t_first) and "\n" in text:
+            stop = "limit"
+        if stop != "none":
+            text += answer.finish()
+
+        timings = task.timings() if request.timings_per_token else None
+        index = len(task.generated) - 1
+        task.tell(Token(text, [token], None if probs is None else [probs], index, timings))
+        if stop != "none":
+            self._finish(slot, task, stop)
+            return None
+        if full:
+            self._shift(slot, task)
+        slot.append(token)
+        return token
+
+    def _shift(self, slot: Slot, task: Task) -> None:
+        """The context is full: drop some of it, by llama-server's rule for how much."""
+        request = task.request
+        n_keep = task.n_prompt if request.n_keep < 0 else request.n_keep
+        n_keep = max(0, min(n_keep + self._tokenizer.add_bos, self._n_ctx - 4))
+        n_left = slot.length - n_keep
+        n_discard = min(request.n_discard or n_left // 2, n_left - 1)
+        log.info("task %d: context full, %d of %d tokens dropped behind %d", task.id, n_discard, slot.length, n_keep)
+        slot.shift(n_keep, n_discard)
+        task.drafter.forget()
+        task.truncated = True
+
+    def _probs(self, task: Task, row: NDArray[np.float32], token: int) -> TokenProbs:
+        request = task.request
+        if request.post_sampling_probs:
+            own, top = task.sampler.candidates(request.n_probs, token)
+            pairs = [(i, p, math.log(p) if p > 0 else -math.inf) for i, p in [(token, own), *top]]
+        else:
+            own, top = log_softmax_top(row, request.n_probs, token, self._top_k)
+            pairs = [(i, math.exp(logp), logp) for i, logp in [(token, own), *top]]
+        named = [TokenProb(i, self._tokenizer.piece(i, special=request.special), p, logp) for i, p, logp in pairs]
+        return TokenProbs(named[0], tuple(named[1:]))
+
+    def _finish(self, slot: Slot, task: Task, stop: StopType) -> None:
+        content = task.answer.content
+        probs = task.probs
+        if stop == "word":
+            probs = [item for item, at in zip(task.probs, task.probs_at, strict=True) if at < len(content)]
+        timings = task.timings()
+        self._stats.finished(len(task.generated), timings)
+        result = Result(
+            content=content,
+            tokens=task.generated,
+            probs=probs,
+            stop_type=stop,
+            stopping_word=task.answer.stopping_word,
+            truncated=task.truncated,
+            n_prompt=task.n_prompt,
+            n_cached=task.n_cached,
+            n_predicted=len(task.generated),
+            n_tokens_cached=slot.used,
+            has_new_line=task.answer.has_new_line,
+            timings=timings,
+            id_slot=slot.id,
+            id_task=task.id,
+            seed=task.seed,
+            request=task.request,
+        )
+        self._queue.release(slot)
+        task.tell(Done(result))

@@ -1,0 +1,199 @@
+"""Everything that was asked for and is not over yet: requests, and errands with slots."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from llamado.engine.errors import EngineClosed, QueueFull
+from llamado.engine.forward.contract import Scales
+from llamado.engine.request import Event, Failed, Request
+from llamado.engine.sampling.chain import Sampler
+from llamado.engine.sampling.rng import Seed
+from llamado.engine.scheduler.slot_io import Errand, fail_all
+from llamado.engine.scheduler.slots import Slot, Task
+from llamado.errors import LlamadoError
+
+# Requests whose ends tell the pace, and the most seconds somebody is told to wait.
+_PACE_REQUESTS, _LONGEST_WAIT = 64, 60
+
+
+class Queue:
+    """Takes requests and errands from any thread; all else is for the engine's thread.
+
+    At most `most` requests wait for a slot. `wake` is notified of whatever the engine may be waiting for.
+    """
+
+    def __init__(self, slots: Sequence[Slot], most: int) -> None:
+        self._slots = slots
+        self._most = most
+        self.wake = threading.Condition()
+        self._inbox: deque[Task] = deque()
+        self.tasks: dict[int, Task] = {}
+        """Requests that are not over, by their ids."""
+        self._next_id = 0
+        self.closing = False
+        self.deadline = math.inf
+        """When those that were accepted are cut off, as time.monotonic() has it."""
+        self.waiting: list[Task] = []
+        """Requests that wait for a slot; of the engine's thread alone."""
+        self.errands: deque[Errand] = deque()
+        self.ends: deque[float] = deque(maxlen=_PACE_REQUESTS)
+        """When the last requests were over."""
+
+    # -- any thread --------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises QueueFull where one more request is too many."""
+        n_waiting = len(self.tasks) - len(self._slots)
+        if n_waiting < self._most:
+            return
+        # Those who are told to come back come back together: half of the queue should be gone by then.
+        ends = self.ends
+        seconds = (time.monotonic() - ends[0]) * max(1, self._most) / (2 * len(ends)) if ends else 1.0
+        raise QueueFull(max(0, n_waiting), min(max(math.ceil(seconds), 1), _LONGEST_WAIT))
+
+    def add(
+        self, request: Request, emit: Callable[[Event], None], *, sampler: Sampler, seed: Seed, scales: Scales
+    ) -> Task:
+        """Raises EngineClosed."""
+        with self.wake:
+            self._check_open()
+            task = self._enter(request, emit, sampler, seed, scales)
+            self._inbox.append(task)
+            self.wake.notify()
+        return task
+
+    def add_errand(self, errand: Errand) -> None:
+        """Raises QueueFull and EngineClosed."""
+        if len(self.errands) >= max(1, self._most):
+            raise QueueFull(len(self.errands), 1)
+        with self.wake:
+            self._check_open()
+            self.errands.append(errand)
+            self.wake.notify()
+
+    def _check_open(self) -> None:
+        if self.closing:
+            raise EngineClosed("the server is shutting down and takes no more requests")
+
+    def _enter(
+        self, request: Request, emit: Callable[[Event], None], sampler: Sampler, seed: Seed, scales: Scales
+    ) -> Task:
+        task = Task(self._next_id, request, emit, sampler=sampler, seed=seed, scales=scales)
+        self._next_id += 1
+        self.tasks[task.id] = task
+        return task
+
+    def cancel(self, task_id: int) -> None:
+        """A task that is over or unknown is ignored."""
+        with self.wake:
+            task = self.tasks.get(task_id)
+            if task is not None:
+                task.cancelled = True
+                self.wake.notify()
+
+    def close(self, timeout: float) -> None:
+        """Take nothing more, and cut off what is not done so many seconds from now."""
+        with self.wake:
+            self.closing = True
+            self.deadline = min(self.deadline, time.monotonic() + timeout)
+            self.wake.notify()
+
+    def notify(self) -> None:
+        """There is something to see, perhaps while there was nothing to do."""
+        with self.wake:
+            self.wake.notify()
+
+    def let_go(self, slot: Slot) -> None:
+        """A held slot is free again."""
+        with self.wake:
+            slot.t_last_used = time.perf_counter()
+            slot.held = False
+            self.wake.notify()
+
+    # -- the engine thread -------------------------------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody waits for a slot."""
+        return not (self._inbox or self.waiting or self.errands)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether requests came since `receive`."""
+        return bool(self._inbox)
+
+    @property
+    def n_deferred(self) -> int:
+        return len(self.waiting) + len(self._inbox) + len(self.errands)
+
+    def enter(
+        self, request: Request, emit: Callable[[Event], None], *, sampler: Sampler, seed: Seed, scales: Scales
+    ) -> Task:
+        """A request of the engine itself, which waits for no slot."""
+        with self.wake:
+            return self._enter(request, emit, sampler, seed, scales)
+
+    def receive(self) -> None:
+        """See what came; `wake` is held."""
+        self.waiting.extend(self._inbox)
+        self._inbox.clear()
+
+    def release(self, slot: Slot) -> None:
+        """The slot's request is over."""
+        if slot.task is not None:
+            self.tasks.pop(slot.task.id, None)
+            self.ends.append(time.monotonic())
+        slot.release()
+
+    def fail(self, slot: Slot, error: LlamadoError) -> None:
+        """The slot's request ends with an error."""
+        task = slot.task
+        assert task is not None
+        self.release(slot)
+        task.tell(Failed(error))
+
+    def drop_cancelled(self) -> bool:
+        """Whether there were any."""
+        changed = False
+        for slot in self._slots:
+            if slot.task is not None and slot.task.cancelled:
+                self.release(slot)
+                changed = True
+        if any(task.cancelled for task in self.waiting):
+            for task in self.waiting:
+                if task.cancelled:
+                    self.tasks.pop(task.id, None)
+            self.waiting = [task for task in self.waiting if not task.cancelled]
+            changed = True
+        return changed
+
+    def turn_down(self, error: LlamadoError, seconds: float, since: float) -> None:
+        """End those that have waited so long for a slot; what they waited before `since` does not count."""
+        now = time.monotonic()
+        for task in [task for task in self.waiting if now - max(task.t_submit, since) >= seconds]:
+            self.waiting.remove(task)
+            self.tasks.pop(task.id, None)
+            task.tell(Failed(error))
+        late = [errand for errand in self.errands if now - max(errand.t_submit, since) >= seconds]
+        for errand in late:
+            self.errands.remove(errand)
+        fail_all(deque(late), error)
+
+    def fail_all(self, error: LlamadoError) -> None:
+        """End everything, in slots or not."""
+        for slot in self._slots:
+            if slot.task is not None:
+                self.fail(slot, error)
+        with self.wake:
+            waiting = [*self.waiting, *self._inbox]
+            self._inbox.clear()
+        self.waiting = []
+        for task in waiting:
+            self.tasks.pop(task.id, None)
+            task.tell(Failed(error))
+        fail_all(self.errands, error)

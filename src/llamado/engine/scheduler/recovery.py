@@ -1,0 +1,208 @@
+"""Getting going again after a device is gone, and after it came back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from llamado.devices.device import DeviceLost
+from llamado.engine.errors import Unavailable
+from llamado.engine.forward.contract import Forward
+from llamado.engine.request import Fault
+from llamado.engine.scheduler.queue import Queue
+from llamado.engine.scheduler.slot_io import Calls
+from llamado.errors import LlamadoError
+
+log = logging.getLogger(__name__)
+
+# Pauses between attempts to get a lost device back, in seconds: they grow with the time it has been away, of which a
+# device that is there again loses no more than this share by waiting for the next attempt.
+_FIRST_PAUSE, _LONGEST_PAUSE, _PAUSE_SHARE = 0.1, 5.0, 0.25
+# Seconds between two attempts to move layers back, where the first failed.
+_FIRST_REST, _LONGEST_REST = 5.0, 600.0
+# How long the engine sleeps before it looks for requests that came, were cancelled or have waited long enough.
+_LOOK_SECONDS = 0.02
+
+
+class Recovery:
+    """Knows which device is gone, and pauses the engine's thread until there is none.
+
+    `failover`: seconds after which the lost layers go elsewhere (None: never). `wait`: seconds after which requests
+    that wait for a slot meanwhile are turned down.
+    """
+
+    def __init__(self, forward: Forward, queue: Queue, calls: Calls, *, failover: float | None, wait: float) -> None:
+        self._forward = forward
+        self._queue = queue
+        self._calls = calls
+        self._failover, self._wait = failover, wait
+        self._void: DeviceLost | None = None
+        self.fault: Fault | None = None
+        """What the engine waits for, for those who ask."""
+        self._returning: _Returning | None = None
+
+    def note(self, lost: DeviceLost) -> None:
+        """The engine came across a loss."""
+        self._void = lost
+
+    def gone(self) -> DeviceLost | None:
+        """The device that is gone, whether the forward pass has noticed it yet or only one of its batches."""
+        return self._forward.lost() or self._void
+
+    def pause(self, lost: DeviceLost, forget: Callable[[], None], changed: Callable[[], None]) -> None:
+        """Forget all cells, and try until all devices are there, or the engine closes; answers go on where they were.
+
+        `changed` is called whenever there is news for those who look at the engine.
+        """
+        log.error("%s; answers wait until it is back", lost.as_logged())
+        self.fault = Fault(lost.device, lost.why, time.time())
+        forget()
+        changed()
+        began = time.monotonic()
+        while not self._queue.closing:
+            late = self._failover is not None and time.monotonic() - began >= self._failover
+            attempt = _Attempt(self._forward, elsewhere=late)
+            self._idle_until(lambda attempt=attempt: not attempt.is_alive(), began, changed)  # type: ignore[misc]
+            if attempt.is_alive():
+                return  # closing; what it waits for is not ours to wait for
+            if attempt.error is None:
+                self._say_how_it_goes_on(time.monotonic() - began)
+                break
+            if isinstance(attempt.error, DeviceLost):
+                self.fault = self.fault._replace(device=attempt.error.device, why=attempt.error.why)
+            else:
+                self.fault = self.fault._replace(why=str(attempt.error))
+            changed()
+            now = time.monotonic()
+            until = now + min(max(_FIRST_PAUSE, _PAUSE_SHARE * (now - began)), _LONGEST_PAUSE)
+            if self._failover is not None and not late:
+                until = min(until, began + self._failover)
+            self._idle_until(lambda until=until: time.monotonic() >= until, began, changed)  # type: ignore[misc]
+        self.fault = self._void = None
+        if self._forward.away():
+            if self._returning is None:
+                self._returning = _Returning(self._forward, self._queue)
+            self._returning.needed.set()
+
+    def _say_how_it_goes_on(self, seconds: float) -> None:
+        away = self._forward.away()
+        if not away:
+            log.warning("all devices are there again after %.1f s", seconds)
+            return
+        names = " and ".join(device.device for device in away)
+        log.warning("going on without %s after %.1f s; as soon as it is back it has its layers again", names, seconds)
+
+    @property
+    def returned(self) -> bool:
+        """Whether a device whose layers went elsewhere can have them again."""
+        return self._returning is not None and self._returning.ready.is_set()
+
+    def move_back(self, forget: Callable[[], None]) -> None:
+        """Forget all cells, and give devices that came back their layers; answers go on where they were."""
+        assert self._returning is not None
+        began = time.monotonic()
+        forget()
+        moved = False
+        try:
+            self._forward.move_back()
+            moved = True
+        except LlamadoError as error:
+            log.warning("layers stay where they are: %s", error)
+        except Exception:
+            log.exception("moving layers back failed")
+        if moved and not self._forward.away():
+            log.warning("all devices are there again: moving back took %.1f s", time.monotonic() - began)
+        self._returning.go_on(moved)
+
+    def _idle_until(self, over: Callable[[], bool], began: float, changed: Callable[[], None]) -> None:
+        """Turn down or forget requests as they come of age or are cancelled, until `over` or the engine closes.
+
+        `began`: when the device was lost; what requests waited before, for others to be done, does not count.
+        """
+        queue = self._queue
+        while not over() and not queue.closing:
+            with queue.wake:
+                queue.wake.wait(_LOOK_SECONDS)
+                queue.receive()
+            queue.drop_cancelled()
+            assert self.fault is not None
+            error = Unavailable(self.fault.message)
+            queue.turn_down(error, self._wait, began)
+            if time.monotonic() - began >= self._wait:
+                self._calls.fail(error)
+            changed()
+
+
+class _Returning(threading.Thread):
+    """Calls devices back whose layers went elsewhere, whenever there are any; `ready`: some can have their layers."""
+
+    def __init__(self, forward: Forward, queue: Queue) -> None:
+        super().__init__(name="llamado-return", daemon=True)
+        self._forward, self._queue = forward, queue
+        self.needed = threading.Event()
+        """Set when layers went elsewhere."""
+        self.ready = threading.Event()
+        self._answered = threading.Event()
+        self._rest = 0.0  # seconds before the next move, after one that failed: each costs everybody's cells
+        self.start()
+
+    def run(self) -> None:
+        began, said = time.monotonic(), ""
+        while not self._queue.closing:
+            if not self._forward.away():
+                self.needed.wait(_LONGEST_PAUSE)
+                self.needed.clear()
+                began, said = time.monotonic(), ""
+                continue
+            time.sleep(min(max(_FIRST_PAUSE, _PAUSE_SHARE * (time.monotonic() - began)), _LONGEST_PAUSE))
+            try:
+                if not self._queue.closing:
+                    self._forward.call_back()
+            except DeviceLost:
+                continue
+            except Exception as error:
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("a device is back, and cannot be used: %s", said, exc_info=not _is_ours(error))
+                continue
+            self._pause(self._rest)
+            self._answered.clear()
+            self.ready.set()
+            self._queue.notify()
+            while not self._answered.wait(_LONGEST_PAUSE) and not self._queue.closing:
+                pass
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self._queue.closing:
+            time.sleep(min(1.0, seconds))
+
+    def go_on(self, moved: bool) -> None:
+        """The engine did what it could."""
+        self._rest = 0.0 if moved else min(max(_FIRST_REST, 2 * self._rest), _LONGEST_REST)
+        self.ready.clear()
+        self._answered.set()
+
+
+def _is_ours(error: Exception) -> bool:
+    return isinstance(error, LlamadoError)
+
+
+class _Attempt(threading.Thread):
+    """One attempt of a forward pass to get its devices back, on a thread of its own: it may take long."""
+
+    def __init__(self, forward: Forward, *, elsewhere: bool) -> None:
+        super().__init__(name="llamado-restore", daemon=True)
+        self._forward, self._elsewhere = forward, elsewhere
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._forward.restore(self._elsewhere)
+        except Exception as error:
+            if not isinstance(error, LlamadoError):
+                log.exception("restoring failed")
+            self.error = error

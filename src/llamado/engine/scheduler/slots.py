@@ -1,0 +1,222 @@
+"""Slots: the places where requests are worked on, and what is known of the tokens in their KV cells."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.engine.cache.kv_pool import Run
+from llamado.engine.forward.contract import Scales
+from llamado.engine.request import Event, Request, SlotSnapshot, Timings, TokenProbs
+from llamado.engine.sampling.chain import Sampler
+from llamado.engine.sampling.rng import Seed
+from llamado.engine.scheduler.drafting import Drafter
+from llamado.engine.scheduler.stop_text import Answer
+
+log = logging.getLogger(__name__)
+
+
+class Task:
+    """A request on its way from `submit` to its last event."""
+
+    __slots__ = (
+        "answer", "cancelled", "drafter", "emit", "generated", "id", "n_accepted", "n_cached", "n_drafted",
+        "n_processed", "n_prompt", "probs", "probs_at", "request", "sampler", "scales", "seed", "t_arrival", "t_first",
+        "t_last", "t_start", "t_submit", "truncated",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        id: int,
+        request: Request,
+        emit: Callable[[Event], None],
+        *,
+        sampler: Sampler,
+        seed: Seed,
+        scales: Scales = (),
+    ) -> None:
+        self.id = id
+        self.request = request
+        self.emit = emit
+        self.sampler = sampler
+        self.seed = seed
+        self.scales = scales
+        self.answer = Answer(request.stop, request.n_indent)
+        self.cancelled = False
+        self.generated: list[int] = []
+        self.probs: list[TokenProbs] = []
+        self.probs_at: list[int] = []
+        """Where in the text each of `probs` begins."""
+        self.drafter = Drafter()
+        self.n_drafted = self.n_accepted = 0
+        self.n_prompt = len(request.prompt)
+        self.n_cached = 0
+        self.n_processed = 0
+        self.t_start = self.t_first = self.t_last = 0.0
+        self.t_submit = time.monotonic()
+        self.t_arrival = time.perf_counter()
+        self.truncated = False
+        """Whether part of the sequence was dropped to make room."""
+
+    @property
+    def budget(self) -> int:
+        """Tokens still to generate, -1 without a limit."""
+        n = self.request.n_predict
+        return n if n < 0 else max(0, n - len(self.generated))
+
+    def tell(self, event: Event) -> None:
+        """Hand an event to whoever asked."""
+        if self.cancelled:
+            return
+        try:
+            self.emit(event)
+        except Exception:
+            # Whoever asked cannot be told any more.
+            log.exception("the receiver of task %d failed; the task is dropped", self.id)
+            self.cancelled = True
+
+    def timings(self) -> Timings:
+        """As llama-server measures them: the prompt's time ends with the first token."""
+        generating = bool(self.generated)
+        return Timings(
+            cache_n=self.n_cached,
+            prompt_n=self.n_processed,
+            prompt_ms=1e3 * (self.t_first - self.t_start) if self.t_first else 0.0,
+            predicted_n=len(self.generated),
+            predicted_ms=max(1e3 * (self.t_last - self.t_first), 1e-3) if generating else 0.0,
+            draft_n=self.n_drafted or None,
+            draft_n_accepted=self.n_accepted if self.n_drafted else None,
+        )
+
+
+class Slot:
+    """A place for one request at a time, and the sequence it leaves behind for later requests to continue.
+
+    `tokens[:length]` is the sequence, `tokens[:used]` the part of it that lies in the run's cells. So `length - used`
+    tokens are to be evaluated: 1 while decoding, more while a prompt (or a sequence that lost its cells) is read.
+    `scales`: how strong adapters are in its cells; those of other scales are of no use to it.
+    """
+
+    __slots__ = (
+        "held", "id", "last_task", "leader", "length", "n_ctx", "recall", "run", "scales", "t_last_used", "task",
+        "tokens",
+    )  # fmt: skip
+
+    def __init__(self, id: int, n_ctx: int) -> None:
+        self.id = id
+        self.n_ctx = n_ctx
+        self.tokens: NDArray[np.int32] = np.zeros(n_ctx, np.int32)
+        self.length = 0
+        self.run: Run | None = None
+        self.scales: Scales = ()
+        self.task: Task | None = None
+        self.last_task: Task | None = None
+        self.leader: tuple[Slot, Task | None] | None = None
+        """A slot, and its request, that holds or is reading the same beginning of a prompt: it will be copied."""
+        self.held = False
+        """Whether it is being saved or restored: no request may have it then."""
+        self.recall = False
+        """Whether the sequence's cells may be among those kept in memory, where nobody has looked yet."""
+        self.t_last_used = 0.0
+
+    @property
+    def idle(self) -> bool:
+        """Whether a request may have it."""
+        return self.task is None and not self.held
+
+    @property
+    def age(self) -> int:
+        """Task id of its request: lower came first; -1 where it has none."""
+        return self.task.id if self.task is not None else -1
+
+    @property
+    def used(self) -> int:
+        return self.run.used if self.run is not None else 0
+
+    @property
+    def pending(self) -> int:
+        return self.length - (self.run.used if self.run is not None else 0)
+
+    def common_prefix(self, prompt: NDArray[np.int32], scales: Scales, length: int | None = None) -> int:
+        """How many first tokens of the prompt are in the cells (or in the first `length` tokens of the sequence).
+
+        None where the prompt is for other scales.
+        """
+        if scales != self.scales:
+            return 0
+        n = min(self.used if length is None else length, prompt.size)
+        differing = np.flatnonzero(self.tokens[:n] != prompt[:n])
+        return int(differing[0]) if differing.size else n
+
+    def begin(self, task: Task, prompt: NDArray[np.int32], n_keep: int) -> None:
+        """Start on a request, keeping the cells of the sequence's first `n_keep` tokens."""
+        self.task = self.last_task = task
+        self.scales = task.scales
+        self.tokens[: prompt.size] = prompt
+        self.length = prompt.size
+        if self.run is not None:
+            self.run.used = self.run.need = n_keep
+        self.recall = task.request.cache_prompt
+        task.n_cached = n_keep
+        task.t_start = time.perf_counter()
+
+    def append(self, token: int) -> None:
+        self.tokens[self.length] = token
+        self.length += 1
+
+    def shift(self, n_keep: int, n_discard: int) -> None:
+        """Drop `n_discard` tokens behind the first `n_keep`.
+
+        Those behind them get other positions, so their cells are made anew: K turned by the difference would not be the
+        bits that these tokens have by themselves.
+        """
+        self.tokens[n_keep : self.length - n_discard] = self.tokens[n_keep + n_discard : self.length].copy()
+        self.length -= n_discard
+        if self.run is not None:
+            self.run.used = self.run.need = min(self.run.used, n_keep)
+
+    def release(self) -> None:
+        """The request is over; what is in the cells stays."""
+        self.task = None
+        self.leader = None
+        self.length = self.used
+        if self.run is not None:
+            self.run.need = 0
+        self.t_last_used = time.perf_counter()
+
+    def snapshot(self) -> SlotSnapshot:
+        task = self.last_task
+        busy = self.task is not None
+        if task is None:
+            return SlotSnapshot(self.id, self.n_ctx, False, -1, None, self.used, 0, 0, False, False, -1, 0)
+        return SlotSnapshot(
+            self.id, self.n_ctx, busy, task.id, task.request, self.used, task.n_processed, task.n_cached,
+            busy, task.answer.has_new_line, task.budget, len(task.generated),
+        )  # fmt: skip
+
+
+def choose_slot(slots: Sequence[Slot], task: Task, prompt: NDArray[np.int32], similarity: float) -> Slot | None:
+    """The slot for a request; None while it must wait.
+
+    As llama-server chooses: the idle slot whose cells share the longest beginning with the prompt, where that is more
+    than `similarity` of the prompt; else the one idle for longest. But where taking the most similar slot would throw
+    away more than half of what it holds, the slot idle for longest is taken, and the common beginning copied over.
+    """
+    idle = [slot for slot in slots if slot.idle]
+    if task.request.id_slot >= 0:
+        return next((slot for slot in idle if slot.id == task.request.id_slot), None)
+    if not idle:
+        return None
+    oldest = min(idle, key=lambda slot: (slot.t_last_used, slot.id))
+    if similarity <= 0:
+        return oldest
+    best, longest = oldest, 0
+    for slot in idle:
+        shared = slot.common_prefix(prompt, task.scales)
+        if shared > longest and shared > similarity * prompt.size:
+            best, longest = slot, shared
+    return best if 2 * longest >= best.used else oldest

@@ -1,0 +1,254 @@
+"""Finding a wheel the way pip would: the user's pip configuration, simple indexes (PEP 503, 691) and find-links."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import ssl
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urljoin, urlsplit
+from urllib.request import url2pathname
+
+import httpx
+
+from llamado.gguf.errors import SourceError
+from llamado.gguf.sources.fetch import shown
+from llamado.installation import python_command
+
+DEFAULT_INDEX = "https://pypi.org/simple"
+_ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.1"
+# pip reads its options in this order, later ones win; what holds for installing holds for fetching.
+_SECTIONS = ("global", "install", "download", ":env:")
+
+
+@dataclass(frozen=True, slots=True)
+class PipConfig:
+    """What the user told pip about where packages come from."""
+
+    indexes: tuple[str, ...] = (DEFAULT_INDEX,)
+    find_links: tuple[str, ...] = ()
+    proxy: str | None = None
+    cert: str | None = None
+    client_cert: str | None = None
+    trusted_hosts: frozenset[str] = field(default_factory=frozenset)
+    timeout: float = 30.0
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> PipConfig:
+        """From pip's options by their long names (`index-url` …)."""
+        indexes = [options.get("index-url", DEFAULT_INDEX), *options.get("extra-index-url", "").split()]
+        if options.get("no-index", "0").lower() in ("1", "true", "yes", "on"):
+            indexes = []
+        try:
+            timeout = max(float(options.get("timeout", options.get("default-timeout", 30))), 1.0)
+        except ValueError:
+            timeout = 30.0
+        return cls(
+            indexes=tuple(indexes),
+            find_links=tuple(options.get("find-links", "").split()),
+            proxy=options.get("proxy") or None,
+            cert=options.get("cert") or os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE"),
+            client_cert=options.get("client-cert") or None,
+            trusted_hosts=frozenset(options.get("trusted-host", "").split()),
+            timeout=timeout,
+        )
+
+    @classmethod
+    def read(cls) -> PipConfig:
+        """From pip's configuration files and `PIP_*` variables; from the variables alone where pip is not installed."""
+        sections: dict[str, dict[str, str]] = {name: {} for name in _SECTIONS}
+        for line in _pip_config_list().splitlines():
+            name, _, literal = line.partition("=")
+            section, _, option = name.rpartition(".")
+            try:
+                value = ast.literal_eval(literal)
+            except (ValueError, SyntaxError):
+                continue
+            if section in sections and isinstance(value, str):
+                sections[section][option] = value
+        for name, value in os.environ.items():
+            if name.startswith("PIP_"):
+                sections[":env:"][name.removeprefix("PIP_").lower().replace("_", "-")] = value
+        options: dict[str, str] = {}
+        for section in _SECTIONS:
+            options |= sections[section]
+        return cls.of(options)
+
+    def client(self) -> httpx.Client:
+        """An HTTP client with the user's proxy, certificates and credentials."""
+        verify: ssl.SSLContext | bool = True
+        try:
+            if self.cert or self.client_cert:
+                verify = ssl.create_default_context(cafile=self.cert)
+                if self.client_cert:
+                    verify.load_cert_chain(self.client_cert)
+            auth: httpx.Auth | None = None
+            try:
+                auth = httpx.NetRCAuth()
+            except FileNotFoundError:
+                pass
+            mounts = {f"https://{host}": httpx.HTTPTransport(verify=False) for host in self.trusted_hosts}
+            return httpx.Client(
+                follow_redirects=True,
+                timeout=self.timeout,
+                verify=verify,
+                auth=auth,
+                proxy=self.proxy,
+                mounts=mounts,
+                headers={"User-Agent": "llamado"},
+            )
+        except (OSError, ValueError) as error:
+            raise SourceError(
+                f"pip's proxy or certificate settings cannot be used: {error}; see `pip config list`"
+            ) from error
+
+
+def _pip_config_list() -> str:
+    # pip knows where its configuration files are on every platform and in every virtual environment.
+    try:
+        done = subprocess.run(
+            python_command("-m", "pip", "config", "list"), capture_output=True, text=True, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A file an index offers: its name, a URL or `file:` URL, and its SHA-256 where the index gives one."""
+
+    file_name: str
+    url: str
+    sha256: str | None = None
+
+    @property
+    def local_path(self) -> Path | None:
+        """Where the file lies on this machine, if it does."""
+        return _local_path(self.url)
+
+
+def find_wheel(config: PipConfig, client: httpx.Client, project: str, version: str) -> Link:
+    """The wheel of `project` at exactly `version`; raises `SourceError` saying where it was looked for."""
+    looked: list[str] = []
+    for place in _places(config, project):
+        try:
+            links = _read_place(client, place)
+        except (OSError, httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            looked.append(f"{_shown_place(place)} ({error or type(error).__name__})")
+            continue
+        looked.append(_shown_place(place))
+        for link in links:
+            if _is_wheel_of(link.file_name, project, version):
+                return link
+    raise SourceError(
+        f"no wheel {project} {version} in "
+        + (", ".join(looked) or "any index, as pip's configuration allows none")
+        + "; "
+        "check the network and `pip config list`, set PIP_INDEX_URL to an index that has it, or use a local .gguf file"
+    )
+
+
+def _places(config: PipConfig, project: str) -> Iterator[str]:
+    """Folders and pages to look at, those on this machine first."""
+    page = re.sub(r"[-_.]+", "-", project).lower()
+    places = [*config.find_links, *(index.rstrip("/") + f"/{page}/" for index in config.indexes)]
+    yield from sorted(places, key=lambda place: _local_path(place) is None)
+
+
+def _local_path(place: str) -> Path | None:
+    parts = urlsplit(place)
+    if parts.scheme == "file":
+        return Path(url2pathname(parts.path))
+    if parts.scheme in ("http", "https"):
+        return None
+    return Path(place).expanduser()
+
+
+def _shown_place(place: str) -> str:
+    return place if _local_path(place) is not None else shown(place)
+
+
+def _read_place(client: httpx.Client, place: str) -> list[Link]:
+    path = _local_path(place)
+    if path is not None:
+        page = path / "index.html" if path.is_dir() else path
+        if path.is_dir() and not page.is_file():
+            return [Link(file.name, file.absolute().as_uri()) for file in sorted(path.glob("*.whl"))]
+        if not page.is_file():
+            return []
+        return parse_html(page.read_text("utf-8", "replace"), page.absolute().as_uri())
+    response = client.get(place, headers={"Accept": _ACCEPT})
+    if response.status_code == 404:
+        return []
+    response.raise_for_status()
+    base = str(response.url)
+    kind = response.headers.get("content-type", "").partition(";")[0].strip()
+    links = parse_json(response.json(), base) if kind.endswith("json") else parse_html(response.text, base)
+    return [_with_credentials(link, place) for link in links]
+
+
+def _with_credentials(link: Link, index: str) -> Link:
+    """Credentials in the URL of an index hold for the files on the same host."""
+    here, there = httpx.URL(index), httpx.URL(link.url)
+    if not here.userinfo or there.userinfo or (here.scheme, here.netloc) != (there.scheme, there.netloc):
+        return link
+    url = there.copy_with(username=here.username, password=here.password)
+    return Link(link.file_name, str(url), link.sha256)
+
+
+def parse_json(page: object, base: str) -> list[Link]:
+    """Files of a PEP 691 project page; raises ValueError when it is not one."""
+    files = page.get("files") if isinstance(page, dict) else None
+    if not isinstance(files, list):
+        raise ValueError("the index page has no list of files")
+    links = []
+    for file in files:
+        if isinstance(file, dict) and isinstance(name := file.get("filename"), str):
+            hashes = file.get("hashes")
+            sha256 = hashes.get("sha256") if isinstance(hashes, dict) else None
+            links.append(
+                Link(name, urljoin(base, str(file.get("url", ""))), sha256 if isinstance(sha256, str) else None)
+            )
+    return links
+
+
+def parse_html(page: str, base: str) -> list[Link]:
+    """Files of a PEP 503 project page."""
+    parser = _Anchors(base)
+    parser.feed(page)
+    links = []
+    for href in parser.hrefs:
+        url, _, fragment = urljoin(parser.base, href).partition("#")
+        name = unquote(urlsplit(url).path.rpartition("/")[2])
+        sha256 = fragment.removeprefix("sha256=") if fragment.startswith("sha256=") else None
+        links.append(Link(name, url, sha256))
+    return links
+
+
+class _Anchors(HTMLParser):
+    def __init__(self, base: str) -> None:
+        super().__init__()
+        self.base = base
+        self.hrefs: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        href = dict(attrs).get("href")
+        if tag == "base" and href:
+            self.base = urljoin(self.base, href)
+        elif tag == "a" and href:
+            self.hrefs.append(href)
+
+
+def _is_wheel_of(file_name: str, project: str, version: str) -> bool:
+    if not file_name.endswith(".whl"):
+        return False
+    name, _, rest = file_name.partition("-")
+    return re.sub(r"[-_.]+", "-", name).lower() == re.sub(r"[-_.]+", "-", project).lower() and rest.startswith(
+        version + "-"
+    )

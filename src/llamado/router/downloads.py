@@ -1,0 +1,143 @@
+"""Models that are being fetched because somebody asked the router to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from llamado.errors import LlamadoError
+from llamado.gguf.sources.catalogue import CATALOGUE, LARGE
+from llamado.gguf.sources.hub import split_quant
+from llamado.gguf.sources.resolve import cache_dir, resolve
+from llamado.router.catalogue import hub_cache, hub_files
+
+log = logging.getLogger("llamado.router")
+
+_EVERY = 0.1  # seconds between two reports of progress
+
+
+class _Cancelled(Exception):
+    """Raised inside of a download that nobody wants any more."""
+
+
+class Downloads:
+    """Fetches models in threads; `changed(event, name, data)` hears of them on the event loop."""
+
+    def __init__(self, changed: Callable[[str, str, Any], None], finished: Callable[[], None]) -> None:
+        self._changed = changed
+        self._finished = finished
+        self._loop = asyncio.get_running_loop()
+        self._cancelled: dict[str, threading.Event] = {}
+        self.progress: dict[str, dict[str, dict[str, int]]] = {}
+        """Bytes done and in all, by model and file."""
+
+    def start(self, name: str) -> None:
+        """Fetch a model: a name of the catalogue or `user/model[:quant]`. Raises SourceError when it is neither."""
+        spec = name if name in CATALOGUE or name in LARGE else None
+        repo, quant = ("", None) if spec else split_quant(name)
+        cancelled = threading.Event()
+        self._cancelled[name] = cancelled
+        self.progress[name] = {}
+        last = 0.0
+
+        def report(done: int, total: int) -> None:
+            nonlocal last
+            if cancelled.is_set():
+                raise _Cancelled
+            now = time.monotonic()
+            if now - last >= _EVERY or done == total:
+                last = now
+                self._call(self._report, name, done, total)
+
+        def work() -> None:
+            from llamado.engine.supported import check_supported
+
+            try:
+                hf_repo = f"{repo}:{quant}" if quant else repo
+                resolve(
+                    spec,
+                    hf_repo=hf_repo or None,
+                    progress=report,
+                    warn=lambda text: log.warning("%s", text),
+                    check=check_supported,
+                )
+            except _Cancelled:
+                self._call(self._over, name, "it was cancelled")
+            except LlamadoError as error:
+                self._call(self._over, name, "it was cancelled" if cancelled.is_set() else str(error))
+            except Exception as error:
+                self._call(self._over, name, f"{type(error).__name__}: {error}")
+            else:
+                self._call(self._over, name, "")
+
+        self._changed("model_status", name, {"status": "downloading"})
+        threading.Thread(target=work, name="llamado-fetch", daemon=True).start()
+
+    def _call(self, function: Callable[..., None], *given: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *given)
+        except RuntimeError:
+            pass  # the router has ended
+
+    def _report(self, name: str, done: int, total: int) -> None:
+        if name in self.progress:
+            self.progress[name] = {name: {"done": done, "total": total}}
+            self._changed("download_progress", name, self.progress[name])
+
+    def _over(self, name: str, reason: str) -> None:
+        self.progress.pop(name, None)
+        self._cancelled.pop(name, None)
+        if reason:
+            log.error("download of %s failed: %s", name, reason)
+            self._changed("download_failed", name, {"reason": reason})
+        else:
+            log.info("downloaded %s", name)
+            self._finished()
+            self._changed("download_finished", name, {})
+
+    def cancel(self, name: str) -> bool:
+        """Stop fetching a model; False when it is not being fetched."""
+        cancelled = self._cancelled.get(name)
+        if cancelled is None:
+            return False
+        cancelled.set()
+        return True
+
+    def close(self) -> None:
+        """Stop all."""
+        for cancelled in self._cancelled.values():
+            cancelled.set()
+
+
+def remove_cached(name: str) -> bool:
+    """Delete a cached model's files; False when there were none."""
+    entry = CATALOGUE.get(name)
+    if entry is not None:
+        path = cache_dir() / "models" / entry.file_name
+        found = path.exists()
+        path.unlink(missing_ok=True)
+        return found
+    first = hub_files().get(name)
+    if first is None:
+        return False
+    from llamado.gguf.reader import shard_names
+
+    for part in shard_names(first.name) or [first.name]:
+        _remove_file(first.parent / part)
+    return True
+
+
+def _remove_file(path: Path) -> None:
+    """A file of a snapshot and, where it is a link into the cache, what it leads to."""
+    if path.is_symlink():
+        target = path.resolve()
+        path.unlink(missing_ok=True)
+        if target.is_relative_to(hub_cache().resolve()):
+            target.unlink(missing_ok=True)
+        return
+    path.unlink(missing_ok=True)

@@ -1,0 +1,663 @@
+"""Many models behind one address: requests go to the process of the model they name.
+
+Paths, answers and errors are those of llama-server's router (b11434, `tools/server/README.md`, "Using multiple
+models"), and of llama-swap where that has more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from types import FrameType
+from typing import Any, cast
+from urllib.parse import parse_qsl, unquote
+
+import orjson
+
+from llamado.build import BUILD
+from llamado.errors import LlamadoError
+from llamado.flags import Parsed
+from llamado.gguf.errors import SourceError
+from llamado.http.access import Access
+from llamado.http.answer import Receive, Scope, Send, answer, answer_error
+from llamado.http.bodies import ClientGone, body_of
+from llamado.http.connections import RESERVED_FILES, Gate, configure, raise_file_limit
+from llamado.http.errors import ApiError, invalid, not_found
+from llamado.http.json_body import parse_json
+from llamado.http.signals import EndingServer
+from llamado.http.sockets import address_of
+from llamado.router import catalogue as catalogues
+from llamado.router.catalogue import Catalogue, CatalogueError, Model
+from llamado.router.downloads import Downloads, remove_cached
+from llamado.router.fleet import LOADED, UNLOADED, Fleet, FleetLimits, Place
+from llamado.router.log_tail import Logbook
+from llamado.router.metrics import CONTENT_TYPE, merge
+from llamado.router.proxy import Passage
+from llamado.router.upstream import UpstreamLost, get
+from llamado.server.app import busy_app
+from llamado.server.errors import translate
+from llamado.server.generate.json_values import number_json
+from llamado.server.settings import Settings
+
+log = logging.getLogger("llamado.router")
+
+# What llama-server's router passes on, and other servers' endpoints that name a model in the same way.
+_POST = frozenset(
+    """
+    /completion /completions /v1/completions /chat/completions /v1/chat/completions /v1/chat/completions/control
+    /responses /v1/responses /v1/messages /infill /embedding /embeddings /v1/embeddings /rerank /reranking /v1/rerank
+    /v1/reranking /v1/systemone /tokenize /detokenize /apply-template /chat/completions/input_tokens
+    /v1/chat/completions/input_tokens /responses/input_tokens /v1/responses/input_tokens /v1/messages/count_tokens
+    /lora-adapters /props /v1/audio/speech /v1/images/generations
+    """.split()  # noqa: SIM905
+)
+_GET = frozenset({"/metrics", "/slots", "/lora-adapters", "/props", "/v1/audio/voices"})
+CHANGING = frozenset({"/unload"})
+"""Paths that change something though they are asked for by GET, as llama-swap has it."""
+_TEXT = [(b"content-type", b"text/plain; charset=utf-8"), (b"x-content-type-options", b"nosniff")]
+_EVENTS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+_HEALTHY = b'{"status":"ok"}'
+_DONE = b'{"success":true}'
+METRICS_TIMEOUT = 2.0  # seconds a model's process may take to give its metrics
+_BEHIND = 1024  # events a client of /models/sse may be behind before it is let go
+
+Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Router:
+    """The application. `reread` lists the models anew."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        settings: Settings,
+        *,
+        limits: FleetLimits,
+        autoload: bool = True,
+        reread: Callable[[], Catalogue] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._limits = limits
+        self._autoload = autoload
+        self._reread = reread
+        self._stale = False
+        self.fleet = Fleet(catalogue, limits, self._tell)
+        self.logbook = Logbook(asyncio.get_running_loop())
+        self._downloads = Downloads(self._tell, self._mark_stale)
+        self._listeners: set[asyncio.Queue[bytes | None]] = set()
+        self._streams: set[asyncio.Task[Any]] = set()
+        self._closing = False
+        self._handlers: dict[tuple[str, str], Handler] = {
+            ("GET", "/health"): self._health,
+            ("GET", "/v1/health"): self._health,
+            ("GET", "/models"): self._list,
+            ("GET", "/v1/models"): self._list,
+            ("POST", "/models"): self._download,
+            ("DELETE", "/models"): self._delete,
+            ("POST", "/models/load"): self._load,
+            ("POST", "/models/unload"): self._unload,
+            ("GET", "/models/sse"): self._events,
+            ("GET", "/running"): self._running,
+            ("GET", "/unload"): self._unload_all,
+            ("POST", "/unload"): self._unload_all,
+            ("GET", "/logs"): self._logs,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def sending(message: Any) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._dispatch(scope, receive, sending)
+        except asyncio.CancelledError:
+            if not self._closing:
+                raise
+            # The server gave it the time it gives at its end.
+            if not started:
+                await answer_error(send, ApiError("unavailable_error", "the router is ending", retry_after=2))
+        except ClientGone:
+            pass
+        except Exception as error:
+            if not isinstance(error, LlamadoError):
+                log.error("%s %s", scope["method"], scope["path"][:200], exc_info=error)
+            if started:
+                return
+            await answer_error(send, translate(error))
+
+    async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method, path = scope["method"], scope["path"]
+        if method == "POST" and (path in _POST or _is_slot(path)):
+            await self._post(scope, receive, send)
+        elif method == "GET" and path in _GET:
+            await self._get(scope, receive, send)
+        elif handler := self._handlers.get((method, path)):
+            await handler(scope, receive, send)
+        elif path.startswith("/upstream/"):
+            await self._upstream(scope, receive, send)
+        elif method == "GET" and (path == "/logs/stream" or path.startswith("/logs/stream/")):
+            await self._log_stream(scope, receive, send)
+        else:
+            await answer_error(send, not_found())
+
+    # To a model
+
+    def _place(self, name: str, autoload: bool) -> Place:
+        if not name:
+            raise invalid("model name is missing from the request")
+        place = self.fleet.find(name)
+        if place is None:
+            raise invalid(f"model '{name[:1000]}' not found")
+        if not autoload and not place.running:
+            raise invalid("model is not loaded")
+        return place
+
+    def _loads(self, query: dict[str, str]) -> bool:
+        """Whether this request may load its model."""
+        said = query.get("autoload", "")
+        return said in ("true", "1") if said else self._autoload
+
+    def _passage(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> Passage:
+        # Whoever holds a key of the router's need not know the models' processes.
+        return Passage(self.fleet, scope, receive, send, body, keys=not self._settings.access.api_keys)
+
+    async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
+        autoload = self._loads(_query(scope))
+        place, body = await self._addressed(scope, receive, autoload)
+        passage = self._passage(scope, receive, send, body)
+        del body  # the passage lets go of it when the answer begins
+        await passage.run(place, scope["raw_path"], scope["query_string"], count=True, autoload=autoload)
+
+    async def _addressed(self, scope: Scope, receive: Receive, autoload: bool) -> tuple[Place, bytes]:
+        """The model a body names, and the body as the model shall get it."""
+        body = await body_of(scope).read(scope, receive)
+        told = parse_json(body)
+        name = told.get("model") if isinstance(told, dict) else None
+        place = self._place(name if isinstance(name, str) else "", autoload)
+        if place.model.rewrite:
+            place.model.rewrite.apply(told, str(name))
+            if isinstance(told.get("seed"), int):
+                told["seed"] = number_json(told["seed"])
+            body = orjson.dumps(told)
+        return place, body
+
+    async def _get(self, scope: Scope, receive: Receive, send: Send) -> None:
+        query = _query(scope)
+        if not query.get("model"):
+            if scope["path"] == "/props":
+                await answer(send, orjson.dumps(self._props()))
+                return
+            if scope["path"] == "/metrics":
+                await self._metrics(send)
+                return
+        autoload = self._loads(query)
+        place = self._place(query.get("model", ""), autoload)
+        passage = self._passage(scope, receive, send, b"")
+        # Who only looks does not keep a model loaded.
+        await passage.run(place, scope["raw_path"], scope["query_string"], count=False, autoload=autoload)
+
+    async def _upstream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """`/upstream/MODEL/PATH` of llama-swap: anything at all, to the model's process."""
+        segments = scope["raw_path"].split(b"/")[2:]
+        name = ""
+        for i, segment in enumerate(segments):
+            text = unquote(segment.decode("latin-1"))
+            name = f"{name}/{text}" if name else text
+            place = self.fleet.find(name) if name else None
+            if place is None:
+                continue
+            if i + 1 == len(segments):
+                # Relative links of the process's pages need the slash.
+                target = scope["raw_path"] + b"/"
+                if scope["query_string"]:
+                    target += b"?" + scope["query_string"]
+                status = 301 if scope["method"] == "GET" else 308
+                prefix = self._settings.switches.api_prefix.encode()
+                await answer(send, b"", status, [(b"location", prefix + target)])
+                return
+            passage = self._passage(scope, receive, send, await body_of(scope).read(scope, receive))
+            path = b"/" + b"/".join(segments[i + 1 :])
+            await passage.run(place, path, scope["query_string"], count=True, autoload=True)
+            return
+        raise invalid("model id required in path")
+
+    # About models
+
+    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, _HEALTHY)
+
+    def _props(self) -> dict[str, Any]:
+        return {
+            "role": "router",
+            "max_instances": self._limits.models_max,
+            "models_autoload": self._autoload,
+            "model_alias": "llamado",
+            "model_path": "none",
+            "default_generation_settings": {"params": None, "n_ctx": 0},
+            "ui_settings": {},
+            "build_info": BUILD,
+            "cors_proxy_enabled": False,
+        }
+
+    async def _metrics(self, send: Send) -> None:
+        """Those of all loaded models; one that does not answer in time is left out."""
+        loaded = [
+            (place.model.name, place.child)
+            for place in self.fleet.places.values()
+            if place.status == LOADED and place.child is not None
+        ]
+        answers = await asyncio.gather(
+            *(get(child.pool, "/metrics", timeout=METRICS_TIMEOUT) for _, child in loaded), return_exceptions=True
+        )
+        texts: list[tuple[str, str]] = []
+        for (name, _), found in zip(loaded, answers, strict=True):
+            if isinstance(found, UpstreamLost | TimeoutError):
+                log.warning("model %s: no metrics: %s", name, str(found) or f"no answer within {METRICS_TIMEOUT:g} s")
+            elif isinstance(found, BaseException):
+                raise found
+            elif found[0] == 200:
+                texts.append((name, found[1].decode("utf-8", "replace")))
+        if loaded and not texts and all(isinstance(found, tuple) for found in answers):
+            message = "no loaded model gives metrics: start the router with --metrics"
+            raise ApiError("not_supported_error", message)
+        await answer(send, merge(texts).encode(), 200, [(b"content-type", CONTENT_TYPE)])
+
+    def _mark_stale(self) -> None:
+        self._stale = True
+
+    async def _refresh(self) -> None:
+        self._stale = False
+        if self._reread is not None:
+            # Folders may lie on a slow disk.
+            self.fleet.replace(await asyncio.to_thread(self._reread))
+
+    async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._stale or _query(scope).get("reload"):
+            await self._refresh()
+        places = list(self.fleet.places.values())
+        dozing = [self.fleet.look_asleep(place) for place in places if place.model.sleeps and place.status == LOADED]
+        if dozing:
+            await asyncio.gather(*dozing)
+        now = int(time.time())
+        data: list[dict[str, Any]] = []
+        for place in places:
+            if not place.model.hidden:
+                data.append(model_json(place, now))
+                data += [
+                    model_json(place, now) | {"id": alias} | ({"name": title} if title else {})
+                    for alias, title in place.model.alias_titles.items()
+                ]
+        for name, progress in self._downloads.progress.items():
+            if self.fleet.find(name) is None:
+                data.append(_downloading(name, progress, now))
+        await answer(send, orjson.dumps({"data": data, "object": "list"}))
+
+    async def _asked(self, scope: Scope, receive: Receive) -> str:
+        """The model a body names."""
+        told = parse_json(await body_of(scope).read(scope, receive))
+        name = told.get("model") if isinstance(told, dict) else None
+        return name if isinstance(name, str) else ""
+
+    async def _load(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name = await self._asked(scope, receive)
+        place = self.fleet.find(name)
+        if place is None:
+            await answer_error(send, not_found())
+            return
+        if place.running and not place.stopping:
+            raise invalid("model is already running")
+        self.fleet.load(place)
+        await answer(send, _DONE)
+
+    async def _unload(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name = await self._asked(scope, receive)
+        if not self._downloads.cancel(name):
+            place = self.fleet.find(name)
+            if place is None:
+                raise invalid("model is not found")
+            if not place.running:
+                raise invalid("model is not running")
+            self.fleet.unload(place)
+        await answer(send, _DONE)
+
+    async def _unload_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+        places = [place for place in self.fleet.places.values() if place.running]
+        for place in places:
+            self.fleet.unload(place)
+        await self.fleet.unloaded(places)
+        await answer(send, b"OK", 200, _TEXT)
+
+    async def _download(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name = await self._asked(scope, receive)
+        if not name:
+            raise invalid("model must be a non-empty string")
+        if name in self._downloads.progress:
+            raise invalid(f"model '{name}' is being downloaded already")
+        if self.fleet.find(name) is not None:
+            raise invalid(f"model '{name}' already exists")
+        try:
+            self._downloads.start(name)
+        except SourceError as error:
+            raise invalid(str(error)) from None
+        await answer(send, _DONE)
+
+    async def _delete(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name = _query(scope).get("model", "")
+        if not name:
+            raise invalid("model must be a non-empty string")
+        if self._downloads.cancel(name):
+            await answer(send, _DONE)
+            return
+        place = self.fleet.places.get(name)
+        if place is None:
+            raise ApiError("server_error", f"model name={name[:1000]} is not found")
+        if place.model.source != "cache":
+            raise ApiError("server_error", f"model name={name} is not removable (not from cache)")
+        if place.running:
+            self.fleet.unload(place)
+            await self.fleet.unloaded([place])
+        removed = await asyncio.to_thread(remove_cached, name)
+        log.info("model %s: removed from the cache%s", name, "" if removed else " (there were no files)")
+        self._tell("model_remove", name, None)
+        await self._refresh()
+        await answer(send, _DONE)
+
+    async def _running(self, scope: Scope, receive: Receive, send: Send) -> None:
+        running = []
+        for place in self.fleet.places.values():
+            child = place.child
+            if child is None:
+                continue
+            state = "stopping" if place.stopping else "ready" if place.status == LOADED else "starting"
+            running.append(
+                {
+                    "model": place.model.name,
+                    "state": state,
+                    "cmd": " ".join(child.args),
+                    "proxy": str(child.pool.address),
+                    "ttl": int(place.model.ttl),
+                    "name": place.model.title,
+                    "description": place.model.description,
+                    "pid": child.pid,
+                    "requests": place.in_flight,
+                    "restarts": place.restarts,
+                }
+            )
+        await answer(send, orjson.dumps({"running": running}))
+
+    # Streams about models
+
+    def _tell(self, event: str, model: str, data: Any) -> None:
+        """Send an event to everybody who listens. Changes of a status go by both names that are in use for them."""
+        # llama-server documents `model_status`; what it sends is `status_change`, but for the first of a load.
+        names = ("status_change", "model_status") if event == "status_change" else (event,)
+        for name in names:
+            told: dict[str, Any] = {"model": model, "event": name}
+            if data is not None:
+                told["data"] = data
+            message = b"data: " + orjson.dumps(told) + b"\n\n"
+            for queue in list(self._listeners):
+                if queue.full():
+                    self._listeners.discard(queue)  # it does not read
+                    queue.get_nowait()
+                    queue.put_nowait(None)
+                else:
+                    queue.put_nowait(message)
+
+    async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(_BEHIND)
+        self._listeners.add(queue)
+        interval = self._settings.switches.sse_ping_interval
+
+        async def next_part() -> bytes | None:
+            try:
+                async with asyncio.timeout(interval if interval > 0 else None):
+                    return await queue.get()
+            except TimeoutError:
+                return b":\n\n"
+
+        try:
+            await self._stream(receive, send, _EVENTS, next_part)
+        finally:
+            self._listeners.discard(queue)
+
+    async def _logs(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, self.logbook.history(), 200, _TEXT)
+
+    async def _log_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        kind = scope["path"].removeprefix("/logs/stream").removeprefix("/")
+        if kind not in ("", "proxy", "upstream"):
+            place = self.fleet.find(kind)
+            if place is None:
+                raise invalid("expected proxy, upstream, or a model's name")
+            kind = place.model.name
+        reader = self.logbook.follow(kind)
+        first = b"" if "no-history" in _query(scope) else self.logbook.history(kind)
+        try:
+            await self._stream(receive, send, _TEXT, reader.read, first)
+        finally:
+            reader.close()
+
+    async def _stream(
+        self,
+        receive: Receive,
+        send: Send,
+        headers: list[tuple[bytes, bytes]],
+        next_part: Callable[[], Awaitable[bytes | None]],
+        first: bytes = b"",
+    ) -> None:
+        """Send parts until the client goes away or the router ends."""
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": first, "more_body": True})
+
+        async def write() -> None:
+            while (part := await next_part()) is not None:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+
+        writer = asyncio.ensure_future(write())
+        self._streams.add(writer)
+        watcher = asyncio.ensure_future(_gone(receive))
+        try:
+            if not self._closing:
+                await asyncio.wait([writer, watcher], return_when=asyncio.FIRST_COMPLETED)
+            if not watcher.done():
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._streams.discard(writer)
+            writer.cancel()
+            watcher.cancel()
+
+    def end_streams(self) -> None:
+        """Let go of everybody who only listens."""
+        self._closing = True
+        self._downloads.close()
+        for writer in self._streams:
+            writer.cancel()
+
+
+def _is_slot(path: str) -> bool:
+    return path.startswith("/slots/") and "/" not in path[7:] and len(path) > 7
+
+
+def _query(scope: Scope) -> dict[str, str]:
+    text = scope["query_string"]
+    return dict(parse_qsl(text.decode("latin-1"), keep_blank_values=True)) if text else {}
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def model_json(place: Place, now: int) -> dict[str, Any]:
+    """A model as an entry of `/v1/models`; with what its process says of itself while that runs."""
+    model, child = place.model, place.child
+    status: dict[str, Any] = {"value": place.shown_status, "args": list(child.args if child else model.launch.args)}
+    if model.preset:
+        status["preset"] = model.preset
+    if place.progress is not None:
+        status["progress"] = place.progress
+    if place.status == UNLOADED and (place.failed or place.exit_code):
+        status |= {"exit_code": place.exit_code, "failed": True}
+        if place.reason:
+            status["reason"] = place.reason
+    architecture = place.info.get("architecture")
+    entry: dict[str, Any] = {
+        "id": model.name,
+        "aliases": list(model.aliases),
+        "tags": list(model.tags),
+        "object": "model",
+        "owned_by": "llamado",
+        "created": now,
+        "status": status,
+        "architecture": architecture
+        if isinstance(architecture, dict)
+        else {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "source": model.source,
+        "can_remove": model.source == "cache",
+    }
+    if model.path:
+        entry["path"] = model.path
+    if model.title:
+        entry["name"] = model.title
+    if model.description:
+        entry["description"] = model.description
+    if child is not None:
+        entry |= {key: value for key, value in place.info.items() if key not in entry}
+    if model.metadata:
+        meta = entry.get("meta")
+        entry["meta"] = (meta if isinstance(meta, dict) else {}) | {"llamaswap": dict(model.metadata)}
+    return entry
+
+
+def _downloading(name: str, progress: dict[str, Any], now: int) -> dict[str, Any]:
+    return {
+        "id": name,
+        "aliases": [],
+        "tags": [],
+        "object": "model",
+        "owned_by": "llamado",
+        "created": now,
+        "status": {"value": "downloading", "progress": progress},
+        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "source": "cache",
+        "can_remove": True,
+    }
+
+
+class RouterServer(EndingServer):
+    """uvicorn that ends the models' processes before it ends; the second signal ends everything at once."""
+
+    router: Router | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            self.force_exit = True
+            if self.router is not None:
+                self.router.fleet.kill()
+            return
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        router = self.router
+        if router is not None:
+            router.end_streams()
+        await super().shutdown(sockets)
+        if router is not None:
+            if self.force_exit:
+                router.fleet.kill()
+            await router.fleet.close()
+            logging.getLogger("llamado").removeHandler(router.logbook)
+
+
+def make_server(settings: Settings, flags: Parsed) -> RouterServer:
+    """A server that is ready to run.
+
+    Raises FlagError, CatalogueError, PresetError, SwapConfigError: models that cannot be listed.
+    """
+    catalogue = catalogues.load(flags)
+    access = settings.access
+    preload = [model.name for model in catalogue.models.values() if model.load_on_startup]
+    models_max: int = flags.models_max
+    if flags.llama_swap:
+        from llamado.router.swap_config import read_swap_config
+
+        config = read_swap_config(flags.llama_swap)
+        access = replace(access, api_keys=(*access.api_keys, *(key.encode() for key in config.api_keys)))
+        preload += [name for name in config.preload if name not in preload]
+        if "models_max" not in flags.given:
+            models_max = 0  # its groups say what runs side by side
+        if "log_verbosity" not in flags.given and not flags.verbose:
+            level = {"debug": logging.DEBUG, "warn": logging.WARNING, "error": logging.ERROR}.get(config.log_level)
+            if level is not None:
+                log.setLevel(level)
+    elif 0 < models_max < len(preload):
+        raise CatalogueError(
+            f"{len(preload)} models are to be loaded on startup, and --models-max is {models_max}: {', '.join(preload)}"
+        )
+    settings = replace(settings, access=access)
+    application: list[Access] = []
+    limits = FleetLimits(models_max=models_max, waiting=settings.engine.max_queue)
+
+    def make() -> Access:
+        router = server.router = Router(
+            catalogue,
+            settings,
+            limits=limits,
+            autoload=flags.models_autoload,
+            reread=lambda: catalogues.load(flags),
+        )
+        logging.getLogger("llamado").addHandler(router.logbook)
+        for name in preload:
+            place = router.fleet.find(name)
+            if place is not None:
+                router.fleet.load(place)
+        application.append(Access(router, settings.access, settings.switches.api_prefix, changing=CHANGING))
+        server.access = application[0]
+        return application[0]
+
+    # Each request has a connection to its model besides the client's.
+    limit = (raise_file_limit() - RESERVED_FILES) // 2
+    connections = Gate(min(limit, settings.max_connections or limit), settings.timeout)
+    refuse = busy_app(lambda: cast(Any, application[0]), settings.switches.api_prefix)
+    options = configure(
+        make,
+        connections,
+        cast(Any, refuse),
+        key=settings.ssl_key,
+        certificate=settings.ssl_cert,
+        proxied=False,  # what a proxy says of its client is passed on as it came
+    )
+    server = RouterServer(options)
+    _log_models(list(catalogue.models.values()))
+    return server
+
+
+def serve_router(settings: Settings, flags: Parsed, sockets: list[socket.socket]) -> int:
+    """Serve many models until a signal comes; returns the exit code. Raises as `make_server` does."""
+    server = make_server(settings, flags)
+    for sock in sockets:
+        log.info("server listening on %s", address_of(sock, tls=bool(settings.ssl_cert)))
+    for note in settings.notes:
+        log.info("%s", note)
+    try:
+        server.run(sockets=sockets)
+    finally:
+        if server.router is not None:
+            server.router.fleet.kill()
+    return 0
+
+
+def _log_models(models: list[Model]) -> None:
+    log.info("a router for %d model(s); each is loaded when a request names it", len(models))
+    for model in models:
+        aliases = f" (aliases: {', '.join(model.aliases)})" if model.aliases else ""
+        tags = f" [tags: {', '.join(model.tags)}]" if model.tags else ""
+        log.info("  [%s] %s%s%s", model.source, model.name, aliases, tags)

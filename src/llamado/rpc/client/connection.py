@@ -1,0 +1,373 @@
+"""The client's end of one connection to a worker: requests out in order, responses back as futures, loss noticed.
+
+Nothing waits for an answer unless it must. Small writes without a response are held until something follows them, so
+that a step leaves as one packet. A thread of the connection reads the responses; another watches the line.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+
+from llamado.devices.device import Bytes, DeviceError, DeviceLost, Loaded
+from llamado.rpc.client.heartbeat import Heartbeat, Watch
+from llamado.rpc.endpoint import Endpoint
+from llamado.rpc.transport import ConnectError, Piece, Transport, dial
+from llamado.rpc.wire import (
+    COMMANDS,
+    LLAMADO,
+    VERSION,
+    GetTensor,
+    Hello,
+    HelloResponse,
+    Request,
+    Response,
+    ResponseReader,
+    TensorData,
+    WireError,
+    write_request,
+)
+
+log = logging.getLogger("llamado.rpc")
+
+REPLY_TIMEOUT = 120.0
+"""Seconds without a byte in either direction while an answer is due; a graph may take long."""
+_HOLD = 64 << 10
+"""Bytes of writes held back at most."""
+_BULK_CHUNK = 4 << 20
+"""Bytes of a weight sent between two reports of progress."""
+_READ = 64 << 10
+
+T = TypeVar("T")
+
+
+class VersionMismatch(DeviceError):
+    """A worker speaks another version of the protocol."""
+
+    in_logs = "RPC connection failed"
+
+
+class _Due(NamedTuple):
+    """An answer that is to come, and where a tensor's bytes go."""
+
+    future: Future[Any]
+    target: Bytes | None
+
+
+class Connection:
+    """One connection. Any thread may call; what is sent is in the order of the calls.
+
+    `own`: the worker is ours (wire.LLAMADO). `lost`: why everything fails from now on, None while all is well.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        tls: ssl.SSLContext | None = None,
+        timeout: float = 5.0,
+        greeting: float | None = None,
+        reply_timeout: float = REPLY_TIMEOUT,
+    ) -> None:
+        """Connects within `timeout` seconds and greets within `greeting` (default: as many).
+
+        Raises ConnectError or VersionMismatch.
+        """
+        self.endpoint = endpoint
+        self.name = str(endpoint)
+        """How messages call the worker."""
+        self.own = False
+        self.lost: DeviceLost | None = None
+        self._reply_timeout = reply_timeout
+        self._transport = Transport(dial(endpoint, tls, timeout))
+        self.sending = threading.RLock()
+        """Held while something is sent; hold it to keep several calls together."""
+        self._depth = 0
+        self._held: list[Piece] = []
+        self._held_bytes = 0
+        self._state = threading.Lock()
+        self._due: deque[_Due] = deque()
+        self._reader = ResponseReader()
+        self._on_lost: list[Callable[[str], None]] = []
+        self._closed = self._drains = self._greeted = False
+        self._moved = time.monotonic()
+        self._busy_sending = False
+        self._watch = Watch(self, self._transport, None)
+        self._receiver = threading.Thread(target=self._receive, name=f"rpc {endpoint}", daemon=True)
+        self._receiver.start()
+        self._watch.start()
+        try:
+            self._greet(timeout if greeting is None else greeting)
+            if self.own:
+                beat = Heartbeat(endpoint, tls, timeout)
+                self._watch.stop()
+                self._watch = Watch(self, self._transport, beat)
+                self._watch.start()
+            self._greeted = True
+        except BaseException:
+            self.close()
+            raise
+
+    def _greet(self, timeout: float) -> None:
+        try:
+            response = cast(HelloResponse, self.ask(Hello()).result(timeout))
+        except TimeoutError:
+            raise ConnectError(
+                f"{self.endpoint} accepted the connection but does not greet within {timeout:g} s; ggml's worker "
+                "serves one client at a time: is another one connected?"
+            ) from None
+        except DeviceLost as lost:
+            hint = f"; if it wants TLS, it is tls://{self.endpoint}"
+            if self.endpoint.tls:
+                # TLS 1.3 refuses a certificate after the handshake, and a reset may overtake the alert that says so.
+                hint = "" if _CERTIFICATE in lost.why else f"; if it refused our certificate, {_CERTIFICATE}"
+            raise ConnectError(f"{self.endpoint} is no RPC worker that can be used: {lost.why}{hint}") from None
+        theirs = (response.major, response.minor, response.patch)
+        if theirs[0] != VERSION[0] or theirs[1] > VERSION[1]:
+            raise VersionMismatch(
+                f"{self.endpoint} speaks RPC {'.'.join(map(str, theirs))}, this is {'.'.join(map(str, VERSION))}; use "
+                "a llama.cpp of the same major version on both sides"
+            )
+        self.own = response.own == LLAMADO
+
+    # --- sending ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Holds back what is sent inside, to let it go in one piece at the end; do not wait for a future inside."""
+        with self.sending:
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                if not self._depth and self.lost is None:
+                    self._flush()
+
+    def hold(self, *pieces: Piece) -> None:
+        """Queues bytes without a response; they leave with the next request, or when there are many."""
+        with self.sending:
+            self._check()
+            self._held += pieces
+            self._held_bytes += sum(map(len, pieces))
+            if self._held_bytes > _HOLD:
+                self._flush()
+
+    def send(self, *pieces: Piece) -> None:
+        """Sends bytes without a response (at the end of a batch, if in one)."""
+        with self.sending:
+            self._check()
+            self._held += pieces
+            self._held_bytes += sum(map(len, pieces))
+            if not self._depth:
+                self._flush()
+
+    def send_bulk(self, head: bytes, data: Bytes, progress: Loaded | None = None) -> None:
+        """Sends a request and the data behind it, straight from where the data is."""
+        with self.sending:
+            self.send(head)
+            self._flush()
+            view = data.data
+            for at in range(0, len(view), _BULK_CHUNK):
+                chunk = view[at : at + _BULK_CHUNK]
+                self._write([chunk])
+                if progress is not None:
+                    progress(len(chunk))
+
+    def ask(self, request: Request) -> Future[Response]:
+        """Sends a request that has a response."""
+        return cast("Future[Response]", self._ask(request, None))
+
+    def fetch(self, request: GetTensor) -> Future[Bytes]:
+        """Asks for bytes of a tensor."""
+        return cast("Future[Bytes]", self._ask(request, np.empty(request.size, np.uint8)))
+
+    def call(self, request: Request, kind: type[T]) -> T:
+        """Sends a request and waits for its response, which is a `kind`."""
+        return self.answer(self.ask(request), kind)
+
+    def answer(self, future: Future[Response], kind: type[T]) -> T:
+        """Waits for a response; what is held is sent first, or it might never come."""
+        self.flush()
+        response = future.result()
+        assert isinstance(response, kind)
+        return response
+
+    def _ask(self, request: Request, target: Bytes | None) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()  # the answer comes whether anybody wants it or not
+        with self.sending:
+            with self._state:
+                self._check()
+                if not self._due:
+                    self._moved = time.monotonic()
+                self._due.append(_Due(future, target))
+                self._reader.expect(COMMANDS[type(request)], 0 if target is None else target.nbytes)
+            self.send(write_request(request))
+        return future
+
+    def flush(self) -> None:
+        """Sends what is held."""
+        with self.sending:
+            self._check()
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._held:
+            pieces, self._held, self._held_bytes = self._held, [], 0
+            self._write(pieces)
+
+    def _write(self, pieces: list[Piece]) -> None:
+        self._moved = time.monotonic()
+        self._busy_sending = True
+        try:
+            self._transport.send(pieces)
+        except OSError as error:
+            self.lose(_reason(error))
+            raise self._loss() from error
+        finally:
+            self._busy_sending = False
+
+    def _check(self) -> None:
+        if self.lost is not None:
+            raise self._loss()
+
+    # --- receiving ----------------------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        buffer = memoryview(bytearray(_READ))
+        try:
+            while True:
+                message = self._reader.next()
+                if message is not None:
+                    self._complete(message[1])
+                    continue
+                n = self._transport.recv_into(buffer)
+                if not n:
+                    raise EOFError
+                self._moved = time.monotonic()
+                self._reader.feed(buffer[:n])
+        except EOFError:
+            self.lose("it closed the connection")
+        except WireError as error:
+            self.lose(f"it does not keep to the protocol: {error}")
+        except OSError as error:
+            self.lose(_reason(error))
+        except Exception as error:  # an answer nobody thought of must not leave callers waiting
+            log.exception("reading from %s", self.endpoint)
+            self.lose(f"reading its answers failed: {error!r}")
+        if self._drains:
+            self._drain(buffer)
+
+    def _drain(self, buffer: memoryview) -> None:
+        """Takes what a lost worker still sends, until it hangs up: it dies (SIGPIPE) if it sends to a closed socket."""
+        with suppress(OSError):
+            while self._transport.recv_into(buffer):
+                pass
+        with self.sending:
+            self._transport.close()
+
+    def _complete(self, response: Response) -> None:
+        with self._state:
+            if self.lost is not None:
+                raise EOFError
+            due = self._due[0]
+        result: Response | Bytes = response
+        if isinstance(response, TensorData):
+            assert due.target is not None
+            result, view = due.target, due.target.data
+            at = self._reader.take(view)
+            while at < response.size:
+                n = self._transport.recv_into(view[at:])
+                if not n:
+                    raise EOFError
+                self._moved = time.monotonic()
+                self._reader.bypass(n)
+                at += n
+        with self._state:
+            if self.lost is not None:  # its future has failed already
+                raise EOFError
+            self._due.popleft()
+        due.future.set_result(result)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def on_lost(self, callback: Callable[[str], None]) -> None:
+        """Tells `callback` once why the connection is lost (now, if it is), from any thread; it must not block."""
+        with self._state:
+            if self.lost is None:
+                self._on_lost.append(callback)
+                return
+        callback(self.lost.why)
+
+    def lose(self, why: str) -> None:
+        """Makes everything pending and to come fail with DeviceLost."""
+        with self._state:
+            if self.lost is not None:
+                return
+            self.lost = DeviceLost(self.name, why)
+            due, self._due = [*self._due], deque()
+            callbacks = [] if self._closed else self._on_lost
+            silent = threading.current_thread() is not self._receiver
+            self._drains = silent and self._greeted and not (self.own or self._closed)
+        if self._drains:
+            self._transport.finish()
+        else:
+            self._transport.shutdown()
+        for one in due:
+            one.future.set_exception(self._loss())
+        for callback in callbacks:
+            try:
+                callback(why)
+            except Exception:
+                log.exception("telling that %s is lost", self.name)
+
+    def _loss(self) -> DeviceLost:
+        """An own exception for everyone who is told."""
+        assert self.lost is not None
+        return DeviceLost(self.name, self.lost.why)
+
+    def stalled(self) -> float:
+        """Seconds for which nothing has moved although something should."""
+        due = bool(self._due) or self._busy_sending
+        return time.monotonic() - self._moved if due else 0.0
+
+    @property
+    def reply_timeout(self) -> float:
+        return self._reply_timeout
+
+    def close(self) -> None:
+        """Ends the connection; what is pending fails. The worker takes back all its memory."""
+        self._closed = True
+        self._watch.stop()
+        self.lose("the connection was closed")
+        if self._drains:  # the receiver closes it
+            return
+        if threading.current_thread() is not self._receiver:
+            self._receiver.join()
+            with self.sending:
+                self._transport.close()
+
+
+_CERTIFICATE = "see --rpc-cert and --rpc-key"
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ConnectionResetError):
+        return "it reset the connection"
+    if isinstance(error, BrokenPipeError):
+        return "it closed the connection"
+    if isinstance(error, TimeoutError):
+        return "the network does not answer"
+    if isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
+        return f"it refused our certificate, or that we have none ({error.reason}); {_CERTIFICATE}"
+    return str(error.strerror or error)

@@ -1,0 +1,557 @@
+"""A device on another machine: the Device contract over a connection to a worker, ours or ggml's."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections import OrderedDict
+from collections.abc import Callable, MutableMapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.devices.device import Buffer, Bytes, DeviceError, DeviceFull, DeviceLost, Loaded
+from llamado.ggml.graph import Graph
+from llamado.ggml.ops import Op, TensorFlag
+from llamado.ggml.tensor import Tensor
+from llamado.gguf.types import TensorType
+from llamado.rpc.client.allocator import activations, plan
+from llamado.rpc.client.connection import REPLY_TIMEOUT, Connection
+from llamado.rpc.client.encode import wire_graph, wire_tensor
+from llamado.rpc.client.input_mirror import Mirrors
+from llamado.rpc.client.known_hashes import KnownHashes
+from llamado.rpc.client.upload import OWN_HASH_THRESHOLD, Weight, send_weights
+from llamado.rpc.endpoint import Endpoint, client_tls
+from llamado.rpc.wire import (
+    HASH_THRESHOLD,
+    Allocated,
+    AllocBuffer,
+    BufferClear,
+    BufferGetBase,
+    Command,
+    CopyTensor,
+    DeviceCount,
+    DeviceMemory,
+    FreeBuffer,
+    GetAlignment,
+    GetAllocSize,
+    GetDeviceMemory,
+    GetMaxSize,
+    GetTensor,
+    GraphRecompute,
+    InitTensor,
+    Number,
+    Response,
+    SetTensor,
+    WireTensor,
+    write_request,
+)
+
+_SMALL = 32 << 10
+"""Largest write that is held back for the next request."""
+_PAGE = 4096
+"""Our workers get large weights at whole pages: a file of their cache can be mapped there."""
+_ASK_FIRST = 16 << 20
+"""Allocations from this size on ask for the free memory first: a worker may promise memory it does not have."""
+_PAYLOADS_KEPT = 64 << 20
+_MOST_STEPS = 8
+"""Pieces an overlapping copy is cut into at most; beyond that it goes through other memory."""
+_COPY_STEP = 1 << 30
+_INPUT = int(TensorFlag.INPUT)
+
+# Operations whose results may need more memory than their bytes on some back ends; ggml's client asks for the same.
+_MAY_EXPAND = frozenset({Op.FLASH_ATTN_EXT, Op.MUL_MAT, Op.MUL_MAT_ID, Op.CUMSUM, Op.ARGSORT, Op.TOP_K})
+
+
+class RemoteBuffer:
+    """Memory of a worker: `ptr` is its name there, `base` its address."""
+
+    def __init__(self, device: RemoteDevice, ptr: int, base: int, size: int) -> None:
+        self.device, self.ptr, self.base, self.size = device, ptr, base, size
+        self.mirrors = Mirrors()
+
+    def free(self) -> None:
+        """Gives the memory back; of a lost worker there is nothing to give."""
+        if self.ptr:
+            self.device._free(self)
+
+
+class _Prepared(NamedTuple):
+    graph: Graph
+    payload: bytes
+
+
+@dataclass
+class _Shared:
+    """What the devices of one worker have in common."""
+
+    connection: Connection
+    open: int = 0
+    freed: int = 0
+    """How many buffers were given back: with each the worker forgets its last graphs."""
+
+
+def connect(
+    endpoint: Endpoint | str,
+    *,
+    first_number: int = 0,
+    timeout: float = 5.0,
+    greeting: float | None = None,
+    tls: ssl.SSLContext | None = None,
+    reply_timeout: float = REPLY_TIMEOUT,
+    hashes: MutableMapping[str, int] | None = None,
+) -> list[RemoteDevice]:
+    """The devices of a worker, numbered from `first_number`; they share one connection.
+
+    Connecting may take `timeout` seconds, and so may the worker's `greeting` unless that is given. `tls` is the context
+    for a `tls://` endpoint (default: the system's authorities). `hashes`: those of weights by name, see KnownHashes.
+    Raises ConnectError or VersionMismatch.
+    """
+    if isinstance(endpoint, str):
+        endpoint = Endpoint.parse(endpoint)
+    if not endpoint.tls:
+        tls = None
+    elif tls is None:
+        tls = client_tls()
+    connection = Connection(endpoint, tls=tls, timeout=timeout, greeting=greeting, reply_timeout=reply_timeout)
+    try:
+        shared = _Shared(connection)
+        count = connection.call(DeviceCount(), Number).value
+        devices = [RemoteDevice(shared, i, f"RPC{first_number + i}[{endpoint}]") for i in range(min(count, 256))]
+        for device in devices:
+            device.hashes = {} if hashes is None else hashes
+        if not devices:
+            raise DeviceError(f"{endpoint} has no devices")
+        return devices
+    except BaseException:
+        connection.close()
+        raise
+
+
+class RemoteDevice:
+    """One device of a worker. Any thread may call; what is asked is done in the order of the calls.
+
+    Everything fails with DeviceLost once the worker is gone. `own`: the worker is ours, not ggml's.
+    """
+
+    def __init__(self, shared: _Shared, number: int, name: str) -> None:
+        self._shared, self._number = shared, number
+        self._connection = connection = shared.connection
+        self.name = name
+        self.endpoint, self.own = connection.endpoint, connection.own
+        with connection.batch():
+            alignment, max_size = connection.ask(GetAlignment(number)), connection.ask(GetMaxSize(number))
+        self.hashes: MutableMapping[str, int] = {}
+        """FNV-1a of weights by name; what is computed is added."""
+        self._alignment = max(1, connection.answer(alignment, Number).value)
+        self._max_size = connection.answer(max_size, Number).value or 1 << 63
+        self._buffers: set[RemoteBuffer] = set()
+        self._compute: RemoteBuffer | None = None
+        self._prepared: OrderedDict[int, _Prepared] = OrderedDict()
+        self._prepared_bytes = 0
+        self._last: tuple[Graph, int] | None = None
+        self._sizes: dict[tuple[Any, ...], int] = {}
+        self._failure: DeviceError | None = None
+        self._copies: bool | None = True if self.own else None
+        self._closed = False
+        shared.open += 1
+
+    def __repr__(self) -> str:
+        return f"<RemoteDevice {self.name}{' lost' if self.lost else ''}>"
+
+    # --- the worker ---------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """ "RPC0[host:port]"; who numbers the devices of several workers may change it."""
+        return self._name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self._name = name
+        if not self._number:  # a worker is called by its first device
+            self._connection.name = name
+
+    @property
+    def lost(self) -> DeviceLost | None:
+        """Why the worker is gone, None while it is there."""
+        lost = self._connection.lost
+        return None if lost is None else DeviceLost(self.name, lost.why)
+
+    def on_lost(self, callback: Callable[[DeviceLost], None]) -> None:
+        """Calls `callback` once when the worker is lost (now, if it is), from any thread; it must not block."""
+        self._connection.on_lost(lambda why: callback(DeviceLost(self.name, why)))
+
+    def round_trip(self) -> float:
+        """Seconds from a question to its answer, the best of five, once the worker has nothing else to do."""
+        best = float("inf")
+        for _ in range(5):
+            began = time.perf_counter()
+            self._connection.call(DeviceCount(), Number)
+            best = min(best, time.perf_counter() - began)
+        return best
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes free and in all, as the worker counts them."""
+        memory = self._connection.call(GetDeviceMemory(self._number), DeviceMemory)
+        return memory.free, memory.total
+
+    def close(self) -> None:
+        """Gives all memory back; with the last device of a worker the connection ends."""
+        if self._closed:
+            return
+        self._closed = True
+        self._shared.open -= 1
+        if not self._shared.open:
+            self._connection.close()
+        elif self.lost is None:
+            with suppress(DeviceLost), self._connection.batch():
+                for buffer in [*self._buffers]:
+                    buffer.free()
+        self._forget()
+
+    def batch(self) -> AbstractContextManager[None]:
+        """What is asked inside leaves in one piece at the end; wait for no future inside."""
+        return self._connection.batch()
+
+    def flush(self) -> None:
+        """Sends writes that are held back for the next request."""
+        self._connection.flush()
+
+    # --- memory -------------------------------------------------------------------------------------------------------
+
+    def place(self, tensors: Sequence[Tensor]) -> list[Buffer]:
+        """Zeroed memory for all of them; DeviceError says how much is missing."""
+        return [*self._place(tensors, clear=True)]
+
+    def load(
+        self,
+        weights: Sequence[tuple[Tensor, Bytes]],
+        progress: Loaded | None = None,
+    ) -> list[Buffer]:
+        """Sends weights, straight from where their bytes are; returns when the worker has them.
+
+        Large ones are first asked for by hash, which `hashes` may know already.
+        """
+        for tensor, data in weights:
+            if data.nbytes != tensor.nbytes:
+                raise DeviceError(f"{data.nbytes} bytes for tensor {tensor.name} of {tensor.nbytes}")
+        buffers = self._place([tensor for tensor, _ in weights], clear=False)
+        try:
+            items = [Weight(tensor.name, self._wire(tensor), data) for tensor, data in weights]
+            threshold = OWN_HASH_THRESHOLD if self.own else HASH_THRESHOLD
+            send_weights(self._connection, items, progress, self.hashes, threshold)
+        except BaseException:
+            for buffer in buffers:
+                buffer.free()
+            raise
+        if isinstance(self.hashes, KnownHashes):
+            self.hashes.save()
+        return [*buffers]
+
+    def _place(self, tensors: Sequence[Tensor], clear: bool) -> list[RemoteBuffer]:
+        self._surface()
+        for tensor in tensors:
+            if tensor.view_src is not None:
+                raise DeviceError(f"tensor {tensor.name or '?'} is a view: place what it views")
+        sizes = self._alloc_sizes(tensors)
+        groups: list[tuple[int, list[tuple[Tensor, int]]]] = []
+        inside: list[tuple[Tensor, int]] = []
+        at = end = 0
+        for tensor, size in zip(tensors, sizes, strict=True):
+            step = max(self._alignment, _PAGE) if self.own and size > OWN_HASH_THRESHOLD else self._alignment
+            at = -(-at // step) * step
+            size = -(-max(size, 1) // self._alignment) * self._alignment
+            if size > self._max_size:
+                raise DeviceError(
+                    f"tensor {tensor.name or '?'} has {_mb(size)}; {self.name} takes at most {_mb(self._max_size)}"
+                )
+            if at + size > self._max_size:
+                groups.append((end, inside))
+                inside, at = [], 0
+            inside.append((tensor, at))
+            at = end = at + size
+        if inside:
+            groups.append((end, inside))
+        buffers = self._allocate([size for size, _ in groups], clear)
+        for buffer, (_, inside) in zip(buffers, groups, strict=True):
+            for tensor, at in inside:
+                tensor.buffer, tensor.offset = buffer, at
+        if not self.own:
+            with self._connection.batch():
+                for tensor in tensors:
+                    if _is_padded(tensor):
+                        self._connection.send(write_request(InitTensor(self._wire(tensor))))
+        return buffers
+
+    def _allocate(self, sizes: Sequence[int], clear: bool) -> list[RemoteBuffer]:
+        """Buffers of these sizes, all or none."""
+        connection, total = self._connection, sum(sizes)
+        if total >= _ASK_FIRST:
+            self._check_room(total)
+        with connection.batch():
+            asked = [connection.ask(AllocBuffer(self._number, size)) for size in sizes]
+        given = [connection.answer(future, Allocated) for future in asked]
+        if not all(one.ptr and one.size >= size for one, size in zip(given, sizes, strict=True)):
+            for one in given:
+                if one.ptr:
+                    connection.send(write_request(FreeBuffer(one.ptr)))
+            self._shared.freed += 1
+            self._check_room(total)
+            raise DeviceFull(f"{self.name} has no room for {_mb(total)} more")
+        with connection.batch():
+            bases = [connection.ask(BufferGetBase(one.ptr)) for one in given]
+            if clear and not self.own:  # ours lend zeroed memory, whose pages nobody has touched
+                for one in given:
+                    connection.send(write_request(BufferClear(one.ptr, 0)))
+        buffers = [
+            RemoteBuffer(self, one.ptr, connection.answer(base, Number).value, one.size)
+            for one, base in zip(given, bases, strict=True)
+        ]
+        self._buffers.update(buffers)
+        return buffers
+
+    def _check_room(self, size: int) -> None:
+        free, total = self.memory()
+        if size > free:
+            raise DeviceFull(
+                f"{self.name} lacks {_mb(size - free)}: {_mb(size)} are needed, {_mb(free)} of {_mb(total)} are free"
+            )
+
+    def _free(self, buffer: RemoteBuffer) -> None:
+        connection = self._connection
+        with connection.sending:
+            ptr, buffer.ptr = buffer.ptr, 0
+            buffer.mirrors.clear()
+            self._buffers.discard(buffer)
+            self._forget()
+            self._shared.freed += 1
+            with suppress(DeviceLost):
+                connection.send(write_request(FreeBuffer(ptr)))
+
+    def _forget(self) -> None:
+        """Drops graphs made ready: memory they name is given back."""
+        self._prepared.clear()
+        self._prepared_bytes = 0
+        self._last = None
+
+    def _alloc_sizes(self, tensors: Sequence[Tensor]) -> list[int]:
+        """Bytes each tensor needs; ggml's workers are asked where a back end may want more than the tensor has."""
+        sizes = [tensor.nbytes for tensor in tensors]
+        if self.own:
+            return sizes
+        keys: list[tuple[Any, ...] | None] = []
+        asked: dict[tuple[Any, ...], Future[Response]] = {}
+        connection = self._connection
+        with connection.batch():
+            for tensor in tensors:
+                key = None
+                if _is_padded(tensor) or tensor.op in _MAY_EXPAND:
+                    srcs = tuple((s.type, s.ne, s.nb) if s is not None else None for s in tensor.src)
+                    key = (tensor.type, tensor.ne, tensor.nb, tensor.op, tensor.op_params, srcs)
+                    if key not in self._sizes and key not in asked:
+                        absent = WireTensor(0, 0, 0, (0, 0, 0, 0), (0, 0, 0, 0), 0)
+                        given = [absent if s is None else wire_tensor(s, 0, 0, i) for i, s in enumerate(tensor.src, 2)]
+                        request = GetAllocSize(self._number, wire_tensor(tensor, 0, 0), tuple(given))
+                        asked[key] = connection.ask(request)
+                keys.append(key)
+        for key, future in asked.items():
+            self._sizes[key] = connection.answer(future, Number).value
+        return [size if key is None else max(size, self._sizes[key]) for size, key in zip(sizes, keys, strict=True)]
+
+    def _bound(self, tensor: Tensor) -> tuple[RemoteBuffer, int]:
+        """The buffer a tensor lies in, and where in it."""
+        root, inside = tensor.root()
+        buffer = root.buffer
+        if not isinstance(buffer, RemoteBuffer) or buffer.device._connection is not self._connection or not buffer.ptr:
+            where = "has no memory" if buffer is None else "is not"
+            raise DeviceError(f"tensor {tensor.name or '?'} {where} on {self.name}")
+        at = root.offset + inside
+        if at < 0 or at + tensor.nbytes > buffer.size:
+            raise DeviceError(f"tensor {tensor.name or '?'} ends at byte {at + tensor.nbytes} of {buffer.size}")
+        return buffer, at
+
+    def _wire(self, tensor: Tensor) -> WireTensor:
+        buffer, at = self._bound(tensor)
+        return wire_tensor(tensor, buffer.ptr, buffer.base + at)
+
+    # --- data ---------------------------------------------------------------------------------------------------------
+
+    def write(self, tensor: Tensor, data: NDArray[Any], offset: int = 0) -> None:
+        """Copies the bytes of `data` to byte `offset`; small ones leave with the next request."""
+        self._surface()
+        source = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        if offset < 0 or offset + source.nbytes > tensor.nbytes:
+            raise DeviceError(f"{source.nbytes} bytes at {offset} do not fit tensor {tensor.name} of {tensor.nbytes}")
+        with self._connection.sending:
+            buffer, at = self._bound(tensor)
+            if tensor.flags & _INPUT and tensor.op is Op.NONE and tensor.view_src is None:
+                first, end = buffer.mirrors.write(at, offset, source)
+                source, offset = source[first:end], offset + first
+            else:
+                buffer.mirrors.forget(at + offset, at + offset + source.nbytes)
+            if not source.nbytes:
+                return
+            head = write_request(SetTensor(self._wire(tensor), 0, offset, source.nbytes))
+            if source.nbytes <= _SMALL:
+                self._connection.hold(head, source.tobytes())
+            else:
+                self._connection.send_bulk(head, source)
+
+    def read(self, tensor: Tensor, offset: int, size: int) -> Future[Bytes]:
+        """`size` bytes of a bound tensor as they are once everything before is done.
+
+        Callbacks of the future run on the thread that receives: they must not wait for this device.
+        """
+        self._surface()
+        if offset < 0 or size < 0 or offset + size > tensor.nbytes:
+            raise DeviceError(f"bytes {offset} to {offset + size} of tensor {tensor.name or '?'} of {tensor.nbytes}")
+        with self._connection.sending:
+            wire = self._wire(tensor)
+            if size:
+                return self._connection.fetch(GetTensor(wire, offset, size))
+        nothing: Future[Bytes] = Future()
+        nothing.set_result(np.empty(0, np.uint8))
+        return nothing
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Copies bytes between bound tensors of this worker, as if through a third place where they overlap."""
+        self._surface()
+        n = source.nbytes
+        if n != target.nbytes:
+            raise DeviceError(f"copy of {n} bytes to a tensor of {target.nbytes}")
+        with self._connection.sending:
+            (from_buffer, start), (to_buffer, end) = self._bound(source), self._bound(target)
+            to_buffer.mirrors.forget(end, end + n)
+            apart = abs(end - start) if from_buffer is to_buffer else n
+            if not n or not apart:
+                return
+            if self.own or apart >= n:
+                steps, through = _steps(n, min(n, _COPY_STEP), end < start), None
+            elif n <= apart * _MOST_STEPS:
+                steps, through = _steps(n, apart, end < start), None
+            else:
+                through = self._compute_buffer(min(n, _ASK_FIRST))
+                steps = _steps(n, min(n, through.size), end < start)
+            for at, length in steps:
+                if through is None:
+                    self._copy_bytes((from_buffer, start + at), (to_buffer, end + at), length)
+                else:
+                    self._copy_bytes((from_buffer, start + at), (through, 0), length)
+                    self._copy_bytes((through, 0), (to_buffer, end + at), length)
+
+    def _copy_bytes(self, source: tuple[RemoteBuffer, int], target: tuple[RemoteBuffer, int], n: int) -> None:
+        src, dst = (_raw(buffer, at, n) for buffer, at in (source, target))
+        connection = self._connection
+        if self._copies is None:  # whether this worker's back end can is only known by trying
+            self._copies = bool(connection.call(CopyTensor(src, dst), Number).value)
+            if self._copies:
+                return
+        if self._copies:
+            connection.ask(CopyTensor(src, dst)).add_done_callback(self._copied)
+        else:
+            future = connection.fetch(GetTensor(src, 0, n))
+            connection.flush()
+            connection.send_bulk(write_request(SetTensor(dst, 0, 0, n)), future.result())
+
+    def _copied(self, answer: Future[Response]) -> None:
+        if answer.exception() is None and answer.result() != Number(1):
+            self._failure = DeviceError(f"{self.name} refused to copy a tensor")
+
+    def _surface(self) -> None:
+        """Raises what went wrong in the background."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    # --- graphs -------------------------------------------------------------------------------------------------------
+
+    def prepare(self, graph: Graph) -> object:
+        """Puts a graph into bytes, and where the worker does not do it, its activations into memory."""
+        self._surface()
+        with self._connection.sending:
+            return self._prepare(graph)
+
+    def submit(self, graph: Graph) -> None:
+        """Computes a graph, by its name alone where it is the one that was computed before."""
+        self._surface()
+        if not graph.nodes:
+            return
+        connection = self._connection
+        with connection.sending:
+            prepared = self._prepare(graph)  # may grow the compute buffer, so that the worker forgets
+            if self._last == (graph, self._shared.freed):
+                connection.send(write_request(GraphRecompute(self._number)))
+            else:
+                self._last = (graph, self._shared.freed)
+                connection.send(_GRAPH_HEAD + len(prepared.payload).to_bytes(8, "little"), prepared.payload)
+
+    def _prepare(self, graph: Graph) -> _Prepared:
+        prepared = self._prepared.get(id(graph))
+        if prepared is not None:
+            self._prepared.move_to_end(id(graph))
+            return prepared
+        for output in graph.outputs.values():
+            self._bound(output)
+        places: dict[Tensor, int] = {}
+        base = ptr = 0
+        lives = [*activations(graph)]
+        if not self.own and lives:
+            sizes = dict(zip(lives, self._alloc_sizes(lives), strict=True))
+            size, places = plan(graph, sizes.__getitem__, self._alignment)
+            compute = self._compute_buffer(size)
+            base, ptr = compute.base, compute.ptr
+
+        def memory(tensor: Tensor) -> tuple[int, int]:
+            root, inside = tensor.root()
+            if root.buffer is not None:
+                buffer, at = self._bound(tensor)
+                return buffer.ptr, buffer.base + at
+            return (ptr, base + places[root] + inside) if places else (0, 0)
+
+        for root in {node.root()[0] for node in graph.nodes if not node.is_noop}:
+            if root.buffer is not None:
+                buffer, at = self._bound(root)
+                buffer.mirrors.leave(at, at + root.nbytes)
+        prepared = _Prepared(graph, wire_graph(self._number, graph, memory).payload)
+        self._prepared[id(graph)] = prepared
+        self._prepared_bytes += len(prepared.payload)
+        while self._prepared_bytes > _PAYLOADS_KEPT and len(self._prepared) > 1:
+            self._prepared_bytes -= len(self._prepared.popitem(last=False)[1].payload)
+        return prepared
+
+    def _compute_buffer(self, size: int) -> RemoteBuffer:
+        """Memory for what lives only while a graph is computed; it only grows."""
+        compute = self._compute
+        if compute is None or compute.size < size:
+            if compute is not None:
+                compute.free()
+            self._compute = compute = self._allocate([size], clear=False)[0]
+        return compute
+
+
+_GRAPH_HEAD = bytes([Command.GRAPH_COMPUTE])
+
+
+def _is_padded(tensor: Tensor) -> bool:
+    """Whether back ends may pad a tensor's rows: quantised, and not of whole 512 elements."""
+    return tensor.type.block_size > 1 and tensor.ne[0] % 512 != 0 and tensor.view_src is None
+
+
+def _raw(buffer: RemoteBuffer, at: int, n: int) -> WireTensor:
+    """`n` bytes of a buffer as a tensor."""
+    return WireTensor(1, int(TensorType.I8), buffer.ptr, (n, 1, 1, 1), (1, n, n, n), buffer.base + at)
+
+
+def _steps(n: int, step: int, ascending: bool) -> list[tuple[int, int]]:
+    """Pieces (offset, length) of `n` bytes in the order in which none is overwritten before it is read."""
+    pieces = [(at, min(step, n - at)) for at in range(0, n, step)]
+    return pieces if ascending else pieces[::-1]
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"

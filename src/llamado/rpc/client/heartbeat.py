@@ -1,0 +1,120 @@
+"""Noticing that a worker is gone although its connection says nothing: frozen, crashed with its machine, unplugged.
+
+Our workers answer a second connection while they compute, so they are asked for a sign of life there. ggml's serve one
+connection at a time: of them the kernel tells whether what it sent is acknowledged.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from llamado.rpc.endpoint import Endpoint
+from llamado.rpc.transport import ConnectError, Transport, dial
+from llamado.rpc.wire import COMMANDS, DeviceCount, Hello, ResponseReader, WireError, write_request
+
+if TYPE_CHECKING:
+    from llamado.rpc.client.connection import Connection
+
+INTERVAL = 0.4
+"""Seconds between two signs of life."""
+PATIENCE = 1.4
+"""Seconds a sign of life may take: with the interval, a frozen worker is noticed within 2 s."""
+SILENCE = 1.6
+"""Seconds without an acknowledgement after which a line is dead, where one has been overdue for `_OVERDUE`.
+
+An idle line is asked by the kernel after 1 s of silence (see transport.py), so it is dead within 2 s, too.
+"""
+_OVERDUE = 0.5
+_LOOK = 0.2
+
+
+class Heartbeat:
+    """Signs of life over a connection of its own."""
+
+    def __init__(self, endpoint: Endpoint, tls: ssl.SSLContext | None, timeout: float) -> None:
+        """Raises ConnectError."""
+        self._sock = dial(endpoint, tls, timeout)
+        self._reader = ResponseReader()
+        self._sock.settimeout(timeout)
+        try:
+            self._ask(Hello())
+        except (OSError, WireError) as error:
+            self._sock.close()
+            raise ConnectError(f"{endpoint} does not answer a second connection: {error}") from error
+        self._sock.settimeout(PATIENCE)
+
+    def beat(self) -> str | None:
+        """Asks for a sign of life; what is wrong if there is none."""
+        try:
+            self._ask(DeviceCount())
+        except TimeoutError:
+            return f"it gives no sign of life for {PATIENCE:g} s"
+        except (OSError, WireError) as error:
+            return str(getattr(error, "strerror", None) or error)
+        return None
+
+    def _ask(self, request: Hello | DeviceCount) -> None:
+        self._reader.expect(COMMANDS[type(request)])
+        self._sock.sendall(write_request(request))
+        while self._reader.next() is None:
+            data = self._sock.recv(4096)
+            if not data:
+                raise ConnectionResetError("it closed the connection")
+            self._reader.feed(data)
+
+    def interrupt(self) -> None:
+        """Makes a `beat` in another thread come back."""
+        try:
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+class Watch:
+    """A thread that looks after one connection and declares it lost."""
+
+    def __init__(self, connection: Connection, transport: Transport, heartbeat: Heartbeat | None) -> None:
+        self._connection, self._transport, self._heartbeat = connection, transport, heartbeat
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"rpc watch {connection.endpoint}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread; may be called from it."""
+        self._stop.set()
+        if self._heartbeat is not None:
+            self._heartbeat.interrupt()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        connection, heartbeat = self._connection, self._heartbeat
+        overdue_since: float | None = None
+        while not self._stop.wait(_LOOK if heartbeat is None else INTERVAL) and connection.lost is None:
+            why = None
+            if heartbeat is not None:
+                why = heartbeat.beat()
+            else:
+                line = self._transport.state()
+                now = time.monotonic()
+                if line is None or not line.overdue:
+                    overdue_since = None
+                elif overdue_since is None:
+                    overdue_since = now
+                elif now - overdue_since >= _OVERDUE and line.silence >= SILENCE:
+                    why = f"nothing was heard from it for {line.silence:.1f} s"
+            if why is None and connection.stalled() > connection.reply_timeout:
+                why = f"it has not answered for {connection.reply_timeout:g} s"
+            if why is not None and not self._stop.is_set():
+                connection.lose(why)
+        if heartbeat is not None:
+            heartbeat.close()

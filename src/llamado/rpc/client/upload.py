@@ -1,0 +1,87 @@
+"""Sending weights: by hash where the worker may have them in its cache, otherwise straight from the mapped file."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import MutableMapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+from llamado.devices.device import Bytes, Loaded
+from llamado.rpc.client.connection import Connection
+from llamado.rpc.hashing import LANES, fnv1a_many
+from llamado.rpc.wire import (
+    DeviceCount,
+    Number,
+    Response,
+    SetTensor,
+    SetTensorHash,
+    WireTensor,
+    write_request,
+)
+
+OWN_HASH_THRESHOLD = 256 << 10
+"""Our workers are asked by hash for weights larger than this: all matrices of a model, not only the largest ones."""
+
+
+class Weight(NamedTuple):
+    """A placed tensor and its bytes; `name` is what its hash is remembered by."""
+
+    name: str
+    tensor: WireTensor
+    data: Bytes
+
+
+def send_weights(
+    connection: Connection,
+    weights: Sequence[Weight],
+    progress: Loaded | None,
+    hashes: MutableMapping[str, int],
+    threshold: int,
+) -> None:
+    """Gives a worker its weights and returns when it has them all; asks by hash for those of more than `threshold`.
+
+    Hashes known from `hashes` are asked for at once; the others are computed while data is on its way, and added.
+    """
+    large = [w for w in weights if w.data.nbytes > threshold]
+    known = [w for w in large if w.name in hashes]
+    unknown = [w for w in large if w.name not in hashes]
+    asked: deque[tuple[Weight, Future[Response]]] = deque()
+
+    def ask(group: Sequence[Weight]) -> None:
+        with connection.batch():
+            for weight in group:
+                question = SetTensorHash(weight.tensor, 0, hashes[weight.name])
+                asked.append((weight, connection.ask(question)))
+
+    with ThreadPoolExecutor(1, "hash") as pool:
+        groups = [unknown[i : i + LANES] for i in range(0, len(unknown), LANES)]
+        hashing = deque((group, pool.submit(fnv1a_many, [w.data for w in group])) for group in groups)
+        try:
+            ask(known)
+            for weight in weights:
+                if weight.data.nbytes <= threshold:
+                    _send(connection, weight, 0, progress)
+            while asked or hashing:
+                # the questions go out before the data in front of them, so that their answers are there in time
+                while hashing and (not asked or hashing[0][1].done()):
+                    group, future = hashing.popleft()
+                    for weight, value in zip(group, future.result(), strict=True):
+                        hashes[weight.name] = value
+                    ask(group)
+                weight, answer = asked.popleft()
+                response = answer.result()
+                assert isinstance(response, Number)
+                if not response.value:
+                    _send(connection, weight, 1, progress)
+                elif progress is not None:
+                    progress(weight.data.nbytes)
+        finally:
+            for _, future in hashing:
+                future.cancel()
+    connection.call(DeviceCount(), Number)  # answered when all before it is done
+
+
+def _send(connection: Connection, weight: Weight, cache_flag: int, progress: Loaded | None) -> None:
+    head = write_request(SetTensor(weight.tensor, cache_flag, 0, weight.data.nbytes))
+    connection.send_bulk(head, weight.data, progress)

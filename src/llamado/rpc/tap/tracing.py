@@ -1,0 +1,230 @@
+"""What passed through a tap: each message as a line of JSON, and all of them as a table."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import threading
+import time
+from array import array
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from rich.table import Table
+
+from llamado.errors import LlamadoError
+from llamado.ggml.ops import Op
+from llamado.gguf.types import TensorType
+from llamado.rpc import wire
+from llamado.rpc.tap.framing import GRAPHS, RESPONSE_HEAD, Message, command_name
+from llamado.rpc.wire import Command, WireError
+
+_KEPT_TIMES = 20_000
+_RATE_BYTES = 1 << 20
+
+
+class TraceError(LlamadoError):
+    """The trace cannot be written."""
+
+
+class RequestLog:
+    """Reads the requests of one connection, in order, for people: the fields of a line of the trace."""
+
+    def __init__(self) -> None:
+        self._reader = wire.RequestReader()
+
+    def describe(self, message: Message) -> dict[str, Any]:
+        """What a request says; `note` where it breaks the rules."""
+        try:
+            self._reader.feed(message.kept)
+            request = self._reader.next()
+            if request is None:
+                raise WireError(f"{command_name(message.command)} of {message.size} bytes is not complete")
+            self._reader.bypass(self._reader.bulk)
+            return request_fields(request)
+        except WireError as error:
+            # The reader is of no more use. What comes next may well be right, and then HELLO is long past.
+            self._reader = wire.RequestReader()
+            self._reader.feed(wire.write_request(wire.Hello()))
+            self._reader.next()
+            return {"note": str(error)}
+
+
+def request_fields(request: wire.Request) -> dict[str, Any]:
+    """The fields of a request by name; graphs as counts and the histogram of their nodes' operations."""
+    if isinstance(request, wire.GraphCompute):
+        counts = {"n_nodes": len(request.nodes), "n_tensors": len(request.tensors)}
+        return {"device": request.device, **counts, "ops": op_histogram(request)}
+    if isinstance(request, wire.Hello):
+        return {"caps": request.caps.hex()} if any(request.caps) else {}
+    if isinstance(request, wire.GetAllocSize):
+        # Unused places are tensors of zeros.
+        sources = [_tensor(source) for source in request.srcs if source.ne != (0, 0, 0, 0)]
+        return {"device": request.device, "tensor": _tensor(request.tensor), "sources": sources}
+    fields = request._asdict()
+    for name, value in fields.items():
+        if isinstance(value, wire.WireTensor):
+            fields[name] = _tensor(value)
+    return fields
+
+
+def _tensor(tensor: wire.WireTensor) -> dict[str, Any]:
+    try:
+        type_ = TensorType(tensor.type).name
+    except ValueError:
+        type_ = f"type {tensor.type}"
+    return {"name": tensor.name.decode(errors="replace"), "type": type_, "ne": tensor.ne, "buffer": tensor.buffer}
+
+
+def op_histogram(graph: wire.GraphCompute) -> dict[str, int]:
+    """How many nodes compute with which operation; `missing`: nodes whose tensor was not sent."""
+    ids = graph.tensors["id"]
+    order = np.argsort(ids, kind="stable")
+    found: Counter[str] = Counter()
+    if len(ids):
+        at = order[np.minimum(np.searchsorted(ids, graph.nodes, sorter=order), len(ids) - 1)]
+        known = ids[at] == graph.nodes
+        numbers, counts = np.unique(graph.tensors["op"][at[known]], return_counts=True)
+        found.update({_op_name(n): c for n, c in zip(numbers.tolist(), counts.tolist(), strict=True)})
+        missing = int(len(known) - known.sum())
+    else:
+        missing = len(graph.nodes)
+    if missing:
+        found["missing"] = missing
+    return dict(found.most_common())
+
+
+def _op_name(number: int) -> str:
+    try:
+        return Op(number).name
+    except ValueError:
+        return f"op {number}"
+
+
+def response_fields(message: Message) -> dict[str, Any]:
+    """The `value` of a response, but for GET_TENSOR's, which is data; `note` where it breaks the rules."""
+    if message.command is None or message.command == Command.GET_TENSOR:
+        return {}
+    form, kind = wire.RESPONSES[Command(message.command)]
+    payload = message.payload
+    size = message.size - RESPONSE_HEAD.size
+    if size != form.size:
+        return {"note": f"{command_name(message.command)} was answered with {size} bytes; it is {form.size}"}
+    response = kind(*form.unpack(payload))
+    if isinstance(response, wire.Number):
+        return {"value": response.value}
+    if isinstance(response, wire.HelloResponse):
+        version = f"{response.major}.{response.minor}.{response.patch}"
+        return {"value": {"version": version, "llamado": response.own == wire.LLAMADO}}
+    return {"value": response._asdict()}
+
+
+class Trace:
+    """A file of JSON lines. Raises TraceError where it cannot be written."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._file = Path(path).open("wb", buffering=0)  # noqa: SIM115 (closed by `close`)
+        except OSError as error:
+            raise TraceError(f"--trace {path}: {error.strerror}") from None
+        self._since = time.time() - time.perf_counter()
+
+    def write(self, at: float, connection: int, **fields: Any) -> None:
+        """One line; `at` is a time of `time.perf_counter`, in the line it is seconds since 1970."""
+        line = {"time": round(self._since + at, 6), "connection": connection, **fields}
+        self._file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Row:
+    """What passed of one command."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.bytes = 0
+        self.seconds = array("d")
+        """Times from a request's last byte to its response's, at most _KEPT_TIMES of them, chosen by chance."""
+        self._answered = 0
+        self._streamed, self._streaming = 0, 0.0
+
+    def add(self, message: Message) -> None:
+        """A request or a response that is complete."""
+        self.bytes += message.size
+        # The bytes of the first read were there before its time was taken.
+        self._streamed += message.size - message.first
+        self._streaming += message.ended - message.began
+        if message.request is None:
+            self.count += 1
+            return
+        self._answered += 1
+        seconds = message.due - message.request.ended
+        if len(self.seconds) < _KEPT_TIMES:
+            self.seconds.append(seconds)
+        elif (place := random.randrange(self._answered)) < _KEPT_TIMES:
+            self.seconds[place] = seconds
+
+    @property
+    def mean(self) -> float | None:
+        """Seconds to the response."""
+        return statistics.fmean(self.seconds) if self.seconds else None
+
+    @property
+    def most(self) -> float | None:
+        """Seconds to the response that 95 % do not exceed."""
+        return sorted(self.seconds)[(95 * len(self.seconds) - 1) // 100] if self.seconds else None
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes per second of messages too large for one read."""
+        return self._streamed / self._streaming if self._streamed >= _RATE_BYTES and self._streaming > 0 else None
+
+
+class Summary:
+    """Counts by command, from any thread."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Row] = {}
+        self.connections = 0
+        self.first_graph: float | None = None
+        self.last_graph = 0.0
+        self._lock = threading.Lock()
+
+    def add(self, message: Message) -> None:
+        """A request or response that is complete."""
+        if message.command is None:
+            return
+        with self._lock:
+            self.rows.setdefault(message.command, Row()).add(message)
+            if message.command in GRAPHS:
+                self.first_graph = message.ended if self.first_graph is None else self.first_graph
+                self.last_graph = message.ended
+
+    def opened(self) -> int:
+        """The number of a new connection, from 1 on."""
+        with self._lock:
+            self.connections += 1
+            return self.connections
+
+    def table(self) -> Table:
+        """All of it; below, how many graphs ran, which are about as many tokens while text is generated."""
+        table = Table(title="What passed", caption_justify="left")
+        table.add_column("command")
+        for name in ("count", "bytes", "mean ms", "95 % ms", "MB/s"):
+            table.add_column(name, justify="right")
+        with self._lock:
+            for command, row in sorted(self.rows.items()):
+                times = ["" if s is None else f"{1e3 * s:.2f}" for s in (row.mean, row.most)]
+                rate = "" if row.rate is None else f"{1e-6 * row.rate:.0f}"
+                table.add_row(command_name(command), f"{row.count:,}", f"{row.bytes:,}", *times, rate)
+            first, again = (self.rows[c].count if c in self.rows else 0 for c in sorted(GRAPHS))
+            caption = f"{self.connections} connections; {first} graphs, {again} runs of one that was there already"
+            if self.first_graph is not None and self.last_graph > self.first_graph:
+                seconds = self.last_graph - self.first_graph
+                caption += f" (about one a token): {(first + again - 1) / seconds:.1f} a second over {seconds:.1f} s"
+            table.caption = caption
+        return table

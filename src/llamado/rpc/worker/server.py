@@ -1,0 +1,357 @@
+"""`llamado worker`: a Device behind a socket that speaks ggml RPC."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import select
+import signal
+import socket
+import ssl
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llamado.devices import limits
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.kernel_quota import RationedJit
+from llamado.devices.device import Device
+from llamado.errors import LlamadoError
+from llamado.rpc.endpoint import Endpoint, server_tls
+from llamado.rpc.worker.identity import address, identity
+from llamado.rpc.worker.memory import Lender
+from llamado.rpc.worker.session import Session, Shared
+from llamado.rpc.worker.tensor_cache import TensorCache, cache_folder
+
+log = logging.getLogger("llamado.rpc.worker.server")
+
+MAX_CONNECTIONS = 128
+"""A real llama-server opens a dozen short ones before the one it keeps."""
+MAX_OF_A_NETWORK = 32
+"""Connections that clients of one network get in any case; more only while a quarter of all places is free."""
+_IDLE_SECONDS = 5.0
+"""Seconds without a request after which a client that owns nothing gives up its place when another wants it; at once
+where its network has more than its share of places.
+"""
+_GONE_AFTER = 15
+"""Seconds after which a client whose machine does not answer any more is gone."""
+_LOOK_SECONDS = 5.0
+"""How often connections are looked at that do not get to the point."""
+_PRESS_SECONDS = 0.05
+"""How often a device is told to leave a graph whose client has hung up."""
+_REST_SECONDS = 30.0
+"""Seconds after which working memory that no graph uses is given back to the system."""
+_HUNG_UP = getattr(select, "POLLRDHUP", 0)
+"""Its client has hung up, whatever waits to be read; elsewhere than on Linux POLLHUP, always looked for, says so."""
+_END_SECONDS = 60.0
+"""How long a graph that runs may still take when the worker is told to end."""
+_DEVICES = ("CPU",)
+
+
+class WorkerError(LlamadoError):
+    """The worker cannot start: an unknown device, a port that is taken, a network that is none."""
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What `llamado worker` is told. Port 0: any free one.
+
+    `threads` of the CPU device, None: one per core this process may use; `devices` by name, empty: all; `mem`: most
+    bytes that all clients together get of a device, None: what is free; `allow`: networks that may connect (CIDR),
+    empty: all.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 50052
+    threads: int | None = None
+    devices: tuple[str, ...] = ()
+    cache: bool = False
+    mem: int | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_client_ca: str | None = None
+    allow: tuple[str, ...] = ()
+
+
+class Worker:
+    """Devices behind a socket. Listens once made; `serve` answers until `stop`."""
+
+    def __init__(self, devices: Sequence[Device], options: WorkerOptions | None = None) -> None:
+        """Raises WorkerError, EndpointError or CacheError."""
+        self.options = options = options or WorkerOptions(port=0)
+        self._allowed = [_network(text) for text in options.allow]
+        self._tls: ssl.SSLContext | None = None
+        if options.tls_cert and options.tls_key:
+            self._tls = server_tls(options.tls_cert, options.tls_key, options.tls_client_ca)
+        elif options.tls_cert or options.tls_key or options.tls_client_ca:
+            raise WorkerError("TLS needs --tls-cert and --tls-key")
+        cache = TensorCache(cache_folder()) if options.cache else None
+        debug = os.environ.get("GGML_RPC_DEBUG", "") not in ("", "0")
+        self.shared = Shared([Lender(d, options.mem) for d in devices], cache, debug)
+        self._listener = _listen(options.host, options.port)
+        self._sessions: dict[Session, threading.Thread] = {}
+        self._let_go: set[Session] = set()
+        self._lock = threading.Lock()
+        self._wake, self._woken = socket.socketpair()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._listener.getsockname()[1])
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """How clients reach it."""
+        return Endpoint(self.options.host, self.port, self._tls is not None)
+
+    @property
+    def clients(self) -> int:
+        """Connections that are open."""
+        return len(self._sessions)
+
+    def describe(self) -> str:
+        """What is offered where, in a line for each thing."""
+        lines = [f"llamado worker on {self.endpoint}"]
+        for i, lender in enumerate(self.shared.lenders):
+            free, total = lender.memory()
+            threads = getattr(lender.device, "n_threads", None)
+            lines.append(
+                f"  device {i}: {lender.device.name}, {free / 1e9:.1f} GB free of {total / 1e9:.1f}"
+                + (f", {threads} thread{'s' if threads != 1 else ''}" if threads else "")
+            )
+        cache = self.shared.cache
+        lines.append(f"  cache: {cache.folder if cache else 'none (-c keeps weights on disk)'}")
+        return "\n".join(lines)
+
+    def serve(self) -> None:
+        """Answers clients until `stop`; then lets graphs that run come to their end, and closes everything."""
+        try:
+            while not self.shared.stopping:
+                self._wait()
+                self._accept()
+                for session in [*self._sessions]:
+                    if session.gone:
+                        session.hang_up()
+                    if session.overdue:
+                        session.shut()
+                for lender in self.shared.lenders:
+                    lender.rest(_REST_SECONDS)
+        finally:
+            self._end()
+
+    def _wait(self) -> None:
+        """Until a client comes or hangs up, or it is time to look after the others."""
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
+        present: dict[int, Session] = {}
+        seconds = _LOOK_SECONDS
+        for session in [*self._sessions]:
+            if session.gone:
+                seconds = _PRESS_SECONDS
+            elif (number := session.fileno()) >= 0:
+                poll.register(number, _HUNG_UP)
+                present[number] = session
+        for number, _ in poll.poll(1000 * seconds):
+            if number in present:
+                present[number].hang_up()
+
+    def stop(self) -> None:
+        """Makes `serve` return; from any thread or signal handler."""
+        self.shared.stopping = True
+        try:
+            self._wake.send(b"\0")
+        except OSError:
+            pass
+
+    def _accept(self) -> None:
+        while not self.shared.stopping:
+            try:
+                sock, (host, port, *_) = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # gone again already, or no more descriptors
+                log.warning("a connection could not be accepted: %s", error.strerror or error)
+                time.sleep(0.1)
+                return
+            peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            if not self._may_enter(host):
+                log.warning("%s is not in a network of --allow: refused", peer)
+                sock.close()
+            elif not self._has_room(identity(host)):
+                log.warning("%s is one too many: %d connections are open", peer, len(self._sessions))
+                sock.close()
+            else:
+                self._begin(sock, host, peer)
+
+    def _has_room(self, network: str) -> bool:
+        """Whether one more client of this network has a place; one that owns nothing and is idle may lose its own."""
+        present = [session for session in [*self._sessions] if session not in self._let_go]
+        of_network = Counter(session.network for session in present)
+        crowded = of_network[network] >= MAX_OF_A_NETWORK and len(present) >= MAX_CONNECTIONS * 3 // 4
+        if not crowded and len(present) < MAX_CONNECTIONS:
+            return True
+        before = time.monotonic() - _IDLE_SECONDS
+        idle = [
+            (-of_network[session.network], since, session)
+            for session in present
+            if (since := session.idle_since) is not None
+            if since < before or of_network[session.network] > MAX_OF_A_NETWORK
+            if session.network == network or not crowded
+        ]
+        if not idle:
+            return False
+        *_, one = min(idle, key=lambda entry: entry[:2])
+        log.info("%s is let go for another: it owns nothing and asks for nothing", one.peer)
+        self._let_go.add(one)
+        one.shut()
+        return True
+
+    def _may_enter(self, host: str) -> bool:
+        if not self._allowed:
+            return True
+        found = address(host)
+        return found is not None and any(found in network for network in self._allowed)
+
+    def _begin(self, sock: socket.socket, host: str, peer: str) -> None:
+        try:
+            sock.setblocking(True)
+            _set_options(sock)
+        except OSError:
+            sock.close()
+            return
+        session = Session(sock, host, peer, self.shared)
+        thread = threading.Thread(target=self._run, args=(session,), name=f"llamado-{peer}", daemon=True)
+        with self._lock:
+            self._sessions[session] = thread
+        try:
+            thread.start()
+        except RuntimeError as error:
+            log.warning("%s cannot be served: %s", peer, error)
+            with self._lock:
+                del self._sessions[session]
+            sock.close()
+
+    def _run(self, session: Session) -> None:
+        try:
+            session.serve(self._tls)
+        finally:
+            with self._lock:
+                self._sessions.pop(session, None)
+                self._let_go.discard(session)
+
+    def _end(self) -> None:
+        self.shared.stopping = True
+        self._listener.close()
+        with self._lock:
+            sessions = dict(self._sessions)
+        for session in sessions:
+            session.shut()
+        for session, thread in sessions.items():
+            thread.join(_END_SECONDS)
+            if thread.is_alive():
+                log.warning("%s: its graph still runs; not waiting any longer", session.peer)
+        if self.shared.cache is not None:
+            self.shared.cache.close()
+        self._wake.close()
+        self._woken.close()
+
+
+def run_worker(options: WorkerOptions) -> int:
+    """The command: serves until SIGINT or SIGTERM. Raises WorkerError, EndpointError or CacheError."""
+    for name in options.devices:
+        if name.upper() not in _DEVICES:
+            raise WorkerError(f"-d/--device {name}: there is no such device here; known are {', '.join(_DEVICES)}")
+    device = open_device(options.threads)
+    try:
+        worker = Worker([device], options)
+    except LlamadoError:
+        device.close()
+        raise
+
+    def end(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)  # the second time it ends at once
+        worker.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    if not _is_local(options.host):
+        log.warning("%s", _exposed(options))
+    most = limits.memory().total
+    if options.mem is not None and options.mem > most:
+        log.warning(
+            "-m/--mem allows clients %.1f GB, this process may use %.1f GB: the system may end it when they take what "
+            "is allowed", options.mem / 1e9, most / 1e9,
+        )  # fmt: skip
+    for line in worker.describe().splitlines():
+        log.info("%s", line)
+    worker.serve()
+    device.close()
+    log.info("ended")
+    return 0
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _exposed(options: WorkerOptions) -> str:
+    """The warning for a worker that other machines can reach."""
+    text = (
+        f"WARNING: {options.host} can be reached from other machines. Whoever gets through uses this machine's memory "
+        "and processors, and this protocol is not made for strangers: never let it be reached from an open network."
+    )
+    if not options.tls_client_ca:
+        text += " --tls-cert, --tls-key and --tls-client-ca let in only clients with a certificate"
+        text += "." if options.allow else ", --allow only the networks you name."
+    return text
+
+
+def open_device(threads: int | None) -> CpuDevice:
+    """The CPU as clients get it; by default one thread per core this process may use."""
+    return CpuDevice(threads, jit=RationedJit())
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    where = Endpoint(host, port)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # a name that has both kinds of address is reached by the older one, as ggml's clients do
+        family, *_, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(128)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        raise WorkerError(f"cannot listen on {where}: {reason}; choose another -p/--port or -H/--host") from None
+    sock.setblocking(False)
+    return sock
+
+
+def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    try:
+        return ipaddress.ip_network(text.strip(), strict=False)
+    except ValueError:
+        raise WorkerError(f"--allow {text}: expected a network as 10.0.0.0/8 or fd00::/8") from None
+
+
+def _set_options(sock: socket.socket) -> None:
+    """Answers go out at once; a client that vanishes without a word is noticed."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {
+        "TCP_KEEPIDLE": _GONE_AFTER // 3,
+        "TCP_KEEPINTVL": _GONE_AFTER // 3,
+        "TCP_KEEPCNT": 2,
+        "TCP_USER_TIMEOUT": 1000 * _GONE_AFTER,
+    }
+    for name, value in options.items():
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

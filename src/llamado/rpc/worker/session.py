@@ -1,0 +1,583 @@
+"""One client of a worker: its commands, its memory, its graphs. One thread serves it from HELLO to the end."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import struct
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llamado.devices.cpu.kernel_quota import Budgets, NoKernelsLeft, RationedJit
+from llamado.devices.device import Device, DeviceError
+from llamado.errors import LlamadoError
+from llamado.rpc.wire import (
+    COMMANDS,
+    LLAMADO,
+    VERSION,
+    Allocated,
+    AllocBuffer,
+    BufferClear,
+    BufferGetBase,
+    Command,
+    CopyTensor,
+    DeviceCount,
+    DeviceMemory,
+    FreeBuffer,
+    GetAlignment,
+    GetAllocSize,
+    GetDeviceMemory,
+    GetMaxSize,
+    GetTensor,
+    GraphCompute,
+    GraphRecompute,
+    Hello,
+    HelloResponse,
+    InitTensor,
+    MemsetTensor,
+    Number,
+    Request,
+    RequestReader,
+    Response,
+    SetTensor,
+    SetTensorHash,
+    TensorData,
+    WireError,
+    WireTensor,
+    write_response,
+)
+from llamado.rpc.worker.decode import Decoded, decode, tensor_bytes
+from llamado.rpc.worker.identity import identity
+from llamado.rpc.worker.memory import Lender, Region
+from llamado.rpc.worker.tensor_cache import TensorCache, Wanted
+
+log = logging.getLogger("llamado.rpc.worker.server")
+
+ALIGNMENT = 64
+"""A cache line; ggml's CPU asks for 32."""
+MAX_SIZE = (1 << 64) - 1
+"""ggml's CPU sets no limit to a buffer's size either (SIZE_MAX)."""
+MAX_REGIONS = 4096
+"""Regions of one client; a system maps some 65,000 for a process."""
+KERNELS_A_TURN = 16
+"""Kernels made before others get their turn: about a second's work at most."""
+_RECEIVE = 1 << 18
+_MAX_MESSAGE = 16 << 20
+"""A graph of as many nodes as are accepted, and as many tensors that are none."""
+_HELLO_SECONDS = 10.0
+_SIDE_BY_SIDE = 4
+"""Cache entries that are checked at a time."""
+_ASKED = 1 << 14
+"""Uploads that may be announced by their hashes before they come."""
+_SMALL = 1 << 14
+"""Data up to this size is sent in one piece with what stands before it."""
+_GRAPHS_KEPT = 64
+_GRAPH_BYTES_KEPT = 32 << 20
+
+
+class Stopping(LlamadoError):
+    """The worker is about to end."""
+
+
+@dataclass
+class Shared:
+    """What all clients of a worker share."""
+
+    lenders: Sequence[Lender]
+    cache: TensorCache | None = None
+    debug: bool = False
+    kernels: Budgets = field(default_factory=Budgets)
+    stopping: bool = False
+
+
+@dataclass
+class _Graphs:
+    """The graphs of one client that were used last, by their bytes: a master that alternates sends the same again."""
+
+    dropped: Callable[[Decoded], None]
+    kept: OrderedDict[bytes, Decoded] = field(default_factory=OrderedDict)
+    size: int = 0
+
+    def get(self, payload: bytes) -> Decoded | None:
+        found = self.kept.get(payload)
+        if found is not None:
+            self.kept.move_to_end(payload)
+        return found
+
+    def put(self, graph: Decoded) -> None:
+        if graph.payload in self.kept:
+            self.drop(self.kept[graph.payload])
+        self.kept[graph.payload] = graph
+        self.size += len(graph.payload)
+        while len(self.kept) > 1 and (len(self.kept) > _GRAPHS_KEPT or self.size > _GRAPH_BYTES_KEPT):
+            self.drop(next(iter(self.kept.values())))
+
+    def drop(self, graph: Decoded) -> None:
+        if self.kept.get(graph.payload) is graph:
+            del self.kept[graph.payload]
+            self.size -= len(graph.payload)
+            self.dropped(graph)
+
+    def __contains__(self, graph: Decoded) -> bool:
+        return self.kept.get(graph.payload) is graph
+
+
+class Session:
+    """Serves one connection."""
+
+    def __init__(self, sock: socket.socket, host: str, peer: str, shared: Shared) -> None:
+        """`host` is the client's address, `peer` how messages call it."""
+        self.host, self.peer = host, peer
+        self.client = identity(host)
+        self.network = self.client
+        self._sock, self._shared = sock, shared
+        self._reader = RequestReader(_MAX_MESSAGE)
+        self._regions: dict[int, Region] = {}
+        self._graphs = _Graphs(self._forget)
+        self._last: dict[int, Decoded] = {}
+        self._asked: dict[tuple[int, int], int] = {}  # hashes that were not in the cache, by place
+        self._put_back: Request | None = None
+        self._began = self._served = time.monotonic()
+        self._greeted = self._gone = False
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Hello: self._hello,
+            DeviceCount: lambda _: self._answer(Command.DEVICE_COUNT, Number(len(shared.lenders))),
+            AllocBuffer: self._alloc,
+            GetAlignment: self._alignment,
+            GetMaxSize: self._max_size,
+            GetDeviceMemory: self._memory,
+            GraphRecompute: self._recompute,
+            BufferGetBase: self._base,
+            FreeBuffer: self._free,
+            BufferClear: self._clear,
+            SetTensor: self._set,
+            SetTensorHash: self._set_hash,
+            GetTensor: self._get,
+            CopyTensor: self._copy,
+            InitTensor: self._init,
+            MemsetTensor: self._memset,
+            GetAllocSize: self._alloc_size,
+            GraphCompute: self._compute,
+        }
+
+    # --- the connection ---------------------------------------------------------------------------------------------
+    def serve(self, tls: ssl.SSLContext | None = None) -> None:
+        """Runs until the client leaves or breaks a rule; then everything it had is free again."""
+        began, left = self._began, "left"
+        try:
+            self._greet(tls)
+            self._loop()
+        except Stopping:
+            left = "is let go"
+        except LlamadoError as error:
+            log.warning("%s: connection closed: %s", self.peer, _printable(str(error)))
+        except OSError as error:
+            log.debug("%s: %s", self.peer, error)
+            left = "is gone"
+        except MemoryError:
+            log.warning("%s: connection closed: no memory is left for its request", self.peer)
+        except Exception:
+            log.exception("%s: connection closed: a fault of this program", self.peer)
+        finally:
+            size = sum(region.size for region in self._regions.values())
+            self._release()
+            self.shut()
+            self._sock.close()
+            if size:
+                log.info("%s %s after %.0f s: %.1f MB freed", self.peer, left, time.monotonic() - began, size / 1e6)
+
+    @property
+    def overdue(self) -> bool:
+        """Whether it had its time to say HELLO, and has not: TLS may be shaken byte by byte, each in time."""
+        return not self._greeted and time.monotonic() > self._began + 2 * _HELLO_SECONDS
+
+    @property
+    def idle_since(self) -> float | None:
+        """When it last asked for something; None for a client that has memory here: that one may rest for days."""
+        return None if self._regions else self._served
+
+    @property
+    def gone(self) -> bool:
+        """Whether the client has hung up: nobody waits for what is still computed."""
+        return self._gone
+
+    def fileno(self) -> int:
+        """The connection's, −1 where there is none (any more)."""
+        return self._sock.fileno()
+
+    def hang_up(self) -> None:
+        """The client has hung up: its graph is left undone; from any thread, again and again until it is through."""
+        self._gone = True
+        for lender in self._shared.lenders:
+            lender.abandon(self)
+
+    def shut(self) -> None:
+        """Ends both directions, from any thread."""
+        try:
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # TLS or not: the socket below
+        except OSError:
+            pass
+
+    def _greet(self, tls: ssl.SSLContext | None) -> None:
+        """TLS and HELLO, within a time: a silent connection must not hold a thread."""
+        ends = time.monotonic() + _HELLO_SECONDS
+        sock = self._sock
+        try:
+            if tls is not None:
+                sock.settimeout(_HELLO_SECONDS)
+                try:
+                    sock = self._sock = tls.wrap_socket(sock, server_side=True)
+                except ssl.SSLError as error:
+                    raise WireError(f"no TLS: {_tls_reason(error)}") from None
+            buffer = memoryview(bytearray(64))
+            while (request := self._reader.next()) is None:
+                sock.settimeout(max(0.001, ends - time.monotonic()))
+                n = sock.recv_into(buffer)
+                if not n:
+                    raise ConnectionResetError("gone before HELLO")
+                self._reader.feed(buffer[:n])
+        except TimeoutError:
+            raise WireError(f"no HELLO within {_HELLO_SECONDS:g} s") from None
+        sock.settimeout(None)
+        self.client = identity(self.host, sock)
+        self._greeted = True
+        self._handle(request)
+
+    def _loop(self) -> None:
+        sock, reader, debug = self._sock, self._reader, self._shared.debug
+        handlers = self._handlers
+        buffer = memoryview(bytearray(_RECEIVE))
+        while True:
+            request = reader.next()
+            if request is None:
+                n = sock.recv_into(buffer)
+                if not n:
+                    return
+                reader.feed(buffer[:n])
+                continue
+            self._served = time.monotonic()
+            while request is not None:
+                if debug:
+                    self._handle(request)
+                else:
+                    handlers[type(request)](request)
+                request, self._put_back = self._put_back, None
+
+    def _handle(self, request: Request) -> None:
+        if self._shared.debug:
+            log.info("%s %s", self.peer, _printable(describe(request)))
+        self._handlers[type(request)](request)
+
+    def _answer(self, command: Command, response: Response) -> None:
+        self._sock.sendall(write_response(command, response))
+
+    # --- what a request speaks of -----------------------------------------------------------------------------------
+    def _lender(self, device: int) -> Lender:
+        lenders = self._shared.lenders
+        if device >= len(lenders):
+            raise WireError(f"device {device} of {len(lenders)}")
+        return lenders[device]
+
+    def _region(self, ptr: int) -> Region:
+        region = self._regions.get(ptr)
+        if region is None:
+            raise WireError(f"buffer {ptr:#x} is not one of this connection's")
+        return region
+
+    def _place(self, tensor: WireTensor, offset: int, size: int) -> tuple[Region, int]:
+        """Where `size` bytes at `offset` of a tensor are."""
+        region = self._regions.get(tensor.buffer)
+        if region is None:
+            region = self._region(tensor.buffer)
+        start = tensor.data - region.base + offset
+        if start < 0 or start + size > region.size:
+            raise WireError(
+                f"{size} bytes at {offset} of tensor {_name(tensor)} lie outside its buffer of {region.size} bytes"
+            )
+        return region, start
+
+    # --- the worker and its devices ---------------------------------------------------------------------------------
+    def _hello(self, _: Hello) -> None:
+        self._answer(Command.HELLO, HelloResponse(*VERSION, own=LLAMADO))
+
+    def _alignment(self, request: GetAlignment) -> None:
+        self._lender(request.device)
+        self._answer(Command.GET_ALIGNMENT, Number(ALIGNMENT))
+
+    def _max_size(self, request: GetMaxSize) -> None:
+        self._lender(request.device)
+        self._answer(Command.GET_MAX_SIZE, Number(MAX_SIZE))
+
+    def _memory(self, request: GetDeviceMemory) -> None:
+        self._answer(Command.GET_DEVICE_MEMORY, DeviceMemory(*self._lender(request.device).memory()))
+
+    # --- memory -----------------------------------------------------------------------------------------------------
+    def _alloc(self, request: AllocBuffer) -> None:
+        lender = self._lender(request.device)
+        region = lender.lend(request.size) if len(self._regions) < MAX_REGIONS else None
+        if region is None:
+            free = lender.memory()[0]
+            log.warning("%s: no room for %.1f MB (%.1f MB are free)", self.peer, request.size / 1e6, free / 1e6)
+            self._answer(Command.ALLOC_BUFFER, Allocated(0, 0))
+            return
+        self._regions[region.ptr] = region
+        self._answer(Command.ALLOC_BUFFER, Allocated(region.ptr, region.size))
+
+    def _base(self, request: BufferGetBase) -> None:
+        self._answer(Command.BUFFER_GET_BASE, Number(self._region(request.ptr).base))
+
+    def _free(self, request: FreeBuffer) -> None:
+        region = self._region(request.ptr)
+        for graph in [g for g in self._graphs.kept.values() if request.ptr in g.regions]:
+            self._graphs.drop(graph)
+        for device, graph in [*self._last.items()]:
+            if request.ptr in graph.regions:
+                del self._last[device]
+                self._forget(graph)
+        del self._regions[request.ptr]
+        region.free()
+
+    def _release(self) -> None:
+        while self._regions:
+            self._regions.popitem()[1].free()
+        graphs = {id(graph): graph for graph in [*self._graphs.kept.values(), *self._last.values()]}
+        self._graphs.kept.clear()
+        self._last.clear()
+        for graph in graphs.values():
+            self._forget(graph)
+
+    def _forget(self, graph: Decoded) -> None:
+        """Tells the device that a graph does not come again, unless it may."""
+        if graph not in self._graphs and graph not in self._last.values():
+            self._shared.lenders[graph.request.device].forget([graph.graph])
+
+    def _clear(self, request: BufferClear) -> None:
+        region = self._region(request.ptr)
+        region.fill(0, region.size, request.value)
+
+    # --- tensors ----------------------------------------------------------------------------------------------------
+    def _set(self, request: SetTensor) -> None:
+        size = request.size
+        region, start = self._place(request.tensor, request.offset, size)
+        reader, sock, memory = self._reader, self._sock, region.memory
+        if memory is not None:
+            target = memory[start : start + size]
+            done = reader.take(target)
+            while done < size:
+                n = sock.recv_into(target[done:])
+                if not n:
+                    raise ConnectionResetError("gone in the middle of a tensor")
+                reader.bypass(n)
+                done += n
+        else:
+            self._receive(region, start, size)
+        if request.cache_flag and self._shared.cache is not None and memory is not None:
+            self._shared.cache.keep(self.client, region, start, size, self._asked.pop((region.ptr, start), None))
+
+    def _receive(self, region: Region, start: int, size: int) -> None:
+        """Bulk for memory that cannot be received into."""
+        chunk = memoryview(bytearray(min(size, 1 << 20)))
+        while size:
+            part = chunk[: min(size, len(chunk))]
+            done = self._reader.take(part)
+            while done < len(part):
+                n = self._sock.recv_into(part[done:])
+                if not n:
+                    raise ConnectionResetError("gone in the middle of a tensor")
+                self._reader.bypass(n)
+                done += n
+            region.write(start, part)
+            start += done
+            size -= done
+
+    def _set_hash(self, request: SetTensorHash) -> None:
+        """Several in a row are looked up together: their hashes are checked side by side."""
+        requests = [request]
+        while len(requests) < _SIDE_BY_SIDE:
+            following = self._reader.next()
+            if not isinstance(following, SetTensorHash):
+                self._put_back = following
+                break
+            requests.append(following)
+        wanted = []
+        for asked in requests:
+            size = tensor_bytes(asked.tensor)
+            if asked.offset > size:
+                raise WireError(f"byte {asked.offset} of tensor {_name(asked.tensor)} of {size}")
+            region, start = self._place(asked.tensor, asked.offset, size - asked.offset)
+            wanted.append(Wanted(asked.hash, region, start, size - asked.offset))
+        cache = self._shared.cache
+        found = [False] * len(wanted) if cache is None else cache.load(self.client, wanted)
+        for want, hit in zip(wanted, found, strict=True):
+            if not hit and cache is not None and len(self._asked) < _ASKED:
+                self._asked[want.region.ptr, want.offset] = want.hash
+        self._sock.sendall(b"".join(write_response(Command.SET_TENSOR_HASH, Number(int(hit))) for hit in found))
+
+    def _get(self, request: GetTensor) -> None:
+        size = request.size
+        region, start = self._place(request.tensor, request.offset, size)
+        head = write_response(Command.GET_TENSOR, TensorData(size))
+        for piece in region.read(start, size):
+            self._send(head, piece)
+            head = b""
+
+    def _send(self, head: bytes, data: memoryview) -> None:
+        if len(data) <= _SMALL:
+            self._sock.sendall(head + data)
+        elif isinstance(self._sock, ssl.SSLSocket) or not hasattr(self._sock, "sendmsg"):
+            self._sock.sendall(head + data[:_SMALL])
+            self._sock.sendall(data[_SMALL:])
+        else:
+            sent = self._sock.sendmsg((head, data)) - len(head)
+            if sent < 0:
+                self._sock.sendall(head[sent:])
+                sent = 0
+            if sent < len(data):
+                self._sock.sendall(data[sent:])
+
+    def _copy(self, request: CopyTensor) -> None:
+        size = tensor_bytes(request.src)
+        source, start = self._place(request.src, 0, size)
+        target, offset = self._place(request.dst, 0, size)
+        target.copy(offset, source, start, size)
+        self._answer(Command.COPY_TENSOR, Number(1))
+
+    def _init(self, request: InitTensor) -> None:
+        """Nothing lies behind a tensor's last byte here; the place is checked all the same."""
+        self._place(request.tensor, 0, tensor_bytes(request.tensor))
+
+    def _memset(self, request: MemsetTensor) -> None:
+        size = tensor_bytes(request.tensor)
+        if request.offset + request.size > size:
+            raise WireError(
+                f"{request.size} bytes at {request.offset} of tensor {_name(request.tensor)} of {size} bytes"
+            )
+        region, start = self._place(request.tensor, request.offset, request.size)
+        region.fill(start, request.size, request.value)
+
+    def _alloc_size(self, request: GetAllocSize) -> None:
+        self._lender(request.device)
+        self._answer(Command.GET_ALLOC_SIZE, Number(tensor_bytes(request.tensor)))
+
+    # --- graphs -----------------------------------------------------------------------------------------------------
+    def _compute(self, request: GraphCompute) -> None:
+        lender = self._lender(request.device)
+        graph = self._graphs.get(request.payload)
+        if graph is None:
+            graph = decode(request, self._regions)
+            self._graphs.put(graph)
+        last = self._last.pop(request.device, None)
+        if last is not None:
+            self._forget(last)
+        self._run(lender, graph)
+        self._last[request.device] = graph
+
+    def _recompute(self, request: GraphRecompute) -> None:
+        lender = self._lender(request.device)
+        graph = self._last.get(request.device)
+        if graph is None:
+            raise WireError("GRAPH_RECOMPUTE without a graph: none was sent, or a buffer it used was freed since")
+        self._run(lender, graph)
+
+    def _run(self, lender: Lender, graph: Decoded) -> None:
+        """Computes a graph when it is this client's turn; compiling many kernels takes several."""
+        if graph.empty:
+            return
+        made = 0
+        done = False
+        while not done and not self._gone:
+            with lender.turn(self):
+                if self._shared.stopping:
+                    raise Stopping("the worker is about to end")
+                if self._gone:
+                    break
+                kernels = self._prepare(lender.device, graph, self._shared.kernels.most - made)
+                if kernels is None:
+                    lender.device.submit(graph.graph)
+                    done = True
+                else:
+                    made += kernels
+            if not done:
+                self._wait_for_kernels()
+        if self._gone:
+            raise ConnectionAbortedError("gone while its graph was computed")
+
+    def _prepare(self, device: Device, graph: Decoded, most: int) -> int | None:
+        """Compiles a graph as far as one turn goes; None when that was all of it, otherwise how many kernels were made.
+
+        `most`: kernels that this graph may still have made; NoKernelsLeft where that is not enough.
+        """
+        jit = getattr(device, "jit", None)
+        allowance = min(KERNELS_A_TURN, most, self._shared.kernels.left(self.client))
+        if isinstance(jit, RationedJit):
+            jit.allowance = allowance
+        try:
+            device.prepare(graph.graph)
+        except NoKernelsLeft:
+            if most > allowance:
+                return allowance
+            raise
+        except (ArithmeticError, ValueError, LookupError, TypeError, AssertionError, struct.error) as error:
+            log.debug("%s", error, exc_info=True)
+            raise DeviceError(f"the graph has parameters that make no sense: {error!r}") from error
+        finally:
+            if isinstance(jit, RationedJit):
+                self._shared.kernels.spend(self.client, allowance - jit.allowance)
+        return None
+
+    def _wait_for_kernels(self) -> None:
+        """Until this client may have enough kernels made for another turn to be worth it."""
+        kernels = self._shared.kernels
+        enough = min(KERNELS_A_TURN, kernels.most)
+        while kernels.left(self.client) < enough and not (self._gone or self._shared.stopping):
+            time.sleep(0.1)
+
+
+def describe(request: Request) -> str:
+    """A request in one line."""
+    name = COMMANDS[type(request)].name
+    match request:
+        case GraphCompute():
+            return f"{name} device {request.device}, {len(request.nodes)} nodes, {len(request.tensors)} tensors"
+        case SetTensor() | GetTensor():
+            return f"{name} {_where(request.tensor)}, {request.size} bytes at {request.offset}"
+        case MemsetTensor():
+            return f"{name} {_where(request.tensor)}, {request.size} bytes at {request.offset} to {request.value}"
+        case SetTensorHash():
+            return f"{name} {_where(request.tensor)}, hash {request.hash:016x} at {request.offset}"
+        case InitTensor() | GetAllocSize():
+            return f"{name} {_where(request.tensor)}"
+        case CopyTensor():
+            return f"{name} {_where(request.src)} to {_where(request.dst)}"
+        case Hello():
+            return name
+        case _:
+            return " ".join([name, *(f"{key} {value}" for key, value in request._asdict().items())])
+
+
+def _where(tensor: WireTensor) -> str:
+    return f"{_name(tensor)} (type {tensor.type}, {list(tensor.ne)}, buffer {tensor.buffer}, data {tensor.data:#x})"
+
+
+def _name(tensor: WireTensor) -> str:
+    return tensor.name.decode("utf-8", "replace") or "?"
+
+
+def _printable(text: str) -> str:
+    """Names come from strangers: none of them writes a line of the log."""
+    return "".join([c if c.isprintable() else "?" for c in text])
+
+
+def _tls_reason(error: ssl.SSLError) -> str:
+    reason = error.reason or ""
+    if "NO_CERTIFICATE" in reason or "PEER_DID_NOT_RETURN" in reason:
+        return "the client shows no certificate"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the client's certificate is not trusted ({error.verify_message})"
+    if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE"):
+        return "the client does not speak TLS"
+    return reason.lower().replace("_", " ") or str(error)

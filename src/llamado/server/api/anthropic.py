@@ -1,0 +1,346 @@
+"""Anthropic's Messages API: its bodies as chat bodies, chat answers as its content blocks and events.
+
+Requests are read as llama-server reads them (`server-chat.cpp`, b11434); errors have Anthropic's form beside
+llama-server's fields.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from llamado.engine.request import Progress, Result, Token
+from llamado.errors import LlamadoError
+from llamado.http.json_body import read_object
+from llamado.server.api.completions import Generator
+from llamado.server.api.openapi import describe
+from llamado.server.errors import ApiError, invalid, translate
+from llamado.server.generate.chat_stream import Part, Spoken
+from llamado.server.generate.formats import Call
+from llamado.server.generate.json_values import table, text, whole, written
+from llamado.server.generate.streaming import json_response
+from llamado.text.dialects.dialect import Content, Reasoning
+
+MAX_TOKENS = 4096
+"""Where a body names no `max_tokens`, as llama-server."""
+_THINKING_BUDGET = 10_000
+
+# Error types of Anthropic's API by HTTP status; others are `api_error`.
+_ERRORS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+# The line of Claude Code that differs in each request and so keeps a prompt's cache from being used.
+_BILLING = re.compile(r"(x-anthropic-billing-header:[^\n]*?\bcch=)[0-9a-f]{5}(?=;)")
+
+
+def _blocks(value: Any) -> list[dict[str, Any]]:
+    return [block for block in value if isinstance(block, dict)] if isinstance(value, list) else []
+
+
+def _system(value: Any) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        said = value
+    else:
+        said = "".join(text(block, "text") for block in _blocks(value) if block.get("type") == "text")
+    return _BILLING.sub(r"\g<1>00000", said)
+
+
+def _image(block: Mapping[str, Any]) -> dict[str, Any]:
+    source = table(block, "source")
+    url = text(source, "url")
+    if text(source, "type") == "base64":
+        url = f"data:{text(source, 'media_type', 'image/jpeg')};base64,{text(source, 'data')}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _result_content(content: Any) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    parts: list[dict[str, Any]] = []
+    for block in _blocks(content):
+        if block.get("type") == "text":
+            parts.append({"type": "text", "text": text(block, "text")})
+        elif block.get("type") == "image":
+            parts.append(_image(block))
+    if any(part["type"] != "text" for part in parts):
+        return parts
+    return "".join(part["text"] for part in parts)
+
+
+def _message(given: Any) -> Iterator[dict[str, Any]]:
+    """One message as messages of the chat API: results of tools stand for themselves there."""
+    if not isinstance(given, dict):
+        raise invalid("'messages' must be an array of objects")
+    role = given.get("role")
+    if not isinstance(role, str):
+        raise invalid("Missing 'role' in message")
+    if "content" not in given and role == "assistant":
+        return
+    if not isinstance(given.get("content"), list):
+        yield given
+        return
+    content: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    thoughts = ""
+    for block in _blocks(given["content"]):
+        kind = block.get("type")
+        if kind == "text":
+            content.append({"type": "text", "text": block.get("text")})
+        elif kind == "thinking":
+            thoughts += text(block, "thinking")
+        elif kind == "image":
+            content.append(_image(block))
+        elif kind == "tool_use":
+            arguments = written(block.get("input") or {})
+            function = {"name": text(block, "name"), "arguments": arguments}
+            calls.append({"id": text(block, "id"), "type": "function", "function": function})
+        elif kind == "tool_result":
+            said = _result_content(block.get("content"))
+            results.append({"role": "tool", "tool_call_id": text(block, "tool_use_id"), "content": said})
+    if content or calls or thoughts:
+        message: dict[str, Any] = {"role": role, "content": content or ""}
+        if calls:
+            message["tool_calls"] = calls
+        if thoughts:
+            message["reasoning_content"] = thoughts
+        yield message
+    yield from results
+
+
+def _tool_choice(choice: Mapping[str, Any]) -> Any:
+    kind = text(choice, "type")
+    if kind == "tool":
+        return {"type": "function", "function": {"name": text(choice, "name")}}
+    return {"any": "required", "none": "none"}.get(kind, "auto")
+
+
+def messages_to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A body of the Messages API as one of the chat API. Raises ApiError."""
+    system = _system(body.get("system"))
+    if "messages" not in body:
+        raise invalid("'messages' is required")
+    if not isinstance(body["messages"], list):
+        raise invalid("'messages' must be an array of objects")
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    for message in body["messages"]:
+        messages += _message(message)
+    chat: dict[str, Any] = {"messages": messages}
+    if isinstance(body.get("tools"), list):
+        chat["tools"] = [
+            {
+                "type": "function",
+                "function": {
+                    "name": text(tool, "name"),
+                    "description": text(tool, "description"),
+                    "parameters": tool.get("input_schema") or {},
+                },
+            }
+            for tool in _blocks(body["tools"])
+            if isinstance(tool.get("input_schema", {}), (dict, type(None)))
+        ]
+        choice = table(body, "tool_choice")
+        if choice and chat["tools"]:
+            chat["tool_choice"] = _tool_choice(choice)
+            if choice.get("disable_parallel_tool_use") is True:
+                chat["parallel_tool_calls"] = False
+    if "stop_sequences" in body:
+        chat["stop"] = body["stop_sequences"]
+    given = body.get("max_tokens")
+    chat["max_tokens"] = MAX_TOKENS if given is None else given
+    for name in ("temperature", "top_p", "top_k", "stream", "chat_template_kwargs"):
+        if name in body:
+            chat[name] = body[name]
+    thinking = table(body, "thinking")
+    if thinking.get("type") == "enabled":
+        chat["thinking_budget_tokens"] = whole(thinking, "budget_tokens", _THINKING_BUDGET)
+    elif thinking.get("type") == "disabled":
+        chat["reasoning_effort"] = "none"
+    return chat
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    """An error in Anthropic's form, with llama-server's fields beside."""
+    return {"type": "error", "error": {**error.error, "type": _ERRORS.get(error.status, "api_error")}}
+
+
+def _failure(error: ApiError) -> Response:
+    headers = {"Retry-After": str(error.retry_after)} if error.retry_after is not None else None
+    return json_response(orjson.dumps(error_body(error)), error.status, headers)
+
+
+def _stop_reason(call: Call, result: Result, spoken: Spoken) -> dict[str, Any]:
+    stops = call.conversation.chat.stops if call.conversation is not None else ()
+    word = result.stopping_word if result.stopping_word in stops else None
+    if result.stop_type not in ("eos", "word"):
+        reason = "max_tokens"
+    elif spoken.calls:
+        reason = "tool_use"
+    else:
+        reason = "stop_sequence" if word is not None else "end_turn"
+    return {"stop_reason": reason, "stop_sequence": word}
+
+
+def _input(arguments: str) -> Any:
+    try:
+        given = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return {}
+    return given if isinstance(given, dict) else {}
+
+
+class MessagesFormat:
+    """Answers and events of the Messages API: one content block after the other, each stopped before the next."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._spoken = call.spoken()
+        self._begun = False
+        self._n_blocks = 0
+        self._open = ""
+        """The type of the block that grows."""
+
+    def answer(self, results: Sequence[Result]) -> bytes:
+        """The whole body."""
+        result, spoken = results[0], self._spoken
+        spoken.push(result.content)
+        spoken.finish()
+        content: list[dict[str, Any]] = []
+        if spoken.reasoning:
+            content.append({"type": "thinking", "thinking": spoken.reasoning, "signature": ""})
+        if spoken.content:
+            content.append({"type": "text", "text": spoken.content})
+        for call in spoken.calls:
+            content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)})
+        usage = {**_input_usage(result.n_prompt, result.n_cached), "output_tokens": result.n_predicted}
+        body = {**self._message(content), **_stop_reason(self._call, result, spoken), "usage": usage}
+        return orjson.dumps(body)
+
+    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._call.id,
+            "type": "message",
+            "role": "assistant",
+            "content": content,
+            "model": self._call.model,
+            "stop_reason": None,
+            "stop_sequence": None,
+        }
+
+    def _begin(self, n_prompt: int, n_cached: int) -> Iterator[dict[str, Any]]:
+        if not self._begun:
+            self._begun = True
+            usage = {**_input_usage(n_prompt, n_cached), "output_tokens": 0}
+            yield {"type": "message_start", "message": {**self._message([]), "usage": usage}}
+            yield {"type": "ping"}
+
+    def _part(self, part: Part) -> Iterator[dict[str, Any]]:
+        if isinstance(part, Content):
+            yield from self._start("text", {"type": "text", "text": ""})
+            yield self._delta({"type": "text_delta", "text": part.text})
+        elif isinstance(part, Reasoning):
+            yield from self._start("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            yield self._delta({"type": "thinking_delta", "thinking": part.text})
+        else:
+            if part.head:
+                yield from self._stop()
+                block = {"type": "tool_use", "id": part.call.id, "name": part.call.name, "input": {}}
+                yield from self._start("tool_use", block)
+            if part.arguments:
+                yield self._delta({"type": "input_json_delta", "partial_json": part.arguments})
+
+    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": self._n_blocks - 1, "delta": delta}
+
+    def _start(self, kind: str, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        if self._open == kind:
+            return
+        yield from self._stop()
+        self._open = kind
+        yield {"type": "content_block_start", "index": self._n_blocks, "content_block": block}
+        self._n_blocks += 1
+
+    def _stop(self) -> Iterator[dict[str, Any]]:
+        if not self._open:
+            return
+        if self._open == "thinking":  # the API wants one; nobody can check what this model thought
+            yield self._delta({"type": "signature_delta", "signature": ""})
+        yield {"type": "content_block_stop", "index": self._n_blocks - 1}
+        self._open = ""
+
+    def token(self, index: int, event: Token) -> bytes:
+        timings = event.timings
+        events = list(self._begin(len(self._call.requests[0].prompt), timings.cache_n if timings else 0))
+        for part in self._spoken.push(event.text):
+            events += self._part(part)
+        return _written(events)
+
+    def progress(self, index: int, event: Progress) -> bytes:
+        return b""
+
+    def final(self, index: int, result: Result) -> bytes:
+        events = list(self._begin(result.n_prompt, result.n_cached))
+        for part in self._spoken.finish():
+            events += self._part(part)
+        events += self._stop()
+        usage = {**_input_usage(result.n_prompt, result.n_cached), "output_tokens": result.n_predicted}
+        events.append(
+            {"type": "message_delta", "delta": _stop_reason(self._call, result, self._spoken), "usage": usage}
+        )
+        events.append({"type": "message_stop"})
+        return _written(events)
+
+    def end(self) -> bytes:
+        return b""
+
+    def error(self, error: ApiError) -> bytes:
+        return _written([error_body(error)])
+
+    def failure(self, error: ApiError) -> Response:
+        return _failure(error)
+
+
+def _input_usage(n_prompt: int, n_cached: int) -> dict[str, int]:
+    return {"cache_read_input_tokens": n_cached, "input_tokens": n_prompt - n_cached}
+
+
+def _written(events: list[dict[str, Any]]) -> bytes:
+    return b"".join(b"event: " + e["type"].encode() + b"\ndata: " + orjson.dumps(e) + b"\n\n" for e in events)
+
+
+def messages_router(generator: Generator) -> APIRouter:
+    """Anthropic's Messages API."""
+    router = APIRouter(tags=["generate"])
+
+    @router.post("/v1/messages", **describe("messages"))
+    async def messages(request: Request) -> Response:
+        try:
+            chat = messages_to_chat(await read_object(request))
+            if chat.get("stream") is True:
+                chat["timings_per_token"] = True  # the first event says how much of the prompt was cached
+            return await generator.chat(chat, MessagesFormat)
+        except LlamadoError as error:
+            return _failure(translate(error))
+
+    @router.post("/v1/messages/count_tokens", **describe("messages_count"))
+    async def count_tokens(request: Request) -> Response:
+        try:
+            n_tokens = await generator.count(messages_to_chat(await read_object(request)))
+        except LlamadoError as error:
+            return _failure(translate(error))
+        return json_response(orjson.dumps({"input_tokens": n_tokens}))
+
+    return router

@@ -1,0 +1,143 @@
+"""`/infill`: code between a prefix and a suffix, with files around it (tools/server/README.md, b11434).
+
+The prompt is put together from tokens, so that nothing in the client's code is taken for a special token. Models with
+tokens for files get them as a repository (https://arxiv.org/abs/2409.12186).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from llamado.http.json_body import read_object
+from llamado.server.api.completions import Generator
+from llamado.server.api.openapi import describe
+from llamado.server.errors import invalid, not_supported
+from llamado.server.generate.formats import NativeFormat
+from llamado.server.generate.json_values import text
+from llamado.server.generate.prompts import encode, off_loop, size_of, tokenize_mixed
+from llamado.server.loaded_model import Tokenizer
+
+# What stands between files where the model has no token for it.
+_SEPARATOR = "\n\n--- snippet ---\n\n"
+# Names of the repository and of the file that is written, which the API does not know.
+_PROJECT, _FILE = "myproject", "filename"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """How much of what goes into a prompt: all in tokens."""
+
+    n_ctx: int
+    n_batch: int
+    n_predict: int
+
+
+def check_model(tokenizer: Tokenizer) -> None:
+    """Raise ApiError for a model that cannot fill in, naming what it lacks."""
+    tokens = {"prefix": tokenizer.fim_pre, "suffix": tokenizer.fim_suf, "middle": tokenizer.fim_mid}
+    missing = "".join(f"{name} token is missing. " for name, token in tokens.items() if token is None)
+    if missing:
+        raise not_supported(f"Infill is not supported by this model: {missing}")
+
+
+def _extra(body: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Name and text of each file around."""
+    given = body.get("input_extra")
+    if given is None:
+        return []
+    if not isinstance(given, list):
+        raise invalid('"input_extra" must be an array of {"filename": string, "text": string}')
+    files = []
+    for chunk in given:
+        fields = chunk if isinstance(chunk, dict) else {}
+        if not isinstance(fields.get("text"), str):
+            raise invalid('extra_context chunk must contain a "text" field with a string value')
+        if not isinstance(fields.get("filename", ""), str):
+            raise invalid('extra_context chunk\'s "filename" field must be a string')
+        files.append((text(fields, "filename", "tmp"), fields["text"]))
+    return files
+
+
+def infill_prompt(body: Mapping[str, Any], tokenizer: Tokenizer, room: Room, *, suffix_first: bool) -> list[int]:
+    """The tokens of a body's prompt.
+
+    Of the prefix the last three quarters of a batch are taken, of the suffix the first quarter, and of the files around
+    as much of their end as the context has room for. `suffix_first`: the order some models were trained with.
+    Raises ApiError.
+    """
+    start = body.get("prompt")
+    if start is not None and not isinstance(start, str):
+        raise invalid('"prompt" must be a string')
+    for name in ("input_prefix", "input_suffix"):
+        if name not in body:
+            raise invalid(f'"{name}" is required')
+    files = _extra(body)
+
+    def plain(given: Any) -> list[int]:
+        return tokenize_mixed(given, tokenizer, add_special=False, parse_special=False)
+
+    begun = encode(start or "", tokenizer, add_special=False, parse_special=True)
+    quarter = room.n_batch // 4
+    prefix, suffix = plain(body["input_prefix"]), plain(body["input_suffix"])
+    prefix = prefix[max(0, len(prefix) - 3 * quarter) :]
+    suffix = suffix[: max(0, quarter - (2 + len(begun)))]
+    before = [*_token(tokenizer.fim_pre), *prefix, *begun]
+    after = [*_token(tokenizer.fim_suf), *suffix]
+    first, second = (after, before) if suffix_first else (before, after)
+    bos = _token(tokenizer.bos) if tokenizer.add_bos else []
+    around = _around(files, tokenizer)
+    n_around = min(len(around), max(0, room.n_ctx - room.n_batch - 2 * room.n_predict))
+    return [*around[len(around) - n_around :], *bos, *first, *second, *_token(tokenizer.fim_mid)]
+
+
+def _token(token: int | None) -> list[int]:
+    return [] if token is None else [token]
+
+
+def _around(files: Sequence[tuple[str, str]], tokenizer: Tokenizer) -> list[int]:
+    """The repository: its name, the other files, and the name of the one that is written."""
+
+    def plain(said: str) -> list[int]:
+        return encode(said, tokenizer, add_special=False, parse_special=False)
+
+    tokens: list[int] = []
+    if tokenizer.fim_rep is not None:
+        tokens += [tokenizer.fim_rep, *plain(f"{_PROJECT}\n")]
+    for name, said in files:
+        if tokenizer.fim_sep is not None:
+            tokens += [tokenizer.fim_sep, *plain(f"{name}\n")]
+        else:
+            tokens += plain(_SEPARATOR)
+        tokens += plain(said)
+    if tokenizer.fim_sep is not None:
+        tokens += [tokenizer.fim_sep, *plain(f"{_FILE}\n")]
+    return tokens
+
+
+def infill_router(generator: Generator) -> APIRouter:
+    """`/infill`: code between a prefix and a suffix."""
+    router = APIRouter(tags=["generate"])
+
+    @router.post("/infill", **describe("infill"))
+    async def infill(request: Request) -> Response:
+        served = generator.served
+        tokenizer = served.tokenizer
+        check_model(tokenizer)
+        body = await read_object(request)
+        # As llama-server: the room is what the server's own limit leaves, not the request's.
+        room = Room(n_ctx=served.info.n_ctx, n_batch=served.n_batch, n_predict=served.defaults.n_predict)
+
+        def work() -> list[int]:
+            return infill_prompt(body, tokenizer, room, suffix_first=generator.switches.spm_infill)
+
+        prompt = await off_loop(
+            work, size_of([body.get(name) for name in ("input_prefix", "input_suffix", "input_extra")])
+        )
+        return await generator.complete({**body, "prompt": prompt}, NativeFormat)
+
+    return router

@@ -1,0 +1,61 @@
+"""LoRA adapters: which there are and how strong they are (tools/server/README.md, b11434)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llamado.http.json_body import read_json
+from llamado.server.errors import invalid, loading
+from llamado.server.generate.options import lora_scales
+from llamado.server.generate.streaming import json_response
+from llamado.server.loaded_model import Served
+from llamado.server.state import ServerState
+
+
+@runtime_checkable
+class HasAdapters(Protocol):
+    """What can change how strong adapters are, for requests that do not say."""
+
+    @property
+    def lora(self) -> tuple[float, ...]: ...
+
+    def set_lora(self, scales: Mapping[int, float]) -> None: ...
+
+
+def lora_router(state: ServerState) -> APIRouter:
+    """LoRA adapters: which there are and how strong they are."""
+    router = APIRouter(tags=["lora"])
+
+    def served() -> Served:
+        if state.served is None:
+            raise loading()
+        return state.served
+
+    @router.get("/lora-adapters")
+    async def adapters() -> Response:
+        model = served()
+        scales = model.engine.lora if isinstance(model.engine, HasAdapters) else ()
+        found = [
+            {"id": i, "path": info.path, "scale": scale, "task_name": info.task_name,
+             "prompt_prefix": info.prompt_prefix}
+            for i, (info, scale) in enumerate(zip(model.info.adapters, scales, strict=False))
+        ]  # fmt: skip
+        return json_response(orjson.dumps(found))
+
+    @router.post("/lora-adapters")
+    async def apply(request: Request) -> Response:
+        engine = served().engine
+        entries = await read_json(request)
+        if not isinstance(entries, list):
+            raise invalid("Request body must be an array")
+        if isinstance(engine, HasAdapters):
+            engine.set_lora(lora_scales(entries))
+        return json_response(b'{"success":true}')
+
+    return router

@@ -1,0 +1,332 @@
+"""The OpenAPI description of the endpoints that generate: bodies and answers, from tables.
+
+Objects may hold more than is named; a key of a required table is always there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llamado.server.generate.options import ENGINE_FIELDS, SERVER_FIELDS
+
+Schema = dict[str, Any]
+
+_TEXT: Schema = {"type": "string"}
+_WHOLE: Schema = {"type": "integer"}
+_NUMBER: Schema = {"type": "number"}
+_FLAG: Schema = {"type": "boolean"}
+_OBJECT: Schema = {"type": "object"}
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _maybe(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _one_of(*values: str) -> Schema:
+    return {"type": "string", "enum": list(values)}
+
+
+def _record(required: Mapping[str, Schema], **more: Schema) -> Schema:
+    return {"type": "object", "required": list(required), "properties": {**required, **more}}
+
+
+# What bodies hold
+
+_OPTIONS: dict[str, Schema] = {
+    name: {"type": [spec.type, "null"], "description": spec.help}
+    for spec in ENGINE_FIELDS + SERVER_FIELDS
+    for name in spec.names
+} | {
+    "seed": {
+        "type": ["integer", "string", "null"],
+        "description": "what the random numbers come from: a whole number of any size or a text; -1: a fresh one",
+    },
+    "stop": {"type": ["string", "array", "null"], "items": _TEXT, "description": "texts that end the answer"},
+    "logit_bias": {
+        "type": ["array", "object", "null"],
+        "description": "[[token or text, bias or false], …] or {token or text: bias}",
+    },
+    "samplers": {"type": ["array", "string", "null"], "items": _TEXT, "description": "the samplers in their order"},
+    "dry_sequence_breakers": {"type": ["array", "null"], "items": _TEXT, "minItems": 1},
+    "grammar": {"type": ["string", "null"], "description": "GBNF grammar of the answer"},
+    "json_schema": {"description": "JSON schema of the answer"},
+    "grammar_lazy": {"type": ["boolean", "null"], "description": "the grammar begins at a trigger"},
+    "grammar_triggers": _maybe(
+        _list(_record({"type": {"type": "integer", "minimum": 0, "maximum": 3}, "value": _TEXT}, token=_WHOLE))
+    ),
+    "preserved_tokens": {"type": ["array", "null"], "items": _TEXT, "description": "special tokens kept as text"},
+    "lora": _maybe(_list(_record({"id": _WHOLE, "scale": _NUMBER}))),
+    "stream_options": _maybe(_record({}, include_usage=_FLAG)),
+    "response_fields": {"type": ["array", "null"], "items": _TEXT, "description": "the fields to answer with"},
+    "id_slot": {"type": ["integer", "null"], "description": "slot to use; -1: any"},
+}
+_PROMPT: Schema = {
+    "anyOf": [_TEXT, _list({"anyOf": [_TEXT, _WHOLE, _list({"anyOf": [_TEXT, _WHOLE]})]}), _OBJECT],
+    "description": "text, tokens, both mixed, an object with `prompt_string`, or a list of these",
+}
+_PART = {
+    "anyOf": [
+        _record({"type": {"const": "text"}, "text": _TEXT}),
+        _record({"type": _one_of("image_url", "input_audio", "input_video")}),
+    ]
+}
+_TOOL_CALL = _record({"type": {"const": "function"}, "function": _record({"name": _TEXT, "arguments": {}})}, id=_TEXT)
+_MESSAGE = _record(
+    {"role": _TEXT},
+    content={"anyOf": [_TEXT, _list(_PART), {"type": "null"}]},
+    reasoning_content=_maybe(_TEXT),
+    tool_calls=_maybe(_list(_TOOL_CALL)),
+    tool_call_id=_maybe(_TEXT),
+    name=_maybe(_TEXT),
+)
+_FUNCTION = _record({"name": _TEXT}, description=_TEXT, parameters=_OBJECT)
+_RESPONSE_FORMAT = _record(
+    {"type": _one_of("text", "json_object", "json_schema")},
+    schema=_OBJECT,
+    json_schema=_record({}, name=_TEXT, schema=_OBJECT, strict=_FLAG),
+)
+_CHAT: dict[str, Schema] = {
+    **{name: schema for name, schema in _OPTIONS.items() if name != "logprobs"},
+    "logprobs": {"type": ["boolean", "null"]},
+    "top_logprobs": {"type": ["integer", "null"]},
+    "model": _TEXT,
+    "tools": _maybe(_list(_record({"type": {"const": "function"}, "function": _FUNCTION}))),
+    "tool_choice": {"anyOf": [_one_of("auto", "none", "required"), _OBJECT, {"type": "null"}]},
+    "parallel_tool_calls": {"type": ["boolean", "null"]},
+    "response_format": _maybe(_RESPONSE_FORMAT),
+    "reasoning_effort": {"type": ["string", "null"]},
+    "reasoning_format": {"enum": ["none", "auto", "deepseek", "deepseek-legacy", None]},
+    "reasoning_control": {"type": ["boolean", "null"]},
+    "reasoning_budget_tokens": {"type": ["integer", "null"], "minimum": -1},
+    "chat_template_kwargs": _maybe(_OBJECT),
+    "add_generation_prompt": {"type": ["boolean", "null"]},
+    "continue_final_message": {"type": ["boolean", "string", "null"]},
+    "parse_tool_calls": {"type": ["boolean", "null"]},
+}
+_MESSAGES_BODY = _record({"messages": _list(_MESSAGE)}, **_CHAT)
+_RESPONSES_BODY = _record(
+    {"input": {"anyOf": [_TEXT, _list(_OBJECT)]}},
+    model=_TEXT,
+    instructions=_maybe(_TEXT),
+    max_output_tokens=_maybe(_WHOLE),
+    tools=_maybe(_list(_record({"type": _TEXT}))),
+    tool_choice={"anyOf": [_one_of("auto", "none", "required"), _OBJECT]},
+    text=_record({}, format=_OBJECT),
+    reasoning=_maybe(_record({}, effort=_maybe(_TEXT))),
+    previous_response_id={"type": "null"},
+    stream=_maybe(_FLAG),
+    temperature=_maybe(_NUMBER),
+    top_p=_maybe(_NUMBER),
+)
+_ANTHROPIC_BODY = _record(
+    {"messages": _list(_record({"role": _TEXT, "content": {"anyOf": [_TEXT, _list(_record({"type": _TEXT}))]}}))},
+    model=_TEXT,
+    max_tokens=_WHOLE,
+    system={"anyOf": [_TEXT, _list(_record({"type": _TEXT}))]},
+    tools=_list(_record({"name": _TEXT, "input_schema": _OBJECT}, description=_TEXT)),
+    tool_choice=_record({"type": _one_of("auto", "any", "tool", "none")}, name=_TEXT),
+    stop_sequences=_list(_TEXT),
+    thinking=_record({"type": _one_of("enabled", "disabled", "adaptive")}, budget_tokens=_WHOLE),
+    metadata=_OBJECT,
+    stream=_FLAG,
+    temperature=_NUMBER,
+    top_p=_NUMBER,
+    top_k=_WHOLE,
+)
+
+# What answers hold
+
+ERROR = _record({"error": _record({"code": _WHOLE, "message": _TEXT, "type": _TEXT})})
+_ANTHROPIC_ERROR = _record({"type": {"const": "error"}, "error": _record({"type": _TEXT, "message": _TEXT})})
+_TIMINGS = _record(
+    {
+        "cache_n": _WHOLE,
+        "prompt_n": _WHOLE,
+        "prompt_ms": _NUMBER,
+        "prompt_per_token_ms": _NUMBER,
+        "prompt_per_second": _NUMBER,
+        "predicted_n": _WHOLE,
+        "predicted_ms": _NUMBER,
+        "predicted_per_token_ms": _NUMBER,
+        "predicted_per_second": _NUMBER,
+    },
+    draft_n=_WHOLE,
+    draft_n_accepted=_WHOLE,
+)
+_PROBABILITY = _record({"id": _WHOLE, "token": _TEXT, "bytes": _list(_WHOLE)}, logprob=_NUMBER, prob=_NUMBER)
+_NATIVE = _record(
+    {
+        "index": _WHOLE,
+        "content": _TEXT,
+        "tokens": _list(_WHOLE),
+        "id_slot": _WHOLE,
+        "stop": _FLAG,
+        "model": _TEXT,
+        "tokens_predicted": _WHOLE,
+        "tokens_evaluated": _WHOLE,
+        "generation_settings": _OBJECT,
+        "prompt": _TEXT,
+        "has_new_line": _FLAG,
+        "truncated": _FLAG,
+        "stop_type": _one_of("none", "eos", "limit", "word"),
+        "stopping_word": _TEXT,
+        "tokens_cached": _WHOLE,
+        "timings": _TIMINGS,
+    },
+    completion_probabilities=_list(_PROBABILITY),
+)
+_USAGE = _record(
+    {
+        "completion_tokens": _WHOLE,
+        "prompt_tokens": _WHOLE,
+        "total_tokens": _WHOLE,
+        "prompt_tokens_details": _record({"cached_tokens": _WHOLE}),
+    }
+)
+_LOGPROBS = _maybe(_record({"content": _list(_PROBABILITY)}))
+
+
+def _openai(object: str, choice: Schema) -> Schema:
+    return _record(
+        {
+            "id": _TEXT,
+            "object": {"const": object},
+            "created": _WHOLE,
+            "model": _TEXT,
+            "system_fingerprint": _TEXT,
+            "choices": _list(choice),
+            "usage": _USAGE,
+            "timings": _TIMINGS,
+        }
+    )
+
+
+_SAID = _record(
+    {"role": {"const": "assistant"}, "content": _TEXT},
+    reasoning_content=_TEXT,
+    tool_calls=_list(
+        _record(
+            {
+                "type": {"const": "function"},
+                "id": _TEXT,
+                "function": _record({"name": _TEXT, "arguments": _TEXT}),
+            }
+        )
+    ),
+)
+_REASON = _one_of("stop", "length", "tool_calls")
+_RESPONSE = _record(
+    {
+        "id": _TEXT,
+        "object": {"const": "response"},
+        "created_at": _WHOLE,
+        "completed_at": _WHOLE,
+        "status": _one_of("completed", "incomplete"),
+        "model": _TEXT,
+        "output": _list(
+            _record({"id": _TEXT, "type": _one_of("message", "reasoning", "function_call"), "status": _TEXT})
+        ),
+        "usage": _record({"input_tokens": _WHOLE, "output_tokens": _WHOLE, "total_tokens": _WHOLE}),
+    }
+)
+_ANTHROPIC = _record(
+    {
+        "id": _TEXT,
+        "type": {"const": "message"},
+        "role": {"const": "assistant"},
+        "content": _list(_record({"type": _one_of("text", "thinking", "tool_use")})),
+        "model": _TEXT,
+        "stop_reason": _one_of("end_turn", "max_tokens", "stop_sequence", "tool_use"),
+        "stop_sequence": _maybe(_TEXT),
+        "usage": _record({"input_tokens": _WHOLE, "cache_read_input_tokens": _WHOLE, "output_tokens": _WHOLE}),
+    }
+)
+_EVENT = _record({"data": _TEXT}, event=_TEXT)
+"""One event of a stream; its data is JSON, or [DONE]."""
+_COUNT = _record({"input_tokens": _WHOLE})
+_OPENAI_COUNT = _record({"input_tokens": _WHOLE, "object": {"const": "response.input_tokens"}})
+_PIECE = _record({"id": _WHOLE, "piece": {"anyOf": [_TEXT, _list(_WHOLE)]}})
+# `response_fields` cuts an answer to what is asked for, and so any of its fields may be missing.
+_NATIVE_ANSWER: Schema = {"anyOf": [_NATIVE, _list({"anyOf": [_NATIVE, _OBJECT]}), _OBJECT]}
+_INFILL_BODY = _record(
+    {"input_prefix": _TEXT, "input_suffix": _TEXT},
+    **_OPTIONS,
+    input_extra=_list(_record({"text": _TEXT}, filename=_TEXT)),
+    prompt=_TEXT,
+)
+
+# Endpoint → its body, its answer, and whether that may be a stream of events.
+_ENDPOINTS: dict[str, tuple[Schema, Schema, bool]] = {
+    "completion": (_record({"prompt": _PROMPT}, **_OPTIONS), _NATIVE_ANSWER, True),
+    "infill": (_INFILL_BODY, _NATIVE_ANSWER, True),
+    "openai_completion": (
+        _record({"prompt": _PROMPT}, **_OPTIONS, model=_TEXT),
+        _openai(
+            "text_completion",
+            _record({"text": _TEXT, "index": _WHOLE, "logprobs": _LOGPROBS, "finish_reason": _REASON}),
+        ),
+        True,
+    ),
+    "chat": (
+        _MESSAGES_BODY,
+        _openai(
+            "chat.completion",
+            _record({"index": _WHOLE, "message": _SAID, "finish_reason": _REASON}, logprobs=_LOGPROBS),
+        ),
+        True,
+    ),
+    "control": (
+        _record({"id": _TEXT, "action": {"const": "reasoning_end"}}, model=_TEXT),
+        _record({"success": _FLAG}, message=_TEXT),
+        False,
+    ),
+    "chat_count": (_MESSAGES_BODY, _OPENAI_COUNT, False),
+    "apply_template": (_MESSAGES_BODY, _record({"prompt": _TEXT}), False),
+    "responses": (_RESPONSES_BODY, _RESPONSE, True),
+    "responses_count": (_RESPONSES_BODY, _OPENAI_COUNT, False),
+    "messages": (_ANTHROPIC_BODY, _ANTHROPIC, True),
+    "messages_count": (_ANTHROPIC_BODY, _COUNT, False),
+    "tokenize": (
+        _record(
+            {},
+            content={"anyOf": [_TEXT, _list({"anyOf": [_TEXT, _WHOLE]})]},
+            add_special=_FLAG,
+            parse_special=_FLAG,
+            with_pieces=_FLAG,
+        ),
+        _record({"tokens": _list({"anyOf": [_WHOLE, _PIECE]})}),
+        False,
+    ),
+    "detokenize": (_record({}, tokens=_list(_WHOLE)), _record({"content": _TEXT}), False),
+}
+_FAILURES = {
+    400: "the request cannot be understood, or is too long",
+    401: "the key is missing or wrong",
+    413: "the body is too large",
+    500: "the server failed",
+    501: "the model or the server cannot do it",
+    503: "not now: loading, overloaded, or without a worker",
+}
+
+
+def _json(schema: Schema) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
+def describe(name: str) -> dict[str, Any]:
+    """Keyword arguments of a route: its body and its answers."""
+    body, answer, streams = _ENDPOINTS[name]
+    content = _json(answer) | ({"text/event-stream": {"schema": _EVENT}} if streams else {})
+    # The door in front of the endpoints does not know Anthropic's form.
+    error = {"anyOf": [_ANTHROPIC_ERROR, ERROR]} if name.startswith("messages") else ERROR
+    responses: dict[int, Any] = {200: {"description": "the answer", "content": content}}
+    responses |= {status: {"description": why, "content": _json(error)} for status, why in _FAILURES.items()}
+    return {
+        "responses": responses,
+        "openapi_extra": {"requestBody": {"required": True, "content": _json(body)}},
+    }

@@ -1,0 +1,136 @@
+"""Vertex AI's predict route: several requests to other endpoints in one, each in JSON of its own.
+
+A container learns from `AIP_…` variables what it is asked for
+(https://docs.cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements); instances name their endpoint
+under `@requestFormat`, by its path or by the path's words, as llama-server reads them (`server-http.cpp`, b11434).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Scope
+
+from llamado.http.bodies import Bodies, Body
+from llamado.http.errors import ApiError, invalid
+from llamado.http.json_body import read_json
+from llamado.server.generate.streaming import json_response
+
+log = logging.getLogger("llamado.server")
+
+MOST_INSTANCES = 128
+_FORMAT = "@requestFormat"
+# What an inner request shares with the one it came in.
+_SHARED = ("type", "asgi", "http_version", "scheme", "server", "client", "root_path", "query_string")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictRoutes:
+    """What the platform asks for: paths, and the port to listen on; `health` is "" where the usual one will do."""
+
+    predict: str = "/predict"
+    health: str = ""
+    port: int = 8080
+
+    @staticmethod
+    def read(environ: Mapping[str, str]) -> PredictRoutes | None:
+        """From the environment; None where this is no such container. Raises ValueError for a port that is none."""
+        if environ.get("AIP_MODE") != "PREDICTION":
+            return None
+        predict, health = (environ.get(f"AIP_{name}_ROUTE", "") for name in ("PREDICT", "HEALTH"))
+        port = int(environ.get("AIP_HTTP_PORT") or 8080)
+        if not 0 <= port <= 65535:
+            raise ValueError(f"there is no port {port}")
+        return PredictRoutes(predict=_rooted(predict) or "/predict", health=_rooted(health), port=port)
+
+
+def _rooted(path: str) -> str:
+    return path if not path or path.startswith("/") else f"/{path}"
+
+
+def format_name(path: str) -> str:
+    """A path's words in camel case, without the version: `/v1/chat/completions` is `chatCompletions`."""
+    first, *others = re.split("[/_-]", path.removeprefix("/v1").removeprefix("/").partition("{")[0].rstrip("/"))
+    return first + "".join(word[:1].upper() + word[1:] for word in others)
+
+
+def predict_router(app: ASGIApp, route: str, paths: Sequence[str]) -> APIRouter:
+    """The route; `paths` are the endpoints of `app` that instances can ask for, the first of a name has it."""
+    router = APIRouter(tags=["generate"])
+    if route in paths:
+        log.error("AIP_PREDICT_ROUTE=%s is another endpoint's path: nothing is predicted there", route)
+        return router
+    names: dict[str, str] = {path: path for path in paths}
+    for path in paths:
+        names.setdefault(format_name(path), path)
+
+    @router.post(route, include_in_schema=False)
+    async def predict(request: Request) -> Response:
+        body = await read_json(request)
+        if not isinstance(body, dict):
+            raise invalid("request body must be a JSON object")
+        instances = body.get("instances")
+        if not isinstance(instances, list):
+            raise invalid("request body must include an array field named instances")
+        if len(instances) > MOST_INSTANCES:
+            raise invalid(f"instances array exceeds maximum size of {MOST_INSTANCES}")
+        answers = await asyncio.gather(*(_answer(app, request, names, instance) for instance in instances))
+        return json_response(b'{"predictions":[' + b",".join(answers) + b"]}")
+
+    return router
+
+
+async def _answer(app: ASGIApp, request: Request, names: Mapping[str, str], instance: Any) -> bytes:
+    """What an instance's endpoint says, as JSON; an error is an answer, too."""
+    if not isinstance(instance, dict):
+        return invalid("each instance must be a JSON object").body
+    wanted = instance.get(_FORMAT)
+    if not isinstance(wanted, str):
+        return invalid(f"each instance must include a string {_FORMAT}").body
+    path = names.get(wanted)
+    if path is None:
+        return invalid(f"no handler registered for {_FORMAT}: {wanted[:200]}").body
+    fields = {name: value for name, value in instance.items() if name != _FORMAT}
+    if "stream" in fields:
+        fields["stream"] = False  # one answer holds all predictions
+    said = await _ask(app, request, path, orjson.dumps(fields))
+    try:
+        orjson.loads(said)
+    except orjson.JSONDecodeError:
+        return orjson.dumps(said.decode("utf-8", "replace")) if said else b"null"
+    return said
+
+
+async def _ask(app: ASGIApp, request: Request, path: str, body: bytes) -> bytes:
+    """The body of an endpoint's answer; the client's going away ends it."""
+    scope: Scope = {name: request.scope[name] for name in _SHARED if name in request.scope}
+    headers = [(name, value) for name, value in request.scope["headers"] if name != b"content-length"]
+    scope.update(method="POST", path=path, raw_path=path.encode(), headers=headers)
+    scope["llamado.body"] = Body(Bodies())  # its room is that of the request around it
+    parts: list[bytes] = []
+    given = False
+
+    async def send(message: Message) -> None:
+        parts.append(message.get("body", b""))
+
+    async def receive() -> Message:
+        nonlocal given
+        if not given:
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await request.receive()
+
+    try:
+        await app(scope, receive, send)
+    except Exception as error:
+        if not parts:
+            return ApiError("server_error", f"{type(error).__name__}: {error}").body
+    return b"".join(parts)

@@ -1,0 +1,394 @@
+"""OpenAI's Responses API: its bodies as chat bodies, chat answers as its items and events.
+
+Requests are read as llama-server reads them (`server-chat.cpp`, b11434). Answers and events have OpenAI's fields
+beside llama-server's, of which there are fewer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from llamado.engine.request import Progress, Result, Token
+from llamado.http.json_body import read_object
+from llamado.server.api.completions import Generator
+from llamado.server.api.openapi import describe
+from llamado.server.errors import ApiError, invalid
+from llamado.server.generate.chat_stream import Call as ToolUse
+from llamado.server.generate.chat_stream import Part, Spoken, random_id
+from llamado.server.generate.formats import Call, progress_json, timings_json
+from llamado.server.generate.json_values import table, text
+from llamado.server.generate.streaming import error_response, json_response
+from llamado.text.dialects.dialect import Content, Reasoning
+
+
+def _input_part(part: Any) -> dict[str, Any]:
+    fields = part if isinstance(part, dict) else {}
+    kind = text(fields, "type")
+    if kind == "input_text":
+        if "text" not in fields:
+            raise invalid("'Input text' requires 'text'")
+        return {"type": "text", "text": fields["text"]}
+    if kind == "input_image":
+        if "image_url" not in fields:
+            raise invalid("'image_url' is required")
+        return {"type": "image_url", "image_url": {"url": fields["image_url"]}}
+    if kind == "input_file":
+        raise invalid("'input_file' is not supported")
+    raise invalid("'type' must be one of 'input_text', 'input_image', or 'input_file'")
+
+
+def _output_part(part: Any) -> dict[str, Any]:
+    fields = part if isinstance(part, dict) else {}
+    kind = text(fields, "type")
+    if kind in ("output_text", "input_text"):
+        if not isinstance(fields.get("text"), str):
+            raise invalid("'Output text' requires 'text'")
+        return {"type": "text", "text": fields["text"]}
+    if kind == "refusal":
+        if not isinstance(fields.get("refusal"), str):
+            raise invalid("'Refusal' requires 'refusal'")
+        return {"type": "text", "text": fields["refusal"]}
+    raise invalid("'type' must be one of 'output_text' or 'refusal'")
+
+
+def _tool_output(part: Any) -> dict[str, Any]:
+    fields = part if isinstance(part, dict) else {}
+    if "type" not in fields:
+        raise invalid("Output of tool call missing 'type' field")
+    if fields["type"] not in ("input_text", "input_image"):
+        raise invalid("Output of tool call should be 'Input text' or 'Input image'")
+    return _input_part(part)
+
+
+class _Messages:
+    """Items of a conversation put together to messages: one of the assistant holds text, thoughts and calls."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+
+    def add(self, item: Any) -> None:
+        """Take the next item. Raises ApiError for one of no known kind."""
+        fields = item if isinstance(item, dict) else {}
+        kind, role, content = fields.get("type"), fields.get("role"), fields.get("content")
+        if role in ("user", "system", "developer") and isinstance(content, (str, list)):
+            parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+            message = {k: v for k, v in fields.items() if k not in ("type", "status")}
+            self.messages.append({**message, "content": [_input_part(part) for part in parts]})
+        elif role == "assistant" and (kind == "message" or (kind is None and isinstance(content, (str, list)))):
+            parts = [{"type": "output_text", "text": content}] if isinstance(content, str) else content or []
+            said = [_output_part(part) for part in parts] if isinstance(parts, list) else []
+            message = self._assistant()
+            message["content"] = [*message["content"], *said]
+        elif kind == "function_call" and all(isinstance(fields.get(k), str) for k in ("arguments", "call_id", "name")):
+            function = {"arguments": fields["arguments"], "name": fields["name"]}
+            calls = self._assistant().setdefault("tool_calls", [])
+            calls.append({"function": function, "id": fields["call_id"], "type": "function"})
+        elif kind == "function_call_output" and isinstance(fields.get("call_id"), str):
+            output = fields.get("output")
+            if not isinstance(output, (str, list)):
+                raise invalid("Cannot determine type of 'item'")
+            told = output if isinstance(output, str) else [_tool_output(part) for part in output]
+            self.messages.append({"role": "tool", "content": told, "tool_call_id": fields["call_id"]})
+        elif kind == "reasoning" and isinstance(fields.get("summary"), list):
+            self._assistant()["reasoning_content"] = _thought(content)
+        else:
+            raise invalid("Cannot determine type of 'item'")
+
+    def _assistant(self) -> dict[str, Any]:
+        """The assistant's message that is being put together."""
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.messages.append({"role": "assistant", "content": []})
+        return self.messages[-1]
+
+
+def _thought(content: Any) -> str:
+    if not isinstance(content, list):
+        raise invalid("item['content'] is not an array")
+    if not content:
+        raise invalid("item['content'] is empty")
+    first = content[0].get("text") if isinstance(content[0], dict) else None
+    if not isinstance(first, str):
+        raise invalid("item['content']['text'] is not a string")
+    return first
+
+
+def _tools(given: Any) -> list[dict[str, Any]]:
+    if not isinstance(given, list):
+        raise invalid("'tools' must be an array of objects")
+    tools = []
+    for tool in given:
+        fields = tool if isinstance(tool, dict) else {}
+        if fields.get("type") == "function":  # others, such as a search of the web, run at OpenAI only
+            function = {"strict": True} | {k: v for k, v in fields.items() if k != "type"}
+            tools.append({"type": "function", "function": function})
+    return tools
+
+
+def responses_to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A body of the Responses API as one of the chat API. Raises ApiError."""
+    if "input" not in body:
+        raise invalid("'input' is required")
+    if text(body, "previous_response_id"):
+        raise invalid(
+            "llamado keeps no responses: 'previous_response_id' is not supported; send the whole conversation"
+        )
+    given = body["input"]
+    taken = ("input", "instructions", "tools", "max_output_tokens", "reasoning", "text", "tool_choice")
+    chat = {name: value for name, value in body.items() if name not in taken}
+    messages = _Messages()
+    if isinstance(body.get("instructions"), str):
+        messages.messages.append({"role": "system", "content": body["instructions"]})
+    if isinstance(given, str):
+        messages.messages.append({"role": "user", "content": given})
+    elif isinstance(given, list):
+        for item in given:
+            messages.add(item)
+    else:
+        raise invalid("'input' must be a string or array of objects")
+    chat["messages"] = messages.messages
+    if body.get("tools") is not None and (tools := _tools(body["tools"])):
+        chat["tools"] = tools
+        if "tool_choice" in body:
+            chat["tool_choice"] = body["tool_choice"]
+    if "max_output_tokens" in body:
+        chat["max_tokens"] = body["max_output_tokens"]
+    effort = table(body, "reasoning").get("effort")
+    if effort is not None:
+        chat["reasoning_effort"] = effort
+    form = table(table(body, "text"), "format")
+    if form:
+        # The Responses API has the schema's fields where the chat API has them under `json_schema`.
+        nested = {"type": "json_schema", "json_schema": form}
+        chat["response_format"] = nested if form.get("type") == "json_schema" else form
+    return chat
+
+
+class ResponsesFormat:
+    """Answers and events of the Responses API.
+
+    A stream's events are numbered; each output item is added, grows by deltas, and is done before the next one begins.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._id = f"resp_{random_id()}"
+        self._created = int(time.time())
+        self._spoken = call.spoken()
+        self._number = 0
+        self._begun = False
+        self._items: list[dict[str, Any]] = []
+        self._open: dict[str, Any] | None = None
+        """The last of `_items` while it grows."""
+        self._grown: list[str] = []
+
+    # Whole answers
+
+    def answer(self, results: Sequence[Result]) -> bytes:
+        """The whole body."""
+        self._spoken.push(results[0].content)
+        self._spoken.finish()
+        return orjson.dumps(self._response(results[0], _items(self._spoken)))
+
+    def _response(self, result: Result | None, output: list[dict[str, Any]]) -> dict[str, Any]:
+        """The `response` object; without a result it is one in progress."""
+        complete = result is not None and result.stop_type != "limit"
+        status = "in_progress" if result is None else "completed" if complete else "incomplete"
+        shown = self._call.requests[0]
+        response: dict[str, Any] = {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": None,
+            "max_output_tokens": shown.n_predict if shown.n_predict >= 0 else None,
+            "metadata": {},
+            "model": self._call.model,
+            "output": output,
+            "parallel_tool_calls": True,
+            "previous_response_id": None,
+            "temperature": shown.sampling.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": "auto",
+            "tools": [],
+            "top_p": shown.sampling.top_p,
+            "truncation": "disabled",
+            "usage": None,
+        }
+        if result is not None:
+            response["completed_at"] = int(time.time())
+            response["usage"] = {
+                "input_tokens": result.n_prompt,
+                "output_tokens": result.n_predicted,
+                "total_tokens": result.n_prompt + result.n_predicted,
+                "input_tokens_details": {"cached_tokens": result.n_cached},
+                "output_tokens_details": {"reasoning_tokens": 0},
+            }
+        return response
+
+    # Streams
+
+    def _event(self, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+        event = {"type": kind, "sequence_number": self._number, **fields}
+        self._number += 1
+        return event
+
+    def _begin(self) -> Iterator[dict[str, Any]]:
+        if not self._begun:
+            self._begun = True
+            for kind in ("response.created", "response.in_progress"):
+                yield self._event(kind, {"response": self._response(None, [])})
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        """Where an event of the open item belongs."""
+        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+
+    def _part(self, part: Part) -> Iterator[dict[str, Any]]:
+        if isinstance(part, Content):
+            if self._open is None or self._open["type"] != "message":
+                yield from self._add({"id": _new("msg"), "type": "message", "role": "assistant", "content": []})
+                empty = _text_part("")
+                yield self._event("response.content_part.added", {**self._place, "content_index": 0, "part": empty})
+            self._grown.append(part.text)
+            delta = {"content_index": 0, "delta": part.text, "logprobs": []}
+            yield self._event("response.output_text.delta", {**self._place, **delta})
+        elif isinstance(part, Reasoning):
+            if self._open is None or self._open["type"] != "reasoning":
+                yield from self._add(
+                    {"id": _new("rs"), "type": "reasoning", "summary": [], "content": [], "encrypted_content": ""}
+                )
+            self._grown.append(part.text)
+            yield self._event("response.reasoning_text.delta", {**self._place, "content_index": 0, "delta": part.text})
+        else:
+            if part.head:
+                yield from self._add(_call_item(part.call))
+            if part.arguments:
+                self._grown.append(part.arguments)
+                yield self._event("response.function_call_arguments.delta", {**self._place, "delta": part.arguments})
+
+    def _add(self, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from self._close()
+        self._open = {**item, "status": "in_progress"}
+        self._items.append(self._open)
+        shown = {**self._open, "arguments": ""} if item["type"] == "function_call" else self._open
+        yield self._event("response.output_item.added", {"output_index": len(self._items) - 1, "item": shown})
+
+    def _close(self) -> Iterator[dict[str, Any]]:
+        """The open item is done."""
+        item, grown = self._open, "".join(self._grown)
+        if item is None:
+            return
+        if item["type"] == "message":
+            done = {**self._place, "content_index": 0}
+            yield self._event("response.output_text.done", {**done, "text": grown, "logprobs": []})
+            item["content"] = [_text_part(grown)]
+            yield self._event("response.content_part.done", {**done, "part": item["content"][0]})
+        elif item["type"] == "reasoning":
+            item["content"] = [{"type": "reasoning_text", "text": grown}]
+            yield self._event("response.reasoning_text.done", {**self._place, "content_index": 0, "text": grown})
+        else:
+            item["arguments"] = grown
+            done = {**self._place, "name": item["name"], "arguments": grown}
+            yield self._event("response.function_call_arguments.done", done)
+        item["status"] = "completed"
+        yield self._event("response.output_item.done", {"output_index": len(self._items) - 1, "item": item})
+        self._open, self._grown = None, []
+
+    def token(self, index: int, event: Token) -> bytes:
+        events = list(self._begin())
+        for part in self._spoken.push(event.text):
+            events += self._part(part)
+        if event.timings is not None and events:
+            events[-1]["timings"] = timings_json(event.timings)
+        return _written(events)
+
+    def progress(self, index: int, event: Progress) -> bytes:
+        events = list(self._begin()) or [self._event("response.in_progress", {"response": self._response(None, [])})]
+        events[-1]["prompt_progress"] = progress_json(event)
+        return _written(events)
+
+    def final(self, index: int, result: Result) -> bytes:
+        events = list(self._begin())
+        for part in self._spoken.finish():
+            events += self._part(part)
+        events += self._close()
+        response = self._response(result, self._items)
+        last = self._event(f"response.{response['status']}", {"response": response})
+        events.append({**last, "timings": timings_json(result.timings)})
+        return _written(events)
+
+    def end(self) -> bytes:
+        return b""
+
+    def error(self, error: ApiError) -> bytes:
+        told = {"code": error.type, "message": error.message, "param": None, "error": error.error}
+        return _written([self._event("error", told)])
+
+    def failure(self, error: ApiError) -> Response:
+        return error_response(error)
+
+
+def _new(prefix: str) -> str:
+    return f"{prefix}_{random_id()}"
+
+
+def _written(events: list[dict[str, Any]]) -> bytes:
+    return b"".join(b"event: " + e["type"].encode() + b"\ndata: " + orjson.dumps(e) + b"\n\n" for e in events)
+
+
+def _text_part(said: str) -> dict[str, Any]:
+    return {"type": "output_text", "annotations": [], "logprobs": [], "text": said}
+
+
+def _call_item(call: ToolUse) -> dict[str, Any]:
+    # llama-server puts `call_` before an id here; one that the model gave with it keeps it as it is.
+    call_id = call.id if call.id.startswith("call_") else f"call_{call.id}"
+    return {
+        "id": f"fc_{call.id}",
+        "type": "function_call",
+        "arguments": call.arguments,
+        "call_id": call_id,
+        "name": call.name,
+    }
+
+
+def _items(spoken: Spoken) -> list[dict[str, Any]]:
+    """A whole answer as output items."""
+    output: list[dict[str, Any]] = []
+    if spoken.reasoning:
+        thought = {"type": "reasoning_text", "text": spoken.reasoning}
+        item = {"id": _new("rs"), "type": "reasoning", "summary": [], "content": [thought], "encrypted_content": ""}
+        output.append({**item, "status": "completed"})
+    if spoken.content:
+        item = {"id": _new("msg"), "type": "message", "role": "assistant", "content": [_text_part(spoken.content)]}
+        output.append({**item, "status": "completed"})
+    return output + [{**_call_item(call), "status": "completed"} for call in spoken.calls]
+
+
+def responses_router(generator: Generator) -> APIRouter:
+    """OpenAI's Responses API."""
+    router = APIRouter(tags=["generate"])
+
+    @router.post("/v1/responses", **describe("responses"))
+    @router.post("/responses", **describe("responses"))
+    async def responses(request: Request) -> Response:
+        chat = responses_to_chat(await read_object(request))
+        chat.pop("n", None)  # this API gives one answer
+        chat.pop("n_cmpl", None)
+        return await generator.chat(chat, ResponsesFormat)
+
+    @router.post("/v1/responses/input_tokens", **describe("responses_count"))
+    @router.post("/responses/input_tokens", **describe("responses_count"))
+    async def input_tokens(request: Request) -> Response:
+        n_tokens = await generator.count(responses_to_chat(await read_object(request)))
+        return json_response(orjson.dumps({"input_tokens": n_tokens, "object": "response.input_tokens"}))
+
+    return router

@@ -1,0 +1,118 @@
+"""Saving, restoring and erasing what slots hold: `POST /slots/{id}?action=save|restore|erase`.
+
+Files lie in one folder, and no name in a request leads out of it: a name is one component of a path, and links are not
+followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llamado.engine.cache.slot_file import SlotFile
+from llamado.engine.errors import NoRoom, SlotFileError, SlotNotSaved
+from llamado.http.json_body import read_json
+from llamado.server.errors import ApiError, invalid, not_supported
+from llamado.server.generate.streaming import json_response
+from llamado.server.state import ServerState
+
+# As C's strtol reads it: what follows the digits does not matter.
+_NUMBER = re.compile(r"\s*([+-]?[0-9]+)")
+# Characters that a file system or a shell takes for something else, and such that look like dots and slashes.
+_FORBIDDEN = re.compile(
+    r'[\x00-\x1f\x7f-\x9f/\\:*?"<>|\u2024\u2044\u2215\u2216\u29f8\u29f9\ufe68\uff0e\uff0f\uff3c\ufeff\ufffd\ud800-\udfff]'
+)
+_LONGEST_NAME = 255  # bytes, on all usual file systems
+
+
+@runtime_checkable
+class KeepsSlots(Protocol):
+    """An engine with slots that can be put aside."""
+
+    def save_slot(self, id_slot: int, path: Path) -> Future[SlotFile]: ...
+
+    def restore_slot(self, id_slot: int, path: Path) -> Future[SlotFile]: ...
+
+    def erase_slot(self, id_slot: int) -> Future[int]: ...
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a name is that of a file in a folder and nothing else.
+
+    As llama.cpp's fs_validate_filename, and stricter: no hidden files, which include those that are being written.
+    """
+    return (
+        name != ""
+        and not _FORBIDDEN.search(name)
+        and len(name.encode()) <= _LONGEST_NAME
+        and ".." not in name
+        and name[0] not in " ."
+        and name[-1] not in " ."
+    )
+
+
+async def _filename(request: Request) -> str:
+    """`filename` of the body. Raises ApiError."""
+    body = await read_json(request)
+    if not isinstance(body, dict) or "filename" not in body:
+        raise invalid("key 'filename' not found")
+    name = body["filename"]
+    if not isinstance(name, str):
+        raise invalid("'filename' must be a string")
+    if not is_plain_name(name):
+        raise invalid("Invalid filename")
+    return name
+
+
+def slots_router(state: ServerState) -> APIRouter:
+    """The routes; `state.switches.slot_save_path` is the folder."""
+    router = APIRouter(tags=["slots"])
+
+    @router.post("/slots/{id_slot}")
+    async def act(id_slot: str, request: Request, action: str = "") -> Response:
+        folder = state.switches.slot_save_path
+        engine = state.served.engine if state.served is not None else None
+        if folder is None or not isinstance(engine, KeepsSlots):
+            raise not_supported("This server does not support slots action. Start it with `--slot-save-path`")
+        number = _NUMBER.match(id_slot)
+        if number is None or abs(id := int(number[1][:20])) > 0x7FFF_FFFF:
+            raise invalid("Invalid slot ID")
+        if action == "erase":
+            n_erased = await asyncio.wrap_future(engine.erase_slot(id))
+            return json_response(orjson.dumps({"id_slot": id, "n_erased": n_erased}))
+        if action not in ("save", "restore"):
+            raise invalid("Invalid action")
+        name = await _filename(request)
+        path = Path(folder) / name
+        try:
+            if action == "save":
+                done = await asyncio.wrap_future(engine.save_slot(id, path))
+            else:
+                done = await asyncio.wrap_future(engine.restore_slot(id, path))
+        except (SlotFileError, NoRoom) as error:
+            raise invalid(f"Unable to restore slot: {error}") from error
+        except SlotNotSaved as error:
+            raise ApiError("server_error", f"Unable to save slot: {error}") from error
+        return json_response(orjson.dumps(answer(action, id, name, done)))
+
+    return router
+
+
+def answer(action: str, id_slot: int, name: str, done: SlotFile) -> dict[str, object]:
+    """llama-server's answer to a slot that was saved or restored."""
+    what, size, ms = ("n_saved", "n_written", "save_ms") if action == "save" else ("n_restored", "n_read", "restore_ms")
+    return {
+        "id_slot": id_slot,
+        "filename": name,
+        what: done.n_tokens,
+        size: done.n_bytes,
+        "timings": {ms: round(1e3 * done.seconds, 3)},
+    }

@@ -1,0 +1,312 @@
+"""The endpoints that look without touching: health, slots, properties, models, metrics. All answer from snapshots."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.datastructures import QueryParams
+from starlette.responses import Response
+
+from llamado.build import BUILD
+from llamado.engine.request import Away, SlotSnapshot
+from llamado.engine.request import Request as EngineRequest
+from llamado.server.errors import RETRY_AFTER, ApiError, loading, not_supported
+from llamado.server.generate.options import generation_settings
+from llamado.server.generate.streaming import json_response
+from llamado.server.loaded_model import ModelInfo, Served
+from llamado.server.state import ServerState
+
+_HEALTHY = b'{"status":"ok"}'
+
+_TEXT, _NUMBER, _FLAG = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
+_TEXTS = {"type": "array", "items": _TEXT}
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["code", "message", "type"],
+            "properties": {"code": _NUMBER, "message": _TEXT, "type": _TEXT},
+        },
+        "progress": {"type": "number", "minimum": 0, "maximum": 1},
+        "stage": _TEXT,
+    },
+}
+
+
+def _object(required: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(required), "properties": {**required, **more}}
+
+
+def _answers(schema: Mapping[str, Any], *errors: int, busy: Mapping[str, Any] | None = None) -> dict[int | str, Any]:
+    """OpenAPI descriptions of an endpoint's answers: 200, its errors, and 503 while the model is loaded."""
+    failed: dict[int | str, Any] = {status: {"description": "error", **_json(_ERROR)} for status in errors}
+    unavailable = _ERROR if busy is None else {"anyOf": [_ERROR, busy]}
+    return {
+        200: {"description": "done", **_json(schema)},
+        **failed,
+        503: {"description": "not now", **_json(unavailable)},
+    }
+
+
+def _json(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"content": {"application/json": {"schema": schema}}}
+
+
+def _query(*names: str) -> dict[str, Any]:
+    return {"parameters": [{"name": n, "in": "query", "required": False, "schema": _TEXT} for n in names]}
+
+
+_AWAY = _object(
+    {"device": _TEXT, "since": {"type": "number"}, "why": _TEXT, "layers": _TEXT, "now": {"type": "object"}}
+)
+_DEGRADED = {"type": "array", "items": _AWAY}
+_BUSY = _object({"status": _TEXT}, slots_idle=_NUMBER, slots_processing=_NUMBER, degraded=_DEGRADED)
+_HEALTH = _answers(_BUSY, busy=_BUSY)
+_MODEL = _object(
+    {"id": _TEXT, "object": {"const": "model"}, "created": _NUMBER, "owned_by": _TEXT, "meta": {"type": "object"}},
+    aliases=_TEXTS,
+    tags=_TEXTS,
+)
+_MODELS = _answers(
+    _object(
+        {"object": {"const": "list"}, "data": {"type": "array", "items": _MODEL}},
+        models={"type": "array", "items": _object({"name": _TEXT, "model": _TEXT})},
+    )
+)
+_PROPS = _answers(
+    _object(
+        {
+            "default_generation_settings": _object({"params": {"type": "object"}, "n_ctx": _NUMBER}),
+            "total_slots": _NUMBER,
+            "model_path": _TEXT,
+            "chat_template": _TEXT,
+            "chat_template_caps": {"type": "object"},
+            "build_info": _TEXT,
+            "is_sleeping": _FLAG,
+        }
+    )
+)
+_CHANGED = _answers(_object({"success": _FLAG}), 501)
+_SLOT = _object({"id": _NUMBER, "n_ctx": _NUMBER, "speculative": _FLAG, "is_processing": _FLAG})
+_SLOTS = _answers({"type": "array", "items": _SLOT}, 501)
+_METRICS: dict[int | str, Any] = {
+    **_answers({}, 501),
+    200: {"description": "Prometheus text", "content": {"text/plain": {"schema": _TEXT}}},
+}
+
+
+def model_json(info: ModelInfo) -> dict[str, Any]:
+    """The model as an entry of `/v1/models`."""
+    return {
+        "id": info.name,
+        "aliases": list(info.aliases),
+        "tags": list(info.tags),
+        "object": "model",
+        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "created": int(time.time()),
+        "owned_by": "llamado",
+        "meta": {
+            "vocab_type": info.vocab_type,
+            "n_vocab": info.n_vocab,
+            "n_ctx": info.n_ctx,
+            "n_ctx_train": info.n_ctx_train,
+            "n_embd": info.n_embd,
+            "n_params": info.n_params,
+            "size": info.size,
+            "ftype": info.ftype,
+        },
+    }
+
+
+def models_json(info: ModelInfo) -> dict[str, Any]:
+    """`/v1/models` in OpenAI's form and, under `models`, in Ollama's."""
+    ollama = {
+        "name": info.name,
+        "model": info.name,
+        "modified_at": "",
+        "size": "",
+        "digest": "",
+        "type": "model",
+        "description": "",
+        "tags": [""],
+        "capabilities": ["completion"],
+        "parameters": "",
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": "",
+            "families": [""],
+            "parameter_size": "",
+            "quantization_level": "",
+        },
+    }
+    return {"models": [ollama], "object": "list", "data": [model_json(info)]}
+
+
+def props_json(served: Served, state: ServerState) -> dict[str, Any]:
+    """`/props`."""
+    info, switches = served.info, state.switches
+    defaults = dataclasses.replace(EngineRequest(prompt=[0]), sampling=served.defaults.sampling)
+    return {
+        "default_generation_settings": {
+            "params": generation_settings(defaults, stream=False, brief=True),
+            "n_ctx": info.n_ctx,
+        },
+        "total_slots": served.n_slots,
+        "model_alias": info.name,
+        "model_ftype": info.ftype,
+        "model_path": info.path,
+        "modalities": {"vision": False, "video": False, "audio": False},
+        "media_marker": "<__media__>",
+        "endpoint_slots": switches.slots,
+        "endpoint_props": switches.props,
+        "endpoint_metrics": switches.metrics,
+        "ui": False,
+        "ui_settings": {},
+        "chat_template": info.chat_template,
+        "chat_template_caps": info.chat_template_caps,
+        "bos_token": info.bos_token,
+        "eos_token": info.eos_token,
+        "build_info": BUILD,
+        "is_sleeping": state.sleep is not None and state.sleep.asleep,
+        "cors_proxy_enabled": False,
+    }
+
+
+def slot_json(slot: SlotSnapshot) -> dict[str, Any]:
+    """One slot of `/slots`; a slot that never worked has no task fields."""
+    shown: dict[str, Any] = {
+        "id": slot.id,
+        "n_ctx": slot.n_ctx,
+        "speculative": False,
+        "is_processing": slot.is_processing,
+    }
+    if slot.request is not None:
+        next_token = {
+            "has_next_token": slot.has_next_token,
+            "has_new_line": slot.has_new_line,
+            "n_remain": slot.n_remain,
+            "n_decoded": slot.n_decoded,
+        }
+        shown |= {
+            "id_task": slot.id_task,
+            "n_prompt_tokens": slot.n_prompt_tokens,
+            "n_prompt_tokens_processed": slot.n_prompt_tokens_processed,
+            "n_prompt_tokens_cache": slot.n_prompt_tokens_cache,
+            "params": generation_settings(slot.request, brief=True),
+            "next_token": [next_token],
+        }
+    return shown
+
+
+def health_body(state: ServerState) -> tuple[int, bytes]:
+    """Status and body of `/health`; while loading, also of every other path."""
+    if state.served is not None:
+        fault = state.served.engine.snapshot().fault
+        if fault is None:
+            return 200, _healthy(state.served)
+        lost = ApiError("unavailable_error", fault.message, worker=fault.device, since=round(fault.since, 3))
+        return lost.status, lost.body
+    if state.failure is not None:
+        error = ApiError("unavailable_error", f"Failed to load model: {state.failure}")
+    else:
+        error = loading()
+    body = {"error": error.error, "progress": round(state.progress, 4), "stage": state.stage}
+    return error.status, orjson.dumps(body)
+
+
+def _healthy(served: Served) -> bytes:
+    """The body of a server that answers; `degraded` lists devices that it does without."""
+    degraded = served.engine.snapshot().degraded
+    if not degraded:
+        return _HEALTHY
+    return orjson.dumps({"status": "ok", "degraded": [_away_json(away) for away in degraded]})
+
+
+def _away_json(away: Away) -> dict[str, Any]:
+    """A worker whose layers are elsewhere, and what is where."""
+    since = round(away.since, 3)
+    return {"device": away.device, "since": since, "why": away.why, "layers": away.layers, "now": dict(away.now)}
+
+
+def _slots_health(served: Served, query: QueryParams) -> tuple[int, bytes]:
+    """`/health` as older servers gave it: with the number of slots, and 503 when all are busy and one is wanted."""
+    slots = served.engine.snapshot().slots
+    busy = sum(slot.is_processing for slot in slots)
+    shown: dict[str, Any] = orjson.loads(_healthy(served))
+    if "include_slots" in query:
+        shown |= {"slots_idle": len(slots) - busy, "slots_processing": busy}
+    if "fail_on_no_slot" not in query or busy < len(slots):
+        return 200, orjson.dumps(shown)
+    return 503, orjson.dumps({"status": "no slot available", "slots_idle": 0, "slots_processing": busy})
+
+
+def monitor_router(state: ServerState) -> APIRouter:
+    """Endpoints for people and machines that watch the server."""
+    router = APIRouter(tags=["monitor"])
+    scrape = None
+    if state.switches.metrics:
+        from llamado.server.ops.metrics import Scrape
+
+        scrape = Scrape(state)
+
+    def served() -> Served:
+        if state.served is None:
+            raise loading()
+        return state.served
+
+    @router.get("/health", responses=_HEALTH, openapi_extra=_query("include_slots", "fail_on_no_slot"))
+    @router.get("/v1/health", responses=_HEALTH, openapi_extra=_query("include_slots", "fail_on_no_slot"))
+    async def health(request: Request) -> Response:
+        status, body = health_body(state)
+        headers = {"Retry-After": str(RETRY_AFTER)} if status == 503 and state.served is not None else None
+        if status == 200 and request.url.query and state.served is not None:
+            status, body = _slots_health(state.served, request.query_params)
+        return json_response(body, status, headers)
+
+    wanted = state.switches.predict
+    if wanted is not None and wanted.health not in ("", "/health", "/v1/health"):
+        router.add_api_route(wanted.health, health, include_in_schema=False)
+
+    @router.get("/v1/models", responses=_MODELS)
+    @router.get("/models", responses=_MODELS)
+    async def models() -> Response:
+        return json_response(orjson.dumps(models_json(served().info)))
+
+    @router.get("/props", responses=_PROPS)
+    async def props() -> Response:
+        return json_response(orjson.dumps(props_json(served(), state)))
+
+    @router.post("/props", responses=_CHANGED)
+    async def change_props() -> Response:
+        if not state.switches.props:
+            raise not_supported("This server does not support changing global properties. Start it with `--props`")
+        return json_response(b'{"success":true}')
+
+    @router.get("/slots", responses=_SLOTS, openapi_extra=_query("fail_on_no_slot"))
+    async def slots(request: Request) -> Response:
+        if not state.switches.slots:
+            raise not_supported("This server does not support slots endpoint. Start it with `--slots`")
+        snapshot = served().engine.snapshot()
+        if request.query_params.get("fail_on_no_slot") and all(s.is_processing for s in snapshot.slots):
+            raise ApiError("unavailable_error", "no slot available", retry_after=1)
+        return json_response(orjson.dumps([slot_json(s) for s in snapshot.slots]))
+
+    @router.get("/metrics", responses=_METRICS, response_class=Response)
+    async def metrics() -> Response:
+        if scrape is None:
+            raise not_supported("This server does not support metrics endpoint. Start it with `--metrics`")
+        headers = {
+            "Process-Start-Time-Unix": str(int(state.started)),
+            "Content-Type": "text/plain; version=0.0.4",  # without a character set, as llama-server's
+        }
+        return Response(scrape.text(served().snapshot()), headers=headers)
+
+    return router

@@ -1,0 +1,387 @@
+"""Chat bodies in OpenAI's form → what the dialects take, and options (`oaicompat_chat_params_parse`, b11434)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from llamado.server.errors import ApiError, invalid
+from llamado.server.generate.constraints import Limits, Thinking, preserved_tokens
+from llamado.server.generate.json_values import MOST_ITEMS, at_most, flag, table, text, type_name, whole, written
+from llamado.server.loaded_model import Tokenizer
+from llamado.server.state import Switches
+from llamado.text.dialects import prepare
+from llamado.text.dialects.dialect import ChatRequest, Content, Continued, Piece, Prepared
+from llamado.text.grammar.source import GrammarSource
+from llamado.text.template.chat import ChatTemplate
+
+ReasoningFormat = Literal["none", "auto", "deepseek", "deepseek-legacy"]
+
+# Fields of a chat body that mean something here and nothing to `/completion`.
+_CHAT_FIELDS = frozenset(
+    {
+        "messages", "prompt", "stop", "tools", "tool_choice", "parallel_tool_calls",
+        "response_format", "json_schema", "grammar", "grammar_lazy", "grammar_triggers", "preserved_tokens",
+        "reasoning_budget_tokens", "thinking_budget_tokens", "reasoning_budget_message", "reasoning_control",
+        "reasoning_budget_start_tag", "reasoning_budget_end_tag", "reasoning_budget_end_tags",
+    }
+)  # fmt: skip
+# Variables of a template that a client's `chat_template_kwargs` cannot set: they have fields of their own.
+_RESERVED = frozenset({"self", "messages", "add_generation_prompt", "tools"})
+_PARTS = ("content", "reasoning_content")  # of a message, which an answer can go on with
+_MEDIA = {"image_url": "image", "input_audio": "audio", "input_video": "video", "video_url": "video"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chat:
+    """A chat body, checked."""
+
+    request: ChatRequest
+    options: Mapping[str, Any]
+    """Options under `/completion`'s names."""
+    stops: tuple[str, ...]
+    pure: bool
+    """The answer is content, whatever it looks like."""
+    limited_by: str
+    """The field of the body that a grammar comes from."""
+    budget: int
+    budget_message: str
+    control: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversation:
+    """A chat made ready for the engine."""
+
+    chat: Chat
+    prepared: Prepared
+
+    def limits(self, tokenizer: Tokenizer) -> Limits:
+        """What the answer is limited by."""
+        prepared, chat = self.prepared, self.chat
+        thinking = None
+        # Thoughts come before what a grammar asks for, unless the prompt has closed them.
+        thinks = prepared.thinking is not None and prepared.thinking[1] not in prepared.generation_prompt
+        if prepared.thinking and thinks and (prepared.grammar is not None or chat.budget >= 0 or chat.control):
+            start, end = prepared.thinking
+            thinking = Thinking(
+                start=start,
+                ends=(end,),
+                open=prepared.thinking_open,
+                budget=chat.budget,
+                message=chat.budget_message,
+                control=chat.control,
+            )
+        return Limits(
+            source=prepared.grammar,
+            field=chat.limited_by,
+            lazy=bool(prepared.triggers),
+            triggers=prepared.triggers,
+            preserved=preserved_tokens(list(prepared.preserved), tokenizer),
+            thinking=thinking,
+        )
+
+    def shown(self, *, stream: bool) -> dict[str, Any]:
+        """Its fields of `generation_settings`."""
+        reasoning = self.chat.request.reasoning_format
+        return {
+            "chat_format": self.prepared.dialect,
+            "reasoning_format": reasoning,
+            "reasoning_in_content": stream and reasoning == "deepseek-legacy",
+            "generation_prompt": self.prepared.generation_prompt,
+        }
+
+
+class PlainParser:
+    """Takes everything for content."""
+
+    def push(self, text: str) -> list[Piece]:
+        return [Content(text)] if text else []
+
+    def finish(self) -> list[Piece]:
+        return []
+
+
+def prepare_chat(chat: Chat, template: ChatTemplate) -> Conversation:
+    """Render the prompt and choose how the answer is read. Raises TemplateError."""
+    prepared = prepare(template, chat.request)
+    if chat.pure:
+        prepared = dataclasses.replace(prepared, parser=PlainParser, grammar=None, triggers=(), thinking=None)
+    return Conversation(chat=chat, prepared=prepared)
+
+
+def _check_parts(content: list[Any]) -> None:
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind in _MEDIA:
+            raise invalid(
+                f"{_MEDIA[kind]} input is not supported - hint: if this is unexpected, you may need to provide the "
+                "mmproj"
+            )
+        if kind != "text":
+            raise invalid("unsupported content[].type")
+        if not isinstance(part.get("text"), str):
+            raise _unreadable("a text part needs a 'text' of type string")
+
+
+def _unreadable(why: str) -> ApiError:
+    return invalid(f"Failed to parse messages: {why}")
+
+
+def _tool_call(call: Any) -> dict[str, Any]:
+    if not isinstance(call, dict) or "type" not in call:
+        raise _unreadable("Missing tool call type")
+    if call["type"] != "function":
+        raise _unreadable("Unsupported tool call type")
+    function = call.get("function")
+    if not isinstance(function, dict):
+        raise _unreadable("Missing tool call function")
+    if not isinstance(function.get("name"), str):
+        raise _unreadable("Missing tool call name")
+    if "arguments" not in function:
+        raise _unreadable("Missing tool call arguments")
+    arguments = function["arguments"]
+    if not isinstance(arguments, str):
+        arguments = written(arguments)
+    if call.get("id") is not None and not isinstance(call["id"], str):
+        raise _unreadable("a tool call's 'id' must be a string")
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _message(given: Any) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise _unreadable(f"Expected 'message' to be an object, got {type_name(given)}")
+    role = given.get("role")
+    if not isinstance(role, str):
+        raise _unreadable("Missing 'role' in message")
+    message = {**given, "content": given.get("content") or ""}
+    calls = given.get("tool_calls")
+    if calls is not None:
+        if not isinstance(calls, list):
+            raise _unreadable(f"Expected 'tool_calls' to be an array, got {type_name(calls)}")
+        message["tool_calls"] = [_tool_call(call) for call in calls]
+    else:
+        message.pop("tool_calls", None)
+    for name in ("reasoning_content", "name", "tool_call_id"):
+        if message.get(name) is None:
+            message.pop(name, None)
+        elif not isinstance(message[name], str):
+            raise _unreadable(f"'{name}' must be a string")
+    return message
+
+
+def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if "messages" not in body:
+        raise invalid("'messages' is required")
+    given = body["messages"]
+    if not isinstance(given, list):
+        raise invalid("Expected 'messages' to be an array")
+    for message in given:
+        fields = message if isinstance(message, dict) else {}
+        if fields.get("role") == "assistant":
+            if "content" not in fields and "tool_calls" not in fields:
+                raise invalid("Assistant message must contain either 'content' or 'tool_calls'!")
+        elif "content" not in fields:
+            raise invalid("All non-assistant messages must contain 'content'")
+        content = fields.get("content")
+        if isinstance(content, list):
+            _check_parts(content)
+        elif content is not None and not isinstance(content, str):
+            raise invalid("Expected 'content' to be a string or an array")
+    return [_message(message) for message in given]
+
+
+def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    tools = body.get("tools")
+    if tools is None:
+        return []
+    why = "Failed to parse tools: "
+    if not isinstance(tools, list):
+        raise invalid(f"{why}Expected 'tools' to be an array, got {type_name(tools)}")
+    for tool in tools:
+        if not isinstance(tool, dict) or "type" not in tool:
+            raise invalid(f"{why}Missing tool type")
+        if tool["type"] != "function":
+            raise invalid(f"{why}Unsupported tool type: {tool['type']}")
+        function = tool.get("function")
+        if not isinstance(function, dict):
+            raise invalid(f"{why}Missing tool function")
+        if not isinstance(function.get("name"), str):
+            raise invalid(f"{why}key 'name' not found")
+        if not isinstance(function.get("description", ""), (str, type(None))):
+            raise invalid(f"{why}'description' must be a string")
+    return tools
+
+
+def _tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
+    """OpenAI's tool_choice in all its forms: the dialects' word for it, and the tools that are left."""
+    choice = body.get("tool_choice")
+    if isinstance(choice, str):
+        if choice not in ("auto", "none", "required"):
+            raise invalid(f"Invalid tool_choice: {choice}")
+        return choice, tools
+    if not isinstance(choice, dict):
+        return "auto", tools
+    if choice.get("type") == "allowed_tools":
+        allowed = table(choice, "allowed_tools") or choice
+        given = allowed.get("tools")
+        names = {_tool_name(tool) for tool in given} if isinstance(given, list) else set()
+        mode = allowed.get("mode")
+        return "required" if mode == "required" else "auto", [t for t in tools if t["function"]["name"] in names]
+    name = _tool_name(choice)
+    if not name:
+        return "auto", tools
+    if all(tool["function"]["name"] != name for tool in tools):
+        raise invalid(f"Invalid tool_choice: there is no tool {name!r}")
+    return f"function:{name}", tools
+
+
+def _tool_name(value: Any) -> str:
+    fields = value if isinstance(value, dict) else {}
+    return text(table(fields, "function"), "name") or text(fields, "name")
+
+
+def _content_limit(body: Mapping[str, Any]) -> tuple[Mapping[str, Any] | bool | None, GrammarSource | None, str]:
+    """What the content must look like: a schema or a grammar, and the field that says it."""
+    schema, field = body.get("json_schema"), "json_schema"
+    grammar = text(body, "grammar")
+    if schema is not None and grammar:
+        raise invalid("Cannot use both json_schema and grammar")
+    form = table(body, "response_format")
+    kind = text(form, "type")
+    if kind == "json_object":
+        if "schema" in form or not schema:
+            schema, field = form.get("schema"), "response_format"
+            schema = {} if schema is None else schema
+    elif kind == "json_schema":
+        # Beside OpenAI's form the one of llama-server's README, with the schema one level up.
+        schema, field = table(form, "json_schema").get("schema"), "response_format"
+        if schema is None:
+            schema = form.get("schema")
+        schema = {} if schema is None else schema
+    elif kind not in ("", "text"):
+        raise invalid(f'response_format type must be one of "text" or "json_object", but got: {kind}')
+    if schema == {}:
+        schema = {"type": "object"}
+    if schema is not None and not isinstance(schema, (Mapping, bool)):
+        raise invalid(f"Field '{field}': a JSON schema must be an object, but is {type_name(schema)}")
+    if schema is not None:
+        return schema, None, field
+    return None, GrammarSource("gbnf", grammar) if grammar else None, "grammar" if grammar else ""
+
+
+def _template_options(body: Mapping[str, Any], switches: Switches) -> tuple[dict[str, Any], bool | None]:
+    """The template's own variables, and whether the model shall think (None: as the template does)."""
+    options = dict(switches.chat_template_kwargs)
+    if switches.reasoning_effort not in ("", "default", "none"):
+        options["reasoning_effort"] = switches.reasoning_effort
+    options |= table(body, "chat_template_kwargs")
+    thinking: bool | None = {"on": True, "off": False}.get(switches.reasoning)
+    if switches.reasoning_effort == "none":
+        thinking = False
+    asked = options.pop("enable_thinking", None)
+    if isinstance(asked, bool):
+        thinking = asked
+    elif isinstance(asked, str):
+        raise invalid('invalid type for "enable_thinking" (expected boolean, got string)')
+    effort = text(body, "reasoning_effort")
+    if effort == "none":
+        thinking = False
+        options.pop("reasoning_effort", None)
+    elif effort:
+        options["reasoning_effort"] = effort
+    return {name: value for name, value in options.items() if name not in _RESERVED}, thinking
+
+
+def _continued(
+    body: Mapping[str, Any], messages: list[dict[str, Any]], switches: Switches
+) -> tuple[Continued | None, bool]:
+    """What the answer goes on with, taken off the end of `messages`, and whether the template opens an answer.
+
+    Said by `continue_final_message` as in vLLM (true, or which part of the message goes on), or by a last message of
+    the assistant alone.
+    """
+    generate = flag(body, "add_generation_prompt", True)
+    wish = body.get("continue_final_message")
+    continued = wish is True or wish in _PARTS
+    last = messages[-1] if messages else {}
+    if not continued and switches.prefill_assistant and last.get("role") == "assistant":
+        if len(messages) > 1 and messages[-2]["role"] == "assistant":
+            raise invalid("Cannot have 2 or more assistant messages at the end of the list.")
+        continued, generate = True, False
+    if continued and generate:
+        raise invalid("Cannot set both add_generation_prompt and continue_final_message to true.")
+    if continued and last.get("role") == "assistant" and last.get("tool_calls"):
+        raise invalid("Cannot continue an assistant message that contains tool calls.")
+    if not continued or not messages:
+        return None, generate
+    messages.pop()
+    if not any(last.get(name) for name in ("content", "reasoning_content", "tool_calls", "name", "tool_call_id")):
+        return None, False  # as llama-server: nothing of the answer is opened for a message of nothing
+    return Continued.of(last, wish if isinstance(wish, str) and wish in _PARTS else None), True
+
+
+def read_chat(body: Mapping[str, Any], switches: Switches) -> Chat:
+    """Check a chat body. Raises ApiError."""
+    stream = flag(body, "stream")
+    limit, grammar, limited_by = _content_limit(body)
+    messages = _messages(body)
+    tools = _tools(body)
+    if not switches.jinja:
+        if tools:
+            raise invalid("tools param requires --jinja flag")
+        if text(body, "tool_choice", "auto") != "auto":
+            raise invalid("tool_choice param requires --jinja flag")
+    choice, tools = _tool_choice(body, tools)
+    if tools and choice != "none" and body.get("grammar") is not None:
+        raise invalid("Cannot use custom grammar constraints with tools.")
+    continued, generate = _continued(body, messages, switches)
+    wanted = body.get("reasoning_format")
+    reasoning: Any = switches.reasoning_format if wanted is None else wanted
+    if reasoning not in ("none", "auto", "deepseek", "deepseek-legacy"):
+        raise invalid(f"Unknown reasoning format: {reasoning}")
+    template_options, thinking = _template_options(body, switches)
+
+    options = {name: value for name, value in body.items() if name not in _CHAT_FIELDS}
+    if flag(body, "logprobs"):
+        if tools and stream:
+            raise invalid("logprobs is not supported with tools + stream")
+        options["n_probs"] = whole(body, "top_logprobs", 20)
+    elif body.get("top_logprobs") is not None:
+        raise invalid("top_logprobs requires logprobs to be set to true")
+
+    stop = body.get("stop")
+    stops = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
+    at_most(MOST_ITEMS, stops, "stop")
+    if any(not isinstance(word, str) for word in stops if word not in (None, [], {})):
+        raise invalid("Field 'stop': type must be string")
+    budget = whole(body, "reasoning_budget_tokens", whole(body, "thinking_budget_tokens", -1))
+    if budget < -1 or budget >= 2**31:
+        message = f"Value must be between -1 <= value <= {2**31 - 1}, but got {budget}"
+        raise invalid(f"Field 'reasoning_budget_tokens': {message}")
+    pure = switches.skip_chat_parsing
+    return Chat(
+        request=ChatRequest(
+            messages=messages,
+            tools=tools,
+            tool_choice=choice,
+            parallel_tool_calls=flag(body, "parallel_tool_calls", True) if "parallel_tool_calls" in body else None,
+            json_schema=limit,
+            grammar=grammar,
+            add_generation_prompt=generate,
+            continued=continued,
+            reasoning_format="none" if pure else reasoning,
+            enable_thinking=thinking,
+            parse_tool_calls=not pure and flag(body, "parse_tool_calls", True),
+            template_options=template_options,
+        ),
+        options=options,
+        stops=tuple(word for word in stops if isinstance(word, str) and word),
+        pure=pure,
+        limited_by="" if tools and choice != "none" else limited_by,
+        budget=switches.reasoning_budget if budget == -1 else budget,
+        budget_message=text(body, "reasoning_budget_message", switches.reasoning_budget_message),
+        control=flag(body, "reasoning_control"),
+    )

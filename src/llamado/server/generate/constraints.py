@@ -1,0 +1,207 @@
+"""What a request wants its answer limited by: a grammar or schema, what starts it, and a budget for thoughts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llamado.errors import LlamadoError
+from llamado.server.errors import invalid
+from llamado.server.generate.json_values import MOST_ITEMS, at_most, type_name, written, wrong_type
+from llamado.server.loaded_model import Tokenizer
+from llamado.text.grammar.source import GrammarSource, Trigger
+
+LONGEST_TOKEN = 1024  # characters: vocabularies stay below a quarter of it
+# `common_grammar_trigger_type` (common/common.h, b11434).
+_TRIGGER_NUMBERS = {"token": 0, "word": 1, "pattern": 2}
+_PATTERN_OF_ALL = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thinking:
+    """How long a model may think, and how it is made to stop.
+
+    `ends`: the texts that end thoughts, of which the first is written when the budget (in tokens, -1: none) is used up,
+    behind `message`. `control`: whether the client may end them at any time.
+    """
+
+    start: str
+    ends: tuple[str, ...]
+    open: bool = False
+    """Whether the answer begins inside of the thoughts."""
+    budget: int = -1
+    message: str = ""
+    control: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Everything that limits an answer's tokens."""
+
+    source: GrammarSource | None = None
+    field: str = ""
+    """The JSON field `source` comes from; "" where it was made here, say for tools."""
+    lazy: bool = False
+    triggers: tuple[Trigger, ...] = ()
+    preserved: frozenset[int] = frozenset()
+    thinking: Thinking | None = None
+
+    def shown(self) -> dict[str, Any]:
+        """Its fields of `generation_settings`."""
+        shown: dict[str, Any] = {}
+        if self.source is not None:
+            shown["grammar"] = self.source.text
+        if self.lazy:
+            shown["grammar_lazy"] = True
+        if self.triggers:
+            shown["grammar_triggers"] = [_trigger_json(t) for t in self.triggers]
+        return shown
+
+    def blame(self, error: LlamadoError) -> LlamadoError:
+        """The error for a grammar that cannot be used, with the field it came from."""
+        return invalid(f"Field '{self.field}': {error}" if self.field else str(error))
+
+
+def _trigger_json(trigger: Trigger) -> dict[str, Any]:
+    shown: dict[str, Any] = {"type": _TRIGGER_NUMBERS[trigger.kind], "value": trigger.value}
+    if trigger.kind == "token":
+        shown["token"] = trigger.token
+    return shown
+
+
+def single_token(text: str, tokenizer: Tokenizer) -> int | None:
+    """The token that is exactly this text, if there is one."""
+    if len(text) > LONGEST_TOKEN:
+        return None
+    tokens = tokenizer.encode(text, add_special=False, parse_special=True)
+    return tokens[0] if len(tokens) == 1 else None
+
+
+def preserved_tokens(texts: Any, tokenizer: Tokenizer) -> frozenset[int]:
+    """Ids of the texts that are one token each; others are left out, as llama-server does. Raises ApiError."""
+    if not isinstance(texts, list):
+        texts = list(texts.values()) if isinstance(texts, dict) else [texts]
+    found = set()
+    at_most(MOST_ITEMS, texts, "preserved_tokens")
+    for text in texts:
+        if not isinstance(text, str):
+            raise wrong_type("preserved_tokens", "string", text)
+        token = single_token(text, tokenizer)
+        if token is not None:
+            found.add(token)
+    return frozenset(found)
+
+
+def _trigger(given: Any, preserved: frozenset[int], tokenizer: Tokenizer) -> Trigger:
+    name = "Field 'grammar_triggers'"
+    if not isinstance(given, dict):
+        raise invalid(f"{name}: type must be object, but is {type_name(given)}")
+    number, value = given.get("type"), given.get("value")
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise invalid(f"{name}: key 'type' must be a number")
+    if not isinstance(value, str):
+        raise invalid(f"{name}: key 'value' must be a string")
+    number = int(number)
+    if number == _TRIGGER_NUMBERS["word"]:
+        token = single_token(value, tokenizer)
+        if token is None:
+            return Trigger("word", value)
+        if token not in preserved:
+            raise invalid(f"{name}: Grammar trigger word should be marked as preserved token: {value}")
+        return Trigger("token", value, token)
+    if number == _TRIGGER_NUMBERS["token"]:
+        token = given.get("token")
+        if isinstance(token, bool) or not isinstance(token, (int, float)):
+            raise invalid(f"{name}: key 'token' must be a number")
+        return Trigger("token", value, int(token))
+    if number == _TRIGGER_NUMBERS["pattern"]:
+        return Trigger("pattern", value)
+    if number == _PATTERN_OF_ALL:
+        return Trigger("pattern", f"^{value}$")
+    raise invalid(f"{name}: there is no trigger type {number}")
+
+
+def _source(body: Mapping[str, Any]) -> tuple[GrammarSource | None, str]:
+    """The grammar, else the schema; as in llama-server the grammar wins where both are given."""
+    grammar, schema = body.get("grammar"), body.get("json_schema")
+    if grammar is not None:
+        return (GrammarSource("gbnf", grammar), "grammar") if isinstance(grammar, str) and grammar else (None, "")
+    if schema is None:
+        return None, ""
+    return GrammarSource("json_schema", schema_text(schema)), "json_schema"
+
+
+def schema_text(schema: Any) -> str:
+    """A JSON schema as text; an empty one means any object."""
+    return '{"type":"object"}' if schema == {} else written(schema)
+
+
+def _texts(value: Any, name: str) -> tuple[str, ...]:
+    items = value if isinstance(value, list) else [value]
+    for item in items:
+        if not isinstance(item, str):
+            raise wrong_type(name, "string", item)
+    return tuple(item for item in items if item)
+
+
+def _thinking(body: Mapping[str, Any]) -> Thinking | None:
+    """The budget as the native API takes it: with the texts around the thoughts."""
+    budget = body.get("reasoning_budget_tokens")
+    if budget is None:
+        budget = -1
+    elif not isinstance(budget, (bool, int, float)):
+        raise wrong_type("reasoning_budget_tokens", "number", budget)
+    if not -1 <= budget < 2**31:
+        message = f"Value must be between -1 <= value <= {2**31 - 1}, but got {int(budget)}"
+        raise invalid(f"Field 'reasoning_budget_tokens': {message}")
+    control = body.get("reasoning_control")
+    if control is not None and not isinstance(control, bool):
+        raise wrong_type("reasoning_control", "boolean", control)
+    texts = {}
+    for name in ("reasoning_budget_start_tag", "reasoning_budget_message"):
+        value = body.get(name)
+        if value is not None and not isinstance(value, str):
+            raise wrong_type(name, "string", value)
+        texts[name] = value or ""
+    ends: tuple[str, ...] = ()
+    for name in ("reasoning_budget_end_tags", "reasoning_budget_end_tag"):
+        if body.get(name) is not None:
+            ends = _texts(body[name], name)
+            break
+    if not ends or not texts["reasoning_budget_start_tag"] or (budget < 0 and not control):
+        return None
+    return Thinking(
+        start=texts["reasoning_budget_start_tag"],
+        ends=ends,
+        budget=int(budget),
+        message=texts["reasoning_budget_message"],
+        control=bool(control),
+    )
+
+
+def read_limits(body: Mapping[str, Any], tokenizer: Tokenizer) -> Limits:
+    """The limits a native body asks for. Raises ApiError."""
+    source, name = _source(body)
+    lazy = body.get("grammar_lazy")
+    if lazy is not None and not isinstance(lazy, bool):
+        raise wrong_type("grammar_lazy", "boolean", lazy)
+    preserved: frozenset[int] = frozenset()
+    if body.get("preserved_tokens") is not None:
+        preserved = preserved_tokens(body["preserved_tokens"], tokenizer)
+    triggers: tuple[Trigger, ...] = ()
+    if body.get("grammar_triggers") is not None:
+        given = body["grammar_triggers"]
+        given = given if isinstance(given, list) else list(given.values()) if isinstance(given, dict) else [given]
+        at_most(MOST_ITEMS, given, "grammar_triggers")
+        triggers = tuple(_trigger(t, preserved, tokenizer) for t in given)
+        if lazy and not triggers:
+            raise invalid("Field 'grammar_triggers': Error: no triggers set for lazy grammar!")
+    return Limits(
+        source=source,
+        field=name,
+        lazy=bool(lazy),
+        triggers=triggers,
+        preserved=preserved,
+        thinking=_thinking(body),
+    )

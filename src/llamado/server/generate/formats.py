@@ -1,0 +1,402 @@
+"""How answers look: llama-server's own form and OpenAI's, whole and in parts (`server-task.cpp`, b11434)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from llamado.build import BUILD
+from llamado.engine.request import Progress, Request, Result, Timings, Token, TokenProb, TokenProbs
+from llamado.server.errors import ApiError
+from llamado.server.generate.chat_request import Conversation, PlainParser
+from llamado.server.generate.chat_stream import Part, Spoken, random_id
+from llamado.server.generate.options import Options, generation_settings
+from llamado.server.generate.streaming import error_response
+from llamado.text.dialects.dialect import Content, Reasoning
+
+# JSON has no -inf; llama-server writes the lowest float32 for the logarithm of 0.
+_LOWEST = -3.4028234663852886e38
+
+
+def completion_id() -> str:
+    """A fresh `chatcmpl-…` id; the OpenAI endpoints and Anthropic's use this form."""
+    return "chatcmpl-" + random_id()
+
+
+def timings_json(t: Timings) -> dict[str, Any]:
+    """The `timings` object."""
+    timings: dict[str, Any] = {
+        "cache_n": t.cache_n,
+        "prompt_n": t.prompt_n,
+        "prompt_ms": t.prompt_ms,
+        "prompt_per_token_ms": t.prompt_per_token_ms,
+        "prompt_per_second": t.prompt_per_second,
+        "predicted_n": t.predicted_n,
+        "predicted_ms": t.predicted_ms,
+        "predicted_per_token_ms": t.predicted_per_token_ms,
+        "predicted_per_second": t.predicted_per_second,
+    }
+    if t.draft_n:
+        timings |= {"draft_n": t.draft_n, "draft_n_accepted": t.draft_n_accepted or 0}
+    return timings
+
+
+_MANY = 1024  # likeliest tokens of one place
+
+
+def _prob_json(p: TokenProb, post_sampling: bool) -> dict[str, Any]:
+    entry: dict[str, Any] = {"id": p.id, "token": p.piece.decode("utf-8", "ignore"), "bytes": list(p.piece)}
+    if post_sampling:
+        entry["prob"] = p.prob
+    else:
+        entry["logprob"] = max(p.logprob, _LOWEST)
+    return entry
+
+
+def probs_json(probs: Sequence[TokenProbs], post_sampling: bool) -> list[dict[str, Any]]:
+    """`completion_probabilities`, and `logprobs.content` of the OpenAI endpoints."""
+    key = "top_probs" if post_sampling else "top_logprobs"
+    return [{**_prob_json(p.token, post_sampling), key: _top_json(p.top, post_sampling)} for p in probs]
+
+
+def _top_json(top: Sequence[TokenProb], post_sampling: bool) -> Any:
+    """The likeliest tokens; many, up to the whole vocabulary, as JSON text that is made in parts.
+
+    A text of a million objects, written at once, would keep all other threads waiting.
+    """
+    if len(top) <= _MANY:
+        return [_prob_json(t, post_sampling) for t in top]
+    parts = (top[at : at + _MANY] for at in range(0, len(top), _MANY))
+    texts = [orjson.dumps([_prob_json(t, post_sampling) for t in part])[1:-1] for part in parts]
+    return orjson.Fragment(b"[" + b",".join(texts) + b"]")
+
+
+def progress_json(p: Progress) -> dict[str, Any]:
+    """The `prompt_progress` object."""
+    return {"total": p.total, "cache": p.cache, "processed": p.processed, "time_ms": p.time_ms}
+
+
+def usage_json(results: Sequence[Result], per_prompt: int = 1) -> dict[str, Any]:
+    """`usage` over all results; a prompt answered several times counts once."""
+    completion = sum(r.n_predicted for r in results)
+    prompt = sum(r.n_prompt for r in results[::per_prompt])
+    return {
+        "completion_tokens": completion,
+        "prompt_tokens": prompt,
+        "total_tokens": completion + prompt,
+        "prompt_tokens_details": {"cached_tokens": sum(r.n_cached for r in results[::per_prompt])},
+    }
+
+
+def finish_reason(result: Result, called: bool = False) -> str:
+    """OpenAI's reason; `called`: the answer holds tool calls."""
+    if result.stop_type not in ("eos", "word"):
+        return "length"
+    return "tool_calls" if called else "stop"
+
+
+def data(value: Any) -> bytes:
+    """One SSE message."""
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A request to one of the APIs: what was asked, and what the engine was given."""
+
+    id: str
+    model: str
+    options: Options
+    requests: Sequence[Request]
+    prompts: Sequence[str]
+    """The prompts as text, where the answer shows them."""
+    conversation: Conversation | None = None
+
+    @property
+    def given(self) -> Sequence[Content | Reasoning]:
+        """The beginning of the answer that the client gave."""
+        return self.conversation.prepared.given if self.conversation is not None else ()
+
+    def spoken(self) -> Spoken:
+        """A reader for one answer."""
+        if self.conversation is None:
+            return Spoken(PlainParser())
+        return Spoken(self.conversation.prepared.parser(), self.given)
+
+
+def native_json(call: Call, index: int, result: Result) -> dict[str, Any]:
+    """The result object of `/completion`: the last part of a stream, or the whole answer."""
+    options, request = call.options, result.request
+    stream = options.stream
+    answer: dict[str, Any] = {
+        "index": index,
+        "content": "" if stream else result.content,
+        "tokens": result.tokens if request.return_tokens and not stream else [],
+        "id_slot": result.id_slot,
+        "stop": True,
+        "model": call.model,
+        "tokens_predicted": result.n_predicted,
+        "tokens_evaluated": result.n_prompt,
+        "generation_settings": generation_settings(request, stream=stream, seed=result.seed),
+        "prompt": call.prompts[index // options.n],
+        "has_new_line": result.has_new_line,
+        "truncated": result.truncated,
+        "stop_type": result.stop_type,
+        "stopping_word": result.stopping_word,
+        "tokens_cached": result.n_tokens_cached,
+        "timings": timings_json(result.timings),
+    }
+    if result.probs and not stream:
+        answer["completion_probabilities"] = probs_json(result.probs, request.post_sampling_probs)
+    return pick(answer, options.response_fields) if options.response_fields else answer
+
+
+def native_part(call: Call, index: int, event: Token | Progress) -> dict[str, Any]:
+    """What `/completion` streams for an event."""
+    request = call.requests[index]
+    part: dict[str, Any] = {
+        "index": index,
+        "content": "",
+        "tokens": [],
+        "stop": False,
+        "id_slot": -1,
+        "tokens_predicted": 0,
+        "tokens_evaluated": len(request.prompt),
+    }
+    if isinstance(event, Progress):
+        return {**part, "prompt_progress": progress_json(event)}
+    n_predicted = event.index + len(event.tokens)
+    part |= {"content": event.text, "tokens": event.tokens, "tokens_predicted": n_predicted}
+    if event.timings is not None:
+        part["timings"] = timings_json(event.timings)
+    if event.probs:
+        part["completion_probabilities"] = probs_json(event.probs, request.post_sampling_probs)
+    return part
+
+
+class NativeFormat:
+    """llama-server's `/completion`."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def token(self, index: int, event: Token) -> bytes:
+        return data(native_part(self._call, index, event))
+
+    def progress(self, index: int, event: Progress) -> bytes:
+        return data(native_part(self._call, index, event))
+
+    def final(self, index: int, result: Result) -> bytes:
+        return data(native_json(self._call, index, result))
+
+    def end(self) -> bytes:
+        return b""
+
+    def error(self, error: ApiError) -> bytes:
+        return data({"error": error.error})
+
+    def failure(self, error: ApiError) -> Response:
+        return error_response(error)
+
+    def answer(self, results: Sequence[Result]) -> bytes:
+        """The body: one object, or an array for several prompts."""
+        whole = [native_json(self._call, i, r) for i, r in enumerate(results)]
+        return orjson.dumps(whole[0] if len(whole) == 1 else whole)
+
+
+def pick(answer: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
+    """The named fields of a result; `a/b` takes b out of a under its full name; missing ones are left out."""
+    picked: dict[str, Any] = {}
+    for path in fields:
+        value: Any = answer
+        for name in path.split("/"):
+            value = value.get(name) if isinstance(value, dict) else None
+        if value is not None:
+            picked[path] = value
+    return picked
+
+
+class _OpenAIFormat:
+    """What `/v1/completions` and `/v1/chat/completions` share."""
+
+    object = ""
+    chunk = ""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._head = {
+            "created": int(time.time()),
+            "model": call.model,
+            "system_fingerprint": BUILD,
+            "object": self.chunk,
+            "id": call.id,
+        }
+
+    def _verbose(self, index: int, event: Result | Token | Progress) -> dict[str, Any]:
+        """The native form of a result or of a part of it, for those who ask for it."""
+        if not self._call.options.verbose:
+            return {}
+        if isinstance(event, Result):
+            return {"__verbose": native_json(self._call, index, event)}
+        return {"__verbose": native_part(self._call, index, event)}
+
+    def _body(self, choices: list[dict[str, Any]], results: Sequence[Result]) -> bytes:
+        body = {
+            "choices": choices,
+            **self._head,
+            "object": self.object,
+            "usage": usage_json(results, self._call.options.n),
+            **self._verbose(0, results[0]),
+            "timings": timings_json(results[0].timings),
+        }
+        return orjson.dumps(body)
+
+    def end(self) -> bytes:
+        return b"data: [DONE]\n\n"
+
+    def error(self, error: ApiError) -> bytes:
+        return data({"error": error.error})
+
+    def failure(self, error: ApiError) -> Response:
+        return error_response(error)
+
+
+def _logprobs(probs: Sequence[TokenProbs] | None, request: Request) -> dict[str, Any] | None:
+    return {"content": probs_json(probs, request.post_sampling_probs)} if probs else None
+
+
+class CompletionsFormat(_OpenAIFormat):
+    """`/v1/completions`."""
+
+    object = "text_completion"
+    chunk = "text_completion"
+
+    def _chunk(self, index: int, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
+        choice = {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
+        return {"choices": [choice], **self._head}
+
+    def token(self, index: int, event: Token) -> bytes:
+        if not event.text and not event.probs:
+            return b""
+        chunk = self._chunk(index, event.text, _logprobs(event.probs, self._call.requests[index]), None)
+        chunk |= self._verbose(index, event)
+        if event.timings is not None:
+            chunk["timings"] = timings_json(event.timings)
+        return data(chunk)
+
+    def progress(self, index: int, event: Progress) -> bytes:
+        chunk = self._chunk(index, "", None, None) | self._verbose(index, event)
+        return data({**chunk, "prompt_progress": progress_json(event)})
+
+    def final(self, index: int, result: Result) -> bytes:
+        chunk = self._chunk(index, "", None, finish_reason(result))
+        more = {"usage": usage_json([result]), **self._verbose(index, result), "timings": timings_json(result.timings)}
+        return data({**chunk, **more})
+
+    def answer(self, results: Sequence[Result]) -> bytes:
+        """The whole body."""
+        choices = [
+            {
+                "text": result.content,
+                "index": index,
+                "logprobs": _logprobs(result.probs, result.request),
+                "finish_reason": finish_reason(result),
+            }
+            for index, result in enumerate(results)
+        ]
+        return self._body(choices, results)
+
+
+class ChatFormat(_OpenAIFormat):
+    """`/v1/chat/completions`.
+
+    Like llama-server, a whole answer begins with the client's prefill and a streamed one does not, unless `echo` is on.
+    """
+
+    object = "chat.completion"
+    chunk = "chat.completion.chunk"
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call)
+        self._spoken = [call.spoken() for _ in call.requests]
+        self._begun: set[int] = set()
+        self._results: list[Result] = []
+
+    def _chunk(self, index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        return {"choices": [{"finish_reason": reason, "index": index, "delta": delta}], **self._head}
+
+    def _begin(self, index: int) -> list[dict[str, Any]]:
+        """A stream's first part names the role."""
+        if index in self._begun:
+            return []
+        self._begun.add(index)
+        chunks = [self._chunk(index, {"role": "assistant", "content": None})]
+        if self._call.options.echo:
+            chunks += [self._chunk(index, _delta(part)) for part in self._call.given]
+        return chunks
+
+    def token(self, index: int, event: Token) -> bytes:
+        chunks = self._begin(index)
+        chunks += [self._chunk(index, _delta(part)) for part in self._spoken[index].push(event.text)]
+        logprobs = _logprobs(event.probs, self._call.requests[index])
+        if logprobs is not None:
+            if not chunks:
+                chunks.append(self._chunk(index, {"content": ""}))
+            chunks[-1]["choices"][0]["logprobs"] = logprobs
+        if event.timings is not None and chunks:
+            chunks[-1]["timings"] = timings_json(event.timings)
+        return b"".join(map(data, chunks))
+
+    def progress(self, index: int, event: Progress) -> bytes:
+        self._begun.add(index)
+        chunk = self._chunk(index, {"role": "assistant", "content": None})
+        return data({**chunk, "prompt_progress": progress_json(event)})
+
+    def final(self, index: int, result: Result) -> bytes:
+        self._results.append(result)
+        spoken = self._spoken[index]
+        chunks = self._begin(index)
+        chunks += [self._chunk(index, _delta(part)) for part in spoken.finish()]
+        chunks.append(self._chunk(index, {}, finish_reason(result, bool(spoken.calls))))
+        chunks[0] |= self._verbose(index, result)
+        if self._call.options.include_usage and len(self._results) == len(self._call.requests):
+            usage = usage_json(self._results, self._call.options.n)
+            chunks.append({"choices": [], **self._head, "usage": usage})
+        chunks[-1]["timings"] = timings_json(result.timings)
+        return b"".join(map(data, chunks))
+
+    def answer(self, results: Sequence[Result]) -> bytes:
+        """The whole body."""
+        choices = []
+        for index, result in enumerate(results):
+            spoken = self._spoken[index]
+            spoken.push(result.content)
+            spoken.finish()
+            reason = finish_reason(result, bool(spoken.calls))
+            choice: dict[str, Any] = {"finish_reason": reason, "index": index, "message": spoken.message()}
+            logprobs = _logprobs(result.probs, result.request)
+            if logprobs is not None:
+                choice["logprobs"] = logprobs
+            choices.append(choice)
+        return self._body(choices, results)
+
+
+def _delta(part: Part) -> dict[str, Any]:
+    """A piece of an answer as a chat stream's delta."""
+    if isinstance(part, Content):
+        return {"content": part.text}
+    if isinstance(part, Reasoning):
+        return {"reasoning_content": part.text}
+    call: dict[str, Any] = {"index": part.index}
+    function: dict[str, Any] = {}
+    if part.head:
+        call |= {"id": part.call.id, "type": "function"}
+        function["name"] = part.call.name
+    if part.arguments or part.head:
+        function["arguments"] = part.arguments
+    return {"tool_calls": [{**call, "function": function}]}

@@ -1,0 +1,428 @@
+"""Events from the engine's thread to HTTP responses, many streams with one wake-up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from llamado.engine.request import RANDOM_SEED, Done, Event, Failed, Progress, Request, Result, Timings, Token
+from llamado.http.bodies import body_of
+from llamado.http.connections import ABORT
+from llamado.http.request_log import current
+from llamado.server.errors import ApiError, translate
+from llamado.server.generate.prompts import off_loop
+from llamado.server.loaded_model import Engine
+
+log = logging.getLogger("llamado.server")
+
+# What may wait for clients that do not read, in probabilities; an event without any counts as _EVENT of them. It is
+# about 400 MB.
+MOST_UNREAD = 1 << 21
+_EVENT = 4
+
+
+class Mailbox:
+    """Carries events from the engine's thread to the event loop.
+
+    The loop is woken once for all events posted until it gets to run, so a step of the engine that makes a token for
+    each of 100 streams costs one wake-up. What clients leave unread is bounded for all of them together: then the
+    stream of which most waits is given up.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._unread: dict[Generation, int] = {}
+        self._total = 0
+        self._n_open = 0
+        self._events: deque[tuple[Generation, int, Event]] = deque()
+        self._woken = False
+
+    def post(self, generation: Generation, index: int, event: Event) -> None:
+        """Hand over an event; any thread."""
+        self._events.append((generation, index, event))
+        if not self._woken:
+            self._woken = True
+            try:
+                self._loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:
+                pass  # the loop is closed: nobody is left to read
+
+    def _deliver(self) -> None:
+        # Cleared before reading: an event posted from here on either is read below or schedules the next delivery.
+        self._woken = False
+        events = self._events
+        while events:
+            generation, index, event = events.popleft()
+            generation.deliver(index, event)
+
+    def begin(self) -> None:
+        """A generation was given to the engine."""
+        self._n_open += 1
+
+    def end(self, generation: Generation) -> None:
+        """A response is over."""
+        self.forget(generation)
+        self._n_open -= 1
+        if not self._n_open:
+            log.debug("all slots are idle")
+
+    def wait(self, generation: Generation, event: Event) -> None:
+        """An event waits to be read."""
+        weight = _EVENT + _probabilities(event)
+        self._unread[generation] = self._unread.get(generation, 0) + weight
+        self._total += weight
+        if self._total > MOST_UNREAD:
+            log.warning("an answer is given up: its client does not read it, and too much waits for it")
+            max(self._unread, key=self._unread.__getitem__).give_up()
+
+    def forget(self, generation: Generation) -> None:
+        """Nothing of a generation's waits any more."""
+        self._total -= self._unread.pop(generation, 0)
+
+
+class Generation:
+    """The engine's answers to one HTTP request: one or several, numbered in the order of its prompts."""
+
+    def __init__(self, mailbox: Mailbox, engine: Engine, requests: Sequence[Request], *, parts: bool = True) -> None:
+        """`parts`: whether tokens are wanted as they come, or only the results."""
+        self.requests = requests
+        self._parts = parts
+        self._mailbox = mailbox
+        self._engine = engine
+        self._tasks: list[int] = []
+        self._events: list[tuple[int, Event]] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._open = len(requests)
+        self._n_tokens = [0] * len(requests)
+        self._ended: set[int] = set()
+        self._first_token: float | None = None
+        self.gone = False
+        self.close_connection: Callable[[], None] | None = None
+        """Closes the client's connection without waiting for what it has not read."""
+
+    def start(self) -> None:
+        """Submit everything; an error of the engine leaves nothing running."""
+        try:
+            for i, request in enumerate(self.requests):
+                if not request.prompt:
+                    self.deliver(i, Done(_nothing(request)))
+                    continue
+                self._tasks.append(self._engine.submit(request, partial(self._emit, i)))
+        except BaseException:
+            self.cancel()
+            raise
+        self._mailbox.begin()
+
+    def _emit(self, index: int, event: Event) -> None:
+        # On the engine's thread. Where compute threads own all cores, every wake-up of the loop costs them time.
+        if isinstance(event, Token):
+            self._n_tokens[index] += len(event.tokens)
+            if self._first_token is None:
+                self._first_token = time.perf_counter()
+        if self._parts or not isinstance(event, (Token, Progress)):
+            self._mailbox.post(self, index, event)
+
+    def cancel(self) -> None:
+        """Stop what is still running; harmless when nothing is."""
+        if self._open:
+            self._open = 0
+            for task in self._tasks:
+                self._engine.cancel(task)
+
+    def hang_up(self) -> None:
+        """The client is gone: cancel, and wake whoever reads."""
+        self.gone = True
+        self.cancel()
+        self._drop()
+        self.wake()
+
+    def give_up(self) -> None:
+        """The client does not read: close its connection, as if it had."""
+        if self.close_connection is not None:
+            self.close_connection()
+        self.hang_up()
+
+    def close(self) -> None:
+        """The response is over: stop what runs, drop what was not read, and note what the answers came to."""
+        self.cancel()
+        self._events.clear()
+        self._mailbox.end(self)
+        record = current.get()
+        if record is None:
+            return
+        record.first_token = self._first_token
+        for i, request in enumerate(self.requests):
+            if i not in self._ended and self._tasks:
+                record.cancelled(len(request.prompt), self._n_tokens[i])
+
+    def _drop(self) -> None:
+        self._events.clear()
+        self._mailbox.forget(self)
+
+    def deliver(self, index: int, event: Event) -> None:
+        """Take an event; event loop only."""
+        if self._open:
+            self._events.append((index, event))
+            self._mailbox.wait(self, event)
+            self.wake()
+
+    def wake(self) -> None:
+        """Let `read` return."""
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    @property
+    def running(self) -> bool:
+        """Whether an answer is still to come from the engine."""
+        return self._open > 0
+
+    @property
+    def finished(self) -> bool:
+        return self._open == 0 and not self._events
+
+    async def read(self) -> list[tuple[int, Event]]:
+        """Events since the last read; waits for one. Empty after `wake` (a ping is due, or the client is gone)."""
+        if not self._events and self._open:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        events, self._events = self._events, []
+        self._mailbox.forget(self)
+        record = current.get()
+        for index, event in events:
+            if isinstance(event, (Done, Failed)):
+                self._open = max(0, self._open - 1)
+                self._ended.add(index)
+                if record is not None and isinstance(event, Done):
+                    record.answered(event.result)
+        return events
+
+    async def results(self) -> list[Result]:
+        """All results in order. Raises ApiError; returns an empty list when the client is gone."""
+        results: dict[int, Result] = {}
+        while not self.finished:
+            for index, event in await self.read():
+                if isinstance(event, Done):
+                    results[index] = event.result
+                elif isinstance(event, Failed):
+                    raise translate(event.error)
+        return [] if self.gone else [results[i] for i in range(len(self.requests))]
+
+
+def _nothing(request: Request) -> Result:
+    """The answer to a prompt without tokens, as llama-server gives it."""
+    return Result(
+        content="",
+        tokens=[],
+        probs=[],
+        stop_type="none",
+        stopping_word="",
+        truncated=False,
+        n_prompt=0,
+        n_cached=0,
+        n_predicted=0,
+        n_tokens_cached=0,
+        has_new_line=False,
+        timings=Timings(),
+        id_slot=-1,
+        id_task=-1,
+        seed=RANDOM_SEED if request.sampling.seed is None else request.sampling.seed,
+        request=request,
+    )
+
+
+class Format(Protocol):
+    """How one API writes a stream's parts; each method returns whole SSE messages, b"" for none."""
+
+    def token(self, index: int, event: Token) -> bytes: ...
+
+    def progress(self, index: int, event: Progress) -> bytes: ...
+
+    def final(self, index: int, result: Result) -> bytes: ...
+
+    def end(self) -> bytes: ...
+
+    def error(self, error: ApiError) -> bytes:
+        """An error inside of a stream that has begun."""
+        ...
+
+    def failure(self, error: ApiError) -> Response:
+        """An error instead of an answer."""
+        ...
+
+    def answer(self, results: Sequence[Result]) -> bytes:
+        """The body of an answer that is not streamed."""
+        ...
+
+
+async def watch(receive: Receive, hang_up: Callable[[], None]) -> None:
+    """Call `hang_up` when the client closes its connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    hang_up()
+
+
+class EventStream(Response):
+    """A response that writes a generation's events as they come, and cancels it when the client goes away."""
+
+    def __init__(self, generation: Generation, format: Format, *, ping_interval: int = 30) -> None:
+        super().__init__(media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._generation = generation
+        self._format = format
+        self._ping_interval = ping_interval
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        generation = self._generation
+        body_of(scope).release()
+        generation.close_connection = scope.get("extensions", {}).get(ABORT)
+        watcher = asyncio.ensure_future(watch(receive, generation.hang_up))
+        ping = _Ping(self._ping_interval, generation.wake)
+        started = False
+        try:
+            while not generation.finished:
+                events = await generation.read()
+                if not started and events and isinstance(events[0][1], Failed):
+                    # An answer that never began can still say so by its status.
+                    response = self._format.failure(translate(events[0][1].error))
+                    await response(scope, receive, send)
+                    return
+                data = await off_loop(partial(self._write, events), _weight(events))
+                if generation.gone:
+                    return
+                if not data:
+                    if not ping.due():
+                        continue
+                    data = b":\n\n"
+                ping.sent()
+                if not started:
+                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                    started = True
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            if generation.gone:
+                return
+            if not started:
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            ping.stop()
+            watcher.cancel()
+            generation.close()
+
+    def _write(self, events: list[tuple[int, Event]]) -> bytes:
+        format = self._format
+        parts: list[bytes] = []
+        for index, event in events:
+            if isinstance(event, Token):
+                parts.append(format.token(index, event))
+            elif isinstance(event, Done):
+                parts.append(format.final(index, event.result))
+            elif isinstance(event, Progress):
+                parts.append(format.progress(index, event))
+            else:
+                parts.append(format.error(translate(event.error)))
+                self._generation.cancel()
+                return b"".join(parts)
+        if self._generation.finished:
+            parts.append(format.end())
+        return b"".join(parts) if len(parts) != 1 else parts[0]
+
+
+def _weight(events: list[tuple[int, Event]]) -> int:
+    """How much there is to write, in probabilities and biases: there may be one for each token of the vocabulary."""
+    weight = 0
+    for _, event in events:
+        weight += _probabilities(event)
+        if isinstance(event, Done):
+            weight += len(event.result.request.sampling.logit_bias)
+    return weight
+
+
+def _probabilities(event: Event) -> int:
+    if isinstance(event, Token):
+        return sum(len(p.top) for p in event.probs or ())
+    return sum(len(p.top) for p in event.result.probs) if isinstance(event, Done) else 0
+
+
+def _size(result: Result) -> int:
+    return sum(len(p.top) for p in result.probs) + len(result.request.sampling.logit_bias)
+
+
+class _Ping:
+    """Wakes a stream that was silent for `interval` seconds."""
+
+    def __init__(self, interval: int, wake: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._interval = interval
+        self._wake = wake
+        self._last = self._loop.time()
+        self._timer = self._loop.call_later(interval, self._tick) if interval > 0 else None
+
+    def sent(self) -> None:
+        self._last = self._loop.time()
+
+    def due(self) -> bool:
+        return self._interval > 0 and self._loop.time() - self._last >= self._interval
+
+    def _tick(self) -> None:
+        if self.due():
+            self._wake()
+        wait = max(0.001, self._last + self._interval - self._loop.time()) if not self.due() else self._interval
+        self._timer = self._loop.call_later(wait, self._tick)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class Answer(Response):
+    """A response made of all results at once; the client's going away cancels the generation."""
+
+    def __init__(self, generation: Generation, format: Format) -> None:
+        super().__init__(media_type="application/json")
+        self._generation = generation
+        self._format = format
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        generation = self._generation
+        body_of(scope).release()
+        generation.close_connection = scope.get("extensions", {}).get(ABORT)
+        watcher = asyncio.ensure_future(watch(receive, generation.hang_up))
+        response: Response
+        try:
+            results = await generation.results()
+            if generation.gone:
+                return
+            weight = sum(map(_size, results))
+            response = json_response(await off_loop(partial(self._format.answer, results), weight))
+        except ApiError as error:
+            response = self._format.failure(error)
+        finally:
+            watcher.cancel()
+            generation.close()
+        await response(scope, receive, send)
+
+
+JSON_TYPE = "application/json; charset=utf-8"
+
+
+def json_response(body: bytes, status: int = 200, headers: dict[str, Any] | None = None) -> Response:
+    """A response with a JSON body that is already written."""
+    return Response(body, status, headers, media_type=JSON_TYPE)
+
+
+def error_response(error: ApiError) -> Response:
+    """An error as a response; one that may pass says when to ask again."""
+    headers = {"Retry-After": str(error.retry_after)} if error.retry_after is not None else None
+    return json_response(error.body, error.status, headers)

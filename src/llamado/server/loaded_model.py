@@ -1,0 +1,155 @@
+"""What the HTTP room needs of a loaded model: an engine, a tokenizer, a chat template, facts to show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from llamado.engine.embedding.embedder import Embedding
+from llamado.engine.request import Defaults, EngineSnapshot, Event, Request
+from llamado.models.hparams import Pooling
+from llamado.text.grammar.source import GrammarSource, Trigger
+from llamado.text.template.chat import ChatTemplate
+
+if TYPE_CHECKING:
+    from llamado.text.grammar.compiler import Constraint
+
+
+class Engine(Protocol):
+    """The engine as seen from here; every method may be called from any thread and returns at once."""
+
+    def submit(self, request: Request, emit: Callable[[Event], None]) -> int: ...
+
+    def cancel(self, task_id: int) -> None: ...
+
+    def snapshot(self) -> EngineSnapshot: ...
+
+
+class Embedder(Protocol):
+    """What makes vectors of texts, as seen from here; every method may be called from any thread."""
+
+    def submit(self, texts: Sequence[Sequence[int]]) -> Future[list[Embedding]]: ...
+
+    def snapshot(self) -> EngineSnapshot: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embeddings:
+    """How a server embeds and ranks."""
+
+    embedder: Embedder
+    pooling: Pooling
+    normalize: int = 2
+    """The norm that embeddings get where a request does not say; see `engine.pooling.normalize`."""
+    reranks: bool = False
+    pair: Callable[[str, str], list[int]]
+    """The tokens of a query and a document, as the model wants them to score the document."""
+
+
+class Tokenizer(Protocol):
+    """Text to tokens and back."""
+
+    n_vocab: int
+    eog: frozenset[int]
+    """The tokens that end an answer."""
+    bos: int | None
+    add_bos: bool
+    fim_pre: int | None
+    """The tokens around a hole in code to fill in; None where the model has none."""
+    fim_suf: int | None
+    fim_mid: int | None
+    fim_rep: int | None
+    fim_sep: int | None
+
+    def encode(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]: ...
+
+    def decode(self, tokens: Iterable[int], *, special: bool = False) -> str: ...
+
+    def piece(self, token: int, *, special: bool = False) -> bytes: ...
+
+
+class Grammars(Protocol):
+    """Grammars and schemas as text → what the engine can hold an answer to."""
+
+    def compile(
+        self, source: GrammarSource, *, triggers: Sequence[Trigger] = (), generation_prompt: str = ""
+    ) -> Constraint: ...
+
+    def with_reasoning(
+        self, inner: Constraint | None, *, start: str, end: str, open: bool, budget: int = -1, message: str = ""
+    ) -> Constraint: ...
+
+
+class AdapterInfo(NamedTuple):
+    """Facts about a LoRA adapter for `/lora-adapters`."""
+
+    path: str
+    task_name: str = ""
+    prompt_prefix: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInfo:
+    """Facts about the model for `/props` and `/v1/models`."""
+
+    name: str
+    path: str
+    aliases: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    n_ctx: int
+    """Context of one slot, in tokens."""
+    n_ctx_train: int
+    n_vocab: int
+    n_embd: int
+    n_params: int
+    size: int
+    """Bytes of all tensors."""
+    ftype: str
+    vocab_type: int
+    chat_template: str = ""
+    chat_template_caps: Mapping[str, bool] = field(default_factory=dict)
+    bos_token: str = ""
+    eos_token: str = ""
+    adapters: tuple[AdapterInfo, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A loaded model behind the endpoints."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    info: ModelInfo
+    n_slots: int
+    defaults: Defaults = field(default_factory=Defaults)
+    grammars: Grammars | None = None
+    """None: the model does not generate."""
+    longest_token: Callable[[], int] = lambda: 0
+    """The most characters of text that one token stands for; 0: nobody knows."""
+    n_batch: int = 2048
+    """Tokens of a logical batch; what `/infill` cuts its context to."""
+    embeddings: Embeddings | None = None
+    """None: the server was not started for embeddings."""
+    close: Callable[[float], None] = lambda timeout: None
+    """Ends the engine; the argument is the most seconds it may take."""
+
+    def snapshot(self) -> EngineSnapshot:
+        """The state of all that computes here."""
+        if self.embeddings is None:
+            return self.engine.snapshot()
+        ours, theirs = self.engine.snapshot(), self.embeddings.embedder.snapshot()
+        a, b = ours.counters, theirs.counters
+        return ours._replace(
+            counters=a._replace(
+                prompt_tokens_total=a.prompt_tokens_total + b.prompt_tokens_total,
+                prompt_seconds_total=a.prompt_seconds_total + b.prompt_seconds_total,
+                n_decode_total=a.n_decode_total + b.n_decode_total,
+                n_busy_slots_total=a.n_busy_slots_total + b.n_busy_slots_total,
+                n_tokens_max=max(a.n_tokens_max, b.n_tokens_max),
+            ),
+            requests_processing=ours.requests_processing + theirs.requests_processing,
+            requests_deferred=ours.requests_deferred + theirs.requests_deferred,
+        )

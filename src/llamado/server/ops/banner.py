@@ -1,0 +1,47 @@
+"""What a person wants to know when a server is ready: the model, its context, and where to look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llamado.devices.split.placement import Placement
+from llamado.server.loaded_model import Served
+from llamado.server.settings import Settings
+
+
+def overview(settings: Settings, served: Served, addresses: list[str]) -> list[str]:
+    """Lines for the log."""
+    info, engine, switches = served.info, settings.engine, settings.switches
+    size = f"{info.size / 1e9:.1f} GB" if info.size >= 1e9 else f"{info.size / 1e6:.0f} MB"
+    parameters = f"{info.n_params / 1e9:.1f} B" if info.n_params >= 1e9 else f"{info.n_params / 1e6:.0f} M"
+    share = "sharing them" if engine.unified and served.n_slots > 1 else "each"
+    slots = "1 slot" if served.n_slots == 1 else f"{served.n_slots} slots {share}"
+    lines = [
+        f"  model    {info.name}: {parameters} parameters, {info.ftype}, {size}",
+        f"  context  {info.n_ctx} tokens, {slots}",
+    ]
+    for address in addresses:
+        lines.append(f"  address  {address}{switches.api_prefix}")
+    paths = ["OpenAI /v1", "health /health", "properties /props"]
+    if switches.slots:
+        paths.append("slots /slots")
+    if switches.metrics:
+        paths.append("metrics /metrics")
+    if switches.static_path:
+        paths.append(f"files of {switches.static_path} /")
+    lines.append(f"  paths    {', '.join(paths)}")
+    if settings.access.api_keys:
+        n = len(settings.access.api_keys)
+        lines.append(f"  keys     {'1 key' if n == 1 else f'one of {n} keys'} as Authorization: Bearer, or X-Api-Key")
+    if switches.sleep_idle_seconds > 0:
+        lines.append(f"  sleep    after {switches.sleep_idle_seconds} s without a request")
+    return lines
+
+
+def layer_devices(names: Sequence[str], placement: Placement | None, n_layer: int) -> list[str]:
+    """Which device each layer lies on, for who wants to know everything; without a placement all are on the first."""
+    placement = placement or Placement((0,) * n_layer, 0)
+    lines = [f"layer {i}: {names[device]}" for i, device in enumerate(placement.layers)]
+    lines += [f"head: {names[placement.head]}", f"embedding: {names[placement.embedding]}"]
+    lines += [f"{pattern}: {names[device]}" for pattern, device in placement.overrides]
+    return lines

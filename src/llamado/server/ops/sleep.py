@@ -1,0 +1,127 @@
+"""A model that nobody asks for is unloaded, and loaded again by the next request, which waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from llamado.engine.errors import EngineClosed
+from llamado.engine.request import EngineSnapshot, Event, Request
+from llamado.server.errors import ApiError
+from llamado.server.loaded_model import Served
+from llamado.server.ops import memory
+
+if TYPE_CHECKING:
+    from llamado.server.state import ServerState
+
+log = logging.getLogger("llamado.server")
+
+# Endpoints that neither wake a model nor keep it awake: those of probes and dashboards.
+QUIET = frozenset({"/health", "/v1/health", "/props", "/models", "/v1/models", "/metrics"})
+
+CLOSE_SECONDS = 10.0  # for an engine without requests to end
+
+
+class Asleep:
+    """Stands for the engine of an unloaded model: shows its last state."""
+
+    def __init__(self, last: EngineSnapshot) -> None:
+        self._last = last
+
+    def submit(self, request: Request, emit: Callable[[Event], None]) -> int:
+        raise EngineClosed("the model is asleep")
+
+    def cancel(self, task_id: int) -> None:
+        pass
+
+    def snapshot(self) -> EngineSnapshot:
+        return self._last
+
+    def save_slot(self, id_slot: int, path: Path) -> NoReturn:
+        raise EngineClosed("the model is asleep")
+
+    restore_slot = save_slot
+
+    def erase_slot(self, id_slot: int) -> NoReturn:
+        raise EngineClosed("the model is asleep")
+
+
+class Sleep:
+    """Unloads the model of a server after `seconds` without a request; `load` loads it again, in a thread."""
+
+    def __init__(self, state: ServerState, load: Callable[[], Served], seconds: float) -> None:
+        self._state = state
+        self._load = load
+        self._seconds = seconds
+        self._n_active = 0
+        self._last_request = time.monotonic()
+        self._change = asyncio.Lock()
+        self.asleep = False
+
+    @asynccontextmanager
+    async def awake(self) -> AsyncIterator[None]:
+        """Keep the model loaded for the length of a request; loads it first if need be. Raises ApiError."""
+        self._n_active += 1
+        try:
+            if self.asleep:
+                async with self._change:
+                    await self._wake()
+            yield
+        finally:
+            self._n_active -= 1
+            self._last_request = time.monotonic()
+
+    async def _wake(self) -> None:
+        if not self.asleep:
+            return  # another request has woken it
+        began = time.perf_counter()
+        log.info("waking up: loading the model")
+        try:
+            self._state.served = await asyncio.get_running_loop().run_in_executor(None, self._load)
+        except Exception as error:
+            log.error("the model could not be loaded again: %s", error)
+            raise ApiError("unavailable_error", f"Failed to load model: {error}", retry_after=5) from None
+        self.asleep = False
+        memory.keep()
+        log.info("awake after %.2f s", time.perf_counter() - began)
+
+    def _idle(self) -> bool:
+        served = self._state.served
+        if served is None or self.asleep or self._n_active:
+            return False
+        snapshot = served.snapshot()
+        if snapshot.requests_processing or snapshot.requests_deferred:
+            self._last_request = time.monotonic()
+        return time.monotonic() - self._last_request >= self._seconds
+
+    async def watch(self) -> None:
+        """Put the model to sleep whenever it has been idle for long enough; runs until cancelled."""
+        while True:
+            await asyncio.sleep(min(1.0, self._seconds / 4))
+            if self._idle():
+                async with self._change:
+                    await self._fall_asleep()
+
+    async def _fall_asleep(self) -> None:
+        served = self._state.served
+        if served is None:
+            return
+        # From here on requests wait for `_change`, so none meets the closing engine.
+        self.asleep = True
+        asleep = Asleep(served.snapshot())
+        self._state.served = dataclasses.replace(
+            served, engine=asleep, embeddings=None, grammars=None, close=lambda timeout: None
+        )
+        await asyncio.get_running_loop().run_in_executor(None, served.close, CLOSE_SECONDS)
+        del served
+        # What was there at the end of loading is frozen; some of it is garbage now.
+        gc.unfreeze()
+        memory.give_back()
+        log.info("no request for %g s: the model is unloaded until the next one", self._seconds)

@@ -1,0 +1,189 @@
+"""A server process from its first socket to its last answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from types import FrameType
+from typing import Any, cast
+
+import uvicorn
+
+from llamado.errors import LlamadoError
+from llamado.http.connections import GRACE, HEADER_SECONDS, Gate, configure
+from llamado.http.signals import EndingServer
+from llamado.http.sockets import address_of
+from llamado.server.app import Door, busy_app, create_app
+from llamado.server.generate.prompts import use_threads
+from llamado.server.loaded_model import Served
+from llamado.server.ops import memory
+from llamado.server.ops.banner import overview
+from llamado.server.ops.sleep import Sleep
+from llamado.server.ops.tracing import open_tracing
+from llamado.server.settings import Settings
+from llamado.server.state import ServerState
+
+log = logging.getLogger("llamado.server")
+
+Report = Callable[[float, str], None]
+Load = Callable[[Settings, Report], Served]
+
+PARENT = "LLAMADO_PARENT_FD"
+"""Environment variable with the read end of a pipe: when its other end is closed, whoever started this has ended."""
+
+
+class _Server(EndingServer):
+    """uvicorn with this project's manners: the second signal of any kind ends everything at once."""
+
+    def __init__(self, config: uvicorn.Config, watchers: Callable[[], list[Coroutine[None, None, None]]]) -> None:
+        super().__init__(config)
+        self._watchers = watchers
+        self._watching: list[asyncio.Task[None]] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        if self.config.is_ssl:
+            # uvicorn has no setting for it: who does not even greet is waited for no longer than for headers.
+            patient = loop.create_server
+            loop.create_server = partial(patient, ssl_handshake_timeout=HEADER_SECONDS)  # type: ignore[method-assign]
+        await super().startup(sockets)
+        self._watching = [asyncio.ensure_future(watcher) for watcher in self._watchers()]
+        parent = os.environ.get(PARENT)
+        if parent is not None:
+            self._watch_parent(parent)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for task in self._watching:
+            task.cancel()
+        await super().shutdown(sockets)
+
+    def _watch_parent(self, text: str) -> None:
+        """End when the other end of the pipe is closed, as it is when the parent dies, however it dies."""
+        loop = asyncio.get_running_loop()
+        try:
+            fd = int(text)
+            os.set_blocking(fd, False)
+            os.set_inheritable(fd, False)
+
+            def readable() -> None:
+                try:
+                    if os.read(fd, 4096):
+                        return
+                except BlockingIOError:
+                    return
+                except OSError:
+                    pass
+                loop.remove_reader(fd)
+                log.info("whoever started this server has ended: so does this")
+                self.should_exit = True
+
+            loop.add_reader(fd, readable)
+        except (ValueError, OSError) as error:
+            log.warning("%s=%s is no open file to read from (%s): nobody is watched", PARENT, text, error)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            self.force_exit = True
+            return
+        self.should_exit = True
+        count = len(self.server_state.tasks)
+        if count:
+            log.info("finishing %d running answer(s), up to %d s; interrupt again to stop at once", count, GRACE)
+
+
+def serve(settings: Settings, load: Load, sockets: list[socket.socket]) -> int:
+    """Serve until a signal comes or loading fails; returns the exit code.
+
+    `load` runs in a thread of its own while `/health` already answers.
+    """
+    # Three threads want the interpreter: the engine's, between two steps; this one; and those that tokenize long
+    # texts. With Python's own 5 ms a turn, each would wait too long for the others.
+    sys.setswitchinterval(0.0005)
+    state = ServerState(access=settings.access, switches=settings.switches)
+    state.tracing = open_tracing(settings.otel)
+    if settings.threads_http is not None:
+        use_threads(settings.threads_http)
+    gate = Gate(settings.max_connections, settings.timeout)
+    application: list[Door] = []
+
+    def make_app() -> Door:
+        application.append(create_app(state))
+        server.access = application[0].access
+        return application[0]
+
+    refuse = busy_app(lambda: application[0], settings.switches.api_prefix)
+    config = configure(make_app, gate, cast(Any, refuse), key=settings.ssl_key, certificate=settings.ssl_cert)
+
+    def watchers() -> list[Coroutine[None, None, None]]:
+        seconds = settings.switches.sleep_idle_seconds
+        if seconds < 0:
+            return [memory.watch()]
+        state.sleep = Sleep(state, lambda: load(settings, state.report), seconds)
+        return [memory.watch(), state.sleep.watch()]
+
+    server = _Server(config, watchers)
+    addresses = [address_of(sock, tls=bool(settings.ssl_cert)) for sock in sockets]
+    for address in addresses:
+        log.info("server listening on %s", address)
+    for note in settings.notes:
+        log.info("%s", note)
+
+    def work() -> None:
+        began = time.perf_counter()
+        try:
+            served = load(settings, state.report)
+        except MemoryError:
+            state.failure = "the model does not fit this machine's memory"
+            log.error("failed to load model: out of memory")
+        except LlamadoError as error:
+            state.failure = str(error)
+            log.error("failed to load model: %s", error.as_logged())
+        except Exception as error:
+            state.failure = f"{type(error).__name__}: {error}"
+            log.exception("failed to load model, unexpectedly")
+        except BaseException as error:  # SystemExit of a library must not leave the server loading for ever
+            state.failure = repr(error)
+            log.error("failed to load model: %r", error)
+        else:
+            memory.keep()
+            state.served = served
+            state.report(1.0, "ready")
+            log.info("model loaded in %.2f s: %s", time.perf_counter() - began, served.info.name)
+            for line in overview(settings, served, addresses):
+                log.info("%s", line)
+            # Scripts wait for these words, which are llama-server's.
+            for address in addresses:
+                log.info("server is listening on %s", address)
+            log.info("all slots are idle")
+        if state.failure is not None:
+            while not server.started:
+                time.sleep(0.01)
+            time.sleep(0.5)  # whoever asks for /health in this moment hears the reason
+            server.should_exit = True
+
+    loader = threading.Thread(target=work, name="llamado-load", daemon=True)
+    loader.start()
+    server.run(sockets=sockets)
+    code = 0 if state.failure is None else 1
+    if state.tracing is not None:
+        state.tracing.close()
+    if state.served is not None:
+        state.served.close(0.0)
+    elif loader.is_alive():
+        # The loader may be inside native code that knows no interruption.
+        _leave(code)
+    return code
+
+
+def _leave(code: int) -> None:
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,162 @@
+"""Models whose templates know no tools: told in words what there is, and held to JSON by a grammar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llamado.text.dialects.calls import JsonCalls, Outcome, Tools, read_after_space, read_object
+from llamado.text.dialects.family import Message
+from llamado.text.dialects.reading import Reader, Reading
+from llamado.text.dialects.values import read_string, read_text, read_value
+from llamado.text.grammar.source import GrammarSource
+
+_CALL = JsonCalls(start="", id=("id",))
+_KEYS = ("tool_call", "tool_calls", "response")
+
+
+def instructed(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], required: bool) -> list[Message]:
+    """The messages with the tools described in the system message."""
+    lines = [json.dumps(tool, ensure_ascii=False) for tool in tools]
+    answer = 'Answer with one JSON object: {"tool_call": {"name": ..., "arguments": {...}}} uses a tool' + (
+        "." if required else ', {"response": ...} answers the user.'
+    )
+    text = "These tools can be used:\n" + "\n".join(lines) + "\n\n" + answer
+    first, rest = (messages[0], messages[1:]) if messages and messages[0].get("role") == "system" else (None, messages)
+    if first is not None:
+        content = first.get("content")
+        parts = content if isinstance(content, Sequence) and not isinstance(content, str) else None
+        if parts is not None:
+            return [{**first, "content": [*parts, {"type": "text", "text": text}]}, *rest]
+        text = f"{content}\n\n{text}" if content else text
+    return [{"role": "system", "content": text}, *rest]
+
+
+def spelled_out(messages: Sequence[Message]) -> list[Message]:
+    """Calls and results of the past as text, for templates that drop them."""
+    out: list[Message] = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        if message.get("role") == "assistant" and calls:
+            shown = []
+            for call in calls:
+                function = call.get("function") or {}
+                arguments = function.get("arguments")
+                if isinstance(arguments, str):
+                    try:
+                        arguments = json.loads(arguments)
+                    except ValueError:
+                        pass
+                shown.append({"name": function.get("name"), "arguments": arguments})
+            text = json.dumps({"tool_calls": shown} if len(shown) > 1 else {"tool_call": shown[0]}, ensure_ascii=False)
+            content = message.get("content")
+            kept = {key: value for key, value in message.items() if key != "tool_calls"}
+            out.append({**kept, "content": f"{content}\n{text}" if isinstance(content, str) and content else text})
+        elif message.get("role") == "tool":
+            name = message.get("name")
+            result = {"tool_response": {**({"tool": name} if name else {}), "content": message.get("content")}}
+            out.append({"role": "user", "content": json.dumps(result, ensure_ascii=False)})
+        else:
+            out.append(message)
+    return out
+
+
+def generic_grammar(tools: Tools, parallel: bool, required: bool, response: Any) -> GrammarSource:
+    """JSON: a call, several where `parallel`, or, unless `required`, a response."""
+    calls = []
+    definitions: dict[str, Any] = {}
+    for name, schema in tools.schemas.items():
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": name}, "arguments": schema},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+        for key in ("$defs", "definitions"):
+            if isinstance(schema.get(key), Mapping):
+                definitions[key] = {**definitions.get(key, {}), **schema[key]}
+    call: Any = {"anyOf": calls} if len(calls) > 1 else calls[0]
+    forms = {"tool_calls": {"type": "array", "items": call, "minItems": 1}} if parallel else {"tool_call": call}
+    if not required:
+        forms["response"] = response if response is not None else {"type": "string"}
+    schemas = [
+        {"type": "object", "properties": {key: form}, "required": [key], "additionalProperties": False}
+        for key, form in forms.items()
+    ]
+    whole: dict[str, Any] = {"anyOf": schemas} if len(schemas) > 1 else schemas[0]
+    return GrammarSource("json_schema", json.dumps({**definitions, **whole}))
+
+
+def read_generic(reader: Reader, tools: Tools) -> Reading[None]:
+    """Read the object; anything else is content."""
+    reader.mark()
+    yield from reader.space()
+    key = None
+    if (yield from reader.take("{")):
+        yield from reader.space()
+        key = yield from read_text(reader, 16)
+        yield from reader.space()
+        if not (yield from reader.take(":")):
+            key = None
+        yield from reader.space()
+    if key not in _KEYS:
+        reader.reject()
+        return
+    head = reader.read()
+    reader.accept()
+    if key == "response":
+        if (yield from reader.char()) == '"':
+            yield from read_string(reader, _Unescaped(reader).show)
+        else:
+            yield from read_value(reader, reader.content)
+    else:
+        before = ""
+        if key == "tool_calls":
+            before = "["
+        n = 0
+        while True:
+            outcome = yield from read_object(reader, tools, _CALL, before)
+            if outcome is Outcome.NONE and n == 0:
+                reader.content(head)
+                return
+            if outcome is not Outcome.CALL or key == "tool_call":
+                break
+            before = ","
+            n += 1
+        if outcome is Outcome.BROKEN:
+            return
+        yield from read_after_space(reader, "]")
+    yield from read_after_space(reader, "}")
+    reader.mark()
+    yield from reader.space()
+    if (yield from reader.over()):
+        reader.accept()
+    else:
+        reader.reject()
+
+
+class _Unescaped:
+    """Shows what a JSON string means as content; takes it as `read_string` shows it: escapes are whole."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._high = ""  # the first half of a character that is escaped in two
+
+    def show(self, text: str) -> None:
+        if text == '"':
+            return
+        if not text.startswith("\\"):
+            if self._high:
+                self._reader.content("�")
+                self._high = ""
+            self._reader.content(text)
+            return
+        meant = json.loads(f'"{self._high}{text}"')
+        if len(meant) == 1 and "\ud800" <= meant <= "\udbff":
+            self._high = text
+            return
+        self._high = ""
+        self._reader.content("".join("�" if "\ud800" <= c <= "\udfff" else c for c in meant))

@@ -1,0 +1,106 @@
+"""Llama 3.x: an answer is one bare object {"name": …, "parameters": {…}}, or follows <|python_tag|>."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llamado.text.dialects.calls import JsonCalls, Outcome, Tools, read_object
+from llamado.text.dialects.family import Family
+from llamado.text.dialects.reading import Reader, Reading, Tags
+from llamado.text.dialects.values import read_text
+from llamado.text.grammar.source import Trigger
+
+_TAG = "<|python_tag|>"
+_OBJECTS = JsonCalls(start="", several=True, arguments=("parameters", "arguments"))
+_BUILT_IN = re.compile(r"(?P<name>\w+)\.call\((?P<key>\w+)=")
+
+
+@dataclass(frozen=True)
+class LlamaCalls:
+    """Objects at the beginning of an answer, one after the other; of old, also built-in tools behind the tag."""
+
+    triggers: tuple[Trigger, ...] = (
+        Trigger("word", _TAG),
+        Trigger("pattern", r'^\s*(\{\s*"(?:name|type|function)"\s*:)'),
+    )
+    tags: tuple[str, ...] = (_TAG,)
+
+    def read(self, reader: Reader, tools: Tools, drop: Sequence[str] = ()) -> Reading[None]:
+        white = yield from reader.space()
+        tag = yield from reader.take(_TAG)
+        outcome = yield from read_object(reader, tools, _OBJECTS)
+        if outcome is Outcome.NONE and tag:
+            outcome = yield from _read_built_in(reader, tools)
+        if outcome is Outcome.NONE:
+            reader.content(white + (tag or ""))
+            yield from self._read_later(reader, tools)
+        else:
+            yield from self._read_more(reader, tools, outcome)
+
+    def _read_more(self, reader: Reader, tools: Tools, outcome: Outcome) -> Reading[None]:
+        while outcome is Outcome.CALL:
+            reader.mark()
+            yield from reader.space()
+            if (yield from reader.over()):
+                reader.accept()
+                return
+            yield from reader.take(";", ",", _TAG)
+            yield from reader.space()
+            if not (yield from reader.sees("{")):
+                reader.reject()
+                return
+            between = reader.read()
+            reader.accept()
+            outcome = yield from read_object(reader, tools, _OBJECTS)
+            if outcome is Outcome.NONE:
+                reader.content(between)
+
+    def _read_later(self, reader: Reader, tools: Tools) -> Reading[None]:
+        """Content with a tagged call behind it."""
+        while True:
+            tag = yield from reader.until(Tags(_TAG), reader.content)
+            if tag is None:
+                return
+            outcome = yield from read_object(reader, tools, _OBJECTS)
+            if outcome is Outcome.NONE:
+                outcome = yield from _read_built_in(reader, tools)
+            if outcome is Outcome.NONE:
+                reader.content(tag)
+                continue
+            yield from self._read_more(reader, tools, outcome)
+            return
+
+    def grammar(self, tools: Tools, parallel: bool) -> str:
+        rules = _OBJECTS.grammar(tools, False).split("\n", 1)[1]
+        more = "(/[;\\n ]{1,3}/ one)*" if parallel else ""
+        return f'calls: "{_TAG}"? SPACE one {more}\n{rules}'
+
+
+def _read_built_in(reader: Reader, tools: Tools) -> Reading[Outcome]:
+    """`brave_search.call(query="…")`, as Llama 3.1 calls the tools it was trained with."""
+    reader.mark()
+    yield from reader.space()
+    head = yield from reader.word(Tags("="), tools.longest + 64)
+    match = _BUILT_IN.fullmatch(head[0] + "=") if head is not None else None
+    value = (yield from read_text(reader, 4096)) if match is not None else None
+    if match is None or match["name"] not in tools.schemas or value is None or not (yield from reader.take(")")):
+        reader.reject()
+        return Outcome.NONE
+    reader.accept()
+    reader.call(match["name"])
+    reader.arguments(_json({match["key"]: value}))
+    return Outcome.CALL
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _knows(source: str) -> bool:
+    return _TAG in source or ("<|start_header_id|>" in source and '"parameters"' in source)
+
+
+LLAMA = Family(name="Llama 3.x", knows=_knows, calls=LlamaCalls())

@@ -1,0 +1,158 @@
+"""Lazy grammars: everything is allowed until a trigger was generated, from there on the grammar rules.
+
+What triggers do is what llama.cpp makes of `grammar_triggers`: a word or a regular expression is looked for in all
+that was generated so far, and the grammar is fed with the text from the pattern's first group that took part, or from
+the match, to the end; a token is fed itself.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import regex  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from llamado.text.grammar.matcher import GrammarConstraint, GrammarMatcher
+from llamado.text.grammar.source import ConstraintError
+from llamado.text.grammar.triggers import Triggers
+from llamado.text.grammar.vocabulary import GuidedVocabulary
+
+TOKEN_SECONDS = 0.005
+"""Of this thread's computing, for all triggers after a token: everybody else's tokens wait for it."""
+FREE_SECONDS = 0.001  # after a token, of which an answer may have as many as it likes
+ANSWER_SECONDS = 0.25
+"""What the tokens of an answer may take beyond that, all together."""
+_seconds = time.thread_time
+
+
+class LazyConstraint:
+    """A grammar that begins with a trigger."""
+
+    lazy = True
+
+    def __init__(self, grammar: GrammarConstraint, triggers: Triggers, vocabulary: GuidedVocabulary) -> None:
+        self._grammar = grammar
+        self._triggers = triggers
+        self._vocabulary = vocabulary
+
+    def start(self) -> LazyMatcher:
+        return LazyMatcher(self._grammar, self._triggers, self._vocabulary)
+
+    def end_reasoning(self) -> bool:
+        return False
+
+
+class LazyMatcher:
+    """One answer; `begun` says whether its grammar has begun."""
+
+    def __init__(self, grammar: GrammarConstraint, triggers: Triggers, vocabulary: GuidedVocabulary) -> None:
+        self._grammar = grammar
+        self._triggers = triggers
+        self._vocabulary = vocabulary
+        self._matcher: GrammarMatcher | None = None
+        self._text = bytearray()
+        self._tokens: list[tuple[int, int]] = []  # and where each ends in the text
+        self._left = ANSWER_SECONDS
+        self._tried = 0  # matches that begin before here did not lead into the grammar
+
+    @property
+    def begun(self) -> bool:
+        return self._matcher is not None
+
+    def mask(self) -> NDArray[np.uint32] | None:
+        return None if self._matcher is None else self._matcher.mask()
+
+    def accept(self, token: int) -> None:
+        if self._matcher is not None:
+            self._matcher.accept(token)
+            return
+        if token in self._triggers.tokens and self._begin([token]):
+            return
+        before = len(self._text)
+        self._text += self._vocabulary.tokenizer.piece(token, special=True)
+        self._tokens.append((token, len(self._text)))
+        if len(self._text) > before:
+            began = _seconds()
+            self._search(before, min(TOKEN_SECONDS, FREE_SECONDS + self._left))
+            self._left -= max(0.0, _seconds() - began - FREE_SECONDS)
+        if not self._triggers.patterns:
+            self._forget()
+
+    def _search(self, before: int, seconds: float) -> None:
+        """Look for a trigger that ends after `before`, and begin with it. Raises ConstraintError."""
+        deadline = _seconds() + seconds
+        for word in self._triggers.words:
+            start = self._text.find(word, max(0, before - len(word) + 1))
+            while start >= 0:
+                if self._begin_at(start):
+                    return
+                if _seconds() > deadline:
+                    raise _late(word.decode(errors="replace"))
+                start = self._text.find(word, start + 1)
+        if not self._triggers.patterns:
+            return
+        # Bytes that are no character (yet) keep their number.
+        text = self._text.decode("utf-8", "surrogateescape")
+        for pattern in self._triggers.patterns:
+            start = self._first(pattern, text, deadline)
+            if start >= self._tried:
+                if self._begin_at(start):
+                    return
+                self._tried = start + 1
+
+    def _first(self, pattern: regex.Pattern[str], text: str, deadline: float) -> int:
+        """The byte at which the grammar begins by a pattern; -1: nowhere. Raises ConstraintError."""
+        timeout = 0.0  # `regex` counts the time of all threads of the process, so it may be over too soon
+        while (left := deadline - _seconds()) > 0:
+            timeout = max(2 * timeout, left)
+            try:
+                found = pattern.search(text, timeout=timeout, concurrent=True)
+                break
+            except TimeoutError:
+                pass
+        else:
+            raise _late(pattern.pattern)
+        if found is None:
+            return -1
+        starts = (found.start(i) for i in range(1, pattern.groups + 1) if found.end(i) > found.start(i))
+        return len(text[: next(starts, found.start())].encode("utf-8", "surrogateescape"))
+
+    def _begin_at(self, start: int) -> bool:
+        tokens: list[int] = []
+        begin = 0
+        for token, end in self._tokens:
+            if begin >= start and end > begin:
+                tokens.append(token)
+            elif end > start:
+                tokens += self._vocabulary.spell_bytes(bytes(self._text[start:end]))
+            begin = end
+        return self._begin(tokens)
+
+    def _begin(self, tokens: list[int]) -> bool:
+        """Begin the grammar with these tokens; False where it excludes them: that was no trigger but mere text."""
+        matcher = self._grammar.start()
+        if not matcher.advance(tokens):
+            return False
+        self._matcher = matcher
+        self._text.clear()
+        self._tokens.clear()
+        return True
+
+    def _forget(self) -> None:
+        """Drop the text that no word can reach back to."""
+        spare = len(self._text) - self._triggers.reach
+        n = 0
+        while n < len(self._tokens) and self._tokens[n][1] <= spare:
+            n += 1
+        if n:
+            cut = self._tokens[n - 1][1]
+            del self._text[:cut]
+            self._tokens = [(token, end - cut) for token, end in self._tokens[n:]]
+
+
+def _late(trigger: str) -> ConstraintError:
+    return ConstraintError(
+        f"looking for the grammar's triggers takes longer than {1000 * TOKEN_SECONDS:g} ms after a token, or "
+        f"{1000 * ANSWER_SECONDS:g} ms in all, at {trigger[:200]!r}; use fewer or simpler patterns, or words"
+    )

@@ -1,0 +1,457 @@
+"""JSON Schema → llguidance's grammar.
+
+llguidance refuses what it cannot honour. Before it sees a schema, this is done: keywords that cannot be honoured are
+named with their place; what the schema leaves open is closed as llama.cpp does (no further properties beside those
+that are listed, an object where `properties` is, bounded white space), which only takes instances away; and what
+hostile schemas need stack and time for is limited.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+from urllib.parse import unquote
+
+from llamado.text.grammar.schema_formats import FORMATS
+from llamado.text.grammar.schema_numbers import FAR, MAX_MULTIPLE, Number, check_literal, limits, multiple, units
+from llamado.text.grammar.source import GrammarError
+
+# White space between two tokens of JSON: none, a space, or a new line and its indentation. Without a bound small
+# models write blanks for ever. llama.cpp allows the same.
+WHITESPACE = r" |\n[ \t]{0,20}"
+
+MAX_DEPTH = 150  # of schemas inside one another, references followed
+MAX_PATTERNS = 16  # that may hold together: each one more doubles what llguidance takes, unbounded by its limits
+MAX_SCHEMAS = 20_000
+
+_TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
+_FORMATS_REFUSED = frozenset(
+    ("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template", "regex"),
+) | {"json-pointer", "relative-json-pointer"}
+
+# Where a schema has further schemas: in place of it, or for parts of its instances.
+_IN_PLACE = ("allOf", "anyOf", "oneOf")
+_LISTS = (*_IN_PLACE, "prefixItems")
+_MAPS = ("properties", "patternProperties")
+_SINGLE = ("items", "additionalItems", "additionalProperties")
+_AS_GIVEN = ("type", "const", "enum", "required", "pattern")
+
+_REFUSED = frozenset(
+    (
+        "not",
+        "if",
+        "contains",
+        "minContains",
+        "maxContains",
+        "propertyNames",
+        "dependentSchemas",
+        "dependentRequired",
+        "dependencies",
+        "unevaluatedProperties",
+        "unevaluatedItems",
+        "uniqueItems",
+        "$dynamicRef",
+        "$recursiveRef",
+    )
+)
+
+
+def schema_grammar(text: str) -> str:
+    """llguidance's Lark for the instances of a JSON schema. Raises GrammarError."""
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _error("#", f"the schema is not JSON: {str(error)[:200]}") from None
+    return f'%llguidance {{"no_forcing": true}}\nstart: {json_rule(schema)}\n'
+
+
+def json_rule(schema: object) -> str:
+    """A Lark rule's body for the instances of a JSON schema. Raises GrammarError."""
+    try:
+        prepared = _Schema(schema).prepared()
+        if isinstance(prepared, dict):
+            prepared["x-guidance"] = {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE}
+        return "%json " + json.dumps(prepared)
+    except RecursionError:
+        raise _error("#", "the schema is nested too deep") from None
+
+
+def schema_error(text: str) -> GrammarError:
+    """llguidance's complaint about a schema, as an error."""
+    reason = text.partition("failed to compile JSON schema: ")[2] or text
+    lines = [line for line in reason.splitlines() if " | " not in line and line.strip(" ^~<>")]
+    reason = " ".join(lines)[:500].strip() or text[:500]
+    if reason.startswith("oneOf constraints are not supported"):
+        reason = "keyword 'oneOf' is not supported where more than one of its schemas may hold; use 'anyOf'"
+    return _error("#", reason)
+
+
+def _error(path: str, what: str) -> GrammarError:
+    if len(path) > 300:
+        path = f"{path[:200]}…{path[-50:]}"
+    return GrammarError(f"JSON schema conversion failed:\nJSON schema error at {path}: {what}")
+
+
+@dataclass
+class _Seen:
+    """What is known of a schema in the document."""
+
+    composed: bool = False
+    """Other schemas hold for the same instances, so it must stay open."""
+    require: str | None = None
+    """A property that tells it from its neighbours."""
+    limits: Mapping[str, Number] = field(default_factory=dict)
+    """Its bounds, lengths and counts."""
+
+
+class _Schema:
+    """A schema document: looked through first, along references, then written anew."""
+
+    def __init__(self, root: object) -> None:
+        self._root = root
+        self._seen: dict[int, _Seen] = {}
+        self._anchors: dict[str, object] | None = None
+        self._targets: dict[int, str] = {}  # what the schemas that references lead to are called
+        self._definitions: dict[str, Any] = {}
+        self._waiting: list[tuple[str, object]] = []  # to be written among them
+        self._multiples: set[Decimal] = set()
+        self._conjunctions = False
+        self._patterns = 0  # in schemas that hold together with others
+
+    def prepared(self) -> Any:
+        """The document as llguidance shall see it. Raises GrammarError."""
+        self._look(self._root, "#", False, 0, ())
+        if self._conjunctions and units(self._multiples) > 10 * MAX_MULTIPLE:
+            values = ", ".join(map(str, sorted(self._multiples)[:5]))
+            raise _error("#", f"keyword 'multipleOf' is not supported with {values} in conjunctions")
+        self._targets[id(self._root)] = "#"
+        out = self._write(self._root)
+        while self._waiting:
+            name, target = self._waiting.pop()
+            self._definitions[name] = self._write(target)
+        if self._definitions:
+            out["$defs"] = self._definitions
+        return out
+
+    # --- looking
+
+    def _look(self, node: object, path: str, composed: bool, depth: int, trail: tuple[int, ...]) -> None:
+        """Check a schema and all that it leads to; `trail`: the schemas that hold for the same instances."""
+        if depth > MAX_DEPTH:
+            raise _error(path, f"schemas are nested more than {MAX_DEPTH} deep")
+        if isinstance(node, bool):
+            return
+        if not isinstance(node, dict):
+            raise _error(path, f"a schema must be an object or a boolean, not {json.dumps(node)[:50]}")
+        if id(node) in trail:
+            raise _error(path, "keyword '$ref' leads back to the same schema without anything between")
+        seen = self._seen.get(id(node))
+        if seen is not None and seen.composed >= composed:
+            return
+        if seen is None:
+            seen = self._seen[id(node)] = _Seen()
+            if len(self._seen) > MAX_SCHEMAS:
+                raise _error(path, f"there are more than {MAX_SCHEMAS} schemas")
+            self._check(node, path)
+            try:
+                seen.limits = limits(node)
+                check_literal([node.get("const"), node.get("enum")])
+                if "multipleOf" in node:
+                    self._multiples.add(multiple(node["multipleOf"]))
+            except ValueError as error:
+                raise _error(path, str(error)) from None
+        seen.composed = composed
+        if composed and ("pattern" in node or "format" in node):
+            self._patterns += 1
+            if self._patterns > MAX_PATTERNS:
+                raise _error(path, f"more than {MAX_PATTERNS} keywords 'pattern' and 'format' in conjunctions")
+        for part, place in _parts(node, path):
+            self._look(part, place, False, depth + 1, ())
+        alone = not composed and _is_alone(node)
+        self._conjunctions |= composed
+        here = (*trail, id(node))
+        for key in _IN_PLACE:
+            for i, option in enumerate(node.get(key, ())):
+                # A choice that leads back is recursion like any other; a conjunction that does holds for nothing.
+                self._look(option, f"{path}/{key}/{i}", not alone, depth + 1, here if key == "allOf" else ())
+        if "$ref" in node:
+            target = self._resolve(node["$ref"], path)
+            self._look(target, path, not alone, depth + 1, here)
+        if "oneOf" in node:
+            self._tell_apart(node["oneOf"])
+
+    def _check(self, node: dict[str, Any], path: str) -> None:
+        for key in _REFUSED & node.keys():
+            if not _says_nothing(key, node):
+                raise _error(path, f"keyword '{key}' is not supported")
+        types = node.get("type", [])
+        for name in types if isinstance(types, list) else [types]:
+            if not isinstance(name, str) or name not in _TYPES:
+                raise _error(path, f"unrecognized type {name if isinstance(name, str) else json.dumps(name)}")
+        if node.get("format") in _FORMATS_REFUSED and "string" in (types or ["string"]):
+            raise _error(path, f"keyword 'format' is not supported with {node['format']!r}")
+        for key, kind in _KINDS.items():
+            if key in node and not isinstance(node[key], kind):
+                raise _error(path, f"keyword '{key}' cannot be {json.dumps(node[key])[:50]}")
+        if not all(isinstance(name, str) for name in node.get("required", ())):
+            raise _error(path, f"keyword 'required' cannot be {json.dumps(node['required'])[:50]}")
+
+    def _resolve(self, reference: object, path: str) -> object:
+        if not isinstance(reference, str):
+            raise _error(path, "keyword '$ref' must be a text")
+        if not reference.startswith("#"):
+            raise _error(path, f"keyword '$ref' is not supported for other documents: {reference[:200]}")
+        if not reference.startswith("#/") and reference != "#":
+            if self._anchors is None:
+                self._anchors = dict(_anchors(self._root))
+            if reference[1:] in self._anchors:
+                return self._anchors[reference[1:]]
+            raise _error(path, f"cannot resolve $ref {reference[:200]}")
+        node: Any = self._root
+        for step in reference.split("/")[1:]:
+            step = unquote(step).replace("~1", "/").replace("~0", "~")
+            try:
+                node = node[int(step)] if isinstance(node, list) else node[step]
+            except (KeyError, IndexError, ValueError, TypeError):
+                raise _error(path, f"cannot resolve $ref {reference[:200]}, {step[:50]} not found") from None
+        return node
+
+    # --- alternatives of which exactly one holds
+
+    def _tell_apart(self, options: list[object]) -> None:
+        """Make properties with a fixed value, by which all the objects differ, required."""
+        targets = [self._target(option) for option in options]
+        if not targets or not all(isinstance(target, dict) for target in targets):
+            return
+        tags = [_tags(target) for target in targets if isinstance(target, dict)]
+        for name in tags[0]:
+            values = [value for tag in tags for value in tag.get(name, ("", ""))]
+            if all(name in tag for tag in tags) and len(set(values)) == len(values):
+                for target in targets:
+                    self._seen[id(target)].require = name
+                return
+
+    def _target(self, node: object) -> object:
+        """The schema behind references that stand alone."""
+        for _ in range(MAX_DEPTH):
+            if not isinstance(node, dict) or "$ref" not in node or not _is_alone(node):
+                break
+            node = self._resolve(node["$ref"], "#")
+        return node
+
+    def _are_apart(self, options: list[object]) -> bool:
+        """Whether no instance fits two of the alternatives, as far as types and fixed values tell."""
+        targets = [self._target(option) for option in options]
+        if not all(isinstance(target, dict) for target in targets) or len(targets) > 200:
+            return False
+        faces = [(_types(t), _tags(t), self._required(t)) for t in targets if isinstance(t, dict)]
+        for i, (types, tags, required) in enumerate(faces):
+            for other_types, other_tags, other_required in faces[:i]:
+                common = types & other_types
+                if not common:
+                    continue
+                if common != {"object"} or not any(
+                    not set(tags[name]) & set(other_tags[name])
+                    for name in tags.keys() & other_tags.keys() & required & other_required
+                ):
+                    return False
+        return True
+
+    def _required(self, node: dict[str, Any]) -> set[str]:
+        seen = self._seen.get(id(node))
+        required = {name for name in node.get("required", ()) if isinstance(name, str)}
+        if seen is not None and seen.require is not None:
+            required.add(seen.require)
+        return required
+
+    # --- writing
+
+    def _write(self, node: object) -> Any:
+        if not isinstance(node, dict):
+            return node
+        seen = self._seen[id(node)]
+        out: dict[str, Any] = {key: node[key] for key in _AS_GIVEN if key in node} | dict(seen.limits)
+        for key, value in node.items():
+            if key in _MAPS:
+                out[key] = {name: self._write(part) for name, part in value.items()}
+            elif key in _LISTS or (key == "items" and isinstance(value, list)):
+                out[key] = [self._write(part) for part in value]
+            elif key in _SINGLE:
+                out[key] = self._write(value)
+            elif key == "$ref":
+                out[key] = self._reference(value)
+        self._close(node, seen, out)
+        return out
+
+    def _reference(self, reference: str) -> str:
+        """A reference to the definition that is written of its target."""
+        target = self._resolve(reference, "#")
+        if id(target) not in self._targets:
+            name = re.sub(r"[^A-Za-z0-9_.-]", "_", reference.rpartition("/")[2][:50])
+            while name in self._definitions:
+                name += f".{len(self._definitions)}"
+            self._targets[id(target)] = f"#/$defs/{name}"
+            self._definitions[name] = None
+            self._waiting.append((name, target))
+        return self._targets[id(target)]
+
+    def _close(self, node: dict[str, Any], seen: _Seen, out: dict[str, Any]) -> None:
+        pattern = FORMATS.get(str(node.get("format")))  # names that no standard has are mere notes
+        if pattern is not None:
+            whole = f"^(?:{pattern})$"
+            if "pattern" in out:
+                out["allOf"] = [*out.get("allOf", ()), {"pattern": whole}]
+            else:
+                out["pattern"] = whole
+        if "oneOf" in node and "anyOf" not in node and self._are_apart(node["oneOf"]):
+            out = _renamed(out, "oneOf", "anyOf")
+        if seen.require is not None and seen.require not in node.get("required", ()):
+            out["required"] = [*node.get("required", ()), seen.require]
+        if seen.composed or not node.keys().isdisjoint((*_IN_PLACE, "$ref", "enum", "const")):
+            return
+        if "type" not in node:
+            if "properties" in node or "additionalProperties" in node:
+                out["type"] = "object"
+            elif "items" in node or "prefixItems" in node:
+                out["type"] = "array"
+        if node.get("unevaluatedProperties") is False:
+            out.setdefault("additionalProperties", False)
+        if (
+            node.get("properties")
+            and node.keys().isdisjoint(
+                ("additionalProperties", "patternProperties", "minProperties", "maxProperties", "unevaluatedProperties")
+            )
+            and set(out.get("required", ())) <= node["properties"].keys()
+        ):
+            out["additionalProperties"] = False
+        if node.get("type") == "integer" and "multipleOf" not in node:
+            if not {"minimum", "exclusiveMinimum"} & out.keys():
+                out["minimum"] = -FAR
+            if not {"maximum", "exclusiveMaximum"} & out.keys():
+                out["maximum"] = FAR
+
+
+_NUMBER = (int, float)
+_KINDS: Mapping[str, type | tuple[type, ...]] = {
+    "properties": dict,
+    "patternProperties": dict,
+    "required": list,
+    "allOf": list,
+    "anyOf": list,
+    "oneOf": list,
+    "prefixItems": list,
+    "enum": list,
+    "pattern": str,
+    "minimum": _NUMBER,
+    "maximum": _NUMBER,
+    "exclusiveMinimum": _NUMBER,  # bool among them
+    "exclusiveMaximum": _NUMBER,
+    "multipleOf": _NUMBER,
+    "minLength": _NUMBER,
+    "maxLength": _NUMBER,
+    "minItems": _NUMBER,
+    "maxItems": _NUMBER,
+    "minProperties": _NUMBER,
+    "maxProperties": _NUMBER,
+}
+
+
+def _renamed(node: dict[str, Any], old: str, new: str) -> dict[str, Any]:
+    """Rename a key where it stands; the same object."""
+    items = [(new if key == old else key, value) for key, value in node.items()]
+    node.clear()
+    node.update(items)
+    return node
+
+
+def _parts(node: dict[str, Any], path: str) -> Iterator[tuple[object, str]]:
+    """Schemas for parts of the instances, with their places."""
+    for key in _MAPS:
+        for name, part in node.get(key, {}).items():
+            yield part, f"{path}/{key}/{name}"
+    for key in _SINGLE:
+        part = node.get(key)
+        if isinstance(part, list) and key == "items":
+            for i, item in enumerate(part):
+                yield item, f"{path}/{key}/{i}"
+        elif key in node:
+            yield part, f"{path}/{key}"
+    for i, part in enumerate(node.get("prefixItems", ())):
+        yield part, f"{path}/prefixItems/{i}"
+
+
+def _is_alone(node: dict[str, Any]) -> bool:
+    """Whether a single schema in place of this one says all there is."""
+    limits = {*_MAPS, *_SINGLE, *_IN_PLACE, "$ref", "required", "minProperties", "maxProperties", "prefixItems"}
+    given = [key for key in node if key in limits]
+    return len(given) == 1 and (given[0] != "allOf" or len(node["allOf"]) == 1)
+
+
+def _says_nothing(key: str, node: dict[str, Any]) -> bool:
+    """Whether a keyword that is not supported rules nothing out here."""
+    value = node[key]
+    if key == "not":
+        return value is False
+    if key == "if":
+        return "then" not in node and "else" not in node
+    if key in ("minContains", "maxContains"):
+        return "contains" not in node
+    if key == "contains":
+        return node.get("minContains") == 0 and "maxContains" not in node
+    if key == "uniqueItems":
+        at_most = node.get("maxItems")
+        return value is False or (isinstance(at_most, int) and at_most <= 1)
+    if key in ("dependentSchemas", "dependentRequired", "dependencies"):
+        return bool(value == {})
+    if key == "propertyNames":
+        return value is True or value in ({}, {"type": "string"})
+    if key == "unevaluatedProperties":
+        return value in (True, {}) or (value is False and bool(node.keys().isdisjoint((*_IN_PLACE, "$ref"))))
+    if key == "unevaluatedItems":
+        return value in (True, {})
+    return False
+
+
+def _types(node: dict[str, Any]) -> set[str]:
+    """The JSON types that instances may have."""
+    if "const" in node or "enum" in node:
+        values = [node["const"]] if "const" in node else node["enum"]
+        return {_type(value) for value in values}
+    given = node.get("type")
+    if given is None:
+        return {"object"} if "properties" in node else set(_TYPES - {"integer"})
+    return {"number" if name == "integer" else name for name in (given if isinstance(given, list) else [given])}
+
+
+def _type(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    return {int: "number", float: "number", str: "string", list: "array"}.get(type(value), "object")
+
+
+def _tags(node: dict[str, Any]) -> dict[str, list[str]]:
+    """Properties that must have one of a few values, with these as JSON."""
+    out = {}
+    for name, part in node.get("properties", {}).items():
+        if isinstance(part, dict) and ("const" in part or isinstance(part.get("enum"), list)):
+            values = [part["const"]] if "const" in part else part["enum"]
+            out[name] = [json.dumps(value, sort_keys=True) for value in values]
+    return out
+
+
+def _anchors(root: object) -> Iterator[tuple[str, object]]:
+    todo = [root]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, dict):
+            if isinstance(node.get("$anchor"), str):
+                yield node["$anchor"], node
+            todo += node.values()
+        elif isinstance(node, list):
+            todo += node

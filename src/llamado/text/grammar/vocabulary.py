@@ -1,0 +1,168 @@
+"""A model's vocabulary as llguidance wants it."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+from llguidance import LLTokenizer
+from numpy.typing import NDArray
+
+from llamado.text.grammar.source import GrammarError
+from llamado.text.tokenizer.bpe import SPELLING
+from llamado.text.tokenizer.spm import SPACE
+from llamado.text.tokenizer.tokenizer import Tokenizer
+from llamado.text.tokenizer.vocabulary import Attribute
+
+_MARK = b"\xff"  # llguidance's sign of a token that text never matches; no UTF-8 text has this byte
+if TYPE_CHECKING:
+    from llguidance._tokenizer import TokenizerWrapper
+
+_UNSPELL = {ord(character): byte for byte, character in enumerate(SPELLING)}
+_IN_STRING = r'[^"\\\x00-\x1F\x7F]'
+# Tokens that llguidance allows as a whole where a grammar allows all such text: white space, and what goes into JSON's
+# strings. Short ones apart, because a string with a greatest length has room for fewer and fewer.
+_SLICES = (r"[\x20\x0A\x0D\x09]+", *(_IN_STRING + count for count in ("{1,4}", "{1,8}", "{1,16}", "+")))
+_NO_TEXT = Attribute.CONTROL | Attribute.UNKNOWN
+
+
+class GuidedVocabulary:
+    """A tokenizer beside llguidance's view of it, which is built on first use."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.words = (tokenizer.n_vocab + 31) // 32
+        """uint32 words of a mask."""
+        self._lock = threading.Lock()
+        self._guided: LLTokenizer | None = None
+
+    @property
+    def guided(self) -> LLTokenizer:
+        """llguidance's tokenizer."""
+        with self._lock:
+            if self._guided is None:
+                self._guided = self._build()
+            return self._guided
+
+    @cached_property
+    def controls(self) -> dict[str, int]:
+        """Tokens that text never matches, by how they are written; longest first."""
+        tokenizer = self.tokenizer
+        found = ((tokenizer.piece(t, special=True), t) for t in tokenizer.vocabulary.having(_NO_TEXT))
+        texts = {piece.decode("utf-8", "replace"): token for piece, token in found if piece}
+        return dict(sorted(texts.items(), key=lambda item: -len(item[0])))
+
+    def named_token(self, name: str) -> int | None:
+        """The token that GBNF writes as `<[id]>` or by its text in angle brackets; None where it is not one."""
+        if name.startswith("<[") and name.endswith("]>") and name[2:-2].isdigit():
+            token = int(name[2:-2])
+            return token if token < self.tokenizer.n_vocab else None
+        tokens = self.spell(name)
+        return tokens[0] if len(tokens) == 1 else None
+
+    def control_parts(self, text: str) -> list[str | tuple[str, int]]:
+        """A text cut at the control tokens that are spelled in it, which come as (text, token)."""
+        parts: list[str | tuple[str, int]] = []
+        for part in self._control_pattern.split(text) if self.controls else [text]:
+            if part:
+                parts.append((part, self.controls[part]) if part in self.controls else part)
+        return parts
+
+    @cached_property
+    def _control_pattern(self) -> re.Pattern[str]:
+        return re.compile("(" + "|".join(map(re.escape, self.controls)) + ")")
+
+    def mask_of(self, tokens: Iterable[int]) -> NDArray[np.uint32]:
+        """A mask with the bits of these tokens."""
+        mask = np.zeros(self.words, np.uint32)
+        for token in tokens:
+            mask[token >> 5] |= np.uint32(1 << (token & 31))
+        return mask
+
+    def spell(self, text: str) -> list[int]:
+        """Tokens that make up exactly `text`, control tokens among them."""
+        tokens = self.tokenizer.encode(text)
+        raw = text.encode("utf-8", "replace")
+        pieces = [self.tokenizer.piece(token, special=True) for token in tokens]
+        joined = b"".join(pieces)
+        if joined == raw:
+            return tokens
+        if joined == b" " + raw:  # SentencePiece puts a space in front
+            return self.spell_bytes(pieces[0][1:]) + tokens[1:]
+        return self.spell_bytes(raw)
+
+    def spell_bytes(self, data: bytes) -> list[int]:
+        """Tokens for bytes that may begin or end inside a character, each as long as can be; no control tokens."""
+        tokens, at = [], 0
+        known, longest = self._by_piece
+        while at < len(data):
+            for end in range(min(len(data), at + longest), at, -1):
+                token = known.get(data[at:end])
+                if token is not None:
+                    tokens.append(token)
+                    at = end
+                    break
+            else:
+                raise GrammarError(f"the vocabulary has no token for {data[at : at + 1]!r}")
+        return tokens
+
+    @cached_property
+    def _by_piece(self) -> tuple[dict[bytes, int], int]:
+        """Tokens of text by their bytes, and the most bytes that one has."""
+        single = set(self.tokenizer.vocabulary.having(Attribute.BYTE))
+        known: dict[bytes, int] = {}
+        for token, piece in enumerate(self.pieces()):
+            if piece[:1] not in (b"", _MARK) and (token not in single or piece not in known):
+                known[piece] = token
+        return known, max(map(len, known), default=0)
+
+    def pieces(self) -> list[bytes]:
+        """The bytes of every token, marked where text must not match them."""
+        tokenizer, vocabulary = self.tokenizer, self.tokenizer.vocabulary
+        space = SPACE.encode()
+        special = _NO_TEXT | Attribute.USER_DEFINED | Attribute.BYTE | Attribute.UNUSED
+        if tokenizer.spaces_spelled:
+            pieces = [raw.replace(space, b" ") for raw in vocabulary.strings.raw_list()]
+            odd = vocabulary.having(special)
+        else:
+            pieces = []
+            odd = vocabulary.having(special)
+            for token, raw in enumerate(vocabulary.strings.raw_list()):
+                try:
+                    pieces.append(raw.decode().translate(_UNSPELL).encode("latin-1"))
+                except UnicodeError:  # characters that spell no byte
+                    pieces.append(b"")
+                    odd.append(token)
+        for token in odd:
+            piece = tokenizer.piece(token, special=True)
+            pieces[token] = _MARK + piece if vocabulary.has(token, _NO_TEXT) else piece
+        return pieces
+
+    def _build(self) -> LLTokenizer:
+        tokenizer = self.tokenizer
+        ends = sorted(tokenizer.eog)
+        if not ends:
+            raise GrammarError("the vocabulary has no token that ends an answer, so no grammar can be followed")
+        wrapper = cast("TokenizerWrapper", _Wrapper(self))
+        return LLTokenizer(wrapper, n_vocab=tokenizer.n_vocab, eos_token=list(ends), slices=list(_SLICES))
+
+
+class _Wrapper:
+    """What LLTokenizer asks of a tokenizer (llguidance._tokenizer.TokenizerWrapper)."""
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, vocabulary: GuidedVocabulary) -> None:
+        tokenizer = vocabulary.tokenizer
+        self._vocabulary = vocabulary
+        self.tokens = vocabulary.pieces()
+        self.special_token_ids: list[int] = []
+        self.eos_token_id = min(tokenizer.eog)
+        self.bos_token_id = tokenizer.bos
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return self._vocabulary.spell_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "replace"))

@@ -1,0 +1,408 @@
+"""Chat templates: a conversation → the text that a model was trained to continue.
+
+Templates are Jinja2 as Hugging Face renders it (`transformers`, `apply_chat_template`), with what llama-server passes
+in. They come with the model, so they are foreign code: they run in processes of their own (`text.rendering`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from llamado.gguf.metadata import Metadata
+from llamado.text.errors import TemplateError, TemplateTooCostly
+from llamado.text.template import rendering
+from llamado.text.template.templates import TEMPLATES
+from llamado.text.tokenizer.tokenizer import Tokenizer
+
+__all__ = ["ChatTemplate", "TemplateError"]
+
+KEY = "tokenizer.chat_template"
+
+MAX_SOURCE = 4 << 20
+SECONDS = 2.0  # of computing, for one conversation
+PROBE_SECONDS = 0.3
+AT_ONCE = 2  # renderings of one template; another model's wait for none of them
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplate:
+    """A template. `bos` and `eos` are the texts behind `bos_token` and `eos_token`.
+
+    Where the tokenizer adds those tokens itself (`add_bos`, `add_eos`), `render` takes them off the ends of the text,
+    so that encoding with `add_special=True` gives them once. Raises `TemplateError` for a source that does not compile.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        bos: str,
+        eos: str,
+        add_bos: bool = False,
+        add_eos: bool = False,
+        tool_use: str | None = None,
+        name: str = "chat template",
+        as_given: bool = False,
+    ) -> None:
+        """`as_given`: messages go in as they are, without looking at what the template can be given."""
+        self.source = source
+        self.bos = bos
+        self.eos = eos
+        self.add_bos = add_bos
+        self.add_eos = add_eos
+        self.name = name
+        self._as_given = as_given
+        self._tool_use = tool_use
+        self._at_once = threading.BoundedSemaphore(AT_ONCE)
+        _check(source, name)
+        if tool_use:
+            _check(tool_use, f"{name} tool_use")
+
+    @classmethod
+    def from_metadata(cls, metadata: Metadata, tokenizer: Tokenizer, name: str | None = None) -> ChatTemplate:
+        """The template of a model file, ChatML where it has none.
+
+        `name` chooses one of its named templates (`tokenizer.chat_template.NAME`), a template built in here, or is
+        itself a template's source; a name that is none of these raises `TemplateError`.
+        """
+        tool_use: str | None = None
+        built_in = False
+        if name is None:
+            source = metadata.str_(KEY, None)
+            tool_use = metadata.str_(f"{KEY}.tool_use", None)
+            source = source or tool_use or TEMPLATES["chatml"]
+        elif f"{KEY}.{name}" in metadata:
+            source = metadata.str_(f"{KEY}.{name}")
+        elif name in TEMPLATES:
+            source = TEMPLATES[name]
+            built_in = True
+        elif "{{" in name or "{%" in name:
+            source = name
+        else:
+            raise TemplateError(
+                f"there is no template '{name}'; give one of {', '.join(sorted(TEMPLATES))}, or a Jinja template"
+            )
+        bos, eos = (
+            "" if token is None else tokenizer.piece(token, special=True).decode("utf-8", "replace")
+            for token in (tokenizer.bos, tokenizer.eos)
+        )
+        return cls(
+            source,
+            bos=bos,
+            eos=eos,
+            add_bos=tokenizer.add_bos,
+            add_eos=tokenizer.add_eos,
+            tool_use=tool_use,
+            as_given=built_in,
+        )
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **extra: Any,
+    ) -> str:
+        """The text of a conversation; `extra` are the template's own variables (`chat_template_kwargs`).
+
+        Messages are those of the OpenAI API. Content given as parts is joined by line feeds for a template that knows
+        only strings, and the other way round; missing content is ""; a system message goes in front of the next message
+        where the template has no system role. All that is given must be values that JSON can hold. Raises
+        `TemplateError` when the template fails or refuses the conversation.
+        """
+        return self._render(messages, tools, extra, (add_generation_prompt,))[0]
+
+    def render_both(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **extra: Any
+    ) -> tuple[str, str]:
+        """As `render`, without and with the generation prompt."""
+        bare, prompt = self._render(messages, tools, extra, (False, True))
+        return bare, prompt
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        extra: Mapping[str, Any],
+        generation_prompts: Sequence[bool],
+    ) -> list[str]:
+        source = self._tool_use if tools and self._tool_use else self.source
+        today = datetime.now()
+        values: dict[str, Any] = {
+            "date_string": today.strftime("%d %b %Y"),
+            "datetime": today.strftime("%b %d %Y"),
+            "messages": self._messages(messages),
+            "tools": [_tool(tool) for tool in tools] if tools else None,
+            "documents": None,
+            "bos_token": self.bos,
+            "eos_token": self.eos,
+            "enable_thinking": True,
+            **extra,
+        }
+        values |= _preferences({"preserve_reasoning": True, **extra})
+        renders = [{**values, "add_generation_prompt": wanted} for wanted in generation_prompts]
+        with self._at_once:
+            texts = rendering.render(source, renders, self.name, SECONDS)
+        if self.add_bos and self.bos:
+            texts = [text.removeprefix(self.bos) for text in texts]
+        if self.add_eos and self.eos:
+            texts = [text.removesuffix(self.eos) for text in texts]
+        return texts
+
+    @cached_property
+    def takes(self) -> Taken:
+        """What the template can be given, found by trying."""
+        if self._as_given:
+            return TAKES_STRINGS
+        return _try_out(self.source, {"bos_token": self.bos, "eos_token": self.eos})
+
+    @cached_property
+    def caps(self) -> dict[str, bool]:
+        """What llama-server's `/props` shows as `chat_template_caps`; of the template for tools, where there is one."""
+        source = self._tool_use or self.source
+        values = {"bos_token": self.bos, "eos_token": self.eos}
+        return _capabilities(source, values, _try_out(source, values) if self._tool_use else self.takes)
+
+    def _messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        out = [self._message(message) for message in messages]
+        if out and out[0].get("role") == "system" and not self.takes.system:
+            first = out.pop(0)
+            if out:
+                contents = [message["content"] for message in (first, out[0])]
+                out[0]["content"] = "\n".join(c if isinstance(c, str) else _join(c) for c in contents)
+        return out
+
+    def _message(self, message: Message) -> dict[str, Any]:
+        out = dict(message)
+        if out.get("role") == "developer" and "<|channel|>" not in self.source:
+            out["role"] = "system"
+        content = out.get("content")
+        if content is None:
+            # Left out on purpose where a family's template wants it so.
+            if "content" in out or not out.get("tool_calls") or not out.get("thinking"):
+                out["content"] = ""
+        elif isinstance(content, str):
+            if not self.takes.strings:
+                out["content"] = [{"type": "text", "text": content}]
+        elif isinstance(content, Sequence) and not self.takes.parts and not _has_thoughts(content):
+            out["content"] = _join(content)
+        for key in ("reasoning_content", "name", "tool_call_id", "tool_calls"):
+            if not out.get(key):
+                out.pop(key, None)
+        if "tool_calls" in out:
+            calls = [_call(call) for call in out["tool_calls"]]
+            out["tool_calls"] = [_with_argument_object(c) for c in calls] if self.takes.argument_objects else calls
+        return out
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool as templates may expect it: with a description and parameters."""
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        return dict(tool)
+    parameters = function.get("parameters")
+    return {
+        "type": "function",
+        "function": {
+            "name": function.get("name", ""),
+            "description": function.get("description") or "",
+            "parameters": parameters if isinstance(parameters, Mapping) else {},
+        },
+    }
+
+
+def _call(call: Any) -> Any:
+    """A tool call of the past with its members in the order in which templates that write all of them show them."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    out: dict[str, Any] = {
+        "type": "function",
+        "function": {"name": function.get("name", ""), "arguments": function.get("arguments", "")},
+    }
+    if call.get("id"):
+        out["id"] = call["id"]
+    return out
+
+
+def _preferences(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables by which templates know what llama-server calls `preserve_reasoning` and `reasoning_effort`."""
+    out: dict[str, Any] = {}
+    keep = extra.get("preserve_reasoning")
+    if isinstance(keep, bool):
+        out["preserve_thinking"] = keep
+        for name in ("clear_thinking", "truncate_history_thinking", "drop_thinking"):
+            out[name] = not keep
+    effort = extra.get("reasoning_effort")
+    if isinstance(effort, str) and effort:
+        out["reasoning_strength"] = effort
+    return out
+
+
+def _has_thoughts(parts: Sequence[Any]) -> bool:
+    """Whether content has parts that only some families' templates know, and that were made for them."""
+    return any(isinstance(part, Mapping) and part.get("type") == "thinking" for part in parts)
+
+
+def _join(parts: Sequence[Any]) -> str:
+    """Text of content in parts; parts that are not text are left out."""
+    texts = []
+    for part in parts:
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, Mapping) and part.get("type", "text") == "text":
+            texts.append(str(part.get("text", "")))
+    return "\n".join(texts)
+
+
+def _with_argument_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool call with its arguments, which the API carries as JSON text, as the object they mean."""
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a template can be given."""
+
+    strings: bool  # content as a string
+    parts: bool  # content in parts
+    argument_objects: bool  # a call's arguments as an object, not as JSON text
+    system: bool  # a system message
+
+
+TAKES_STRINGS = Taken(strings=True, parts=False, argument_objects=False, system=True)
+
+
+def _check(source: str, name: str) -> None:
+    if len(source) > MAX_SOURCE:
+        raise TemplateError(f"is {len(source):,} characters long; the limit is {MAX_SOURCE:,}", name=name)
+    try:
+        rendering.render(source, (), name, SECONDS)
+    except TemplateTooCostly as error:
+        raise TemplateError(f"{error.reason}; give another with --chat-template", name=name) from None
+
+
+def _probe(source: str, values: Mapping[str, Any]) -> str | None:
+    """What a template makes of `values`; None where it fails. Raises TemplateTooCostly."""
+    try:
+        return rendering.render(source, [{"add_generation_prompt": True, **values}], "probe", PROBE_SECONDS)[0]
+    except TemplateTooCostly:
+        raise
+    except TemplateError:
+        return None
+
+
+def _try_out(source: str, values: Mapping[str, Any]) -> Taken:
+    try:
+        return _taken(source, values)
+    except TemplateTooCostly:  # what renders nothing can be given anything; no time is lost on further trials
+        return TAKES_STRINGS
+
+
+def _taken(source: str, values: Mapping[str, Any]) -> Taken:
+    def answer(*messages: Message) -> str:
+        return _probe(source, {**values, "messages": messages}) or ""
+
+    needle = "llamadoneedle"
+    as_string = answer({"role": "user", "content": needle})
+    as_parts = answer({"role": "user", "content": [{"type": "text", "text": needle}]})
+    parts = needle in as_parts and not re.search(r"""['"]text['"]""", as_parts)
+    strings = needle in as_string or not parts
+    if parts and strings:
+        empty = [{"role": "user", "content": []}]  # llama-server looks for parts with none, too
+        parts = _probe(source, {**values, "messages": empty}) is not None
+
+    def call(arguments: Any) -> str:
+        function = {"name": "f", "arguments": arguments}
+        calls = [{"id": "call00000", "type": "function", "function": function}]
+        return answer(
+            {"role": "user", "content": "x" if strings else [{"type": "text", "text": "x"}]},
+            {"role": "assistant", "content": "", "tool_calls": calls},
+        )
+
+    with_object = call({needle: "x"})
+    objects = needle in with_object and f"{{'{needle}'" not in with_object  # Python's way of writing it: not meant so
+    system = answer({"role": "system", "content": needle}, {"role": "user", "content": "x"}) if strings else needle
+    return Taken(strings, parts, objects, needle in system)
+
+
+def _capabilities(source: str, values: Mapping[str, Any], takes: Taken) -> dict[str, bool]:
+    """What the template does with tools, calls, thoughts and effort: what it is given has to show in its text."""
+    costly = False
+
+    def answer(messages: Sequence[Message], **more: Any) -> str | None:
+        nonlocal costly
+        if costly:
+            return None
+        try:
+            return _probe(source, {**values, "tools": [], "messages": messages, **more})
+        except TemplateTooCostly:
+            costly = True
+            return None
+
+    def text(content: str) -> Any:
+        return content if takes.strings or not content else [{"type": "text", "text": content}]
+
+    arguments: Any = {"arg": "value"} if takes.argument_objects else '{"arg": "value"}'
+    user = {"role": "user", "content": text("x")}
+    schema = {"type": "object", "properties": {"arg": {"type": "string", "description": "d"}}, "required": ["arg"]}
+    tool = {"type": "function", "function": {"name": "llamadotool", "description": "d", "parameters": schema}}
+
+    def conversation(*names: str) -> list[Message]:
+        calls = [
+            {"id": f"call0000{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            for i, name in enumerate(names, 1)
+        ]
+        return [
+            user,
+            {"role": "assistant", "content": "", **({"tool_calls": calls} if calls else {})},
+            {"role": "tool", "content": text("r"), "tool_call_id": "call00001"},
+            {"role": "assistant", "content": text("y")},
+            user,
+        ]
+
+    none = answer(conversation(), tools=[tool])
+    one = answer(conversation("llamadocall"), tools=[tool])
+    two = answer(conversation("llamadocall", "llamadosecond"), tools=[tool])
+    thoughts = answer(
+        [
+            user,
+            {"role": "assistant", "content": text("y"), "reasoning_content": "llamadothought"},
+            user,
+            {"role": "assistant", "content": text("y"), "reasoning_content": "z"},
+            user,
+        ],
+        enable_thinking=True,
+        **_preferences({"preserve_reasoning": True}),
+    )
+    efforts = [
+        answer([user], enable_thinking=True, reasoning_effort=effort, **_preferences({"reasoning_effort": effort}))
+        for effort in ("low", "high")
+    ]
+    return {
+        "supports_string_content": takes.strings,
+        "supports_typed_content": takes.parts,
+        "supports_tools": one is not None and "llamadotool" in one,
+        "supports_tool_calls": one is not None and one != none,
+        "supports_parallel_tool_calls": two is not None and two != one,
+        "supports_system_role": takes.system,
+        "supports_preserve_reasoning": thoughts is not None and "llamadothought" in thoughts,
+        "supports_reasoning_effort": efforts[0] != efforts[1],
+        "supports_object_arguments": takes.argument_objects,
+    }

@@ -1,0 +1,193 @@
+"""Renders chat templates in child processes, so that no template can take this one's time or memory.
+
+A child (`text.sandbox`) serves one caller at a time and is kept for the next, whatever template that brings. One that
+overruns its time is killed and replaced; only the caller whose template it was learns of it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import orjson
+
+from llamado.installation import python_command
+from llamado.text.errors import TemplateError, TemplateTooCostly
+
+PATIENCE = 10.0
+"""Seconds in which its answer has to come: the machine may be busy with other things."""
+
+_LENGTH_BYTES = 8
+_MAX_ANSWER = 128 << 20  # bytes: the most characters of a text at four each, and what JSON escapes
+_LARGE = 4 << 20  # bytes of a request and its answer after which a child holds memory that is better given back
+_KEPT = 2  # children: one for short conversations and one for long
+_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "TZ", "SYSTEMROOT")
+
+
+class _Died(Exception):
+    """A child ended without an answer; `timed_out`: since its time was over."""
+
+    def __init__(self, timed_out: bool, how: str = "") -> None:
+        super().__init__(how)
+        self.timed_out = timed_out
+
+
+class _Child:
+    """A running `text.sandbox`."""
+
+    def __init__(self) -> None:
+        # A closed end of this pair is the end of the child's input, so the child ends however this process does.
+        self._socket, theirs = socket.socketpair()
+        # Without secrets and other things of this process' environment that a template has no use for.
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name in _ENVIRONMENT or name.startswith(("LC_", "PYTHON"))
+        }
+        with theirs:
+            self._process = subprocess.Popen(
+                python_command("-m", "llamado.text.template.sandbox"),
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,  # a terminal's Ctrl-C is for this process to act upon
+            )
+        self.large = False
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, request: bytes) -> bytes:
+        """The answer to a request. Raises _Died."""
+        deadline = time.monotonic() + PATIENCE
+        try:
+            self._socket.settimeout(PATIENCE)
+            self._socket.sendall(len(request).to_bytes(_LENGTH_BYTES, "little") + request)
+            length = int.from_bytes(self._receive(_LENGTH_BYTES, deadline), "little")
+            if length > _MAX_ANSWER:
+                raise _Died(False, f"it answered with {length:,} bytes")
+            answer = self._receive(length, deadline)
+        except TimeoutError:
+            self.end()
+            raise _Died(True) from None
+        except OSError:
+            raise self._died() from None
+        self.large = len(request) + length > _LARGE
+        return answer
+
+    def _receive(self, count: int, deadline: float) -> bytes:
+        received = bytearray()
+        while len(received) < count:
+            self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
+            part = self._socket.recv(min(count - len(received), 1 << 20))
+            if not part:
+                raise self._died()
+            received += part
+        return bytes(received)
+
+    def _died(self) -> _Died:
+        try:
+            code = self._process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            return _Died(False, "it closed its output")
+        if code == -getattr(signal, "SIGPROF", 0):
+            return _Died(True)
+        return _Died(False, f"signal {-code}" if code < 0 else f"exit status {code}")
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+
+
+_lock = threading.Lock()
+_idle: list[_Child] = []
+
+
+def start() -> None:
+    """Have a child started, which takes a tenth of a second, before the first template needs it. Does not wait."""
+    with _lock, suppress(OSError):  # said to whoever renders, if it is still so by then
+        if not _idle:
+            _idle.append(_Child())
+
+
+@atexit.register
+def end() -> None:
+    """End the children that render nothing now; whoever renders next starts another."""
+    with _lock:
+        while _idle:
+            _idle.pop().end()
+
+
+def render(source: str, renders: Sequence[Mapping[str, Any]], name: str, seconds: float) -> list[str]:
+    """The text of a template for each of `renders`, its variables, which are values that JSON can hold.
+
+    Without any the template is only compiled. `name` says in errors which it is. Raises TemplateError where it fails,
+    and TemplateTooCostly where it takes more than `seconds` of computing or ends its process.
+    """
+    try:
+        request = _written({"source": source, "renders": renders, "seconds": seconds})
+    except RecursionError:
+        raise TemplateError("is given values nested too deeply", name=name) from None
+    except (TypeError, ValueError) as error:
+        raise TemplateError(f"is given values that JSON cannot hold: {error}", name=name) from None
+    try:
+        child = _take()
+        try:
+            answer = json.loads(child.ask(request))
+        except BaseException:
+            child.end()
+            start()  # the next one in line finds it ready
+            raise
+    except _Died as death:
+        if death.timed_out:
+            raise TemplateTooCostly(
+                f"takes more than {seconds:g} s of computing; it may never end", name=name
+            ) from None
+        raise TemplateTooCostly(f"ended the process that rendered it ({death})", name=name) from None
+    except OSError as error:
+        raise TemplateError(f"cannot be rendered: no process can be started for it ({error})", name=name) from None
+    _give_back(child)
+    if "reason" in answer:
+        raise TemplateError(answer["reason"], name=name, line=answer.get("line"))
+    texts: list[str] = answer["texts"]
+    return texts
+
+
+def _written(value: Any) -> bytes:
+    """JSON; by orjson where it can, which keeps the interpreter a twentieth of the time: conversations may be long."""
+    options = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
+    try:
+        return orjson.dumps(value, option=options)
+    except TypeError:  # halves of surrogate pairs, numbers beyond 64 bits
+        return json.dumps(value).encode()
+
+
+def _take() -> _Child:
+    with _lock:
+        while _idle:
+            child = _idle.pop()
+            if child.alive:
+                return child
+            child.end()
+    return _Child()
+
+
+def _give_back(child: _Child) -> None:
+    with _lock:
+        if len(_idle) < _KEPT and not child.large:
+            _idle.append(child)
+            return
+    child.end()
+    start()

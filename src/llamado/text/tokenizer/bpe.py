@@ -1,0 +1,99 @@
+"""Byte-pair encoding by ranked merges (`tokenizer.ggml.model` gpt2): a word's least-ranked pair merges first."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import inf
+
+from llamado.gguf.metadata import Metadata
+from llamado.text.errors import TokenizerError
+from llamado.text.tokenizer.merging import merge
+from llamado.text.tokenizer.pretokenizers import PreTokenizer
+from llamado.text.tokenizer.unbroken import UNBROKEN, parts_of
+from llamado.text.tokenizer.vocabulary import KEY, Vocabulary, decode_all
+
+CACHED_WORDS = 1 << 15
+LONGEST_CACHED = 64  # characters; keeps the cache below some 10 MiB whatever the texts
+
+# GPT-2 spells each byte as a printable character: those of Latin-1 stand for themselves, the rest are U+0100 onwards.
+_PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+_REST = [byte for byte in range(256) if byte not in _PRINTABLE]
+SPELLING = "".join(chr(byte if byte in _PRINTABLE else 0x100 + _REST.index(byte)) for byte in range(256))
+_BYTE = {character: byte for byte, character in enumerate(SPELLING)}
+
+
+def spell_bytes(text: str) -> str:
+    """The bytes of `text` in UTF-8, each as GPT-2 spells it."""
+    if len(text) > UNBROKEN:
+        return "".join(spell_bytes(part) for part in parts_of(text))
+    return text.encode().decode("latin-1").translate(SPELLING)
+
+
+def unspell(text: str) -> bytes:
+    """The bytes that a token stands for; a character that spells none is shown as llama.cpp shows it."""
+    try:
+        return bytes([_BYTE[character] for character in text])
+    except KeyError:
+        pass
+    out = bytearray()
+    for character in text:
+        if character in _BYTE:
+            out.append(_BYTE[character])
+        else:
+            code = character.encode("utf-8", "surrogateescape").hex()
+            out += f"[UNK_BYTE_0x{code}{text}]".encode("utf-8", "surrogateescape")
+    return bytes(out)
+
+
+class BytePairs:
+    """Plain text → ids for one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary, metadata: Metadata, rule: PreTokenizer) -> None:
+        merges = metadata.strings(KEY + "merges", None)
+        if merges is None:
+            raise TokenizerError(
+                f"the file lacks {KEY}merges, which a vocabulary of this kind needs; convert the model again"
+            )
+        texts = decode_all(merges) if len(merges) else []
+        texts.reverse()  # of equal merges the first counts
+        self._ranks = dict(zip(texts, range(len(texts) - 1, -1, -1), strict=True))
+        self._ids = vocabulary.ids
+        self._rule = rule
+        self._cached = lru_cache(CACHED_WORDS)(self._word)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text."""
+        out: list[int] = []
+        cached = self._cached
+        if not self._rule.byte_encode:
+            text = text.replace(" ", "▁")
+        for word in self._rule.each_word(text):
+            out += cached(word) if len(word) <= LONGEST_CACHED else self._word(word)
+        return out
+
+    def _word(self, word: str) -> tuple[int, ...]:
+        ids = self._ids
+        rule = self._rule
+        spelled = spell_bytes(word) if rule.byte_encode else word
+        whole = rule.ignore_merges or (rule.newlines_whole and not word.strip("\n"))
+        if whole and spelled in ids:
+            return (ids[spelled],)
+        out: list[int] = []
+        for symbol in merge(spelled, self._cost):
+            token = ids.get(symbol)
+            if token is not None:
+                out.append(token)
+            else:
+                out += self._unknown(symbol)
+        return tuple(out)
+
+    def _cost(self, left: str, right: str) -> float:
+        return self._ranks.get(f"{left} {right}", inf)  # a merge is stored so, and no symbol has a space
+
+    def _unknown(self, symbol: str) -> list[int]:
+        """A symbol without a token: its bytes as far as they have one, the rest is dropped as llama.cpp does."""
+        if self._rule.byte_encode:
+            spellings = [character for character in symbol if character.isascii()]
+        else:
+            spellings = [f"<0x{byte:02X}>" for byte in symbol.encode()]
+        return [self._ids[spelling] for spelling in spellings if spelling in self._ids]

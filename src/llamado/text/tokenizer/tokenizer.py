@@ -1,0 +1,293 @@
+"""Text ↔ tokens as llama.cpp does it, from the vocabulary in a model file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Protocol
+
+import numpy as np
+
+from llamado.gguf.metadata import Metadata
+from llamado.text.errors import TokenizerError
+from llamado.text.tokenizer.bpe import BytePairs, unspell
+from llamado.text.tokenizer.partition import Partition
+from llamado.text.tokenizer.pretokenizers import PreTokenizer, pre_tokenizer
+from llamado.text.tokenizer.spm import SPACE, ScoredPairs
+from llamado.text.tokenizer.vocabulary import KEY, Attribute, SpecialIds, Vocabulary
+from llamado.text.tokenizer.wpm import WordPieces
+
+__all__ = ["Tokenizer", "TokenizerError", "load_tokenizer"]
+
+
+class _Model(Protocol):
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text, without special tokens."""
+        ...
+
+
+class Tokenizer:
+    """One model's tokenizer. Safe to use from several threads.
+
+    `bos`, `eos`, `eot`, `eom`, `unk`, `sep`, `pad`, `mask` and `fim_*` are ids or None; `eog` holds every id that ends
+    a generation; `add_bos`, `add_eos` and `add_sep` say what `add_special` adds.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        model: _Model,
+        *,
+        add_bos: bool,
+        add_eos: bool,
+        add_space_prefix: bool,
+        clean_spaces: bool,
+        spaces_spelled: bool,
+        encodes_prefix: bool,
+        add_sep: bool = False,
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.n_vocab = vocabulary.n_vocab
+        self.eog = vocabulary.eog
+        self.add_bos = add_bos
+        self.add_eos = add_eos
+        self.add_sep = add_sep
+        self.add_space_prefix = add_space_prefix  # what decoding takes off; only SentencePiece also puts it there
+        self.clean_spaces = clean_spaces
+        self.spaces_spelled = spaces_spelled  # whether tokens write a space as ▁, or every byte as GPT-2 does
+        self._encodes_prefix = encodes_prefix
+        self._model = model
+        self._pieces: dict[int, bytes] = {}
+        special = vocabulary.special
+        self.bos = special.bos
+        self.eos = special.eos
+        self.eot = special.eot
+        self.eom = special.eom
+        self.unk = special.unk
+        self.sep = special.sep
+        self.pad = special.pad
+        self.mask = special.mask
+        self.fim_pre = special.fim_pre
+        self.fim_suf = special.fim_suf
+        self.fim_mid = special.fim_mid
+        self.fim_pad = special.fim_pad
+        self.fim_rep = special.fim_rep
+        self.fim_sep = special.fim_sep
+
+    @cached_property
+    def newline(self) -> int | None:
+        """The token of a line feed."""
+        tokens = self._model.encode("\n")
+        return tokens[0] if tokens else self.pad
+
+    def encode(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
+        """Ids of `text`; with `add_special` also the tokens that the model wants at its ends.
+
+        Without `parse_special`, control tokens in the text are plain text; user-defined tokens match all the same.
+        A lone surrogate counts as U+FFFD.
+        """
+        out: list[int] = []
+        if add_special and self.add_bos and self.bos is not None:
+            out.append(self.bos)
+        after_special = True
+        for part in (self._with_special if parse_special else self._without_special).parts(_valid(text)):
+            if isinstance(part, int):
+                out.append(part)
+                after_special = True
+            else:
+                out += self._model.encode(" " + part if self._encodes_prefix and after_special else part)
+                after_special = False
+        if add_special and self.add_eos and self.eos is not None:
+            out.append(self.eos)
+        if add_special and self.add_sep and self.sep is not None:
+            out.append(self.sep)
+        return out
+
+    @cached_property
+    def _hidden(self) -> frozenset[int]:
+        return frozenset(self.vocabulary.having(Attribute.CONTROL | Attribute.UNKNOWN))
+
+    @cached_property
+    def longest(self) -> int:
+        """The most characters of a text that one token stands for; 0 where characters may vanish."""
+        vocabulary = self.vocabulary
+        loose = isinstance(self._model, WordPieces) or vocabulary.having(Attribute.LSTRIP | Attribute.RSTRIP)
+        return 0 if loose else int(np.diff(vocabulary.strings.offsets).max())
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes that a token stands for, which may be part of a character; control tokens show only if `special`.
+
+        An id outside the vocabulary raises IndexError.
+        """
+        if not 0 <= token < self.n_vocab:
+            raise IndexError(f"token {token} is not in the vocabulary of {self.n_vocab}")
+        if not special and token in self._hidden:
+            return b""
+        piece = self._pieces.get(token)
+        if piece is None:
+            piece = self._pieces[token] = self._piece(token)
+        return piece
+
+    def join(self, tokens: Iterable[int], *, special: bool = True) -> bytes:
+        """The pieces one after another: what llama-server's /detokenize answers."""
+        return b"".join(map(partial(self.piece, special=special), tokens))
+
+    def decode(self, tokens: Iterable[int], *, special: bool = False, remove_special: bool = False) -> str:
+        """The text of whole tokens, as `llama_detokenize` gives it; what is not UTF-8 becomes U+FFFD.
+
+        Takes away the space that encoding put in front, and the spaces before punctuation where the vocabulary wants
+        that; with `remove_special` also the tokens that `add_special` puts at the ends.
+        """
+        ids = list(tokens)
+        strip = self.add_space_prefix
+        if remove_special and self.add_bos and ids and ids[0] == self.bos:
+            del ids[0]
+            strip = False
+        if remove_special and self.add_eos and ids and ids[-1] == self.eos:
+            del ids[-1]
+        text = self.join(ids[:1], special=special)
+        if strip:
+            text = text.removeprefix(b" ")
+        text += self.join(ids[1:], special=special)
+        if self.clean_spaces:
+            text = _clean(text)
+        return text.decode("utf-8", "replace")
+
+    def is_control(self, token: int) -> bool:
+        """Whether a token steers the model rather than standing for text."""
+        return self.vocabulary.has(token, Attribute.CONTROL)
+
+    def text(self, token: int) -> str:
+        """The token as the vocabulary spells it."""
+        return self.vocabulary.text(token)
+
+    def _piece(self, token: int) -> bytes:
+        vocabulary = self.vocabulary
+        raw = vocabulary.strings.raw(token) or vocabulary.text(token).encode()
+        if vocabulary.has(token, Attribute.CONTROL | Attribute.UNKNOWN | Attribute.USER_DEFINED):
+            return raw
+        if vocabulary.has(token, Attribute.NORMAL):
+            if self.spaces_spelled:
+                return raw.replace(SPACE.encode(), b" ")
+            return unspell(raw.decode("utf-8", "surrogateescape"))
+        if vocabulary.has(token, Attribute.BYTE):
+            try:
+                return bytes([int(raw[3:5], 16)])  # <0xXX>
+            except ValueError:
+                return b"\0"
+        return b""  # unused tokens
+
+    @cached_property
+    def _with_special(self) -> Partition:
+        return Partition(self.vocabulary, self.vocabulary.specials.tolist())
+
+    @cached_property
+    def _without_special(self) -> Partition:
+        tokens = self.vocabulary.specials
+        plain = self.vocabulary.attributes[tokens] & (Attribute.CONTROL | Attribute.UNKNOWN) == 0
+        return Partition(self.vocabulary, tokens[plain].tolist())
+
+
+def load_tokenizer(metadata: Metadata) -> Tokenizer:
+    """The tokenizer that `tokenizer.ggml.*` describes.
+
+    Raises `TokenizerError` for a kind or a pre-tokenizer rule that is not supported, `GgufError` for missing keys.
+    """
+    kind = metadata.str_(KEY + "model")
+    if kind not in _KINDS:
+        raise TokenizerError(
+            f"vocabularies of kind '{kind}' ({KEY}model) are not supported; supported: {', '.join(sorted(_KINDS))}"
+        )
+    tokenizer = _KINDS[kind](metadata)
+    tokenizer.encode("ab")  # builds the tables of the first text now rather than in someone's request
+    return tokenizer
+
+
+def _load_gpt2(metadata: Metadata) -> Tokenizer:
+    # The ids are what llama.cpp falls back to in each of these kinds.
+    return _load_bpe(metadata, metadata.str_(KEY + "pre", ""), SpecialIds(bos=11, eos=11))
+
+
+def _load_gemma4(metadata: Metadata) -> Tokenizer:
+    return _load_bpe(metadata, "gemma4", SpecialIds())
+
+
+def _load_bpe(metadata: Metadata, pre: str, defaults: SpecialIds) -> Tokenizer:
+    rule = pre_tokenizer(pre)
+    if rule.no_bos:
+        defaults = replace(defaults, bos=None)
+    vocabulary = Vocabulary(metadata, defaults)
+    return _tokenizer(metadata, vocabulary, BytePairs(vocabulary, metadata, rule), rule)
+
+
+def _load_spm(metadata: Metadata) -> Tokenizer:
+    vocabulary = Vocabulary(metadata, SpecialIds(bos=1, eos=2, unk=0))
+    return _tokenizer(metadata, vocabulary, ScoredPairs(vocabulary, metadata), None)
+
+
+def _load_wpm(metadata: Metadata) -> Tokenizer:
+    vocabulary = Vocabulary(metadata, SpecialIds(bos=101, unk=100, sep=102, pad=0, mask=103))
+    return Tokenizer(
+        vocabulary,
+        WordPieces(vocabulary, metadata),
+        add_bos=True,  # whatever the file says, as in llama.cpp
+        add_eos=False,
+        add_sep=True,
+        add_space_prefix=metadata.bool_(KEY + "add_space_prefix", False),
+        clean_spaces=True,
+        spaces_spelled=True,
+        encodes_prefix=False,
+    )
+
+
+_KINDS: dict[str, Callable[[Metadata], Tokenizer]] = {
+    "bert": _load_wpm,
+    "gemma4": _load_gemma4,
+    "gpt2": _load_gpt2,
+    "llama": _load_spm,
+}
+
+
+def _tokenizer(metadata: Metadata, vocabulary: Vocabulary, model: _Model, rule: PreTokenizer | None) -> Tokenizer:
+    """Put together, with the flags of the file over those of the kind (`rule` is None for SentencePiece)."""
+    add_bos = metadata.bool_(KEY + "add_bos_token", rule is None or rule.add_bos)
+    add_space_prefix = metadata.bool_(KEY + "add_space_prefix", rule is None)
+    if rule is pre_tokenizer("gemma4"):
+        add_bos = True  # files in circulation say otherwise, wrongly
+    return Tokenizer(
+        vocabulary,
+        model,
+        add_bos=add_bos,
+        add_eos=metadata.bool_(KEY + "add_eos_token", False),
+        add_space_prefix=add_space_prefix,
+        clean_spaces=rule is not None and rule.clean_spaces,
+        spaces_spelled=rule is None or not rule.byte_encode,
+        encodes_prefix=rule is None and add_space_prefix,
+    )
+
+
+def _valid(text: str) -> str:
+    """`text` with lone surrogates, which are no characters, replaced."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+_CLEANING = (
+    (re.compile(rb" ([?!.,])"), rb"\1"),
+    (re.compile(rb" ' "), rb"'"),
+    (re.compile(rb" '(?=[sm]|re|ve)"), rb"'"),
+)
+
+
+def _clean(text: bytes) -> bytes:
+    """Tidy English punctuation as `clean_up_tokenization_spaces` does, in llama.cpp's reading of it."""
+    for pattern, replacement in _CLEANING:
+        text = pattern.sub(replacement, text)
+    return text

@@ -1,0 +1,130 @@
+"""Perplexity and speed over a stand-in for a forward pass whose answers are known."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llamado.commands.bench import speed
+from llamado.commands.bench.perplexity import Score, score_text
+from llamado.commands.bench.speed import _lengths, feed, feed_one_by_one, measure, weights_per_token
+from llamado.flags import FlagError
+
+N_VOCAB = 11
+
+
+class Counting:
+    """Gives the token after t (mod the vocabulary) the logit log(3) and all others 0; keeps what it was asked."""
+
+    n_vocab = N_VOCAB
+    n_cells = 1024
+    max_batch = chunk = 7
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[int], list[int], list[int]]] = []
+
+    def start(
+        self,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        starts: NDArray[np.int64],
+        outputs: NDArray[np.int32],
+    ) -> Future[NDArray[np.float32]]:
+        assert len(tokens) == len(positions) == len(starts) <= self.max_batch and not starts.any()
+        self.calls.append((tokens.tolist(), positions.tolist(), outputs.tolist()))
+        logits = np.zeros((len(outputs), N_VOCAB), np.float32)
+        for row, i in zip(logits, outputs.tolist(), strict=True):
+            row[(tokens[i] + 1) % N_VOCAB] = math.log(3)
+        future: Future[NDArray[np.float32]] = Future()
+        future.set_result(logits)
+        return future
+
+    def copy_cells(self, src: int, dst: int, n: int) -> None:
+        raise AssertionError
+
+
+def test_perplexity_of_a_known_distribution() -> None:
+    # Every second token is the predicted one (probability 3/13), the others are not (1/13).
+    forward = Counting()
+    tokens = [0, 1, 0, 1, 0, 1, 0, 1, 0, 1] * 4
+    score = score_text(forward, tokens, 10, bos=None)
+    # The second half of each chunk, without the last token, which predicts nothing: positions 5 to 8.
+    assert score.count == 4 * 4
+    expected = math.exp(-(math.log(3 / 13) + math.log(1 / 13)) / 2)
+    assert score.perplexity == pytest.approx(expected)
+    spread = math.log(3) / 2  # standard deviation of the negative log-likelihood
+    assert score.error == pytest.approx(expected * spread / math.sqrt(15))
+
+
+def test_chunks_begin_with_bos_and_stay_within_the_batch() -> None:
+    forward = Counting()
+    score_text(forward, [2] * 25, 10, bos=5, chunks=1)
+    assert [tokens for tokens, _, _ in forward.calls] == [[5] + [2] * 6, [2] * 3]
+    assert [positions for _, positions, _ in forward.calls] == [list(range(7)), [7, 8, 9]]
+    assert [outputs for _, _, outputs in forward.calls] == [[5, 6], [0, 1]]
+
+
+def test_a_short_text_is_refused() -> None:
+    with pytest.raises(FlagError, match="needs at least 20"):
+        score_text(Counting(), [1] * 19, 10, bos=None)
+
+
+def test_certain_predictions_have_no_error() -> None:
+    assert Score(4, 4.0, 4.0).error == 0.0
+
+
+def test_prompts_are_fed_in_batches_with_one_row_of_logits() -> None:
+    forward = Counting()
+    feed(forward, np.arange(10, dtype=np.int32), batch=4)
+    assert [(positions, outputs) for _, positions, outputs in forward.calls] == [
+        ([0, 1, 2, 3], []),
+        ([4, 5, 6, 7], []),
+        ([8, 9], [1]),
+    ]
+
+
+def test_generation_is_fed_one_by_one() -> None:
+    forward = Counting()
+    feed_one_by_one(forward, np.array([3, 4], np.int32))
+    assert forward.calls == [([3], [0], [0]), ([4], [1], [0])]
+
+
+def test_measure_warms_up_once() -> None:
+    calls: list[int] = []
+    mean, deviation = measure(lambda: calls.append(1), 100, 3)
+    assert len(calls) == 4 and mean > 0 and deviation >= 0
+    assert measure(lambda: None, 1, 1)[1] == 0.0
+
+
+def test_rates_of_a_known_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times of 2, 4 and 5 seconds for 100 tokens; the warm-up's does not count."""
+    times = iter([0.0, 2.0, 10.0, 14.0, 20.0, 25.0])
+    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    mean, deviation = measure(lambda: None, 100, 3)
+    assert mean == pytest.approx((50 + 25 + 20) / 3)
+    assert deviation == pytest.approx(math.sqrt(((50 - mean) ** 2 + (25 - mean) ** 2 + (20 - mean) ** 2) / 2))
+
+
+def test_lengths() -> None:
+    assert _lengths("512,0, 64", "-p") == [512, 64]
+    for bad in ("x", "1,-2", "1.5"):
+        with pytest.raises(FlagError, match="-p"):
+            _lengths(bad, "-p")
+
+
+def test_weights_that_a_token_reads() -> None:
+    def tensor(rows: int, nbytes: int) -> Any:
+        return SimpleNamespace(ne=(4, rows, 1, 1), n_elements=4 * rows, nbytes=nbytes)
+
+    untied: Any = {"token_embd.weight": tensor(10, 1000), "output.weight": tensor(10, 500), "norm": tensor(1, 16)}
+    untied["blk.0.w"] = tensor(8, 80)
+    file: Any = SimpleNamespace(tensors=untied)
+    assert weights_per_token(file) == (500 + 16 + 80, 32)
+    del untied["output.weight"]  # the embedding is the head
+    assert weights_per_token(file) == (1000 + 16 + 80, 32)

@@ -1,0 +1,102 @@
+"""A router process before fake models, for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from llamado.router.router import RouterServer
+
+FAKE = str(Path(__file__).parent / "fake_model.py")
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return True
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """The condition's value once it is true."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+    return value
+
+
+@dataclass
+class Running:
+    """A router that runs, and a client of it."""
+
+    url: str
+    http: httpx.Client
+    log: Path
+
+    def ask(self, model: str, **body: Any) -> httpx.Response:
+        return self.http.post("/v1/completions", json={"model": model, **body})
+
+    def status(self, model: str) -> dict[str, Any]:
+        return next(m["status"] for m in self.http.get("/models").json()["data"] if m["id"] == model)
+
+    def running(self) -> dict[str, dict[str, Any]]:
+        return {entry["model"]: entry for entry in self.http.get("/running").json()["running"]}
+
+
+@dataclass
+class RouterHere(Running):
+    """One in a thread of this process."""
+
+    server: RouterServer
+
+
+@dataclass
+class RouterProcess(Running):
+    """One that is a process of its own."""
+
+    process: subprocess.Popen[bytes]
+
+
+Start = Callable[..., Any]
+
+
+def fake(name: str, *options: str, **more: Any) -> dict[str, Any]:
+    """A fake model's entry in a config.yaml."""
+    words = [sys.executable, "-S", FAKE, name, "${PORT}", *options]
+    return {"cmd": " ".join(words), "proxy": "http://127.0.0.1:${PORT}", **more}
+
+
+def free_ports(count: int) -> int:
+    """The first of some ports in a row that nobody listens on."""
+    import random
+    import socket
+
+    while True:
+        first = random.randrange(20000, 50000)
+        with contextlib.ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return first
+
+
+def config(models: dict[str, dict[str, Any]], **more: Any) -> dict[str, Any]:
+    """A config.yaml of models on free ports; without groups all may run side by side."""
+    together = {"all": {"swap": False, "exclusive": False, "members": list(models)}}
+    return {"startPort": free_ports(len(models)), "groups": together, "models": models, **more}

@@ -1,0 +1,255 @@
+"""Which models flags, folders, presets and caches name, what they are called, and how they are started."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llamado.commands.cli import _parser
+from llamado.flags import FlagError, parse
+from llamado.installation import own_command
+from llamado.router import presets
+from llamado.router.catalogue import Catalogue, CatalogueError, Model, cached_models, load, models_in
+from llamado.router.downloads import remove_cached
+from llamado.router.presets import PresetError, read_presets
+
+
+@pytest.fixture(autouse=True)
+def empty_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "LLAMA_ARG_CTX_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LLAMADO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+
+
+def catalogue(*flags: str) -> Catalogue:
+    return load(parse(_parser("serve"), "serve", flags)[0])
+
+
+def arguments(model: Model) -> dict[str, Any]:
+    """Flags of the model's process, with their values."""
+    args = list(model.launch.args)
+    assert args[:5] == own_command("serve")
+    found: dict[str, Any] = {}
+    for i, arg in enumerate(args[5:], 5):
+        if arg.startswith("--"):
+            name, equals, value = arg.partition("=")
+            follows = args[i + 1] if i + 1 < len(args) and not args[i + 1].startswith("--") else True
+            found[name] = value if equals else follows
+    return found
+
+
+def test_models_by_flags() -> None:
+    """The form of older guides: several -m, and aliases that say of which."""
+    models = ["-m", "models/a.gguf", "-m", "models/b.gguf", "-m", "gemma3"]
+    aliases = ["--alias", "one=a.gguf,two=b", "--alias", "uno=models/a.gguf"]
+    found = catalogue(*models, *aliases, "-c", "512", "--temp", "-1", "--metrics", "--no-slots")
+    assert list(found.models) == ["gemma3", "one", "two"]
+    one = found.models["one"]
+    assert one.source == "command_line" and set(one.aliases) == {"a", "a.gguf", "models/a.gguf", "uno"}
+    for name in ("one", "a", "a.gguf", "uno", "models/a.gguf"):
+        assert found.find(name) is one
+    assert found.find("c") is None
+    given = arguments(one)
+    assert given["--model"] == "models/a.gguf" and given["--alias"] == "one" and given["--ctx-size"] == "512"
+    assert given["--temp"] == "-1.0" and given["--metrics"] is True and given["--no-slots"] is True
+
+
+@pytest.mark.parametrize("name", ["--api-key", "-1", "--port=1", "-m", "a b", "--alias=x"])
+def test_names_of_files_are_not_taken_for_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A process gets the file and the name it was listed by, and nothing else."""
+    (tmp_path / f"{name}.gguf").touch()
+    monkeypatch.chdir(tmp_path)
+    (model,) = catalogue("--models-dir", ".").models.values()
+    assert model.name == name
+    given, _ = parse(_parser("serve"), "serve", model.launch.args[5:])
+    assert given.alias == [name] and [Path(path).name for path in given.model] == [f"{name}.gguf"]
+    assert given.given == {"alias", "model"}
+
+
+def test_one_model_may_have_bare_aliases(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").touch()
+    found = catalogue("-m", "a.gguf", "--models-dir", str(tmp_path), "--alias", "n,m")
+    assert list(found.models) == ["n", "x"] and found.find("m") is found.models["n"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["-m", "a.gguf", "-m", "b.gguf", "-a", "x"], "of which model"),
+        (["-m", "a.gguf", "-m", "b.gguf", "-a", "x=c.gguf"], "expected NAME=FILE"),
+        (["-m", "a.gguf", "-m", "b.gguf", "-a", "=a.gguf"], "expected NAME=FILE"),
+        (["-m", "a.gguf", "-m", "a.gguf"], "is given twice"),
+    ],
+)
+def test_aliases_of_nothing(flags: list[str], said: str) -> None:
+    with pytest.raises(FlagError, match=said):
+        catalogue(*flags)
+
+
+def test_two_models_of_one_name() -> None:
+    with pytest.raises(CatalogueError, match="two models are called"):
+        catalogue("-m", "a.gguf", "-m", "b.gguf", "-a", "x=a.gguf,x=b.gguf")
+    assert list(catalogue("-m", "1/a.gguf", "-m", "2/a.gguf").models) == ["1/a.gguf", "2/a.gguf"]
+
+
+def test_folder_of_models(tmp_path: Path) -> None:
+    for name in (
+        "single.gguf", "notes.txt", "mmproj-single.gguf", "mtp-x.gguf", "loose-00001-of-00002.gguf",
+        "loose-00002-of-00002.gguf", "vision/v.gguf", "vision/mmproj-F16.gguf", "split/s-00001-of-00003.gguf",
+        "split/s-00002-of-00003.gguf", "split/s-00003-of-00003.gguf", "empty/readme.md", "only/mmproj.gguf",
+        "späce d/x.gguf",
+    ):  # fmt: skip
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    (tmp_path / "dangling.gguf").symlink_to("nowhere")
+    found = models_in(str(tmp_path))
+    assert {name: path.name for name, path in found.items()} == {
+        "single": "single.gguf",
+        "loose-00001-of-00002": "loose-00001-of-00002.gguf",
+        "vision": "v.gguf",
+        "split": "s-00001-of-00003.gguf",
+        "späce d": "x.gguf",
+    }
+    with pytest.raises(CatalogueError, match="no such folder"):
+        models_in(str(tmp_path / "no"))
+
+
+PRESETS = """\
+version = 1
+; a comment
+[*]
+c = 8192   # the context
+n-predict = 5
+metrics = true
+load-on-startup = yes
+
+[local]
+c=4096
+no-slots = 1
+LLAMA_ARG_THREADS = 3
+alias = first, second
+tags = t2,t1
+stop-timeout = 3
+load-on-startup = off
+port = 1234
+api-key = secret
+host = 0.0.0.0
+
+[custom]
+model = /abs/x.gguf
+chat-template-kwargs = {"a": 1}
+no-such-option = 5
+
+[ggml-org/M-GGUF:q4_k_m]
+temp = 0.5
+"""
+
+
+def test_presets(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line wins over a model's section, that over [*], and that over the environment."""
+    logging.getLogger("llamado").propagate = True
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / "local.gguf").touch()
+    (folder / "other.gguf").touch()
+    ini = tmp_path / "p.ini"
+    ini.write_text(PRESETS.replace("\n", "\r\n"))
+    monkeypatch.setenv("LLAMA_ARG_N_PREDICT", "9")
+    monkeypatch.setenv("LLAMA_API_KEY", "router's")
+    found = catalogue("--models-dir", str(folder), "--models-preset", str(ini), "-np", "2")
+    assert list(found.models) == ["custom", "ggml-org/M-GGUF:Q4_K_M", "local", "other"]
+    local, other = found.models["local"], found.models["other"]
+    given = arguments(local)
+    assert (given["--ctx-size"], given["--predict"], given["--threads"]) == ("4096", "5", "3")
+    assert given["--metrics"] is given["--no-slots"] is True and given["--parallel"] == "2"
+    assert not {"--port", "--api-key", "--host", "--models-dir"} & set(given) and given["--alias"] == "local"
+    assert local.aliases == ("first", "second") and local.tags == ("t1", "t2") and local.source == "preset"
+    assert local.launch.stop_timeout == 3 and not local.load_on_startup and other.load_on_startup
+    assert "LLAMA_API_KEY" not in local.launch.env and local.launch.env["LLAMA_ARG_N_PREDICT"] == "9"
+    assert arguments(other)["--ctx-size"] == "8192" and other.source == "models_dir"
+    assert arguments(found.models["ggml-org/M-GGUF:Q4_K_M"])["--hf-repo"] == "ggml-org/M-GGUF:Q4_K_M"
+    assert arguments(found.models["custom"])["--chat-template-kwargs"] == '{"a": 1}'
+    assert "no-such-option" in caplog.text
+    assert local.preset.startswith("[local]\n") and "ctx-size = 4096\n" in local.preset
+    assert "stop-timeout = 3\n" in local.preset
+    # What a preset shows can be read again, and means the same.
+    ini.write_text(local.preset)
+    again = catalogue("--models-preset", str(ini), "-np", "2").models["local"]
+    assert {**arguments(again), "--tags": ""} == {**given, "--tags": ""}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("LLAMA_ARG_N_PREDICT")
+        ini.write_text(PRESETS)
+        over = catalogue("--models-dir", str(folder), "--models-preset", str(ini), "-c", "77").models["local"]
+        assert arguments(over)["--ctx-size"] == "77"
+
+
+def test_vision_of_a_preset_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("llamado").propagate = True
+    (tmp_path / "p.ini").write_text("[m]\nmodel = x.gguf\nmmproj = y.gguf\n")
+    assert "--mmproj" not in arguments(catalogue("--models-preset", str(tmp_path / "p.ini")).models["m"])
+    assert "mmproj" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[a\nmodel = x", "line 1: expected"),
+        ("[a]\nmodel x", "line 2: expected"),
+        ("[a]\n1x = 2", "line 2: expected"),
+        ("[a]\nctx-size = 5", "which model"),
+    ],
+)
+def test_mistakes_in_presets(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "p.ini"
+    path.write_text(text)
+    with pytest.raises(PresetError, match=said):
+        catalogue("--models-preset", str(path))
+
+
+def test_sections_replace_earlier_ones_of_their_name(tmp_path: Path) -> None:
+    path = tmp_path / "p.ini"
+    path.write_text("[ a ]\nc = 1\nmodel = x\n[a]\nmodel = y\nmodel = z # w\n\n[b];x\nmodel=\n")
+    sections = read_presets(path)
+    assert sections["a"] == ({"model": ("z",)}, {}) and sections["b"] == ({"model": ("",)}, {})
+    with pytest.raises(PresetError, match="No such file"):
+        read_presets(tmp_path / "none")
+    assert presets.canonical("u/m:foo-q4_0") == "u/m:Q4_0" and presets.canonical("plain") == "plain"
+
+
+def hub_model(tmp_path: Path, repo: str, *files: str) -> None:
+    folder = tmp_path / "hf" / "hub" / f"models--{repo.replace('/', '--')}"
+    (folder / "refs").mkdir(parents=True, exist_ok=True)
+    (folder / "refs" / "main").write_text("abc")
+    snapshot = folder / "snapshots" / "abc"
+    snapshot.mkdir(parents=True, exist_ok=True)
+    (folder / "blobs").mkdir(exist_ok=True)
+    for file in files:
+        (folder / "blobs" / file).write_text("GGUF")
+        (snapshot / file).symlink_to(folder / "blobs" / file)
+
+
+def test_cached_models(tmp_path: Path) -> None:
+    hub_model(tmp_path, "u/m", "m-Q4_K_M.gguf", "m.q8_0.gguf", "mmproj-F16.gguf")
+    hub_model(tmp_path, "u/split", "s-Q2_K-00001-of-00002.gguf", "s-Q2_K-00002-of-00002.gguf")
+    hub_model(tmp_path, "u/part", "s-Q2_K-00001-of-00002.gguf")
+    assert list(cached_models()) == ["u/m:Q4_K_M", "u/m:Q8_0", "u/split:Q2_K"]
+    found = catalogue()
+    assert list(found.models) == ["u/m:Q4_K_M", "u/m:Q8_0", "u/split:Q2_K"]
+    assert found.models["u/m:Q8_0"].source == "cache"
+    assert arguments(found.models["u/m:Q8_0"])["--hf-repo"] == "u/m:Q8_0"
+    # A preset that uses a cached model may hide it.
+    ini = tmp_path / "p.ini"
+    ini.write_text("[*]\ndedup-cache-models = 1\n[mine]\nhf-repo = u/m:q8_0\n")
+    found = catalogue("--models-preset", str(ini))
+    assert {name: model.hidden for name, model in found.models.items()} == {
+        "mine": False, "u/m:Q4_K_M": False, "u/m:Q8_0": True, "u/split:Q2_K": False,
+    }  # fmt: skip
+    assert remove_cached("u/split:Q2_K") and remove_cached("u/m:Q8_0") and not remove_cached("u/m:Q8_0")
+    assert list(cached_models()) == ["u/m:Q4_K_M"]
+    left = sorted(path.name for path in (tmp_path / "hf").rglob("blobs/*"))
+    assert left == ["m-Q4_K_M.gguf", "mmproj-F16.gguf", "s-Q2_K-00001-of-00002.gguf"]

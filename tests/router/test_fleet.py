@@ -1,0 +1,295 @@
+"""The fleet by itself: limits, downloads, sleep, catalogues that change."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from router_process import FAKE, Start, config, fake, wait_for
+
+from llamado.gguf.errors import SourceError
+from llamado.router import downloads
+from llamado.router import fleet as fleets
+from llamado.router.catalogue import Catalogue, CatalogueError, Launch, Model
+from llamado.router.child import Child
+from llamado.router.fleet import Fleet, FleetLimits, Place
+from llamado.router.presets import environment
+from llamado.server.errors import ApiError
+
+
+def model(name: str, *options: str, **more: Any) -> Model:
+    """A fake model on a Unix socket, as our own servers are."""
+    # The fleet appends `--host SOCKET`.
+    code = f"import sys; sys.argv = [{FAKE!r}, {name!r}, sys.argv[-1], *{list(options)!r}]; exec(open({FAKE!r}).read())"
+    launch = Launch(args=(sys.executable, "-S", "-c", code), env=environment(), stop_timeout=0.5)
+    return Model(name=name, source="preset", launch=launch, **more)
+
+
+def run(models: list[Model], work: Callable[[Fleet], Coroutine[Any, Any, None]], **limits: Any) -> None:
+    """Run work with a fleet, which is closed at the end."""
+
+    async def all_of_it() -> None:
+        fleet = Fleet(Catalogue(models), FleetLimits(**limits))
+        try:
+            await asyncio.wait_for(work(fleet), 30)
+        finally:
+            await fleet.close()
+            assert not any(place.running for place in fleet.places.values())
+
+    asyncio.run(all_of_it())
+
+
+def test_waiting_is_bounded() -> None:
+    async def work(fleet: Fleet) -> None:
+        a, b = fleet.places["a"], fleet.places["b"]
+        lease = await fleet.acquire(a)
+        waiting = [asyncio.ensure_future(fleet.acquire(b)) for _ in range(3)]
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError, match="3 requests wait") as caught:
+            await fleet.acquire(b)
+        assert caught.value.status == 503 and caught.value.retry_after
+        # One that goes away makes room for another.
+        waiting.pop().cancel()
+        await asyncio.sleep(0.01)
+        waiting.append(asyncio.ensure_future(fleet.acquire(b)))
+        await asyncio.sleep(0)
+        lease.release()
+        leases = [await one for one in waiting]
+        assert not a.running and b.in_flight == 3
+        for one in leases:
+            one.release()
+            one.release()
+        assert b.in_flight == 0
+
+    run([model("a"), model("b")], work, models_max=1, waiting=3)
+
+
+def test_patience_has_an_end() -> None:
+    async def work(fleet: Fleet) -> None:
+        lease = await fleet.acquire(fleet.places["a"])
+        fleet.limits = replace(fleet.limits, patience=0.1)
+        with pytest.raises(ApiError, match="no place for model 'b'") as caught:
+            await fleet.acquire(fleet.places["b"])
+        assert caught.value.status == 503
+        # Nobody waits for it any more, so `a` goes on.
+        (await fleet.acquire(fleet.places["a"])).release()
+        lease.release()
+
+    run([model("a"), model("b")], work, models_max=1, quantum=0.0)
+
+
+@pytest.mark.slow
+def test_first_come_first_served() -> None:
+    """Models that wait get places in the order they were asked for."""
+
+    async def work(fleet: Fleet) -> None:
+        order: list[str] = []
+
+        async def use(name: str) -> None:
+            lease = await fleet.acquire(fleet.places[name])
+            order.append(name)
+            await asyncio.sleep(0.05)
+            lease.release()
+
+        tasks = []
+        for name in "abcdab":
+            tasks.append(asyncio.ensure_future(use(name)))
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*tasks)
+        assert "".join(order) == "aabbcd"
+
+    run([model(name) for name in "abcd"], work, models_max=1, quantum=0.0)
+
+
+def test_a_changed_catalogue() -> None:
+    async def work(fleet: Fleet) -> None:
+        for name in "abc":
+            (await fleet.acquire(fleet.places[name])).release()
+        kept = fleet.places["a"].child
+        fleet.replace(Catalogue([model("a"), model("b", "ready=0.01"), model("d")]))
+        assert sorted(fleet.places) == ["a", "b", "c", "d"]  # `c` is still ending
+        assert fleet.find("c") is None
+        while fleet.places["b"].running or "c" in fleet.places:
+            await asyncio.sleep(0.01)
+        assert fleet.places["a"].child is kept and sorted(fleet.places) == ["a", "b", "d"]
+        (await fleet.acquire(fleet.places["b"])).release()
+
+    run([model(name) for name in "abc"], work)
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The fleet's clock."""
+    clock = Clock()
+    monkeypatch.setattr(fleets, "time", clock)
+    return clock
+
+
+@pytest.mark.slow
+def test_failures_to_load_are_put_off_for_longer_and_longer(clock: Clock) -> None:
+    async def work(fleet: Fleet) -> None:
+        place = fleet.places["a"]
+        waits = []
+        for _ in range(6):
+            with pytest.raises(ApiError, match="failed to load"):
+                await fleet.acquire(place)
+            waits.append(place.retry_at - clock.now)
+            # Until then it is not started, and the client hears how long that is.
+            clock.now = place.retry_at - 0.25
+            with pytest.raises(ApiError, match="failed to load") as refused:
+                await fleet.acquire(place)
+            assert refused.value.retry_after == 1 and not place.running
+            clock.now = place.retry_at
+        assert waits == [0.5, 1, 2, 4, 5, 5]
+
+    run([model("a", "fail=3")], work, backoff=0.5, backoff_max=5.0)
+
+
+@pytest.mark.slow
+def test_restarts_are_put_off_for_longer_and_longer(clock: Clock) -> None:
+    async def work(fleet: Fleet) -> None:
+        place = fleet.places["a"]
+
+        async def dies() -> float:
+            """Let it run and die; seconds until it is started again."""
+            lease = await fleet.acquire(place)
+            lease.child.signal(signal.SIGKILL)
+            await lease.child.exit
+            lease.release()
+            await asyncio.sleep(0)
+            wait = place.retry_at - clock.now
+            assert place.running == (wait == 0)
+            clock.now = place.retry_at
+            return wait
+
+        # The first time it comes back at once.
+        assert [await dies() for _ in range(6)] == [0, 0.5, 1, 2, 3, 3]
+        # One that ran well for a while begins anew.
+        (await fleet.acquire(place)).release()
+        clock.now += 10.5
+        assert [await dies() for _ in range(3)] == [0, 0.5, 1]
+
+    run([model("a")], work, backoff=0.5, backoff_max=3.0, stable=10.0)
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_a_model_that_is_unloaded_while_it_loads_is_never_loaded(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """Its process got ready, and then, or while it was asked what it is, came the wish to unload it."""
+
+    async def work(fleet: Fleet) -> None:
+        place = fleet.places["a"]
+        told: list[Any] = []
+        fleet._notify = lambda event, name, data: told.append(data["status"])
+        ended = asyncio.Event()
+
+        async def ask(place: Place, child: Child) -> dict[str, Any]:
+            fleet.unload(place)
+            if when == "before":
+                await asyncio.wait([child.exit])
+            ended.set()
+            return {}
+
+        monkeypatch.setattr(fleet, "_ask_info", ask)
+        with pytest.raises(ApiError, match="is not running"):
+            await fleet.acquire(place)
+        await ended.wait()
+        await fleet.unloaded([place])
+        await asyncio.sleep(0)
+        assert told == ["loading", "unloaded"]
+        assert (place.status, place.child, place.failed, fleet.swaps) == ("unloaded", None, False, 0)
+
+    run([model("a")], work)
+
+
+def test_sleeping_models() -> None:
+    """Shown as asleep, and asked without being woken."""
+
+    async def work(fleet: Fleet) -> None:
+        place = fleet.places["a"]
+        told: list[Any] = []
+        fleet._notify = lambda event, name, data: told.append(data)
+        lease = await fleet.acquire(place)
+        body = b'{"sleep": 1}'
+        connection = await lease.child.pool.connect()
+        connection.send(b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body), body)
+        await connection.answered()
+        connection.release()
+        lease.release()
+        await fleet.look_asleep(place)
+        assert place.shown_status == "sleeping" and told[-1] == {"status": "sleeping"}
+
+    run([model("a", sleeps=True)], work, sleep_check=60.0)
+
+
+def test_too_many_models_at_startup(start_router: Start, tmp_path: Path) -> None:
+    (tmp_path / "p.ini").write_text("[*]\nload-on-startup = 1\n[a]\nmodel = a\n[b]\nmodel = b\n")
+    with pytest.raises(CatalogueError, match="2 models are to be loaded on startup, and --models-max is 1: a, b"):
+        start_router(None, "--models-preset", str(tmp_path / "p.ini"), "--models-max", "1")
+
+
+def test_downloads(start_router: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Progress is shown, a download can be stopped, its end is told, and its model can be deleted."""
+    from llamado.router import catalogue
+
+    go = tmp_path / "go"
+    cached: dict[str, Any] = {}
+
+    def resolve(spec: str | None, *, hf_repo: str | None, progress: Any, warn: Any, check: Any) -> Path:
+        done = 0
+        while not go.exists():
+            done += 1
+            progress(done, 100_000)
+            time.sleep(0.01)
+        if hf_repo == "u/bad":
+            raise SourceError("there is no such thing")
+        cached["u/good:Q8_0"] = {"hf_repo": ("u/good:Q8_0",)}
+        return tmp_path
+
+    monkeypatch.setattr(downloads, "resolve", resolve)
+    monkeypatch.setattr(catalogue, "cached_models", lambda: dict(cached))
+    (tmp_path / "models").mkdir()
+    router = start_router(None, "--models-dir", str(tmp_path / "models"))
+
+    def names() -> set[str]:
+        return {m["id"] for m in router.http.get("/models").json()["data"]}
+
+    for name in ("u/good:Q8_0", "u/stop", "u/bad"):
+        assert router.http.post("/models", json={"model": name}).json() == {"success": True}
+    assert router.http.post("/models", json={"model": "u/bad"}).status_code == 400
+    status = wait_for(lambda: (s := router.status("u/good:Q8_0")).get("progress") and s)
+    assert status["value"] == "downloading" and status["progress"]["u/good:Q8_0"]["total"] == 100_000
+    assert router.http.post("/models/unload", json={"model": "u/stop"}).json() == {"success": True}
+    wait_for(lambda: "u/stop" not in names())
+    go.touch()
+    wait_for(lambda: "u/bad" not in names())
+    listed = wait_for(lambda: [m for m in router.http.get("/models").json()["data"] if "args" in m["status"]])
+    assert listed[0]["id"] == "u/good:Q8_0" and listed[0]["can_remove"] and listed[0]["source"] == "cache"
+    cached.clear()
+    assert router.http.delete("/models?model=u/good:Q8_0").json() == {"success": True}
+    assert names() == set()
+
+
+def test_aliases_in_the_list(start_router: Start) -> None:
+    aliases = ["x", {"id": "y", "name": "Y"}, {"id": "z", "unlisted": True}]
+    entry = fake("A", aliases=aliases, metadata={"k": 1}) | {"name": "The A"}
+    router = start_router(config({"a": entry}, includeAliasesInList=True))
+    listed = {m["id"]: m for m in router.http.get("/v1/models").json()["data"]}
+    assert set(listed) == {"a", "x", "y"} and [listed[i]["name"] for i in "axy"] == ["The A", "The A", "Y"]
+    assert listed["a"]["meta"] == {"llamaswap": {"k": 1}}

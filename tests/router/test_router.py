@@ -1,0 +1,610 @@
+"""A router process before fake models: routing, swapping, death and restart, streams, limits."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from router_process import Running, Start, alive, config, fake, wait_for
+
+from llamado.http import bodies
+from llamado.http.bodies import MAX_BODY
+from llamado.router.fleet import Lease
+from llamado.router.proxy import Passage
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+
+
+def test_requests_go_to_the_model_they_name(start_router: Start) -> None:
+    models = {"a": fake("A"), "b": fake("B", aliases=["bee", "x/y:z"]), "c": fake("C", unlisted=True)}
+    router = start_router(config(models))
+    assert router.http.get("/health").json() == {"status": "ok"}
+    assert [router.ask(name).json()["name"] for name in ("a", "b", "bee", "x/y:z", "c")] == ["A", "B", "B", "B", "C"]
+    listed = {m["id"]: m for m in router.http.get("/v1/models").json()["data"]}
+    assert set(listed) == {"a", "b"}
+    assert listed["a"]["status"]["value"] == "loaded" and listed["a"]["meta"] == {"n_params": 7}
+    assert router.http.get("/props", params={"model": "bee"}).json()["name"] == "B"
+    assert router.http.get("/props").json()["role"] == "router"
+    assert router.http.get("/upstream/x/y:z/state", params={"q": "1"}).json()["name"] == "B"
+    assert router.http.get("/upstream/x%2Fy%3Az/state").json()["name"] == "B"
+    moved = router.http.get("/upstream/x%2Fy:z?k=v")
+    assert moved.status_code == 301 and moved.headers["location"] == "/upstream/x%2Fy:z/?k=v"
+    assert router.http.post("/upstream/x%2Fy:z").status_code == 308  # with its body
+    assert {e["model"]: e["state"] for e in router.running().values()} == dict.fromkeys("abc", "ready")
+
+
+def test_bodies_and_headers_pass_unchanged(start_router: Start) -> None:
+    router = start_router(config({"a": fake("A")}))
+    body = b'{ "model":"a",\n "echo" : true, "u":"\xc3\xa9\\u00e9", "n": 1.0e0 }'
+    headers = {"X-Mine": "1", "Connection": "x-hop", "X-Hop": "2", "X-Forwarded-For": "10.0.0.1", "Authorization": "k"}
+    answer = router.http.post("/v1/completions?a=%20b", content=body, headers=headers).json()
+    assert answer["body"].encode("latin-1") == body
+    assert answer["first"] == "POST /v1/completions?a=%20b HTTP/1.1"
+    got = answer["headers"]
+    assert got["x-mine"] == "1" and "x-hop" not in got and got["authorization"] == "k"
+    assert got["x-forwarded-for"] == "10.0.0.1, 127.0.0.1" and got["x-forwarded-proto"] == "http"
+    assert got["x-forwarded-host"] == router.url.removeprefix("http://") and got["host"].startswith("127.0.0.1:")
+    assert "accept-encoding" not in got
+
+
+def test_configured_changes_of_bodies(start_router: Start) -> None:
+    filters = {
+        "stripParams": "temperature, top_k,model",
+        "setParams": {"seed": 7, "model": "no"},
+        "setParamsByID": {"${MODEL_ID}:hot": {"t": 2}},
+    }
+    router = start_router(config({"a": fake("A", useModelName="org/A", filters=filters)}))
+    for name, more in (("a", {}), ("a:hot", {"t": 2})):
+        answer = router.ask(name, echo=True, temperature=1, top_k=3, keep="é").json()
+        assert (
+            json.loads(answer["body"].encode("latin-1"))
+            == {"model": "org/A", "echo": True, "keep": "é", "seed": 7} | more
+        )
+
+
+def test_errors_are_the_real_routers(start_router: Start) -> None:
+    router = start_router(config({"a": fake("A")}), "--no-models-autoload")
+
+    def error(response: httpx.Response) -> tuple[int, str]:
+        told = response.json()["error"]
+        assert told["code"] == response.status_code
+        return response.status_code, told["message"]
+
+    post = router.http.post
+    missing = (400, "model name is missing from the request")
+    for body in ({}, {"model": 5}, {"model": None}, {"model": ""}, [], "x"):
+        assert error(post("/v1/chat/completions", json=body)) == missing
+    assert error(post("/tokenize", json={"model": "no"})) == (400, "model 'no' not found")
+    assert error(router.http.get("/slots")) == missing
+    assert error(router.http.get("/metrics?model=no")) == (400, "model 'no' not found")
+    assert error(post("/completion", json={"model": "a"})) == (400, "model is not loaded")
+    assert post("/completion?autoload=1", json={"model": "a"}).json()["name"] == "A"
+    assert error(post("/models/load", json={"model": "a"})) == (400, "model is already running")
+    assert error(post("/models/load", json={"model": "no"}))[0] == 404
+    assert error(post("/models/unload", json={"model": "no"})) == (400, "model is not found")
+    assert error(router.http.delete("/models")) == (400, "model must be a non-empty string")
+    assert error(router.http.delete("/models?model=a"))[0] == 500
+    assert error(post("/models", json={"model": "no quant of this"}))[0] == 400
+    assert error(post("/models", json={"model": "a"})) == (400, "model 'a' already exists")
+    assert error(router.http.get("/nope"))[0] == error(router.http.put("/models"))[0] == 404
+
+
+def test_hostile_requests(start_router: Start) -> None:
+    """Nothing gets past the bounds, and the router goes on."""
+    router = start_router(config({"a": fake("A")}))
+    post = router.http.post
+    assert post("/v1/completions", content=b"x" * (20 * 2**20)).status_code == 413
+    # Of unknown length: answered as soon as it is too long, before it has ended.
+    with socket.create_connection(("127.0.0.1", int(router.url.rpartition(":")[2])), 30) as raw:
+        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        raw.sendall(b"%x\r\n" % (2 * MAX_BODY) + b"x" * (MAX_BODY + 1))
+        assert raw.recv(1000).startswith(b"HTTP/1.1 413 ")
+    assert post("/v1/completions", json={"model": "m" * 10**6}).status_code == 400
+    assert post("/v1/completions", content=b"[" * 10**6).status_code == 400
+    assert post("/v1/completions", content=b'{"model":"a","x":' + b"[" * 5000 + b"]" * 5000 + b"}").status_code == 400
+    for content in (b"", b"{bad", b'{"model":"\xff"}', b'{"model":"\\ud800"}', b"null", b"\x00"):
+        assert post("/v1/completions", content=content).status_code == 400
+    for name in ("../a", "..%2fa", "a\r\nx: y", "/etc/passwd", "a/../../b", "\x00", "${PORT}"):
+        assert post("/v1/completions", json={"model": name}).status_code == 400
+    for path in ("/upstream/../../etc/passwd", "/upstream/", "/upstream//", "/upstream/%00/x"):
+        assert router.http.get(path).status_code in (400, 404)
+    # What lies behind a model's name goes to its process as it is, and nowhere else.
+    assert router.http.get("/upstream/a/%2e%2e/%2e%2e/state").json()["name"] == "A"
+    with socket.create_connection(("127.0.0.1", int(router.url.rpartition(":")[2]))) as raw:
+        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nab")
+    assert post("/v1/completions", json={"model": "a"}).json()["name"] == "A"
+
+
+def test_keys_and_prefix(start_router: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = config({"a": fake("A")}, apiKeys=["one", "${env.SECOND_KEY}"])
+    monkeypatch.setenv("SECOND_KEY", "two")
+    router = start_router(setup, "--api-prefix", "/llm", "--api-key", "three")
+    assert router.http.get("/llm/health").status_code == 200
+    assert router.http.get("/health").status_code == 404
+    body = {"model": "a", "echo": True}
+    assert router.http.post("/llm/completion", json=body).status_code == 401
+    for headers in ({"Authorization": "Bearer one"}, {"X-Api-Key": "two"}, {"Authorization": "bearer three"}):
+        answer = router.http.post("/llm/completion", json=body, headers=headers | {"Origin": "http://localhost:1"})
+        # The models' processes hear nothing of the router's keys.
+        assert not {"authorization", "x-api-key"} & set(answer.json()["headers"])
+        assert answer.json()["first"].startswith("POST /completion ")
+        assert answer.headers["access-control-allow-origin"] == "http://localhost:1"
+    assert router.http.options("/llm/completion").status_code == 200
+    router.http.headers["X-Api-Key"] = "one"
+    router.http.base_url = httpx.URL(router.url + "/llm")
+
+
+def test_parts_of_a_stream_are_not_held_back(start_router: Start) -> None:
+    router = start_router(config({"a": fake("A")}))
+    router.ask("a")
+    lags = []
+    with router.http.stream("POST", "/v1/completions", json={"model": "a", "stream": 20, "delay": 0.01}) as response:
+        assert response.headers["content-type"] == "text/event-stream"
+        for part in response.iter_raw():
+            lags += [time.monotonic() - event["sent"] for event in events(part.decode())]
+    assert len(lags) == 20
+    assert sorted(lags)[10] < 0.01  # each of them would be 0.2 s and more if the answer were gathered
+
+
+@pytest.mark.slow
+def test_hanging_up_cancels_at_once(start_router: Start) -> None:
+    router = start_router(config({"a": fake("A"), "b": fake("B", "ready=1")}))
+    router.ask("a")
+    with router.http.stream("POST", "/v1/completions", json={"model": "a", "stream": 1000, "delay": 0.05}) as response:
+        next(response.iter_raw())
+    with pytest.raises(httpx.ReadTimeout):
+        router.http.post("/v1/completions", json={"model": "a", "delay": 20}, timeout=0.2)
+    # Even one that waits for its model to load.
+    with pytest.raises(httpx.ReadTimeout):
+        router.http.post("/v1/completions", json={"model": "b", "delay": 20}, timeout=0.2)
+    state = wait_for(lambda: (s := router.http.get("/upstream/a/state").json())["active"] == 0 and s)
+    assert state["cancelled"] == 2
+    wait_for(lambda: router.running()["a"]["requests"] == 0)
+    wait_for(lambda: router.status("b")["value"] == "loaded")
+    assert router.http.get("/upstream/b/state").json()["requests"] == 0
+
+
+@pytest.mark.slow
+def test_slow_readers_hold_up_the_sender_not_the_memory(start_router: Start) -> None:
+    router = start_router(config({"a": fake("A")}))
+    router.ask("a")
+    with router.http.stream("POST", "/v1/completions", json={"model": "a", "big": 40_000_000}) as response:
+        time.sleep(0.2)
+        assert httpx.get(f"{router.url}/upstream/a/state").json()["active"] == 1  # it cannot get rid of it
+        (place,) = router.server.router.fleet.places.values()
+        assert max(connection._size for connection in place.child.pool._all) < 2**20
+        assert sum(len(part) for part in response.iter_raw()) > 40_000_000
+
+
+def test_the_least_recently_used_makes_room(start_router: Start) -> None:
+    models = {name: fake(name.upper()) for name in "abc"}
+    router = start_router(config(models), "--models-max", "2")
+    for name in "abac":
+        assert router.ask(name).json()["name"] == name.upper()
+    assert set(router.running()) == {"a", "c"}
+    assert router.status("b") == {"value": "unloaded", "args": router.status("b")["args"]}
+    assert router.http.post("/models/load", json={"model": "b"}).json() == {"success": True}
+    wait_for(lambda: router.status("b")["value"] == "loaded")
+    wait_for(lambda: set(router.running()) == {"b", "c"})
+
+
+def test_a_busy_model_is_waited_for(start_router: Start) -> None:
+    router = start_router(config({"a": fake("A"), "b": fake("B")}), "--models-max", "1")
+    router.ask("a")
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(lambda: events(router.ask("a", stream=10, delay=0.05).text))
+        wait_for(lambda: router.running()["a"]["requests"])
+        assert router.ask("b").json()["name"] == "B"
+        assert len(first.result()) == 10 and not any("error" in e for e in first.result())
+    assert set(router.running()) == {"b"}
+
+
+@pytest.mark.slow
+def test_three_models_share_two_places(start_router: Start) -> None:
+    """Everybody is answered by the right model, and none is left out, though two are asked all the time."""
+    router = start_router(config({name: fake(name.upper()) for name in "abc"}), "--models-max", "2")
+    end = time.monotonic() + 20
+    answered: Counter[str] = Counter()
+    most = 0
+
+    def done() -> bool:
+        return (answered["c"] >= 3 and min(answered["a"], answered["b"]) >= 8) or time.monotonic() > end
+
+    def client(number: int) -> None:
+        with httpx.Client(base_url=router.url, timeout=30) as http:
+            while not done():
+                name = "c" if number == 0 else "ab"[number % 2]
+                answer = http.post("/v1/completions", json={"model": name, "delay": 0.02})
+                assert answer.status_code == 200 and answer.json()["name"] == name.upper(), answer.text
+                answered[name] += 1
+
+    with ThreadPoolExecutor(8) as pool:
+        work = [pool.submit(client, i) for i in range(8)]
+        while not done():
+            most = max(most, len(router.running()))
+            time.sleep(0.02)
+        for one in work:
+            one.result()
+    assert most == 2
+    assert answered["c"] >= 3 and min(answered["a"], answered["b"]) >= 8, answered
+
+
+@pytest.mark.slow
+def test_killed_model_comes_back_and_waiting_requests_are_answered(start_router: Start, tmp_path: Path) -> None:
+    router = start_router(config({"a": fake("A")}))
+    router.ask("a")
+    pid = router.running()["a"]["pid"]
+    with ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(router.ask, "a", delay=0.3) for _ in range(5)]
+        wait_for(lambda: router.running()["a"]["requests"] == 5)
+        os.kill(pid, signal.SIGKILL)
+        answers = [one.result() for one in waiting]
+    assert {(answer.status_code, answer.json()["name"]) for answer in answers} == {(200, "A")}
+    assert pid not in {answer.json()["pid"] for answer in answers}
+    # A request that dies with its process once is answered by the next one.
+    assert router.ask("a", die="before", once=str(tmp_path / "once")).json()["name"] == "A"
+    # With nobody waiting it comes back all the same.
+    os.kill(router.running()["a"]["pid"], signal.SIGKILL)
+    wait_for(lambda: router.status("a")["value"] == "loaded" and router.running().get("a", {}).get("restarts") == 3)
+
+
+def test_a_stream_that_breaks_off_says_so(start_router: Start) -> None:
+    router = start_router(config({"a": fake("A")}))
+    told = events(router.ask("a", stream=10, delay=0.01, die="3").text)
+    assert [e["i"] for e in told[:3]] == [0, 1, 2] and len(told) == 4
+    assert told[3]["error"]["type"] == "server_error" and "middle of its answer" in told[3]["error"]["message"]
+    with pytest.raises(httpx.RemoteProtocolError):
+        # Not events: it ends short, and the client sees that.
+        router.ask("a", stream=10, delay=0.01, die="3", type="text/plain")
+
+
+def requests_of(count: Path) -> int:
+    """Requests that fake models got, all their processes together."""
+    return sum(line.startswith("request") for line in count.read_text().splitlines())
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT"])
+def test_a_request_whose_process_crashed_is_not_sent_again(start_router: Start, tmp_path: Path, name: str) -> None:
+    count = tmp_path / "count"
+    router = start_router(config({"a": fake("A", f"count={count}")}))
+    router.ask("a")
+    for asked in (1, 2):  # on a kept connection and on a new one
+        answer = router.ask("a", die="before", signal=name)
+        assert answer.status_code == 502 and f"crashed ({name})" in answer.json()["error"]["message"]
+        assert requests_of(count) == 1 + asked
+    assert router.ask("a").json()["name"] == "A"
+
+
+def test_a_crash_that_is_noticed_late(start_router: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection is lost, and that the process has ended is known only later: the request is not sent again."""
+    real = Passage._settle
+
+    async def settle(passage: Passage, lease: Lease) -> None:
+        if not passage._sent:
+            await real(passage, lease)
+
+    monkeypatch.setattr(Passage, "_settle", settle)
+    count = tmp_path / "count"
+    router = start_router(config({"a": fake("A", f"count={count}")}))
+    answer = router.ask("a", die="before", signal="SIGSEGV")
+    assert answer.status_code == 502 and "crashed (SIGSEGV)" in answer.json()["error"]["message"]
+    assert requests_of(count) == 1
+
+
+@pytest.mark.slow
+def test_a_crash_among_other_requests(start_router: Start, tmp_path: Path) -> None:
+    """Those under way cannot be told from the one that caused it; those that wait are answered by the next process."""
+    count = tmp_path / "count"
+    router = start_router(config({"a": fake("A", "ready=0.5", f"count={count}")}))
+    pid = router.ask("a").json()["pid"]
+    with ThreadPoolExecutor() as pool:
+        under_way = [pool.submit(router.ask, "a", delay=60) for _ in range(3)]
+        wait_for(lambda: requests_of(count) == 4)
+        assert router.ask("a", die="before", signal="SIGSEGV").status_code == 502
+        wait_for(lambda: router.status("a")["value"] == "loading")
+        waiting = [pool.submit(router.ask, "a") for _ in range(3)]
+        for one in under_way:
+            answer = one.result()
+            assert answer.status_code == 502 and "crashed (SIGSEGV)" in answer.json()["error"]["message"]
+        for one in waiting:
+            assert one.result().status_code == 200 and one.result().json()["pid"] != pid
+    assert requests_of(count) == 8
+
+
+def test_an_answer_may_end_with_its_connection(start_router: Start) -> None:
+    router = start_router(config({"a": fake("A")}))
+    answer = router.ask("a", unframed=True)
+    assert (answer.status_code, answer.text) == (200, "until the end")
+
+
+def test_a_request_whose_process_is_killed_is_sent_once_more(start_router: Start, tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    router = start_router(config({"a": fake("A", f"count={count}")}))
+    answer = router.ask("a", die="before")
+    assert answer.status_code == 502 and "closed 2 times" in answer.json()["error"]["message"]
+    assert requests_of(count) == 2
+    assert router.ask("a").json()["name"] == "A"
+
+
+def test_a_model_that_fails_to_load(start_router: Start, tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    broken = {
+        "a": fake("A", "fail=3", f"count={count}"),
+        "b": fake("B"),
+        "c": {"cmd": "/no/such", "proxy": "http://x:1"},
+    }
+    router = start_router(config(broken))
+    answer = router.ask("a")
+    assert answer.status_code == 500 and answer.json()["error"]["message"] == "model name=a failed to load"
+    assert answer.json()["error"]["reason"] == "exit code 3: error: made to fail"
+    for _ in range(20):
+        assert router.ask("a").status_code == 500
+    assert len(count.read_text().splitlines()) < 5  # it is not started for each of them
+    status = router.status("a")
+    assert (status["value"], status["failed"], status["exit_code"]) == ("unloaded", True, 3)
+    assert router.ask("c").status_code == 500 and "No such file" in router.status("c")["reason"]
+    assert router.ask("b").json()["name"] == "B"
+
+
+def test_a_port_that_is_anothers_is_not_taken_for_ready(start_router: Start) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen(100)
+        port = other.getsockname()[1]
+        entry = fake("A") | {"cmd": fake("A")["cmd"].replace("${PORT}", str(port)), "proxy": f"http://127.0.0.1:{port}"}
+        router = start_router({"models": {"a": entry}})
+        answer = router.ask("a")
+    assert answer.status_code == 500 and "somebody else listens" in answer.json()["error"]["reason"]
+
+
+@pytest.mark.slow
+def test_unloading_waits_and_force_kills(start_router: Start) -> None:
+    left = {"cmd": f"sh -c 'setsid -f {fake('L')['cmd']}; sleep 100'"}
+    router = start_router(config({"a": fake("A", "stubborn"), "b": fake("B", "ready=60"), "c": fake("L") | left}))
+    router.ask("a")
+    daemon = router.ask("c").json()["pid"]
+    pid = router.running()["a"]["pid"]
+    os.kill(pid, signal.SIGTERM)
+    assert router.ask("a").json()["pid"] == pid
+    loading = threading.Thread(target=router.ask, args=("b",))
+    loading.start()
+    wait_for(lambda: router.status("b")["value"] == "loading" and "progress" in router.status("b"))
+    assert router.http.post("/models/unload", json={"model": "b"}).status_code == 200
+    loading.join()
+    wait_for(lambda: "b" not in router.running())
+    assert router.http.get("/unload").text == "OK"  # waits out the stop timeout
+    assert not alive(pid) and not alive(daemon) and router.running() == {}
+    assert router.status("a")["value"] == "unloaded" and "failed" not in router.status("a")
+
+
+@pytest.mark.slow
+def test_processes_end_with_a_killed_router(router_process: Start, tmp_path: Path) -> None:
+    """Even those that a shell started, that left their session, or that are loading."""
+    shell = f"sh -c '{fake('S')['cmd']} & wait'"
+    left = f"setsid -f {fake('L')['cmd']}"
+    models = {
+        "plain": fake("P"),
+        "shell": fake("S") | {"cmd": shell},
+        "left": fake("L") | {"cmd": f"sh -c '{left}; sleep 100'"},
+        "loading": fake("D", "ready=60"),
+    }
+    router = router_process(config(models))
+    pids = [router.ask("plain").json()["pid"]]
+    # Nor does it help that somebody killed their guard.
+    (guard,) = [pid for pid in children(router.process.pid) if "guard.py" in command_line(pid)]
+    os.kill(guard, signal.SIGKILL)
+    pids += [router.ask(name).json()["pid"] for name in ("shell", "left")]
+    asking = threading.Thread(target=ask_in_vain, args=(router, "loading"), daemon=True)
+    asking.start()
+    wait_for(lambda: router.running().get("loading", {}).get("pid"))
+    pids += [entry["pid"] for entry in router.running().values()]
+    assert all(alive(pid) for pid in pids)
+    router.process.kill()
+    router.process.wait()
+    for pid in pids:
+        wait_for(lambda pid=pid: not alive(pid))
+    wait_for(lambda: not any(tmp_path.glob("llamado-*")))
+
+
+def ask_in_vain(router: Running, model: str, **body: Any) -> None:
+    """A request whose router ends."""
+    with contextlib.suppress(httpx.HTTPError):
+        assert router.ask(model, **body).status_code == 503
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for path in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(child) for child in (path / "children").read_text().split()]
+    return found
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+@pytest.mark.slow
+def test_idle_models_are_unloaded(start_router: Start) -> None:
+    router = start_router(config({"a": fake("A", ttl=0.6), "b": fake("B")}))
+    with ThreadPoolExecutor() as pool:
+        long = pool.submit(router.ask, "a", delay=0.9)
+        router.ask("b")
+        assert long.result().status_code == 200
+    assert "a" in router.running()
+    began = time.monotonic()
+    while "a" in router.running():
+        # Looking does not keep it loaded.
+        if time.monotonic() - began < 0.5:
+            assert router.http.get("/props?model=a").status_code == 200
+        time.sleep(0.05)
+        assert time.monotonic() - began < 10
+    assert time.monotonic() - began > 0.3
+    assert set(router.running()) == {"b"} and "failed" not in router.status("a")
+    assert router.ask("a").json()["name"] == "A"
+
+
+@pytest.mark.slow
+def test_groups(start_router: Start) -> None:
+    models = {name: fake(name) for name in ("a1", "a2", "b1", "b2", "p", "d1", "d2")}
+    groups = {
+        "swaps": {"swap": True, "exclusive": False, "members": ["a1", "a2"]},
+        "together": {"swap": False, "exclusive": True, "members": ["b1", "b2"]},
+        "stays": {"swap": False, "exclusive": False, "persistent": True, "members": ["p"]},
+    }
+    router = start_router({"startPort": config(models)["startPort"], "models": models, "groups": groups})
+
+    def then(name: str) -> set[str]:
+        assert router.ask(name).json()["name"] == name
+        return set(router.running())
+
+    assert then("p") == {"p"}
+    assert then("a1") == {"p", "a1"}
+    assert then("a2") == {"p", "a2"}
+    assert then("b1") == {"p", "b1"}
+    assert then("b2") == {"p", "b1", "b2"}
+    assert then("a1") == {"p", "b1", "b2", "a1"}
+    assert then("d1") == {"p", "d1"}
+    assert then("d2") == {"p", "d2"}
+
+
+def test_preload_and_limits(start_router: Start) -> None:
+    setup = config({"a": fake("A", concurrencyLimit=2), "b": fake("B")}, hooks={"on_startup": {"preload": ["b", "zz"]}})
+    router = start_router(setup)
+    wait_for(lambda: router.status("b")["value"] == "loaded")
+    router.ask("a")
+    with ThreadPoolExecutor() as pool:
+        two = [pool.submit(router.ask, "a", delay=0.5) for _ in range(2)]
+        wait_for(lambda: router.running()["a"]["requests"] == 2)
+        refused = router.ask("a")
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+        assert {one.result().status_code for one in two} == {200}
+    assert "zz" in router.log.read_text()
+
+
+def test_events_and_logs(start_router: Start) -> None:
+    router = start_router(config({"a": fake("A", "ready=0.2"), "b": fake("B")}))
+    seen: list[dict[str, Any]] = []
+    lines: list[str] = []
+    listening = threading.Semaphore(0)
+
+    def listen() -> None:
+        with httpx.stream("GET", f"{router.url}/models/sse", timeout=30) as response:
+            listening.release()
+            for line in response.iter_lines():
+                if line.startswith("data: "):
+                    seen.append(json.loads(line[6:]))
+
+    def read() -> None:
+        with httpx.stream("GET", f"{router.url}/logs/stream/a?no-history", timeout=30) as response:
+            listening.release()
+            lines.extend(response.iter_lines())
+
+    threads = [threading.Thread(target=listen, daemon=True), threading.Thread(target=read, daemon=True)]
+    for thread in threads:
+        thread.start()
+    assert listening.acquire(timeout=30) and listening.acquire(timeout=30)
+    router.ask("a")
+    router.ask("b")
+    router.http.post("/models/unload", json={"model": "a"})
+    wait_for(lambda: "a" not in router.running())
+    statuses = [e["data"]["status"] for e in seen if e["model"] == "a" and e["event"] == "model_status"]
+    assert statuses == ["loading", "loading", "loaded", "unloaded"]
+    real = [e["data"] for e in seen if e["model"] == "a" and e["event"] == "status_change"]
+    assert real[0]["progress"]["value"] == 0.5 and real[1]["info"]["id"] == "A" and real[2]["exit_code"] == 0
+    assert "[a] A listens" in router.http.get("/logs").text and "[b] B listens" in router.log.read_text()
+    # Both streams end when the router does, and do not hold it up.
+    router.server.should_exit = True
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+    assert lines == ["[a] A listens"]
+
+
+def test_ending_lets_answers_finish(start_router: Start) -> None:
+    router = start_router(config({"a": fake("A")}))
+    router.ask("a")
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(router.ask, "a", stream=10, delay=0.05)
+        wait_for(lambda: router.running()["a"]["requests"])
+        router.server.handle_exit(signal.SIGTERM, None)
+        assert len(events(answer.result().text)) == 10
+
+
+def test_second_signal_ends_everything(start_router: Start) -> None:
+    router = start_router(config({"a": fake("A", "stubborn")}))
+    pid = router.ask("a").json()["pid"]
+    asking = threading.Thread(target=ask_in_vain, args=(router, "a"), kwargs={"delay": 60}, daemon=True)
+    asking.start()
+    wait_for(lambda: router.running()["a"]["requests"])
+    router.server.handle_exit(signal.SIGINT, None)
+    time.sleep(0.2)
+    assert alive(pid)
+    router.server.handle_exit(signal.SIGINT, None)
+    wait_for(lambda: not alive(pid))
+    asking.join(5)
+
+
+def kept_open(router: Running) -> int:
+    """Connections of the router's to its models."""
+    return sum(len(place.child.pool._all) for place in router.server.router.fleet.places.values() if place.child)
+
+
+def test_connections_are_kept_and_stale_ones_replaced(start_router: Start) -> None:
+    router = start_router(config({"a": fake("A")}))
+    router.ask("a")
+    before = kept_open(router)
+    for _ in range(30):
+        router.ask("a")
+    assert kept_open(router) == before == 1
+    with ThreadPoolExecutor(16) as pool:
+        assert {r.status_code for r in pool.map(lambda _: router.ask("a", delay=0.1), range(32))} == {200}
+
+
+def test_a_request_to_upgrade_keeps_its_body(start_router: Start) -> None:
+    """Nothing of it is taken for a request of its own, and the model's process is not asked to upgrade."""
+    router = start_router(config({"a": fake("A")}))
+    body = json.dumps({"model": "a", "echo": True, "text": "\n\nGET /unload HTTP/1.1\r\nHost: x\r\n\r\n"}).encode()
+    chunked = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    for upgrade in (
+        b"Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAE",
+        b"upgrade\r\nUpgrade: websocket",
+    ):
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: " + upgrade + b"\r\n"
+        for framed in (b"Content-Length: %d\r\n\r\n%b" % (len(body), body), chunked):
+            last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            with socket.create_connection(("127.0.0.1", int(router.url.rpartition(":")[2])), timeout=20) as raw:
+                raw.sendall((head + framed) * 2 + last)
+                answer = b"".join(iter(lambda: raw.recv(65536), b""))
+            assert answer.count(b"HTTP/1.1 200 OK\r\n") == 3, answer
+            told = [json.loads(text) for text in re.findall(rb'\{"name".*?\}(?=HTTP/1.1 200)', answer)]
+            assert [t["body"].encode("latin-1") for t in told] == [body] * 2
+            assert not {"upgrade", "http2-settings"} & set(told[0]["headers"])
+    assert router.running()["a"]["state"] == "ready"
+
+
+def test_a_body_is_let_go_when_its_answer_begins(start_router: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for two bodies, three long streams run side by side."""
+    monkeypatch.setattr(bodies, "PATIENCE", 5)
+    monkeypatch.setattr(bodies.Bodies.__init__, "__defaults__", (2 * 2**20,))
+    router = start_router(config({"a": fake("A")}))
+    body = {"model": "a", "stream": 1000, "delay": 0.1, "text": "x" * (2**20 - 1000)}
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            answer = stack.enter_context(router.http.stream("POST", "/v1/completions", json=body))
+            assert answer.status_code == 200 and next(answer.iter_lines()).startswith("data: ")
+        room = router.server.access.bodies
+        assert room.free == 2 * 2**20

@@ -1,0 +1,116 @@
+"""Who may call the router: all of its routes by all methods, with and without keys, from pages of all kinds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+from router_process import RouterHere, Start, config, fake, wait_for
+
+from llamado.router import router as routers
+
+METHODS = ("GET", "HEAD", "POST", "OPTIONS", "DELETE", "PUT")
+LOCAL, FOREIGN = "http://localhost:5173", "http://evil.example"
+ALLOWED = "Access-Control-Allow-Origin"
+PUBLIC = ("/health", "/v1/health")
+
+
+def table(here: RouterHere) -> dict[str, set[str]]:
+    """The methods of each path, from what the router looks them up in; and a path it has not."""
+    router = here.server.router
+    assert router is not None
+    found: dict[str, set[str]] = {"/nowhere": set(), "/slots/0": {"POST"}, "/logs/stream": {"GET"}}
+    found["/upstream/no/health"] = {"GET", "POST", "DELETE", "PUT"}
+    for method, path in router._handlers:
+        found.setdefault(path, set()).add(method)
+    for path in routers._POST:
+        found.setdefault(path, set()).add("POST")
+    for path in routers._GET:
+        found.setdefault(path, set()).add("GET")
+    assert len(found) > 40
+    return found
+
+
+def ask(http: httpx.Client, method: str, path: str, headers: dict[str, str]) -> tuple[int, httpx.Headers, bytes]:
+    """Status, headers, and the body, but for a stream without end."""
+    content = b"{}" if method in ("POST", "PUT") else None
+    with http.stream(method, path, content=content, headers=headers) as answer:
+        endless = method == "GET" and "content-length" not in answer.headers
+        return answer.status_code, answer.headers, b"" if endless else answer.read()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prefix", ["", "/llm"])
+def test_keys_and_origins_of_every_route(start_router: Start, prefix: str) -> None:
+    flags = ["--api-key", "other,sesame", *(["--api-prefix", prefix] if prefix else [])]
+    here = start_router(config({"a": fake("A")}), *flags)
+    given = {
+        "none": ({}, False),
+        "wrong": ({"Authorization": "Bearer sesam", "X-Api-Key": ""}, False),
+        "bearer": ({"Authorization": "Bearer sesame"}, True),
+        "x-api-key": ({"X-Api-Key": "sesame"}, True),
+    }
+    with httpx.Client(base_url=here.url + prefix, timeout=30, headers={"Origin": LOCAL}) as http:
+        for path, methods in table(here).items():
+            for method in METHODS:
+                exists = method in methods or (method == "HEAD" and "GET" in methods)
+                for name, (headers, right) in given.items():
+                    status, told, body = ask(http, method, path, headers)
+                    case = (method, path, name, status, body[:100])
+                    assert told[ALLOWED] == LOCAL, case
+                    if method == "HEAD":
+                        assert body == b"", case
+                    if method == "OPTIONS":
+                        assert status == 200 and told["Access-Control-Allow-Headers"] == "*", case
+                    elif not right and path not in PUBLIC:
+                        assert status == 401, case
+                    elif not exists:
+                        assert status == 404 and (method == "HEAD" or b"File Not Found" in body), case
+                    elif path == "/models/load":
+                        assert status == 404, case  # of the model
+                    else:
+                        assert status not in (401, 403, 404, 405), case
+            if prefix:
+                assert httpx.get(here.url + path, headers={"X-Api-Key": "sesame"}).status_code == 404
+    assert not here.server.router.fleet.places["a"].running  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_pages_of_other_sites_change_nothing(start_router: Start) -> None:
+    here = start_router(config({"a": fake("A")}))
+    host = here.url.removeprefix("http://")
+    for path in table(here):
+        for method in ("GET", "POST", "DELETE"):
+            changes = method != "GET" or path == "/unload"
+            for headers in ({"Origin": FOREIGN}, {"Sec-Fetch-Site": "cross-site"}, {"Origin": "null"}):
+                status, told, _ = ask(here.http, method, path, headers)
+                assert (status == 403) == changes, (method, path, headers)
+                assert ALLOWED not in told
+        for headers in ({}, {"Origin": LOCAL}, {"Origin": f"http://{host}"}, {"Sec-Fetch-Site": "same-origin"}):
+            assert ask(here.http, "POST", path, headers)[0] != 403, (path, headers)
+    # What it lets in, its models' processes do not turn away: they are not told where it comes from.
+    headers = {"Origin": LOCAL, "Sec-Fetch-Site": "same-site"}
+    told = here.http.post("/completion", json={"model": "a", "echo": True}, headers=headers).json()["headers"]
+    assert not {"origin", "sec-fetch-site"} & set(told)
+
+
+def test_any_site_where_that_is_asked_for(start_router: Start) -> None:
+    here = start_router(config({"a": fake("A")}), "--cors-origins", "*")
+    status, told, _ = ask(here.http, "POST", "/models/unload", {"Origin": FOREIGN})
+    assert status == 400 and told[ALLOWED] == FOREIGN
+
+
+@pytest.mark.slow
+def test_names_of_headers_and_the_end(start_router: Start, tmp_path: Path) -> None:
+    """Names go out as llama-server writes them, also those a model's process writes otherwise; and 503 at the end."""
+    here = start_router(config({"a": fake("A")}))
+    with here.http.stream("POST", "/completion", json={"model": "a", "stream": 60, "delay": 0.05}) as answer:
+        names = {name.decode() for name, _ in answer.headers.raw}
+        assert names == {"Content-Type", "Transfer-Encoding"}
+        here.server.should_exit = True
+        wait_for(lambda: httpx.get(f"{here.url}/health").status_code == 503)
+        refused = httpx.post(f"{here.url}/completion", json={"model": "a"})
+        assert refused.status_code == 503 and refused.headers["retry-after"]
+        assert (b"Connection", b"close") in refused.headers.raw
+        assert answer.read().count(b"data: ") == 60

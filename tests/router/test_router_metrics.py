@@ -1,0 +1,117 @@
+"""`/metrics` of the router: those of all loaded models in one text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from router_process import Start, config, fake, wait_for
+from tiny_models import make_llama
+
+from llamado.router import router as routers
+from llamado.router.metrics import merge
+
+ONE = """\
+# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
+# TYPE llamacpp:prompt_tokens_total counter
+llamacpp:prompt_tokens_total 5
+# HELP seconds How long it took.
+# TYPE seconds histogram
+seconds_bucket{le="0.1"} 1
+seconds_bucket{le="+Inf"} 2
+seconds_sum 0.5
+seconds_count 2
+"""
+
+
+def test_samples_of_a_metric_stand_together() -> None:
+    assert merge([("a", ONE), ("b", ONE)]) == (
+        "# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.\n"
+        "# TYPE llamacpp:prompt_tokens_total counter\n"
+        'llamacpp:prompt_tokens_total{model="a"} 5\n'
+        'llamacpp:prompt_tokens_total{model="b"} 5\n'
+        "# HELP seconds How long it took.\n"
+        "# TYPE seconds histogram\n"
+        'seconds_bucket{model="a",le="0.1"} 1\n'
+        'seconds_bucket{model="a",le="+Inf"} 2\n'
+        'seconds_sum{model="a"} 0.5\n'
+        'seconds_count{model="a"} 2\n'
+        'seconds_bucket{model="b",le="0.1"} 1\n'
+        'seconds_bucket{model="b",le="+Inf"} 2\n'
+        'seconds_sum{model="b"} 0.5\n'
+        'seconds_count{model="b"} 2\n'
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "labels"),
+    [
+        ("x 1", {}),
+        ("x{} 1", {}),
+        ('x{a="b",} 1 1700000000', {"a": "b"}),
+        ('x{ a = "}\\" 1" , b="model=\\"c\\"" } 1', {"a": '}" 1', "b": 'model="c"'}),
+        ('x{model="its own",model_id="m"} 1', {"exported_model": "its own", "model_id": "m"}),
+    ],
+)
+def test_labels_are_kept(line: str, labels: dict[str, str]) -> None:
+    name = 'a "model"\\\nof two lines'
+    ((sample,),) = [family.samples for family in text_string_to_metric_families(merge([(name, line)]))]
+    assert sample.labels == {"model": name} | labels and sample.value == 1
+
+
+def test_lines_that_are_none_are_left_out() -> None:
+    assert merge([("a", "# EOF\n# a comment\n<html>\nx{a=b} 1\n1x 2\nx\n\ny 2\r\n")]) == 'y{model="a"} 2\n'
+
+
+@pytest.mark.slow
+def test_metrics_of_all_loaded_models(start_router: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routers, "METRICS_TIMEOUT", 0.5)
+    (tmp_path / "one").write_text(ONE)
+    models = {name: fake(name, f"metrics={tmp_path / 'one'}", aliases=[f"also-{name}"]) for name in "abc"}
+    models["loads"] = fake("l", "ready=600", f"metrics={tmp_path / 'one'}")
+    router = start_router(config({**models, "hangs": fake("h", "metrics=hang"), "none": fake("n")}))
+
+    def shown() -> set[str]:
+        response = router.http.get("/metrics")
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        families = {family.name: family for family in text_string_to_metric_families(response.text)}
+        if not families:
+            return set()
+        assert set(families) == {"llamacpp:prompt_tokens", "seconds"} and families["seconds"].type == "histogram"
+        named = [{sample.labels["model"] for sample in family.samples} for family in families.values()]
+        assert named[0] == named[1]
+        return named[0]
+
+    assert shown() == set() and router.running() == {}  # it loads none for that
+    router.ask("none")
+    refused = router.http.get("/metrics")
+    assert refused.status_code == 501 and "--metrics" in refused.json()["error"]["message"]
+    for name in ("a", "also-b", "hangs"):
+        router.ask(name)
+    router.http.post("/models/load", json={"model": "loads"})
+    wait_for(lambda: "progress" in router.status("loads"))  # it answers, and is not loaded yet
+    assert shown() == {"a", "b"}
+    assert "model hangs: no metrics: no answer within 0.5 s" in router.log.read_text()
+    assert router.http.get("/metrics?model=also-a").text == ONE
+    router.http.post("/models/unload", json={"model": "a"})
+    wait_for(lambda: "a" not in router.running())
+    assert shown() == {"b"}
+
+
+@pytest.mark.slow
+def test_metrics_of_our_own_servers(start_router: Start, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        make_llama(tmp_path / f"{name}.gguf")
+    router = start_router(None, "-m", str(tmp_path / "one.gguf"), "-m", str(tmp_path / "two.gguf"), "--metrics")
+    for name in ("one", "two"):
+        answer = router.http.post("/completion", json={"model": name, "prompt": "a", "n_predict": 2}, timeout=120)
+        assert answer.status_code == 200, answer.text
+    text = router.http.get("/metrics").text
+    families = list(text_string_to_metric_families(text))
+    assert {sample.labels["model"] for family in families for sample in family.samples} == {"one", "two"}
+    assert text.count("# TYPE llamacpp:prompt_tokens_total ") == 1
+    for line in router.http.get("/metrics?model=one").text.splitlines():
+        if line.startswith("# TYPE"):
+            assert line in text

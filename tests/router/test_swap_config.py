@@ -1,0 +1,184 @@
+"""llama-swap's config.yaml: the shapes its documentation shows, defaults, and mistakes that are named."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from llamado.router.catalogue import Group
+from llamado.router.swap_config import SwapConfig, SwapConfigError, command, read_swap_config
+
+
+def read(tmp_path: Path, text: str) -> SwapConfig:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    return read_swap_config(path)
+
+
+def test_least_config(tmp_path: Path) -> None:
+    config = read(tmp_path, "models:\n  m1:\n    cmd: llama-server --port ${PORT} -m /x.gguf\n")
+    (model,) = config.models
+    assert model.launch.args == ("llama-server", "--port", "5800", "-m", "/x.gguf")
+    assert model.launch.url == "http://localhost:5800" and model.launch.check == "/health"
+    assert model.launch.ready_timeout == 120 and model.ttl == 0 and model.limit == 0 and not model.rewrite
+    assert model.group == Group(name="(default)", swap=True, exclusive=True, persistent=False)
+    assert config.preload == config.api_keys == () and config.log_level == "info"
+
+
+FULL = """
+healthCheckTimeout: 500
+logLevel: warn
+logTimeFormat: ""
+startPort: 10001
+globalTTL: 30
+includeAliasesInList: true
+apiKeys: ["sk-1", "${env.ROUTER_KEY}"]
+macros:
+  "latest-llama": >
+    /path/to/llama-server
+    --port ${PORT}
+  "default_ctx": 4096
+  "default_args": "--ctx-size ${default_ctx}"
+  "home": "${env.ROUTER_HOME}/models"
+models:
+  "gpt":
+    macros:
+      "default_ctx": 16384
+      "temp": 0.7
+    cmd: |
+      # a comment
+      ${latest-llama} \\
+      --model '${home}/gpt 20b.gguf'
+        # another
+      ${default_args} --temp ${temp} --flag "a b" --say '"x"'
+    name: "GPT"
+    description: "one of OpenAI's"
+    env: ["CUDA_VISIBLE_DEVICES=0,1", "EMPTY="]
+    proxy: http://127.0.0.1:${PORT}/base/
+    checkEndpoint: /custom
+    ttl: 60
+    useModelName: "openai/gpt"
+    filters:
+      strip_params: "temperature, top_p, model"
+      setParams: {top_k: 3}
+      setParamsByID:
+        "${MODEL_ID}:low": {effort: low}
+    aliases: ["gpt-4o-mini", {id: g, name: "G!", unlisted: false}, {id: hidden, unlisted: true}]
+    metadata:
+      port: ${PORT}
+      note: "on ${PORT} with ${temp}"
+      list: [1, "${temp}", {a: "${MODEL_ID}"}]
+    concurrencyLimit: 4
+    sendLoadingState: false
+  "hidden-one":
+    unlisted: true
+    ttl: 0
+    cmd: llama-server --port ${PORT} -m y.gguf
+  "docker":
+    proxy: "http://127.0.0.1:9999"
+    cmd: docker run --name ${MODEL_ID} --rm -p 9999:8080 image
+    cmdStop: docker stop ${MODEL_ID} --pid ${PID}
+    checkEndpoint: none
+groups:
+  forever:
+    exclusive: false
+    persistent: true
+    members: ["docker"]
+hooks:
+  on_startup:
+    preload: ["gpt-4o-mini", "nobody"]
+"""
+
+
+def test_full_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROUTER_KEY", "sk-2")
+    monkeypatch.setenv("ROUTER_HOME", "/home/me")
+    monkeypatch.setenv("LLAMA_ARG_PORT", "1")
+    config = read(tmp_path, FULL)
+    models = {model.name: model for model in config.models}
+    assert (config.api_keys, config.preload, config.log_level) == (("sk-1", "sk-2"), ("gpt-4o-mini",), "warn")
+    gpt = models["gpt"]
+    assert gpt.launch.args == (
+        *("/path/to/llama-server", "--port", "10001", "--model", "/home/me/models/gpt 20b.gguf"),
+        *("--ctx-size", "16384", "--temp", "0.7", "--flag", "a b", "--say", '"x"'),
+    )
+    assert gpt.launch.url == "http://127.0.0.1:10001/base/" and gpt.launch.check == "/custom"
+    assert gpt.launch.ready_timeout == 500 and (gpt.ttl, gpt.limit) == (60, 4)
+    assert gpt.launch.env["CUDA_VISIBLE_DEVICES"] == "0,1" and gpt.launch.env["EMPTY"] == ""
+    assert "LLAMA_ARG_PORT" not in gpt.launch.env
+    assert gpt.aliases == ("gpt-4o-mini", "g", "hidden", "gpt:low")
+    assert gpt.alias_titles == {"gpt-4o-mini": "", "g": "G!"}
+    assert (gpt.title, gpt.description) == ("GPT", "one of OpenAI's")
+    assert gpt.metadata == {"port": 10001, "note": "on 10001 with 0.7", "list": [1, 0.7, {"a": "gpt"}]}
+    body = {"model": "gpt:low", "temperature": 1, "x": 1}
+    gpt.rewrite.apply(body, "gpt:low")
+    assert body == {"model": "openai/gpt", "x": 1, "top_k": 3, "effort": "low"}
+    hidden, docker = models["hidden-one"], models["docker"]
+    assert hidden.hidden and hidden.ttl == 0 and hidden.launch.args[2] == "10002" and docker.ttl == 30
+    assert docker.launch.check == "" and docker.launch.stop == ("docker", "stop", "docker", "--pid", "${PID}")
+    assert docker.group == Group(name="forever", swap=True, exclusive=False, persistent=True)
+
+
+def test_unknown_keys_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = "matrix: {}\npeers: {x: {}}\nmodels:\n  a: {cmd: x, proxy: 'http://h:1', colour: red, filters: {f: 1}}\n"
+    logging.getLogger("llamado").propagate = True
+    read(tmp_path, text)
+    assert "matrix, peers, models.a.colour, models.a.filters.f" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "models: there is none"),
+        ("[1]", "the file: expected keys and values"),
+        ("a: [", "no YAML"),
+        ("models: {a: {}}", "models.a.cmd: there is no command"),
+        ("models: {a: {cmd: x}}", "models.a.proxy: where does the command listen"),
+        ("models: {a: {cmd: x, proxy: 'localhost:1'}}", "models.a.proxy: expected http://host:port"),
+        ("models: {a: {cmd: x, proxy: 'http://h:99999'}}", "models.a.proxy: expected http://host:port"),
+        ("models: {a: {cmd: 'x ${NO}', proxy: 'http://h:1'}}", "models.a.cmd: there is no macro ${NO}"),
+        ("models: {a: {cmd: 'x ${env.NO_SUCH_}', proxy: 'http://h:1'}}", "the environment has no NO_SUCH_"),
+        ("macros: {m: '${m} ${m}'}\nmodels: {a: {cmd: '${m}', proxy: 'http://h:1'}}", "contain one another"),
+        ("models: {a: {cmd: \"x 'y\", proxy: 'http://h:1'}}", "cannot be split into words"),
+        ("models: {a: {cmd: 5, proxy: 'http://h:1'}}", "models.a.cmd: expected a text"),
+        ("models: {a: {cmd: x, proxy: 'http://h:1', ttl: soon}}", "models.a.ttl: expected a number"),
+        ("models: {a: {cmd: x, proxy: 'http://h:1', env: [X]}}", "models.a.env: expected NAME=VALUE"),
+        ("models: {a: {cmd: x, proxy: 'http://h:1', aliases: b}}", "models.a.aliases: expected a list"),
+        ("models: {a: {cmd: x, proxy: 'http://h:1', unlisted: maybe}}", "expected true or false"),
+        ("models: {a: {cmd: x, proxy: 'http://h:1'}}\ngroups: {g: {members: [b]}}", "there is no model 'b'"),
+        (
+            "models: {a: {cmd: x, proxy: 'http://h:1'}}\ngroups: {g: {members: [a]}, h: {members: [a]}}",
+            "'a' is in 'g' already",
+        ),
+        ("startPort: 0\nmodels: {a: {cmd: x}}", "startPort: expected 1 to 65535"),
+        ("apiKeys: ['']\nmodels: {a: {cmd: x, proxy: 'http://h:1'}}", "apiKeys: a key is empty"),
+        ("a: &a [*a]\nmodels: {b: {cmd: x, proxy: 'http://h:1', metadata: *a}}", "without end"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(SwapConfigError) as caught:
+        read(tmp_path, text)
+    assert said in str(caught.value) and "config.yaml" in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(SwapConfigError, match="No such file"):
+        read_swap_config(tmp_path / "none.yaml")
+    (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SwapConfigError):
+        read_swap_config(tmp_path / "b.yaml")
+
+
+def test_words_of_commands() -> None:
+    text = """
+      python model1.py \\
+        -a "double quotes" \\
+        # a comment \\
+        --b 'single quotes'
+        -s
+
+        -c "'both'"
+    """
+    assert command(text) == ["python", "model1.py", "-a", "double quotes", "--b", "single quotes", "-s", "-c", "'both'"]
