@@ -6,7 +6,8 @@ fastest: which slot, which cells, how much of a prompt, in which order.
 
 Here is the thread and its loop. Its parts are in scheduler/: queue.py (who waits, who is turned down), batch.py (what
 goes into the next batch), prefix.py (whose cells are where), output.py (from logits to the next token), recovery.py
-(when a device is gone), slot_io.py and slot_hold.py (slots that are saved and restored), statistics.py (what is counted).
+(when a device is gone), slot_io.py and slot_hold.py (slots that are saved and restored), statistics.py (what is
+counted).
 """
 
 from __future__ import annotations
@@ -74,9 +75,9 @@ class Engine:
 
     `context_shift`: an answer that fills the context drops the older half of it and goes on (see Request.n_keep),
     instead of ending. `cache_ram`: MiB of memory for sequences that no slot holds any more (-1: no limit, 0: none); see
-    prompt_cache.py. `idle_slots`: what happens to idle slots when a request starts: their sequences are copied into that
-    memory ("keep"), or moved there ("clear"); None: nothing before room is needed. `max_queue`: most requests that wait
-    for a slot.
+    cache/prompt_cache.py. `idle_slots`: what happens to idle slots when a request starts: their sequences are copied
+    into that memory ("keep"), or moved there ("clear"); None: nothing before room is needed. `max_queue`: most requests
+    that wait for a slot.
 
     Cells are reused where prompts begin alike, and only there: moving those of a piece further on in another prompt
     (llama-server's `n_cache_reuse`) would change answers.

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 LOOK_SECONDS = 2.0
-COLLECT_SECONDS = 600.0  # between two looks through everything
+COLLECT_SECONDS = 60.0  # between two looks through everything, while the process grows
 GROWN = 16 << 20  # bytes beyond what was resident after the last time
 # Objects before the youngest are looked through; times that makes before the next older are; and those, the oldest.
 THRESHOLDS = (10_000, 2, 5_000)
