@@ -23,14 +23,17 @@ from tiny_models import make_llama
 
 from llamado.engine.embedding.embedder import Embedding
 from llamado.engine.errors import QueueFull
+from llamado.gguf.metadata import Metadata, StringArray
 from llamado.gguf.sources.resolve import cache_dir
 from llamado.models import Pooling
 from llamado.server.api.embeddings import Vectors
 from llamado.server.app import create_app
+from llamado.server.embedding_load import pair
 from llamado.server.load import load_served
 from llamado.server.loaded_model import Served
 from llamado.server.settings import EngineOptions, ModelSource, Settings
 from llamado.server.state import ServerState, Switches
+from llamado.text.tokenizer.tokenizer import load_tokenizer
 
 Array = np.ndarray[Any, Any]
 
@@ -222,6 +225,37 @@ def test_teis_form(reranker: Served) -> None:
     assert status == 200 and [list(item) for item in body] == [["index", "score", "text"]] * 3
     assert all(item["text"] == DOCUMENTS[item["index"]] for item in body)
     assert [list(item) for item in ask(reranker, "/rerank", {"query": "a", "texts": ["b"]})[1]] == [["index", "score"]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "says", "between"),
+    [
+        ({"model": "gpt2", "pre": "gpt-2"}, {}, [*"qd"]),
+        ({"model": "gpt2", "pre": "jina-v1-en"}, {}, ["q", "|", "d"]),
+        ({"model": "gpt2", "pre": "jina-v1-en"}, {"add_sep_token": False, "add_eos_token": True}, [*"q.d."]),
+        ({"model": "gpt2", "pre": "gpt-2"}, {"add_sep_token": True, "add_bos_token": True}, [*"^q|d"]),
+        ({"model": "bert"}, {}, [*"^q|d"]),
+        ({"model": "bert"}, {"add_sep_token": False, "add_eos_token": True}, [*"^q.d."]),
+        ({"model": "bert"}, {"add_bos_token": False, "add_eos_token": True}, [*"q.|d."]),
+    ],
+)
+def test_what_stands_between_a_query_and_a_document(
+    kind: dict[str, Any], says: dict[str, bool], between: list[str]
+) -> None:
+    """As the kind of vocabulary has it, or the file says; what is put around a single text is another matter."""
+    marks = dict(zip(("bos_token_id", "eos_token_id", "seperator_token_id"), range(3), strict=True))
+    letters = ["q", "d"] if kind["model"] == "gpt2" else ["▁q", "▁d"]
+    values: dict[str, Any] = {
+        "tokens": StringArray.of(["^", ".", "|", *letters]),
+        "token_type": np.array([3, 3, 3, 1, 1], np.int32),
+        "merges": StringArray.of(["x y"]),
+        **marks,
+    }
+    tokenizer = load_tokenizer(Metadata({f"tokenizer.ggml.{key}": v for key, v in (values | kind | says).items()}))
+    assert [tokenizer.text(token).removeprefix("▁") for token in pair("q", "d", tokenizer, "")] == between
+    around = [tokenizer.text(token).removeprefix("▁") for token in tokenizer.encode("q", add_special=True)]
+    gpt2 = [*(["^"] * says.get("add_bos_token", False)), "q", *(["."] * says.get("add_eos_token", False))]
+    assert around == ([*"^q|"] if kind["model"] == "bert" else gpt2)
 
 
 @pytest.mark.parametrize(

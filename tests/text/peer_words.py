@@ -1,4 +1,6 @@
-"""What words the real llama.cpp cuts texts into; run as a program, it writes them to `pretokenizer_words.json`.
+"""What words the real llama.cpp cuts texts into, and what else it ties to the names of pre-tokenizers.
+
+Run as a program, it writes them to `pretokenizer_words.json` and `pretokenizer_flags.json`.
 
 llama.cpp shows tokens, not words. So it gets a vocabulary in which every stretch of the texts is a token and every two
 neighbouring stretches merge: each word becomes one token, whatever it is.
@@ -12,6 +14,8 @@ import ctypes
 import json
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +25,22 @@ import numpy as np
 from llamado.text.tokenizer.pretokenizers import PRE_TOKENIZERS
 
 FILE = Path(__file__).with_name("pretokenizer_words.json")
+FLAGS_FILE = Path(__file__).with_name("pretokenizer_flags.json")
 BORDER = "¦"
 RUN = " " * 1024 + "x"
 """Only for jais-2, which cuts it into 1, 2, 4, 8 … spaces: those are tokens, and not all that lies between them."""
 
 Words = dict[str, dict[str, str]]
 """By text, then by the text with its borders shown: the names of the pre-tokenizers that cut so."""
+Flags = dict[str, list[str]]
+"""By the name of a pre-tokenizer: what holds for a vocabulary of it that says nothing about it itself.
+
+add_bos, add_sep   what stands around a text, and between two that are ranked
+has_bos            there is a token for the beginning
+clean_spaces       `SPACED` is decoded without its space
+ignore_merges      `UNMERGED` is one token, though nothing merges to it
+"""
+SPACED, UNMERGED = "x .", "qj"
 
 
 def spelling() -> dict[int, str]:
@@ -56,8 +70,10 @@ def _merges(text: str, spell: dict[int, str] | None) -> dict[tuple[str, str], No
     return merges
 
 
-def write_vocabulary(path: Path, texts: list[str], *, bytes_spelled: bool) -> list[str]:
-    """A model file of a vocabulary alone; its tokens as texts."""
+def write_vocabulary(
+    path: Path, texts: list[str], *, bytes_spelled: bool, name: str = "gpt-2", unmerged: Sequence[str] = ()
+) -> list[str]:
+    """A model file of a vocabulary alone; its tokens as texts. `unmerged`: further tokens, in files that name no BOS."""
     spell = spelling() if bytes_spelled else None
     tokens = dict.fromkeys(["<|endoftext|>", *(spelling().values() if spell else (f"<0x{b:02X}>" for b in range(256)))])
     merges: dict[tuple[str, str], None] = {}
@@ -67,7 +83,7 @@ def write_vocabulary(path: Path, texts: list[str], *, bytes_spelled: bool) -> li
     space = " " if spell is None else spelling()[32]
     space = "▁" if spell is None else space
     merges |= {(space * (1 << i), space * (1 << i)): None for i in range(10)}
-    tokens |= dict.fromkeys(left + right for left, right in merges)
+    tokens |= dict.fromkeys([*(left + right for left, right in merges), *unmerged])
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(64)
     writer.add_embedding_length(32)
@@ -76,12 +92,13 @@ def write_vocabulary(path: Path, texts: list[str], *, bytes_spelled: bool) -> li
     writer.add_head_count(1)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_pre(name)
     writer.add_token_list(list(tokens))
     writer.add_token_types([3] + [1] * (len(tokens) - 1))
     writer.add_token_merges([f"{left} {right}" for left, right in merges])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(0)
+    if not unmerged:
+        writer.add_bos_token_id(0)
+        writer.add_eos_token_id(0)
     writer.add_tensor("token_embd.weight", np.zeros((1, 32), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -125,11 +142,20 @@ class Peer:
             ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, ctypes.c_bool,
             ctypes.c_bool,
         ]  # fmt: skip
+        for name in ("bos", "get_add_bos", "get_add_sep"):
+            getattr(self.library, f"llama_vocab_{name}").argtypes = [ctypes.c_void_p]
+        for name in ("get_add_bos", "get_add_sep"):
+            getattr(self.library, f"llama_vocab_{name}").restype = ctypes.c_bool
+        self.library.llama_detokenize.argtypes = [
+            ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_char_p, ctypes.c_int32, ctypes.c_bool,
+            ctypes.c_bool,
+        ]  # fmt: skip
         self._silence = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
         self.library.llama_log_set(self._silence, None)
 
-    def tokens(self, path: Path, name: str, texts: list[str]) -> list[list[int]]:
-        """Token ids of texts in a file's vocabulary, cut as the pre-tokenizer `name` does."""
+    @contextmanager
+    def vocabulary(self, path: Path, name: str) -> Iterator[int]:
+        """A file's vocabulary, with the pre-tokenizer `name`."""
         overrides = (_Override * 2)()
         overrides[0].tag = 3  # LLAMA_KV_OVERRIDE_TYPE_STR
         overrides[0].key, overrides[0].value = b"tokenizer.ggml.pre", name.encode()
@@ -137,16 +163,37 @@ class Peer:
         parameters.vocab_only, parameters.overrides = True, ctypes.addressof(overrides)
         model = self.library.llama_model_load_from_file(str(path).encode(), parameters)
         assert model, name
-        vocabulary = self.library.llama_model_get_vocab(model)
-        found = []
-        for text in texts:
-            data = text.encode()
-            ids = (ctypes.c_int32 * (len(data) + 8))()
-            n = self.library.llama_tokenize(vocabulary, data, len(data), ids, len(ids), False, False)
-            assert n >= 0
-            found.append(ids[:n])
+        yield self.library.llama_model_get_vocab(model)
         self.library.llama_model_free(model)
-        return found
+
+    def ids(self, vocabulary: int, text: str) -> list[int]:
+        """Token ids of a text, without those that are put around it."""
+        data = text.encode()
+        ids = (ctypes.c_int32 * (len(data) + 8))()
+        n = self.library.llama_tokenize(vocabulary, data, len(data), ids, len(ids), False, False)
+        assert n >= 0
+        return ids[:n]
+
+    def decoded(self, vocabulary: int, ids: list[int]) -> str:
+        """The text of tokens."""
+        text = ctypes.create_string_buffer(256)
+        n = self.library.llama_detokenize(
+            vocabulary, (ctypes.c_int32 * len(ids))(*ids), len(ids), text, len(text), False, False
+        )
+        assert n >= 0
+        return text.raw[:n].decode()
+
+    def flags(self, path: Path, name: str) -> list[str]:
+        """What holds for the vocabulary of a file by `flag_file`."""
+        with self.vocabulary(path, name) as vocabulary:
+            holds = {
+                "add_bos": self.library.llama_vocab_get_add_bos(vocabulary),
+                "add_sep": self.library.llama_vocab_get_add_sep(vocabulary),
+                "has_bos": self.library.llama_vocab_bos(vocabulary) >= 0,
+                "clean_spaces": self.decoded(vocabulary, self.ids(vocabulary, SPACED)) != SPACED,
+                "ignore_merges": len(self.ids(vocabulary, UNMERGED)) == 1,
+            }
+        return [flag for flag, holding in holds.items() if holding]
 
 
 def read() -> Words:
@@ -166,7 +213,9 @@ def peer_words(programs: Path, texts: list[str], folder: Path) -> Words:
         for name, rule in PRE_TOKENIZERS.items():
             if rule.byte_encode is not bytes_spelled:
                 continue
-            for text, ids in zip(texts, peer.tokens(path, name or "default", texts), strict=True):
+            with peer.vocabulary(path, name or "default") as vocabulary:
+                found = [peer.ids(vocabulary, text) for text in texts]
+            for text, ids in zip(texts, found, strict=True):
                 parts = [tokens[i] for i in ids]
                 if bytes_spelled:
                     shown = [bytes(back[letter] for letter in part).decode() for part in parts]
@@ -181,10 +230,33 @@ def peer_words(programs: Path, texts: list[str], folder: Path) -> Words:
     return words
 
 
+def flag_file(folder: Path, name: str) -> Path:
+    """A small vocabulary of a pre-tokenizer that says nothing about its flags."""
+    path = folder / f"{name}.gguf"
+    spelled = PRE_TOKENIZERS[name].byte_encode
+    write_vocabulary(path, [SPACED, *UNMERGED], bytes_spelled=spelled, name=name, unmerged=[UNMERGED])
+    return path
+
+
+def read_flags() -> Flags:
+    """The stored flags."""
+    flags: Flags = json.loads(FLAGS_FILE.read_text())
+    return flags
+
+
+def peer_flags(programs: Path, folder: Path) -> Flags:
+    """What the real llama.cpp ties to every name we know."""
+    peer = Peer(programs)
+    return {name: peer.flags(flag_file(folder, name), name) for name in sorted(PRE_TOKENIZERS) if name}
+
+
 def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         words: Any = peer_words(Path(arguments[0]), [*dict.fromkeys([*read(), RUN])], Path(folder))
+        flags = peer_flags(Path(arguments[0]), Path(folder))
     FILE.write_text(json.dumps(words, ensure_ascii=True, indent=1) + "\n")
+    lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(holding)}" for name, holding in flags.items())
+    FLAGS_FILE.write_text(f"{{\n{lines}\n}}\n")
 
 
 if __name__ == "__main__":

@@ -3,14 +3,17 @@ from __future__ import annotations
 import sys
 import time
 import unicodedata
+from pathlib import Path
 
 import peer_words
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llamado.gguf.reader import GGUFFile
 from llamado.text.errors import TokenizerError
 from llamado.text.tokenizer.pretokenizers import PRE_TOKENIZERS, pre_tokenizer
+from llamado.text.tokenizer.tokenizer import load_tokenizer
 from llamado.text.tokenizer.unicode_classes import (
     LETTER,
     MARK,
@@ -34,6 +37,21 @@ def test_words(name: str) -> None:
     expected = {text: cut for (text, known), cut in CUTS.items() if known == name}
     assert len(expected) >= len(WORDS) - 1
     assert {text: peer_words.BORDER.join(rule.words(text)) for text in expected} == expected
+
+
+@pytest.mark.parametrize("name", sorted({name or "default" for name in PRE_TOKENIZERS}))
+def test_what_else_a_name_decides(name: str, tmp_path: Path) -> None:
+    """As the real llama.cpp has it for the same file."""
+    with GGUFFile.open(peer_words.flag_file(tmp_path, name)) as file:
+        tokenizer = load_tokenizer(file.metadata)
+    holds = {
+        "add_bos": tokenizer.add_bos,
+        "add_sep": tokenizer.add_sep,
+        "has_bos": tokenizer.bos is not None,
+        "clean_spaces": tokenizer.decode(tokenizer.encode(peer_words.SPACED)) != peer_words.SPACED,
+        "ignore_merges": len(tokenizer.encode(peer_words.UNMERGED)) == 1,
+    }
+    assert [flag for flag, holding in holds.items() if holding] == peer_words.read_flags()[name]
 
 
 @pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))

@@ -32,7 +32,7 @@ class Tokenizer:
     """One model's tokenizer. Safe to use from several threads.
 
     `bos`, `eos`, `eot`, `eom`, `unk`, `sep`, `pad`, `mask` and `fim_*` are ids or None; `eog` holds every id that ends
-    a generation; `add_bos`, `add_eos` and `add_sep` say what `add_special` adds.
+    a generation; `add_bos`, `add_eos` and `add_sep` say what stands around a text, or between two that are ranked.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Tokenizer:
         clean_spaces: bool,
         spaces_spelled: bool,
         encodes_prefix: bool,
-        add_sep: bool = False,
+        add_sep: bool,
     ) -> None:
         self.vocabulary = vocabulary
         self.n_vocab = vocabulary.n_vocab
@@ -88,9 +88,8 @@ class Tokenizer:
         Without `parse_special`, control tokens in the text are plain text; user-defined tokens match all the same.
         A lone surrogate counts as U+FFFD.
         """
-        out: list[int] = []
-        if add_special and self.add_bos and self.bos is not None:
-            out.append(self.bos)
+        begin, end = self._ends if add_special else (None, None)
+        out = [] if begin is None else [begin]
         after_special = True
         for part in (self._with_special if parse_special else self._without_special).parts(_valid(text)):
             if isinstance(part, int):
@@ -99,11 +98,16 @@ class Tokenizer:
             else:
                 out += self._model.encode(" " + part if self._encodes_prefix and after_special else part)
                 after_special = False
-        if add_special and self.add_eos and self.eos is not None:
-            out.append(self.eos)
-        if add_special and self.add_sep and self.sep is not None:
-            out.append(self.sep)
+        if end is not None:
+            out.append(end)
         return out
+
+    @cached_property
+    def _ends(self) -> tuple[int | None, int | None]:
+        """The tokens that `add_special` puts around a text."""
+        if isinstance(self._model, WordPieces):
+            return self.bos, self.sep  # whatever the file says, as in llama.cpp
+        return self.bos if self.add_bos else None, self.eos if self.add_eos else None
 
     @cached_property
     def _hidden(self) -> frozenset[int]:
@@ -232,9 +236,9 @@ def _load_wpm(metadata: Metadata) -> Tokenizer:
     return Tokenizer(
         vocabulary,
         WordPieces(vocabulary, metadata),
-        add_bos=True,  # whatever the file says, as in llama.cpp
-        add_eos=False,
-        add_sep=True,
+        add_bos=metadata.bool_(KEY + "add_bos_token", True),
+        add_eos=metadata.bool_(KEY + "add_eos_token", False),
+        add_sep=metadata.bool_(KEY + "add_sep_token", True),
         add_space_prefix=metadata.bool_(KEY + "add_space_prefix", False),
         clean_spaces=True,
         spaces_spelled=True,
@@ -261,6 +265,7 @@ def _tokenizer(metadata: Metadata, vocabulary: Vocabulary, model: _Model, rule: 
         model,
         add_bos=add_bos,
         add_eos=metadata.bool_(KEY + "add_eos_token", False),
+        add_sep=metadata.bool_(KEY + "add_sep_token", rule is not None and rule.add_sep),
         add_space_prefix=add_space_prefix,
         clean_spaces=rule is not None and rule.clean_spaces,
         spaces_spelled=rule is None or not rule.byte_encode,
