@@ -419,10 +419,14 @@ def test_a_full_server_is_asked_again(clock: Time, make: Make) -> None:
 @pytest.mark.parametrize(("options", "pauses"), [({"busy_timeout": 20}, 2), ({}, 8), ({"busy_timeout": 6.9}, 0)])
 def test_a_server_that_stays_full(clock: Time, make: Make, options: dict[str, Any], pauses: int) -> None:
     """Asked when it said, for as long as `busy_timeout` (60 s unless told) allows."""
-    with (
-        ScriptedServer(lambda e: e.answer(503, FULL, Retry_After="7")) as server,
-        pytest.raises(ServerUnavailable, match="too many wait"),
-    ):
+
+    def script(exchange: Exchange) -> None:
+        if len(server.requests) < 20:
+            exchange.answer(503, FULL, Retry_After="7")
+        else:
+            exchange.answer(200, {"content": "far too late"})
+
+    with ScriptedServer(script) as server, pytest.raises(ServerUnavailable, match="too many wait"):
         ask(make, server.url, **options)
     assert clock.pauses == [7] * pauses and len(server.requests) == pauses + 1
 
