@@ -73,7 +73,7 @@ def _merges(text: str, spell: dict[int, str] | None) -> dict[tuple[str, str], No
 def write_vocabulary(
     path: Path, texts: list[str], *, bytes_spelled: bool, name: str = "gpt-2", unmerged: Sequence[str] = ()
 ) -> list[str]:
-    """A model file of a vocabulary alone; its tokens as texts. `unmerged`: further tokens, in files that name no BOS."""
+    """A model file of a vocabulary alone; its tokens as texts. Files with `unmerged` tokens name no BOS."""
     spell = spelling() if bytes_spelled else None
     tokens = dict.fromkeys(["<|endoftext|>", *(spelling().values() if spell else (f"<0x{b:02X}>" for b in range(256)))])
     merges: dict[tuple[str, str], None] = {}
