@@ -772,6 +772,9 @@ def test_what_is_said_when_layers_come_and_go(make: Make, caplog: pytest.LogCapt
             until(lambda client=client: len(client.tokens) > 5)  # type: ignore[misc]
             forward.die()
             until(lambda: engine.snapshot().degraded and engine.snapshot().fault is None)
+            error = next(record.getMessage() for record in caplog.records if record.levelname == "ERROR")
+            assert error.startswith("RPC connection failed: worker RPC0[10.0.0.7:50052] is lost: it closed the conn")
+            assert error.endswith("answers wait until it is back")
             assert "going on without RPC0[10.0.0.7:50052]" in caplog.text
             calls, moves = forward.calls, forward.moves
             until(lambda calls=calls: forward.calls > calls + 2)  # type: ignore[misc]

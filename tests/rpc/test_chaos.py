@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,6 +69,15 @@ class Process:
         match: re.Match[str] = until(found, f"{pattern} in {self.log.name}")
         return match
 
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Ends it where it does not get to where it should."""
+        try:
+            yield
+        except BaseException:
+            self.kill()
+            raise
+
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
@@ -95,7 +104,8 @@ class Worker:
             self.wait()
 
     def wait(self) -> None:
-        self.port = int(self._process.expect(rf"llamado worker on {re.escape(self.host)}:(\d+)\n")[1])
+        with self._process.starting():
+            self.port = int(self._process.expect(rf"llamado worker on {re.escape(self.host)}:(\d+)\n")[1])
 
     @property
     def endpoint(self) -> str:
@@ -124,10 +134,11 @@ class Server:
         if "-ts" not in options:
             command += ["-ts", ",".join("1" for _ in endpoints)]
         self.process = Process(log, command)
-        self.url = f"http://{HOST}:" + self.process.expect(r"listening on http://[^:]+:(\d+)")[1]
-        self.client = httpx.Client(base_url=self.url, timeout=DEADLINE)
-        if ready:
-            until(self._ready, "ready")
+        with self.process.starting():
+            self.url = f"http://{HOST}:" + self.process.expect(r"listening on http://[^:]+:(\d+)")[1]
+            self.client = httpx.Client(base_url=self.url, timeout=DEADLINE)
+            if ready:
+                until(self._ready, "ready")
 
     def _ready(self) -> bool:
         assert self.process.process.poll() is None, self.process.said()[-3000:]
@@ -257,6 +268,44 @@ def serve(processes: ExitStack, tmp_path_factory: pytest.TempPathFactory, smollm
         return one
 
     return start
+
+
+def start_worker(folder: Path) -> None:
+    Worker(folder / "log", prefix=[str(folder / "sleep")])
+
+
+def start_server(folder: Path) -> None:
+    Server(folder / "log", folder / "none.gguf", ["127.0.0.1:1"])
+
+
+def start_real_worker(folder: Path) -> None:
+    (folder / "sleep").rename(folder / "ggml-rpc-server")
+    RealWorker(folder, folder / "log", HOST, 1)
+
+
+@pytest.mark.parametrize("start", [start_worker, start_server, start_real_worker])
+def test_what_does_not_start_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Callable[[Path], None]
+) -> None:
+    (tmp_path / "sleep").write_text("#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "sleep").chmod(0o755)
+    monkeypatch.setattr(until, "__defaults__", (0.05,))
+    started: list[subprocess.Popen[bytes]] = []
+    original = subprocess.Popen
+
+    def popen(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(original(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    try:
+        with pytest.raises(AssertionError, match="not within 0.05 s"):
+            start(tmp_path)
+        assert [process.returncode for process in started] == [-signal.SIGKILL]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 # -- workers that come back --------------------------------------------------------------------------------------------
@@ -617,7 +666,8 @@ class RealWorker:
                 return True
             return False
 
-        until(listens, "the real worker listens")
+        with self._process.starting():
+            until(listens, "the real worker listens")
 
     def kill(self) -> None:
         self._process.kill()
