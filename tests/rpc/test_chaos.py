@@ -299,7 +299,7 @@ def test_what_does_not_start_is_ended(
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     try:
-        with pytest.raises(AssertionError, match="not within 0.05 s"):
+        with pytest.raises(AssertionError, match=r"not within 0\.05 s"):
             start(tmp_path)
         assert [process.returncode for process in started] == [-signal.SIGKILL]
     finally:
