@@ -25,8 +25,9 @@ from schemas import Case, cases
 from sides import model_path
 
 from llamado.engine.llama import Llama
-from llamado.engine.request import Done, Event, Failed, Request, Result, Sampling
+from llamado.engine.request import Done, Event, Failed, Request, Result
 from llamado.engine.sampling.constraint import Constraint, Matcher
+from llamado.engine.sampling.params import Sampling
 from llamado.text.grammar.compiler import GrammarCompiler
 from llamado.text.grammar.source import GrammarSource
 

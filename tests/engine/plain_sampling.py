@@ -9,8 +9,8 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 
-from llamado.engine.request import Sampling
 from llamado.engine.sampling.chain import uniform
+from llamado.engine.sampling.params import Sampling
 
 
 class Words:

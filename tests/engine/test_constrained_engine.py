@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ConstraintFailed
-from llamado.engine.request import Failed, Request, Sampling
+from llamado.engine.request import Failed, Request
+from llamado.engine.sampling.params import Sampling
 
 from .fake import FakeForward, FakeTokenizer, ask, send
 

@@ -19,8 +19,9 @@ from llamado.engine.engine import Engine
 from llamado.engine.errors import ContextExceeded, InvalidRequest
 from llamado.engine.forward.contract import Forward
 from llamado.engine.forward.runner import PlacedForward
-from llamado.engine.request import Request, Sampling
+from llamado.engine.request import Request
 from llamado.engine.sampling.chain import Sampler
+from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler import recovery
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model

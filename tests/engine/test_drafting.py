@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from llamado.engine.engine import Engine
-from llamado.engine.request import Request, Sampling
+from llamado.engine.request import Request
+from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler.drafting import MOST, Cost, Drafter
 
 from .fake import FakeForward, FakeTokenizer, ask, send

@@ -12,7 +12,8 @@ from tiny_models import make_llama
 
 from llamado.engine.engine import Engine
 from llamado.engine.llama import MOST_TOKENS, Llama, lacks
-from llamado.engine.request import Defaults, Sampling
+from llamado.engine.request import Defaults
+from llamado.engine.sampling.params import Sampling
 from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model

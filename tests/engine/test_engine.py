@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ComputeFailed, ContextExceeded, EngineClosed, InvalidRequest
 from llamado.engine.forward.contract import ForwardError
-from llamado.engine.request import Done, Failed, Request, Result, Sampling, Token
+from llamado.engine.request import Done, Failed, Request, Result, Token
+from llamado.engine.sampling.params import Sampling
 
 from .fake import Client, FakeForward, FakeTokenizer, ask, send
 

@@ -13,7 +13,8 @@ from llamado.engine.engine import Engine
 from llamado.engine.errors import ContextExceeded, EngineError, InvalidRequest
 from llamado.engine.forward.fitting import context_size
 from llamado.engine.llama import Llama
-from llamado.engine.request import Defaults, Sampling
+from llamado.engine.request import Defaults
+from llamado.engine.sampling.params import Sampling
 from llamado.gguf.errors import SourceError
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model

@@ -24,7 +24,8 @@ from llamado.engine.forward.lora_scales import DefaultScales
 from llamado.engine.forward.runner import PlacedForward
 from llamado.engine.forward.sizes import model_sizes
 from llamado.engine.llama import Llama
-from llamado.engine.request import Request, Sampling
+from llamado.engine.request import Request
+from llamado.engine.sampling.params import Sampling
 from llamado.gguf.reader import GGUFFile
 from llamado.models import InvalidAdapter, Output, Pooling, load_adapters, load_model
 

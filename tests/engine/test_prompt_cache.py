@@ -20,7 +20,8 @@ from llamado.engine.cache import prompt_cache
 from llamado.engine.cache.prompt_cache import ReadCost, Reader, Store
 from llamado.engine.engine import Engine
 from llamado.engine.forward.runner import PlacedForward
-from llamado.engine.request import Request, Sampling
+from llamado.engine.request import Request
+from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler import recovery
 from llamado.engine.scheduler.prefix import MIN_COPY, MIN_STORE
 from llamado.gguf.reader import GGUFFile

@@ -21,7 +21,8 @@ from llamado.devices.device import DeviceError, DeviceLost
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ComputeFailed, EngineClosed, Unavailable
 from llamado.engine.forward.contract import ForwardError, Scales
-from llamado.engine.request import Away, Failed, Request, Sampling
+from llamado.engine.request import Away, Failed, Request
+from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler import recovery
 
 from .fake import U64, Client, FakeForward, FakeTokenizer, ask, send

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from llamado.engine.request import Defaults, InvalidRequest, Request, Sampling, Timings
+from llamado.engine.request import Defaults, InvalidRequest, Request, Timings
+from llamado.engine.sampling.params import Sampling
 
 
 def test_given_fields_win_over_the_defaults() -> None:

@@ -21,7 +21,8 @@ from llamado.devices.device import Bytes, DeviceError, DeviceLost
 from llamado.devices.split.placement import NotEnoughMemory, Placement
 from llamado.engine.engine import Engine
 from llamado.engine.forward.runner import PlacedForward
-from llamado.engine.request import Request, Sampling
+from llamado.engine.request import Request
+from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler import recovery
 from llamado.ggml.graph import Graph
 from llamado.ggml.tensor import Tensor

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from llamado.engine.errors import ComputeFailed
-from llamado.engine.request import InvalidRequest, Sampling, sampler_names
+from llamado.engine.request import InvalidRequest
 from llamado.engine.sampling.chain import Sampler, log_softmax_top, top_k_numpy, uniform
+from llamado.engine.sampling.params import Sampling, sampler_names
 
 from .plain_sampling import Plain, Words
 

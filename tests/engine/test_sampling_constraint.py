@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from llamado.engine.errors import ConstraintFailed
-from llamado.engine.request import Sampling
 from llamado.engine.sampling import chain as sampling_module
 from llamado.engine.sampling.chain import Sampler
+from llamado.engine.sampling.params import Sampling
 
 from .plain_sampling import Plain, Words
 

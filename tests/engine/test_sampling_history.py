@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamado.engine.request import KNOWN_SAMPLERS, Sampling
 from llamado.engine.sampling.chain import Sampler, uniform
 from llamado.engine.sampling.dry import Breakers, Dry
+from llamado.engine.sampling.params import KNOWN_SAMPLERS, Sampling
 
 from .plain_sampling import Plain, Words, dry_penalties
 

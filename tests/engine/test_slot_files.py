@@ -33,7 +33,8 @@ from llamado.engine.errors import (
     Unavailable,
 )
 from llamado.engine.forward.runner import PlacedForward
-from llamado.engine.request import Request, Sampling
+from llamado.engine.request import Request
+from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler import recovery, slot_io
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType

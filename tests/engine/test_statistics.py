@@ -11,7 +11,8 @@ import pytest
 
 from llamado.engine.engine import Engine
 from llamado.engine.errors import QueueFull
-from llamado.engine.request import Done, Histogram, Request, Sampling
+from llamado.engine.request import Done, Histogram, Request
+from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler.statistics import Buckets
 
 from .fake import Client, FakeForward, FakeTokenizer, ask, send, settled

@@ -22,8 +22,8 @@ from parity import logits_along
 from peer_server import llama_server
 
 from llamado.engine.llama import Llama
-from llamado.engine.request import Sampling, sampler_names
 from llamado.engine.sampling.chain import Sampler
+from llamado.engine.sampling.params import Sampling, sampler_names
 
 pytestmark = pytest.mark.interop
 

@@ -11,7 +11,8 @@ import pytest
 from fakes import FakeEngine
 from test_endpoints import post
 
-from llamado.engine.request import MAX_SEED, Defaults, InvalidRequest
+from llamado.engine.request import Defaults, InvalidRequest
+from llamado.engine.sampling.params import MAX_SEED
 from llamado.engine.sampling.rng import seed_key, uniform
 from llamado.flags import add_flags, parse
 from llamado.http.json_body import parse_json

@@ -22,7 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamado.engine.engine import Engine
-from llamado.engine.request import Request, Sampling
+from llamado.engine.request import Request
+from llamado.engine.sampling.params import Sampling
 from llamado.server.api.slots import is_plain_name
 from llamado.server.app import create_app
 from llamado.server.state import ServerState, Switches

@@ -30,8 +30,9 @@ from llamado.engine.cache.slot_file import SlotFile
 from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest, compute_failed, constraint_failed
 from llamado.engine.forward.contract import Forward
 from llamado.engine.forward.lora_scales import DefaultScales
-from llamado.engine.request import RANDOM_SEED, EngineSnapshot, Event, Progress, Request
+from llamado.engine.request import EngineSnapshot, Event, Progress, Request
 from llamado.engine.sampling.chain import Sampler, TopK, top_k_numpy
+from llamado.engine.sampling.params import RANDOM_SEED
 from llamado.engine.sampling.rng import seed_key
 from llamado.engine.scheduler.batch import Planner, Share
 from llamado.engine.scheduler.output import Answering, Vocabulary

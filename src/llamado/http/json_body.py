@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 from starlette.requests import Request
 
-from llamado.engine.request import MAX_SEED
+from llamado.engine.sampling.params import MAX_SEED
 from llamado.http.bodies import body_of
 from llamado.http.errors import invalid
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from llamado.devices.split.placement import ALL_LAYERS, SplitOptions
-from llamado.engine.request import RANDOM_SEED, Defaults, Sampling, sampler_names
+from llamado.engine.request import Defaults
+from llamado.engine.sampling.params import RANDOM_SEED, Sampling, sampler_names
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
 from llamado.http.access import AccessRules

@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.engine.errors import ComputeFailed, ConstraintFailed
-from llamado.engine.request import Sampling
 from llamado.engine.sampling import samplers
 from llamado.engine.sampling.candidates import F32, Candidates, TopK, log_softmax_top, top_k_numpy
 from llamado.engine.sampling.constraint import Matcher
 from llamado.engine.sampling.dry import Breakers, Dry
+from llamado.engine.sampling.params import Sampling
 from llamado.engine.sampling.penalties import Penalties
 from llamado.engine.sampling.rng import uniform
 from llamado.engine.sampling.samplers import Step, Vocabulary

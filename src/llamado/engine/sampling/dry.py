@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from llamado.engine.request import Sampling
 from llamado.engine.sampling.candidates import HUGE, Candidates, Ids
+from llamado.engine.sampling.params import Sampling
 from llamado.engine.sampling.samplers import Vocabulary
 
 # llama.cpp's: bytes of a breaker, and tokens after its first, that count.

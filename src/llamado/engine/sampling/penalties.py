@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llamado.engine.request import Sampling
 from llamado.engine.sampling.candidates import HUGE, Candidates, Ids
+from llamado.engine.sampling.params import Sampling
 
 
 class Penalties:

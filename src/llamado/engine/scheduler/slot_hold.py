@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.engine.forward.contract import Cells, Forward, Scales
-from llamado.engine.request import Done, Event, Failed, Request, Sampling
+from llamado.engine.request import Done, Event, Failed, Request
 from llamado.engine.sampling.chain import Sampler
+from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler.prefix import Sequences
 from llamado.engine.scheduler.queue import Queue
 from llamado.engine.scheduler.slot_io import CellsGone

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from llamado.engine.request import RANDOM_SEED, SAMPLER_LETTERS, Defaults, Request, sampler_names
+from llamado.engine.request import Defaults, Request
 from llamado.engine.sampling.constraint import Constraint
+from llamado.engine.sampling.params import RANDOM_SEED, SAMPLER_LETTERS, sampler_names
 from llamado.engine.sampling.rng import Seed
 from llamado.errors import LlamadoError
 from llamado.server.errors import invalid

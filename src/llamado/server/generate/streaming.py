@@ -13,7 +13,8 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from llamado.engine.request import RANDOM_SEED, Done, Event, Failed, Progress, Request, Result, Timings, Token
+from llamado.engine.request import Done, Event, Failed, Progress, Request, Result, Timings, Token
+from llamado.engine.sampling.params import RANDOM_SEED
 from llamado.http.bodies import body_of
 from llamado.http.connections import ABORT
 from llamado.http.request_log import current
