@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from reference import ReferenceDevice
 from running import Array, Case, new, values, weight_bytes
 
-from llamado.devices.cpu.compiler import Compiler
+from llamado.devices.cpu.compile.compiler import Compiler
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import DeviceError
 from llamado.ggml import GluOp, Graph, Op, RopeMode, Tensor, UnaryOp

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from running import can_run, new, values
 
-from llamado.devices.cpu import checks
-from llamado.devices.cpu.compiler import Compiler
+from llamado.devices.cpu.compile import checks
+from llamado.devices.cpu.compile.compiler import Compiler
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.lowering import LOWERINGS
 from llamado.devices.device import DeviceError

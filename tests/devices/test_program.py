@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llamado.devices.cpu.compile.program import Operation, Place, Span, Temporary, link, plan
 from llamado.devices.cpu.jit import Kernel, Loaded, Shelf
-from llamado.devices.cpu.program import Operation, Place, Span, Temporary, link, plan
 
 ARENA = 1 << 20
 KERNEL = Kernel("nothing", ("x",), lambda *_: None)

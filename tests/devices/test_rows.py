@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from running import PLAIN, WEIGHTS, Array, Case, check, new, values, weight_bytes
 
-from llamado.devices.cpu.compiler import Compiler
+from llamado.devices.cpu.compile.compiler import Compiler
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.kernels.maths import GATE, UNARY
 from llamado.ggml import GluOp, RopeMode, Tensor, UnaryOp

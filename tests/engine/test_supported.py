@@ -12,7 +12,7 @@ import pytest
 from tiny_models import make_gemma3, make_llama
 
 from llamado.commands import cli
-from llamado.devices.cpu import copies
+from llamado.devices.cpu.compile import copies
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import WEIGHT_TYPES, DeviceError
 from llamado.engine.llama import Llama

@@ -17,7 +17,7 @@ from lora_files import make_adapter
 from minilm import make_bert
 from tiny_models import make_gemma3, make_llama
 
-from llamado.devices.cpu.compiler import Compiler
+from llamado.devices.cpu.compile.compiler import Compiler
 from llamado.devices.cpu.lowering import PORTABLE
 from llamado.devices.cpu.memory import CpuBuffer
 from llamado.engine.llama import Llama

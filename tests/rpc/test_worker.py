@@ -24,7 +24,7 @@ from test_endpoint import Authority
 from wire_client import Client, layout, raw, records, request, running, until, wire_of
 
 from llamado.devices import limits
-from llamado.devices.cpu.compiler import Compiler
+from llamado.devices.cpu.compile.compiler import Compiler
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.kernel_quota import Budgets, RationedJit
 from llamado.devices.device import DeviceError

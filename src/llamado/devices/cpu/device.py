@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices import limits
-from llamado.devices.cpu.compiler import Compiler
+from llamado.devices.cpu.compile.compiler import Compiler
+from llamado.devices.cpu.compile.program import Program, Temporary, link, plan
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.memory import CpuBuffer, view_of
 from llamado.devices.cpu.numa import Placement
-from llamado.devices.cpu.program import Program, Temporary, link, plan
 from llamado.devices.cpu.team import Team
 from llamado.devices.device import WEIGHT_TYPES, Buffer, Bytes, DeviceError, Loaded
 from llamado.ggml.graph import Graph

@@ -9,18 +9,18 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
+from llamado.devices.cpu.compile.program import Place
 from llamado.devices.cpu.kernels import floats
 from llamado.devices.cpu.kernels.blocks import QUANTS
 from llamado.devices.cpu.kernels.elements import SCALAR
 from llamado.devices.cpu.kernels.formats import FORMATS
-from llamado.devices.cpu.program import Place
 from llamado.devices.device import DeviceError
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Shape, Tensor, contiguous_strides
 from llamado.gguf.types import TensorType
 
 if TYPE_CHECKING:
-    from llamado.devices.cpu.compiler import Compiler
+    from llamado.devices.cpu.compile.compiler import Compiler
 
 FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
 READABLE = frozenset({*FLOATS, *FORMATS, *QUANTS})

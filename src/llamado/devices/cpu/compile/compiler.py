@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.devices.cpu import checks, copies
-from llamado.devices.cpu.checks import BINARY, COPIES
-from llamado.devices.cpu.copies import alias, made, straight
+from llamado.devices.cpu.compile import checks, copies
+from llamado.devices.cpu.compile.checks import BINARY, COPIES
+from llamado.devices.cpu.compile.copies import alias, made, straight
+from llamado.devices.cpu.compile.program import Operation, Place, Span, Temporary
+from llamado.devices.cpu.compile.rope import alibi_slopes, rope_frequencies
 from llamado.devices.cpu.jit import Kernel
 from llamado.devices.cpu.kernels import attention, floats, matmul, rows, sorting
 from llamado.devices.cpu.kernels.activations import quantized_bytes
@@ -25,8 +27,6 @@ from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.cpu.kernels.maths import ALONE, GATE, UNARY
 from llamado.devices.cpu.lowering import Lowering
 from llamado.devices.cpu.memory import CpuBuffer
-from llamado.devices.cpu.program import Operation, Place, Span, Temporary
-from llamado.devices.cpu.rope import alibi_slopes, rope_frequencies
 from llamado.devices.device import DeviceError
 from llamado.ggml.graph import Graph
 from llamado.ggml.ops import VIEW_OPS, GluOp, Op, RopeMode, SortOrder, UnaryOp
