@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile
+from llamado.models.adapter import Adapter
 from llamado.models.base import KV_TYPES, BatchShape, KVCache, Model, Output
 from llamado.models.bert import Bert
 from llamado.models.errors import InvalidAdapter, InvalidModel, UnsupportedModel
@@ -11,7 +12,7 @@ from llamado.models.gemma3 import Gemma3
 from llamado.models.hparams import HyperParameters, Pooling, Rope, check_experts
 from llamado.models.keys import Keys
 from llamado.models.llama import Llama
-from llamado.models.lora import Adapter, load_adapters
+from llamado.models.lora import load_adapters
 
 ARCHITECTURES: dict[str, type[Model]] = {model.architecture: model for model in (Llama, Gemma3, Bert)}
 """Every architecture by the name files give it in `general.architecture`."""

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from llamado.ggml.graph import (
     Graph,
@@ -29,13 +29,11 @@ from llamado.ggml.ops import PrecType
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
+from llamado.models.adapter import Adapter
 from llamado.models.errors import InvalidModel, UnsupportedModel
 from llamado.models.hparams import HyperParameters, Rope
 from llamado.models.keys import Keys
 from llamado.models.weights import Weights
-
-if TYPE_CHECKING:
-    from llamado.models.lora import Adapter
 
 _F32_PRECISION = PrecType.F32
 

@@ -44,7 +44,7 @@ from llamado.models.base import BatchShape, Model, Output
 
 if TYPE_CHECKING:
     from llamado.devices.split.placement import Placement
-    from llamado.models.lora import Adapter
+    from llamado.models.adapter import Adapter
 
 log = logging.getLogger(__name__)
 
