@@ -63,5 +63,6 @@ def _check_used(model: Model) -> None:
         for weight, pair in adapter.pairs.items():
             if pair.a not in used:
                 raise InvalidAdapter(
-                    f"{adapter.path}: tensor '{weight}.lora_a' is for a weight '{weight}' that nothing is multiplied with"
+                    f"{adapter.path}: tensor '{weight}.lora_a' is for a weight '{weight}' that nothing is multiplied "
+                    "with"
                 )
