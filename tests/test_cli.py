@@ -14,9 +14,9 @@ import pytest
 
 from llamado import flags
 from llamado.commands import cli
+from llamado.commands.serve import serve_settings, serves_many
 from llamado.devices.split.placement import ALL_LAYERS
 from llamado.flags import FlagError, Kind, Parsed, Parser, add_flags, parse
-from llamado.server.settings import serve_settings, serves_many
 from llamado.text.grammar.source import GrammarSource
 
 ROOT = Path(__file__).parent.parent

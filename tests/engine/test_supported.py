@@ -16,6 +16,7 @@ from llamado.devices.cpu.compile import copies
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import WEIGHT_TYPES, DeviceError
 from llamado.engine.llama import Llama
+from llamado.engine.options import ModelSource
 from llamado.engine.supported import check_supported
 from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile, Header
@@ -24,7 +25,6 @@ from llamado.gguf.types import TensorType
 from llamado.models import ARCHITECTURES, UnsupportedModel, load_model
 from llamado.router.downloads import Downloads
 from llamado.server.load import fetched
-from llamado.server.settings import ModelSource
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "gguf"))
 import gguf_bytes as by

@@ -28,9 +28,10 @@ from weights import to_float32
 from llamado.devices.split.placement import SplitOptions
 from llamado.engine.forward.runner import PlacedForward
 from llamado.engine.llama import Llama
+from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.request import Defaults, Result
 from llamado.server.load import load_served
-from llamado.server.settings import EngineOptions, ModelSource, Settings
+from llamado.server.settings import Settings
 
 pytestmark = pytest.mark.interop
 

@@ -20,10 +20,10 @@ import yaml
 from router_process import RouterHere, RouterProcess, Start, alive, wait_for
 
 from llamado.commands.cli import _parser
+from llamado.commands.serve import serve_settings
 from llamado.flags import parse
 from llamado.http.sockets import listen
 from llamado.router import child, router, swap_config
-from llamado.server.settings import serve_settings
 
 
 def _flags(tmp_path: Path, number: int, config: dict[str, Any] | None, flags: tuple[str, ...]) -> list[str]:

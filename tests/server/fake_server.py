@@ -15,6 +15,7 @@ from fakes import FakeEngine, served
 
 from llamado.devices.device import DeviceFull, DeviceLost
 from llamado.devices.split.placement import NotEnoughMemory
+from llamado.engine.options import ModelSource
 from llamado.errors import LlamadoError
 from llamado.http import logs
 from llamado.http.sockets import listen
@@ -22,7 +23,7 @@ from llamado.rpc.client.workers import WorkersUnreachable
 from llamado.rpc.transport import ConnectError
 from llamado.server.loaded_model import Served
 from llamado.server.run import serve
-from llamado.server.settings import ModelSource, Settings
+from llamado.server.settings import Settings
 from llamado.server.state import Switches
 
 FAILURES: dict[str, Exception] = {

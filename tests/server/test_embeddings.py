@@ -23,6 +23,7 @@ from tiny_models import make_llama
 
 from llamado.engine.embedding.embedder import Embedding
 from llamado.engine.errors import QueueFull
+from llamado.engine.options import EngineOptions, ModelSource
 from llamado.gguf.metadata import Metadata, StringArray
 from llamado.gguf.sources.resolve import cache_dir
 from llamado.models import Pooling
@@ -31,7 +32,7 @@ from llamado.server.app import create_app
 from llamado.server.embedding_load import pair
 from llamado.server.load import load_served
 from llamado.server.loaded_model import Served
-from llamado.server.settings import EngineOptions, ModelSource, Settings
+from llamado.server.settings import Settings
 from llamado.server.state import ServerState, Switches
 from llamado.text.tokenizer.tokenizer import load_tokenizer
 

@@ -14,9 +14,9 @@ import pytest
 import trustme
 
 from llamado.commands.cli import _parser
+from llamado.commands.serve import serve_settings
 from llamado.flags import parse
 from llamado.http.sockets import PortError, check_tls
-from llamado.server.settings import serve_settings
 
 Start = Callable[..., tuple[subprocess.Popen[str], str]]
 

@@ -19,12 +19,13 @@ from minilm import make_bert
 from tiny_models import make_llama
 
 from llamado.engine.engine import Engine
+from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.request import Defaults
 from llamado.models import InvalidAdapter
 from llamado.server.app import create_app
 from llamado.server.load import load_served
 from llamado.server.loaded_model import AdapterInfo
-from llamado.server.settings import EngineOptions, ModelSource, Settings
+from llamado.server.settings import Settings
 from llamado.server.state import ServerState
 
 POINT1, POINT3 = float(np.float32(0.1)), float(np.float32(0.3))

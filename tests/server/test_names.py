@@ -8,9 +8,10 @@ from typing import Any
 
 from fakes import INFO
 
+from llamado.commands.serve import serve_settings
 from llamado.flags import add_flags, parse
 from llamado.server.api.status import models_json
-from llamado.server.settings import Settings, serve_settings
+from llamado.server.settings import Settings
 
 
 def settings(*arguments: str) -> Settings:

@@ -22,10 +22,11 @@ from fakes import FakeEngine, client
 from minilm import make_bert
 from tiny_models import make_llama
 
+from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.request import Defaults
 from llamado.server.app import create_app
 from llamado.server.load import load_served
-from llamado.server.settings import EngineOptions, ModelSource, Settings
+from llamado.server.settings import Settings
 from llamado.server.state import ServerState, Switches
 
 # Numbers at and beyond the limits of what holds them, texts, and each JSON type with something odd inside.

@@ -8,9 +8,10 @@ import pytest
 from tiny_models import make_llama
 
 from llamado.devices.limits import Memory
+from llamado.engine.options import EngineOptions, ModelSource
 from llamado.server import load
 from llamado.server.load import load_served, prompt_memory
-from llamado.server.settings import EngineOptions, ModelSource, Settings
+from llamado.server.settings import Settings
 
 GIB = 1 << 30
 

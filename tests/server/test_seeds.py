@@ -11,6 +11,7 @@ import pytest
 from fakes import FakeEngine
 from test_endpoints import post
 
+from llamado.commands.serve import serve_settings
 from llamado.engine.request import Defaults, InvalidRequest
 from llamado.engine.sampling.params import MAX_SEED
 from llamado.engine.sampling.rng import seed_key, uniform
@@ -19,7 +20,6 @@ from llamado.http.json_body import parse_json
 from llamado.server.errors import ApiError
 from llamado.server.generate.json_values import number_json
 from llamado.server.generate.options import generation_settings
-from llamado.server.settings import serve_settings
 
 JOBS = [int(hashlib.sha256(job).hexdigest(), 16) for job in (b"a", b"b", b"c")]
 NUMBERS = [

@@ -21,8 +21,10 @@ from fakes import FakeEngine, client, run, served
 from wire import serving
 
 from llamado.commands.cli import _parser
+from llamado.commands.serve import serve_settings
 from llamado.devices.split.placement import Placement
 from llamado.engine.errors import QueueFull
+from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.request import Request
 from llamado.flags import parse
 from llamado.http import logs
@@ -34,7 +36,7 @@ from llamado.router.presets import environment
 from llamado.server.ops.banner import layer_devices, overview
 from llamado.server.ops.sleep import Sleep
 from llamado.server.ops.tracing import Tracing, TracingError, open_tracing
-from llamado.server.settings import EngineOptions, ModelSource, Settings, serve_settings
+from llamado.server.settings import Settings
 from llamado.server.state import Switches
 from llamado.text.grammar.source import GrammarError
 

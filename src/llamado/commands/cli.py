@@ -38,35 +38,9 @@ llamado COMMAND --help shows a command's flags; llamado --version the version.
 
 
 def _serve(flags: Parsed, _: argparse.Namespace) -> int:
-    from llamado.http import logs
-    from llamado.http.sockets import check_tls, listen, warning_of
-    from llamado.server.settings import serve_settings, serves_many
+    from llamado.commands.serve import run_serve
 
-    settings = serve_settings(flags)
-    logs.configure(
-        verbosity=9 if flags.verbose else flags.log_verbosity,
-        file=flags.log_file,
-        as_json=flags.log_jsonl or flags.log_format == "json",
-        prefix=flags.log_prefix,
-        timestamps=flags.log_timestamps,
-        disabled=flags.log_disable,
-        colors=flags.log_colors,
-    )
-    if settings.ssl_key and settings.ssl_cert:
-        check_tls(settings.ssl_key, settings.ssl_cert)
-    warning = warning_of(settings.hosts, keys=bool(settings.access.api_keys))
-    if warning is not None:
-        logging.getLogger("llamado.server").warning("%s", warning)
-    sockets = listen(settings.hosts, settings.port, reuse_port=settings.reuse_port)
-    if serves_many(flags):
-        from llamado.router.router import serve_router
-
-        return serve_router(settings, flags, sockets)
-
-    from llamado.server.load import load_served
-    from llamado.server.run import serve
-
-    return serve(settings, load_served, sockets)
+    return run_serve(flags)
 
 
 def _wait(flags: Parsed, namespace: argparse.Namespace) -> int:

@@ -10,6 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from llamado.commands.options import engine_options, model_source
+from llamado.commands.split_options import split_options
 from llamado.devices.split.placement import (
     DeviceFigures,
     ModelSizes,
@@ -23,9 +25,9 @@ from llamado.devices.split.placement import (
     place,
     predict,
 )
+from llamado.engine.options import EngineOptions
 from llamado.errors import LlamadoError
 from llamado.flags import Parsed
-from llamado.server.settings import EngineOptions, engine_options, model_source, split_options
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -6,11 +6,12 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from llamado.commands.options import engine_options, model_source, sampling_defaults
+from llamado.engine.options import ModelSource
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
 from llamado.http import logs
 from llamado.server.load import load_llama
-from llamado.server.settings import ModelSource, engine_options, model_source, sampling_defaults
 
 if TYPE_CHECKING:
     from llamado.engine.llama import Llama

@@ -16,6 +16,7 @@ from llamado.engine.forward.contract import Scales, as_scales
 from llamado.engine.forward.fitting import context_size
 from llamado.engine.forward.lora_scales import DefaultScales, default_scales
 from llamado.engine.llama import cache_type
+from llamado.engine.options import EngineOptions
 from llamado.engine.request import Counters, EngineSnapshot, Event, Request, SlotSnapshot
 from llamado.engine.supported import check_supported
 from llamado.gguf.metadata import Metadata
@@ -24,7 +25,7 @@ from llamado.models import Adapter, Model, Output, Pooling, load_adapters, load_
 from llamado.models.hparams import override_metadata
 from llamado.server.load import Report, describe, fetched, load_llama, preparing, serve_llama
 from llamado.server.loaded_model import Embeddings, Served
-from llamado.server.settings import EngineOptions, Settings
+from llamado.server.settings import Settings
 from llamado.text.template import rendering
 from llamado.text.template.chat import ChatTemplate
 from llamado.text.tokenizer.tokenizer import Tokenizer, load_tokenizer

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamado.devices.limits import memory
+from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.supported import check_supported
 from llamado.gguf.sources.resolve import resolve
 from llamado.http.logs import EVERYTHING
 from llamado.server.loaded_model import AdapterInfo, ModelInfo, Served
 from llamado.server.ops.banner import layer_devices
-from llamado.server.settings import EngineOptions, ModelSource, Settings
+from llamado.server.settings import Settings
 
 if TYPE_CHECKING:
     from llamado.engine.llama import Llama

@@ -26,7 +26,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llamado.commands.bench.taps import Taps
+from llamado.commands.options import engine_options, model_source
 from llamado.devices.split.placement import SplitOptions
+from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.request import Defaults, Done, Event, Failed, Token
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
@@ -34,7 +36,6 @@ from llamado.http import logs
 from llamado.installation import install_command, own_command
 from llamado.rpc.endpoint import Endpoint
 from llamado.server.load import load_llama
-from llamado.server.settings import EngineOptions, ModelSource, engine_options, model_source
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

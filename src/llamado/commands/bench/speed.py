@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from llamado.commands.options import engine_options, model_source
 from llamado.engine.request import Defaults
 from llamado.flags import FlagError, Parsed
 from llamado.http import logs
 from llamado.server.load import load_llama
-from llamado.server.settings import engine_options, model_source
 
 if TYPE_CHECKING:
     from llamado.engine.forward.contract import Forward

@@ -1,0 +1,255 @@
+"""Flags → what an engine is given: the model, how it is run, the defaults of requests."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llamado.commands.split_options import listed, split_options
+from llamado.engine.options import EngineOptions, ModelSource
+from llamado.engine.request import Defaults
+from llamado.engine.sampling.params import RANDOM_SEED, Sampling, sampler_names
+from llamado.errors import LlamadoError
+from llamado.flags import FlagError, Parsed
+
+
+def model_source(flags: Parsed) -> ModelSource:
+    """The model of any command. Raises FlagError."""
+    models = [*(flags.model or []), *([flags.model_url] if flags.model_url else [])]
+    if len(models) > 1:
+        raise FlagError(f"-m/--model: one model is expected, got {len(models)}: {', '.join(models)}")
+    use_hub(flags)
+    if not models and not flags.hf_repo:
+        raise FlagError("no model: give -m MODEL (a GGUF path or a name, try -m smollm2) or -hf user/repo")
+    return ModelSource(spec=models[0] if models else None, hf_repo=flags.hf_repo, hf_file=flags.hf_file)
+
+
+def use_hub(flags: Parsed) -> None:
+    """What the flags say of Hugging Face, for its library and for child processes."""
+    if flags.hf_token:
+        os.environ["HF_TOKEN"] = flags.hf_token
+    if flags.offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def sampling_defaults(flags: Parsed) -> Defaults:
+    """Defaults of requests. Raises FlagError."""
+    samplers: dict[str, Any] = {}
+    try:
+        if flags.samplers:
+            samplers["samplers"] = sampler_names([s for s in flags.samplers.split(";") if s])
+        elif flags.sampler_seq:
+            samplers["samplers"] = sampler_names(flags.sampler_seq)
+        sampling = Sampling(
+            seed=None if flags.seed == RANDOM_SEED else flags.seed,
+            temperature=flags.temp,
+            top_k=flags.top_k,
+            top_p=flags.top_p,
+            min_p=flags.min_p,
+            typical_p=flags.typical,
+            repeat_last_n=flags.repeat_last_n,
+            repeat_penalty=flags.repeat_penalty,
+            presence_penalty=flags.presence_penalty,
+            frequency_penalty=flags.frequency_penalty,
+            ignore_eos=flags.ignore_eos,
+            logit_bias=_biases(flags.logit_bias or []),
+            top_n_sigma=flags.top_nsigma,
+            xtc_probability=flags.xtc_probability,
+            xtc_threshold=flags.xtc_threshold,
+            dry_multiplier=flags.dry_multiplier,
+            dry_base=flags.dry_base,
+            dry_allowed_length=flags.dry_allowed_length,
+            dry_penalty_last_n=flags.dry_penalty_last_n,
+            adaptive_target=flags.adaptive_target,
+            adaptive_decay=flags.adaptive_decay,
+            dynatemp_range=flags.dynatemp_range,
+            dynatemp_exponent=flags.dynatemp_exp,
+            mirostat=flags.mirostat,
+            mirostat_tau=flags.mirostat_ent,
+            mirostat_eta=flags.mirostat_lr,
+            **samplers,
+        )
+        sampling = replace(sampling, **_breakers(flags.dry_sequence_breaker))
+        sampling.validate()
+    except LlamadoError as error:
+        raise FlagError(str(error)) from None
+    if flags.predict < -1:
+        raise FlagError(f"-n/--predict: expected -1 or more, got {flags.predict}")
+    if flags.keep < -1:
+        raise FlagError(f"--keep: expected -1 or more, got {flags.keep}")
+    return Defaults(sampling=sampling, n_predict=flags.predict, n_keep=flags.keep, stop=tuple(flags.stop or ()))
+
+
+def _breakers(given: list[str] | None) -> dict[str, Any]:
+    """The texts given take the place of the usual ones; "none" forgets those before it."""
+    texts: list[str] = []
+    for text in given or ():
+        texts = [] if text == "none" else [*texts, text]
+    return {} if given is None else {"dry_sequence_breakers": tuple(texts)}
+
+
+def _biases(given: list[str]) -> Mapping[int, float]:
+    biases = {}
+    for text in given:
+        split = max(text.find("+"), text.find("-"))
+        try:
+            token, bias = int(text[:split]), float(text[split:])
+        except ValueError:
+            raise FlagError(f"-l/--logit-bias: expected TOKEN_ID+BIAS or TOKEN_ID-BIAS, got {text!r}") from None
+        if math.isnan(bias) or bias == math.inf:
+            raise FlagError(f"-l/--logit-bias: expected a number or -inf, got {text!r}")
+        biases[token] = bias
+    return biases
+
+
+def engine_options(flags: Parsed, *, n_slots: int | None = None) -> EngineOptions:
+    """How any command runs the model. Raises FlagError."""
+    for key, low in (("ctx_size", 0), ("batch_size", 1), ("ubatch_size", 1)):
+        if flags.values[key] < low:
+            raise FlagError(f"--{key.replace('_', '-')}: expected {low} or more, got {flags.values[key]}")
+    for key in ("threads", "threads_batch"):
+        if flags.values[key] == 0:
+            raise FlagError(f"--{key.replace('_', '-')}: expected 1 or more, got 0")
+    for key, least in (("cache_ram", -1), ("max_queue", 0), ("embd_normalize", -1)):
+        if flags.values.get(key, 0) < least:
+            raise FlagError(f"--{key.replace('_', '-')}: expected {least} or more, got {flags.values[key]}")
+    mode = flags.load_mode
+    unified = n_slots is not None
+    cont_batching = True
+    if n_slots is None:
+        given = flags.parallel
+        if given == 0 or given < -1:
+            raise FlagError(f"-np/--parallel: expected 1 or more, got {given}")
+        # llama-server: an automatic number is 4 slots over one shared context; a given number divides the context.
+        n_slots = 4 if given < 0 else given
+        unified = given < 0 if flags.kv_unified is None else flags.kv_unified
+        cont_batching = flags.cont_batching
+    f32 = flags.values.get("memory_f32", False)
+    return EngineOptions(
+        n_ctx=flags.ctx_size,
+        n_slots=n_slots,
+        unified=unified,
+        n_batch=flags.batch_size,
+        n_ubatch=min(flags.ubatch_size, flags.batch_size),
+        cont_batching=cont_batching,
+        n_threads=_threads(flags.threads),
+        n_threads_batch=_threads(flags.threads_batch),
+        type_k="f32" if f32 else flags.cache_type_k,
+        type_v="f32" if f32 else flags.cache_type_v,
+        mmap=flags.mmap and mode not in ("none", "mlock"),
+        mlock=flags.mlock or "mlock" in mode,
+        numa=flags.numa,
+        chat_template=_template(flags),
+        split=split_options(flags),
+        drafting={"none": False, "ngram-simple": True}.get(flags.values.get("spec_type", "auto")),
+        slot_prompt_similarity=_similarity(flags.values.get("slot_prompt_similarity", 0.1)),
+        context_shift=flags.values.get("context_shift", False),
+        cache_ram=flags.values.get("cache_ram", 0),
+        cache_idle_slots=flags.values.get("cache_idle_slots", False),
+        max_queue=flags.values.get("max_queue", 1024),
+        lora=_adapters(flags),
+        lora_apply=not flags.values.get("lora_init_without_apply", False),
+        embeddings=flags.values.get("embedding", False),
+        reranking=flags.values.get("rerank", False),
+        pooling="rank" if flags.values.get("rerank") and not flags.pooling else flags.values.get("pooling"),
+        embd_normalize=flags.values.get("embd_normalize", 2),
+        metadata=(*_rope(flags), *_metadata(flags.override_kv or [])),
+    )
+
+
+def _similarity(share: float) -> float:
+    if not 0 <= share <= 1:
+        raise FlagError(f"-sps/--slot-prompt-similarity: expected 0 to 1, got {share}")
+    return share
+
+
+def _adapters(flags: Parsed) -> tuple[tuple[str, float], ...]:
+    adapters = [(path, 1.0) for path in listed(flags.values.get("lora") or [])]
+    for item in listed(flags.values.get("lora_scaled") or []):
+        path, _, text = item.rpartition(":")
+        try:
+            scale = float(text)
+        except ValueError:
+            scale = math.nan
+        if not path or not math.isfinite(scale):
+            raise FlagError(f"--lora-scaled: expected FILE:SCALE, got {item!r}")
+        adapters.append((path, scale))
+    return tuple(adapters)
+
+
+def _rope(flags: Parsed) -> list[tuple[str, int | float | bool | str]]:
+    """What the flags of rotary embeddings say, as values of the metadata keys that say the same."""
+    found: list[tuple[str, int | float | bool | str]] = []
+    if flags.rope_scaling:
+        found.append(("{arch}.rope.scaling.type", flags.rope_scaling))
+    for key in ("rope_scale", "rope_freq_scale"):
+        value = flags.values[key]
+        if value is None or value == 0:
+            continue
+        if not 0 < value < math.inf:
+            raise FlagError(f"--{key.replace('_', '-')}: expected a number above 0, got {value}")
+        found.append(("{arch}.rope.scaling.factor", value if key == "rope_scale" else 1 / value))
+    for key, name in (
+        ("rope_freq_base", "rope.freq_base"),
+        ("yarn_orig_ctx", "rope.scaling.original_context_length"),
+        ("yarn_ext_factor", "rope.scaling.yarn_ext_factor"),
+        ("yarn_attn_factor", "rope.scaling.yarn_attn_factor"),
+        ("yarn_beta_slow", "rope.scaling.yarn_beta_slow"),
+        ("yarn_beta_fast", "rope.scaling.yarn_beta_fast"),
+    ):
+        value = flags.values[key]
+        if value is None or (value == 0 if key in ("rope_freq_base", "yarn_orig_ctx") else value < 0):
+            continue
+        if not 0 <= value < math.inf:
+            raise FlagError(f"--{key.replace('_', '-')}: expected a number above 0, got {value}")
+        found.append((f"{{arch}}.{name}", value))
+    return found
+
+
+def _metadata(given: list[str]) -> list[tuple[str, int | float | bool | str]]:
+    found: list[tuple[str, int | float | bool | str]] = []
+    for item in listed(given):
+        key, equals, rest = item.partition("=")
+        kind, _, text = rest.partition(":")
+        value: int | float | bool | str
+        try:
+            if kind == "int":
+                value = int(text)
+            elif kind == "float":
+                value = float(text)
+            elif kind == "bool" and text in ("true", "false"):
+                value = text == "true"
+            elif kind == "str":
+                value = text
+            else:
+                raise ValueError
+        except ValueError:
+            key = ""
+        if not key or not equals:
+            raise FlagError(f"--override-kv: expected KEY=TYPE:VALUE with int, float, bool or str, got {item!r}")
+        found.append((key, value))
+    return found
+
+
+def _threads(given: int | None) -> int | None:
+    return None if given is None or given < 0 else given  # llama-server: negative is automatic
+
+
+def _template(flags: Parsed) -> str | None:
+    file = flags.values.get("chat_template_file")
+    if file:
+        return read_file("--chat-template-file", file)
+    given: str | None = flags.values.get("chat_template")
+    return given
+
+
+def read_file(flag: str, path: str) -> str:
+    """The text of a file that a flag names. Raises FlagError."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FlagError(f"{flag} {path}: {error}") from None

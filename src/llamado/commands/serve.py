@@ -1,0 +1,221 @@
+"""`llamado serve`: from flags to a server of one model, or to a router before several."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from llamado.commands.options import engine_options, model_source, read_file, sampling_defaults, use_hub
+from llamado.commands.split_options import listed
+from llamado.engine.options import ModelSource
+from llamado.engine.request import Defaults
+from llamado.flags import FlagError, Parsed
+from llamado.http import logs, sockets
+from llamado.http.access import AccessRules
+from llamado.server.api.predict import PredictRoutes
+from llamado.server.settings import Settings
+from llamado.server.state import Switches
+from llamado.text.grammar.source import GrammarSource
+
+VERBOSE = 10
+"""`--verbosity` from which on answers hold `__verbose`, as in llama-server."""
+
+
+def serves_many(flags: Parsed) -> bool:
+    """Whether `serve` is asked for a router before several models, rather than for one model."""
+    many = flags.models_dir or flags.models_preset or flags.llama_swap or len(flags.model or []) > 1
+    return bool(many) or not (flags.model or flags.model_url or flags.hf_repo)
+
+
+def serve_settings(flags: Parsed) -> Settings:
+    """Settings of `llamado serve`; with several models, or none, those of its router. Raises FlagError."""
+    kwargs: dict[str, Any] = {}
+    if flags.chat_template_kwargs:
+        try:
+            kwargs = json.loads(flags.chat_template_kwargs)
+        except ValueError:
+            kwargs = []  # type: ignore[assignment]
+        if not isinstance(kwargs, dict):
+            raise FlagError(f"--chat-template-kwargs: expected a JSON object, got {flags.chat_template_kwargs!r}")
+    if not 0 <= flags.port <= 65535:
+        raise FlagError(f"--port: expected 0 to 65535, got {flags.port}")
+    try:
+        predict = PredictRoutes.read(os.environ)
+    except ValueError as error:
+        raise FlagError(f"AIP_HTTP_PORT: expected 0 to 65535, got {os.environ['AIP_HTTP_PORT']!r}") from error
+    if bool(flags.ssl_key_file) != bool(flags.ssl_cert_file):
+        raise FlagError("--ssl-key-file and --ssl-cert-file: give both or none")
+    hosts = tuple(host.strip() for host in flags.host.split(",") if host.strip())
+    if not hosts:
+        raise FlagError("--host: expected an address, got an empty text")
+    for key, least in (("timeout", 1), ("max_prompts", 1), ("models_max", 0), ("reasoning_budget", -1)):
+        if flags.values[key] < least:
+            raise FlagError(f"--{key.replace('_', '-')}: expected {least} or more, got {flags.values[key]}")
+    for key in ("threads_http", "max_connections", "sleep_idle_seconds"):
+        if flags.values[key] == 0 or flags.values[key] < -1:
+            raise FlagError(f"--{key.replace('_', '-')}: expected 1 or more, or -1, got {flags.values[key]}")
+    prefix = flags.api_prefix.rstrip("/")
+    if prefix and not re.fullmatch("(/[A-Za-z0-9._~-]+)+", prefix):
+        raise FlagError(f"--api-prefix: expected a path as /llama, got {flags.api_prefix!r}")
+    many = serves_many(flags)
+    if many:
+        use_hub(flags)
+    defaults = sampling_defaults(flags)
+    return Settings(
+        source=ModelSource() if many else model_source(flags),
+        engine=engine_options(flags),
+        access=AccessRules(
+            api_keys=_keys(flags),
+            cors_origins=flags.cors_origins,
+            cors_methods=flags.cors_methods,
+            cors_headers=flags.cors_headers,
+            cors_credentials=flags.cors_credentials,
+        ),
+        switches=Switches(
+            metrics=flags.metrics,
+            metrics_labels=_labels(flags.metrics_labels),
+            slots=flags.slots,
+            props=flags.props,
+            prefill_assistant=flags.prefill_assistant,
+            sse_ping_interval=flags.sse_ping_interval,
+            chat_template_kwargs=kwargs,
+            jinja=flags.jinja,
+            skip_chat_parsing=flags.skip_chat_parsing,
+            reasoning_format=flags.reasoning_format,
+            reasoning=flags.reasoning,
+            reasoning_budget=flags.reasoning_budget,
+            reasoning_budget_message=flags.reasoning_budget_message,
+            reasoning_effort=flags.reasoning_effort,
+            reasoning_preserve=flags.reasoning_preserve,
+            slot_save_path=_folder("--slot-save-path", flags.slot_save_path),
+            api_prefix=prefix,
+            static_path=_folder("--path", flags.path),
+            max_prompts=flags.max_prompts,
+            sleep_idle_seconds=flags.sleep_idle_seconds,
+            spm_infill=flags.spm_infill,
+            predict=predict,
+            verbose=flags.verbose or flags.log_verbosity >= VERBOSE,
+            grammar=_grammar(flags),
+        ),
+        defaults=Defaults(
+            sampling=defaults.sampling,
+            n_predict=defaults.n_predict,
+            n_keep=defaults.n_keep,
+            stop=defaults.stop,
+            cache_prompt=flags.cache_prompt,
+            special=flags.special,
+        ),
+        hosts=hosts,
+        port=flags.port if predict is None else predict.port,
+        reuse_port=flags.reuse_port,
+        ssl_key=flags.ssl_key_file,
+        ssl_cert=flags.ssl_cert_file,
+        aliases=() if many else _names(flags.alias or []),
+        tags=_names([flags.tags]),
+        notes=flags.notes,
+        timeout=flags.timeout,
+        threads_http=None if flags.threads_http < 0 else flags.threads_http,
+        max_connections=None if flags.max_connections < 0 else flags.max_connections,
+        otel=flags.otel,
+    )
+
+
+def _names(given: list[str]) -> tuple[str, ...]:
+    """Each once and in the order of their bytes, as llama-server keeps them; the first alias is the model's id."""
+    return tuple(sorted(set(listed(given)), key=str.encode))
+
+
+def _keys(flags: Parsed) -> tuple[bytes, ...]:
+    keys = [key.strip() for given in flags.api_key or [] for key in given.split(",")]
+    if flags.api_key_file:
+        lines = read_file("--api-key-file", flags.api_key_file).splitlines()
+        keys += [line.strip() for line in lines if not line.startswith("#")]
+    found = tuple(key.encode() for key in keys if key)
+    if not found and (flags.api_key or flags.api_key_file):
+        # An empty list would leave the server open to everybody.
+        raise FlagError("--api-key: no key in it; leave the flag out for a server without keys")
+    return found
+
+
+def _grammar(flags: Parsed) -> GrammarSource | None:
+    """What all answers must look like. Raises FlagError."""
+    given = [
+        (name, value)
+        for name, value in (
+            ("--grammar", flags.grammar),
+            ("--grammar-file", flags.grammar_file),
+            ("-j/--json-schema", flags.json_schema),
+            ("-jf/--json-schema-file", flags.json_schema_file),
+        )
+        if value
+    ]
+    if not given:
+        return None
+    if len(given) > 1:
+        raise FlagError(f"{given[0][0]} and {given[1][0]}: give one of them")
+    (name, text) = given[0]
+    if name.endswith("-file"):
+        text = read_file(name, text)
+    if "schema" not in name:
+        return GrammarSource("gbnf", text)
+    try:
+        json.loads(text)
+    except ValueError as error:
+        raise FlagError(f"{name}: no JSON: {error}") from None
+    return GrammarSource("json_schema", text)
+
+
+def _folder(flag: str, path: str | None) -> str | None:
+    if path is not None and not Path(path).is_dir():
+        raise FlagError(f"{flag} {path}: there is no such folder")
+    return path
+
+
+_LABEL = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
+_OWN_LABELS = ("engine", "engine_version", "model_id")
+
+
+def _labels(text: str | None) -> tuple[tuple[str, str], ...] | None:
+    """Names and values of `--metrics-labels`; None where the flag is not given."""
+    if text is None or text == "off":
+        return None
+    labels: dict[str, str] = {}
+    for item in listed([] if text == "on" else [text]):
+        name, equals, value = item.partition("=")
+        if not equals or not _LABEL.fullmatch(name) or name.startswith("__") or name in (*_OWN_LABELS, "le"):
+            raise FlagError(f"--metrics-labels: expected NAME=VALUE, comma-separated, got {item!r}")
+        labels[name] = value
+    return tuple(labels.items())
+
+
+def run_serve(flags: Parsed) -> int:
+    """Serve until the process is told to end; its exit code. Raises LlamadoError."""
+    settings = serve_settings(flags)
+    logs.configure(
+        verbosity=9 if flags.verbose else flags.log_verbosity,
+        file=flags.log_file,
+        as_json=flags.log_jsonl or flags.log_format == "json",
+        prefix=flags.log_prefix,
+        timestamps=flags.log_timestamps,
+        disabled=flags.log_disable,
+        colors=flags.log_colors,
+    )
+    if settings.ssl_key and settings.ssl_cert:
+        sockets.check_tls(settings.ssl_key, settings.ssl_cert)
+    warning = sockets.warning_of(settings.hosts, keys=bool(settings.access.api_keys))
+    if warning is not None:
+        logging.getLogger("llamado.server").warning("%s", warning)
+    listening = sockets.listen(settings.hosts, settings.port, reuse_port=settings.reuse_port)
+    if serves_many(flags):
+        from llamado.router.router import serve_router
+
+        return serve_router(settings, flags, listening)
+
+    from llamado.server.load import load_served
+    from llamado.server.run import serve
+
+    return serve(settings, load_served, listening)

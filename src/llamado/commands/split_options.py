@@ -1,0 +1,128 @@
+"""Flags → how a model is divided among machines."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from llamado.devices.split.placement import ALL_LAYERS, SplitOptions
+from llamado.errors import LlamadoError
+from llamado.flags import FlagError, Parsed
+
+
+def split_options(flags: Parsed) -> SplitOptions | None:
+    """How the model is divided among machines; None without `--rpc`. Raises FlagError."""
+    if not flags.rpc:
+        return None
+    from llamado.rpc.endpoint import Endpoint
+
+    endpoints: dict[str, None] = {}
+    for text in listed(flags.rpc):
+        try:
+            endpoint = str(Endpoint.parse(text))
+        except LlamadoError as error:
+            raise FlagError(f"--rpc: {error}") from None
+        if endpoint in endpoints:
+            raise FlagError(f"--rpc: {endpoint} is named twice")
+        endpoints[endpoint] = None
+    if not endpoints:
+        raise FlagError("--rpc: expected host:port, comma-separated, got an empty text")
+    for key, least in (("rpc_failover", 0.0), ("rpc_wait", 0.0)):
+        seconds = flags.values[key]
+        if seconds is not None and not least <= seconds < math.inf:
+            raise FlagError(f"--{key.replace('_', '-')}: expected seconds, 0 or more, got {seconds}")
+    if bool(flags.rpc_cert) != bool(flags.rpc_key):
+        raise FlagError("--rpc-cert and --rpc-key: give both or none")
+    return SplitOptions(
+        rpc=tuple(endpoints),
+        tensor_split=_tensor_split(flags.tensor_split),
+        n_gpu_layers=_gpu_layers(flags.gpu_layers),
+        devices=_devices(flags),
+        overrides=_overrides(flags.override_tensor or []),
+        failover=flags.rpc_failover,
+        wait=flags.rpc_wait,
+        ca=flags.rpc_ca,
+        cert=flags.rpc_cert,
+        key=flags.rpc_key,
+    )
+
+
+def listed(given: list[str]) -> list[str]:
+    """The parts of flags that take lists, each of which may be given more than once."""
+    return [part.strip() for text in given for part in text.split(",") if part.strip()]
+
+
+def _tensor_split(text: str) -> tuple[float, ...] | None:
+    word = text.strip().lower()
+    if word == "auto":
+        return None
+    if word == "memory":
+        return ()
+    try:
+        shares = tuple(float(part) for part in re.split("[,/]+", word) if part.strip())
+    except ValueError:
+        shares = ()
+    if not shares or not all(0 <= share < math.inf for share in shares):
+        raise FlagError(f"-ts/--tensor-split: expected auto, memory, or proportions of 0 or more as 3,1, got {text!r}")
+    return shares if any(shares) else ()  # llama.cpp: nothing but zeros means by memory
+
+
+def _gpu_layers(text: str) -> int | None:
+    word = text.strip().lower()
+    if word == "auto":
+        return None
+    if word == "all":
+        return ALL_LAYERS
+    try:
+        n = int(word)
+    except ValueError:
+        raise FlagError(f"-ngl/--gpu-layers: expected a whole number, all or auto, got {text!r}") from None
+    if n < 0:  # llama.cpp: -1 is auto, anything below all
+        return None if n == -1 else ALL_LAYERS
+    return n
+
+
+def _devices(flags: Parsed) -> tuple[str, ...]:
+    given = listed([flags.device]) if flags.device is not None else []
+    if flags.device is not None and not given:
+        raise FlagError("-dev/--device: expected names of devices, comma-separated, got an empty text")
+    if "none" in given and len(given) > 1:
+        raise FlagError("-dev/--device: none stands alone")
+    if flags.split_mode in ("row", "tensor"):
+        raise FlagError(f"-sm/--split-mode {flags.split_mode}: devices share whole layers only; use layer or none")
+    if flags.split_mode == "none" and "none" not in given:
+        n, names = flags.main_gpu, given or [f"RPC{flags.main_gpu}"]
+        if not 0 <= n < (len(given) if given else 10_000):
+            among = f", a place in --device {','.join(given)}" if given else ""
+            raise FlagError(f"-mg/--main-gpu: expected a device's number, counted from 0{among}, got {n}")
+        return (names[n if given else 0],)
+    return tuple(given)
+
+
+def _overrides(given: list[str]) -> tuple[tuple[str, str], ...]:
+    overrides = []
+    for item in _split_overrides(given):
+        pattern, equals, device = item.rpartition("=")
+        if not equals or not pattern or not device:
+            raise FlagError(f"-ot/--override-tensor: expected PATTERN=DEVICE, comma-separated, got {item!r}")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise FlagError(f"-ot/--override-tensor: {pattern!r} is no regular expression: {error}") from None
+        overrides.append((pattern, device))
+    return tuple(overrides)
+
+
+def _split_overrides(given: list[str]) -> list[str]:
+    """Items between commas; a comma before anything without `=` belongs to the pattern (`blk\\.\\d{1,2}=CPU`)."""
+    items: list[str] = []
+    for text in given:
+        pending = ""
+        for part in text.split(","):
+            pending = f"{pending},{part}" if pending else part
+            if "=" in part:
+                items.append(pending.strip())
+                pending = ""
+        if pending:
+            items.append(pending.strip())
+    return items
