@@ -21,6 +21,7 @@ from router_process import Running, Start, alive, config, fake, wait_for
 
 from llamado.http import bodies
 from llamado.http.bodies import MAX_BODY
+from llamado.http.json_body import parse_json
 from llamado.router.fleet import Lease
 from llamado.router.proxy import Passage
 
@@ -602,9 +603,63 @@ def test_a_body_is_let_go_when_its_answer_begins(start_router: Start, monkeypatc
     monkeypatch.setattr(bodies.Bodies.__init__, "__defaults__", (2 * 2**20,))
     router = start_router(config({"a": fake("A")}))
     body = {"model": "a", "stream": 1000, "delay": 0.1, "text": "x" * (2**20 - 1000)}
+    streams = []  # whose connections are closed when they are forgotten
     with contextlib.ExitStack() as stack:
         for _ in range(3):
             answer = stack.enter_context(router.http.stream("POST", "/v1/completions", json=body))
-            assert answer.status_code == 200 and next(answer.iter_lines()).startswith("data: ")
+            streams.append(answer.iter_lines())
+            assert answer.status_code == 200 and next(streams[-1]).startswith("data: ")
         room = router.server.access.bodies
-        assert room.free == 2 * 2**20
+        assert room.free == 2 * 2**20 and router.server.access.n_running == 3
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/upstream/a/v1/completions"])
+def test_a_body_is_held_exactly_as_long_as_it_may_be_sent(
+    start_router: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Its bytes and their room in the budget: until the answer begins or the client goes, and given back once."""
+    let_go: list[int] = []
+
+    class Noted(bytes):
+        def __del__(self) -> None:
+            let_go.append(len(self))
+
+    original = bodies.Body.read
+
+    async def read(self: bodies.Body, scope: Any, receive: Any) -> bytes:
+        return Noted(await original(self, scope, receive))
+
+    monkeypatch.setattr(bodies.Body, "read", read)
+    monkeypatch.setattr("llamado.router.router.parse_json", lambda body: parse_json(bytes(body)))
+    count = tmp_path / "count"
+    router = start_router(config({"a": fake("A", f"count={count}")}))
+    room = router.server.access.bodies
+    most = room.free
+
+    def body_with(**more: Any) -> bytes:
+        return json.dumps({"model": "a", "filler": "x" * 2**20, **more}).encode()
+
+    # Nothing of the answer is there: it may have to be sent again.
+    body = body_with(delay=600)
+    head = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(body))
+    with socket.create_connection(("127.0.0.1", int(router.url.rpartition(":")[2]))) as sock:
+        sock.sendall(head + body)
+        wait_for(lambda: count.exists() and requests_of(count) == 1)
+        assert (room.free, let_go) == (most - len(body), [])
+    wait_for(lambda: let_go == [len(body)] and room.free == most)  # the client went away
+
+    # The first process is killed before it answers; the second gets the same bytes.
+    body = body_with(die="before", once=str(tmp_path / "once"), echo=True)
+    assert router.http.post(path, content=body).json()["body"].encode() == body
+    assert requests_of(count) == 3
+    wait_for(lambda: let_go[1:] == [len(body)] and room.free == most)
+
+    # The answer has begun, and goes on.
+    body = body_with(stream=10_000, delay=0.1)
+    with router.http.stream("POST", path, content=body) as answer:
+        lines = answer.iter_lines()  # closes the connection when it is forgotten
+        assert next(lines).startswith("data: ")
+        wait_for(lambda: let_go[2:] == [len(body)] and room.free == most)
+        assert router.server.access.n_running == 1
+    wait_for(lambda: router.server.access.n_running == 0)
+    assert room.free == most and len(let_go) == 3

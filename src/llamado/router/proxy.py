@@ -143,6 +143,7 @@ class Passage:
                 await self._break_off(error)
         finally:
             watcher.cancel()
+            self._body = b""  # the traceback of an error may hold this object for long
 
     async def _watch(self) -> None:
         """Close the connection to the process when the client closes its own."""
