@@ -198,7 +198,7 @@ class Commands:
         self._patch.setattr(llama, "load_adapters", adapters)
         self._patch.setattr(llama, "Engine", Engine)
         self._patch.setattr("llamado.devices.cpu.device.CpuDevice", Device)
-        self._patch.setattr("llamado.engine.forward.runner.PlacedForward", Forward)
+        self._patch.setattr("llamado.engine.forward.runner.ModelRunner", Forward)
         self._patch.setattr("llamado.engine.forward.device_pool.House", House)
 
     def _serving(self) -> None:

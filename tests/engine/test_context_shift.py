@@ -18,7 +18,7 @@ from llamado.devices.cpu.jit import Jit
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ContextExceeded, InvalidRequest
 from llamado.engine.forward.contract import Forward
-from llamado.engine.forward.runner import PlacedForward
+from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.request import Request
 from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.params import Sampling
@@ -199,15 +199,15 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def forward(path: Path, jit: Jit) -> Iterator[PlacedForward]:
+def forward(path: Path, jit: Jit) -> Iterator[ModelRunner]:
     with GGUFFile.open(path) as file:
-        forward = PlacedForward(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=512, max_batch=64)
+        forward = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=512, max_batch=64)
         yield forward
         forward.close()
 
 
 @pytest.mark.slow
-def test_a_real_model(forward: PlacedForward) -> None:
+def test_a_real_model(forward: ModelRunner) -> None:
     """Three shifts, bit for bit; a draw from the whole vocabulary would show a logit's last bit."""
     request = req(list(range(40, 60)), 100, n_keep=8)
     expected = plain(forward, request, 48)
@@ -227,7 +227,7 @@ def test_a_worker_dies(tmp_path: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(recovery, "_FIRST_PAUSE", 0.01)
     path = make_llama(tmp_path / "m.gguf", n_embd=256, n_ff=512, n_layer=4, n_vocab=300, wtype="Q4_K")
     with GGUFFile.open(path) as file:
-        alone = PlacedForward(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=512, max_batch=16)
+        alone = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=512, max_batch=16)
         request = req(list(range(40, 70)), 60)
         expected = plain(alone, request, 60)
         alone.close()

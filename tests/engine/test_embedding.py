@@ -27,7 +27,7 @@ from llamado.engine.errors import (
     InvalidRequest,
     QueueFull,
 )
-from llamado.engine.forward.runner import PlacedForward
+from llamado.engine.forward.runner import ModelRunner
 from llamado.gguf.reader import GGUFFile
 from llamado.models import Output, Pooling, load_model
 
@@ -42,12 +42,12 @@ def jit() -> Jit:
 
 @pytest.fixture
 def start(jit: Jit) -> Iterator[Open]:
-    opened: list[tuple[Embedder, PlacedForward, GGUFFile]] = []
+    opened: list[tuple[Embedder, ModelRunner, GGUFFile]] = []
 
     def open_(path: Path, pooling: Pooling, *, max_batch: int = 64, n_ctx: int = 128, n_threads: int = 2) -> Embedder:
         file = GGUFFile.open(path)
         model = load_model(file)
-        forward = PlacedForward(
+        forward = ModelRunner(
             file,
             model,
             [CpuDevice(n_threads, jit=jit)],

@@ -21,7 +21,7 @@ from llamado.engine.engine import Engine
 from llamado.engine.errors import EngineError, InvalidRequest, SlotFileError
 from llamado.engine.forward.contract import as_scales
 from llamado.engine.forward.lora_scales import DefaultScales
-from llamado.engine.forward.runner import PlacedForward
+from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.forward.sizes import model_sizes
 from llamado.engine.llama import Llama
 from llamado.engine.request import Request
@@ -244,7 +244,7 @@ def text(n: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(10, 250, n).tolist()
 
 
-def feed(forward: PlacedForward, tokens: list[int], scales: tuple[float, ...] = (), chunk: int = 16) -> Array:
+def feed(forward: ModelRunner, tokens: list[int], scales: tuple[float, ...] = (), chunk: int = 16) -> Array:
     """Logits of every token of a sequence."""
     found = []
     for at in range(0, len(tokens), chunk):
@@ -261,7 +261,7 @@ def opened(model: Path, adapters: list[Path], devices: list[Any], placement: Pla
     file = GGUFFile.open(model)
     found = load_model(file)
     load_adapters(found, adapters)
-    return PlacedForward(file, found, devices, placement, **{"n_cells": 1024, "max_batch": 64, **kw})
+    return ModelRunner(file, found, devices, placement, **{"n_cells": 1024, "max_batch": 64, **kw})
 
 
 FEW = ((), (1.0, 0.0), (0.5, 0.0), (1.0, 0.5))

@@ -19,7 +19,7 @@ from llamado.devices.device import DeviceLost
 from llamado.engine.cache import prompt_cache
 from llamado.engine.cache.prompt_cache import ReadCost, Reader, Store
 from llamado.engine.engine import Engine
-from llamado.engine.forward.runner import PlacedForward
+from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.request import Request
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler import recovery
@@ -278,7 +278,7 @@ def two_turns(engine: Engine, n: int) -> list[Any]:
 @pytest.mark.parametrize("divided", [False, True])
 def test_a_real_model(model: Path, jit: Jit, divided: bool) -> None:
     with GGUFFile.open(model) as file:
-        alone = PlacedForward(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=1024, max_batch=64)
+        alone = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=1024, max_batch=64)
         engine = Engine(alone, TOKENIZER, n_slots=1)
         expected, cached = two_turns(engine, 3)
         assert max(cached[:-1]) == 0

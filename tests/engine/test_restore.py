@@ -20,7 +20,7 @@ from llamado.devices.cpu.jit import Jit
 from llamado.devices.device import Bytes, DeviceError, DeviceLost
 from llamado.devices.split.placement import NotEnoughMemory, Placement
 from llamado.engine.engine import Engine
-from llamado.engine.forward.runner import PlacedForward
+from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.request import Request
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler import recovery
@@ -131,7 +131,7 @@ class House:
         self.room = True
         self.asked: list[str] = []
         self.replaced: list[list[int]] = []
-        self.forward = PlacedForward(
+        self.forward = ModelRunner(
             self.file,
             load_model(self.file),
             [CpuDevice(1, jit=jit), *self.born],
@@ -197,7 +197,7 @@ def text(n: int, seed: int = 0, n_vocab: int = 300) -> list[int]:
     return np.random.default_rng(seed).integers(0, n_vocab, n).tolist()
 
 
-def feed(forward: PlacedForward, tokens: list[int], start: int = 0, chunk: int = 16) -> Array:
+def feed(forward: ModelRunner, tokens: list[int], start: int = 0, chunk: int = 16) -> Array:
     """Logits of every token of a sequence."""
     found = []
     for at in range(0, len(tokens), chunk):
@@ -216,7 +216,7 @@ def same(a: Array, b: Array) -> bool:
 @pytest.fixture(scope="module")
 def right(model: Path, jit: Jit) -> Array:
     with GGUFFile.open(model) as file:
-        forward = PlacedForward(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=2048)
+        forward = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=2048)
         try:
             return feed(forward, text(40))
         finally:
@@ -309,7 +309,7 @@ def test_another_dies_meanwhile(model: Path, house: Open, right: Array, what: st
         second = home.device(2)
         second.before = lambda now: die(now, second)
         home.replace = lambda p, alive: Placement((1, 2, 2, 2), 2)  # type: ignore[method-assign]
-        forward._replace = home.replace
+        forward.recovery.replace = home.replace
     else:
         reconnect = home.reconnect
 
@@ -319,7 +319,7 @@ def test_another_dies_meanwhile(model: Path, house: Open, right: Array, what: st
                 device.before = lambda now: die(now, device)
             return device
 
-        forward._reconnect = doomed  # type: ignore[assignment]
+        forward.recovery.reconnect = doomed  # type: ignore[assignment]
         home.device(1).die()
     home.device(3).die()
     with pytest.raises(DeviceLost):
@@ -362,7 +362,7 @@ def test_no_room_after_all(model: Path, house: Open, right: Array, what: str) ->
             raise DeviceError("RPC1 lacks 12.0 MB")
 
     home.device(1).before = full
-    forward._replace = lambda p, alive: Placement((1, 1, 1, 1), 1)
+    forward.recovery.replace = lambda p, alive: Placement((1, 1, 1, 1), 1)
     home.device(2).die()
     with pytest.raises(DeviceError, match=r"lacks 12\.0 MB"):
         forward.restore(True)
@@ -378,13 +378,15 @@ def test_wider_tensors_cross_after_a_loss(tmp_path: Path, house: Open, jit: Jit,
     """What crosses from device to device gets other sizes; the places for it are as large as they must be."""
     path = make(tmp_path / "m.gguf", n_embd=256, n_ff=1024, n_layer=4, wtype="Q4_K")
     plain = GGUFFile.open(path)
-    alone = PlacedForward(plain, load_model(plain), [CpuDevice(1, jit=jit)], n_cells=512)
+    alone = ModelRunner(plain, load_model(plain), [CpuDevice(1, jit=jit)], n_cells=512)
     expected = feed(alone, text(70), chunk=70)
     alone.close()
     home = house(path, Placement((0, 1, 1, 1), 1, 0, (("blk.2.ffn_up", 2),)), n_cells=512, max_batch=70)
     forward = home.forward
     assert same(feed(forward, text(70), chunk=70), expected)
-    forward._replace = lambda p, alive: Placement((0, 2, 2, 2), 2, 0, (("blk.0.ffn_down", 2), ("blk.1.ffn_up", 0)))
+    forward.recovery.replace = lambda p, alive: Placement(
+        (0, 2, 2, 2), 2, 0, (("blk.0.ffn_down", 2), ("blk.1.ffn_up", 0))
+    )
     home.away = {"RPC1"}
     home.device(1).die()
     forward.restore(True)
@@ -455,7 +457,7 @@ def test_nothing_is_restored_under_a_thread_that_computes(model: Path, house: Op
     inside.wait(60)
     future.cancel()
     home.away = {"RPC2"}
-    forward._replace = lambda p, alive: Placement((1, 1, 1, 1), 1)
+    forward.recovery.replace = lambda p, alive: Placement((1, 1, 1, 1), 1)
     home.device(2).die()
     forward.restore(True)
     home.device(1).before = lambda what: None
@@ -481,11 +483,11 @@ def test_lost_at_the_last_moment_of_a_restore(model: Path, house: Open, right: A
     reconnect = home.reconnect
 
     def doomed(lost: MortalDevice) -> MortalDevice:
-        forward._reconnect = home.reconnect  # type: ignore[assignment]
+        forward.recovery.reconnect = home.reconnect  # type: ignore[assignment]
         home.device(1).die()  # while the second is brought back
         return reconnect(lost)
 
-    forward._reconnect = doomed  # type: ignore[assignment]
+    forward.recovery.reconnect = doomed  # type: ignore[assignment]
     home.device(2).die()
     with pytest.raises(DeviceLost, match="RPC1"):
         forward.restore(False)
@@ -526,7 +528,7 @@ def test_closing_during_a_restore(model: Path, house: Open) -> None:
         gate.wait(60)
         return reconnect(lost)
 
-    forward._reconnect = slow  # type: ignore[assignment]
+    forward.recovery.reconnect = slow  # type: ignore[assignment]
     home.device(1).die()
     failed: list[Exception] = []
 
@@ -566,7 +568,7 @@ def test_answers_of_an_engine_whose_devices_die(
         sampling = Sampling(seed=i, temperature=rng.choice([0.0, 0.8]), ignore_eos=True)
         requests.append(Request(prompt=shared + text(rng.randrange(1, 40), 5 + i), n_predict=60, sampling=sampling))
     with GGUFFile.open(model) as file:
-        alone = PlacedForward(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=2048)
+        alone = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=2048)
         judge = Engine(alone, tokenizer)
         expected = [ask(judge, request).tokens for request in requests]
         judge.close()
@@ -593,7 +595,7 @@ def test_answers_of_an_engine_whose_devices_die(
 # -- devices that come back after their layers went elsewhere ----------------------------------------------------------
 
 
-def went_elsewhere(home: House) -> PlacedForward:
+def went_elsewhere(home: House) -> ModelRunner:
     """The first device is gone, and its layers are with the second."""
     home.away = {"RPC1"}
     home.device(1).die()
@@ -675,7 +677,7 @@ def test_answers_go_on_while_layers_come_and_go(
     tokenizer = WordTokenizer()
     request = Request(prompt=text(30), n_predict=400, sampling=Sampling(seed=3, ignore_eos=True))
     with GGUFFile.open(model) as file:
-        alone = PlacedForward(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=1024)
+        alone = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=1024)
         judge = Engine(alone, tokenizer)
         expected = ask(judge, request).tokens
         judge.close()

@@ -32,7 +32,7 @@ from llamado.engine.errors import (
     SlotNotSaved,
     Unavailable,
 )
-from llamado.engine.forward.runner import PlacedForward
+from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.request import Request
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler import recovery, slot_io
@@ -372,7 +372,7 @@ def test_a_real_model(model: Path, jit: Jit, tmp_path: Path, type: str) -> None:
     answers = []
     with GGUFFile.open(model) as file:
         for slot in (0, 1):
-            forward = PlacedForward(
+            forward = ModelRunner(
                 file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=1024, max_batch=64, type_k=kind, type_v=kind
             )
             engine = Engine(forward, TOKENIZER, n_slots=2)
@@ -395,7 +395,7 @@ def test_numbers_that_are_none(model: Path, jit: Jit) -> None:
     """Infinite and huge values in cells would reach other sequences through masks that multiply them by zero."""
     with GGUFFile.open(model) as file:
         for type in (TensorType.F16, TensorType.F32, TensorType.BF16, TensorType.Q8_0):
-            forward = PlacedForward(
+            forward = ModelRunner(
                 file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=256, type_k=type, type_v=type
             )
             cells = forward.read_cells(0, 3)

@@ -26,7 +26,7 @@ from short_texts import SHORT_TEXTS
 from weights import to_float32
 
 from llamado.devices.split.placement import SplitOptions
-from llamado.engine.forward.runner import PlacedForward
+from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.llama import Llama
 from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.request import Defaults, Result
@@ -77,7 +77,7 @@ class Scaled:
     """A forward pass with adapters of one strength."""
 
     def __init__(self, forward: Any, scales: Scales) -> None:
-        assert isinstance(forward, PlacedForward)
+        assert isinstance(forward, ModelRunner)
         self._forward, self._scales = forward, scales if any(scales) else ()
         self.max_batch = forward.max_batch
 

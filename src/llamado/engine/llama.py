@@ -37,7 +37,7 @@ from llamado.text.template.chat import KEY, ChatTemplate
 from llamado.text.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
-    from llamado.engine.forward.runner import PlacedForward
+    from llamado.engine.forward.runner import ModelRunner
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class Llama:
         # The compiler takes longest to import, and a file with a wrong name should not wait for it.
         check = partial(check_supported, workers=split is not None)
         file = GGUFFile.open(resolve(path, check=check), mmap=mmap)
-        forward: PlacedForward | None = None
+        forward: ModelRunner | None = None
         adapters: tuple[Adapter, ...] = ()
         try:
             if metadata:
@@ -141,7 +141,7 @@ class Llama:
             for what in missing:
                 log.warning("%s", what)
             from llamado.devices.cpu.device import CpuDevice
-            from llamado.engine.forward.runner import PlacedForward
+            from llamado.engine.forward.runner import ModelRunner
 
             max_batch = min(n_batch, n_ubatch)
             types = cache_type(type_k), cache_type(type_v)
@@ -159,7 +159,7 @@ class Llama:
                 found = house.fit
             for note in found.notes:
                 log.warning("%s", note)
-            forward = PlacedForward(
+            forward = ModelRunner(
                 file,
                 model,
                 [here] if house is None else house.devices,

@@ -148,12 +148,12 @@ def load_embedder(
     `scales`: how strong the model's adapters are now. Raises LlamadoError.
     """
     from llamado.devices.cpu.device import CpuDevice
-    from llamado.engine.forward.runner import PlacedForward
+    from llamado.engine.forward.runner import ModelRunner
 
     pooling = chosen_pooling(options, model)
     max_batch = min(options.n_batch, options.n_ubatch)
     progress = preparing(report)
-    forward = PlacedForward(
+    forward = ModelRunner(
         file,
         model,
         [CpuDevice(options.n_threads, options.n_threads_batch, numa=options.numa)],

@@ -141,9 +141,9 @@ def serve_llama(settings: Settings, llama: Llama) -> Served:
         grammars.compile(settings.switches.grammar)  # one that cannot be used is found now, not by every request
     info = describe(settings, llama.file, llama.model, llama.tokenizer, llama.template, llama.engine.n_ctx)
     if log.isEnabledFor(EVERYTHING):
-        from llamado.engine.forward.runner import PlacedForward
+        from llamado.engine.forward.runner import ModelRunner
 
-        if isinstance(llama.forward, PlacedForward):
+        if isinstance(llama.forward, ModelRunner):
             names = [device.name for device in llama.forward.devices]
             for line in layer_devices(names, llama.forward.placement, llama.model.hparams.n_layer):
                 log.log(EVERYTHING, "%s", line)

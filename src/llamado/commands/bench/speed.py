@@ -124,9 +124,9 @@ class Part(NamedTuple):
 
 def _profile(llama: Llama, n: int, start: int) -> list[Part]:
     """Where the time of a forward pass goes: operations of all layers taken together, the longest first."""
-    from llamado.engine.forward.runner import PlacedForward
+    from llamado.engine.forward.runner import ModelRunner
 
-    assert isinstance(llama.forward, PlacedForward)
+    assert isinstance(llama.forward, ModelRunner)
     n = min(n, llama.forward.max_batch)
     parts: dict[str, Part] = {}
     for time_ in llama.forward.profile(n, start):

@@ -47,7 +47,7 @@ _RETRY_AFTER = 1
 
 
 class EmbeddingForward(Protocol):
-    """What computes the vectors of tokens; see PlacedForward, of which this is a part."""
+    """What computes the vectors of tokens; see ModelRunner, of which this is a part."""
 
     n_vocab: int
     n_cells: int

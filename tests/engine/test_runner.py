@@ -14,13 +14,14 @@ from tiny_models import make_gemma3, make_llama
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.engine.forward.contract import ForwardError
-from llamado.engine.forward.runner import Depth, PlacedForward
+from llamado.engine.forward.pipeline import Depth
+from llamado.engine.forward.runner import ModelRunner
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType as T
 from llamado.models import load_model
 
 Array = np.ndarray[Any, Any]
-Open = Callable[..., PlacedForward]
+Open = Callable[..., ModelRunner]
 
 TYPES = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
 MIXED = {"ffn_down": "Q6_K", "attn_v": "Q8_0", "token_embd": "Q5_0", "ffn_gate": "Q4_1", "attn_output": "F16"}
@@ -34,12 +35,12 @@ def jit() -> Jit:
 @pytest.fixture
 def start(jit: Jit) -> Iterator[Open]:
     """Opens model files; ends their threads after the test."""
-    opened: list[PlacedForward] = []
+    opened: list[ModelRunner] = []
 
-    def open_(path: Path, n_threads: int = 2, mmap: bool = True, **options: Any) -> PlacedForward:
+    def open_(path: Path, n_threads: int = 2, mmap: bool = True, **options: Any) -> ModelRunner:
         file = GGUFFile.open(path, mmap=mmap)
         options = {"n_cells": 2048, **options}
-        opened.append(PlacedForward(file, load_model(file), [CpuDevice(n_threads, jit=jit)], **options))
+        opened.append(ModelRunner(file, load_model(file), [CpuDevice(n_threads, jit=jit)], **options))
         return opened[-1]
 
     yield open_
@@ -51,7 +52,7 @@ def text(n: int, n_vocab: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(0, n_vocab, n).tolist()
 
 
-def run(forward: PlacedForward, rows: list[tuple[int, int, int]], outputs: list[int] | None = None) -> Array:
+def run(forward: ModelRunner, rows: list[tuple[int, int, int]], outputs: list[int] | None = None) -> Array:
     """Logits of a batch of (token, position, start)."""
     tokens, positions, starts = zip(*rows, strict=True)
     chosen = range(len(rows)) if outputs is None else outputs
@@ -64,7 +65,7 @@ def run(forward: PlacedForward, rows: list[tuple[int, int, int]], outputs: list[
     return found.copy()
 
 
-def feed(forward: PlacedForward, tokens: list[int], *, start: int = 0, first: int = 0, chunk: int = 512) -> Array:
+def feed(forward: ModelRunner, tokens: list[int], *, start: int = 0, first: int = 0, chunk: int = 512) -> Array:
     """Logits of every token of a sequence, read in chunks."""
     rows = [(token, first + i, start) for i, token in enumerate(tokens)]
     return np.concatenate([run(forward, rows[i : i + chunk]) for i in range(0, len(rows), chunk)])
@@ -271,7 +272,7 @@ def test_real_models_give_the_same_bits_however_they_are_asked(
     one, two = start(path, 1), start(path, 2)
     rows = [(token, i, 0) for i, token in enumerate(tokens)]
 
-    def last(forward: PlacedForward, rows: list[tuple[int, int, int]]) -> Array:
+    def last(forward: ModelRunner, rows: list[tuple[int, int, int]]) -> Array:
         return run(forward, rows, [len(rows) - 1])
 
     whole = last(two, rows)
@@ -310,15 +311,15 @@ class Split:
 
 
 @pytest.fixture
-def spread(jit: Jit) -> Iterator[Callable[..., PlacedForward]]:
+def spread(jit: Jit) -> Iterator[Callable[..., ModelRunner]]:
     """Opens a model on three devices of this machine, one thread each."""
-    opened: list[PlacedForward] = []
+    opened: list[ModelRunner] = []
 
-    def open_(path: Path, placement: Split, **options: Any) -> PlacedForward:
+    def open_(path: Path, placement: Split, **options: Any) -> ModelRunner:
         file = GGUFFile.open(path)
         devices = [CpuDevice(1, jit=jit) for _ in range(3)]
         options = {"n_cells": 2048, **options}
-        opened.append(PlacedForward(file, load_model(file), devices, placement, **options))  # type: ignore[arg-type]
+        opened.append(ModelRunner(file, load_model(file), devices, placement, **options))  # type: ignore[arg-type]
         return opened[-1]
 
     yield open_
@@ -338,7 +339,7 @@ PLACEMENTS = [
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=range(len(PLACEMENTS)))
 @pytest.mark.parametrize("make", [make_llama, make_gemma3])
 def test_the_same_bits_on_several_devices(
-    tmp_path: Path, start: Open, spread: Callable[..., PlacedForward], make: Callable[..., Path], placement: Split
+    tmp_path: Path, start: Open, spread: Callable[..., ModelRunner], make: Callable[..., Path], placement: Split
 ) -> None:
     path = make(tmp_path / "m.gguf", n_embd=256, n_ff=512, n_layer=4, wtype="Q4_K")
     tokens = text(60, 300)
@@ -349,7 +350,7 @@ def test_the_same_bits_on_several_devices(
     assert same(feed(several, tokens, chunk=1, start=512), right)
 
 
-def test_batches_follow_on_each_others_heels(tmp_path: Path, start: Open, spread: Callable[..., PlacedForward]) -> None:
+def test_batches_follow_on_each_others_heels(tmp_path: Path, start: Open, spread: Callable[..., ModelRunner]) -> None:
     """Chunks of one sequence, started before the chunk ahead is done, and another sequence between them."""
     path = make_llama(tmp_path / "m.gguf", n_embd=256, n_ff=512, n_layer=4, wtype="Q4_K")
     one, two = text(64, 300), text(64, 300, seed=1)

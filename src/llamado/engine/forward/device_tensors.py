@@ -1,0 +1,228 @@
+"""Which tensors of a model lie on which device: weights, caches, inputs, and what crosses from device to device.
+
+Weights on this machine stay where the file's mapping has them; other devices get theirs once. Inputs, caches and what
+crosses have fixed places, so that a graph built once per shape is run again with new contents.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.memory import CpuBuffer
+from llamado.devices.device import Bytes, Device
+from llamado.devices.split.partition import Part, split
+from llamado.ggml.ops import Op
+from llamado.ggml.tensor import Tensor
+from llamado.gguf.reader import GGUFFile
+from llamado.gguf.types import TensorType
+from llamado.models.base import BatchShape, KVCache, Model
+
+if TYPE_CHECKING:
+    from llamado.devices.split.placement import Placement
+    from llamado.models.adapter import Adapter
+
+Progress = Callable[[str, int, int], None]
+
+Own = dict[tuple[str, int], Tensor]
+"""Tensors by name and by number of the device that has them."""
+
+
+class DeviceTensors:
+    """The tensors of `model` (read from `file`) on `devices`, as `placement` says (None: all on the first device, which
+    must be this machine's).
+
+    `used`: the devices that have a part in batches.
+    """
+
+    def __init__(
+        self,
+        file: GGUFFile,
+        model: Model,
+        kv: KVCache,
+        devices: list[Device],
+        placement: Placement | None,
+        mlock: bool,
+    ) -> None:
+        self.placement = placement
+        self.used: list[int] = []
+        self._file, self._model, self._kv = file, model, kv
+        self._devices = devices
+        self._mlock = mlock
+        self._weights = set(model.weights.values())
+        self._added: dict[str, tuple[Adapter, str]] = {}  # adapters' tensors by name, and the weights they belong to
+        for adapter in model.adapters:
+            self._weights.update(adapter.tensors)
+            for weight, pair in adapter.pairs.items():
+                self._added |= {tensor.name: (adapter, weight) for tensor in pair}
+        self._caches = {t.name: i for i, t in enumerate(kv.k)} | {t.name: i for i, t in enumerate(kv.v)}
+        self._own: Own = {}  # weights and caches
+        self._held: set[tuple[str, int]] = set()  # those that have their bytes
+        self._fixed: Own = {}  # memory of inputs, and of what crosses
+
+    # -- graphs ------------------------------------------------------------------------------------------------------
+
+    def cut(self, shape: BatchShape) -> list[Part]:
+        """The graph for a shape, in parts, on the tensors that are here."""
+        if self.placement is None:
+            return [Part(0, self._model.build(shape, self._kv))]
+        return self._divide(shape, self.placement, self._own)
+
+    def bind(self, parts: Sequence[Part]) -> None:
+        """Gives what parts take and give its fixed places."""
+        for part in parts:
+            for name, tensor in _fixed(part):
+                place = self._fixed[name, part.device]
+                tensor.buffer, tensor.offset = place.buffer, place.offset
+
+    def _divide(self, shape: BatchShape, placement: Placement, own: Own) -> list[Part]:
+        """The graph for a shape in parts; weights and caches that a part is the first to need are added to `own`."""
+        graph = self._model.build(shape, self._kv)
+        return split(graph, partial(self._home, placement), partial(_owned, own), 0)
+
+    def _home(self, placement: Placement, leaf: Tensor, node: Tensor) -> int | None:
+        """Device of a weight or of a layer's cache; see `split`."""
+        name = leaf.name
+        if name in self._added:  # beside the weight that it is for
+            weight = self._added[name][1]
+            return 0 if weight == "token_embd.weight" else placement.device_of(weight)
+        if name in self._caches:
+            return placement.layers[self._caches[name]]
+        if leaf not in self._weights or name == "rope_freqs.weight":  # small, and used in all layers
+            return None
+        if name == "token_embd.weight":
+            # Where there is no matrix for the head, the embedding's serves as one.
+            return 0 if node.op is Op.GET_ROWS else placement.device_of("output.weight")
+        return placement.device_of(name)
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def settle(self, shapes: Sequence[BatchShape], progress: Progress | None = None) -> list[Part]:
+        """Gives memory to all that graphs of these shapes need, and weights their bytes, where that was not done yet;
+        the parts of the first shape.
+
+        `shapes` need all the memory there is to be. Where it fails, what was done so far need not be done again.
+        """
+        if self.placement is None:
+            self._own = {(t.name, 0): t for t in (*self._weights, *self._kv.k, *self._kv.v)}
+        else:
+            self._own = {key: tensor for key, tensor in self._own.items() if key in self._held}
+        cuts = [self.cut(shape) for shape in shapes]
+        everything = [part for cut in cuts for part in cut]
+        self.used = sorted({part.device for part in everything})
+        fixed = self._new_places(everything)
+        weights: dict[int, list[Tensor]] = {device: [] for device in self.used}
+        caches: dict[int, list[Tensor]] = {device: [] for device in self.used}
+        for (name, device), tensor in self._own.items():
+            if (name, device) not in self._held:
+                (caches if name in self._caches else weights)[device].append(tensor)
+        for device in self.used:
+            places = [*fixed[device].values(), *caches[device]]
+            if places:
+                self._devices[device].place(places)
+                self._fixed |= fixed[device]
+                self._held.update((tensor.name, device) for tensor in caches[device])
+        self._load(weights, progress)
+        return cuts[0]
+
+    def _new_places(self, parts: Iterable[Part]) -> dict[int, Own]:
+        """For each device, places for what parts take and give that have none yet, or too small a one."""
+        fixed: dict[int, Own] = {device: {} for device in self.used}
+        for part in parts:
+            for name, tensor in _fixed(part):
+                key = name, part.device
+                place = fixed[part.device].get(key) or self._fixed.get(key)
+                if place is None or place.nbytes < tensor.nbytes:
+                    n = -(-tensor.nbytes // 4)
+                    place = Tensor(TensorType.F32, (n, 1, 1, 1), (4, 4 * n, 4 * n, 4 * n), name=name)
+                    fixed[part.device][key] = place
+        return fixed
+
+    def _load(self, weights: Mapping[int, list[Tensor]], progress: Progress | None) -> None:
+        """Weights to their devices, all at the same time."""
+        bytes_of = {d: [(t, self._bytes(t.name)) for t in tensors] for d, tensors in weights.items() if tensors}
+        total = sum(data.nbytes for d, pairs in bytes_of.items() for _, data in pairs if not self._here(d))
+        done, lock = 0, threading.Lock()
+
+        def load(device: int) -> None:
+            def count(n: int) -> None:
+                nonlocal done
+                with lock:
+                    done += n
+                    if progress is not None:
+                        progress(f"sending weights to {self._devices[device].name}", done, total)
+
+            here = self._here(device)
+            buffers = self._devices[device].load(bytes_of[device], None if here else count)
+            if here and self._mlock:
+                all(buffer.lock() for buffer in buffers if isinstance(buffer, CpuBuffer))  # the first refused says why
+            self._held.update((tensor.name, device) for tensor in weights[device])
+
+        if len(bytes_of) < 2:
+            for device in bytes_of:
+                load(device)
+            return
+        with ThreadPoolExecutor(len(bytes_of), "llamado-load") as pool:
+            for _ in pool.map(load, bytes_of):
+                pass
+
+    def _bytes(self, name: str) -> Bytes:
+        if name in self._added:
+            return self._added[name][0].data(name)
+        info = self._file.tensors[name]
+        return self._file.shard_data(info.shard)[info.offset : info.offset + info.nbytes]
+
+    def _here(self, device: int) -> bool:
+        return isinstance(self._devices[device], CpuDevice)
+
+    # -- caches ------------------------------------------------------------------------------------------------------
+
+    def caches(self) -> Iterable[tuple[Device, Tensor]]:
+        """Every cache with its device."""
+        for (name, device), cache in self._own.items():
+            if name in self._caches:
+                yield self._devices[device], cache
+
+    def cache(self, name: str) -> tuple[Device, Tensor]:
+        """A layer's cache and its device."""
+        device = 0 if self.placement is None else self.placement.layers[self._caches[name]]
+        return self._devices[device], self._own[name, device]
+
+    # -- devices that come and go ------------------------------------------------------------------------------------
+
+    def send_ahead(self, number: int, device: Device, placement: Placement, shapes: Sequence[BatchShape]) -> Own:
+        """Gives a device that takes no part yet the weights that device `number` has by `placement`; those."""
+        own: Own = {}
+        for shape in shapes:
+            self._divide(shape, placement, own)
+        weights = {key: t for key, t in own.items() if key[1] == number and key[0] not in self._caches}
+        device.load([(tensor, self._bytes(tensor.name)) for tensor in weights.values()])
+        return weights
+
+    def adopt(self, weights: Own) -> None:
+        """Weights that were sent ahead are those of a device that has a part from now on."""
+        self._own |= weights
+        self._held |= set(weights)
+
+    def forget(self, number: int) -> None:
+        """Whatever a device held is gone."""
+        self._own = {key: tensor for key, tensor in self._own.items() if key[1] != number}
+        self._held = {key for key in self._held if key[1] != number}
+        self._fixed = {key: tensor for key, tensor in self._fixed.items() if key[1] != number}
+
+
+def _owned(own: Own, leaf: Tensor, device: int) -> Tensor:
+    """A weight or cache as a device has it, made when a part first needs it; it has no memory yet."""
+    key = leaf.name, device
+    if key not in own:
+        own[key] = Tensor(leaf.type, leaf.ne, leaf.nb, name=leaf.name)
+    return own[key]
+
+
+def _fixed(part: Part) -> Iterable[tuple[str, Tensor]]:
+    """What a part is given and what it gives, by name."""
+    return (*part.graph.inputs.items(), *part.takes.items(), *part.graph.outputs.items())

@@ -1,0 +1,114 @@
+"""The graphs of a model by the shape of batches: few shapes, each built once and run again with new contents.
+
+Larger batches are filled up with tokens that see nothing and are seen by none, and attention gets the cache in few
+sizes; it looks only at the cells a token may see, so the size costs nothing but the mask.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from llamado.devices.device import Device
+from llamado.devices.split.partition import Part
+from llamado.engine.forward.contract import Scales
+from llamado.engine.forward.device_tensors import DeviceTensors, Progress
+from llamado.models.base import BatchShape, Output
+
+PAD = 256
+"""The sizes of caches and of masks are multiples of it."""
+_REACH = 1024
+"""Cells that attention is given at least; where more are in use 8,192, then powers of two."""
+_GRAPHS_KEPT = 128
+_SIZES = (*range(1, 9), *(n << shift for shift in range(2, 20) for n in (3, 4)))
+"""Of batches on several devices: every new shape has to be sent and compiled."""
+
+
+class Graphs:
+    """Finds the graph that serves a batch of up to `max_batch` tokens and a cache of `n_cells`, and gets graphs ready
+    before they are needed.
+
+    `largest`: the shapes that need all the memory there is to be.
+    """
+
+    def __init__(
+        self,
+        tensors: DeviceTensors,
+        devices: Sequence[Device],
+        max_batch: int,
+        n_cells: int,
+        output: Output,
+        n_adapters: int,
+    ) -> None:
+        self._tensors, self._devices = tensors, devices
+        self._max_batch, self._n_cells, self._output = max_batch, n_cells, output
+        self._graphs: OrderedDict[BatchShape, list[Part]] = OrderedDict()
+        self._ahead: list[BatchShape] = []
+        largest = BatchShape(max_batch, max_batch, n_cells, output)
+        self.largest = [largest]
+        if n_adapters:
+            self.largest.append(replace(largest, scales=(1.0,) * n_adapters))
+
+    def shape(self, n: int, n_out: int, used: int, scales: Scales = ()) -> BatchShape:
+        """The shape that serves a batch of `n` tokens and `n_out` outputs that sees the first `used` cells."""
+        if self._tensors.placement is not None:
+            n_tokens = min(next(size for size in _SIZES if size >= n), self._max_batch)
+            n_outputs = n_out if n_out <= 1 else n_tokens if n_tokens <= 64 or 2 * n_out > n else min(64, n_tokens)
+            reach = max(PAD, 1 << (used - 1).bit_length())  # masks are sent, too
+            return BatchShape(n_tokens, max(n_out, n_outputs), min(reach, self._n_cells), self._output, scales)
+        step = 1 if n <= 8 else 4 if n <= 32 else 8 if n <= 256 else 32
+        n_tokens = min(-(-n // step) * step, self._max_batch)
+        n_outputs = n_out if n_out <= 2 or n <= 8 else min(n_tokens, 1 << (n_out - 1).bit_length())
+        reach = _REACH if used <= _REACH else max(8 * _REACH, 1 << (used - 1).bit_length())
+        return BatchShape(n_tokens, n_outputs, min(reach, self._n_cells), self._output, scales)
+
+    def parts(self, shape: BatchShape) -> list[Part]:
+        """The graph for a shape in parts, built and bound once."""
+        parts = self._graphs.get(shape)
+        if parts is not None:
+            self._graphs.move_to_end(shape)
+            return parts
+        parts = self._graphs[shape] = self._tensors.cut(shape)
+        self._tensors.bind(parts)
+        if len(self._graphs) > _GRAPHS_KEPT:
+            self._graphs.popitem(last=False)
+        return parts
+
+    def clear(self) -> None:
+        """Tensors lie elsewhere now."""
+        self._graphs.clear()
+
+    def prepare(self, shape: BatchShape) -> None:
+        """Has devices compile what they need for a shape."""
+        for part in self.parts(shape):
+            self._devices[part.device].prepare(part.graph)
+
+    def warm_up(self, batch_sizes: list[int], progress: Progress | None, scales: Scales) -> None:
+        """Prepares these batch sizes, and notes what else requests are likely to need for `next_ahead`."""
+        # the largest first: it sets the size of a device's working memory
+        sizes = sorted({n for n in batch_sizes if n <= self._max_batch}, reverse=True)
+        shapes = [self.shape(n, min(n, 8), 1, scales) for n in sizes]
+        for i, shape in enumerate(shapes):
+            if progress is not None:
+                progress("compiling kernels", i, len(shapes))
+            self.prepare(shape)
+        if self._tensors.placement is not None:
+            sizes = [n for n in _SIZES if n <= self._max_batch]
+            reaches = [n for n in (PAD, 2 * PAD) if n <= self._n_cells]
+            ahead = [self.shape(n, n, reach) for reach in reaches for n in sizes if n <= 32]
+            ahead += [self.shape(n, 1, reach) for reach in reaches for n in sizes]
+        else:
+            sizes = [n for n in (*range(12, 33, 4), *range(40, 257, 8), *range(288, 513, 32)) if n <= self._max_batch]
+            few = [n for n in batch_sizes if n <= 8]
+            ahead = [self.shape(n, 1, 1) for n in sizes]
+            ahead += [self.shape(n, n, _REACH + 1) for n in few] + [self.shape(n, 1, _REACH + 1) for n in sizes]
+        self._ahead = [replace(shape, scales=scales) for shape in ahead]
+
+    def next_ahead(self) -> BatchShape | None:
+        """The next shape that requests are likely to need and for which there is no graph yet."""
+        while self._ahead:
+            shape = self._ahead.pop(0)
+            if shape not in self._graphs:
+                return shape
+        return None

@@ -1,0 +1,237 @@
+"""Batches on their way through devices: each part of a graph on the thread of its device, one batch behind another."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.device import Bytes, Device, DeviceLost
+from llamado.devices.split.partition import Part
+from llamado.engine.forward.contract import ForwardError
+
+_DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+_WINDOW = 0.15  # seconds in which batches are counted before another number of them is tried
+_FORGET = 32  # windows
+
+
+class Depth:
+    """How many batches to have on their way: as many as gave most rows of logits per second, tried and tried again.
+
+    While devices wait for links, another batch on the way costs the others nothing; once devices are busy it only makes
+    batches smaller, and smaller batches cost more per row.
+    """
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+        self._steps = [n for n in _DEPTHS if n >= least]
+        self._at = 0
+        self._rates: dict[int, float] = {}  # by place in `_steps`
+        self._began = 0.0
+        self._rows = 0
+        self._windows = 0
+        self._spare = 0
+
+    @property
+    def value(self) -> int:
+        return self._steps[self._at]
+
+    def note(self, n_rows: int, now: float, full: bool) -> None:
+        """A batch of generating slots gave `n_rows` rows; `full`: as many as allowed were on their way till then."""
+        if not full:
+            self._rows = 0
+            self._spare += 1
+            if self._spare > 2 * self.value and self._at:  # there are not sequences enough for so many
+                self._spare = 0
+                self._rates[self._at] = 0.0
+                self._at -= 1
+            return
+        self._spare = 0
+        if not self._rows:
+            self._began = now
+        self._rows += n_rows
+        seconds = now - self._began
+        if seconds < _WINDOW or self._rows < 4 * self.value:
+            return
+        rate, self._rows = (self._rows - n_rows) / seconds, 0
+        known = self._rates.get(self._at)
+        self._rates[self._at] = rate if known is None else 0.5 * (known + rate)
+        self._windows += 1
+        if self._windows % _FORGET == 0:  # what it was like elsewhere may have changed
+            self._rates = {self._at: self._rates[self._at]}
+        best = max(self._rates, key=self._rates.__getitem__)
+        if self._rates[best] > 1.03 * self._rates[self._at]:
+            self._at = best
+        else:  # as good as any: look at its neighbours
+            near = (self._at + 1, self._at - 1)
+            self._at = next((at for at in near if 0 <= at < len(self._steps) and at not in self._rates), self._at)
+
+
+class _Job:
+    """A batch on its way through the parts of its graph."""
+
+    __slots__ = ("future", "inputs", "n_outputs", "n_tokens", "parts", "values")
+
+    def __init__(self, parts: Sequence[Part], inputs: Mapping[str, Bytes], n_tokens: int, n_outputs: int) -> None:
+        self.parts = parts
+        self.inputs = inputs
+        self.n_tokens = n_tokens
+        self.n_outputs = n_outputs
+        self.values: dict[str, Bytes] = {}
+        self.future: Future[NDArray[np.float32]] = Future()
+
+
+class Pipeline:
+    """Runs batches on `devices` (a list that may get others in their places while nothing runs).
+
+    `output`: the name of what graphs give, `width` numbers a row. `on_lost` is called, from any thread, when a batch
+    failed because a device is lost.
+    """
+
+    def __init__(self, devices: Sequence[Device], output: str, width: int) -> None:
+        self.depth = Depth(1)
+        self.on_lost: Callable[[], None] = lambda: None
+        self._devices = devices
+        self._output = output
+        self._width = width
+        self._flying: set[Future[NDArray[np.float32]]] = set()
+        self._queues: dict[int, queue.SimpleQueue[tuple[_Job, int] | threading.Event | None]] = {}
+        self._closed = False
+
+    def set_up(self, parts: Sequence[Part], used: Sequence[int]) -> None:
+        """From now on batches go through parts like these, on devices of these numbers."""
+        self.depth = Depth(len({part.device for part in parts[1:]}) if len(parts) > 1 else 1)
+        for device in used if len(parts) > 1 else ():
+            if device not in self._queues:
+                self._queues[device] = queue.SimpleQueue()
+                work = (device, self._queues[device])
+                threading.Thread(target=self._serve, args=work, name=f"llamado-part-{device}", daemon=True).start()
+
+    def start(
+        self, parts: Sequence[Part], inputs: Mapping[str, Bytes], n_tokens: int, n_outputs: int
+    ) -> Future[NDArray[np.float32]]:
+        """Starts a batch of `n_tokens`, not counting those that fill it up; its first `n_outputs` rows are wanted.
+
+        A batch that this machine alone computes is done when this returns.
+        """
+        job = _Job(parts, inputs, n_tokens, n_outputs)
+        if len(parts) == 1 and self._here(0):
+            self._run(job, 0)
+        else:
+            self._flying.add(job.future)
+            job.future.add_done_callback(self._flying.discard)
+            self._go_on(job, 0)
+        return job.future
+
+    def finish(self) -> list[Future[NDArray[np.float32]]]:
+        """Waits for the batches on their way; those that were. Batches given up may still be computed after it."""
+        flying = list(self._flying)
+        wait(flying)
+        return flying
+
+    def stand_still(self) -> None:
+        """Returns when no thread works on a batch any more, not even on one that nobody waits for."""
+        self.finish()
+        reached = []
+        for jobs in self._queues.values():
+            reached.append(threading.Event())
+            jobs.put(reached[-1])
+        for event in reached:
+            while not event.wait(0.1):
+                if self._closed:
+                    raise ForwardError("the model is being closed")
+
+    def give_up(self, error: DeviceLost) -> None:
+        """Whoever waits for a batch need not wait for the parts of it that are still computed."""
+        for future in list(self._flying):
+            with suppress(Exception):  # it came to its end meanwhile
+                future.set_exception(error)
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._closed = True
+        for jobs in self._queues.values():
+            jobs.put(None)
+
+    # -- the way of a batch ------------------------------------------------------------------------------------------
+
+    def _run(self, job: _Job, index: int) -> None:
+        """One part of a batch on its device; what it gives is read, and the next part follows."""
+        part = job.parts[index]
+        device = self._devices[part.device]
+        for name, tensor in part.graph.inputs.items():
+            device.write(tensor, job.inputs[name])
+        for name, tensor in part.takes.items():
+            device.write(tensor, job.values[name])
+        device.submit(part.graph)
+        wanted = [(name, tensor, tensor.nbytes) for name, tensor in part.gives.items()]
+        rows = part.graph.outputs.get(self._output)
+        if rows is not None:
+            wanted.append((self._output, rows, 4 * self._width * job.n_outputs))
+        elif not wanted:  # a chunk that only fills the cache: any byte says that it is done
+            name, tensor = next(iter(part.graph.inputs.items()))
+            wanted.append(("", tensor, 4))
+        left = len(wanted)
+        lock = threading.Lock()
+
+        def arrived(name: str, future: Future[Bytes]) -> None:
+            nonlocal left
+            try:
+                data = future.result()
+                # what lies in this machine's working memory is gone with the next batch
+                job.values[name] = data if len(job.parts) == 1 or not self._here(part.device) else data.copy()
+            except BaseException as error:
+                self._fail(job, error)
+                return
+            with lock:
+                left -= 1
+                last = not left
+            if last:
+                self._go_on(job, index + 1)
+
+        for name, tensor, size in wanted:
+            future = device.read(tensor, 0, size)
+            future.add_done_callback(lambda f, name=name: arrived(name, f))  # type: ignore[misc]
+
+    def _go_on(self, job: _Job, index: int) -> None:
+        """Hands a batch to the device of its next part, or to whoever waits for it."""
+        if index < len(job.parts):
+            self._queues[job.parts[index].device].put((job, index))
+            return
+        rows = job.values.get(self._output, np.empty(0, np.uint8)).view(np.float32)
+        if job.n_outputs and 2 * job.n_tokens <= 3 * job.n_outputs:  # mostly of generating slots
+            # As many as are allowed are on their way; the one that just ended counts.
+            full = len(self._flying) >= self.depth.value
+            self.depth.note(job.n_outputs, time.perf_counter(), full)
+        with suppress(Exception):  # it failed meanwhile
+            job.future.set_result(rows.reshape(-1, self._width))
+
+    def _serve(self, device: int, jobs: queue.SimpleQueue[tuple[_Job, int] | threading.Event | None]) -> None:
+        """The thread of a device: its parts in the order in which batches come to them."""
+        while (item := jobs.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            job, index = item
+            if job.future.done():
+                continue
+            try:
+                self._run(job, index)
+            except BaseException as error:
+                self._fail(job, error)
+
+    def _fail(self, job: _Job, error: BaseException) -> None:
+        if isinstance(error, DeviceLost):
+            self.on_lost()
+        with suppress(Exception):
+            job.future.set_exception(error)
+
+    def _here(self, device: int) -> bool:
+        return isinstance(self._devices[device], CpuDevice)
