@@ -38,5 +38,6 @@ printf '%s\n' \
   "  Tests against the real llama.cpp and against real clients are SKIPPED" \
   "  here: .ci/run installs both and runs them." \
   "************************************************************************"
-# Two files at a time: many tests wait for processes they started. The last line is pytest's own summary.
-exec .venv/bin/python -m pytest -q -m "$marks" -n 2 --dist loadfile "$@" </dev/null
+# Two files at a time: many tests wait for processes they started. In the order of their names: a file of few tests may
+# be a long one, which should not come last. The last line is pytest's own summary.
+exec .venv/bin/python -m pytest -q -m "$marks" -n 2 --dist loadfile --no-loadscope-reorder "$@" </dev/null

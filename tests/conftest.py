@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# httpx looks for it with each request to an application in this process, through all of the path where it is not there.
+if find_spec("sniffio") is None:
+    sys.modules["sniffio"] = None  # type: ignore[assignment]
 
 # A busy machine makes an example slow; that says nothing about the code.
 settings.register_profile("llamado", deadline=None, suppress_health_check=[HealthCheck.too_slow])

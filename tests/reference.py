@@ -595,13 +595,3 @@ class ReferenceModel:
         }
         result = self.device.run(graph, {tensor: values[name] for name, tensor in graph.inputs.items()})
         return result.get("logits", np.empty((0, self.model.hparams.n_vocab)))
-
-    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
-        """The `n` likeliest tokens after a prompt, one after another."""
-        found: list[int] = []
-        logits = self.logits(prompt)
-        for i in range(n):
-            found.append(int(logits[-1].argmax()))
-            if i + 1 < n:
-                logits = self.logits([found[-1]], positions=[len(prompt) + i])
-        return found

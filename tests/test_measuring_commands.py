@@ -59,6 +59,7 @@ def test_what_bench_cannot_measure(tiny: str, capsys: pytest.CaptureFixture[str]
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_perplexity(tiny: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["perplexity", "-m", tiny, "-f", text, "-c", "16"]) == 0
     chunks, final = capsys.readouterr().out.splitlines()

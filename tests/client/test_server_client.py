@@ -462,6 +462,7 @@ def test_plain_lines(clock: Time, capsys: pytest.CaptureFixture[str]) -> None:
     assert said.err.startswith("ERROR: Timeout waiting for server") and "cannot connect" in said.err
 
 
+@pytest.mark.slow
 def test_the_command() -> None:
     with ScriptedServer(ready) as server:
         command = [

@@ -199,6 +199,7 @@ class CountingWorker:
                         one.sendall(wire.write_response(command, response))
 
 
+@pytest.mark.slow
 def test_taps_change_their_delay() -> None:
     with closing(CountingWorker()) as a, closing(CountingWorker()) as b:
         with closing(Taps([a.endpoint, b.endpoint])) as taps:

@@ -95,6 +95,7 @@ def test_free_memory_divides_among_workers_alone() -> None:
     assert places(by_memory(model(3), (cpu(1000), rpc(0, free=3000), silent))) == [1, 1, 1, 2]
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     n_layer=st.integers(1, 120),

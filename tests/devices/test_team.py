@@ -43,6 +43,7 @@ def test_many_programs_in_a_row_on_any_number_of_threads(n: int) -> None:
     device.close()
 
 
+@pytest.mark.slow
 def test_an_idle_team_takes_no_time() -> None:
     device, one = CpuDevice(4, jit=jit_for("portable")), case()
     one.run(device)

@@ -11,7 +11,7 @@ from command_stand_ins import Commands
 from tiny_models import make_llama
 
 from llamado.engine.engine import Engine
-from llamado.engine.llama import MOST_TOKENS, Llama, lacks
+from llamado.engine.llama import Llama, lacks
 from llamado.engine.request import Defaults
 from llamado.engine.sampling.params import Sampling
 from llamado.gguf.metadata import Metadata
@@ -23,6 +23,8 @@ from llamado.text.tokenizer.tokenizer import load_tokenizer
 from .fake import FakeForward
 
 KEY = "tokenizer.chat_template"
+MOST_TOKENS = 128
+"""As many here, so that nobody waits for the real number of them."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,7 @@ def loaded(tiny: Path, missing: list[str], n_predict: int = -1) -> Llama:
     tokenizer = load_tokenizer(file.metadata)
     forward = FakeForward(n_vocab=tokenizer.n_vocab)
     template = ChatTemplate.from_metadata(file.metadata, tokenizer)
-    engine = Engine(forward, tokenizer, n_slots=1, n_ctx=2048)
+    engine = Engine(forward, tokenizer, n_slots=1, n_ctx=256)
     defaults = Defaults(sampling=Sampling(seed=3, ignore_eos=True), n_predict=n_predict)
     return Llama(file, load_model(file), tokenizer, template, forward, engine, defaults, lacks=missing)
 
@@ -61,9 +63,9 @@ def test_what_a_model_lacks_is_known(file: GGUFFile) -> None:
     assert ["no token that ends" in line for line in lacks(plain, tokenizer, None)] == [False, True]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("missing", [[], ["no template"]], ids=["whole", "lacking"])
-def test_where_answers_end(tiny: Path, missing: list[str]) -> None:
+def test_where_answers_end(tiny: Path, missing: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamado.engine.llama.MOST_TOKENS", MOST_TOKENS)
     with loaded(tiny, missing) as llama:
         messages = [{"role": "user", "content": "Hi"}]
         chat = llama.tokenize(llama.template.render(messages), add_special=True)
@@ -75,10 +77,10 @@ def test_where_answers_end(tiny: Path, missing: list[str]) -> None:
         assert len(llama.complete(chat).tokens) == (MOST_TOKENS if missing else llama.engine.n_ctx - len(chat))
         assert llama.chat(messages) == llama.complete(chat).content == "".join(llama.chat(messages, stream=True))
         assert llama.complete("Hi", n_predict=None).n_predicted == expected
-        for n, found in ((1500, 1500), (9, 9), (-1, whole)):
+        for n, found in ((150, 150), (9, 9), (-1, whole)):
             assert llama.complete("Hi", n_predict=n).n_predicted == found
-    with loaded(tiny, missing, n_predict=1100) as llama:
-        assert llama.complete("Hi").n_predicted == 1100
+    with loaded(tiny, missing, n_predict=140) as llama:
+        assert llama.complete("Hi").n_predicted == 140
 
 
 @pytest.mark.slow

@@ -461,6 +461,7 @@ def test_first_come_first_served(make: Make) -> None:
     assert order == list(range(10))
 
 
+@pytest.mark.slow
 def test_a_long_prompt_does_not_stall_the_others(make: Make) -> None:
     engine, forward = make(n_slots=2, max_batch=512, prefill_chunk=32)
     talking = threading.Event()

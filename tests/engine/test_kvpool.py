@@ -50,6 +50,7 @@ class Cells:
 ACTIONS = st.tuples(st.integers(0, 3), st.integers(0, 900), st.integers(0, 1500))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.integers(1, 12), st.lists(ACTIONS, max_size=60))
 def test_any_history(n_blocks: int, history: list[tuple[int, int, int]]) -> None:

@@ -92,6 +92,7 @@ def test_what_idle_slots_keep(make: Make, idle_slots: Any) -> None:
     assert [result.tokens for result in results] == [ask(plain, req(tokens)).tokens for tokens in again]
 
 
+@pytest.mark.slow
 def test_more_conversations_than_slots(make: Make) -> None:
     """The second turn of each is not computed again, and its bits are those of an engine that keeps nothing."""
     engine, forward = make()
@@ -149,6 +150,7 @@ def test_without_cache_prompt(make: Make) -> None:
     assert (result.tokens, result.n_cached) == (expected, 0) and not forward.writes
 
 
+@pytest.mark.slow
 def test_cells_taken_by_others(make: Make) -> None:
     """An idle slot, and a younger request that must wait, get their cells back from memory."""
     engine, forward = make(512, n_slots=2, n_ctx=512)
@@ -190,6 +192,7 @@ def cells_of(tokens: np.ndarray[Any, Any], start: int, n: int) -> np.ndarray[Any
     return (sums[:, None] + np.arange(3)).astype(np.uint8).reshape(-1)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=30), max_size=25),
@@ -318,6 +321,7 @@ def test_dear_cells_are_computed_again(make: Make) -> None:
         assert settled(engine).n_stored_prompts > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["read", "write"])
 def test_a_worker_dies(model: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """While cells go to memory or come back: nothing is lost but time."""

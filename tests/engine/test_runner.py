@@ -336,6 +336,7 @@ PLACEMENTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=range(len(PLACEMENTS)))
 @pytest.mark.parametrize("make", [make_llama, make_gemma3])
 def test_the_same_bits_on_several_devices(

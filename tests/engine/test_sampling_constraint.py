@@ -77,6 +77,7 @@ def allowed_sets(rng: np.random.Generator, row: np.ndarray) -> list[set[int] | N
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_vocab", [50, 3001])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: ",".join(f"{k}={v}" for k, v in c.items())[:60] or "default")
 def test_masked_chain_equals_reference(case: dict[str, Any], n_vocab: int) -> None:

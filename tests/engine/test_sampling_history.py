@@ -20,6 +20,7 @@ from .plain_sampling import Plain, Words, dry_penalties
 WORDS = Words(["a", "b", "ab", "\n", "a\n", "b:x", "x", "xy", "yz", ":", "", "é"])
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     prompt=st.lists(st.integers(0, 11), max_size=30),
@@ -150,6 +151,7 @@ def test_penalties_over_a_long_answer(last_n: int) -> None:
             assert [p for _, p in got] == pytest.approx([expected[t] for t, _ in got], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [1, 2])
 def test_mirostat_comes_to_its_target(version: int) -> None:
     rng = np.random.default_rng(0)
@@ -190,6 +192,7 @@ def test_streams_of_random_numbers_are_independent() -> None:
     assert np.allclose(streams.mean(axis=1), 0.5, atol=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probability", [0.0, 0.25, 1.0])
 def test_xtc_cuts_as_often_as_it_is_told(probability: float) -> None:
     row = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
@@ -200,6 +203,7 @@ def test_xtc_cuts_as_often_as_it_is_told(probability: float) -> None:
     assert np.allclose(counts, (1 - probability) * kept + probability * cut, atol=0.025)
 
 
+@pytest.mark.slow
 def test_each_xtc_of_a_chain_has_its_own_chance() -> None:
     row = np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32))
     sampling = Sampling(samplers=("xtc", "xtc"), xtc_probability=0.5, xtc_threshold=0.15)

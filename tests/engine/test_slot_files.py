@@ -461,6 +461,7 @@ def test_a_worker_dies(
         home.file.close()
 
 
+@pytest.mark.slow
 def test_a_worker_that_stays_away(model: Path, jit: Jit, tmp_path: Path) -> None:
     """After the time that requests may wait it is said; the file of before is still there."""
     home = House(model, TWO, jit, n_cells=1024, max_batch=64)

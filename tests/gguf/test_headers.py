@@ -76,6 +76,7 @@ def hub_site(monkeypatch: pytest.MonkeyPatch) -> Iterator[loopback.Site]:
         yield site
 
 
+@pytest.mark.slow
 def test_of_a_split_model_on_the_hub_the_first_shard_is_looked_at(hub_site: loopback.Site, tmp_path: Path) -> None:
     with pytest.raises(Refused, match="me/split/m-Q8_0-00001-of"):
         resolve("hf:me/split", cache_dir=tmp_path, check=refuse)
@@ -100,6 +101,7 @@ def test_a_short_name_is_refused_by_its_architecture_alone(tmp_path: Path, monke
     assert "smollm2" in str(caught.value) and "qwen3" not in str(caught.value) and "glm" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_what_is_no_model_is_not_fetched(tmp_path: Path) -> None:
     page = b"<html>" + random.Random(1).randbytes(4 << 20)
     cut = model(weights=0)[:-60]
@@ -125,6 +127,7 @@ def test_a_server_that_is_busy_for_a_while(tmp_path: Path) -> None:
             header.fetch_header(client, f"{site.url}/m.whl", "it")
 
 
+@pytest.mark.slow
 def test_a_broken_connection_is_taken_up_where_it_broke(tmp_path: Path) -> None:
     content = model(200_000)
     site = loopback.Site(files={"/m": content}, cut_after=300_000, cuts=3)
@@ -133,6 +136,7 @@ def test_a_broken_connection_is_taken_up_where_it_broke(tmp_path: Path) -> None:
     assert len(seen.metadata.strings("tokenizer.ggml.tokens")) == 200_000
 
 
+@pytest.mark.slow
 def test_endless_headers_end(tmp_path: Path) -> None:
     """A count that only gigabytes could hold: no more is read than the largest header has."""
     promise = by.entry("a", by.STRING, struct.pack("<Q", 1 << 40))

@@ -15,6 +15,7 @@ from llamado.gguf import GgufError, GGUFFile
 from llamado.gguf.reader import MAX_NESTED_ARRAYS
 
 HUGE = 2**60
+N_MUTATIONS = 3_000
 
 
 def string_array(n: int, payload: bytes) -> bytes:
@@ -235,12 +236,12 @@ def test_truncated_anywhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ten_thousand_mutations(tmp_path: Path) -> None:
+def test_mutations(tmp_path: Path) -> None:
     rng = random.Random(20240607)
     original = small_file()
     path = tmp_path / "mutated.gguf"
     accepted = 0
-    for i in range(10_000):
+    for i in range(N_MUTATIONS):
         content = mutate(rng, original)
         path.write_bytes(content)
         watched = i % 20 == 0
@@ -252,8 +253,8 @@ def test_ten_thousand_mutations(tmp_path: Path) -> None:
             tracemalloc.stop()
             # Python objects for each key and tensor, and the error with its traceback; far from any declared 2^31.
             assert peak < 200_000, f"mutation {i} took {peak} bytes"
-    assert 100 < accepted < 9_900  # the mutations neither miss nor destroy everything
-    print(f"{accepted} of 10000 mutated files were still valid")
+    assert N_MUTATIONS // 100 < accepted < N_MUTATIONS * 0.99  # the mutations neither miss nor destroy everything
+    print(f"{accepted} of {N_MUTATIONS} mutated files were still valid")
 
 
 @pytest.mark.parametrize("kind", ["numbers", "strings", "empty strings", "nested"])

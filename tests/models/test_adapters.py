@@ -195,6 +195,7 @@ def test_norms_are_left_out(tmp_path: Path, llama: Path, caplog: pytest.LogCaptu
         adapter.file.close()
 
 
+@pytest.mark.slow
 def test_damaged_files(tmp_path: Path, llama: Path) -> None:
     """Whatever the bytes are: an adapter that fits, or an error that names the file."""
     rng = random.Random(5)

@@ -108,6 +108,7 @@ def test_first_come_first_served() -> None:
     run([model(name) for name in "abcd"], work, models_max=1, quantum=0.0)
 
 
+@pytest.mark.slow
 def test_a_changed_catalogue() -> None:
     async def work(fleet: Fleet) -> None:
         for name in "abc":

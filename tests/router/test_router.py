@@ -104,6 +104,7 @@ def test_errors_are_the_real_routers(start_router: Start) -> None:
     assert error(router.http.get("/nope"))[0] == error(router.http.put("/models"))[0] == 404
 
 
+@pytest.mark.slow
 def test_hostile_requests(start_router: Start) -> None:
     """Nothing gets past the bounds, and the router goes on."""
     router = start_router(config({"a": fake("A")}))
@@ -149,6 +150,7 @@ def test_keys_and_prefix(start_router: Start, monkeypatch: pytest.MonkeyPatch) -
     router.http.base_url = httpx.URL(router.url + "/llm")
 
 
+@pytest.mark.slow
 def test_parts_of_a_stream_are_not_held_back(start_router: Start) -> None:
     router = start_router(config({"a": fake("A")}))
     router.ask("a")
@@ -191,6 +193,7 @@ def test_slow_readers_hold_up_the_sender_not_the_memory(start_router: Start) -> 
         assert sum(len(part) for part in response.iter_raw()) > 40_000_000
 
 
+@pytest.mark.slow
 def test_the_least_recently_used_makes_room(start_router: Start) -> None:
     models = {name: fake(name.upper()) for name in "abc"}
     router = start_router(config(models), "--models-max", "2")
@@ -203,6 +206,7 @@ def test_the_least_recently_used_makes_room(start_router: Start) -> None:
     wait_for(lambda: set(router.running()) == {"b", "c"})
 
 
+@pytest.mark.slow
 def test_a_busy_model_is_waited_for(start_router: Start) -> None:
     router = start_router(config({"a": fake("A"), "b": fake("B")}), "--models-max", "1")
     router.ask("a")
@@ -263,6 +267,7 @@ def test_killed_model_comes_back_and_waiting_requests_are_answered(start_router:
     wait_for(lambda: router.status("a")["value"] == "loaded" and router.running().get("a", {}).get("restarts") == 3)
 
 
+@pytest.mark.slow
 def test_a_stream_that_breaks_off_says_so(start_router: Start) -> None:
     router = start_router(config({"a": fake("A")}))
     told = events(router.ask("a", stream=10, delay=0.01, die="3").text)
@@ -278,6 +283,7 @@ def requests_of(count: Path) -> int:
     return sum(line.startswith("request") for line in count.read_text().splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT"])
 def test_a_request_whose_process_crashed_is_not_sent_again(start_router: Start, tmp_path: Path, name: str) -> None:
     count = tmp_path / "count"
@@ -290,6 +296,7 @@ def test_a_request_whose_process_crashed_is_not_sent_again(start_router: Start, 
     assert router.ask("a").json()["name"] == "A"
 
 
+@pytest.mark.slow
 def test_a_crash_that_is_noticed_late(start_router: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection is lost, and that the process has ended is known only later: the request is not sent again."""
     real = Passage._settle
@@ -332,6 +339,7 @@ def test_an_answer_may_end_with_its_connection(start_router: Start) -> None:
     assert (answer.status_code, answer.text) == (200, "until the end")
 
 
+@pytest.mark.slow
 def test_a_request_whose_process_is_killed_is_sent_once_more(start_router: Start, tmp_path: Path) -> None:
     count = tmp_path / "count"
     router = start_router(config({"a": fake("A", f"count={count}")}))
@@ -341,6 +349,7 @@ def test_a_request_whose_process_is_killed_is_sent_once_more(start_router: Start
     assert router.ask("a").json()["name"] == "A"
 
 
+@pytest.mark.slow
 def test_a_model_that_fails_to_load(start_router: Start, tmp_path: Path) -> None:
     count = tmp_path / "count"
     broken = {
@@ -361,6 +370,7 @@ def test_a_model_that_fails_to_load(start_router: Start, tmp_path: Path) -> None
     assert router.ask("b").json()["name"] == "B"
 
 
+@pytest.mark.slow
 def test_a_port_that_is_anothers_is_not_taken_for_ready(start_router: Start) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -482,6 +492,7 @@ def test_groups(start_router: Start) -> None:
     assert then("d2") == {"p", "d2"}
 
 
+@pytest.mark.slow
 def test_preload_and_limits(start_router: Start) -> None:
     setup = config({"a": fake("A", concurrencyLimit=2), "b": fake("B")}, hooks={"on_startup": {"preload": ["b", "zz"]}})
     router = start_router(setup)
@@ -496,6 +507,7 @@ def test_preload_and_limits(start_router: Start) -> None:
     assert "zz" in router.log.read_text()
 
 
+@pytest.mark.slow
 def test_events_and_logs(start_router: Start) -> None:
     router = start_router(config({"a": fake("A", "ready=0.2"), "b": fake("B")}))
     seen: list[dict[str, Any]] = []
@@ -535,6 +547,7 @@ def test_events_and_logs(start_router: Start) -> None:
     assert lines == ["[a] A listens"]
 
 
+@pytest.mark.slow
 def test_ending_lets_answers_finish(start_router: Start) -> None:
     router = start_router(config({"a": fake("A")}))
     router.ask("a")
@@ -545,6 +558,7 @@ def test_ending_lets_answers_finish(start_router: Start) -> None:
         assert len(events(answer.result().text)) == 10
 
 
+@pytest.mark.slow
 def test_second_signal_ends_everything(start_router: Start) -> None:
     router = start_router(config({"a": fake("A", "stubborn")}))
     pid = router.ask("a").json()["pid"]
@@ -564,6 +578,7 @@ def kept_open(router: Running) -> int:
     return sum(len(place.child.pool._all) for place in router.server.router.fleet.places.values() if place.child)
 
 
+@pytest.mark.slow
 def test_connections_are_kept_and_stale_ones_replaced(start_router: Start) -> None:
     router = start_router(config({"a": fake("A")}))
     router.ask("a")
@@ -597,6 +612,7 @@ def test_a_request_to_upgrade_keeps_its_body(start_router: Start) -> None:
     assert router.running()["a"]["state"] == "ready"
 
 
+@pytest.mark.slow
 def test_a_body_is_let_go_when_its_answer_begins(start_router: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for two bodies, three long streams run side by side."""
     monkeypatch.setattr(bodies, "PATIENCE", 5)

@@ -27,8 +27,11 @@ import pytest
 from llamado.devices.device import DeviceError
 from llamado.rpc.client.device import connect
 
+pytestmark = pytest.mark.slow
 HOST = "127.0.0.1"
-N_PREDICT = 80
+N_PREDICT = 40
+LONG = 80
+"""Tokens of an answer that is to last until a worker has started again, which takes it some seconds."""
 REQUESTS: list[dict[str, Any]] = [
     {"prompt": "Once upon a time", "temperature": 0},
     {"prompt": "The capital of France is Paris. The capital of Italy is", "temperature": 0},
@@ -44,7 +47,7 @@ def until(true: Callable[[], Any], what: str, seconds: float = DEADLINE) -> Any:
     deadline = time.monotonic() + seconds
     while not (found := true()):
         assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
-        time.sleep(0.01)
+        time.sleep(0.03)
     return found
 
 
@@ -166,8 +169,9 @@ class Server:
 class Streams:
     """All requests at the same time, each read as it comes."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, n_predict: int = N_PREDICT) -> None:
         self.server = server
+        self.n_predict = n_predict
         self.texts = [""] * len(REQUESTS)
         self.counts = [0] * len(REQUESTS)
         self.ends: list[dict[str, Any] | None] = [None] * len(REQUESTS)
@@ -177,7 +181,7 @@ class Streams:
             thread.start()
 
     def _read(self, i: int) -> None:
-        body = REQUESTS[i] | {"stream": True, "n_predict": N_PREDICT, "ignore_eos": True}
+        body = REQUESTS[i] | {"stream": True, "n_predict": self.n_predict, "ignore_eos": True}
         try:
             with httpx.stream("POST", f"{self.server.url}/completion", json=body, timeout=DEADLINE) as response:
                 assert response.status_code == 200, response.read()
@@ -208,9 +212,9 @@ class Streams:
             thread.join(DEADLINE)
         assert self.over, f"answers that never end: {self.counts}"
         assert not self.errors, self.errors
-        assert [end is not None and end["tokens_predicted"] for end in self.ends] == [N_PREDICT] * len(REQUESTS)
+        assert [end is not None and end["tokens_predicted"] for end in self.ends] == [self.n_predict] * len(REQUESTS)
         for text, right in zip(self.texts, expected or self.texts, strict=True):
-            assert text == right
+            assert text == right if self.n_predict == LONG else text and right.startswith(text)
 
 
 def noticed(server: Server, *workers: Worker) -> dict[str, Any]:
@@ -233,11 +237,11 @@ def healthy(server: Server) -> None:
 
 @pytest.fixture(scope="module")
 def expected(smollm2_path: Path) -> list[str]:
-    """The answers of this machine alone."""
+    """The answers of this machine alone, the long ones, which begin with the short ones."""
     from llamado.engine.llama import Llama
 
     with Llama.load(smollm2_path, n_ctx=2048, n_slots=4) as llama, ThreadPoolExecutor(4) as pool:
-        options = {"n_predict": N_PREDICT, "ignore_eos": True}
+        options = {"n_predict": LONG, "ignore_eos": True}
         return [*pool.map(lambda request: llama.generate(**request | options), REQUESTS)]
 
 
@@ -324,10 +328,9 @@ def server(pair: tuple[Worker, Worker], serve: Start) -> Iterator[Server]:
     assert one.stop() == 0
 
 
-@pytest.mark.slow
 def test_undisturbed(server: Server, expected: list[str]) -> None:
     """Two workers give the bytes of this machine alone."""
-    Streams(server).finish(expected)
+    Streams(server, LONG).finish(expected)
 
 
 def test_killed_and_back_three_seconds_later(server: Server, pair: tuple[Worker, Worker], expected: list[str]) -> None:
@@ -392,7 +395,8 @@ def test_frozen_and_thawed(server: Server, pair: tuple[Worker, Worker], expected
     pair[0].thaw()
     streams.finish(expected)
     asker.join()
-    assert late[0].status_code == 200 and late[0].json()["content"] == expected[0]
+    assert late[0].status_code == 200 and expected[0].startswith(late[0].json()["content"])
+    assert late[0].json()["tokens_predicted"] == N_PREDICT
     healthy(server)
 
 
@@ -401,11 +405,10 @@ def test_lost_while_nobody_asks(server: Server, pair: tuple[Worker, Worker], exp
     noticed(server, pair[0])
     pair[0].start()
     healthy(server)
-    answer = server.ask(REQUESTS[3], n_predict=N_PREDICT, ignore_eos=True)
+    answer = server.ask(REQUESTS[3], n_predict=LONG, ignore_eos=True)
     assert answer.json()["content"] == expected[3]
 
 
-@pytest.mark.slow
 def test_the_master_is_killed(worker: Start, serve: Start) -> None:
     """Its workers have all their memory again."""
 
@@ -432,7 +435,6 @@ def test_the_master_is_killed(worker: Start, serve: Start) -> None:
 # -- layers that go elsewhere ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_never_back_with_failover(worker: Start, serve: Start, expected: list[str]) -> None:
     """First one is killed, then the other freezes: their layers go to whoever is left, in the end to this machine."""
     workers: list[Worker] = [worker(), worker()]
@@ -453,12 +455,11 @@ def test_never_back_with_failover(worker: Start, serve: Start, expected: list[st
     assert server.stop() == 0
 
 
-@pytest.mark.slow
 def test_back_after_its_layers_went_elsewhere(worker: Start, serve: Start, expected: list[str]) -> None:
     """/health and the log say what is where; the worker that returns has its layers again, under the answers."""
     workers: list[Worker] = [worker(), worker()]
     server: Server = serve([one.endpoint for one in workers], "--rpc-failover", "0.5")
-    streams = Streams(server)
+    streams = Streams(server, LONG)
     streams.middle()
     workers[1].kill()
 
@@ -478,7 +479,7 @@ def test_back_after_its_layers_went_elsewhere(worker: Start, serve: Start, expec
     assert "all devices are there again" in server.process.said()
     workers[0].kill()
     noticed(server, workers[0])
-    streams = Streams(server)
+    streams = Streams(server, LONG)
     until(degraded, "degraded")
     workers[0].start(wait=False)
     streams.finish(expected)
@@ -538,7 +539,6 @@ def linked(worker: Start, processes: ExitStack) -> tuple[Link, Worker, Worker]:
     return link, behind, other
 
 
-@pytest.mark.slow
 def test_killed_while_weights_are_loaded(linked: tuple[Link, Worker, Worker], serve: Start) -> None:
     """At the start that is an error which names the worker, and the end; nobody is left waiting."""
     link, behind, other = linked

@@ -224,6 +224,7 @@ def test_an_input_is_sent_as_far_as_it_changes() -> None:
         assert sum(s[0] == b"w" for s in sent) == 3
 
 
+@pytest.mark.slow
 def test_inputs_of_several_graphs_in_one_place() -> None:
     worker = ScriptedWorker()
     with device_of(worker) as device:
@@ -692,6 +693,7 @@ def test_an_answer_to_no_question() -> None:
         assert "protocol" in str(told[0])
 
 
+@pytest.mark.slow
 def test_no_answer_in_time() -> None:
     with (
         losing(when(GetTensor, hang), reply_timeout=0.3) as (device, tensor, _),
@@ -700,6 +702,7 @@ def test_no_answer_in_time() -> None:
         device.read(tensor, 0, 1).result(10)
 
 
+@pytest.mark.slow
 def test_data_that_is_not_taken() -> None:
     """A worker that reads no more: the thread that sends comes back too."""
     with (

@@ -549,6 +549,7 @@ def test_the_summary(worker: FakeWorker) -> None:
     assert "GRAPH_RECOMPUTE" in text and "1 graphs, 3 runs" in text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_command(worker: FakeWorker, number: signal.Signals, tmp_path: Path) -> None:

@@ -306,6 +306,7 @@ def test_whole_pages_are_mapped_and_stay_the_process_s_own(cache: TensorCache, l
     region.free()
 
 
+@pytest.mark.slow
 def test_a_mapped_entry_that_is_corrupt_is_dropped(cache: TensorCache, lender: Lender) -> None:
     data = noise(1 << 20)
     hash = kept(cache, lender, data)

@@ -24,6 +24,8 @@ from llamado.gguf.reader import GGUFFile
 from llamado.rpc.client.workers import WorkersUnreachable
 from llamado.rpc.endpoint import Endpoint
 
+pytestmark = pytest.mark.slow
+
 START_SECONDS = 60.0
 N_VOCAB = 320
 N_PREDICT = 8
@@ -175,7 +177,6 @@ def pieces_of(model: Path) -> dict[str, list[bytes]]:
     return pieces
 
 
-@pytest.mark.slow
 def test_bytes_on_the_wire(model: Path, authority: Authority, strict_worker: WorkerProcess, tmp_path: Path) -> None:
     pieces = pieces_of(model)
     with worker_process(tmp_path / "log") as worker, Wire(worker.endpoint) as plain:

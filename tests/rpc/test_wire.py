@@ -135,6 +135,7 @@ def read_requests(pieces: Iterator[bytes], bulks: list[bytearray]) -> list[Reque
     return found
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(hello=REQUESTS[Command.HELLO], sent=st.lists(requests, max_size=4), at=st.lists(st.integers(0, 2**20)))
 def test_requests_are_read_as_written(hello: wire.Hello, sent: list[Request], at: list[int]) -> None:
@@ -196,6 +197,7 @@ def test_responses_are_read_as_written(sent: list[tuple[Command, Response]], at:
     assert read == sent and bulks == written and reader.n_expected == 0 and reader.held == 0
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     size=st.integers(0, 5000),
@@ -392,6 +394,7 @@ def test_a_tensor_lies_in_memory_as_the_table_says() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(tensors)
 def test_a_tensor_is_read_as_packed(tensor: wire.WireTensor) -> None:

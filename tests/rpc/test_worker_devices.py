@@ -185,6 +185,7 @@ def test_they_compute_side_by_side(worker: Worker, devices: list[CpuDevice], mon
         assert one.result() == {2.0}
 
 
+@pytest.mark.slow
 def test_a_model_over_all_of_them(devices: list[CpuDevice], tmp_path: Path) -> None:
     """Layers on two devices of one worker, the rest on a third; the text is that of one machine."""
     path = make_llama(tmp_path / "m.gguf", n_layer=4, n_vocab=320)

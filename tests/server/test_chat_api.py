@@ -149,6 +149,7 @@ def test_a_budget_for_thoughts() -> None:
     assert engine.requests[0].constraint is None  # the prompt has closed the thoughts
 
 
+@pytest.mark.slow
 def test_thoughts_are_ended_at_the_clients_wish(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamado.server.api.completions.completion_id", lambda: "chatcmpl-1")
 

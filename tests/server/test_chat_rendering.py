@@ -128,6 +128,7 @@ CONTINUED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("message", "how", "end"), CONTINUED)
 def test_an_answer_that_has_begun_goes_on(message: dict[str, Any], how: dict[str, Any], end: str) -> None:
     async def work() -> str:

@@ -309,6 +309,7 @@ def test_what_there_is_to_see_of_an_encoder(encoder: Served) -> None:
     assert float(lines["llamacpp:prompt_tokens_total"]) >= 4 and float(lines["llamacpp:n_tokens_max"]) >= 4
 
 
+@pytest.mark.slow
 def test_a_decoder_embeds_and_generates(folder: Path) -> None:
     served = load(make_llama(folder / "both.gguf"), embeddings=True, pooling="last", n_ctx=256)
     try:

@@ -171,6 +171,7 @@ def test_room_granted_to_one_that_is_cancelled_goes_to_the_next() -> None:
     with_room(work)
 
 
+@pytest.mark.slow
 def test_slow_bodies_make_room_for_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """The slowest first, only as many as are needed, and nobody while nobody waits."""
     monkeypatch.setattr(bodies, "PACE_SECONDS", 0.5)
@@ -238,6 +239,7 @@ def test_held_bodies_lock_nobody_out(tight: Wire) -> None:
         assert answer.status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_body_is_let_go_when_its_answer_is_made(tight: Wire, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers that take their time do not keep the room of their requests."""

@@ -122,6 +122,7 @@ def wait_for(condition: Callable[[], Any]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_stream_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer is cancelled and its connection closed; one that is read meanwhile goes on."""
     monkeypatch.setattr(streaming, "MOST_UNREAD", 4000)
@@ -170,6 +171,7 @@ def test_the_stream_of_which_most_waits_is_given_up(monkeypatch: pytest.MonkeyPa
     run(work())
 
 
+@pytest.mark.slow
 def test_answers_nobody_reads_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole answers, written at once: the connection that waited longest is closed first."""
     monkeypatch.setattr(connections, "MOST_UNREAD", 12_000_000)
@@ -246,6 +248,7 @@ def test_all_of_a_vocabulary_for_a_few_tokens() -> None:
 # -- the end ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_server_that_ends_tells_new_requests_to_come_again() -> None:
     engine = FakeEngine("x" * 100, delay=0.05)
     with serving(engine) as wire, httpx.Client(base_url=wire.url, timeout=30) as http:

@@ -149,6 +149,7 @@ def load(files: Path, **options: Any) -> Any:
     return load_served(settings, lambda share, what: None)
 
 
+@pytest.mark.slow
 def test_from_flags_to_the_model(files: Path) -> None:
     a, b = str(files / "a.gguf"), str(files / "b.gguf")
     model = load(files, lora=((a, 1.0), (b, 0.5)))

@@ -200,6 +200,7 @@ def test_lines_of_text() -> None:
     assert colored.format(record).startswith("\x1b[33m2") and colored.format(record).endswith("warning: hot\x1b[0m")
 
 
+@pytest.mark.slow
 def test_who_logs_never_waits_for_who_reads() -> None:
     read, write = os.pipe()
     handler = Background(os.fdopen(write, "w"))
@@ -293,6 +294,7 @@ def test_reasons_and_broken_off_answers_are_noted(log: io.StringIO) -> None:
         assert lines[name]["first_token_ms"] > 0 and lines[name]["client"] == "127.0.0.1"
 
 
+@pytest.mark.slow
 def test_log_file(tmp_path: Path) -> None:
     code = (
         "import logging, sys; from llamado.server import logs;"
@@ -330,6 +332,7 @@ def test_overview() -> None:
 # -- sleep -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_idle_model_sleeps_and_wakes() -> None:
     async def work() -> None:
         async with client() as http:
@@ -420,6 +423,7 @@ async def ticks(sleep: Sleep, n: int) -> None:
     sleep._idle = idle  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["at the endpoint", "in the engine"])
 def test_what_runs_keeps_the_model_awake(where: str) -> None:
     """A request that has not got to the engine does, and one in the engine whose client is gone."""
@@ -448,6 +452,7 @@ def test_what_runs_keeps_the_model_awake(where: str) -> None:
     run(work())
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_again_is_tried_again() -> None:
     async def work() -> None:
         async with client() as http:

@@ -157,6 +157,7 @@ def test_health_answers_while_a_slot_is_waited_for(tmp_path: Path) -> None:
     run(test())
 
 
+@pytest.mark.slow
 @given(st.text(max_size=40))
 def test_names_stay_in_the_folder(name: str) -> None:
     if is_plain_name(name):

@@ -169,6 +169,7 @@ def test_the_schemas_of_the_benchmark_are_many_and_fixed() -> None:
     assert all_cases == cases()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_random_answers_are_valid(bpe: Vocabulary, spm: Vocabulary, part: int) -> None:
     """Whatever is sampled: an answer that ends by itself parses and is an instance."""
@@ -275,6 +276,7 @@ def test_bombs(bpe: Vocabulary, name: str) -> None:
     assert time.process_time() - before < 10  # hundreds of milliseconds where nothing else runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "text"),
     [

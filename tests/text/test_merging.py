@@ -32,6 +32,7 @@ def by_the_book(text: str, cost: Cost) -> list[str]:
 tables = st.dictionaries(st.text("abc", min_size=2, max_size=5), st.integers(0, 6).map(float), max_size=40)
 
 
+@pytest.mark.slow
 @given(st.text("abc", max_size=60), tables)
 def test_both_ways_of_merging_follow_the_definition(text: str, table: dict[str, float]) -> None:
     expected = by_the_book(text, costs(table))

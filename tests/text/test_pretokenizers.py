@@ -54,6 +54,7 @@ def test_what_else_a_name_decides(name: str, tmp_path: Path) -> None:
     assert [flag for flag, holding in holds.items() if holding] == peer_words.read_flags()[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
 def test_every_rule_keeps_every_character(name: str) -> None:
     rule = pre_tokenizer(name)

@@ -137,6 +137,7 @@ def test_no_mixture_of_numbers_ends_the_process(part: int) -> None:
     assert in_a_child(sources).count("served") > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schema",
     [

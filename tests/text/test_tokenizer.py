@@ -360,6 +360,7 @@ def real(request: pytest.FixtureRequest) -> tuple[str, Metadata]:
         return request.param, file.metadata
 
 
+@pytest.mark.slow
 def test_real_vocabularies(real: tuple[str, Metadata]) -> None:
     name, data = real
     tokenizer = load_tokenizer(data)
@@ -375,6 +376,7 @@ def test_real_vocabularies(real: tuple[str, Metadata]) -> None:
         assert tokenizer.eog == {0, 2, 4}
 
 
+@pytest.mark.slow
 def test_loading_does_nothing_for_each_token(real: tuple[str, Metadata]) -> None:
     """A vocabulary of 262,144 tokens is opened by few calls that go through all of it, and so in a moment."""
     n_vocab = load_tokenizer(real[1]).n_vocab
@@ -394,6 +396,7 @@ def test_long_hostile_texts_take_steps_in_proportion(
     assert many < 6 * max(few, 2000 * 64), "four times the text takes more than in proportion"
 
 
+@pytest.mark.slow
 def test_any_text_comes_back(real: tuple[str, Metadata]) -> None:
     name, data = real
     tokenizer = load_tokenizer(data)

@@ -64,6 +64,7 @@ def replaced(node: Any, path: tuple[Any, ...], value: Any) -> Any:
     return node
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_odd_tools_are_served_or_refused(name: str) -> None:
     vocabulary = Vocabulary(bytes_tokenizer())
