@@ -24,6 +24,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_bench(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "-m", tiny, "-p", "8,24", "-n", "4", "-r", "2"]) == 0
     head, _, *rows = capsys.readouterr().out.splitlines()
@@ -35,6 +36,7 @@ def test_bench(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert [(bool(row[3]), bool(row[4])) for row in cells] == [(False, True), (False, True), (True, False)]
 
 
+@pytest.mark.slow
 def test_bench_as_json_with_a_profile(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "-m", tiny, "-p", "8", "-n", "2", "-r", "1", "-o", "json", "--profile"]) == 0
     prompt, generation = json.loads(capsys.readouterr().out)

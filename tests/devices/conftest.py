@@ -11,7 +11,10 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.lowering import LOWERINGS
 
 
-@pytest.fixture(scope="session", params=sorted(LOWERINGS, key=lambda name: name != BEST))
+@pytest.fixture(
+    scope="session",
+    params=[BEST, *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(LOWERINGS) if name != BEST)],
+)
 def device(request: pytest.FixtureRequest) -> Iterator[CpuDevice]:
     """The device with each lowering in turn."""
     device = CpuDevice(2, jit=jit_for(request.param))

@@ -107,6 +107,7 @@ def test_groups_of_heads(device: CpuDevice, heads: tuple[int, int]) -> None:
         Attention(32, *heads, 64).check(device, causal(n, 64, 20), n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_kv", [1, 5, 8, 31, 32, 33, 100, 256, 1000, 1024])
 def test_any_number_of_cells(device: CpuDevice, n_kv: int) -> None:
     for n in (1, 13):

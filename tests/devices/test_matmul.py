@@ -68,6 +68,7 @@ def test_extreme_weights_and_activations(device: CpuDevice, type: T) -> None:
         np.testing.assert_allclose(found, expected, rtol=2e-3, atol=np.abs(expected).max() * 2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", WEIGHTS, ids=ids)
 def test_activations_of_zero_and_of_any_size(device: CpuDevice, type: T) -> None:
     n = type.block_size
@@ -106,6 +107,7 @@ def test_weights_may_be_a_part_of_a_larger_matrix(device: CpuDevice) -> None:
     assert np.array_equal(y, multiply(device, T.Q4_0, raw, 64, columns)[:, 9:22])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", [T.Q4_0, T.Q4_K], ids=ids)
 def test_two_threads_at_rows_that_overlap(teams: list[CpuDevice], type: T) -> None:
     """Twelve rows are two panels of eight that share four: neither thread may see the other's half-done sums."""
@@ -141,6 +143,7 @@ def test_a_column_is_the_same_in_any_company(teams: list[CpuDevice], type: T) ->
             assert multiply(device, type, raw, n, x[:count]).tobytes() == alone[:count].tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", [*WEIGHTS, *PLAIN], ids=ids)
 def test_lowerings_agree_to_the_bit(lowerings: dict[str, CpuDevice], type: T) -> None:
     """Integer sums are exact and float operations are written in one order: machines may differ, answers do not."""

@@ -72,6 +72,7 @@ def before_a_wall(size: int) -> Array:
     return array[n - size : n]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", [*WEIGHTS, *PLAIN], ids=lambda t: t.name)
 def test_weights_at_the_end_of_a_file_are_not_read_past(device: CpuDevice, type: T) -> None:
     """A mapped file may end with the page: one byte more would end the process."""

@@ -314,6 +314,7 @@ def test_sampling_on_the_device(device: CpuDevice) -> None:
     case.check(device, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", CACHES, ids=name)
 @pytest.mark.parametrize("target", CACHES, ids=name)
 def test_copies_between_all_types_of_a_cache(best: CpuDevice, source: T, target: T) -> None:

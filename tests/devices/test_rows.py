@@ -208,6 +208,7 @@ def test_get_rows_starts_a_chain(device: CpuDevice) -> None:
         Case({"x": x, "end": end}, data).check(device)
 
 
+@pytest.mark.slow
 def test_one_embedding_for_every_product_and_a_residual(device: CpuDevice) -> None:
     """Products of both block sizes take their activations from the chain, the residual takes the numbers."""
     x, w = new(256, 11), new(256)

@@ -69,6 +69,7 @@ def test_close_ends_the_threads_and_later_work_is_refused() -> None:
     assert len(team_threads()) == before
 
 
+@pytest.mark.slow
 def test_python_runs_while_a_program_does() -> None:
     """The caller gives Python's lock away: other threads of the server go on."""
     device = CpuDevice(1, jit=jit_for("portable"))
@@ -113,6 +114,7 @@ def test_small_batches_take_the_threads_for_decoding() -> None:
     device.close()
 
 
+@pytest.mark.slow
 def test_two_devices_at_once() -> None:
     """Each with its own threads, called from two threads of Python."""
     devices = [CpuDevice(2, jit=jit_for("portable")) for _ in range(2)]

@@ -114,6 +114,7 @@ def test_a_texts_bits_do_not_depend_on_its_neighbours(
         assert one.tobytes() == other.tobytes() == third.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [make_llama, make_gemma3])
 def test_decoders_embed_too(tmp_path: Path, start: Open, make: Callable[[Path], Path]) -> None:
     path = make(tmp_path / "m.gguf")

@@ -124,6 +124,7 @@ def test_variants_of_gemma3(tmp_path: Path, start: Open, options: dict[str, Any]
     assert_close(feed(start(path), tokens), ReferenceModel(path).logits(tokens, outputs=range(60)), 0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("types", [(T.F32, T.F32), (T.BF16, T.F16), (T.Q8_0, T.Q8_0), (T.F16, T.Q8_0)], ids=str)
 def test_types_of_the_cache(tmp_path: Path, start: Open, types: tuple[T, T]) -> None:
     path = make_llama(tmp_path / "m.gguf", wtype="F32")
@@ -170,6 +171,7 @@ def test_a_prompt_read_in_chunks(model: Path, start: Open, alone: Array, chunk: 
     assert same(feed(start(model), text(N, 300), chunk=chunk), alone)
 
 
+@pytest.mark.slow
 def test_places_in_the_pool(model: Path, start: Open, alone: Array) -> None:
     forward = start(model)
     feed(forward, text(2048, 300, seed=9)[:1900], chunk=512)  # what was there before does not matter
@@ -351,6 +353,7 @@ def test_the_same_bits_on_several_devices(
     assert same(feed(several, tokens, chunk=1, start=512), right)
 
 
+@pytest.mark.slow
 def test_batches_follow_on_each_others_heels(tmp_path: Path, start: Open, spread: Callable[..., ModelRunner]) -> None:
     """Chunks of one sequence, started before the chunk ahead is done, and another sequence between them."""
     path = make_llama(tmp_path / "m.gguf", n_embd=256, n_ff=512, n_layer=4, wtype="Q4_K")

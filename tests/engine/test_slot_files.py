@@ -365,6 +365,7 @@ TOKENIZER = FakeTokenizer(dict.fromkeys(range(300), b"x"))
 LONG = np.random.default_rng(0).integers(1, 300, 300).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", ["f16", "q8_0", "f32", "bf16"])
 def test_a_real_model(model: Path, jit: Jit, tmp_path: Path, type: str) -> None:
     """Saved by one engine and restored by another, the sequence goes on with the same bits."""

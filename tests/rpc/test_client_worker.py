@@ -39,6 +39,7 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteDe
     cpu.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [make_llama, make_gemma3])
 @pytest.mark.parametrize("wtype", ["Q4_0", "F16"])
 def test_the_same_bits(device: RemoteDevice, make: Callable[..., Path], wtype: str, tmp_path: Path) -> None:
@@ -86,6 +87,7 @@ def test_the_limit_of_a_worker(device: RemoteDevice) -> None:
     device.place([g.new_tensor(T.I8, 100)])
 
 
+@pytest.mark.slow
 def test_weights_by_hash(device: RemoteDevice) -> None:
     data = np.random.default_rng(0).integers(0, 256, 11 << 20, np.uint8)
     for turn in range(2):

@@ -51,6 +51,7 @@ def check(graph: Graph, alignment: int = 32) -> int:
     return size
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(1, 200)), min_size=1, max_size=60))
 def test_nothing_is_overwritten_while_it_is_needed(steps: list[tuple[int, int, int]]) -> None:

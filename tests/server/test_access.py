@@ -52,7 +52,7 @@ def ask(http: httpx.Client, method: str, path: str, **headers: str) -> httpx.Res
     return http.request(method, path, content=content, headers=headers)
 
 
-@pytest.fixture(scope="module", params=["", "/llm"])
+@pytest.fixture(scope="module", params=["", pytest.param("/llm", marks=pytest.mark.slow)])
 def locked(request: pytest.FixtureRequest) -> Iterator[tuple[Wire, httpx.Client]]:
     """A server with a key, with and without a prefix."""
     rules = AccessRules(api_keys=(b"other", b"sesame"))

@@ -76,6 +76,7 @@ def test_answers_are_as_described(address: str) -> None:
     assert n_endpoints > 20
 
 
+@pytest.mark.slow
 def test_every_endpoint_that_generates_is_described(address: str) -> None:
     document = httpx.get(f"{address}/openapi.json").json()
     for path in ("/completion", "/infill", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"):

@@ -706,6 +706,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(HOSTILE))
 def test_a_push_costs_what_its_text_is_long(name: str) -> None:
     """What is held back, and so looked at again with the next piece, stays small however long the text gets."""

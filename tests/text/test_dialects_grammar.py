@@ -35,7 +35,7 @@ def fits(source: GrammarSource | None, text: str) -> bool:
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("choice", ["auto", "required", "function:now"])
-@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("parallel", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_grammars_compile(name: str, choice: str, parallel: bool) -> None:
     prepared = ready(name, tool_choice=choice, parallel_tool_calls=parallel)
     matcher(prepared.grammar)

@@ -186,6 +186,7 @@ def test_random_answers_are_valid(bpe: Vocabulary, spm: Vocabulary, part: int) -
     assert ended > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_formats_are_never_wider_than_a_validator_allows(bpe: Vocabulary, name: str) -> None:
     schema = {"type": "string", "format": name}
@@ -264,6 +265,7 @@ BOMBS: dict[str, object] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
 def test_bombs(bpe: Vocabulary, name: str) -> None:
     """Refused with a reason, or served, without using up the machine."""

@@ -131,6 +131,7 @@ def test_a_template_that_ends_in_no_time_is_found_at_load() -> None:
         ChatTemplate(ENDLESS_AT_LOAD, bos="", eos="")
 
 
+@pytest.mark.slow
 def test_what_a_template_can_be_given_is_found_out_within_the_limits() -> None:
     """One trial that takes too long is the last of its kind."""
     template = ChatTemplate(ENDLESS, bos="", eos="")
@@ -217,6 +218,7 @@ def started(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]
         process.kill()
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize("started", ["ok"], indirect=True)
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM])
@@ -237,6 +239,7 @@ def test_no_child_goes_on_rendering_for_a_parent_that_was_killed(started: subpro
     wait_for_end(child)
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize("started", ["ok"], indirect=True)
 def test_no_child_is_left_when_its_parent_ends_and_nothing_is_said(started: subprocess.Popen[bytes]) -> None:
@@ -246,6 +249,7 @@ def test_no_child_is_left_when_its_parent_ends_and_nothing_is_said(started: subp
     wait_for_end(child)
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize("started", ["ok"], indirect=True)
 def test_a_child_that_was_killed_is_replaced(started: subprocess.Popen[bytes]) -> None:
@@ -256,6 +260,7 @@ def test_a_child_that_was_killed_is_replaced(started: subprocess.Popen[bytes]) -
     assert started.returncode == 0
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize("started", ["ok"], indirect=True)
 def test_ctrl_c_of_a_terminal_is_not_for_the_child(started: subprocess.Popen[bytes]) -> None:
@@ -263,6 +268,7 @@ def test_ctrl_c_of_a_terminal_is_not_for_the_child(started: subprocess.Popen[byt
     assert os.getpgid(child) == child != os.getpgid(started.pid)
 
 
+@pytest.mark.slow
 @linux
 def test_a_child_has_limits_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     import resource
