@@ -415,6 +415,7 @@ def test_a_full_server_is_asked_again(clock: Time, make: Make) -> None:
     assert all(0.75 * full <= pause <= full for pause, full in zip(clock.pauses, [0.1, 0.2, 0.4], strict=True))
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize(("options", "pauses"), [({"busy_timeout": 20}, 2), ({}, 8), ({"busy_timeout": 6.9}, 0)])
 def test_a_server_that_stays_full(clock: Time, make: Make, options: dict[str, Any], pauses: int) -> None:

@@ -132,6 +132,7 @@ def test_a_drawing_of_both_kinds(tmp_path: Path) -> None:
     assert "<svg" in text and text.rstrip().endswith("</svg>")
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LatencyError, match="--out"):

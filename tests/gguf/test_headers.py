@@ -118,6 +118,7 @@ def test_what_is_no_model_is_not_fetched(tmp_path: Path) -> None:
         assert site.sent.get("/page", 0) <= 1 << 20
 
 
+@pytest.mark.slow
 def test_a_server_that_is_busy_for_a_while(tmp_path: Path) -> None:
     with loopback.serve(loopback.Site(files={"/m.whl": model()}, failures=[503] * (ATTEMPTS - 1))) as site:
         with httpx.Client() as client:

@@ -43,6 +43,7 @@ def test_goes_on_where_it_stopped(data: bytes, cut: int) -> None:
     assert fnv1a(whole[cut:], fnv1a(whole[:cut])) == plain(data)
 
 
+@pytest.mark.slow
 @given(st.lists(st.binary(max_size=50), max_size=3 * LANES))
 def test_many_at_once(arrays: list[bytes]) -> None:
     assert fnv1a_many([array(a) for a in arrays]) == [plain(a) for a in arrays]

@@ -45,6 +45,7 @@ def body_of(text: bytes, framing: str) -> bytes:
     return b"Transfer-Encoding: chunked\r\n\r\n" + b"".join(b"%x\r\n%b\r\n" % (len(p), p) for p in parts) + b"0\r\n\r\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framing", ["length", "chunked"])
 @pytest.mark.parametrize("upgrade", UPGRADES)
 def test_a_request_to_upgrade_keeps_its_body(upgrade: str, framing: str) -> None:

@@ -162,6 +162,7 @@ def test_from_flags_to_the_model(files: Path) -> None:
         load(files, lora=((str(files / "m.gguf"), 1.0),))
 
 
+@pytest.mark.slow
 def test_an_encoder_with_adapters(tmp_path: Path) -> None:
     """The vectors change with the scales."""
     model = make_bert(tmp_path / "m.gguf")

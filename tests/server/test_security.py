@@ -118,6 +118,7 @@ def test_public_paths_need_no_key() -> None:
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_files_of_a_folder_and_nothing_beyond_it(tmp_path: Path) -> None:
     folder = tmp_path / "page"
     folder.mkdir()

@@ -82,6 +82,7 @@ def written(name: str, arguments: str) -> str:
     return head + arguments + tail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(WRITTEN))
 def test_calls_in_json_have_valid_arguments(name: str) -> None:
     grammar = ready(name, tool_choice="required").grammar

@@ -58,6 +58,7 @@ def test_nothing_to_merge() -> None:
     assert list(merge("xyz", costs({}))) == ["x", "y", "z"]
 
 
+@pytest.mark.slow
 def test_steps_grow_with_length_not_with_its_square(monkeypatch: pytest.MonkeyPatch) -> None:
     table = costs({"a" * n: float(n) for n in range(2, 9)})
     few, many = (steps(lambda: list(merge("a" * n, table)), monkeypatch) for n in (2000, 8000))  # noqa: B023
