@@ -66,7 +66,7 @@ def conflict(a: Operation, b: Operation) -> bool:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(programs())
 def test_temporaries_alive_together_never_overlap(operations: list[Operation]) -> None:
     size = plan(operations)
@@ -86,7 +86,7 @@ def test_temporaries_alive_together_never_overlap(operations: list[Operation]) -
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(programs())
 def test_a_barrier_stands_between_operations_that_conflict_and_nowhere_else(operations: list[Operation]) -> None:
     program = link(operations, FakeJit(), ARENA, plan(operations), 64)  # type: ignore[arg-type]

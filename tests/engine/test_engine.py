@@ -382,7 +382,7 @@ def random_request(rng: random.Random) -> Request:
 @pytest.mark.parametrize("seed", range(2))
 def test_nobody_notices_the_others(make: Make, shape: dict[str, Any], seed: int) -> None:
     rng = random.Random(seed)
-    requests = [random_request(rng) for _ in range(100)]
+    requests = [random_request(rng) for _ in range(60)]
     engine, _ = make(**shape)
     clients: list[Client] = []
     cancelled: set[int] = set()

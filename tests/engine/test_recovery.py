@@ -614,7 +614,7 @@ def test_getting_ready_may_fail(make: Make, caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_drafted_tokens_do_not_outlive_a_move(seed: int) -> None:
     """Sequences are moved while a batch with drafts behind them is on its way: what was drafted stays behind."""
     rng = random.Random(seed)
@@ -657,7 +657,7 @@ def random_request(rng: random.Random, n_vocab: int, n_ctx: int) -> Request:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 8), st.integers(2, 8), st.integers(1, 5), st.booleans())
 def test_any_schedule(seed: int, n_slots: int, n_blocks: int, depth: int, drafting: bool) -> None:
     """Devices die at any moment while requests come, wait for cells, copy from each other and are cancelled."""
@@ -775,7 +775,7 @@ def test_what_is_said_when_layers_come_and_go(make: Make, caplog: pytest.LogCapt
         for _ in range(2):
             caplog.clear()
             forward.there = False
-            client = send(engine, req(text(20), 3000))
+            client = send(engine, req(text(20), 1500))
             until(lambda client=client: len(client.tokens) > 5)  # type: ignore[misc]
             forward.die()
             until(lambda: engine.snapshot().degraded and engine.snapshot().fault is None)
@@ -789,7 +789,7 @@ def test_what_is_said_when_layers_come_and_go(make: Make, caplog: pytest.LogCapt
             forward.there = True
             until(lambda: not engine.snapshot().degraded)
             assert "all devices are there again" in caplog.text
-            assert client.result.tokens == alone(req(text(20), 3000)) and forward.moves == moves + 1
+            assert client.result.tokens == alone(req(text(20), 1500)) and forward.moves == moves + 1
         forward.die()  # and back before anything went elsewhere
         engine._recovery._failover = None
         caplog.clear()

@@ -61,7 +61,7 @@ from llamado.rpc.worker import server as worker_module
 from llamado.rpc.worker import session
 from llamado.rpc.worker.server import Worker
 
-MESSAGES = int(os.environ.get("LLAMADO_FUZZ", "2000"))
+MESSAGES = int(os.environ.get("LLAMADO_FUZZ", "1200"))
 GRAPHS = max(100, MESSAGES // 100)
 SIZE = 1 << 18
 """Of the buffer that strange graphs may use."""

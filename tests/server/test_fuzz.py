@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fakes import client, run
 
-N = 3_000  # benchmarks/hostile.py sends 10,000 to a real server
+N = 2_000  # benchmarks/hostile.py sends 10,000 to a real server
 SEEDS: list[tuple[str, dict[str, Any]]] = [
     (
         "/completion",

@@ -95,7 +95,7 @@ HOSTILE = [
 
 @pytest.fixture
 def little_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamado.text.template.chat.SECONDS", 0.25, raising=False)
+    monkeypatch.setattr("llamado.text.template.chat.SECONDS", 0.15, raising=False)
 
 
 @pytest.mark.slow  # all together
@@ -127,7 +127,7 @@ def test_errors_name_the_limit() -> None:
 
 @pytest.mark.usefixtures("little_time")
 def test_a_template_that_ends_in_no_time_is_found_at_load() -> None:
-    with pytest.raises(TemplateError, match=r"takes more than 0.25 s of computing.*--chat-template"):
+    with pytest.raises(TemplateError, match=r"takes more than 0.15 s of computing.*--chat-template"):
         ChatTemplate(ENDLESS_AT_LOAD, bos="", eos="")
 
 
