@@ -32,6 +32,8 @@ step "ruff format"
 .venv/bin/ruff format --check .
 step "mypy"
 .venv/bin/mypy
+step "lint-imports"
+.venv/bin/lint-imports --no-logo 2>/dev/null || .venv/bin/lint-imports
 step "pytest"
 printf '%s\n' \
   "************************************************************************" \

@@ -22,36 +22,36 @@ SOURCES = Path(installation.__file__).parent
 _STARTS = {
     "a model of the router": """
         import subprocess
-        from llamado.cli import _parser
-        from llamado.cluster import catalogue
+        from llamado.commands.cli import _parser
+        from llamado.router import catalogue
         from llamado.flags import parse
         flags, _ = parse(_parser("serve"), "serve", ["-m", "a.gguf", "-m", "b.gguf"])
         for model in catalogue.load(flags).models.values():
             subprocess.run([*model.launch.args, "--help"], check=True)
     """,
     "the guard of the models": """
-        from llamado.cluster.child import Guard
+        from llamado.router.child import Guard
         from pathlib import Path
         guard = Guard(0.1, Path("no-such-folder"))
         guard.start()
         guard.end()
     """,
     "a part of the demo": """
-        from llamado import demo
+        from llamado.commands import demo
         assert demo.background("worker1", "worker", "--help").wait() == 0
     """,
     "workers of the bench": """
-        from llamado.bench.latency import own_workers
+        from llamado.commands.bench.latency import own_workers
         with own_workers(1):
             pass
     """,
     "taps of the bench": """
-        from llamado.bench.taps import Taps
+        from llamado.commands.bench.taps import Taps
         from llamado.rpc.endpoint import Endpoint
         Taps([Endpoint("127.0.0.1", 1)]).close()
     """,
     "pip's settings": """
-        from llamado.gguf.index import _pip_config_list
+        from llamado.gguf.sources.index import _pip_config_list
         _pip_config_list()
     """,
 }

@@ -33,7 +33,7 @@ sys.meta_path.insert(0, Refuse())
 import llamado
 assert llamado.__file__.startswith(site), llamado.__file__
 if arguments:
-    from llamado.cli import main
+    from llamado.commands.cli import main
     sys.argv = ["llamado", *arguments]
     raise SystemExit(main())
 for module in pkgutil.walk_packages(llamado.__path__, "llamado."):

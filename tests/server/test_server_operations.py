@@ -297,7 +297,7 @@ def test_reasons_and_broken_off_answers_are_noted(log: io.StringIO) -> None:
 @pytest.mark.slow
 def test_log_file(tmp_path: Path) -> None:
     code = (
-        "import logging, sys; from llamado.server import logs;"
+        "import logging, sys; from llamado.http import logs;"
         "logs.configure(file=sys.argv[1], as_json=True, verbosity=int(sys.argv[2]));"
         "logging.getLogger('llamado.x').info('hello'); logging.getLogger('llamado.x').debug('no')"
     )

@@ -167,7 +167,7 @@ def test_the_next_in_line_and_other_templates_go_on() -> None:
 
 RENDERS = """
 import sys
-from llamado.text.chat import ChatTemplate
+from llamado.text.template.chat import ChatTemplate
 template = ChatTemplate(sys.argv[1], bos="", eos="")
 template.takes
 print("compiled", flush=True)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from llamado.ggml.errors import describe
+from llamado.ggml.errors import ShapeError, describe
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
-from llamado.rpc.wire import WireError
 
 MAX_HEAD = 1024
 """Elements of an attention head; the largest in use has 576."""
@@ -24,17 +23,16 @@ Rule = Callable[[Tensor], bool]
 
 
 def check_result(node: Tensor) -> None:
-    """Raises WireError unless the sources of a node are such that ggml would give it this type and shape."""
+    """Raises ShapeError unless the sources of a node are such that ggml would give it this type and shape."""
     found = _RULES.get(node.op)
     if found is None:
         return
     needed, rule = found
     sources = node.src
     if len(sources) < needed or None in sources[:needed]:
-        raise WireError(f"{node.op.name} (tensor {node.name or '?'}) needs {needed} sources")
+        raise ShapeError(node.op.name, f"needs {needed} sources", *sources)
     if not rule(node):
-        given = ", ".join(describe(s) for s in sources if s is not None)
-        raise WireError(f"{node.op.name} cannot make {describe(node)} of {given}")
+        raise ShapeError(node.op.name, f"cannot make {describe(node)}", *(s for s in sources if s is not None))
 
 
 def _same(node: Tensor) -> bool:

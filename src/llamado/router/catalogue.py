@@ -151,14 +151,9 @@ class _Entry:
     hidden: bool = False
 
 
-def load(flags: Parsed) -> Catalogue:
-    """The models that the flags name. Raises FlagError, CatalogueError, PresetError, SwapConfigError."""
-    models: list[Model] = []
-    if flags.llama_swap:
-        from llamado.router.swap_config import read_swap_config
-
-        models += read_swap_config(flags.llama_swap).models
-    models += [_finish(entry) for entry in _entries(flags)]
+def load(flags: Parsed, others: Iterable[Model] = ()) -> Catalogue:
+    """The models that the flags name, and others. Raises FlagError, CatalogueError, PresetError."""
+    models = [*others, *(_finish(entry) for entry in _entries(flags))]
     return Catalogue(sorted(models, key=lambda model: model.name))
 
 

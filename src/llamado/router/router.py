@@ -37,6 +37,7 @@ from llamado.router.fleet import LOADED, UNLOADED, Fleet, FleetLimits, Place
 from llamado.router.log_tail import Logbook
 from llamado.router.metrics import CONTENT_TYPE, merge
 from llamado.router.proxy import Passage
+from llamado.router.swap_config import SwapConfig, read_swap_config
 from llamado.router.upstream import UpstreamLost, get
 from llamado.server.app import busy_app
 from llamado.server.errors import translate
@@ -577,19 +578,28 @@ class RouterServer(EndingServer):
             logging.getLogger("llamado").removeHandler(router.logbook)
 
 
+def _swap_config(flags: Parsed) -> SwapConfig | None:
+    """The configuration in llama-swap's form, where one is named. Raises SwapConfigError."""
+    return read_swap_config(flags.llama_swap) if flags.llama_swap else None
+
+
+def _catalogue(flags: Parsed) -> Catalogue:
+    """The models that all flags name. Raises FlagError, CatalogueError, PresetError, SwapConfigError."""
+    config = _swap_config(flags)
+    return catalogues.load(flags, config.models if config else ())
+
+
 def make_server(settings: Settings, flags: Parsed) -> RouterServer:
     """A server that is ready to run.
 
     Raises FlagError, CatalogueError, PresetError, SwapConfigError: models that cannot be listed.
     """
-    catalogue = catalogues.load(flags)
+    config = _swap_config(flags)
+    catalogue = catalogues.load(flags, config.models if config else ())
     access = settings.access
     preload = [model.name for model in catalogue.models.values() if model.load_on_startup]
     models_max: int = flags.models_max
-    if flags.llama_swap:
-        from llamado.router.swap_config import read_swap_config
-
-        config = read_swap_config(flags.llama_swap)
+    if config:
         access = replace(access, api_keys=(*access.api_keys, *(key.encode() for key in config.api_keys)))
         preload += [name for name in config.preload if name not in preload]
         if "models_max" not in flags.given:
@@ -612,7 +622,7 @@ def make_server(settings: Settings, flags: Parsed) -> RouterServer:
             settings,
             limits=limits,
             autoload=flags.models_autoload,
-            reread=lambda: catalogues.load(flags),
+            reread=lambda: _catalogue(flags),
         )
         logging.getLogger("llamado").addHandler(router.logbook)
         for name in preload:

@@ -10,14 +10,11 @@ import socket
 import ssl
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from llamado.rpc.endpoint import Endpoint
 from llamado.rpc.transport import ConnectError, Transport, dial
 from llamado.rpc.wire import COMMANDS, DeviceCount, Hello, ResponseReader, WireError, write_request
-
-if TYPE_CHECKING:
-    from llamado.rpc.client.connection import Connection
 
 INTERVAL = 0.4
 """Seconds between two signs of life."""
@@ -77,10 +74,30 @@ class Heartbeat:
         self._sock.close()
 
 
+class Watched(Protocol):
+    """What a watch wants of a connection."""
+
+    endpoint: Endpoint
+
+    @property
+    def lost(self) -> Exception | None:
+        """Why it is lost; None while all is well."""
+
+    @property
+    def reply_timeout(self) -> float:
+        """Seconds an answer may take."""
+
+    def stalled(self) -> float:
+        """Seconds for which nothing has moved although something should."""
+
+    def lose(self, why: str) -> None:
+        """The worker is gone."""
+
+
 class Watch:
     """A thread that looks after one connection and declares it lost."""
 
-    def __init__(self, connection: Connection, transport: Transport, heartbeat: Heartbeat | None) -> None:
+    def __init__(self, connection: Watched, transport: Transport, heartbeat: Heartbeat | None) -> None:
         self._connection, self._transport, self._heartbeat = connection, transport, heartbeat
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"rpc watch {connection.endpoint}", daemon=True)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamado.ggml.errors import ShapeError
 from llamado.ggml.graph import Graph
 from llamado.ggml.ops import MAX_SRC, VIEW_OPS, Op, TensorFlag
 from llamado.ggml.shapes import check_result
@@ -336,7 +337,10 @@ class _Decoder:
             # leftovers of other graphs lie where the device puts this; a result must cover its whole place
             raise WireError(f"tensor {node.name or '?'}: a result without a place has gaps")
         if 0 not in node.ne:
-            check_result(node)
+            try:
+                check_result(node)
+            except ShapeError as error:
+                raise WireError(f"tensor {node.name or '?'}: {error}") from None
 
 
 class _Index:

@@ -10,16 +10,13 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn, Protocol
 
 from llamado.engine.errors import EngineClosed
 from llamado.engine.request import EngineSnapshot, Event, Request
 from llamado.server.errors import ApiError
 from llamado.server.loaded_model import Served
 from llamado.server.ops import memory
-
-if TYPE_CHECKING:
-    from llamado.server.state import ServerState
 
 log = logging.getLogger("llamado.server")
 
@@ -53,10 +50,16 @@ class Asleep:
         raise EngineClosed("the model is asleep")
 
 
+class Holder(Protocol):
+    """What holds the model of a server."""
+
+    served: Served | None
+
+
 class Sleep:
     """Unloads the model of a server after `seconds` without a request; `load` loads it again, in a thread."""
 
-    def __init__(self, state: ServerState, load: Callable[[], Served], seconds: float) -> None:
+    def __init__(self, state: Holder, load: Callable[[], Served], seconds: float) -> None:
         self._state = state
         self._load = load
         self._seconds = seconds
