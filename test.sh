@@ -33,7 +33,7 @@ step "ruff format"
 step "mypy"
 .venv/bin/mypy
 step "lint-imports"
-.venv/bin/lint-imports --no-logo 2>/dev/null || .venv/bin/lint-imports
+.venv/bin/lint-imports --no-logo
 step "pytest"
 printf '%s\n' \
   "************************************************************************" \

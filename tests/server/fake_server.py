@@ -24,7 +24,7 @@ from llamado.rpc.transport import ConnectError
 from llamado.server.loaded_model import Served
 from llamado.server.run import serve
 from llamado.server.settings import Settings
-from llamado.server.state import Switches
+from llamado.server.switches import Switches
 
 FAILURES: dict[str, Exception] = {
     "": LlamadoError("the model file is broken"),

@@ -33,7 +33,8 @@ from llamado.server.embedding_load import pair
 from llamado.server.load import load_served
 from llamado.server.loaded_model import Served
 from llamado.server.settings import Settings
-from llamado.server.state import ServerState, Switches
+from llamado.server.state import ServerState
+from llamado.server.switches import Switches
 from llamado.text.tokenizer.tokenizer import load_tokenizer
 
 Array = np.ndarray[Any, Any]

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from llamado import __version__
 from llamado.engine.request import Counters, EngineSnapshot, Histogram
 from llamado.http.metrics import BOUNDS, Traffic
-from llamado.server.ops.metrics import Scrape
+from llamado.server.api.metrics import Scrape
 from llamado.server.state import ServerState
 
 # llama-server's table (tools/server/README.md, b11434), with the types its /metrics gives.

@@ -27,7 +27,8 @@ from llamado.engine.request import Defaults
 from llamado.server.app import create_app
 from llamado.server.load import load_served
 from llamado.server.settings import Settings
-from llamado.server.state import ServerState, Switches
+from llamado.server.state import ServerState
+from llamado.server.switches import Switches
 
 # Numbers at and beyond the limits of what holds them, texts, and each JSON type with something odd inside.
 ODD: list[Any] = [

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from fakes import ANSWER, FakeEngine, client, run
 
-from llamado.server.api.predict import PredictRoutes, format_name
+from llamado.server.api.predict import format_name
+from llamado.server.switches import PredictRoutes
 
 CHAT = {"@requestFormat": "chatCompletions", "messages": [{"role": "user", "content": "Hi"}]}
 

@@ -37,7 +37,7 @@ from llamado.server.ops.banner import layer_devices, overview
 from llamado.server.ops.sleep import Sleep
 from llamado.server.ops.tracing import Tracing, TracingError, open_tracing
 from llamado.server.settings import Settings
-from llamado.server.state import Switches
+from llamado.server.switches import Switches
 from llamado.text.grammar.source import GrammarError
 
 Start = Callable[..., tuple[subprocess.Popen[str], str]]

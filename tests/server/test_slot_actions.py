@@ -26,7 +26,8 @@ from llamado.engine.request import Request
 from llamado.engine.sampling.params import Sampling
 from llamado.server.api.slots import is_plain_name
 from llamado.server.app import create_app
-from llamado.server.state import ServerState, Switches
+from llamado.server.state import ServerState
+from llamado.server.switches import Switches
 
 
 def ask(engine: Engine, prompt: list[int], **kw: Any) -> None:

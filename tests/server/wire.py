@@ -16,7 +16,8 @@ from llamado.http.connections import Gate, configure
 from llamado.http.signals import EndingServer
 from llamado.http.sockets import listen
 from llamado.server.app import busy_app, create_app
-from llamado.server.state import ServerState, Switches
+from llamado.server.state import ServerState
+from llamado.server.switches import Switches
 
 
 @dataclass

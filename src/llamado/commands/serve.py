@@ -16,9 +16,8 @@ from llamado.engine.request import Defaults
 from llamado.flags import FlagError, Parsed
 from llamado.http import logs, sockets
 from llamado.http.access import AccessRules
-from llamado.server.api.predict import PredictRoutes
 from llamado.server.settings import Settings
-from llamado.server.state import Switches
+from llamado.server.switches import PredictRoutes, Switches
 from llamado.text.grammar.source import GrammarSource
 
 VERBOSE = 10

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from llamado.gguf.header import Check
+    from llamado.gguf.sources.header import Check
 
 MAX_TEXT = 120  # characters of a string that are shown
 MAX_ITEMS = 6  # elements of an array that are shown

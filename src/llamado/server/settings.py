@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.request import Defaults
 from llamado.http.access import AccessRules
-from llamado.server.state import Switches
+from llamado.server.switches import Switches
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from llamado.gguf.reader import shard_names
 from llamado.gguf.report import Progress
 
 if TYPE_CHECKING:
-    from llamado.gguf.header import Check
+    from llamado.gguf.sources.header import Check
 from llamado.installation import install_command
 
 # llama.cpp's order of choice for a repository without a quantisation (common/download.cpp); then the first file.
@@ -80,7 +80,7 @@ def fetch_hub_model(
             f"{install_command('hub')}; or use a local .gguf file or the small model `smollm2`"
         ) from error
 
-    from llamado.gguf.header import fetch_header
+    from llamado.gguf.sources.header import fetch_header
 
     endpoint = os.environ.get("HF_ENDPOINT") or None
     token = os.environ.get("HF_TOKEN") or None

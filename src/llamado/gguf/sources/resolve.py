@@ -18,7 +18,7 @@ from llamado.gguf.sources.ollama import find_ollama_model
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from llamado.gguf.header import Check
+    from llamado.gguf.sources.header import Check
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from llamado.gguf.errors import SourceError
 from llamado.gguf.report import Progress, Warn
 
 if TYPE_CHECKING:
-    from llamado.gguf.header import Check
+    from llamado.gguf.sources.header import Check
 
 
 def fetch_url_model(
@@ -25,8 +25,8 @@ def fetch_url_model(
     """
     import httpx
 
-    from llamado.gguf.header import fetch_header
     from llamado.gguf.sources.fetch import disk_error, download, locked, shown
+    from llamado.gguf.sources.header import fetch_header
 
     try:
         name = httpx.URL(url).path.rpartition("/")[2]

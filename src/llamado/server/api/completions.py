@@ -29,7 +29,8 @@ from llamado.server.generate.prompts import (
 )
 from llamado.server.generate.streaming import Answer, EventStream, Format, Generation, Mailbox, json_response
 from llamado.server.loaded_model import Served
-from llamado.server.state import ServerState, Switches
+from llamado.server.state import ServerState
+from llamado.server.switches import Switches
 from llamado.text.grammar.source import GrammarError
 
 if TYPE_CHECKING:

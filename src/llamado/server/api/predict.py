@@ -11,7 +11,6 @@ import asyncio
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -30,30 +29,6 @@ MOST_INSTANCES = 128
 _FORMAT = "@requestFormat"
 # What an inner request shares with the one it came in.
 _SHARED = ("type", "asgi", "http_version", "scheme", "server", "client", "root_path", "query_string")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictRoutes:
-    """What the platform asks for: paths, and the port to listen on; `health` is "" where the usual one will do."""
-
-    predict: str = "/predict"
-    health: str = ""
-    port: int = 8080
-
-    @staticmethod
-    def read(environ: Mapping[str, str]) -> PredictRoutes | None:
-        """From the environment; None where this is no such container. Raises ValueError for a port that is none."""
-        if environ.get("AIP_MODE") != "PREDICTION":
-            return None
-        predict, health = (environ.get(f"AIP_{name}_ROUTE", "") for name in ("PREDICT", "HEALTH"))
-        port = int(environ.get("AIP_HTTP_PORT") or 8080)
-        if not 0 <= port <= 65535:
-            raise ValueError(f"there is no port {port}")
-        return PredictRoutes(predict=_rooted(predict) or "/predict", health=_rooted(health), port=port)
-
-
-def _rooted(path: str) -> str:
-    return path if not path or path.startswith("/") else f"/{path}"
 
 
 def format_name(path: str) -> str:

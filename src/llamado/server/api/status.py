@@ -253,7 +253,7 @@ def monitor_router(state: ServerState) -> APIRouter:
     router = APIRouter(tags=["monitor"])
     scrape = None
     if state.switches.metrics:
-        from llamado.server.ops.metrics import Scrape
+        from llamado.server.api.metrics import Scrape
 
         scrape = Scrape(state)
 

@@ -11,7 +11,7 @@ from llamado.server.errors import ApiError, invalid
 from llamado.server.generate.constraints import Limits, Thinking, preserved_tokens
 from llamado.server.generate.json_values import MOST_ITEMS, at_most, flag, table, text, type_name, whole, written
 from llamado.server.loaded_model import Tokenizer
-from llamado.server.state import Switches
+from llamado.server.switches import Switches
 from llamado.text.dialects import prepare
 from llamado.text.dialects.dialect import ChatRequest, Content, Continued, Piece, Prepared
 from llamado.text.grammar.source import GrammarSource
