@@ -5,8 +5,10 @@ from __future__ import annotations
 from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile
 from llamado.models.adapter import Adapter
-from llamado.models.base import KV_TYPES, BatchShape, KVCache, Model, Output
+from llamado.models.base import Model
+from llamado.models.batch import BatchShape, Output
 from llamado.models.bert import Bert
+from llamado.models.cache import KV_TYPES, KVCache
 from llamado.models.errors import InvalidAdapter, InvalidModel, UnsupportedModel
 from llamado.models.gemma3 import Gemma3
 from llamado.models.hparams import HyperParameters, Pooling, Rope, check_experts

@@ -12,11 +12,12 @@ from typing import NamedTuple
 from llamado.ggml.graph import add, gelu, get_rows, mul, norm, reshape, tanh, view_1d
 from llamado.ggml.ops import RopeMode
 from llamado.ggml.tensor import Tensor
-from llamado.models.base import Model, Output, Pass
+from llamado.models.base import Model
+from llamado.models.batch import Output
 from llamado.models.errors import UnsupportedModel
+from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import HyperParameters, Pooling, read_hparams
 from llamado.models.keys import Keys
-from llamado.models.linear import Linear
 from llamado.models.weights import Weights
 
 

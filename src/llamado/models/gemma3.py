@@ -10,7 +10,8 @@ import numpy as np
 from llamado.ggml.graph import add, geglu_split, reshape, scale, tanh
 from llamado.ggml.ops import RopeMode
 from llamado.ggml.tensor import Tensor
-from llamado.models.base import Model, Pass
+from llamado.models.base import Model
+from llamado.models.forward import Pass
 from llamado.models.hparams import HyperParameters, inverse_sqrt, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.weights import Weights

@@ -7,11 +7,11 @@ from typing import NamedTuple
 from llamado.ggml.graph import add, reshape, swiglu_split
 from llamado.ggml.ops import RopeMode
 from llamado.ggml.tensor import Tensor
-from llamado.models.base import Model, Pass
+from llamado.models.base import Model
 from llamado.models.errors import InvalidModel
+from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
-from llamado.models.linear import Linear
 from llamado.models.weights import Weights
 
 

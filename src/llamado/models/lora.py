@@ -8,7 +8,8 @@ from pathlib import Path
 
 from llamado.gguf.reader import GGUFFile
 from llamado.models.adapter import Adapter
-from llamado.models.base import BatchShape, Model, Output
+from llamado.models.base import Model
+from llamado.models.batch import BatchShape, Output
 from llamado.models.errors import InvalidAdapter
 
 _CELLS = 256

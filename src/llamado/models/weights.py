@@ -5,7 +5,7 @@ from __future__ import annotations
 from llamado.ggml.tensor import Shape, Tensor, contiguous_strides
 from llamado.gguf.reader import GGUFFile
 from llamado.models.errors import InvalidModel, UnsupportedModel
-from llamado.models.linear import Linear
+from llamado.models.forward import Linear
 
 
 class Weights:

@@ -17,7 +17,8 @@ from llamado.engine.forward.pipeline import Pipeline
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
-from llamado.models.base import KVCache, Model
+from llamado.models.base import Model
+from llamado.models.cache import KVCache
 
 _KINDS_KEPT = 64
 _HUGE_BF16 = 0x7149  # 1e30: the product of a number of a cache with one of a query stays a float32 up to there

@@ -12,7 +12,7 @@ from llamado.devices.split.placement import held
 from llamado.engine.forward.device_tensors import DeviceTensors, Own
 from llamado.engine.forward.pipeline import Pipeline
 from llamado.engine.request import Away
-from llamado.models.base import BatchShape
+from llamado.models.batch import BatchShape
 
 if TYPE_CHECKING:
     from llamado.devices.split.placement import Placement

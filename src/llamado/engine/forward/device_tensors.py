@@ -20,7 +20,9 @@ from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
-from llamado.models.base import BatchShape, KVCache, Model
+from llamado.models.base import Model
+from llamado.models.batch import BatchShape
+from llamado.models.cache import KVCache
 
 if TYPE_CHECKING:
     from llamado.devices.split.placement import Placement

@@ -14,7 +14,7 @@ from llamado.devices.device import Device
 from llamado.devices.split.partition import Part
 from llamado.engine.forward.contract import Scales
 from llamado.engine.forward.device_tensors import DeviceTensors, Progress
-from llamado.models.base import BatchShape, Output
+from llamado.models.batch import BatchShape, Output
 
 PAD = 256
 """The sizes of caches and of masks are multiples of it."""

@@ -25,7 +25,8 @@ from llamado.engine.forward.graphs import PAD, Graphs
 from llamado.engine.forward.pipeline import Pipeline
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
-from llamado.models.base import BatchShape, Model, Output
+from llamado.models.base import Model
+from llamado.models.batch import BatchShape, Output
 
 if TYPE_CHECKING:
     from llamado.devices.split.placement import Placement
