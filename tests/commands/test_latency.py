@@ -302,6 +302,7 @@ def test_without_matplotlib(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_fewer_devices_than_asked_for(faked: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     llama = FakeLlama(1)
     monkeypatch.setattr(latency, "load_llama", lambda *_: llama)

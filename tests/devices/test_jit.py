@@ -100,6 +100,7 @@ def test_a_full_disk_leaves_no_pieces(tmp_path: Path, monkeypatch: pytest.Monkey
 POSIX = pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="gives files to others")
 
 
+@pytest.mark.slow
 @POSIX
 @pytest.mark.parametrize("what", ["entry", "folder"])
 @pytest.mark.parametrize(

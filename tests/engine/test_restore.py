@@ -226,6 +226,7 @@ def right(model: Path, jit: Jit) -> Array:
 TWO = Placement((1, 1, 2, 2), 2)
 
 
+@pytest.mark.slow
 def test_only_what_was_lost_is_loaded_again(model: Path, house: Open, right: Array) -> None:
     home = house(model, TWO)
     forward = home.forward
@@ -261,6 +262,7 @@ def test_as_long_as_it_is_away_nothing_changes(model: Path, house: Open, right: 
     assert home.replaced == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", [TWO, Placement((1, 1, 1, 1), 1), Placement((0, 1, 1, 2), 2)], ids=str)
 def test_layers_go_to_those_left(model: Path, house: Open, right: Array, placement: Placement) -> None:
     home = house(model, placement)
@@ -373,6 +375,7 @@ def test_no_room_after_all(model: Path, house: Open, right: Array, what: str) ->
     assert len(set(home.device(1).loaded)) == len(home.device(1).loaded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [make_llama, make_gemma3])
 def test_wider_tensors_cross_after_a_loss(tmp_path: Path, house: Open, jit: Jit, make: Callable[..., Path]) -> None:
     """What crosses from device to device gets other sizes; the places for it are as large as they must be."""
@@ -440,6 +443,7 @@ def test_it_is_noticed_while_another_device_computes(model: Path, house: Open) -
     gate.set()
 
 
+@pytest.mark.slow
 def test_nothing_is_restored_under_a_thread_that_computes(model: Path, house: Open, right: Array) -> None:
     """Whoever still works on a batch that nobody waits for comes to its end first; `_alone` sees two callers."""
     home = house(model, Placement((1, 1, 2, 2), 2))

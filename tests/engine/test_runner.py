@@ -115,6 +115,7 @@ def test_variants_of_llama(tmp_path: Path, start: Open, options: dict[str, Any])
     assert_close(feed(start(path), tokens), ReferenceModel(path).logits(tokens, outputs=range(30)), 0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"softcap": 20.0}, {"n_swa": 8, "swa_period": 3, "n_layer": 3}, {"tied": False}], ids=str
 )
@@ -134,6 +135,7 @@ def test_types_of_the_cache(tmp_path: Path, start: Open, types: tuple[T, T]) -> 
     assert_close(feed(forward, tokens, chunk=9), reference.logits(tokens, outputs=range(30)), 0.05)
 
 
+@pytest.mark.slow
 def test_a_file_read_into_memory_gives_the_same(tmp_path: Path, start: Open) -> None:
     """--no-mmap, and --mlock where it is allowed."""
     path = make_llama(tmp_path / "m.gguf", n_embd=256, wtype="Q4_K", types=MIXED)
@@ -179,11 +181,13 @@ def test_places_in_the_pool(model: Path, start: Open, alone: Array) -> None:
         assert same(feed(forward, text(N, 300), start=place), alone)
 
 
+@pytest.mark.slow
 def test_threads(model: Path, start: Open, alone: Array) -> None:
     for n_threads in (1, 3):
         assert same(feed(start(model, n_threads), text(N, 300), chunk=100), alone)
 
 
+@pytest.mark.slow
 def test_among_strangers(model: Path, start: Open, alone: Array) -> None:
     """One of eight sequences: some decode, some read their prompt, some come and go; ours is anywhere in the batch."""
     forward = start(model, n_cells=8192)

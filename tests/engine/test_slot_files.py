@@ -328,6 +328,7 @@ def test_a_longer_context_than_the_slots(make: Make, tmp_path: Path) -> None:
         small.restore_slot(0, tmp_path / "a").result(30)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_bytes_changed(tmp_path: Path, data: st.DataObject) -> None:

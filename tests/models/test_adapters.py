@@ -79,6 +79,7 @@ def check(tmp_path: Path, model: Path, adapters: Sequence[Path], scales: tuple[f
     assert np.abs(found - right).max() < 2e-3 * right.std()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scales", [(1.0, 0.0), (0.5, 0.0), (0.0, -2.0), (1.0, 0.5)], ids=str)
 @pytest.mark.parametrize("name", ["llama", "gemma"])
 def test_as_merged(tmp_path: Path, request: pytest.FixtureRequest, name: str, scales: tuple[float, float]) -> None:

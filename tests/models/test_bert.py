@@ -45,6 +45,7 @@ def run(path: Path, texts: list[list[int]], output: Output = Output.HIDDEN) -> l
     return np.split(np.asarray(found), np.cumsum([len(t) for t in texts])[:-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("types", [True, False])
 def test_hidden_states_are_those_of_the_paper(tmp_path: Path, types: bool) -> None:
     path = make_bert(tmp_path / "m.gguf", types=types)

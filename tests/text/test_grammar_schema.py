@@ -323,6 +323,7 @@ def test_the_same_grammar_is_compiled_once_and_errors_are_kept(bpe: Vocabulary) 
     assert len(messages) == 1
 
 
+@pytest.mark.slow
 def test_few_grammars_are_kept() -> None:
     """Those used last: each may take megabytes that nobody counts."""
     vocabulary = Vocabulary(bytes_tokenizer())
