@@ -15,6 +15,7 @@ import pytest
 from peer_worker import connect_soon, free_port
 from remote_model import RemoteModel
 from tiny_models import make_gemma3, make_llama
+from wire_client import running, until
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import DeviceError, DeviceLost
@@ -110,6 +111,29 @@ def test_two_masters(device: RemoteDevice) -> None:
     assert other.read(tensors[1], 0, 1000).result(30).all()
     other.close()
     assert device.lost is None
+
+
+def test_signs_of_life_go_on_when_the_worker_gives_their_place_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They own nothing, so they are let go where many connect; whoever has memory there is not lost by it."""
+    monkeypatch.setattr("llamado.rpc.client.heartbeat.INTERVAL", 0.02)
+    cpu = CpuDevice(1)
+    with running(cpu) as worker:
+        device = connect(worker.endpoint)[0]
+        tensor = g.new_tensor(T.I8, 1000)
+        device.place([tensor])
+        device.write(tensor, np.full(1000, 7, np.uint8))
+        assert device.read(tensor, 0, 1000).result(30).tolist() == [7] * 1000
+        for _ in range(3):
+            sessions = {*worker._sessions}
+            (beating,) = (session for session in sessions if session.idle_since is not None)
+            beating.shut()
+            until(lambda before=sessions: bool({*worker._sessions} - before or device.lost))  # type: ignore[misc]
+            until(lambda gone=beating: gone not in worker._sessions)  # type: ignore[misc]
+            assert device.lost is None and len(worker._sessions) == 2
+        assert device.read(tensor, 0, 1000).result(30).tolist() == [7] * 1000
+        device.close()
+        until(lambda: not worker._sessions)
+    cpu.close()
 
 
 @pytest.mark.slow

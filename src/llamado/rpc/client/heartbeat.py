@@ -30,18 +30,25 @@ _LOOK = 0.2
 
 
 class Heartbeat:
-    """Signs of life over a connection of its own."""
+    """Signs of life over a connection of its own, made anew where the worker gave its place to another client."""
 
     def __init__(self, endpoint: Endpoint, tls: ssl.SSLContext | None, timeout: float) -> None:
         """Raises ConnectError."""
-        self._sock = dial(endpoint, tls, timeout)
+        self._endpoint, self._tls = endpoint, tls
+        self._ended = False
+        self._connect(timeout)
+
+    def _connect(self, timeout: float) -> None:
+        self._sock = dial(self._endpoint, self._tls, timeout)
         self._reader = ResponseReader()
         self._sock.settimeout(timeout)
         try:
+            if self._ended:
+                raise ConnectionAbortedError("it is not asked any more")
             self._ask(Hello())
         except (OSError, WireError) as error:
             self._sock.close()
-            raise ConnectError(f"{endpoint} does not answer a second connection: {error}") from error
+            raise ConnectError(f"{self._endpoint} does not answer a second connection: {error}") from error
         self._sock.settimeout(PATIENCE)
 
     def beat(self) -> str | None:
@@ -51,7 +58,12 @@ class Heartbeat:
         except TimeoutError:
             return f"it gives no sign of life for {PATIENCE:g} s"
         except (OSError, WireError) as error:
-            return str(getattr(error, "strerror", None) or error)
+            why = str(getattr(error, "strerror", None) or error)
+            self._sock.close()
+            try:
+                self._connect(PATIENCE)
+            except ConnectError:
+                return why
         return None
 
     def _ask(self, request: Hello | DeviceCount) -> None:
@@ -65,6 +77,7 @@ class Heartbeat:
 
     def interrupt(self) -> None:
         """Makes a `beat` in another thread come back."""
+        self._ended = True
         try:
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
         except OSError:
