@@ -415,8 +415,8 @@ def test_one_network_does_not_get_all_places(device: CpuDevice, monkeypatch: pyt
     monkeypatch.setattr("llamado.rpc.worker.server.MAX_CONNECTIONS", 8)
     monkeypatch.setattr("llamado.rpc.worker.server.MAX_OF_A_NETWORK", 3)
     network = "a"
-    for module in ("worker", "session"):
-        monkeypatch.setattr(f"llamado.rpc.{module}.identity", lambda *_: network)
+    for module in ("server", "session"):
+        monkeypatch.setattr(f"llamado.rpc.worker.{module}.identity", lambda *_: network)
     with running(device) as worker:
         many = [Client(worker) for _ in range(6)]
         for client in many:
