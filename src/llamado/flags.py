@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from llamado.engine.parameters import BY_NAME, PARAMETERS, Parameter
 from llamado.errors import LlamadoError
 
 
@@ -70,6 +71,17 @@ _TYPES: dict[str, tuple[Callable[[str], Any], str]] = {
     "str": (str, "a text"),
     "seed": (lambda text: int(text) if re.fullmatch(r"[+-]?[0-9]{1,4096}", text) else text, "a seed"),
 }
+# A parameter's type → a flag's, and whether the flag may be repeated.
+_OF_PARAMETERS = {
+    "boolean": ("bool", False),
+    "integer": ("int", False),
+    "number": ("float", False),
+    "seed": ("seed", False),
+    "samplers": ("str", False),
+    "texts": ("str", True),
+    "breakers": ("str", True),
+    "biases": ("str", True),
+}
 _TRUE = {"1", "true", "on", "enabled", "yes"}
 _FALSE = {"0", "false", "off", "disabled", "no"}
 _SAMPLING = frozenset({"serve", "run"})
@@ -100,6 +112,23 @@ def _split(kw: dict[str, Any]) -> dict[str, Any]:
         if isinstance(kw.get(key), str):
             kw[key] = tuple(kw[key].split())
     return kw
+
+
+def _default(row: Parameter) -> Flag:
+    """The flag that sets what requests get that do not say; its key is the parameter's name."""
+    type, many = _OF_PARAMETERS[row.type]
+    return _used(
+        row.flags,
+        row.help,
+        type=type,
+        default=-1 if type == "seed" else None if type == "str" else row.default,
+        env=row.env,
+        off_names=row.off_flags,
+        dest=row.name,
+        metavar=row.metavar,
+        many=many,
+        commands=frozenset({"serve"}) if row.served else _SAMPLING,
+    )
 
 
 def _group(title: str, *flags: Flag) -> tuple[Flag, ...]:
@@ -365,68 +394,9 @@ SPLIT = _group(
 
 SAMPLING = _group(
     "sampling (defaults of requests)",
-    _used("-n --predict --n-predict", "tokens to predict (-1: no limit)", type="int", default=-1, metavar="N",
-          env="LLAMA_ARG_N_PREDICT", commands=_SAMPLING, dest="predict"),
-    _used("--keep", "tokens of the prompt kept when the context is full (-1: all)", type="int", default=0,
-          metavar="N", commands=_SAMPLING),
-    _used("-s --seed", "seed of the sampler: a whole number or a text (-1: random)", type="seed", default=-1,
-          metavar="SEED", commands=_SAMPLING),
-    _used("--samplers", "samplers in order, separated by ';'", type="str", metavar="NAMES", commands=_SAMPLING),
+    *(_default(row) for row in PARAMETERS if row.flags and not row.served),
     _used("--sampler-seq --sampling-seq", "samplers in order, one letter each (edskypmxt)", type="str",
           metavar="LETTERS", commands=_SAMPLING),
-    _used("--temp --temperature", "temperature (0: greedy)", type="float", default=0.8, metavar="T",
-          env="LLAMA_ARG_TEMPERATURE", commands=_SAMPLING),
-    _used("--top-k", "sample among the K likeliest tokens (0: all)", type="int", default=40, metavar="K",
-          env="LLAMA_ARG_TOP_K", commands=_SAMPLING),
-    _used("--top-p", "sample among the likeliest tokens of total probability P (1: all)", type="float", default=0.95,
-          metavar="P", env="LLAMA_ARG_TOP_P", commands=_SAMPLING),
-    _used("--min-p", "least probability relative to the likeliest token's (0: any)", type="float", default=0.05,
-          metavar="P", env="LLAMA_ARG_MIN_P", commands=_SAMPLING),
-    _used("--typical --typical-p", "locally typical sampling (1: off)", type="float", default=1.0, metavar="P",
-          commands=_SAMPLING),
-    _used("--repeat-last-n", "tokens looked back at by the penalties (0: none)", type="int", default=64, metavar="N",
-          commands=_SAMPLING),
-    _used("--repeat-penalty", "penalty of repeated tokens (1: off)", type="float", default=1.0, metavar="X",
-          env="LLAMA_ARG_REPEAT_PENALTY", commands=_SAMPLING),
-    _used("--presence-penalty", "penalty of tokens that were there (0: off)", type="float", default=0.0, metavar="X",
-          env="LLAMA_ARG_PRESENCE_PENALTY", commands=_SAMPLING),
-    _used("--frequency-penalty", "penalty by how often a token was there (0: off)", type="float", default=0.0,
-          metavar="X", env="LLAMA_ARG_FREQUENCY_PENALTY", commands=_SAMPLING),
-    _used("--ignore-eos", "never end by itself", default=False, commands=_SAMPLING),
-    _used("-l --logit-bias", "TOKEN_ID+BIAS or TOKEN_ID-BIAS; may be repeated", type="str", many=True, metavar="BIAS",
-          commands=_SAMPLING),
-    _used("-r --reverse-prompt", "stop string; may be repeated", type="str", many=True, metavar="TEXT",
-          commands=_SAMPLING, dest="stop"),
-    _used("--top-nsigma --top-n-sigma", "keep tokens within N standard deviations of the likeliest (-1: off)",
-          type="float", default=-1.0, metavar="N", commands=_SAMPLING),
-    _used("--xtc-probability", "XTC: chance of leaving out the likeliest tokens (0: off)", type="float", default=0.0,
-          metavar="P", commands=_SAMPLING),
-    _used("--xtc-threshold", "XTC: probability from which on a token may be left out (above 0.5: off)", type="float",
-          default=0.1, metavar="P", commands=_SAMPLING),
-    _used("--dry-multiplier", "DRY: penalty of repeated sequences (0: off)", type="float", default=0.0, metavar="X",
-          commands=_SAMPLING),
-    _used("--dry-base", "DRY: base of the penalty's growth", type="float", default=1.75, metavar="X",
-          commands=_SAMPLING),
-    _used("--dry-allowed-length", "DRY: length of repetition that is free", type="int", default=2, metavar="N",
-          commands=_SAMPLING),
-    _used("--dry-penalty-last-n", "DRY: tokens looked back at (0: none)", type="int", default=64, metavar="N",
-          commands=_SAMPLING),
-    _used("--dry-sequence-breaker", "DRY: a text that ends a sequence; may be repeated; none for no breakers",
-          type="str", many=True, metavar="TEXT", commands=_SAMPLING),
-    _used("--adaptive-target", "adaptive-p: choose tokens near this probability (negative: off)", type="float",
-          default=-1.0, metavar="P", commands=_SAMPLING),
-    _used("--adaptive-decay", "adaptive-p: how slowly the target adapts, 0 to 0.99", type="float", default=0.9,
-          metavar="X", commands=_SAMPLING),
-    _used("--dynatemp-range", "dynamic temperature: --temp plus and minus this (0: off)", type="float", default=0.0,
-          metavar="T", commands=_SAMPLING),
-    _used("--dynatemp-exp", "dynamic temperature: exponent of the entropy", type="float", default=1.0, metavar="X",
-          commands=_SAMPLING),
-    _used("--mirostat", "Mirostat: 0 off, 1 Mirostat, 2 Mirostat 2.0", type="int", default=0, metavar="N",
-          commands=_SAMPLING),
-    _used("--mirostat-lr", "Mirostat: learning rate (eta)", type="float", default=0.1, metavar="X",
-          commands=_SAMPLING),
-    _used("--mirostat-ent", "Mirostat: entropy aimed at (tau)", type="float", default=5.0, metavar="X",
-          commands=_SAMPLING),
     _used("--grammar", "grammar of all answers (GBNF)", type="str", metavar="GBNF"),
     _used("--grammar-file", "file of a grammar of all answers", type="str", metavar="FILE"),
     _used("-j --json-schema", "JSON schema of all answers", type="str", metavar="SCHEMA"),
@@ -464,10 +434,8 @@ SERVER = _group(
           type="str", bare="on", metavar="NAME=VALUE", env="LLAMADO_METRICS_LABELS"),
     _used("--slots", "serve /slots", default=True, off_names="--no-slots", env="LLAMA_ARG_ENDPOINT_SLOTS"),
     _used("--props", "accept POST /props", default=False, env="LLAMA_ARG_ENDPOINT_PROPS"),
-    _used("--cache-prompt", "reuse the cache of earlier requests", default=True, off_names="--no-cache-prompt",
-          env="LLAMA_ARG_CACHE_PROMPT"),
-    _used("--sse-ping-interval", "seconds of silence before a stream sends a comment (-1: never)", type="int",
-          default=30, metavar="N", env="LLAMA_ARG_SSE_PING_INTERVAL"),
+    _default(BY_NAME["cache_prompt"]),
+    _default(BY_NAME["sse_ping_interval"]),
     _used("--chat-template", "Jinja chat template instead of the model's (or: chatml)", type="str", metavar="JINJA",
           env="LLAMA_ARG_CHAT_TEMPLATE", commands=_SAMPLING),
     _used("--chat-template-file", "file of a Jinja chat template", type="str", metavar="FILE",
@@ -513,7 +481,7 @@ SERVER = _group(
     _used("--cache-idle-slots", "when a request starts, prompts of idle slots are kept (--cache-ram), and their cells "
           "are free where slots share a context; else this waits until the room is needed", default=False,
           off_names="--no-cache-idle-slots", env="LLAMA_ARG_CACHE_IDLE_SLOTS"),
-    _used("-sp --special", "write special tokens out as text", default=False),
+    _default(BY_NAME["special"]),
     _used("--spm-infill", "infill with the suffix first, as some models prefer", default=False),
     _none("--cache-reuse", "a common prefix is always reused; shifted pieces would change answers",
           env="LLAMA_ARG_CACHE_REUSE"),

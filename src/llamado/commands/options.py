@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from llamado.commands.split_options import listed, split_options
 from llamado.engine.options import EngineOptions, ModelSource
+from llamado.engine.parameters import PARAMETERS
 from llamado.engine.request import Defaults
-from llamado.engine.sampling.params import RANDOM_SEED, Sampling, sampler_names
+from llamado.engine.sampling.params import DEFAULT_SAMPLERS, RANDOM_SEED, Sampling, sampler_names
+from llamado.engine.sampling.rng import Seed
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
 
@@ -37,59 +38,42 @@ def use_hub(flags: Parsed) -> None:
 
 
 def sampling_defaults(flags: Parsed) -> Defaults:
-    """Defaults of requests. Raises FlagError."""
-    samplers: dict[str, Any] = {}
+    """What requests get that do not say: what the flags of the table of parameters say. Raises FlagError."""
+    found: dict[str, dict[str, Any]] = {"sampling": {}, "request": {}, "server": {}}
     try:
-        if flags.samplers:
-            samplers["samplers"] = sampler_names([s for s in flags.samplers.split(";") if s])
-        elif flags.sampler_seq:
-            samplers["samplers"] = sampler_names(flags.sampler_seq)
-        sampling = Sampling(
-            seed=None if flags.seed == RANDOM_SEED else flags.seed,
-            temperature=flags.temp,
-            top_k=flags.top_k,
-            top_p=flags.top_p,
-            min_p=flags.min_p,
-            typical_p=flags.typical,
-            repeat_last_n=flags.repeat_last_n,
-            repeat_penalty=flags.repeat_penalty,
-            presence_penalty=flags.presence_penalty,
-            frequency_penalty=flags.frequency_penalty,
-            ignore_eos=flags.ignore_eos,
-            logit_bias=_biases(flags.logit_bias or []),
-            top_n_sigma=flags.top_nsigma,
-            xtc_probability=flags.xtc_probability,
-            xtc_threshold=flags.xtc_threshold,
-            dry_multiplier=flags.dry_multiplier,
-            dry_base=flags.dry_base,
-            dry_allowed_length=flags.dry_allowed_length,
-            dry_penalty_last_n=flags.dry_penalty_last_n,
-            adaptive_target=flags.adaptive_target,
-            adaptive_decay=flags.adaptive_decay,
-            dynatemp_range=flags.dynatemp_range,
-            dynatemp_exponent=flags.dynatemp_exp,
-            mirostat=flags.mirostat,
-            mirostat_tau=flags.mirostat_ent,
-            mirostat_eta=flags.mirostat_lr,
-            **samplers,
-        )
-        sampling = replace(sampling, **_breakers(flags.dry_sequence_breaker))
+        for row in PARAMETERS:
+            value = flags.values.get(row.name) if row.flags else None
+            if value is None:
+                continue
+            if row.of == "request" and row.type == "integer" and value < row.low:
+                label = "/".join(row.flags.split()[:2])
+                raise FlagError(f"{label}: expected {row.low:g} or more, got {value}")
+            found[row.of][row.name] = _FORMS[row.type](value) if row.type in _FORMS else value
+        if not flags.samplers and flags.sampler_seq:
+            found["sampling"]["samplers"] = sampler_names(flags.sampler_seq)
+        sampling = Sampling(**found["sampling"])
         sampling.validate()
+    except FlagError:
+        raise
     except LlamadoError as error:
         raise FlagError(str(error)) from None
-    if flags.predict < -1:
-        raise FlagError(f"-n/--predict: expected -1 or more, got {flags.predict}")
-    if flags.keep < -1:
-        raise FlagError(f"--keep: expected -1 or more, got {flags.keep}")
-    return Defaults(sampling=sampling, n_predict=flags.predict, n_keep=flags.keep, stop=tuple(flags.stop or ()))
+    return Defaults(sampling=sampling, **found["request"])
 
 
-def _breakers(given: list[str] | None) -> dict[str, Any]:
+def _seed(given: Seed) -> Seed | None:
+    return None if given == RANDOM_SEED else given
+
+
+def _samplers(given: str) -> tuple[str, ...]:
+    return sampler_names([name for name in given.split(";") if name]) if given else DEFAULT_SAMPLERS
+
+
+def _breakers(given: list[str]) -> tuple[str, ...]:
     """The texts given take the place of the usual ones; "none" forgets those before it."""
     texts: list[str] = []
-    for text in given or ():
+    for text in given:
         texts = [] if text == "none" else [*texts, text]
-    return {} if given is None else {"dry_sequence_breakers": tuple(texts)}
+    return tuple(texts)
 
 
 def _biases(given: list[str]) -> Mapping[int, float]:
@@ -104,6 +88,16 @@ def _biases(given: list[str]) -> Mapping[int, float]:
             raise FlagError(f"-l/--logit-bias: expected a number or -inf, got {text!r}")
         biases[token] = bias
     return biases
+
+
+# How the flags of a type of parameters write its values.
+_FORMS: dict[str, Callable[[Any], Any]] = {
+    "seed": _seed,
+    "samplers": _samplers,
+    "breakers": _breakers,
+    "biases": _biases,
+    "texts": tuple,
+}
 
 
 def engine_options(flags: Parsed, *, n_slots: int | None = None) -> EngineOptions:

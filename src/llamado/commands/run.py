@@ -72,7 +72,7 @@ def run_chat(flags: Parsed, spec: str | None) -> int:
     """Answer `--prompt` or standard input once, or converse until the user leaves. Raises LlamadoError."""
     logs.configure(verbosity=9 if flags.verbose else min(flags.log_verbosity, 2))
     system = [{"role": "system", "content": flags.system_prompt}] if flags.system_prompt else []
-    options = {"n_predict": flags.predict} if "predict" in flags.given else {}
+    options = {"n_predict": flags.n_predict} if "n_predict" in flags.given else {}
     prompt = _prompt(flags)
     with _load(flags, spec) as llama:
         if prompt is not None:

@@ -12,7 +12,6 @@ from typing import Any
 from llamado.commands.options import engine_options, model_source, read_file, sampling_defaults, use_hub
 from llamado.commands.split_options import listed
 from llamado.engine.options import ModelSource
-from llamado.engine.request import Defaults
 from llamado.flags import FlagError, Parsed
 from llamado.http import logs, sockets
 from llamado.http.access import AccessRules
@@ -63,7 +62,6 @@ def serve_settings(flags: Parsed) -> Settings:
     many = serves_many(flags)
     if many:
         use_hub(flags)
-    defaults = sampling_defaults(flags)
     return Settings(
         source=ModelSource() if many else model_source(flags),
         engine=engine_options(flags),
@@ -100,14 +98,7 @@ def serve_settings(flags: Parsed) -> Settings:
             verbose=flags.verbose or flags.log_verbosity >= VERBOSE,
             grammar=_grammar(flags),
         ),
-        defaults=Defaults(
-            sampling=defaults.sampling,
-            n_predict=defaults.n_predict,
-            n_keep=defaults.n_keep,
-            stop=defaults.stop,
-            cache_prompt=flags.cache_prompt,
-            special=flags.special,
-        ),
+        defaults=sampling_defaults(flags),
         hosts=hosts,
         port=flags.port if predict is None else predict.port,
         reuse_port=flags.reuse_port,

@@ -10,12 +10,14 @@ import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest
-from llamado.engine.sampling.constraint import Constraint
 from llamado.engine.sampling.params import Sampling, sampler_names
 from llamado.engine.sampling.rng import Seed
+
+if TYPE_CHECKING:
+    from llamado.engine.sampling.constraint import Constraint
 
 __all__ = [
     "ContextExceeded",

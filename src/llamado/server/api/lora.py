@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from llamado.http.json_body import read_json
 from llamado.server.errors import invalid, loading
-from llamado.server.generate.options import lora_scales
+from llamado.server.generate.fields import lora_scales
 from llamado.server.generate.streaming import json_response
 from llamado.server.loaded_model import Served
 from llamado.server.state import ServerState

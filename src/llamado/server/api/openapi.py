@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llamado.server.generate.options import ENGINE_FIELDS, SERVER_FIELDS
+from llamado.engine.parameters import PARAMETERS
 
 Schema = dict[str, Any]
 
@@ -37,33 +37,28 @@ def _record(required: Mapping[str, Schema], **more: Schema) -> Schema:
 
 # What bodies hold
 
-_OPTIONS: dict[str, Schema] = {
-    name: {"type": [spec.type, "null"], "description": spec.help}
-    for spec in ENGINE_FIELDS + SERVER_FIELDS
-    for name in spec.names
-} | {
-    "seed": {
-        "type": ["integer", "string", "null"],
-        "description": "what the random numbers come from: a whole number of any size or a text; -1: a fresh one",
-    },
-    "stop": {"type": ["string", "array", "null"], "items": _TEXT, "description": "texts that end the answer"},
-    "logit_bias": {
-        "type": ["array", "object", "null"],
-        "description": "[[token or text, bias or false], …] or {token or text: bias}",
-    },
-    "samplers": {"type": ["array", "string", "null"], "items": _TEXT, "description": "the samplers in their order"},
-    "dry_sequence_breakers": {"type": ["array", "null"], "items": _TEXT, "minItems": 1},
-    "grammar": {"type": ["string", "null"], "description": "GBNF grammar of the answer"},
-    "json_schema": {"description": "JSON schema of the answer"},
-    "grammar_lazy": {"type": ["boolean", "null"], "description": "the grammar begins at a trigger"},
-    "grammar_triggers": _maybe(
+# How a body writes the values of a parameter's type.
+_FORMS: dict[str, Schema] = {
+    "seed": {"type": ["integer", "string", "null"]},
+    "texts": {"type": ["string", "array", "null"], "items": _TEXT},
+    "tokens": {"type": ["array", "null"], "items": _TEXT},
+    "biases": {"type": ["array", "object", "null"]},
+    "samplers": {"type": ["array", "string", "null"], "items": _TEXT},
+    "breakers": {"type": ["array", "null"], "items": _TEXT, "minItems": 1},
+    "text": {"type": ["string", "null"]},
+    "schema": {},
+    "triggers": _maybe(
         _list(_record({"type": {"type": "integer", "minimum": 0, "maximum": 3}, "value": _TEXT}, token=_WHOLE))
     ),
-    "preserved_tokens": {"type": ["array", "null"], "items": _TEXT, "description": "special tokens kept as text"},
-    "lora": _maybe(_list(_record({"id": _WHOLE, "scale": _NUMBER}))),
+    "scales": _maybe(_list(_record({"id": _WHOLE, "scale": _NUMBER}))),
     "stream_options": _maybe(_record({}, include_usage=_FLAG)),
-    "response_fields": {"type": ["array", "null"], "items": _TEXT, "description": "the fields to answer with"},
-    "id_slot": {"type": ["integer", "null"], "description": "slot to use; -1: any"},
+    "fields": {"type": ["array", "null"], "items": _TEXT},
+    "slot": {"type": ["integer", "null"]},
+}
+_OPTIONS: dict[str, Schema] = {
+    name: {**_FORMS.get(row.type, {"type": [row.type, "null"]}), "description": row.form or row.help}
+    for row in PARAMETERS
+    for name in row.names
 }
 _PROMPT: Schema = {
     "anyOf": [_TEXT, _list({"anyOf": [_TEXT, _WHOLE, _list({"anyOf": [_TEXT, _WHOLE]})]}), _OBJECT],

@@ -1,0 +1,230 @@
+"""The one table of what a request can ask for: spellings, types, limits, defaults, and what each means.
+
+The flags that set defaults, the fields of bodies, `generation_settings`, the OpenAPI document and `docs/parameters.md`
+are made from `PARAMETERS`. Names, types and limits are llama-server's (tools/server/README.md, server-schema.cpp,
+b11434); the rows stand in the order of its `generation_settings`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from llamado.engine.request import Request
+from llamado.engine.sampling.params import Sampling
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+FLOAT32_MAX = 3.4028234663852886e38
+
+_SAMPLING = frozenset(f.name for f in dataclasses.fields(Sampling))
+_REQUEST = frozenset(f.name for f in dataclasses.fields(Request))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """One row. Its name is that of a field of the engine's Sampling or Request, or else of the server's own."""
+
+    name: str
+    type: str
+    """boolean, integer, number, or a form of its own: seed, texts, biases …"""
+    help: str
+    form: str = ""
+    """How a body writes it, where a flag does so in another way."""
+    names: tuple[str, ...] = ()
+    """Fields of bodies that say it, in order of preference; OpenAI's name for it is the last."""
+    responses: str = ""
+    """What the Responses API calls it where that is another name."""
+    messages: str = ""
+    """What Anthropic's Messages API calls it; "": not part of that API."""
+    flags: str = ""
+    """Flags that set the default; "": none does."""
+    off_flags: str = ""
+    env: str = ""
+    metavar: str = ""
+    served: bool = False
+    """Whether `llamado serve` alone has the flags."""
+    low: float = -(2**31)
+    high: float = INT32_MAX
+    hard: bool = False
+    """Whether a value outside of the limits is an error instead of being cut to them."""
+    keys: tuple[str, ...] = ()
+    """Where `generation_settings` shows it."""
+    brief: bool = True
+    """Whether `/slots` and `/props` show it, too."""
+
+    @property
+    def of(self) -> str:
+        """Which record holds it: sampling, request (the engine's), or server."""
+        return "sampling" if self.name in _SAMPLING else "request" if self.name in _REQUEST else "server"
+
+    @property
+    def default(self) -> Any:
+        """The value where nobody says any; None for what the server decides."""
+        if self.of == "server":
+            return _SERVER_DEFAULTS.get(self.name)
+        return getattr(Sampling() if self.of == "sampling" else Request(prompt=[]), self.name)
+
+
+_SERVER_DEFAULTS = {"stream": False, "n": 1, "sse_ping_interval": 30, "verbose": False, "echo": False}
+
+
+def _row(name: str, type: str, help: str, **more: Any) -> Parameter:
+    """A row; `names` and `keys` are words, "" for none, and its own name where they are not given."""
+    for key in ("names", "keys"):
+        more[key] = tuple(more.get(key, name).split())
+    return Parameter(name=name, type=type, help=help, **more)
+
+
+def _int(name: str, help: str, *, low: int = 0, hard: bool = True, **more: Any) -> Parameter:
+    return _row(name, "integer", help, low=low, hard=hard, **{"metavar": "N"} | more)
+
+
+def _number(name: str, help: str, low: float = -math.inf, high: float = math.inf, **more: Any) -> Parameter:
+    return _row(name, "number", help, low=low, high=high, **{"metavar": "X"} | more)
+
+
+def _bool(name: str, help: str, **more: Any) -> Parameter:
+    return _row(name, "boolean", help, **more)
+
+
+# fmt: off
+PARAMETERS: tuple[Parameter, ...] = (
+    _row("seed", "seed", "seed of the sampler: a whole number or a text (-1: random)", flags="-s --seed",
+         metavar="SEED"),
+    _number("temperature", "temperature (0: greedy)", 0.0, flags="--temp --temperature", env="LLAMA_ARG_TEMPERATURE",
+            metavar="T", messages="temperature"),
+    _number("dynatemp_range", "dynamic temperature: the temperature plus and minus this (0: off)",
+            flags="--dynatemp-range", metavar="T"),
+    _number("dynatemp_exponent", "dynamic temperature: exponent of the entropy", flags="--dynatemp-exp"),
+    _int("top_k", "sample among the K likeliest tokens (0: all)", hard=False, flags="--top-k", env="LLAMA_ARG_TOP_K",
+         metavar="K", messages="top_k"),
+    _number("top_p", "sample among the likeliest tokens of total probability P (1: all)", 0.0, 1.0, flags="--top-p",
+            env="LLAMA_ARG_TOP_P", metavar="P", messages="top_p"),
+    _number("min_p", "least probability relative to the likeliest token's (0: any)", 0.0, 1.0, flags="--min-p",
+            env="LLAMA_ARG_MIN_P", metavar="P"),
+    _number("top_n_sigma", "keep tokens within N standard deviations of the likeliest (-1: off)",
+            flags="--top-nsigma --top-n-sigma", metavar="N"),
+    _number("xtc_probability", "XTC: chance of leaving out the likeliest tokens (0: off)", 0.0, 1.0,
+            flags="--xtc-probability", metavar="P"),
+    _number("xtc_threshold", "XTC: probability from which on a token may be left out (above 0.5: off)", 0.0, 1.0,
+            flags="--xtc-threshold", metavar="P"),
+    _number("typical_p", "locally typical sampling (1: off)", flags="--typical --typical-p", metavar="P"),
+    _int("repeat_last_n", "tokens looked back at by the penalties (0: none)", flags="--repeat-last-n"),
+    _number("repeat_penalty", "penalty of repeated tokens (1: off)", flags="--repeat-penalty",
+            env="LLAMA_ARG_REPEAT_PENALTY"),
+    _number("presence_penalty", "penalty of tokens that were there (0: off)", flags="--presence-penalty",
+            env="LLAMA_ARG_PRESENCE_PENALTY"),
+    _number("frequency_penalty", "penalty by how often a token was there (0: off)", flags="--frequency-penalty",
+            env="LLAMA_ARG_FREQUENCY_PENALTY"),
+    _number("dry_multiplier", "DRY: penalty of repeated sequences (0: off)", flags="--dry-multiplier"),
+    _number("dry_base", "DRY: base of the penalty's growth", flags="--dry-base"),
+    _int("dry_allowed_length", "DRY: length of repetition that is free", flags="--dry-allowed-length"),
+    _int("dry_penalty_last_n", "DRY: tokens looked back at (0: none)", flags="--dry-penalty-last-n"),
+    _row("dry_sequence_breakers", "breakers",
+         "DRY: a text that ends a sequence; may be repeated; none for no breakers", flags="--dry-sequence-breaker",
+         metavar="TEXT", form="DRY: texts that end a sequence", brief=False),
+    _int("mirostat", "Mirostat: 0 off, 1 Mirostat, 2 Mirostat 2.0", high=2, hard=False, flags="--mirostat"),
+    _number("mirostat_tau", "Mirostat: entropy aimed at (tau)", flags="--mirostat-ent"),
+    _number("mirostat_eta", "Mirostat: learning rate (eta)", flags="--mirostat-lr"),
+    _number("adaptive_target", "adaptive-p: choose tokens near this probability (negative: off)", -FLOAT32_MAX, 1.0,
+            flags="--adaptive-target", metavar="P"),
+    _number("adaptive_decay", "adaptive-p: how slowly the target adapts, 0 to 0.99", 0.0, 0.99, hard=True,
+            flags="--adaptive-decay"),
+    _row("stop", "texts", "stop string; may be repeated", flags="-r --reverse-prompt", metavar="TEXT",
+         form="texts that end the answer", messages="stop_sequences", brief=False),
+    _int("n_predict", "tokens to predict (-1: no limit)", low=-1, flags="-n --predict --n-predict",
+         env="LLAMA_ARG_N_PREDICT", names="n_predict max_completion_tokens max_tokens", responses="max_output_tokens",
+         messages="max_tokens", keys="max_tokens n_predict"),
+    _int("n_keep", "tokens of the prompt kept when the context is full (-1: all)", low=-1, flags="--keep"),
+    _int("n_discard", "tokens to drop when the context is shifted (0: half of them)"),
+    _bool("ignore_eos", "never end by itself", flags="--ignore-eos"),
+    _bool("stream", "send the answer in parts as it is made", messages="stream"),
+    _row("logit_bias", "biases", "TOKEN_ID+BIAS or TOKEN_ID-BIAS; may be repeated", flags="-l --logit-bias",
+         metavar="BIAS", form="[[token or text, bias or false], …] or {token or text: bias}", brief=False),
+    _int("n_probs", "report the likeliest tokens at each place", hard=False, names="n_probs logprobs"),
+    _int("min_keep", "least number of candidates the samplers leave"),
+    _row("grammar", "text", "GBNF grammar of the answer", brief=False),
+    _row("json_schema", "schema", "JSON schema of the answer", keys=""),
+    _bool("grammar_lazy", "the grammar begins at a trigger", brief=False),
+    _row("grammar_triggers", "triggers", "what a lazy grammar begins at", brief=False),
+    _row("preserved_tokens", "tokens", "special tokens kept as text", brief=False),
+    _row("samplers", "samplers", "samplers in order, separated by ';'", flags="--samplers", metavar="NAMES",
+         form="the samplers in their order"),
+    _bool("timings_per_token", "timings in every part of a stream"),
+    _bool("post_sampling_probs", "report probabilities after the sampler chain"),
+    _bool("backend_sampling", "accepted"),
+    _row("lora", "scales", "scales of LoRA adapters by id"),
+    # What `generation_settings` does not show.
+    _int("n_indent", "least indentation of generated lines", keys=""),
+    _int("t_max_predict_ms", "time limit of generation, at the first new line after it", low=-1, high=INT64_MAX,
+         keys=""),
+    _bool("cache_prompt", "reuse the cache of earlier requests", flags="--cache-prompt", off_flags="--no-cache-prompt",
+          env="LLAMA_ARG_CACHE_PROMPT", served=True, keys=""),
+    _bool("special", "write special tokens out as text", flags="-sp --special", served=True, names="", keys=""),
+    _bool("return_tokens", "return the ids of the generated tokens", keys=""),
+    _bool("return_progress", "report progress of the prompt in a stream", keys=""),
+    _row("id_slot", "slot", "slot to use (-1: any)", keys=""),
+    _int("n", "answers per prompt", low=1, names="n_cmpl n", keys=""),
+    _int("n_cache_reuse", "accepted: pieces are not reused by shifting, which would change answers", keys=""),
+    _int("sse_ping_interval", "seconds of silence before a stream sends a comment (-1: never)", low=-1,
+         flags="--sse-ping-interval", env="LLAMA_ARG_SSE_PING_INTERVAL", served=True, keys=""),
+    _row("stream_options", "stream_options", "include_usage: count tokens at the end of a stream", keys=""),
+    _row("response_fields", "fields", "the fields to answer with", keys=""),
+    _bool("verbose", "put the native form of the result into `__verbose`", keys=""),
+    _bool("echo", "chat: begin with the client's prefill also in a stream", keys=""),
+)
+# fmt: on
+
+BY_NAME = {row.name: row for row in PARAMETERS}
+
+
+def markdown() -> str:
+    """The table as a Markdown page (`docs/parameters.md`)."""
+    lines = [
+        "# What a request can ask for",
+        "",
+        "Made from `src/llamado/engine/parameters.py` by `python -m llamado.engine.parameters`. Fields with several "
+        "names: the first that is given counts. Flags set what a request gets that does not say.",
+        "",
+        "`/completion`, `/infill`, `/v1/completions` and `/v1/chat/completions` take all fields (the chat's `logprobs` "
+        "is OpenAI's, a switch beside `top_logprobs`), `/v1/responses` too but for what it spells otherwise.",
+        "",
+        "| field | type | limits | default | `/v1/responses` | `/v1/messages` | flags | |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in PARAMETERS:
+        cells = [
+            _words(row.names), row.type, _limits(row), _default(row.default), _words(row.responses.split()),
+            _words(row.messages.split()), _words((*row.flags.split(), *row.off_flags.split())), row.form or row.help,
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, ""])
+
+
+def _words(words: tuple[str, ...] | list[str]) -> str:
+    return ", ".join(f"`{word}`" for word in words)
+
+
+def _limits(row: Parameter) -> str:
+    """The limits that say more than what the type holds."""
+    if row.type not in ("integer", "number"):
+        return ""
+    low = f"≥ {row.low:g}" if math.isfinite(row.low) and row.low > -FLOAT32_MAX else ""
+    high = f"≤ {row.high:g}" if row.high < INT32_MAX else ""
+    shown = ", ".join(part for part in (low, high) if part)
+    return f"{shown} (else 400)" if shown and row.hard else shown
+
+
+def _default(value: Any) -> str:
+    if value is None or value in ([], {}, ()):
+        return ""
+    shown = ";".join(value) if isinstance(value, tuple) and all(name.isidentifier() for name in value) else value
+    return f"`{shown!r}`" if not isinstance(shown, str) else f"`{shown}`"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())

@@ -1,0 +1,209 @@
+"""The fields of a body that the table of parameters knows, read and checked.
+
+As llama-server reads them (server-schema.cpp, b11434): null counts as absent, unknown fields are ignored, numbers with
+soft limits are cut to them, others must lie within theirs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from llamado.engine.parameters import PARAMETERS, Parameter
+from llamado.engine.sampling.params import SAMPLER_LETTERS, sampler_names
+from llamado.errors import LlamadoError
+from llamado.server.errors import invalid
+from llamado.server.generate.json_values import MOST_ITEMS, MOST_SAMPLERS, at_most, whole, wrong_type
+from llamado.server.generate.prompts import LONG_TEXT
+from llamado.server.loaded_model import Tokenizer
+
+
+def read_fields(body: Mapping[str, Any], tokenizer: Tokenizer, n_slots: int) -> dict[str, Any]:
+    """What a body gives of the parameters, by their names; what limits its tokens is read elsewhere.
+
+    Raises ApiError.
+    """
+    given: dict[str, Any] = {}
+    for row in PARAMETERS:
+        if row.type in ("boolean", "integer", "number"):
+            value = read_plain(row, body)
+            if value is not None:
+                given[row.name] = value
+    n = given.get("n", 1)
+    if n > n_slots:
+        name = "n_cmpl" if body.get("n_cmpl") is not None else "n"
+        raise invalid(f"Field '{name}': Value must be between 1 <= value <= {n_slots}, but got {n}")
+    if given.get("dry_base", 1.0) < 1.0:
+        del given["dry_base"]  # as llama-server: the default then
+    if "n_probs" in given:
+        given["n_probs"] = min(given["n_probs"], tokenizer.n_vocab)
+    for row in PARAMETERS:
+        read, found = _FORMS.get(row.type), body.get(row.name)
+        if read is not None and found is not None and (value := read(found)) is not None:
+            given[row.name] = value
+    if body.get("logit_bias") is not None:
+        given["logit_bias"] = _logit_bias(body["logit_bias"], tokenizer)
+    if given.get("id_slot", -1) >= n_slots:
+        given["id_slot"] = -1  # as llama-server: a slot that does not exist means any
+    return given
+
+
+def read_plain(row: Parameter, body: Mapping[str, Any]) -> Any:
+    """A switch or a number under the first of its names that a body has; None where it has none. Raises ApiError."""
+    for name in row.names:
+        value = body.get(name)
+        if value is None:
+            continue
+        if row.type == "boolean":
+            if not isinstance(value, bool):
+                raise wrong_type(name, "boolean", value)
+            return value
+        if not isinstance(value, (bool, int, float)):
+            raise wrong_type(name, "number", value)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise invalid(f"Field '{name}': number overflow")
+        number: float = int(value) if row.type == "integer" else float(value)
+        if row.hard and not row.low <= number <= row.high:
+            low, high, told = (f"{v:.6f}" if row.type == "number" else str(int(v)) for v in (row.low, row.high, number))
+            raise invalid(f"Field '{name}': Value must be between {low} <= value <= {high}, but got {told}")
+        return type(number)(max(row.low, min(row.high, number)))
+    return None
+
+
+def _seed(value: Any) -> int | str:
+    if not isinstance(value, (bool, int, float, str)):
+        raise wrong_type("seed", "number or string", value)
+    return value if isinstance(value, str) else int(value)
+
+
+def stops(value: Any) -> list[str] | None:
+    """Texts that end an answer, of one or several. Raises ApiError."""
+    if isinstance(value, str):
+        return [value] if value else None
+    if not isinstance(value, list):
+        return None
+    at_most(MOST_ITEMS, value, "stop")
+    for word in value:
+        if not isinstance(word, str) and word not in (None, [], {}):
+            raise wrong_type("stop", "string", word)
+    return [word for word in value if isinstance(word, str) and word] or None
+
+
+def _samplers(value: Any) -> tuple[str, ...] | None:
+    """Known samplers in the given order; like llama-server, unknown names are left out."""
+    if isinstance(value, str):
+        at_most(MOST_SAMPLERS, value, "samplers")
+        return tuple(SAMPLER_LETTERS[c] for c in value if c in SAMPLER_LETTERS)
+    if not isinstance(value, list):
+        return None
+    names: list[str] = []
+    at_most(MOST_SAMPLERS, value, "samplers")
+    for item in value:
+        if not isinstance(item, str):
+            raise wrong_type("samplers", "string", item)
+        try:
+            names += sampler_names([item])
+        except LlamadoError:
+            continue
+    return tuple(names)
+
+
+def _breakers(value: Any) -> tuple[str, ...]:
+    if not (isinstance(value, list) and value and all(isinstance(b, str) for b in value)):
+        raise invalid(
+            "Field 'dry_sequence_breakers': Error: dry_sequence_breakers must be a non-empty array of strings"
+        )
+    at_most(MOST_ITEMS, value, "dry_sequence_breakers")
+    return tuple(value)
+
+
+def _lora(value: Any) -> dict[int, float]:
+    if not isinstance(value, list):
+        raise invalid("Field 'lora': Error: 'lora' must be an array of objects with 'id' and 'scale' fields")
+    return lora_scales(value)
+
+
+def lora_scales(entries: list[Any]) -> dict[int, float]:
+    """Adapters' scales by id from `[{"id", "scale"}]`, in order; one that is named twice has the last of them.
+
+    As llama-server: what is no such entry names an adapter -1, and a scale that is no number is 0.
+    """
+    scales: dict[int, float] = {}
+    for entry in entries:
+        given = entry if isinstance(entry, dict) else {}
+        scale = given.get("scale")
+        with np.errstate(over="ignore"):
+            scales[whole(given, "id", -1)] = float(np.float32(scale)) if isinstance(scale, (int, float)) else 0.0
+    return dict(sorted(scales.items()))
+
+
+def _slot(value: Any) -> int:
+    return int(value) if isinstance(value, (int, float)) and 0 <= value < math.inf else -1
+
+
+def _stream_options(value: Any) -> bool | None:
+    """Whether the end of a stream tells how many tokens there were."""
+    return read_plain(_INCLUDE_USAGE, value) if isinstance(value, dict) else None
+
+
+_INCLUDE_USAGE = Parameter(name="include_usage", type="boolean", help="", names=("include_usage",))
+
+
+def _response_fields(value: Any) -> list[str] | None:
+    if not isinstance(value, list):
+        return None
+    at_most(MOST_ITEMS, value, "response_fields")
+    return value if all(isinstance(field, str) for field in value) else None
+
+
+def _logit_bias(value: Any, tokenizer: Tokenizer) -> dict[int, float]:
+    """All forms: [[id, bias], ["text", bias], [id, false]] and {"id or text": bias}; biases of one token add up."""
+    pairs: list[tuple[Any, Any]] = []
+    if isinstance(value, list):
+        pairs = [(p[0], p[1]) for p in value if isinstance(p, list) and len(p) == 2]
+    elif isinstance(value, dict):
+        for key, amount in value.items():
+            try:
+                pairs.append((int(key), amount))
+            except ValueError:
+                pairs.append((key, amount))
+    biases: dict[int, float] = {}
+    for key, amount in pairs:
+        bias = _bias(amount)
+        if bias is None:
+            continue
+        if isinstance(key, int) and not isinstance(key, bool):
+            tokens = [key] if 0 <= key < tokenizer.n_vocab else []
+        elif isinstance(key, str):
+            if len(key) > LONG_TEXT:
+                raise invalid(f"Field 'logit_bias': a text of {len(key)} characters; at most {LONG_TEXT} are allowed")
+            tokens = tokenizer.encode(key, add_special=False, parse_special=False)
+        else:
+            continue
+        for token in tokens:
+            biases[token] = biases.get(token, 0.0) + bias
+    return biases
+
+
+def _bias(value: Any) -> float | None:
+    if value is False:
+        return -math.inf
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    return None
+
+
+# How values of a type are read that are no plain number or switch; None: as if the field were not there.
+_FORMS: dict[str, Callable[[Any], Any]] = {
+    "seed": _seed,
+    "texts": stops,
+    "samplers": _samplers,
+    "breakers": _breakers,
+    "scales": _lora,
+    "slot": _slot,
+    "stream_options": _stream_options,
+    "fields": _response_fields,
+}
