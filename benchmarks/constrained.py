@@ -25,6 +25,7 @@ from schemas import Case, cases
 from sides import model_path
 
 from llamado.engine.llama import Llama
+from llamado.engine.options import EngineOptions
 from llamado.engine.request import Done, Event, Failed, Request, Result
 from llamado.engine.sampling.constraint import Constraint, Matcher
 from llamado.engine.sampling.params import Sampling
@@ -128,7 +129,8 @@ def main() -> None:
     ratios: list[float] = []
     faults: list[str] = []
     with Llama.load(
-        model_path(flags.model), n_ctx=flags.slots * 2048, n_slots=flags.slots, n_threads=flags.threads, drafting=False
+        model_path(flags.model),
+        EngineOptions(n_ctx=flags.slots * 2048, n_slots=flags.slots, n_threads=flags.threads, drafting=False),
     ) as llama:
         compiler = GrammarCompiler(llama.tokenizer)
         began = time.perf_counter()

@@ -31,14 +31,15 @@ import llamado.gguf.sources.resolve
 import llamado.router.catalogue
 import llamado.rpc.tap.proxy
 import llamado.rpc.worker.server
-import llamado.server.embedding_load
 import llamado.text.grammar.compiler  # noqa: F401
 from llamado.commands import cli
 from llamado.devices.split.measure import figures_of
 from llamado.devices.split.placement import DeviceFigures
 from llamado.engine import llama
+from llamado.engine.embedding.load import chosen_pooling
 from llamado.engine.forward import fitting
 from llamado.engine.llama import Llama
+from llamado.engine.request import Defaults
 from llamado.models.hparams import override_metadata
 from llamado.router import router
 from llamado.server import load, run
@@ -127,8 +128,7 @@ class Commands:
             note("source", spec=None if spec is None else str(spec), hf_repo=hf_repo, hf_file=hf_file)
             return model
 
-        for module in ("llamado.server.load", "llamado.gguf.sources.resolve"):
-            self._patch.setattr(f"{module}.resolve", resolve)
+        self._patch.setattr("llamado.gguf.sources.resolve.resolve", resolve)
         self._patch.setattr("llamado.http.logs.configure", lambda **options: note("logs", **options))
         self._patch.setattr(cli, "_log_to_stderr", lambda flags: note("logs", verbose=flags.verbose))
 
@@ -137,9 +137,9 @@ class Commands:
         commands = self
         note, real_open, real_load = self._note, llama.GGUFFile.open, Llama.load.__func__  # type: ignore[attr-defined]
 
-        def load_model(cls: type[Llama], path: Path, **options: Any) -> Llama:
-            note("load", defaults=options["defaults"])
-            loaded: Llama = real_load(cls, path, **options)
+        def load_model(cls: type[Llama], source: Any, options: Any, **more: Any) -> Llama:
+            note("load", defaults=more.get("defaults") or Defaults())
+            loaded: Llama = real_load(cls, source, options, **more)
             note("template", source=loaded.template.source)
             return loaded
 
@@ -193,7 +193,6 @@ class Commands:
 
         self._patch.setattr(Llama, "load", classmethod(load_model))
         self._patch.setattr(llama, "GGUFFile", SimpleNamespace(open=open_file))
-        self._patch.setattr(llama, "resolve", lambda path, **_: path)
         self._patch.setattr(llama, "override_metadata", metadata)
         self._patch.setattr(llama, "load_adapters", adapters)
         self._patch.setattr(llama, "Engine", Engine)
@@ -213,20 +212,18 @@ class Commands:
             def compile(self, source: Any) -> None:
                 note("grammars", compiled=source)
 
-        def serve_llama(settings: Any, loaded: Any) -> Any:
-            served = real_serve(settings, loaded)
+        def serve_llama(*given: Any) -> Any:
+            served = real_serve(*given)
             info = served.info
             note("served", name=info.name, aliases=info.aliases, tags=info.tags)
             note("served", n_slots=served.n_slots, n_batch=served.n_batch, defaults=served.defaults)
             return served
 
-        def load_embedder(*given: Any) -> Any:
-            from llamado.server.embedding_load import chosen_pooling
-
-            _, model, options, n_ctx, *_ = given
+        def load_embedder(file: Any, model: Any, options: Any, *given: Any, beside: Any = None) -> Any:
             pooling = chosen_pooling(options, model)
-            note("embedder", pooling=pooling.name, n_ctx=n_ctx)
-            return SimpleNamespace(pooling=pooling), lambda timeout: None
+            note("embedder", pooling=pooling.name, n_ctx=beside.n_ctx_slot)
+            forward = SimpleNamespace()
+            return forward, SimpleNamespace(pooling=pooling, forward=forward, close=lambda timeout: None)
 
         def make_state(**given: Any) -> Any:
             note("state", **given)
@@ -243,7 +240,7 @@ class Commands:
             async def watch(self) -> None: ...
 
         class Server:
-            should_exit = False
+            should_exit, started = False, True
 
             def __init__(self, config: Any, watchers: Any) -> None:
                 note("uvicorn", ssl_key=config.ssl_keyfile, ssl_cert=config.ssl_certfile)
@@ -259,15 +256,14 @@ class Commands:
 
         self._patch.setattr("llamado.text.grammar.compiler.GrammarCompiler", Grammars)
         self._patch.setattr(load, "serve_llama", serve_llama)
-        self._patch.setattr("llamado.server.embedding_load.serve_llama", serve_llama)
-        self._patch.setattr("llamado.server.embedding_load.load_embedder", load_embedder)
-        real_embeddings = __import__("llamado.server.embedding_load", fromlist=["Embeddings"]).Embeddings
+        self._patch.setattr(llama, "load_embedder", load_embedder)
+        real_embeddings = load.Embeddings
 
         def embeddings(**given: Any) -> Any:
             note("embeddings", normalize=given["normalize"], reranks=given["reranks"])
             return real_embeddings(**given)
 
-        self._patch.setattr("llamado.server.embedding_load.Embeddings", embeddings)
+        self._patch.setattr(load, "Embeddings", embeddings)
         self._patch.setattr(run, "ServerState", make_state)
         self._patch.setattr(run, "Gate", gate)
         self._patch.setattr(run, "Sleep", Sleep)
@@ -357,9 +353,7 @@ class Commands:
         self._patch.setattr("llamado.commands.bench.perplexity.score_text", score)
 
     def _load_divided(self, source: Any, options: Any, nodes: int) -> Any:
-        from llamado.engine.request import Defaults
-
-        return load.load_llama(source, options, Defaults(), lambda *_: None)
+        return Llama.load(source, options)
 
     def _others(self) -> None:
         """run, plan, worker, tap, wait, and what ends a command early."""

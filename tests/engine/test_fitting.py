@@ -153,3 +153,15 @@ def test_a_server_says_what_plan_says(folder: Path, capsys: pytest.CaptureFixtur
         assert "not enough memory: CPU needs" in capsys.readouterr().err
         code, _, said = commands.run("serve", ["-m", str(commands.model)], {})
         assert code == 1 and any("not enough memory: CPU needs" in line for line in said)
+
+
+@pytest.mark.parametrize(("n_slots", "unified"), [(1, True), (2, True), (2, False)])
+def test_cells_that_no_slot_can_use_are_not_kept(folder: Path, n_slots: int, unified: bool) -> None:
+    with GGUFFile.open(folder / "tiny.gguf") as file:
+        found = fitted(file, 1 << 40, 5 * TRAINED, n_slots, unified)
+        assert (found.n_ctx_slot, found.n_cells) == (TRAINED, n_slots * TRAINED)
+        (note,) = found.notes
+        slot = 5 * TRAINED if unified else 5 * TRAINED // n_slots
+        assert note.startswith(f"a slot's context is cut from {slot} tokens to {TRAINED}")
+        driven = wanted(5 * TRAINED, n_slots, unified)._replace(beyond_training=True)
+        assert fit(file, load_model(file), driven, [here(1 << 40)], None).n_cells == 5 * TRAINED

@@ -13,6 +13,7 @@ from llamado.engine.engine import Engine
 from llamado.engine.errors import ContextExceeded, EngineError, InvalidRequest
 from llamado.engine.forward.fitting import context_size
 from llamado.engine.llama import Llama
+from llamado.engine.options import EngineOptions
 from llamado.engine.request import Defaults
 from llamado.engine.sampling.params import Sampling
 from llamado.gguf.errors import SourceError
@@ -118,10 +119,10 @@ def test_context_size() -> None:
 def test_a_real_forward_pass_gives_each_its_own_answer(tiny: Path) -> None:
     """Alone, among others, after others: the same text, on the real device."""
     prompt, options = "One two three", {"n_predict": 24, "ignore_eos": True}
-    with Llama.load(tiny, n_slots=1, n_ctx=512) as alone:
+    with Llama.load(tiny, EngineOptions(n_slots=1, n_ctx=512)) as alone:
         expected = [alone.generate(prompt, seed=i, **options) for i in range(6)]
         assert [alone.generate(prompt, seed=i, **options) for i in range(6)] == expected
-    with Llama.load(tiny, n_slots=4, n_ctx=512, n_ubatch=32) as llama:
+    with Llama.load(tiny, EngineOptions(n_slots=4, n_ctx=512, n_ubatch=32)) as llama:
         streams = [llama.generate(prompt, stream=True, seed=i, **options) for i in range(6)]
         got = [""] * 6
 
@@ -140,4 +141,4 @@ def test_load_errors_are_named(tiny: Path) -> None:
     with pytest.raises(SourceError):
         Llama.load("/nowhere/at/all.gguf")
     with pytest.raises(EngineError, match="q3_x"):
-        Llama.load(tiny, type_k="q3_x")
+        Llama.load(tiny, EngineOptions(type_k="q3_x"))

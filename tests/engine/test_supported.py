@@ -16,7 +16,7 @@ from llamado.devices.cpu.compile import copies
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import WEIGHT_TYPES, DeviceError
 from llamado.engine.llama import Llama
-from llamado.engine.options import ModelSource
+from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.supported import check_supported
 from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile, Header
@@ -24,7 +24,6 @@ from llamado.gguf.sources.catalogue import LARGE
 from llamado.gguf.types import TensorType
 from llamado.models import ARCHITECTURES, UnsupportedModel, load_model
 from llamado.router.downloads import Downloads
-from llamado.server.load import fetched
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "gguf"))
 import gguf_bytes as by
@@ -68,7 +67,7 @@ def test_a_type_without_a_kernel_is_refused_at_load(
     path = make_llama(tmp_path / "m.gguf", n_embd=256, types={"ffn_down": wtype})
     monkeypatch.setattr(CpuDevice, "__init__", lambda *_, **__: pytest.fail("it came as far as the device"))
     with pytest.raises(UnsupportedModel, match=rf"'blk\.0\.ffn_down\.weight' is of type {wtype}"):
-        Llama.load(path, n_ctx=64)
+        Llama.load(path, EngineOptions(n_ctx=64))
 
 
 def test_the_device_refuses_it_too(tmp_path: Path) -> None:
@@ -107,7 +106,7 @@ SAYS = f"'qwen3moe' do not run here; those of {SUPPORTED} do"
 def test_serving(site: loopback.Site) -> None:
     for source in (ModelSource(spec=f"{site.url}/big.gguf"), ModelSource(hf_repo="me/big")):
         with pytest.raises(UnsupportedModel, match=SAYS):
-            fetched(source, lambda *_: None)
+            source.fetch()
     assert 0 < fetched_bytes(site) <= 2 << 20
 
 

@@ -58,8 +58,10 @@ class Files:
         return ["--lora", str(self.adapters[0]), "--lora-scaled", f"{self.adapters[1]}:0.5"]
 
     def load(self, path: Path, **options: Any) -> Llama:
-        lora = [(adapter, 0.0) for adapter in self.adapters]
-        return Llama.load(path, n_ctx=4 * N_CTX, n_slots=4, unified=False, n_ubatch=256, lora=lora, **options)
+        lora = tuple((str(adapter), 0.0) for adapter in self.adapters)
+        return Llama.load(
+            path, EngineOptions(n_ctx=4 * N_CTX, n_slots=4, unified=False, n_ubatch=256, lora=lora, **options)
+        )
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from weights import to_float32, with_nudged_norm
 
 from llamado.commands.bench.perplexity import score_text
 from llamado.engine.llama import Llama
+from llamado.engine.options import EngineOptions
 
 pytestmark = pytest.mark.interop
 
@@ -48,7 +49,7 @@ class Loaded:
 @pytest.fixture(scope="module", params=["smollm2", "gemma3"])
 def loaded(request: pytest.FixtureRequest, peer_bin: Path) -> Iterator[Loaded]:
     path: Path = request.getfixturevalue(f"{request.param}_path")
-    with Llama.load(path, n_ctx=N_CTX, n_threads=2) as llama:
+    with Llama.load(path, EngineOptions(n_ctx=N_CTX, n_threads=2)) as llama:
         llama.engine.close()  # the forward pass is driven from here
         yield Loaded(request.param, path, llama)
 
@@ -81,7 +82,7 @@ def test_distributions_of_float_weights(loaded: Loaded, peer_bin: Path, tmp_path
         prompts = prompts_of(loaded.llama, client)
         answers = continuations(client, loaded.llama.tokenizer, list(prompts.values()))
     ours = Comparison()
-    with Llama.load(path, n_ctx=N_CTX, n_threads=2, type_k="f32", type_v="f32") as llama:
+    with Llama.load(path, EngineOptions(n_ctx=N_CTX, n_threads=2, type_k="f32", type_v="f32")) as llama:
         llama.engine.close()
         for (name, tokens), steps in zip(prompts.items(), answers, strict=True):
             assert len(tokens) + len(steps) >= 64, name

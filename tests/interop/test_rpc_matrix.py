@@ -35,6 +35,7 @@ from weights import with_nudged_norm
 
 from llamado.devices.split.placement import SplitOptions
 from llamado.engine.llama import Llama
+from llamado.engine.options import EngineOptions
 from llamado.engine.request import Result
 
 pytestmark = pytest.mark.interop
@@ -184,7 +185,10 @@ def load(path: Path, split: SplitOptions | None = None) -> Llama:
     """Our engine with a slot for each prompt."""
     threads = 2 if split is None else 1
     return Llama.load(
-        path, n_ctx=N_PROMPTS * N_CTX, n_slots=N_PROMPTS, unified=False, n_ubatch=256, n_threads=threads, split=split
+        path,
+        EngineOptions(
+            n_ctx=N_PROMPTS * N_CTX, n_slots=N_PROMPTS, unified=False, n_ubatch=256, n_threads=threads, split=split
+        ),
     )
 
 

@@ -21,6 +21,7 @@ from llamado.devices.cpu.compile.compiler import Compiler
 from llamado.devices.cpu.lowering import PORTABLE
 from llamado.devices.cpu.memory import CpuBuffer
 from llamado.engine.llama import Llama
+from llamado.engine.options import EngineOptions
 from llamado.errors import LlamadoError
 from llamado.gguf.errors import GgufError
 from llamado.gguf.metadata import StringArray
@@ -180,7 +181,7 @@ def test_through_to_loading_a_file(tmp_path: Path, key: str, type: V, value: Any
 
     path = make_llama(tmp_path / "model.gguf", edit=change)
     with pytest.raises(InvalidModel, match=rf"'llama\.{key}' is .* is expected"):
-        Llama.load(path, n_ctx=64)
+        Llama.load(path, EngineOptions(n_ctx=64))
 
 
 def test_a_context_that_no_machine_has_memory_for(tmp_path: Path) -> None:

@@ -239,8 +239,9 @@ def healthy(server: Server) -> None:
 def expected(smollm2_path: Path) -> list[str]:
     """The answers of this machine alone, the long ones, which begin with the short ones."""
     from llamado.engine.llama import Llama
+    from llamado.engine.options import EngineOptions
 
-    with Llama.load(smollm2_path, n_ctx=2048, n_slots=4) as llama, ThreadPoolExecutor(4) as pool:
+    with Llama.load(smollm2_path, EngineOptions(n_ctx=2048, n_slots=4)) as llama, ThreadPoolExecutor(4) as pool:
         options = {"n_predict": LONG, "ignore_eos": True}
         return [*pool.map(lambda request: llama.generate(**request | options), REQUESTS)]
 

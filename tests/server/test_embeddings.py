@@ -22,6 +22,7 @@ from minilm import make_bert, minilm
 from tiny_models import make_llama
 
 from llamado.engine.embedding.embedder import Embedding
+from llamado.engine.embedding.load import pair
 from llamado.engine.errors import QueueFull
 from llamado.engine.options import EngineOptions, ModelSource
 from llamado.gguf.metadata import Metadata, StringArray
@@ -29,7 +30,6 @@ from llamado.gguf.sources.resolve import cache_dir
 from llamado.models import Pooling
 from llamado.server.api.embeddings import Vectors
 from llamado.server.app import create_app
-from llamado.server.embedding_load import pair
 from llamado.server.load import load_served
 from llamado.server.loaded_model import Served
 from llamado.server.settings import Settings
@@ -41,7 +41,9 @@ Array = np.ndarray[Any, Any]
 
 
 def load(path: Path, **options: Any) -> Served:
-    settings = Settings(source=ModelSource(spec=str(path)), engine=EngineOptions(n_threads=1, **options))
+    settings = Settings(
+        source=ModelSource(spec=str(path)), engine=EngineOptions(**{"n_threads": 1, "n_slots": 4} | options)
+    )
     return load_served(settings, lambda share, what: None)
 
 

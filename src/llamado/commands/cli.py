@@ -78,22 +78,15 @@ def _perplexity(flags: Parsed, _: argparse.Namespace) -> int:
 def _pull(_: Parsed, namespace: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from llamado.engine.supported import check_supported
-    from llamado.gguf.sources.resolve import progress_bar, resolve
+    from llamado.engine.options import ModelSource
+    from llamado.gguf.sources.resolve import progress_bar
 
     console = Console(stderr=True)
     if not namespace.spec and not namespace.hf_repo:
         raise FlagError("pull: which model? Try: llamado pull smollm2")
-    label = namespace.spec or namespace.hf_repo
-    with progress_bar(console, label) as progress:
-        path = resolve(
-            namespace.spec,
-            hf_repo=namespace.hf_repo,
-            hf_file=namespace.hf_file,
-            progress=progress,
-            warn=console.print,
-            check=check_supported,
-        )
+    source = ModelSource(spec=namespace.spec, hf_repo=namespace.hf_repo, hf_file=namespace.hf_file)
+    with progress_bar(console, source.name) as progress:
+        path = source.fetch(progress=progress, warn=console.print)
     print(path)
     return 0
 
@@ -101,13 +94,13 @@ def _pull(_: Parsed, namespace: argparse.Namespace) -> int:
 def _inspect(_: Parsed, namespace: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from llamado.engine.options import ModelSource
     from llamado.engine.supported import check_supported
     from llamado.gguf.inspect import render
-    from llamado.gguf.sources.resolve import resolve
 
     # A table that goes into a pipe or a file keeps its full width.
     console = Console(width=None if sys.stdout.isatty() else 200)
-    path = resolve(namespace.spec, check=check_supported)
+    path = ModelSource(spec=namespace.spec).fetch()
     render(path, console, tensors=not namespace.no_tensors, check=check_supported)
     return 0
 

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from llamado.commands.options import engine_options, model_source
@@ -106,23 +105,15 @@ def plan(flags: Parsed) -> int:
     from llamado.engine.forward.fitting import Wanted, context_size, fit, sizes_for
     from llamado.engine.forward.sizes import usual_weights
     from llamado.engine.llama import cache_type
-    from llamado.engine.supported import check_supported
     from llamado.gguf.reader import GGUFFile
-    from llamado.gguf.sources.resolve import progress_bar, resolve
+    from llamado.gguf.sources.resolve import progress_bar
     from llamado.models import load_model
     from llamado.models.hparams import override_metadata
 
     options, source = engine_options(flags), model_source(flags)
     errors = Console(stderr=True)
     with progress_bar(errors, source.name) as progress:
-        path = resolve(
-            source.spec,
-            hf_repo=source.hf_repo,
-            hf_file=source.hf_file,
-            progress=progress,
-            warn=errors.print,
-            check=partial(check_supported, workers=options.split is not None),
-        )
+        path = source.fetch(progress=progress, warn=errors.print, workers=options.split is not None)
     with GGUFFile.open(path) as file:
         if options.metadata:
             file.metadata = override_metadata(file.metadata, options.metadata)
@@ -132,7 +123,7 @@ def plan(flags: Parsed) -> int:
             options.n_ctx,
             options.n_slots,
             options.unified,
-            min(options.n_batch, options.n_ubatch),
+            options.max_batch,
             cache_type(options.type_k),
             cache_type(options.type_v),
         )

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from llamado.commands.options import engine_options, model_source, sampling_defaults
-from llamado.engine.options import ModelSource
+from llamado.engine.options import ModelSource, as_share
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
 from llamado.http import logs
-from llamado.server.load import load_llama
 
 if TYPE_CHECKING:
     from llamado.engine.llama import Llama
@@ -33,7 +32,10 @@ def _load(flags: Parsed, spec: str | None) -> Llama:
             shown = line
 
     try:
-        return load_llama(source, engine_options(flags, n_slots=1), sampling_defaults(flags), report)
+        from llamado.engine.llama import Llama
+
+        options, defaults = engine_options(flags, n_slots=1), sampling_defaults(flags)
+        return Llama.load(source, options, defaults=defaults, progress=as_share(report))
     finally:
         if shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)

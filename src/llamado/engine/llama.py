@@ -12,25 +12,27 @@ from __future__ import annotations
 import logging
 import os
 import queue
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
+from llamado.devices.limits import memory
 from llamado.devices.split.measure import figures_of
-from llamado.devices.split.placement import SplitOptions
+from llamado.engine.embedding.embedder import Embedder
+from llamado.engine.embedding.load import NoGeneration, load_embedder
 from llamado.engine.engine import Engine
 from llamado.engine.errors import EngineError
-from llamado.engine.forward.contract import Forward
-from llamado.engine.forward.fitting import Wanted, before_reading, fit
-from llamado.engine.forward.lora_scales import default_scales
+from llamado.engine.forward.contract import Forward, Scales, as_scales
+from llamado.engine.forward.fitting import Fit, Wanted, before_reading, fit, prompt_memory
+from llamado.engine.forward.lora_scales import DefaultScales, default_scales
+from llamado.engine.options import FETCHING, EngineOptions, ModelSource, Report
 from llamado.engine.request import Defaults, Done, Event, Failed, Result, Token
 from llamado.engine.supported import check_supported
 from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile
-from llamado.gguf.sources.resolve import resolve
 from llamado.gguf.types import TensorType
-from llamado.models import KV_TYPES, Adapter, Model, load_adapters, load_model
+from llamado.models import KV_TYPES, Model, load_adapters, load_model
 from llamado.models.hparams import override_metadata
 from llamado.text.template import rendering
 from llamado.text.template.chat import KEY, ChatTemplate
@@ -43,12 +45,14 @@ log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
 
+_DEFAULTS = EngineOptions()
+
 MOST_TOKENS = 1024
 """Where answers of a model end that cannot end them."""
 
 
 class Llama:
-    """A loaded model: `file`, `model`, `tokenizer`, `template`, `forward`, `engine`, and `defaults` of requests.
+    """A loaded model: `file`, `model`, `tokenizer`, `template`, `forward`, `engine`, `embedder`, `defaults`.
 
     Options of `generate` and `chat` are the fields of Request and Sampling by name: `n_predict`, `stop`, `seed`,
     `temperature`, `top_k` …
@@ -61,12 +65,16 @@ class Llama:
         tokenizer: Tokenizer,
         template: ChatTemplate,
         forward: Forward,
-        engine: Engine,
+        engine: Engine | NoGeneration,
         defaults: Defaults | None = None,
         *,
         lacks: Sequence[str] = (),
+        embedder: Embedder | None = None,
     ) -> None:
-        """`lacks`: what a model needs to end its answers and has not (see `lacks`); they end at MOST_TOKENS then."""
+        """`lacks`: what a model needs to end its answers and has not (see `lacks`); they end at MOST_TOKENS then.
+
+        `embedder`: what makes vectors of texts; its forward pass is the one given, or its own.
+        """
         self.file = file
         self.model = model
         self.tokenizer = tokenizer
@@ -75,130 +83,66 @@ class Llama:
         self.engine = engine
         self.defaults = defaults if defaults is not None else Defaults()
         self.lacks = tuple(lacks)
+        self.embedder = embedder
 
     @classmethod
     def load(
         cls,
-        path: str | os.PathLike[str],
+        source: str | os.PathLike[str] | ModelSource,
+        options: EngineOptions = _DEFAULTS,
         *,
-        n_ctx: int | None = None,
-        n_slots: int = 1,
-        unified: bool = True,
-        n_batch: int = 2048,
-        n_ubatch: int = 512,
-        cont_batching: bool = True,
-        n_threads: int | None = None,
-        n_threads_batch: int | None = None,
-        type_k: str = "f16",
-        type_v: str = "f16",
-        mmap: bool = True,
-        mlock: bool = False,
-        numa: str | None = None,
-        chat_template: str | None = None,
-        metadata: Sequence[tuple[str, int | float | bool | str]] = (),
-        split: SplitOptions | None = None,
-        drafting: bool | None = None,
-        context_shift: bool = False,
-        cache_ram: int = 0,
-        cache_idle_slots: bool = False,
-        slot_prompt_similarity: float = 0.1,
-        max_queue: int = 1024,
-        lora: Sequence[tuple[str | os.PathLike[str], float]] = (),
-        lora_apply: bool = True,
         defaults: Defaults | None = None,
-        progress: Callable[[str, int, int], None] | None = None,
+        progress: Report | None = None,
     ) -> Self:
-        """Load a model: a path, or a spec of `llamado.gguf.sources.resolve.resolve` ("smollm2", "hf:user/repo").
+        """Load a model: a path, a spec of `llamado.gguf.sources.resolve.resolve` ("smollm2", "hf:user/repo"), a source.
 
-        `n_ctx`: tokens of context (None or 0: as many as the model was trained with), shared by all slots, or with
-        `unified=False` divided by `n_slots`; cut, and said, where memory is short (see engine.fitting.fit).
-        `n_batch`, `n_ubatch`: most tokens in a step and in a forward pass.
-        `type_k`, `type_v`: types of the KV cache. `mmap=False` reads the file into memory, `mlock` keeps it there,
-        `numa` places the threads ("distribute", "isolate", "numactl"). `split` divides the model among workers.
-        `metadata`: values in place of the file's (see models.hparams.override_metadata).
-        `drafting` evaluates probable next tokens along (None: where a model is divided among workers).
-        `context_shift`, `cache_ram`, `cache_idle_slots` (with `unified`, their cells are free at once),
-        `slot_prompt_similarity`, `max_queue`: see Engine. `lora`: files of adapters with their scales, which count from
-        the start unless `lora_apply` is off. `progress(what, done, total)` is told how far loading is. Raises the
-        rooms' errors: SourceError, GgufError, UnsupportedModel, InvalidAdapter, TokenizerError, TemplateError.
+        The context is cut, and that is said, where memory is short (see engine.forward.fitting.fit). `progress` is told
+        how far fetching and loading are. Raises the rooms' errors: SourceError, GgufError, UnsupportedModel,
+        InvalidAdapter, TokenizerError, TemplateError, EngineError, NotEnoughMemory.
         """
+        if options.embeds and options.split is not None:
+            raise EngineError("embeddings are computed on this machine alone: leave out --rpc")
         rendering.start()  # it gets ready while the model is loaded
-        # The compiler takes longest to import, and a file with a wrong name should not wait for it.
-        check = partial(check_supported, workers=split is not None)
-        file = GGUFFile.open(resolve(path, check=check), mmap=mmap)
-        forward: ModelRunner | None = None
-        adapters: tuple[Adapter, ...] = ()
-        try:
-            if metadata:
-                file.metadata = override_metadata(file.metadata, metadata)
-            check(file.header)
+        if not isinstance(source, ModelSource):
+            source = ModelSource(spec=os.fspath(source))
+        said = progress or (lambda *_: None)
+        fetching = f"{FETCHING}{source.name}"
+        workers = options.split is not None
+        path = source.fetch(progress=lambda done, total: said(fetching, done, total), workers=workers)
+        said("opening the model", 0, 0)
+        types = cache_type(options.type_k), cache_type(options.type_v)
+        with ExitStack() as opened:
+            file = GGUFFile.open(path, mmap=options.mmap)
+            opened.callback(file.close)
+            if options.metadata:
+                file.metadata = override_metadata(file.metadata, options.metadata)
+            check_supported(file.header, workers=workers)
             model = load_model(file)
-            adapters = load_adapters(model, [path for path, _ in lora], mmap=mmap)
-            scales = default_scales([scale for _, scale in lora], lora_apply)
+            for adapter in load_adapters(model, [path for path, _ in options.lora], mmap=options.mmap):
+                opened.callback(adapter.file.close)
+            scales = default_scales([scale for _, scale in options.lora], options.lora_apply)
             tokenizer = load_tokenizer(file.metadata)
-            template = ChatTemplate.from_metadata(file.metadata, tokenizer, chat_template)
-            missing = lacks(file.metadata, tokenizer, chat_template)
-            for what in missing:
-                log.warning("%s", what)
-            from llamado.devices.cpu.device import CpuDevice
-            from llamado.engine.forward.runner import ModelRunner
-
-            max_batch = min(n_batch, n_ubatch)
-            types = cache_type(type_k), cache_type(type_v)
-            here = CpuDevice(n_threads, n_threads_batch, numa=numa)
-            wanted = Wanted(n_ctx or 0, n_slots, unified, max_batch, *types)
-            house = None
-            if split is None:
-                found = fit(file, model, wanted, [before_reading(figures_of(here), file)], None)
+            template = ChatTemplate.from_metadata(file.metadata, tokenizer, options.chat_template)
+            missing: list[str] = []
+            embedder: Embedder | None = None
+            forward: Forward
+            engine: Engine | NoGeneration
+            if options.embeds and not model.generates:
+                forward, embedder = load_embedder(file, model, options, types, progress, lambda: scales.now)
+                engine = NoGeneration(embedder, options.n_slots, scales)
             else:
-                from llamado.engine.forward.device_pool import House
-
-                if progress is not None:
-                    progress("connecting to workers", 0, 0)
-                house = House(split, here, file, model, wanted)
-                found = house.fit
-            for note in found.notes:
-                log.warning("%s", note)
-            forward = ModelRunner(
-                file,
-                model,
-                [here] if house is None else house.devices,
-                None if house is None else found.placement,
-                n_cells=found.n_cells,
-                max_batch=max_batch,
-                type_k=types[0],
-                type_v=types[1],
-                mlock=mlock,
-                progress=progress,
-                reconnect=None if house is None else house.reconnect,
-                replace=None if house is None else house.without,
-            )
-            forward.warm_up(
-                [*range(1, min(n_slots, forward.max_batch, 8) + 1), forward.max_batch], progress, scales.now
-            )
-            engine = Engine(
-                forward,
-                tokenizer,
-                n_slots=n_slots,
-                n_ctx=found.n_ctx_slot,
-                n_batch=n_batch,
-                cont_batching=cont_batching,
-                slot_prompt_similarity=slot_prompt_similarity,
-                context_shift=context_shift,
-                cache_ram=cache_ram,
-                idle_slots=("clear" if unified else "keep") if cache_idle_slots and cache_ram else None,
-                max_queue=max_queue,
-                lora=scales.each,
-                drafting=split is not None if drafting is None else drafting,
-                failover=None if split is None else split.failover,
-                wait=30.0 if split is None else split.wait,
-            )
-        except BaseException:
-            _close(forward)
-            for opened in (file, *(adapter.file for adapter in adapters)):
-                opened.close()
-            raise
-        return cls(file, model, tokenizer, template, forward, engine, defaults, lacks=missing)
+                missing = lacks(file.metadata, tokenizer, options.chat_template)
+                for what in missing:
+                    log.warning("%s", what)
+                forward, found = _runner(file, model, options, types, progress, scales.now)
+                opened.callback(forward.close)
+                engine = generating = _engine(forward, tokenizer, options, found.n_ctx_slot, scales)
+                opened.callback(engine.close)
+                if options.embeds:
+                    now = lambda: as_scales(generating.lora)  # noqa: E731
+                    _, embedder = load_embedder(file, model, options, types, progress, now, beside=found)
+            opened.pop_all()
+        return cls(file, model, tokenizer, template, forward, engine, defaults, lacks=missing, embedder=embedder)
 
     def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
         """Token ids of a text; `add_special` adds the model's begin (and end) token."""
@@ -269,10 +213,14 @@ class Llama:
         return self._stream(prompt, options) if stream else self.complete(prompt, **options).content
 
     def close(self, timeout: float = 0.0) -> None:
-        """End the engine, giving running answers `timeout` seconds, then free memory and the file."""
+        """End what computes, giving running answers `timeout` seconds, then free memory and the file."""
+        if self.embedder is not None:
+            self.embedder.close(timeout)
         self.engine.close(timeout)
         rendering.end()
         _close(self.forward)
+        if self.embedder is not None and id(self.embedder.forward) != id(self.forward):
+            _close(self.embedder.forward)
         for opened in (self.file, *(adapter.file for adapter in self.model.adapters)):
             opened.close()
 
@@ -330,7 +278,78 @@ def cache_type(name: str) -> TensorType:
         raise EngineError(f"a KV cache of type {name!r} is not known; known are {known}") from None
 
 
-def _close(forward: Forward | None) -> None:
+def _runner(
+    file: GGUFFile,
+    model: Model,
+    options: EngineOptions,
+    types: tuple[TensorType, TensorType],
+    progress: Report | None,
+    scales: Scales,
+) -> tuple[ModelRunner, Fit]:
+    """The forward pass of a model that generates, ready for batches of all sizes; and the context it got."""
+    from llamado.devices.cpu.device import CpuDevice
+    from llamado.engine.forward.runner import ModelRunner
+
+    here = CpuDevice(options.n_threads, options.n_threads_batch, numa=options.numa)
+    wanted = Wanted(options.n_ctx, options.n_slots, options.unified, options.max_batch, *types, options.beyond_training)
+    house = None
+    if options.split is None:
+        found = fit(file, model, wanted, [before_reading(figures_of(here), file)], None)
+    else:
+        from llamado.engine.forward.device_pool import House
+
+        if progress is not None:
+            progress("connecting to workers", 0, 0)
+        house = House(options.split, here, file, model, wanted)
+        found = house.fit
+    for note in found.notes:
+        log.warning("%s", note)
+    runner = ModelRunner(
+        file,
+        model,
+        [here] if house is None else house.devices,
+        None if house is None else found.placement,
+        n_cells=found.n_cells,
+        max_batch=options.max_batch,
+        type_k=types[0],
+        type_v=types[1],
+        mlock=options.mlock,
+        progress=progress,
+        reconnect=None if house is None else house.reconnect,
+        replace=None if house is None else house.without,
+    )
+    try:
+        runner.warm_up([*range(1, min(options.n_slots, runner.max_batch, 8) + 1), runner.max_batch], progress, scales)
+    except BaseException:
+        runner.close()
+        raise
+    return runner, found
+
+
+def _engine(
+    forward: Forward, tokenizer: Tokenizer, options: EngineOptions, n_ctx: int, scales: DefaultScales
+) -> Engine:
+    split, cache_ram = options.split, prompt_memory(options.cache_ram, memory().total)
+    return Engine(
+        forward,
+        tokenizer,
+        n_slots=options.n_slots,
+        n_ctx=n_ctx,
+        n_batch=options.n_batch,
+        cont_batching=options.cont_batching,
+        slot_prompt_similarity=options.slot_prompt_similarity,
+        context_shift=options.context_shift,
+        cache_ram=cache_ram,
+        idle_slots=("clear" if options.unified else "keep") if options.cache_idle_slots and cache_ram else None,
+        max_queue=options.max_queue,
+        lora=scales.each,
+        drafting=split is not None if options.drafting is None else options.drafting,
+        failover=None if split is None else split.failover,
+        wait=30.0 if split is None else split.wait,
+    )
+
+
+def _close(forward: object) -> None:
     close = getattr(forward, "close", None)
     if close is not None:
         close()

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llamado.devices.split.placement import SplitOptions
+
+if TYPE_CHECKING:
+    from llamado.gguf.report import Progress, Warn
+
+Report = Callable[[str, int, int], None]
+"""Hears what is going on, how much of it is done, and how much there is (0: nobody knows)."""
+
+FETCHING = "fetching "
+"""What a Report hears begins with this until the file is here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,27 +33,55 @@ class ModelSource:
         """How the API calls the model when no alias is given."""
         return self.spec or self.hf_repo or ""
 
+    def fetch(self, *, progress: Progress | None = None, warn: Warn | None = None, workers: bool = False) -> Path:
+        """The model's file, fetched where it is not here yet. Raises SourceError, and UnsupportedModel before that.
+
+        `progress(done, total)` counts bytes, `warn` hears what the user should know (by default it is logged).
+        `workers`: see check_supported.
+        """
+        from llamado.engine.supported import check_supported
+        from llamado.gguf.sources.resolve import resolve
+
+        return resolve(
+            self.spec,
+            hf_repo=self.hf_repo,
+            hf_file=self.hf_file,
+            progress=progress,
+            warn=warn,
+            check=partial(check_supported, workers=workers),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """How the model is loaded and run."""
+    """How a model is loaded and run: see `Llama.load`, and `Engine` for what goes there."""
 
     n_ctx: int = 0
-    """0: the model's own."""
-    n_slots: int = 4
+    """Tokens of context, shared by all slots or divided among them; 0: as many as the model was trained with."""
+    beyond_training: bool = False
+    """Whether there are cells for all of n_ctx where slots use less, for one who drives the forward pass directly."""
+    n_slots: int = 1
+    """Requests that are answered at a time."""
     unified: bool = True
     """All slots share one context of n_ctx, instead of n_ctx / n_slots each."""
     n_batch: int = 2048
+    """Most tokens in a step."""
     n_ubatch: int = 512
+    """Most tokens in a forward pass."""
     cont_batching: bool = True
     n_threads: int | None = None
     n_threads_batch: int | None = None
     type_k: str = "f16"
+    """The type of the KV cache."""
     type_v: str = "f16"
     mmap: bool = True
+    """Whether the file is mapped, instead of read into memory."""
     mlock: bool = False
+    """Whether it is kept there."""
     numa: str | None = None
+    """How threads are placed: distribute, isolate, numactl."""
     chat_template: str | None = None
+    """In place of the file's: a template, or the name of one."""
     split: SplitOptions | None = None
     """Other machines that share the model; None: this one alone."""
     drafting: bool | None = None
@@ -48,8 +89,8 @@ class EngineOptions:
     slot_prompt_similarity: float = 0.1
     context_shift: bool = False
     """Whether a full context drops its older half instead of ending the answer."""
-    cache_ram: int = 8192
-    """MiB of memory for prompts that no slot holds any more; -1: no limit, 0: none."""
+    cache_ram: int = 0
+    """MiB of memory for prompts that no slot holds any more, at most half of what there is; -1: no limit, 0: none."""
     cache_idle_slots: bool = False
     """Whether idle slots' prompts move there whenever a request starts."""
     max_queue: int = 1024
@@ -59,6 +100,7 @@ class EngineOptions:
     lora_apply: bool = True
     """Whether adapters work from the start (`--lora-init-without-apply`)."""
     embeddings: bool = False
+    """Whether texts are made into vectors, beside answers where the model can give any."""
     reranking: bool = False
     pooling: str | None = None
     """none, mean, cls, last, rank; None: the model's own."""
@@ -66,6 +108,26 @@ class EngineOptions:
     metadata: tuple[tuple[str, int | float | bool | str], ...] = ()
     """Values in place of the file's; `{arch}` in a key stands for the model's architecture."""
 
+    @property
+    def embeds(self) -> bool:
+        """Whether texts are made into vectors or scores."""
+        return self.embeddings or self.reranking
+
+    @property
+    def max_batch(self) -> int:
+        """Most tokens in a forward pass."""
+        return min(self.n_batch, self.n_ubatch)
+
     def with_context(self, n_ctx: int) -> EngineOptions:
-        """The same with another context size."""
-        return replace(self, n_ctx=n_ctx)
+        """The same with cells for so many tokens, whatever the model was trained with."""
+        return replace(self, n_ctx=n_ctx, beyond_training=True)
+
+
+def as_share(report: Callable[[float, str], None]) -> Report:
+    """A Report for one who asks how much of everything is done: fetching is half of it."""
+
+    def said(what: str, done: int, total: int) -> None:
+        share = done / total if total else 0.0
+        report(share / 2 if what.startswith(FETCHING) else (1 + share) / 2, what)
+
+    return said

@@ -5,22 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamado.devices.limits import memory
-from llamado.engine.options import EngineOptions, ModelSource
-from llamado.engine.supported import check_supported
-from llamado.gguf.sources.resolve import resolve
+from llamado.engine.embedding.load import pair
+from llamado.engine.options import EngineOptions, as_share
 from llamado.http.logs import EVERYTHING
-from llamado.server.loaded_model import AdapterInfo, ModelInfo, Served
+from llamado.server.loaded_model import AdapterInfo, Embeddings, Grammars, ModelInfo, Served
 from llamado.server.ops.banner import layer_devices
 from llamado.server.settings import Settings
 
 if TYPE_CHECKING:
+    from llamado.engine.embedding.embedder import Embedder
     from llamado.engine.llama import Llama
-    from llamado.engine.request import Defaults
     from llamado.gguf.reader import GGUFFile
     from llamado.models import Model
     from llamado.text.template.chat import ChatTemplate
@@ -28,119 +24,33 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("llamado.server")
 
-Report = Callable[[float, str], None]
-
-# Shares of the progress bar: fetching takes long or no time at all, compiling is the rest.
-_FETCHED = 0.5
-
 # `general.file_type` → name (`llama_ftype` in include/llama.h, b11434).
 _FILE_TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K - Small",
     12: "Q3_K - Medium", 13: "Q3_K - Large", 14: "Q4_K - Small", 15: "Q4_K - Medium", 16: "Q5_K - Small",
     17: "Q5_K - Medium", 18: "Q6_K", 32: "BF16",
 }  # fmt: skip
+_RERANK_TEMPLATE = "tokenizer.chat_template.rerank"
 # `tokenizer.ggml.model` → `llama_vocab_type`.
 _VOCAB_TYPES = {"llama": 1, "gpt2": 2, "bert": 3, "t5": 4, "rwkv": 5, "plamo2": 6}
 
 
-def fetched(source: ModelSource, report: Report, *, workers: bool = False) -> Path:
-    """The model's file, fetched where it is not here yet. Raises SourceError, and UnsupportedModel before that.
-
-    `workers`: see check_supported.
-    """
-
-    def fetching(done: int, total: int) -> None:
-        report(_FETCHED * done / total if total else 0.0, f"fetching {source.name}")
-
-    path = resolve(
-        source.spec,
-        hf_repo=source.hf_repo,
-        hf_file=source.hf_file,
-        progress=fetching,
-        warn=log.warning,
-        check=partial(check_supported, workers=workers),
-    )
-    report(_FETCHED, "opening the model")
-    return path
-
-
-def preparing(report: Report) -> Callable[[str, int, int], None]:
-    """Reports what happens after fetching as the second half of the progress."""
-
-    def prepare(what: str, done: int, total: int) -> None:
-        report(_FETCHED + (1 - _FETCHED) * done / total if total else _FETCHED, what)
-
-    return prepare
-
-
-def prompt_memory(limit: int, total: int) -> int:
-    """MiB for prompts that no slot holds: the given limit, and at most half of the `total` bytes that the process may
-    have, so that in a small container the usual limit is one; -1: no limit.
-    """
-    return limit if limit < 0 else min(limit, total >> 21)
-
-
-def load_llama(source: ModelSource, options: EngineOptions, defaults: Defaults, report: Report) -> Llama:
-    """Fetch the model where that is needed and load it. Raises LlamadoError."""
-    path = fetched(source, report, workers=options.split is not None)
-
+def load_served(settings: Settings, report: Callable[[float, str], None]) -> Served:
+    """Load the model of a server and describe it; `report` hears which share of that is done. Raises LlamadoError."""
     from llamado.engine.llama import Llama
 
-    return Llama.load(
-        path,
-        n_ctx=options.n_ctx,
-        n_slots=options.n_slots,
-        unified=options.unified,
-        n_batch=options.n_batch,
-        n_ubatch=options.n_ubatch,
-        cont_batching=options.cont_batching,
-        n_threads=options.n_threads,
-        n_threads_batch=options.n_threads_batch,
-        type_k=options.type_k,
-        type_v=options.type_v,
-        mmap=options.mmap,
-        mlock=options.mlock,
-        numa=options.numa,
-        chat_template=options.chat_template,
-        metadata=options.metadata,
-        split=options.split,
-        drafting=options.drafting,
-        context_shift=options.context_shift,
-        cache_ram=prompt_memory(options.cache_ram, memory().total),
-        cache_idle_slots=options.cache_idle_slots,
-        slot_prompt_similarity=options.slot_prompt_similarity,
-        max_queue=options.max_queue,
-        lora=options.lora,
-        lora_apply=options.lora_apply,
-        defaults=defaults,
-        progress=preparing(report),
-    )
+    llama = Llama.load(settings.source, settings.engine, defaults=settings.defaults, progress=as_share(report))
+    try:
+        return serve_llama(settings, llama, report)
+    except BaseException:
+        llama.close()
+        raise
 
 
-def load_served(settings: Settings, report: Report) -> Served:
-    """Load the model of a server and describe it. Raises LlamadoError."""
-    if settings.engine.embeddings or settings.engine.reranking:
-        from llamado.server.embedding_load import load_embedding_server
-
-        return load_embedding_server(settings, report)
-    llama = load_llama(settings.source, settings.engine, settings.defaults, report)
-    report(1.0, "getting ready for grammars")
-    return serve_llama(settings, llama)
-
-
-def serve_llama(settings: Settings, llama: Llama) -> Served:
-    """A model that generates, behind the endpoints."""
-    from llamado.text.grammar.compiler import GrammarCompiler
-    from llamado.text.grammar.source import GrammarError
-
-    grammars = GrammarCompiler(llama.tokenizer)
-    # One call that keeps all other threads waiting, up to a second for the largest vocabularies: not once we answer.
-    with suppress(GrammarError):  # a vocabulary without an end serves all but grammars, which will say so
-        grammars.prepare()
-    if settings.switches.grammar is not None:
-        grammars.compile(settings.switches.grammar)  # one that cannot be used is found now, not by every request
-    info = describe(settings, llama.file, llama.model, llama.tokenizer, llama.template, llama.engine.n_ctx)
-    if log.isEnabledFor(EVERYTHING):
+def serve_llama(settings: Settings, llama: Llama, report: Callable[[float, str], None]) -> Served:
+    """A loaded model behind the endpoints."""
+    generates = llama.model.generates
+    if generates and log.isEnabledFor(EVERYTHING):
         from llamado.engine.forward.runner import ModelRunner
 
         if isinstance(llama.forward, ModelRunner):
@@ -151,13 +61,40 @@ def serve_llama(settings: Settings, llama: Llama) -> Served:
         engine=llama.engine,
         tokenizer=llama.tokenizer,
         template=llama.template,
-        info=info,
+        info=describe(settings, llama.file, llama.model, llama.tokenizer, llama.template, llama.engine.n_ctx),
         n_slots=settings.engine.n_slots,
         defaults=settings.defaults,
-        grammars=grammars,
+        grammars=_grammars(settings, llama, report) if generates else None,
         n_batch=settings.engine.n_batch,
-        longest_token=lambda: llama.tokenizer.longest,
+        longest_token=(lambda: llama.tokenizer.longest) if generates else (lambda: 0),
+        embeddings=None if llama.embedder is None else _embeddings(settings.engine, llama, llama.embedder),
         close=llama.close,
+    )
+
+
+def _grammars(settings: Settings, llama: Llama, report: Callable[[float, str], None]) -> Grammars:
+    from llamado.text.grammar.compiler import GrammarCompiler
+    from llamado.text.grammar.source import GrammarError
+
+    report(1.0, "getting ready for grammars")
+    grammars = GrammarCompiler(llama.tokenizer)
+    # One call that keeps all other threads waiting, up to a second for the largest vocabularies: not once we answer.
+    with suppress(GrammarError):  # a vocabulary without an end serves all but grammars, which will say so
+        grammars.prepare()
+    if settings.switches.grammar is not None:
+        grammars.compile(settings.switches.grammar)  # one that cannot be used is found now, not by every request
+    return grammars
+
+
+def _embeddings(options: EngineOptions, llama: Llama, embedder: Embedder) -> Embeddings:
+    template = llama.file.metadata.str_(_RERANK_TEMPLATE, "")
+    return Embeddings(
+        embedder=embedder,
+        pooling=embedder.pooling,
+        normalize=options.embd_normalize,
+        # llama-server ranks where it was told to, whatever the file says.
+        reranks=options.reranking or options.pooling == "rank",
+        pair=lambda query, document: pair(query, document, llama.tokenizer, template),
     )
 
 

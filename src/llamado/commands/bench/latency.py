@@ -35,7 +35,6 @@ from llamado.flags import FlagError, Parsed
 from llamado.http import logs
 from llamado.installation import install_command, own_command
 from llamado.rpc.endpoint import Endpoint
-from llamado.server.load import load_llama
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -260,7 +259,9 @@ def split_for(given: SplitOptions | None, endpoints: Sequence[str], *, even: boo
 
 
 def _load(source: ModelSource, options: EngineOptions, nodes: int) -> Llama:
-    llama = load_llama(source, options, Defaults(), lambda *_: None)
+    from llamado.engine.llama import Llama
+
+    llama = Llama.load(source, options)
     devices = len(getattr(llama.forward, "devices", [None]))
     if devices < nodes:
         llama.close()

@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llamado.commands.options import engine_options, model_source
-from llamado.engine.request import Defaults
 from llamado.flags import FlagError, Parsed
 from llamado.http import logs
-from llamado.server.load import load_llama
 
 if TYPE_CHECKING:
     from llamado.engine.forward.contract import Forward
@@ -110,7 +108,10 @@ def perplexity(flags: Parsed) -> int:
     if n_ctx < 4 or flags.chunks == 0:
         raise FlagError("nothing to score: -c needs 4 tokens or more, --chunks 1 or more (or -1)")
     source = model_source(flags)
-    with load_llama(source, options.with_context(n_ctx), Defaults(), lambda *_: None) as llama:
+
+    from llamado.engine.llama import Llama
+
+    with Llama.load(source, options.with_context(n_ctx)) as llama:
         # The forward pass is ours alone: the engine, idle, would get it ready for requests.
         llama.engine.close()
         # llama-perplexity takes text as text: `<|im_end|>` in it is no special token.

@@ -18,10 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.commands.options import engine_options, model_source
-from llamado.engine.request import Defaults
 from llamado.flags import FlagError, Parsed
 from llamado.http import logs
-from llamado.server.load import load_llama
 
 if TYPE_CHECKING:
     from llamado.engine.forward.contract import Forward
@@ -145,8 +143,9 @@ def bench(flags: Parsed) -> int:
     options = engine_options(flags, n_slots=1)
     need = max([*prompts, *generations, 1])
     source = model_source(flags)
-    llama = load_llama(source, options.with_context(max(need, options.n_ctx)), Defaults(), lambda *_: None)
-    with llama:
+    from llamado.engine.llama import Llama
+
+    with Llama.load(source, options.with_context(max(need, options.n_ctx))) as llama:
         if not prompts and not generations:
             raise FlagError("nothing to measure: give -p or -n a length")
         if need > llama.forward.n_cells:

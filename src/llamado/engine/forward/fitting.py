@@ -36,6 +36,12 @@ class Wanted(NamedTuple):
     max_batch: int
     type_k: TensorType
     type_v: TensorType
+    beyond_training: bool = False
+    """Whether there are cells for more tokens than all slots can have; see EngineOptions."""
+
+    def shape(self, n_ctx: int) -> tuple[int, int]:
+        """Tokens of one sequence, and cells of the pool, for `n_ctx` tokens in all. Raises EngineError."""
+        return context_size(n_ctx, self.n_slots, self.unified)
 
 
 class Fit(NamedTuple):
@@ -63,7 +69,7 @@ def sizes_for(file: GGUFFile, model: Model, wanted: Wanted, n_ctx: int) -> Model
     return model_sizes(
         file,
         model,
-        n_cells=context_size(n_ctx, wanted.n_slots, wanted.unified)[1],
+        n_cells=wanted.shape(n_ctx)[1],
         max_batch=wanted.max_batch,
         type_k=wanted.type_k,
         type_v=wanted.type_v,
@@ -80,7 +86,9 @@ def fit(
     for all else that does not fit, and what `place` raises.
     """
     n_train = model.hparams.n_ctx_train
-    asked = wanted.n_ctx or n_train
+    given = asked = wanted.n_ctx or n_train
+    if not wanted.beyond_training:
+        asked = min(asked, wanted.n_slots * n_train)
     sizes = sizes_for(file, model, wanted, asked)
     n_ctx, notes = asked, []
     try:
@@ -105,9 +113,9 @@ def fit(
         notes.append(said)
         sizes = sizes_for(file, model, wanted, n_ctx)
         placement = placed(sizes, figures, split)
-    slot, n_cells = context_size(n_ctx, wanted.n_slots, wanted.unified)
-    if slot > n_train:
-        notes.append(f"a slot's context is cut from {slot} tokens to {n_train}: the model was trained with no more")
+    slot, n_cells = wanted.shape(n_ctx)
+    if slot >= n_train and (whole := wanted.shape(given)[0]) > n_train:
+        notes.append(f"a slot's context is cut from {whole} tokens to {n_train}: the model was trained with no more")
     return Fit(min(slot, n_train), n_cells, sizes, placement, tuple(notes))
 
 
@@ -151,3 +159,10 @@ def _most(least: int, asked: int, attempt: Callable[[int], object]) -> int:
 def before_reading(figures: DeviceFigures, file: GGUFFile) -> DeviceFigures:
     """This machine's figures as they were before a file was read into its memory; of a mapped file, as they are."""
     return figures if file.mapped else replace(figures, free=figures.free + file.nbytes)
+
+
+def prompt_memory(limit: int, total: int) -> int:
+    """MiB for prompts that no slot holds: the given limit, and at most half of the `total` bytes that the process may
+    have, so that in a small container the usual limit is one; -1: no limit.
+    """
+    return limit if limit < 0 else min(limit, total >> 21)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_models import make_llama
 
 from llamado.devices.limits import Memory
-from llamado.engine.options import EngineOptions, ModelSource
-from llamado.server import load
-from llamado.server.load import load_served, prompt_memory
-from llamado.server.settings import Settings
+from llamado.engine import llama
+from llamado.engine.forward.fitting import prompt_memory
+from llamado.engine.llama import Llama
+from llamado.engine.options import EngineOptions
 
 GIB = 1 << 30
 
@@ -31,13 +32,12 @@ def test_a_container_has_its_own_limit(tmp_path: Path, monkeypatch: pytest.Monke
     class Stop(Exception):
         pass
 
-    def remember(*args: object, cache_ram: int, **options: object) -> None:
+    def remember(*args: object, cache_ram: int, **options: Any) -> None:
         given.append(cache_ram)
         raise Stop
 
-    monkeypatch.setattr("llamado.engine.llama.Llama.load", remember)
-    monkeypatch.setattr(load, "memory", lambda: Memory(GIB, 2 * GIB, 64 * GIB))
-    settings = Settings(source=ModelSource(spec=str(path)), engine=EngineOptions(n_ctx=64))
+    monkeypatch.setattr(llama, "Engine", remember)
+    monkeypatch.setattr(llama, "memory", lambda: Memory(GIB, 2 * GIB, 64 * GIB))
     with pytest.raises(Stop):
-        load_served(settings, lambda share, what: None)
+        Llama.load(path, EngineOptions(n_ctx=64, n_threads=1, cache_ram=8192))
     assert given == [1024]

@@ -1,0 +1,162 @@
+"""A model's embedder, and what stands for an engine where a model can do nothing else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from llamado.devices.split.measure import figures_of
+from llamado.engine.embedding.embedder import Embedder, cells_for
+from llamado.engine.errors import EngineError
+from llamado.engine.forward.contract import Scales
+from llamado.engine.forward.fitting import Fit, Wanted, before_reading, fit
+from llamado.engine.forward.lora_scales import DefaultScales
+from llamado.engine.options import EngineOptions, Report
+from llamado.engine.request import Counters, EngineSnapshot, Event, Request, SlotSnapshot
+from llamado.gguf.reader import GGUFFile
+from llamado.gguf.types import TensorType
+from llamado.models import Model, Output, Pooling
+from llamado.text.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llamado.engine.forward.runner import ModelRunner
+
+log = logging.getLogger(__name__)
+
+
+class _Texts(Wanted):
+    """What of a user's wishes takes memory where texts are embedded."""
+
+    def shape(self, n_ctx: int) -> tuple[int, int]:
+        """Tokens of a text, and cells for it and for a batch of short ones. Raises EngineError."""
+        n_ctx, _ = super().shape(n_ctx)
+        return n_ctx, cells_for(self.max_batch, n_ctx)
+
+
+class NoGeneration:
+    """The engine of a model that has no logits: it refuses, and shows the embedder's state."""
+
+    def __init__(self, embedder: Embedder, n_slots: int, scales: DefaultScales) -> None:
+        self.n_ctx = embedder.n_ctx
+        self._embedder = embedder
+        self._n_slots = n_slots
+        self._scales = scales
+
+    @property
+    def lora(self) -> tuple[float, ...]:
+        """Scales of all adapters, in float32."""
+        return self._scales.each
+
+    def set_lora(self, scales: Mapping[int, float]) -> None:
+        """Change `lora`: adapters by number, those that are not named get 0. Raises InvalidRequest."""
+        self._scales.set(scales)
+
+    def submit(self, request: Request, emit: Callable[[Event], None]) -> int:
+        """Raises EngineError, in llama-server's words."""
+        raise EngineError("the current context does not support logits computation. skipping")
+
+    def cancel(self, task_id: int) -> None:
+        """There is nothing to cancel."""
+
+    def snapshot(self) -> EngineSnapshot:
+        """Slots that look busy while texts are computed; counters are the embedder's own."""
+        busy = self._embedder.snapshot().requests_processing
+        slots = tuple(
+            SlotSnapshot(i, self._embedder.n_ctx, i < busy, -1, None, 0, 0, 0, False, False, -1, 0)
+            for i in range(self._n_slots)
+        )
+        return EngineSnapshot(slots, Counters(), 0, 0, 0, 0)
+
+    def close(self, timeout: float = 0.0) -> None:
+        """There is nothing to end."""
+
+
+def load_embedder(
+    file: GGUFFile,
+    model: Model,
+    options: EngineOptions,
+    types: tuple[TensorType, TensorType],
+    progress: Report | None,
+    scales: Callable[[], Scales],
+    *,
+    beside: Fit | None = None,
+) -> tuple[ModelRunner, Embedder]:
+    """A forward pass on this machine, and an embedder with it, for texts as long as a slot's context.
+
+    `types`: those of the KV cache. `scales`: how strong the model's adapters are now. `beside`: what the model has for
+    generating; its weights serve both. Where memory is short texts are cut shorter, and that is said. Raises
+    LlamadoError.
+    """
+    from llamado.devices.cpu.device import CpuDevice
+    from llamado.engine.forward.runner import ModelRunner
+
+    pooling = chosen_pooling(options, model)
+    here = CpuDevice(options.n_threads, options.n_threads_batch, numa=options.numa)
+    figures = before_reading(figures_of(here), file)
+    if beside is not None:
+        taken = sum(beside.sizes.kv) + beside.sizes.compute + beside.sizes.head_compute
+        figures = replace(figures, free=max(figures.free - taken, 0))
+        wanted = _Texts(beside.n_ctx_slot, 1, True, options.max_batch, *types)
+    else:
+        wanted = _Texts(options.n_ctx, options.n_slots, options.unified, options.max_batch, *types)
+    found = fit(file, model, wanted, [figures], None)
+    for note in found.notes:
+        log.warning("%s", note)
+    forward = ModelRunner(
+        file,
+        model,
+        [here],
+        n_cells=found.n_cells,
+        max_batch=options.max_batch,
+        output=Output.SCORES if pooling is Pooling.RANK else Output.HIDDEN,
+        type_k=types[0],
+        type_v=types[1],
+        mlock=options.mlock,
+        progress=progress,
+    )
+    try:
+        forward.warm_up([8, options.max_batch], progress, scales())
+        embedder = Embedder(
+            forward,
+            pooling=pooling,
+            causal=model.hparams.causal,
+            n_ctx=found.n_ctx_slot,
+            max_requests=options.max_queue,
+            scales=scales,
+        )
+    except BaseException:
+        forward.close()
+        raise
+    return forward, embedder
+
+
+def chosen_pooling(options: EngineOptions, model: Model) -> Pooling:
+    """What was asked for, else what the file says, else none."""
+    if options.pooling is not None:
+        return Pooling[options.pooling.upper()]
+    if options.reranking:
+        return Pooling.RANK
+    return Pooling.NONE if model.hparams.pooling is None else model.hparams.pooling
+
+
+def pair(query: str, document: str, tokenizer: Tokenizer, template: str) -> list[int]:
+    """The tokens with which a model is asked how well a document answers a query.
+
+    `template` is the file's own form of it, with {query} and {document} to be filled in; without one they follow each
+    other, each ended as the vocabulary ends texts.
+    """
+    if template:
+        text = template.replace("{query}", query).replace("{document}", document)
+        return tokenizer.encode(text, add_special=False, parse_special=True)
+    end = tokenizer.eos if tokenizer.eos is not None else tokenizer.sep
+    between = (end if tokenizer.add_eos else None, tokenizer.sep if tokenizer.add_sep else None)
+    parts = (
+        [tokenizer.bos if tokenizer.add_bos else None],
+        tokenizer.encode(query, parse_special=False),
+        between,
+        tokenizer.encode(document, parse_special=False),
+        between[:1],
+    )
+    return [token for part in parts for token in part if token is not None]

@@ -1,0 +1,15 @@
+"""Which rooms the commands that load a model without serving it need."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("name", ["run", "plan", "bench.speed", "bench.latency", "bench.perplexity", "options"])
+def test_no_server_is_imported(name: str) -> None:
+    code = f"import sys, llamado.commands.{name}, llamado.engine.llama; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not [module for module in done.stdout.split() if module.startswith(("llamado.server", "llamado.router"))]
