@@ -20,10 +20,10 @@ from llamado.http.json_body import read_object
 from llamado.server.api.completions import Generator
 from llamado.server.api.openapi import describe
 from llamado.server.errors import ApiError, invalid, translate
-from llamado.server.generate.chat_stream import Part, Spoken
 from llamado.server.generate.formats import Call
 from llamado.server.generate.json_values import table, text, whole, written
 from llamado.server.generate.streaming import json_response
+from llamado.text.dialects.answer import AnswerReader, Part
 from llamado.text.dialects.dialect import Content, Reasoning
 
 MAX_TOKENS = 4096
@@ -182,7 +182,7 @@ def _failure(error: ApiError) -> Response:
     return json_response(orjson.dumps(error_body(error)), error.status, headers)
 
 
-def _stop_reason(call: Call, result: Result, spoken: Spoken) -> dict[str, Any]:
+def _stop_reason(call: Call, result: Result, spoken: AnswerReader) -> dict[str, Any]:
     stops = call.conversation.chat.stops if call.conversation is not None else ()
     word = result.stopping_word if result.stopping_word in stops else None
     if result.stop_type not in ("eos", "word"):

@@ -19,11 +19,10 @@ from llamado.http.json_body import read_object
 from llamado.server.api.completions import Generator
 from llamado.server.api.openapi import describe
 from llamado.server.errors import ApiError, invalid
-from llamado.server.generate.chat_stream import Call as ToolUse
-from llamado.server.generate.chat_stream import Part, Spoken, random_id
 from llamado.server.generate.formats import Call, progress_json, timings_json
 from llamado.server.generate.json_values import table, text
 from llamado.server.generate.streaming import error_response, json_response
+from llamado.text.dialects.answer import AnswerReader, CallSoFar, Part, random_id
 from llamado.text.dialects.dialect import Content, Reasoning
 
 
@@ -348,7 +347,7 @@ def _text_part(said: str) -> dict[str, Any]:
     return {"type": "output_text", "annotations": [], "logprobs": [], "text": said}
 
 
-def _call_item(call: ToolUse) -> dict[str, Any]:
+def _call_item(call: CallSoFar) -> dict[str, Any]:
     # llama-server puts `call_` before an id here; one that the model gave with it keeps it as it is.
     call_id = call.id if call.id.startswith("call_") else f"call_{call.id}"
     return {
@@ -360,7 +359,7 @@ def _call_item(call: ToolUse) -> dict[str, Any]:
     }
 
 
-def _items(spoken: Spoken) -> list[dict[str, Any]]:
+def _items(spoken: AnswerReader) -> list[dict[str, Any]]:
     """A whole answer as output items."""
     output: list[dict[str, Any]] = []
     if spoken.reasoning:

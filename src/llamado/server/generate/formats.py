@@ -14,9 +14,9 @@ from llamado.build import BUILD
 from llamado.engine.request import Progress, Request, Result, Timings, Token, TokenProb, TokenProbs
 from llamado.server.errors import ApiError
 from llamado.server.generate.chat_request import Conversation, PlainParser
-from llamado.server.generate.chat_stream import Part, Spoken, random_id
 from llamado.server.generate.options import Options, generation_settings
 from llamado.server.generate.streaming import error_response
+from llamado.text.dialects.answer import AnswerReader, delta, random_id
 from llamado.text.dialects.dialect import Content, Reasoning
 
 # JSON has no -inf; llama-server writes the lowest float32 for the logarithm of 0.
@@ -122,11 +122,11 @@ class Call:
         """The beginning of the answer that the client gave."""
         return self.conversation.prepared.given if self.conversation is not None else ()
 
-    def spoken(self) -> Spoken:
+    def spoken(self) -> AnswerReader:
         """A reader for one answer."""
         if self.conversation is None:
-            return Spoken(PlainParser())
-        return Spoken(self.conversation.prepared.parser(), self.given)
+            return AnswerReader(PlainParser())
+        return AnswerReader(self.conversation.prepared.parser(), self.given)
 
 
 def native_json(call: Call, index: int, result: Result) -> dict[str, Any]:
@@ -327,8 +327,8 @@ class ChatFormat(_OpenAIFormat):
         self._begun: set[int] = set()
         self._results: list[Result] = []
 
-    def _chunk(self, index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-        return {"choices": [{"finish_reason": reason, "index": index, "delta": delta}], **self._head}
+    def _chunk(self, index: int, change: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        return {"choices": [{"finish_reason": reason, "index": index, "delta": change}], **self._head}
 
     def _begin(self, index: int) -> list[dict[str, Any]]:
         """A stream's first part names the role."""
@@ -337,12 +337,12 @@ class ChatFormat(_OpenAIFormat):
         self._begun.add(index)
         chunks = [self._chunk(index, {"role": "assistant", "content": None})]
         if self._call.options.echo:
-            chunks += [self._chunk(index, _delta(part)) for part in self._call.given]
+            chunks += [self._chunk(index, delta(part)) for part in self._call.given]
         return chunks
 
     def token(self, index: int, event: Token) -> bytes:
         chunks = self._begin(index)
-        chunks += [self._chunk(index, _delta(part)) for part in self._spoken[index].push(event.text)]
+        chunks += [self._chunk(index, delta(part)) for part in self._spoken[index].push(event.text)]
         logprobs = _logprobs(event.probs, self._call.requests[index])
         if logprobs is not None:
             if not chunks:
@@ -361,7 +361,7 @@ class ChatFormat(_OpenAIFormat):
         self._results.append(result)
         spoken = self._spoken[index]
         chunks = self._begin(index)
-        chunks += [self._chunk(index, _delta(part)) for part in spoken.finish()]
+        chunks += [self._chunk(index, delta(part)) for part in spoken.finish()]
         chunks.append(self._chunk(index, {}, finish_reason(result, bool(spoken.calls))))
         chunks[0] |= self._verbose(index, result)
         if self._call.options.include_usage and len(self._results) == len(self._call.requests):
@@ -384,19 +384,3 @@ class ChatFormat(_OpenAIFormat):
                 choice["logprobs"] = logprobs
             choices.append(choice)
         return self._body(choices, results)
-
-
-def _delta(part: Part) -> dict[str, Any]:
-    """A piece of an answer as a chat stream's delta."""
-    if isinstance(part, Content):
-        return {"content": part.text}
-    if isinstance(part, Reasoning):
-        return {"reasoning_content": part.text}
-    call: dict[str, Any] = {"index": part.index}
-    function: dict[str, Any] = {}
-    if part.head:
-        call |= {"id": part.call.id, "type": "function"}
-        function["name"] = part.call.name
-    if part.arguments or part.head:
-        function["arguments"] = part.arguments
-    return {"tool_calls": [{**call, "function": function}]}

@@ -19,7 +19,7 @@ def random_id(n: int = 32) -> str:
 
 
 @dataclass(slots=True)
-class Call:
+class CallSoFar:
     """A tool call so far."""
 
     id: str
@@ -32,7 +32,7 @@ class CallPart:
     """A piece of a tool call; `head` where it is the first."""
 
     index: int
-    call: Call
+    call: CallSoFar
     head: bool
     arguments: str
 
@@ -40,7 +40,7 @@ class CallPart:
 Part = Content | Reasoning | CallPart
 
 
-class Spoken:
+class AnswerReader:
     """Feeds one answer's text to its parser and keeps what came out."""
 
     def __init__(self, parser: Parser, given: Sequence[Content | Reasoning] = ()) -> None:
@@ -48,7 +48,7 @@ class Spoken:
         self._parser = parser
         self._texts: list[str] = []
         self._thoughts: list[str] = []
-        self.calls: list[Call] = []
+        self.calls: list[CallSoFar] = []
         self._by_index: dict[int, int] = {}
         self._take(given)
 
@@ -95,7 +95,23 @@ class Spoken:
         head = at is None
         if at is None:
             at = self._by_index[piece.index] = len(self.calls)
-            self.calls.append(Call(piece.id or random_id(), piece.name or ""))
+            self.calls.append(CallSoFar(piece.id or random_id(), piece.name or ""))
         call = self.calls[at]
         call.arguments += piece.arguments
         return CallPart(at, call, head, piece.arguments)
+
+
+def delta(part: Part) -> dict[str, Any]:
+    """A piece of an answer as a delta of OpenAI's chat streams."""
+    if isinstance(part, Content):
+        return {"content": part.text}
+    if isinstance(part, Reasoning):
+        return {"reasoning_content": part.text}
+    call: dict[str, Any] = {"index": part.index}
+    function: dict[str, Any] = {}
+    if part.head:
+        call |= {"id": part.call.id, "type": "function"}
+        function["name"] = part.call.name
+    if part.arguments or part.head:
+        function["arguments"] = part.arguments
+    return {"tool_calls": [{**call, "function": function}]}
