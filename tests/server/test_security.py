@@ -26,7 +26,8 @@ from llamado.http.json_body import LONG_BODY, MAX_COUNTS, MAX_DEPTH, MAX_QUOTES,
 from llamado.server.errors import ApiError
 from llamado.server.generate.formats import probs_json
 from llamado.server.generate.json_values import MOST_ITEMS, MOST_SAMPLERS
-from llamado.server.generate.prompts import LONG_TEXT, MOST_TEXT
+from llamado.server.generate.prompts import MOST_TEXT
+from llamado.server.generate.threads import LONG_TEXT
 from llamado.server.ops import memory
 
 Start = Callable[..., tuple[subprocess.Popen[str], str]]

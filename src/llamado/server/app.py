@@ -34,8 +34,8 @@ from llamado.server.api.slots import slots_router
 from llamado.server.api.status import health_body, monitor_router
 from llamado.server.api.tokenize import text_router
 from llamado.server.errors import ApiError, not_found, translate
-from llamado.server.generate.prompts import in_thread
 from llamado.server.generate.streaming import Mailbox, error_response, json_response
+from llamado.server.generate.threads import in_thread
 from llamado.server.ops.sleep import QUIET
 from llamado.server.state import ServerState
 

@@ -21,7 +21,7 @@ from llamado.http.connections import GRACE, HEADER_SECONDS, Gate, configure
 from llamado.http.signals import EndingServer
 from llamado.http.sockets import address_of
 from llamado.server.app import Door, busy_app, create_app
-from llamado.server.generate.prompts import use_threads
+from llamado.server.generate.threads import use_threads
 from llamado.server.loaded_model import Served
 from llamado.server.ops import memory
 from llamado.server.ops.banner import overview

@@ -18,16 +18,9 @@ from llamado.server.generate.controls import Controls
 from llamado.server.generate.formats import Call, ChatFormat, CompletionsFormat, NativeFormat, completion_id
 from llamado.server.generate.json_values import text
 from llamado.server.generate.options import Options, bound_probabilities, make_requests, read_options
-from llamado.server.generate.prompts import (
-    characters,
-    encode,
-    in_thread,
-    off_loop,
-    off_loop_chat,
-    size_of,
-    tokenize_prompts,
-)
+from llamado.server.generate.prompts import characters, encode, tokenize_prompts
 from llamado.server.generate.streaming import Answer, EventStream, Format, Generation, Mailbox, json_response
+from llamado.server.generate.threads import in_thread, off_loop, off_loop_chat, size_of
 from llamado.server.loaded_model import Served
 from llamado.server.state import ServerState
 from llamado.server.switches import Switches
@@ -104,8 +97,7 @@ class Generator:
         def work() -> Conversation:
             return prepare_chat(read_chat(body, switches), template)
 
-        names = ("messages", "tools", "response_format", "chat_template_kwargs")
-        return await off_loop_chat(work, size_of([body.get(name) for name in names]))
+        return await off_loop_chat(work, body)
 
     async def count(self, body: Mapping[str, Any]) -> int:
         """Tokens of a chat body's prompt. Raises LlamadoError."""

@@ -19,7 +19,8 @@ from llamado.server.api.openapi import describe
 from llamado.server.errors import invalid, not_supported
 from llamado.server.generate.formats import NativeFormat
 from llamado.server.generate.json_values import text
-from llamado.server.generate.prompts import encode, off_loop, size_of, tokenize_mixed
+from llamado.server.generate.prompts import encode, tokenize_mixed
+from llamado.server.generate.threads import off_loop, size_of
 from llamado.server.loaded_model import Tokenizer
 
 # What stands between files where the model has no token for it.

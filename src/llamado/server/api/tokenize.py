@@ -13,8 +13,9 @@ from llamado.server.api.completions import Generator
 from llamado.server.api.openapi import describe
 from llamado.server.errors import invalid
 from llamado.server.generate.json_values import flag, type_name
-from llamado.server.generate.prompts import off_loop, size_of, tokenize_mixed
+from llamado.server.generate.prompts import tokenize_mixed
 from llamado.server.generate.streaming import json_response
+from llamado.server.generate.threads import off_loop, size_of
 from llamado.server.loaded_model import Tokenizer
 
 

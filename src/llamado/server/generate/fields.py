@@ -17,7 +17,7 @@ from llamado.engine.sampling.params import SAMPLER_LETTERS, sampler_names
 from llamado.errors import LlamadoError
 from llamado.server.errors import invalid
 from llamado.server.generate.json_values import MOST_ITEMS, MOST_SAMPLERS, at_most, whole, wrong_type
-from llamado.server.generate.prompts import LONG_TEXT
+from llamado.server.generate.threads import LONG_TEXT
 from llamado.server.loaded_model import Tokenizer
 
 

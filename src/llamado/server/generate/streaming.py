@@ -19,7 +19,7 @@ from llamado.http.bodies import body_of
 from llamado.http.connections import ABORT
 from llamado.http.request_log import current
 from llamado.server.errors import ApiError, translate
-from llamado.server.generate.prompts import off_loop
+from llamado.server.generate.threads import off_loop
 from llamado.server.loaded_model import Engine
 
 log = logging.getLogger("llamado.server")
