@@ -198,11 +198,11 @@ class Commands:
         self._patch.setattr(llama, "Engine", Engine)
         self._patch.setattr("llamado.devices.cpu.device.CpuDevice", Device)
         self._patch.setattr("llamado.engine.forward.runner.ModelRunner", Forward)
-        self._patch.setattr("llamado.engine.forward.device_pool.House", House)
+        self._patch.setattr("llamado.engine.forward.device_pool.DevicePool", House)
 
     def _serving(self) -> None:
         """The server around the model."""
-        note, real_serve, real_gate, real_state = self._note, load.serve_llama, run.Gate, run.ServerState
+        note, real_serve, real_gate, real_state = self._note, load.serve_llama, run.ConnectionLimits, run.ServerState
 
         class Grammars:
             def __init__(self, tokenizer: Any) -> None: ...
@@ -265,7 +265,7 @@ class Commands:
 
         self._patch.setattr(load, "Embeddings", embeddings)
         self._patch.setattr(run, "ServerState", make_state)
-        self._patch.setattr(run, "Gate", gate)
+        self._patch.setattr(run, "ConnectionLimits", gate)
         self._patch.setattr(run, "Sleep", Sleep)
         self._patch.setattr(run, "_Server", Server)
         self._patch.setattr(run, "use_threads", lambda n: note("long texts", n_threads=n))
@@ -296,7 +296,7 @@ class Commands:
         def make(catalogue: Any, settings: Any, *, limits: Any, autoload: bool, reread: Any) -> Any:
             note("router", models=tuple(catalogue.models), limits=limits, autoload=autoload)
             fleet = SimpleNamespace(find=lambda name: None, kill=lambda: None)
-            return SimpleNamespace(logbook=logging.NullHandler(), fleet=fleet)
+            return SimpleNamespace(log_tail=logging.NullHandler(), fleet=fleet)
 
         self._patch.setattr(router, "RouterServer", Server)
         self._patch.setattr(router, "Router", make)

@@ -16,7 +16,7 @@ from llamado import flags
 from llamado.commands import cli
 from llamado.commands.serve import serve_settings, serves_many
 from llamado.devices.split.placement import ALL_LAYERS
-from llamado.flags import FlagError, Kind, Parsed, Parser, add_flags, parse
+from llamado.flags import FlagError, FlagParser, Kind, Parsed, add_flags, parse
 from llamado.text.grammar.source import GrammarSource
 
 ROOT = Path(__file__).parent.parent
@@ -29,7 +29,7 @@ LLAMA_SERVER = (
 
 
 def parsed(*arguments: str, command: str = "serve", environ: Mapping[str, str] | None = None) -> Parsed:
-    parser = Parser(prog="llamado", allow_abbrev=False)
+    parser = FlagParser(prog="llamado", allow_abbrev=False)
     add_flags(parser, command)
     return parse(parser, command, arguments, environ or {})[0]
 

@@ -29,12 +29,12 @@ _STARTS = {
         for model in catalogue.load(flags).models.values():
             subprocess.run([*model.launch.args, "--help"], check=True)
     """,
-    "the guard of the models": """
-        from llamado.router.child import Guard
+    "the watchdog of the models": """
+        from llamado.router.child import Watchdog
         from pathlib import Path
-        guard = Guard(0.1, Path("no-such-folder"))
-        guard.start()
-        guard.end()
+        watchdog = Watchdog(0.1, Path("no-such-folder"))
+        watchdog.start()
+        watchdog.end()
     """,
     "a part of the demo": """
         from llamado.commands import demo

@@ -646,7 +646,7 @@ class Parsed:
             raise AttributeError(name) from None
 
 
-class Parser(argparse.ArgumentParser):
+class FlagParser(argparse.ArgumentParser):
     """An ArgumentParser that raises `FlagError` instead of leaving the process."""
 
     def error(self, message: str) -> NoReturn:

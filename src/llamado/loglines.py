@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 
-class Message(logging.Formatter):
+class LineFormatter(logging.Formatter):
     """What a record says, in one line: names that strangers chose can neither begin another nor colour a terminal.
 
     `verbose`: with the traceback of an error, which is for whoever asked to see everything; its lines are indented.

@@ -31,7 +31,7 @@ from llamado.client import (
     asynchronous,
     synchronous,
 )
-from llamado.client.health import Backoff, Watch, judge
+from llamado.client.health import Backoff, StartupWatch, judge
 from llamado.commands import wait as waiting
 from llamado.commands.wait import greet, run_wait
 
@@ -100,7 +100,7 @@ def test_pauses_grow_with_jitter_and_the_server_may_ask_for_more() -> None:
 
 
 def test_a_server_that_was_loading_and_is_gone() -> None:
-    watch = Watch(1.0)
+    watch = StartupWatch(1.0)
     gone = State(Phase.CONNECTING, "cannot connect: refused")
     assert watch.note(gone).phase is Phase.CONNECTING
     watch.note(State(Phase.LOADING, "Loading model"))
@@ -206,7 +206,7 @@ def test_ready_after_loading(clock: Time) -> None:
             assert [state.phase for state in waited.states] == [Phase.LOADING] * 9 + [Phase.READY]
             assert waited.states[0].progress == 0.25
     # Nobody waits long for a server that is ready.
-    assert len(clock.pauses) == 18 and max(clock.pauses) <= Watch.LONGEST
+    assert len(clock.pauses) == 18 and max(clock.pauses) <= StartupWatch.LONGEST
 
 
 def test_503_for_ever_and_its_retry_after(clock: Time) -> None:
@@ -254,17 +254,17 @@ def test_an_endless_answer(clock: Time) -> None:
 
 
 def test_pauses_are_short_again_when_something_has_changed() -> None:
-    watch = Watch(100.0)
+    watch = StartupWatch(100.0)
     for state in (State(Phase.CONNECTING, "refused"), State(Phase.LOADING, "Loading model")):
         pauses = []
         for _ in range(6):
             watch.note(state)
             pauses.append(watch.pause(0.0))
-        assert pauses[0] <= Watch.FIRST < pauses[-1] <= Watch.LONGEST
+        assert pauses[0] <= StartupWatch.FIRST < pauses[-1] <= StartupWatch.LONGEST
 
 
 def test_how_long_a_look_may_take() -> None:
-    watch = Watch(10.0)
+    watch = StartupWatch(10.0)
     assert [watch.look_timeout(elapsed, 5.0) for elapsed in (0.0, 4.0, 7.0, 9.5, 11.0)] == [5, 5, 3, 1, 1]
     assert watch.look_timeout(9.9, 0.2) == 0.2
 

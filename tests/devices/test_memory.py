@@ -16,7 +16,7 @@ from running import PLAIN, WEIGHTS, Array, Case, jit_for, new, values, weight_by
 from llamado.devices.cpu import memory
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.memory import CpuBuffer
-from llamado.devices.cpu.numa import Placement, memory_nodes
+from llamado.devices.cpu.numa import NumaBinding, memory_nodes
 from llamado.devices.device import DeviceError
 from llamado.ggml import Graph
 from llamado.ggml import graph as g
@@ -179,7 +179,7 @@ def test_isolated_threads_stay_on_the_node_they_were_started_from(monkeypatch: p
     os.sched_setaffinity(0, {min(home)})
     try:
         monkeypatch.setattr("llamado.devices.cpu.numa.os.sched_getaffinity", lambda pid, real=os.sched_getaffinity: own)
-        placement = Placement("isolate", [frozenset(own) - home, home])
+        placement = NumaBinding("isolate", [frozenset(own) - home, home])
     finally:
         monkeypatch.undo()
         os.sched_setaffinity(0, own)
@@ -201,7 +201,7 @@ def test_one_node_means_nothing_to_do_and_says_so_once(caplog: pytest.LogCapture
     _say_once.cache_clear()
     with caplog.at_level(logging.INFO, "llamado.devices"):
         for _ in range(2):
-            placement = Placement("distribute", [frozenset({0})])
+            placement = NumaBinding("distribute", [frozenset({0})])
     assert caplog.text.count("one memory node") == 1
     before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     placement.pin(1)

@@ -11,7 +11,7 @@ from command_stand_ins import Commands
 from tiny_models import make_llama
 
 from llamado.devices.split.placement import DeviceFigures, NotEnoughMemory, SplitOptions
-from llamado.engine.forward.fitting import LEAST_CONTEXT, Fit, Wanted, fit, placed, sizes_for
+from llamado.engine.forward.fitting import LEAST_CONTEXT, Fit, MemoryOptions, fit, placed, sizes_for
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models import load_model
@@ -32,8 +32,8 @@ def file(folder: Path, request: pytest.FixtureRequest) -> Iterator[GGUFFile]:
         yield found
 
 
-def wanted(n_ctx: int = 0, n_slots: int = 1, unified: bool = True) -> Wanted:
-    return Wanted(n_ctx, n_slots, unified, 512, TensorType.F16, TensorType.F16)
+def wanted(n_ctx: int = 0, n_slots: int = 1, unified: bool = True) -> MemoryOptions:
+    return MemoryOptions(n_ctx, n_slots, unified, 512, TensorType.F16, TensorType.F16)
 
 
 def need(file: GGUFFile, n_ctx: int) -> int:

@@ -12,7 +12,7 @@ from tiny_models import make_llama
 
 from llamado.devices.split.placement import DeviceFigures, ModelSizes, Placement, SplitOptions, idle, place
 from llamado.engine.forward import device_pool
-from llamado.engine.forward.fitting import Wanted
+from llamado.engine.forward.fitting import MemoryOptions
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models import load_model
@@ -76,9 +76,9 @@ def test_the_log_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
     caplog.set_level("INFO", "llamado")
     path = make_llama(tmp_path / "tiny.gguf", n_vocab=320)
     with GGUFFile.open(path) as file:
-        wanted = Wanted(256, 1, True, 64, TensorType.F16, TensorType.F16)
+        wanted = MemoryOptions(256, 1, True, 64, TensorType.F16, TensorType.F16)
         here: Any = SimpleNamespace(name="CPU", close=lambda: None)
-        home = device_pool.House(SplitOptions(rpc=("h:1",)), here, file, load_model(file), wanted)
+        home = device_pool.DevicePool(SplitOptions(rpc=("h:1",)), here, file, load_model(file), wanted)
     assert home.fit.placement == Placement((0, 0), 0, 0)
     assert "CPU: layers 0 to 1 and the head" in caplog.text
     assert "RPC0[h:1] gets no layers: it would make answers slower: a token takes" in caplog.text

@@ -17,7 +17,7 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.device import DeviceLost
 from llamado.engine.cache import prompt_cache
-from llamado.engine.cache.prompt_cache import ReadCost, Reader, Store
+from llamado.engine.cache.prompt_cache import CellReader, ReadCost, Store
 from llamado.engine.engine import Engine
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.request import Request
@@ -37,7 +37,7 @@ Make = Callable[..., tuple[Engine, FakeForward]]
 def reading_pays(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """No clock decides what these tests see, but where a test is about that."""
     if "dear" not in request.node.name:
-        monkeypatch.setattr(Reader, "pays", lambda self, start, n, pace: True)
+        monkeypatch.setattr(CellReader, "pays", lambda self, start, n, pace: True)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from llamado.commands.cli import _parser
 from llamado.flags import FlagError, parse
 from llamado.installation import own_command
 from llamado.router import presets
-from llamado.router.catalogue import Catalogue, CatalogueError, Model, cached_models, load, models_in
+from llamado.router.catalogue import Catalogue, CatalogueError, RoutedModel, cached_models, load, models_in
 from llamado.router.downloads import remove_cached
 from llamado.router.presets import PresetError, read_presets
 
@@ -29,7 +29,7 @@ def catalogue(*flags: str) -> Catalogue:
     return load(parse(_parser("serve"), "serve", flags)[0])
 
 
-def arguments(model: Model) -> dict[str, Any]:
+def arguments(model: RoutedModel) -> dict[str, Any]:
     """Flags of the model's process, with their values."""
     args = list(model.launch.args)
     assert args[:5] == own_command("serve")

@@ -17,22 +17,22 @@ from router_process import FAKE, Start, config, fake, wait_for
 from llamado.gguf.errors import SourceError
 from llamado.router import downloads
 from llamado.router import fleet as fleets
-from llamado.router.catalogue import Catalogue, CatalogueError, Launch, Model
+from llamado.router.catalogue import Catalogue, CatalogueError, Launch, RoutedModel
 from llamado.router.child import Child
-from llamado.router.fleet import Fleet, FleetLimits, Place
+from llamado.router.fleet import Fleet, FleetLimits, Instance
 from llamado.router.presets import environment
 from llamado.server.errors import ApiError
 
 
-def model(name: str, *options: str, **more: Any) -> Model:
+def model(name: str, *options: str, **more: Any) -> RoutedModel:
     """A fake model on a Unix socket, as our own servers are."""
     # The fleet appends `--host SOCKET`.
     code = f"import sys; sys.argv = [{FAKE!r}, {name!r}, sys.argv[-1], *{list(options)!r}]; exec(open({FAKE!r}).read())"
     launch = Launch(args=(sys.executable, "-S", "-c", code), env=environment(), stop_timeout=0.5)
-    return Model(name=name, source="preset", launch=launch, **more)
+    return RoutedModel(name=name, source="preset", launch=launch, **more)
 
 
-def run(models: list[Model], work: Callable[[Fleet], Coroutine[Any, Any, None]], **limits: Any) -> None:
+def run(models: list[RoutedModel], work: Callable[[Fleet], Coroutine[Any, Any, None]], **limits: Any) -> None:
     """Run work with a fleet, which is closed at the end."""
 
     async def all_of_it() -> None:
@@ -41,14 +41,14 @@ def run(models: list[Model], work: Callable[[Fleet], Coroutine[Any, Any, None]],
             await asyncio.wait_for(work(fleet), 30)
         finally:
             await fleet.close()
-            assert not any(place.running for place in fleet.places.values())
+            assert not any(instance.running for instance in fleet.instances.values())
 
     asyncio.run(all_of_it())
 
 
 def test_waiting_is_bounded() -> None:
     async def work(fleet: Fleet) -> None:
-        a, b = fleet.places["a"], fleet.places["b"]
+        a, b = fleet.instances["a"], fleet.instances["b"]
         lease = await fleet.acquire(a)
         waiting = [asyncio.ensure_future(fleet.acquire(b)) for _ in range(3)]
         await asyncio.sleep(0)
@@ -73,13 +73,13 @@ def test_waiting_is_bounded() -> None:
 
 def test_patience_has_an_end() -> None:
     async def work(fleet: Fleet) -> None:
-        lease = await fleet.acquire(fleet.places["a"])
+        lease = await fleet.acquire(fleet.instances["a"])
         fleet.limits = replace(fleet.limits, patience=0.1)
         with pytest.raises(ApiError, match="no place for model 'b'") as caught:
-            await fleet.acquire(fleet.places["b"])
+            await fleet.acquire(fleet.instances["b"])
         assert caught.value.status == 503
         # Nobody waits for it any more, so `a` goes on.
-        (await fleet.acquire(fleet.places["a"])).release()
+        (await fleet.acquire(fleet.instances["a"])).release()
         lease.release()
 
     run([model("a"), model("b")], work, models_max=1, quantum=0.0)
@@ -93,7 +93,7 @@ def test_first_come_first_served() -> None:
         order: list[str] = []
 
         async def use(name: str) -> None:
-            lease = await fleet.acquire(fleet.places[name])
+            lease = await fleet.acquire(fleet.instances[name])
             order.append(name)
             await asyncio.sleep(0.05)
             lease.release()
@@ -112,15 +112,15 @@ def test_first_come_first_served() -> None:
 def test_a_changed_catalogue() -> None:
     async def work(fleet: Fleet) -> None:
         for name in "abc":
-            (await fleet.acquire(fleet.places[name])).release()
-        kept = fleet.places["a"].child
+            (await fleet.acquire(fleet.instances[name])).release()
+        kept = fleet.instances["a"].child
         fleet.replace(Catalogue([model("a"), model("b", "ready=0.01"), model("d")]))
-        assert sorted(fleet.places) == ["a", "b", "c", "d"]  # `c` is still ending
+        assert sorted(fleet.instances) == ["a", "b", "c", "d"]  # `c` is still ending
         assert fleet.find("c") is None
-        while fleet.places["b"].running or "c" in fleet.places:
+        while fleet.instances["b"].running or "c" in fleet.instances:
             await asyncio.sleep(0.01)
-        assert fleet.places["a"].child is kept and sorted(fleet.places) == ["a", "b", "d"]
-        (await fleet.acquire(fleet.places["b"])).release()
+        assert fleet.instances["a"].child is kept and sorted(fleet.instances) == ["a", "b", "d"]
+        (await fleet.acquire(fleet.instances["b"])).release()
 
     run([model(name) for name in "abc"], work)
 
@@ -146,18 +146,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.mark.slow
 def test_failures_to_load_are_put_off_for_longer_and_longer(clock: Clock) -> None:
     async def work(fleet: Fleet) -> None:
-        place = fleet.places["a"]
+        instance = fleet.instances["a"]
         waits = []
         for _ in range(6):
             with pytest.raises(ApiError, match="failed to load"):
-                await fleet.acquire(place)
-            waits.append(place.retry_at - clock.now)
+                await fleet.acquire(instance)
+            waits.append(instance.retry_at - clock.now)
             # Until then it is not started, and the client hears how long that is.
-            clock.now = place.retry_at - 0.25
+            clock.now = instance.retry_at - 0.25
             with pytest.raises(ApiError, match="failed to load") as refused:
-                await fleet.acquire(place)
-            assert refused.value.retry_after == 1 and not place.running
-            clock.now = place.retry_at
+                await fleet.acquire(instance)
+            assert refused.value.retry_after == 1 and not instance.running
+            clock.now = instance.retry_at
         assert waits == [0.5, 1, 2, 4, 5, 5]
 
     run([model("a", "fail=3")], work, backoff=0.5, backoff_max=5.0)
@@ -166,24 +166,24 @@ def test_failures_to_load_are_put_off_for_longer_and_longer(clock: Clock) -> Non
 @pytest.mark.slow
 def test_restarts_are_put_off_for_longer_and_longer(clock: Clock) -> None:
     async def work(fleet: Fleet) -> None:
-        place = fleet.places["a"]
+        instance = fleet.instances["a"]
 
         async def dies() -> float:
             """Let it run and die; seconds until it is started again."""
-            lease = await fleet.acquire(place)
+            lease = await fleet.acquire(instance)
             lease.child.signal(signal.SIGKILL)
             await lease.child.exit
             lease.release()
             await asyncio.sleep(0)
-            wait = place.retry_at - clock.now
-            assert place.running == (wait == 0)
-            clock.now = place.retry_at
+            wait = instance.retry_at - clock.now
+            assert instance.running == (wait == 0)
+            clock.now = instance.retry_at
             return wait
 
         # The first time it comes back at once.
         assert [await dies() for _ in range(6)] == [0, 0.5, 1, 2, 3, 3]
         # One that ran well for a while begins anew.
-        (await fleet.acquire(place)).release()
+        (await fleet.acquire(instance)).release()
         clock.now += 10.5
         assert [await dies() for _ in range(3)] == [0, 0.5, 1]
 
@@ -195,13 +195,13 @@ def test_a_model_that_is_unloaded_while_it_loads_is_never_loaded(monkeypatch: py
     """Its process got ready, and then, or while it was asked what it is, came the wish to unload it."""
 
     async def work(fleet: Fleet) -> None:
-        place = fleet.places["a"]
+        instance = fleet.instances["a"]
         told: list[Any] = []
         fleet._notify = lambda event, name, data: told.append(data["status"])
         ended = asyncio.Event()
 
-        async def ask(place: Place, child: Child) -> dict[str, Any]:
-            fleet.unload(place)
+        async def ask(instance: Instance, child: Child) -> dict[str, Any]:
+            fleet.unload(instance)
             if when == "before":
                 await asyncio.wait([child.exit])
             ended.set()
@@ -209,12 +209,12 @@ def test_a_model_that_is_unloaded_while_it_loads_is_never_loaded(monkeypatch: py
 
         monkeypatch.setattr(fleet, "_ask_info", ask)
         with pytest.raises(ApiError, match="is not running"):
-            await fleet.acquire(place)
+            await fleet.acquire(instance)
         await ended.wait()
-        await fleet.unloaded([place])
+        await fleet.unloaded([instance])
         await asyncio.sleep(0)
         assert told == ["loading", "unloaded"]
-        assert (place.status, place.child, place.failed, fleet.swaps) == ("unloaded", None, False, 0)
+        assert (instance.status, instance.child, instance.failed, fleet.swaps) == ("unloaded", None, False, 0)
 
     run([model("a")], work)
 
@@ -223,18 +223,18 @@ def test_sleeping_models() -> None:
     """Shown as asleep, and asked without being woken."""
 
     async def work(fleet: Fleet) -> None:
-        place = fleet.places["a"]
+        instance = fleet.instances["a"]
         told: list[Any] = []
         fleet._notify = lambda event, name, data: told.append(data)
-        lease = await fleet.acquire(place)
+        lease = await fleet.acquire(instance)
         body = b'{"sleep": 1}'
         connection = await lease.child.pool.connect()
         connection.send(b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body), body)
         await connection.answered()
         connection.release()
         lease.release()
-        await fleet.look_asleep(place)
-        assert place.shown_status == "sleeping" and told[-1] == {"status": "sleeping"}
+        await fleet.look_asleep(instance)
+        assert instance.shown_status == "sleeping" and told[-1] == {"status": "sleeping"}
 
     run([model("a", sleeps=True)], work, sleep_check=60.0)
 

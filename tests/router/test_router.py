@@ -188,8 +188,8 @@ def test_slow_readers_hold_up_the_sender_not_the_memory(start_router: Start) -> 
     with router.http.stream("POST", "/v1/completions", json={"model": "a", "big": 40_000_000}) as response:
         time.sleep(0.2)
         assert httpx.get(f"{router.url}/upstream/a/state").json()["active"] == 1  # it cannot get rid of it
-        (place,) = router.server.router.fleet.places.values()
-        assert max(connection._size for connection in place.child.pool._all) < 2**20
+        (instance,) = router.server.router.fleet.instances.values()
+        assert max(connection._size for connection in instance.child.pool._all) < 2**20
         assert sum(len(part) for part in response.iter_raw()) > 40_000_000
 
 
@@ -415,9 +415,9 @@ def test_processes_end_with_a_killed_router(router_process: Start, tmp_path: Pat
     }
     router = router_process(config(models))
     pids = [router.ask("plain").json()["pid"]]
-    # Nor does it help that somebody killed their guard.
-    (guard,) = [pid for pid in children(router.process.pid) if "guard.py" in command_line(pid)]
-    os.kill(guard, signal.SIGKILL)
+    # Nor does it help that somebody killed their watchdog.
+    (watchdog,) = [pid for pid in children(router.process.pid) if "watchdog.py" in command_line(pid)]
+    os.kill(watchdog, signal.SIGKILL)
     pids += [router.ask(name).json()["pid"] for name in ("shell", "left")]
     asking = threading.Thread(target=ask_in_vain, args=(router, "loading"), daemon=True)
     asking.start()
@@ -575,7 +575,9 @@ def test_second_signal_ends_everything(start_router: Start) -> None:
 
 def kept_open(router: Running) -> int:
     """Connections of the router's to its models."""
-    return sum(len(place.child.pool._all) for place in router.server.router.fleet.places.values() if place.child)
+    return sum(
+        len(instance.child.pool._all) for instance in router.server.router.fleet.instances.values() if instance.child
+    )
 
 
 @pytest.mark.slow

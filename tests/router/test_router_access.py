@@ -73,7 +73,7 @@ def test_keys_and_origins_of_every_route(start_router: Start, prefix: str) -> No
                         assert status not in (401, 403, 404, 405), case
             if prefix:
                 assert httpx.get(here.url + path, headers={"X-Api-Key": "sesame"}).status_code == 404
-    assert not here.server.router.fleet.places["a"].running  # type: ignore[union-attr]
+    assert not here.server.router.fleet.instances["a"].running  # type: ignore[union-attr]
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType as T
 from llamado.rpc.client import device as client
 from llamado.rpc.client import upload
-from llamado.rpc.client.connection import Connection, VersionMismatch
+from llamado.rpc.client.connection import VersionMismatch, WorkerConnection
 from llamado.rpc.client.device import RemoteDevice, connect
 from llamado.rpc.client.known_hashes import KnownHashes
 from llamado.rpc.hashing import fnv1a
@@ -794,7 +794,7 @@ def test_a_count_of_devices_that_never_comes() -> None:
 
 def test_a_connection_lost_from_its_own_callback_can_be_closed() -> None:
     with ScriptedWorker() as worker:
-        connection = Connection(worker.endpoint)
+        connection = WorkerConnection(worker.endpoint)
         connection.on_lost(lambda why: connection.close())
         worker.before = when(DeviceCount, close_it)
         with pytest.raises(DeviceLost):

@@ -31,7 +31,7 @@ from llamado.http import logs
 from llamado.http.access import AccessRules
 from llamado.http.logs import Background, Lines
 from llamado.http.request_log import Record, current, request_id
-from llamado.router.log_tail import Logbook
+from llamado.router.log_tail import LogTail
 from llamado.router.presets import environment
 from llamado.server.ops.banner import layer_devices, overview
 from llamado.server.ops.sleep import Sleep
@@ -224,7 +224,7 @@ def test_names_that_strangers_chose_cannot_forge_a_line() -> None:
     text, as_json = (Lines(prefix=False, timestamps=False, as_json=j, verbose=False) for j in (False, True))
     assert text.format(record) == told and json.loads(as_json.format(record))["message"] == told
     assert all(c.isprintable() for c in as_json.format(record))
-    book = Logbook(asyncio.new_event_loop())
+    book = LogTail(asyncio.new_event_loop())
     book.emit(record)
     assert book.history() == told.encode() + b"\n"
     try:

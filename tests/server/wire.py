@@ -12,7 +12,7 @@ from typing import Any
 from fakes import TEMPLATE, FakeEngine, served
 
 from llamado.http.access import AccessRules
-from llamado.http.connections import Gate, configure
+from llamado.http.connections import ConnectionLimits, configure
 from llamado.http.signals import EndingServer
 from llamado.http.sockets import listen
 from llamado.server.app import busy_app, create_app
@@ -27,7 +27,7 @@ class Wire:
     port: int
     engine: FakeEngine
     state: ServerState
-    gate: Gate
+    gate: ConnectionLimits
     server: EndingServer
 
     @property
@@ -54,7 +54,7 @@ def serving(
     state = ServerState(access=access or AccessRules(), switches=Switches(**switches))
     if loaded:
         state.served = served(engine, TEMPLATE)
-    gate = Gate(limit, timeout)
+    gate = ConnectionLimits(limit, timeout)
     apps: list[Any] = []
 
     def make() -> Any:

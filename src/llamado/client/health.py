@@ -121,7 +121,7 @@ class Backoff:
         self._next = self._first
 
 
-class Watch:
+class StartupWatch:
     """Goes over a server's states while it starts, and remembers what a single one does not say."""
 
     # A look at /health costs a server well under a millisecond, and nobody should wait long for one that is ready.

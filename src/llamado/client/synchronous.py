@@ -11,7 +11,7 @@ from typing import Any, Literal, Self, overload
 import httpx
 
 from llamado.client import requests
-from llamado.client.health import MAX_BODY, Backoff, Phase, State, Watch, judge
+from llamado.client.health import MAX_BODY, Backoff, Phase, StartupWatch, State, judge
 from llamado.client.requests import Json, Messages, RequestFailed, ServerAddress, ServerUnavailable
 
 __all__ = ["LlamaServerClient"]
@@ -39,7 +39,7 @@ class LlamaServerClient(ServerAddress):
         `told(state, seconds)` is called after each look.
         """
         began = time.monotonic()
-        watch = Watch(self.startup_timeout)
+        watch = StartupWatch(self.startup_timeout)
         while True:
             timeout = watch.look_timeout(time.monotonic() - began, self.health_check_timeout)
             self.state = watch.note(self._look(timeout))

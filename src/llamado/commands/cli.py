@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 from llamado import __version__
 from llamado.errors import LlamadoError
-from llamado.flags import FlagError, Parsed, Parser, add_flags, completion_script, parse
-from llamado.loglines import Message
+from llamado.flags import FlagError, FlagParser, Parsed, add_flags, completion_script, parse
+from llamado.loglines import LineFormatter
 
 USAGE = """\
 llamado: serve and run GGUF language models, on one machine or on many
@@ -176,7 +176,7 @@ def _check_port(flag: str, port: int) -> None:
 def _log_to_stderr(flags: Parsed) -> None:
     level = logging.DEBUG if flags.verbose else logging.INFO
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Message(verbose=flags.verbose))
+    handler.setFormatter(LineFormatter(verbose=flags.verbose))
     logging.basicConfig(level=level, handlers=[handler])
 
 
@@ -219,7 +219,7 @@ COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
-    parser = Parser(prog=f"llamado {command}", description=COMMANDS[command][1], allow_abbrev=False)
+    parser = FlagParser(prog=f"llamado {command}", description=COMMANDS[command][1], allow_abbrev=False)
     parser.add_argument("--usage", action="help", help=argparse.SUPPRESS)
     if command == "serve":
         parser.add_argument("--version", action="version", version=f"llamado {__version__}", help="print the version")

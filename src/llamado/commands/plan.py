@@ -102,7 +102,7 @@ def plan(flags: Parsed) -> int:
     """Print how the model would be divided, against other ways; 1 where it does not fit. Raises LlamadoError."""
     from rich.console import Console
 
-    from llamado.engine.forward.fitting import Wanted, context_size, fit, sizes_for
+    from llamado.engine.forward.fitting import MemoryOptions, context_size, fit, sizes_for
     from llamado.engine.forward.sizes import usual_weights
     from llamado.engine.llama import cache_type
     from llamado.gguf.reader import GGUFFile
@@ -119,7 +119,7 @@ def plan(flags: Parsed) -> int:
             file.metadata = override_metadata(file.metadata, options.metadata)
         model = load_model(file)
         figures = _figures(options, *usual_weights(file, model))
-        wanted = Wanted(
+        wanted = MemoryOptions(
             options.n_ctx,
             options.n_slots,
             options.unified,

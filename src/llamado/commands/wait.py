@@ -10,7 +10,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from llamado.client.health import Phase, State, Watch
+from llamado.client.health import Phase, StartupWatch, State
 from llamado.client.synchronous import LlamaServerClient
 
 Told = Callable[[State, float], None]
@@ -81,7 +81,7 @@ class _Lines:
 
 def _wait_for_worker(address: tuple[str, int], timeout: float, told: Told) -> State:
     began = time.monotonic()
-    watch = Watch(timeout)
+    watch = StartupWatch(timeout)
     while True:
         state = watch.note(greet(address, watch.look_timeout(time.monotonic() - began, HELLO_TIMEOUT)))
         elapsed = time.monotonic() - began

@@ -34,13 +34,13 @@ from llamado.engine.request import EngineSnapshot, Event, Progress, Request
 from llamado.engine.sampling.chain import Sampler, TopK, top_k_numpy
 from llamado.engine.sampling.params import RANDOM_SEED
 from llamado.engine.sampling.rng import seed_key
-from llamado.engine.scheduler.batch import Planner, Share
-from llamado.engine.scheduler.output import Answering, Vocabulary
+from llamado.engine.scheduler.batch import BatchShare, Planner
+from llamado.engine.scheduler.output import Answering, EngineVocabulary
 from llamado.engine.scheduler.prefix import Sequences
 from llamado.engine.scheduler.queue import Queue
 from llamado.engine.scheduler.recovery import Recovery
 from llamado.engine.scheduler.slot_hold import Hold
-from llamado.engine.scheduler.slot_io import Calls, Errand, Job
+from llamado.engine.scheduler.slot_io import CallQueue, Job, SlotTask
 from llamado.engine.scheduler.slots import Slot, choose_slot
 from llamado.engine.scheduler.statistics import Statistics
 from llamado.errors import LlamadoError
@@ -55,7 +55,7 @@ class _Flight(NamedTuple):
     """A batch on its way."""
 
     rows: Future[NDArray[np.float32]]
-    shares: list[Share]
+    shares: list[BatchShare]
     n_tokens: int
     n_prompt: int
     began: float
@@ -92,7 +92,7 @@ class Engine:
     def __init__(
         self,
         forward: Forward,
-        tokenizer: Vocabulary,
+        tokenizer: EngineVocabulary,
         *,
         n_slots: int = 1,
         n_ctx: int | None = None,
@@ -124,7 +124,7 @@ class Engine:
         self._slots = [Slot(i, n_ctx) for i in range(n_slots)]
         self._stats = Statistics()
         self._queue = Queue(self._slots, max_queue)
-        self._calls = Calls(self._queue.wake)
+        self._calls = CallQueue(self._queue.wake)
         self._jobs: list[Job] = []
         self._recovery = Recovery(forward, self._queue, self._calls, failover=failover, wait=wait)
         self._sequences = Sequences(
@@ -208,7 +208,7 @@ class Engine:
 
         The future fails with SlotNotSaved, Unavailable or EngineClosed. Raises InvalidRequest, QueueFull, EngineClosed.
         """
-        return self._send_errand(Errand("save", id_slot, path))
+        return self._send_slot_task(SlotTask("save", id_slot, path))
 
     def restore_slot(self, id_slot: int, path: Path) -> Future[SlotFile]:
         """Give a slot the sequence of a file, once no request has the slot; it goes on with the same bits.
@@ -216,20 +216,20 @@ class Engine:
         The future fails with SlotFileError (the slot is as before), NoRoom, Unavailable or EngineClosed. Raises
         InvalidRequest, QueueFull, EngineClosed.
         """
-        return self._send_errand(Errand("restore", id_slot, path))
+        return self._send_slot_task(SlotTask("restore", id_slot, path))
 
     def erase_slot(self, id_slot: int) -> Future[int]:
         """Forget a slot's sequence, once no request has the slot; how many tokens that were.
 
         Raises InvalidRequest, QueueFull, EngineClosed.
         """
-        return self._send_errand(Errand("erase", id_slot))
+        return self._send_slot_task(SlotTask("erase", id_slot))
 
-    def _send_errand(self, errand: Errand) -> Future[Any]:
-        if not 0 <= errand.id_slot < len(self._slots):
+    def _send_slot_task(self, slot_task: SlotTask) -> Future[Any]:
+        if not 0 <= slot_task.id_slot < len(self._slots):
             raise InvalidRequest("Invalid slot ID")
-        self._queue.add_errand(errand)
-        return errand.future
+        self._queue.add_slot_task(slot_task)
+        return slot_task.future
 
     def cancel(self, task_id: int) -> None:
         """Drop a request: its slot is free at the next step, and no more events come (one may be under way).
@@ -364,23 +364,23 @@ class Engine:
     def _start_errands(self) -> bool:
         """Do what is to be done with slots that are free by now."""
         changed = False
-        errands = self._queue.errands
-        for _ in range(len(errands)):
-            errand = errands.popleft()
-            slot = self._slots[errand.id_slot]
+        slot_tasks = self._queue.slot_tasks
+        for _ in range(len(slot_tasks)):
+            slot_task = slot_tasks.popleft()
+            slot = self._slots[slot_task.id_slot]
             if not slot.idle:
-                errands.append(errand)
+                slot_tasks.append(slot_task)
                 continue
-            if not errand.future.set_running_or_notify_cancel():
+            if not slot_task.future.set_running_or_notify_cancel():
                 continue
             changed = True
-            if errand.kind == "erase":
+            if slot_task.kind == "erase":
                 n_erased = slot.length
                 self._sequences.drop(slot)
-                errand.future.set_result(n_erased)
+                slot_task.future.set_result(n_erased)
                 continue
             job = Job(
-                errand,
+                slot_task,
                 Hold(slot, self._forward, self._sequences, self._queue),
                 self._calls,
                 self._forward.cell_kind,
@@ -436,7 +436,7 @@ class Engine:
         if planner.cost is not None and not flight.n_prompt:
             planner.cost.note(planner.n_generating, flight.n_tokens, now - flight.began, n_yielded, now)
 
-    def _continue(self, share: Share, rows: NDArray[np.float32]) -> int:
+    def _continue(self, share: BatchShare, rows: NDArray[np.float32]) -> int:
         """A sequence was evaluated to its end, perhaps beyond: its next token, and those after it that were drafted.
 
         Returns how many tokens it got.

@@ -24,7 +24,7 @@ from llamado.engine.embedding.load import NoGeneration, load_embedder
 from llamado.engine.engine import Engine
 from llamado.engine.errors import EngineError
 from llamado.engine.forward.contract import Forward, Scales, as_scales
-from llamado.engine.forward.fitting import Fit, Wanted, before_reading, fit, prompt_memory
+from llamado.engine.forward.fitting import Fit, MemoryOptions, before_reading, fit, prompt_memory
 from llamado.engine.forward.lora_scales import DefaultScales, default_scales
 from llamado.engine.options import FETCHING, EngineOptions, ModelSource, Report
 from llamado.engine.request import Defaults, Done, Event, Failed, Result, Token
@@ -291,32 +291,34 @@ def _runner(
     from llamado.engine.forward.runner import ModelRunner
 
     here = CpuDevice(options.n_threads, options.n_threads_batch, numa=options.numa)
-    wanted = Wanted(options.n_ctx, options.n_slots, options.unified, options.max_batch, *types, options.beyond_training)
-    house = None
+    wanted = MemoryOptions(
+        options.n_ctx, options.n_slots, options.unified, options.max_batch, *types, options.beyond_training
+    )
+    pool = None
     if options.split is None:
         found = fit(file, model, wanted, [before_reading(figures_of(here), file)], None)
     else:
-        from llamado.engine.forward.device_pool import House
+        from llamado.engine.forward.device_pool import DevicePool
 
         if progress is not None:
             progress("connecting to workers", 0, 0)
-        house = House(options.split, here, file, model, wanted)
-        found = house.fit
+        pool = DevicePool(options.split, here, file, model, wanted)
+        found = pool.fit
     for note in found.notes:
         log.warning("%s", note)
     runner = ModelRunner(
         file,
         model,
-        [here] if house is None else house.devices,
-        None if house is None else found.placement,
+        [here] if pool is None else pool.devices,
+        None if pool is None else found.placement,
         n_cells=found.n_cells,
         max_batch=options.max_batch,
         type_k=types[0],
         type_v=types[1],
         mlock=options.mlock,
         progress=progress,
-        reconnect=None if house is None else house.reconnect,
-        replace=None if house is None else house.without,
+        reconnect=None if pool is None else pool.reconnect,
+        replace=None if pool is None else pool.without,
     )
     try:
         runner.warm_up([*range(1, min(options.n_slots, runner.max_batch, 8) + 1), runner.max_batch], progress, scales)

@@ -489,7 +489,7 @@ def _alignment(cursor: _Cursor, metadata: Metadata) -> int:
     return alignment
 
 
-class _Row(NamedTuple):
+class _TensorInfo(NamedTuple):
     """A row of the tensor table: `offset` counts from the start of the data, `at` is where it stands in the file."""
 
     name: str
@@ -500,8 +500,8 @@ class _Row(NamedTuple):
     at: int
 
 
-def _read_tensors(cursor: _Cursor, n_tensors: int, alignment: int) -> list[_Row]:
-    rows: list[_Row] = []
+def _read_tensors(cursor: _Cursor, n_tensors: int, alignment: int) -> list[_TensorInfo]:
+    rows: list[_TensorInfo] = []
     names: set[str] = set()
     for i in range(n_tensors):
         at = cursor.pos
@@ -519,11 +519,11 @@ def _read_tensors(cursor: _Cursor, n_tensors: int, alignment: int) -> list[_Row]
         offset = cursor.u64(name)
         if offset % alignment:
             cursor.fail(f"the data offset {offset} is not a multiple of the alignment {alignment}", name, at)
-        rows.append(_Row(name, kind, ne, offset, nbytes, at))
+        rows.append(_TensorInfo(name, kind, ne, offset, nbytes, at))
     return rows
 
 
-def _placed(cursor: _Cursor, rows: list[_Row], alignment: int, shard: int) -> list[TensorInfo]:
+def _placed(cursor: _Cursor, rows: list[_TensorInfo], alignment: int, shard: int) -> list[TensorInfo]:
     """The tensors where their data lies, which must be in the file and no other's."""
     data_start = -(-cursor.pos // alignment) * alignment
     data_size = max(cursor.size - data_start, 0)

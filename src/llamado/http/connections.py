@@ -66,7 +66,7 @@ def raise_file_limit() -> int:
     return MOST_CONNECTIONS + RESERVED_FILES if soft == resource.RLIM_INFINITY else soft
 
 
-class Gate:
+class ConnectionLimits:
     """All connections of a server: how many may be open, and which of them rest.
 
     `timeout`: seconds a client may leave its answer unread.
@@ -77,9 +77,9 @@ class Gate:
         most = max(16, min(files - RESERVED_FILES, MOST_CONNECTIONS) - HEADROOM)
         self.limit = most if limit is None else min(limit, most)
         self.timeout = timeout
-        self.resting: dict[Connection, None] = {}
+        self.resting: dict[HttpConnection, None] = {}
         """Those without a whole request in work, the longest resting first."""
-        self.unread: dict[Connection, None] = {}
+        self.unread: dict[HttpConnection, None] = {}
         """Those whose clients do not read fast enough, the longest waiting first."""
         self.n_open = 0
 
@@ -134,10 +134,10 @@ def _spell(name: bytes) -> bytes:
     return b"ETag" if name == b"etag" else b"-".join(word.capitalize() for word in name.split(b"-"))
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """uvicorn's connection with limits. `gate` is shared by all of a server's."""
 
-    gate: Gate
+    gate: ConnectionLimits
     refuse: ASGI3Application
     """What answers on a connection for which there is no room."""
 
@@ -324,14 +324,14 @@ class Connection(HttpToolsProtocol):
         self.transport.abort()
 
 
-def protocol(gate: Gate, refuse: ASGI3Application) -> type[Connection]:
+def protocol(gate: ConnectionLimits, refuse: ASGI3Application) -> type[HttpConnection]:
     """The class of a server's connections."""
-    return type("ServerConnection", (Connection,), {"gate": gate, "refuse": staticmethod(refuse)})
+    return type("ServerConnection", (HttpConnection,), {"gate": gate, "refuse": staticmethod(refuse)})
 
 
 def configure(
     make_app: Callable[[], Any],
-    gate: Gate,
+    gate: ConnectionLimits,
     refuse: ASGI3Application,
     *,
     key: str | None = None,

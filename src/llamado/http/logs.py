@@ -15,7 +15,7 @@ from typing import TextIO
 
 from llamado.errors import LlamadoError
 from llamado.http.request_log import current
-from llamado.loglines import Message, escaped
+from llamado.loglines import LineFormatter, escaped
 
 # llama-server's verbosity thresholds: 0 output only, 1 errors, 2 warnings, 3 info, 4 and up debug.
 _LEVELS = (logging.CRITICAL, logging.ERROR, logging.WARNING, logging.INFO)
@@ -34,7 +34,7 @@ class LogFileError(LlamadoError):
     """The log file cannot be written."""
 
 
-class Lines(Message):
+class Lines(LineFormatter):
     """A line of text, or of JSON with the fields `timestamp`, `level`, `source`, `message`, `request_id` and others
     that the record brings along."""
 

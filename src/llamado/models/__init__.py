@@ -7,16 +7,16 @@ from llamado.gguf.reader import GGUFFile
 from llamado.models.adapter import Adapter
 from llamado.models.base import Model
 from llamado.models.batch import BatchShape, Output
-from llamado.models.bert import Bert
+from llamado.models.bert import BertModel
 from llamado.models.cache import KV_TYPES, KVCache
 from llamado.models.errors import InvalidAdapter, InvalidModel, UnsupportedModel
-from llamado.models.gemma3 import Gemma3
+from llamado.models.gemma3 import Gemma3Model
 from llamado.models.hparams import HyperParameters, Pooling, Rope, check_experts
 from llamado.models.keys import Keys
-from llamado.models.llama import Llama
+from llamado.models.llama import LlamaModel
 from llamado.models.lora import load_adapters
 
-ARCHITECTURES: dict[str, type[Model]] = {model.architecture: model for model in (Llama, Gemma3, Bert)}
+ARCHITECTURES: dict[str, type[Model]] = {model.architecture: model for model in (LlamaModel, Gemma3Model, BertModel)}
 """Every architecture by the name files give it in `general.architecture`."""
 
 

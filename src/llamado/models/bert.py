@@ -31,7 +31,7 @@ class LayerNorm(NamedTuple):
         return add(mul(norm(x, eps), self.weight), self.bias, name)
 
 
-class Layer(NamedTuple):
+class BertLayer(NamedTuple):
     q: Linear
     k: Linear
     v: Linear
@@ -42,7 +42,7 @@ class Layer(NamedTuple):
     out_norm: LayerNorm
 
 
-class Bert(Model):
+class BertModel(Model):
     """Post-norm encoder with learned positions and a GELU feed-forward network."""
 
     architecture = "bert"
@@ -81,7 +81,7 @@ class Bert(Model):
         for i in range(hp.n_layer):
             n_q = hp.head_dim_k * hp.n_head[i]
             self._layers.append(
-                Layer(
+                BertLayer(
                     q=weights.linear(f"blk.{i}.attn_q", hp.n_embd, n_q),
                     k=weights.linear(f"blk.{i}.attn_k", hp.n_embd, hp.n_embd_k(i)),
                     v=weights.linear(f"blk.{i}.attn_v", hp.n_embd, hp.n_embd_v(i)),

@@ -19,7 +19,7 @@ from llamado.models.weights import Weights
 _LAYERS_OF_27B = 62
 
 
-class Layer(NamedTuple):
+class Gemma3Layer(NamedTuple):
     attn_norm: Tensor
     q: Tensor
     k: Tensor
@@ -35,7 +35,7 @@ class Layer(NamedTuple):
     ffn_post_norm: Tensor
 
 
-class Gemma3(Model):
+class Gemma3Model(Model):
     """Decoder with a norm before and after each half of a layer, normed queries and keys, and a GEGLU network."""
 
     architecture = "gemma3"
@@ -72,7 +72,7 @@ class Gemma3(Model):
         for i in range(hp.n_layer):
             n_q = hp.head_dim_k * hp.n_head[i]
             self._layers.append(
-                Layer(
+                Gemma3Layer(
                     attn_norm=weights.need(f"blk.{i}.attn_norm.weight", hp.n_embd),
                     q=weights.need(f"blk.{i}.attn_q.weight", hp.n_embd, n_q),
                     k=weights.need(f"blk.{i}.attn_k.weight", hp.n_embd, hp.n_embd_k(i)),

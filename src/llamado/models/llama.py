@@ -15,7 +15,7 @@ from llamado.models.keys import Keys
 from llamado.models.weights import Weights
 
 
-class Layer(NamedTuple):
+class LlamaLayer(NamedTuple):
     attn_norm: Tensor
     q: Linear
     k: Linear
@@ -27,7 +27,7 @@ class Layer(NamedTuple):
     down: Linear
 
 
-class Llama(Model):
+class LlamaModel(Model):
     """Pre-norm decoder: grouped-query attention with rotary positions, then a SwiGLU feed-forward network."""
 
     architecture = "llama"
@@ -49,7 +49,7 @@ class Llama(Model):
         for i in range(hp.n_layer):
             n_q = hp.head_dim_k * hp.n_head[i]
             self._layers.append(
-                Layer(
+                LlamaLayer(
                     attn_norm=weights.need(f"blk.{i}.attn_norm.weight", hp.n_embd),
                     q=weights.linear(f"blk.{i}.attn_q", hp.n_embd, n_q),
                     k=weights.linear(f"blk.{i}.attn_k", hp.n_embd, hp.n_embd_k(i)),

@@ -88,7 +88,7 @@ class Rewrite:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class RoutedModel:
     """One model of the router."""
 
     name: str
@@ -121,8 +121,8 @@ class Model:
 class Catalogue:
     """The models by name and alias. Raises CatalogueError where a name means two."""
 
-    def __init__(self, models: Iterable[Model]) -> None:
-        self.models: dict[str, Model] = {}
+    def __init__(self, models: Iterable[RoutedModel]) -> None:
+        self.models: dict[str, RoutedModel] = {}
         self._names: dict[str, str] = {}
         for model in models:
             if model.name in self._names:
@@ -134,7 +134,7 @@ class Catalogue:
                 if self._names.setdefault(alias, model.name) != model.name:
                     raise CatalogueError(f"the alias {alias!r} of {model.name!r} means {self._names[alias]!r} already")
 
-    def find(self, name: str) -> Model | None:
+    def find(self, name: str) -> RoutedModel | None:
         """The model of a name or an alias."""
         found = self._names.get(name)
         return None if found is None else self.models[found]
@@ -151,7 +151,7 @@ class _Entry:
     hidden: bool = False
 
 
-def load(flags: Parsed, others: Iterable[Model] = ()) -> Catalogue:
+def load(flags: Parsed, others: Iterable[RoutedModel] = ()) -> Catalogue:
     """The models that the flags name, and others. Raises FlagError, CatalogueError, PresetError."""
     models = [*others, *(_finish(entry) for entry in _entries(flags))]
     return Catalogue(sorted(models, key=lambda model: model.name))
@@ -247,7 +247,7 @@ def _stem(spec: str) -> str:
     return Path(spec).name.removesuffix(".gguf")
 
 
-def _finish(entry: _Entry) -> Model:
+def _finish(entry: _Entry) -> RoutedModel:
     """The model of an entry, with the arguments its process gets."""
     options = {key: value for key, value in entry.options.items() if key not in presets.CONTROLLED}
 
@@ -259,7 +259,7 @@ def _finish(entry: _Entry) -> Model:
     args = own_command("serve", *presets.arguments(shown), *presets.argument("--alias", entry.name))
     path = options.get("model", ("",))[-1]
     sleeps = options.get("sleep_idle_seconds", ("-1",))[-1]
-    return Model(
+    return RoutedModel(
         name=entry.name,
         source=entry.source,
         launch=Launch(

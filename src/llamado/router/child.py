@@ -18,8 +18,8 @@ import orjson
 
 from llamado.errors import LlamadoError
 from llamado.installation import python_command
-from llamado.router import guard
-from llamado.router.catalogue import Model
+from llamado.router import watchdog
+from llamado.router.catalogue import RoutedModel
 from llamado.router.log_tail import MODELS
 from llamado.router.upstream import Address, Pool, UpstreamLost, get
 
@@ -46,8 +46,8 @@ class LoadFailed(LlamadoError):
         self.exit_code = exit_code
 
 
-class Guard:
-    """The process of `guard.py`: ends the models when this one cannot any more. Started again when it dies."""
+class Watchdog:
+    """The process of `watchdog.py`: ends the models when this one cannot any more. Started again when it dies."""
 
     def __init__(self, grace: float, folder: Path) -> None:
         self._grace = grace
@@ -58,7 +58,7 @@ class Guard:
 
     @property
     def pid(self) -> int | None:
-        """The guard's process id."""
+        """The watchdog's process id."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
@@ -66,8 +66,8 @@ class Guard:
         if self._process is not None and self._process.poll() is None:
             return
         self._discard()
-        command = python_command("-I", "-S", guard.__file__, self.cookie, str(self._grace), str(self._folder))
-        environment = {name: value for name, value in os.environ.items() if name != guard.VARIABLE}
+        command = python_command("-I", "-S", watchdog.__file__, self.cookie, str(self._grace), str(self._folder))
+        environment = {name: value for name, value in os.environ.items() if name != watchdog.VARIABLE}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, env=environment
         )
@@ -119,7 +119,9 @@ class Guard:
 class Child:
     """A model's process from its start to its end; `ended` is called once, with the exit code."""
 
-    def __init__(self, model: Model, folder: Path, number: int, watch: Guard, ended: Callable[[Child], None]) -> None:
+    def __init__(
+        self, model: RoutedModel, folder: Path, number: int, watch: Watchdog, ended: Callable[[Child], None]
+    ) -> None:
         self.model = model
         launch = model.launch
         self._socket = folder / f"{number}.sock" if not launch.url else None
@@ -146,7 +148,7 @@ class Child:
 
     def start(self) -> None:
         """Start the process. Raises LoadFailed."""
-        marks = {guard.VARIABLE: self._watch.cookie, guard.OWN_VARIABLE: self._mark}
+        marks = {watchdog.VARIABLE: self._watch.cookie, watchdog.OWN_VARIABLE: self._mark}
         env = dict(self.model.launch.env) | marks
         self._watch.start()
         try:
@@ -190,7 +192,7 @@ class Child:
             except (ProcessLookupError, PermissionError):
                 pass
         code = process.wait()
-        for pid in guard.marked(self._mark, guard.OWN_VARIABLE):
+        for pid in watchdog.marked(self._mark, watchdog.OWN_VARIABLE):
             # It left the group, as a daemon does; nobody would ever end it.
             try:
                 os.kill(pid, signal.SIGKILL)

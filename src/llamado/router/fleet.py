@@ -28,8 +28,8 @@ from typing import Any
 
 import orjson
 
-from llamado.router.catalogue import Catalogue, Group, Model
-from llamado.router.child import Child, Guard, LoadFailed
+from llamado.router.catalogue import Catalogue, Group, RoutedModel
+from llamado.router.child import Child, LoadFailed, Watchdog
 from llamado.router.upstream import UpstreamLost, get
 from llamado.server.errors import ApiError
 
@@ -64,10 +64,10 @@ class FleetLimits:
 
 
 @dataclass
-class Place:
+class Instance:
     """A model of the catalogue and what is known of its process."""
 
-    model: Model
+    model: RoutedModel
     status: str = UNLOADED
     asleep: bool = False
     """Loaded, but its process has put the model aside until the next request."""
@@ -117,21 +117,21 @@ class Place:
 class Lease:
     """A request's right to use a model's process; release it."""
 
-    __slots__ = ("_count", "_fleet", "_open", "child", "place")
+    __slots__ = ("_count", "_fleet", "_open", "child", "instance")
 
-    def __init__(self, fleet: Fleet, place: Place, child: Child, count: bool = True) -> None:
+    def __init__(self, fleet: Fleet, instance: Instance, child: Child, count: bool = True) -> None:
         self._fleet = fleet
         self._count = count
-        self.place = place
+        self.instance = instance
         self.child = child
         self._open = True
-        place.in_flight += 1
+        instance.in_flight += 1
 
     def release(self) -> None:
         """Give it back; harmless when done twice."""
         if self._open:
             self._open = False
-            self._fleet.released(self.place, self._count)
+            self._fleet.released(self.instance, self._count)
 
 
 class Fleet:
@@ -140,15 +140,15 @@ class Fleet:
     def __init__(self, catalogue: Catalogue, limits: FleetLimits, notify: Notify | None = None) -> None:
         self.limits = limits
         self.catalogue = catalogue
-        self.places: dict[str, Place] = {name: Place(model) for name, model in catalogue.models.items()}
+        self.instances: dict[str, Instance] = {name: Instance(model) for name, model in catalogue.models.items()}
         self.swaps = 0
-        self._queue: list[Place] = []
+        self._queue: list[Instance] = []
         self._waiting = 0
         self._notify = notify or (lambda event, model, data: None)
         self._loop = asyncio.get_running_loop()
         self._folder = Path(tempfile.mkdtemp(prefix="llamado-"))
         grace = max([2.0, *(model.launch.stop_timeout for model in catalogue.models.values())])
-        self._guard = Guard(min(grace, 60.0), self._folder)
+        self._watchdog = Watchdog(min(grace, 60.0), self._folder)
         self._number = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -156,37 +156,37 @@ class Fleet:
 
     # Requests
 
-    def find(self, name: str) -> Place | None:
-        """The place of a model's name or alias."""
+    def find(self, name: str) -> Instance | None:
+        """The instance of a model's name or alias."""
         model = self.catalogue.find(name)
-        return None if model is None else self.places.get(model.name)
+        return None if model is None else self.instances.get(model.name)
 
-    async def acquire(self, place: Place, *, count: bool = True) -> Lease:
+    async def acquire(self, instance: Instance, *, count: bool = True) -> Lease:
         """Use a model's process once it is loaded. `count`: whether this keeps the model from being unloaded as idle.
 
         Raises ApiError: it cannot be loaded, or too many wait.
         """
         if self._closed:
             raise _busy("the router is ending")
-        model = place.model
-        if model.limit and place.in_flight + len(place.waiters) >= model.limit:
+        model = instance.model
+        if model.limit and instance.in_flight + len(instance.waiters) >= model.limit:
             message = f"model '{model.name}' works on {model.limit} requests already"
             raise ApiError("unavailable_error", message, status=429, retry_after=1)
         if count:
-            place.last_used = time.monotonic()
-        if place.status == LOADED and not place.leaving and not place.stopping and place.child is not None:
-            return Lease(self, place, place.child, count)
-        if place.failed and place.retry_at > time.monotonic():
+            instance.last_used = time.monotonic()
+        if instance.status == LOADED and not instance.leaving and not instance.stopping and instance.child is not None:
+            return Lease(self, instance, instance.child, count)
+        if instance.failed and instance.retry_at > time.monotonic():
             # It failed a moment ago. Trying at each request would make a machine do nothing else.
-            wait = math.ceil(place.retry_at - time.monotonic())
-            raise _failed(place, retry_after=max(1, wait))
+            wait = math.ceil(instance.retry_at - time.monotonic())
+            raise _failed(instance, retry_after=max(1, wait))
         if self._waiting >= self.limits.waiting:
             raise _busy(f"{self._waiting} requests wait for models already")
         waiter: asyncio.Future[Lease] = self._loop.create_future()
-        place.waiters.append(waiter)
+        instance.waiters.append(waiter)
         self._waiting += 1
-        if place not in self._queue and (place.status != LOADING or place.stopping):
-            self._queue.append(place)
+        if instance not in self._queue and (instance.status != LOADING or instance.stopping):
+            self._queue.append(instance)
         self._schedule()
         try:
             async with asyncio.timeout(self.limits.patience):
@@ -194,10 +194,10 @@ class Fleet:
         except BaseException as error:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 waiter.result().release()  # it came while we gave up
-            elif waiter in place.waiters:
-                place.waiters.remove(waiter)
-            if not place.waiters and not place.wanted and place in self._queue:
-                self._queue.remove(place)
+            elif waiter in instance.waiters:
+                instance.waiters.remove(waiter)
+            if not instance.waiters and not instance.wanted and instance in self._queue:
+                self._queue.remove(instance)
             self._schedule()
             if isinstance(error, TimeoutError):
                 raise _busy(f"no place for model '{model.name}' within {self.limits.patience:g} s") from None
@@ -205,30 +205,30 @@ class Fleet:
         finally:
             self._waiting -= 1
 
-    def released(self, place: Place, count: bool) -> None:
+    def released(self, instance: Instance, count: bool) -> None:
         """A request is over."""
-        place.in_flight -= 1
+        instance.in_flight -= 1
         if count:
-            place.last_used = time.monotonic()
-        if place.in_flight == 0:
+            instance.last_used = time.monotonic()
+        if instance.in_flight == 0:
             self._schedule()
 
-    def _grant(self, place: Place) -> None:
-        child = place.child
+    def _grant(self, instance: Instance) -> None:
+        child = instance.child
         assert child is not None
-        while place.waiters:
-            waiter = place.waiters.popleft()
+        while instance.waiters:
+            waiter = instance.waiters.popleft()
             if not waiter.done():
-                waiter.set_result(Lease(self, place, child))
+                waiter.set_result(Lease(self, instance, child))
 
-    def _refuse(self, place: Place, error: ApiError) -> None:
-        while place.waiters:
-            waiter = place.waiters.popleft()
+    def _refuse(self, instance: Instance, error: ApiError) -> None:
+        while instance.waiters:
+            waiter = instance.waiters.popleft()
             if not waiter.done():
                 waiter.set_exception(error)
-        place.wanted = False
-        if place in self._queue:
-            self._queue.remove(place)
+        instance.wanted = False
+        if instance in self._queue:
+            self._queue.remove(instance)
 
     # Who runs
 
@@ -238,29 +238,29 @@ class Fleet:
             return
         now = time.monotonic()
         wake = math.inf
-        running = [place for place in self.places.values() if place.running]
-        drained = [place for place in running if place.leaving and not place.stopping]
-        for place in drained:
-            place.leaving = False
+        running = [instance for instance in self.instances.values() if instance.running]
+        drained = [instance for instance in running if instance.leaving and not instance.stopping]
+        for instance in drained:
+            instance.leaving = False
         limit = self.limits.models_max or math.inf
-        ahead: list[Place] = []
+        ahead: list[Instance] = []
         reserved = 0
-        for place in list(self._queue):
-            if place.status == LOADING and not place.stopping:
-                self._queue.remove(place)  # its waiters go on when it is ready
+        for instance in list(self._queue):
+            if instance.status == LOADING and not instance.stopping:
+                self._queue.remove(instance)  # its waiters go on when it is ready
                 continue
-            if place.status == LOADED and not place.leaving and not place.stopping:
-                self._queue.remove(place)
-                self._grant(place)
+            if instance.status == LOADED and not instance.leaving and not instance.stopping:
+                self._queue.remove(instance)
+                self._grant(instance)
                 continue
-            if place.retry_at > now and not place.running:
-                wake = min(wake, place.retry_at)
+            if instance.retry_at > now and not instance.running:
+                wake = min(wake, instance.retry_at)
                 continue
-            blocked = any(_conflict(place, other) or _conflict(other, place) for other in ahead)
-            ahead.append(place)
+            blocked = any(_conflict(instance, other) or _conflict(other, instance) for other in ahead)
+            ahead.append(instance)
             if blocked:
                 continue
-            in_the_way = [other for other in running if other is not place and _conflict(place, other)]
+            in_the_way = [other for other in running if other is not instance and _conflict(instance, other)]
             for other in in_the_way:
                 wake = min(wake, self._drain(other, now))
             staying = sum(1 for other in running if not other.stopping and not other.leaving)
@@ -273,19 +273,19 @@ class Fleet:
                 staying -= 1
             reserved += 1
             in_the_way = [other for other in in_the_way if other.running]
-            if not place.running and not in_the_way and sum(1 for other in running if other.running) < limit:
-                self._queue.remove(place)
-                self._start(place)
-                running.append(place)
+            if not instance.running and not in_the_way and sum(1 for other in running if other.running) < limit:
+                self._queue.remove(instance)
+                self._start(instance)
+                running.append(instance)
                 reserved -= 1
-        for place in running:
-            if place.leaving and not place.stopping and place.in_flight == 0:
-                self._stop(place)
-            elif place.status == LOADED and place.model.ttl > 0 and place.idle and not place.stopping:
-                over = max(place.last_used, place.loaded_at) + place.model.ttl
+        for instance in running:
+            if instance.leaving and not instance.stopping and instance.in_flight == 0:
+                self._stop(instance)
+            elif instance.status == LOADED and instance.model.ttl > 0 and instance.idle and not instance.stopping:
+                over = max(instance.last_used, instance.loaded_at) + instance.model.ttl
                 if over <= now:
-                    log.info("model %s: %g s without a request: unloaded", place.model.name, place.model.ttl)
-                    self._stop(place)
+                    log.info("model %s: %g s without a request: unloaded", instance.model.name, instance.model.ttl)
+                    self._stop(instance)
                 else:
                     wake = min(wake, over)
         self._wake_at(wake, now)
@@ -297,34 +297,38 @@ class Fleet:
         if when < math.inf:
             self._timer = self._loop.call_later(max(0.001, when - now), self._schedule)
 
-    def _quantum_end(self, place: Place) -> float:
-        seconds = min(max(place.load_seconds, self.limits.quantum), self.limits.quantum_max)
-        return place.loaded_at + seconds
+    def _quantum_end(self, instance: Instance) -> float:
+        seconds = min(max(instance.load_seconds, self.limits.quantum), self.limits.quantum_max)
+        return instance.loaded_at + seconds
 
-    def _drain(self, place: Place, now: float, *, forced: bool = False) -> float:
+    def _drain(self, instance: Instance, now: float, *, forced: bool = False) -> float:
         """Let a model leave as soon as it may; returns when to look again."""
-        if place.stopping or place.leaving or place.status == LOADING:
+        if instance.stopping or instance.leaving or instance.status == LOADING:
             return math.inf
-        if place.idle:
-            self._stop(place)
+        if instance.idle:
+            self._stop(instance)
             return math.inf
-        end = self._quantum_end(place)
+        end = self._quantum_end(instance)
         if not forced and end > now:
             return end
-        place.leaving = True
+        instance.leaving = True
         return math.inf
 
-    def _victim(self, running: list[Place], drained: list[Place], now: float) -> tuple[Place | None, float]:
+    def _victim(self, running: list[Instance], drained: list[Instance], now: float) -> tuple[Instance | None, float]:
         """The model that makes room, and if there is none yet, when there may be one."""
-        able = [place for place in running if place.status == LOADED and not place.stopping and not place.leaving]
-        before = [place for place in able if place in drained]
+        able = [
+            instance
+            for instance in running
+            if instance.status == LOADED and not instance.stopping and not instance.leaving
+        ]
+        before = [instance for instance in able if instance in drained]
         if before:
             return before[0], math.inf
-        if idle := [place for place in able if place.idle]:
-            return min(idle, key=lambda place: place.last_used), math.inf
-        if ripe := [place for place in able if self._quantum_end(place) <= now]:
-            return min(ripe, key=lambda place: place.loaded_at), math.inf
-        return None, min((self._quantum_end(place) for place in able), default=math.inf)
+        if idle := [instance for instance in able if instance.idle]:
+            return min(idle, key=lambda instance: instance.last_used), math.inf
+        if ripe := [instance for instance in able if self._quantum_end(instance) <= now]:
+            return min(ripe, key=lambda instance: instance.loaded_at), math.inf
+        return None, min((self._quantum_end(instance) for instance in able), default=math.inf)
 
     # Processes
 
@@ -333,23 +337,23 @@ class Fleet:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _start(self, place: Place) -> None:
+    def _start(self, instance: Instance) -> None:
         self._number += 1
-        place.status = LOADING
-        place.wanted = place.failed = False
-        place.exit_code = 0
-        place.reason = ""
-        place.progress = None
-        place.info = {}
-        place.loading_since = time.monotonic()
-        place.child = Child(
-            place.model, self._folder, self._number, self._guard, lambda child: self._ended(place, child)
+        instance.status = LOADING
+        instance.wanted = instance.failed = False
+        instance.exit_code = 0
+        instance.reason = ""
+        instance.progress = None
+        instance.info = {}
+        instance.loading_since = time.monotonic()
+        instance.child = Child(
+            instance.model, self._folder, self._number, self._watchdog, lambda child: self._ended(instance, child)
         )
-        self._notify("model_status", place.model.name, {"status": LOADING})
-        self._task(self._load(place, place.child))
+        self._notify("model_status", instance.model.name, {"status": LOADING})
+        self._task(self._load(instance, instance.child))
 
-    async def _load(self, place: Place, child: Child) -> None:
-        name = place.model.name
+    async def _load(self, instance: Instance, child: Child) -> None:
+        name = instance.model.name
         try:
             if not await child.port_is_free():
                 raise LoadFailed(f"somebody else listens on {child.pool.address} already")
@@ -357,41 +361,41 @@ class Fleet:
                 raise LoadFailed("it was unloaded")
             child.start()
             log.info("model %s: loading, process %d: %s", name, child.pid, " ".join(child.args)[:2000])
-            await child.ready(lambda value, stage: self._progress(place, child, value, stage))
+            await child.ready(lambda value, stage: self._progress(instance, child, value, stage))
         except LoadFailed as error:
             await child.stop(at_once=True)
-            self._load_failed(place, child, error)
+            self._load_failed(instance, child, error)
             return
         except Exception as error:
             log.exception("model %s: loading failed unexpectedly", name)
             await child.stop(at_once=True)
-            self._load_failed(place, child, LoadFailed(f"{type(error).__name__}: {error}"))
+            self._load_failed(instance, child, LoadFailed(f"{type(error).__name__}: {error}"))
             return
-        info = await self._ask_info(place, child)
-        if place.stopping or child.exit.done() or place.child is not child:
+        info = await self._ask_info(instance, child)
+        if instance.stopping or child.exit.done() or instance.child is not child:
             return
-        place.info = info
-        place.status = LOADED
-        place.loaded_at = time.monotonic()
-        place.load_seconds = place.loaded_at - place.loading_since
-        place.progress = None
+        instance.info = info
+        instance.status = LOADED
+        instance.loaded_at = time.monotonic()
+        instance.load_seconds = instance.loaded_at - instance.loading_since
+        instance.progress = None
         self.swaps += 1
-        log.info("model %s: loaded in %.2f s", name, place.load_seconds)
-        self._notify("status_change", name, {"status": LOADED, "info": place.info})
-        self._grant(place)
+        log.info("model %s: loaded in %.2f s", name, instance.load_seconds)
+        self._notify("status_change", name, {"status": LOADED, "info": instance.info})
+        self._grant(instance)
         self._schedule()
-        if place.model.sleeps:
-            self._task(self._watch_sleep(place, child))
+        if instance.model.sleeps:
+            self._task(self._watch_sleep(instance, child))
 
-    def _progress(self, place: Place, child: Child, value: float, stage: str) -> None:
-        if place.child is not child or child.stopping:
+    def _progress(self, instance: Instance, child: Child, value: float, stage: str) -> None:
+        if instance.child is not child or child.stopping:
             return
         told = {"stages": ["text_model"], "current": "text_model", "value": round(value, 4)}
-        if told != place.progress:
-            place.progress = told
-            self._notify("status_change", place.model.name, {"status": LOADING, "progress": told})
+        if told != instance.progress:
+            instance.progress = told
+            self._notify("status_change", instance.model.name, {"status": LOADING, "progress": told})
 
-    async def _ask_info(self, place: Place, child: Child) -> dict[str, Any]:
+    async def _ask_info(self, instance: Instance, child: Child) -> dict[str, Any]:
         """What the process tells of its model; not every server does."""
         try:
             status, body = await get(child.pool, "/v1/models", timeout=2.0)
@@ -400,157 +404,157 @@ class Fleet:
         except (UpstreamLost, TimeoutError, ValueError, KeyError, IndexError, TypeError):
             return {}
 
-    async def _watch_sleep(self, place: Place, child: Child) -> None:
+    async def _watch_sleep(self, instance: Instance, child: Child) -> None:
         while not child.exit.done() and not child.stopping:
             await asyncio.wait([child.exit], timeout=self.limits.sleep_check)
-            await self.look_asleep(place)
+            await self.look_asleep(instance)
 
-    async def look_asleep(self, place: Place) -> None:
+    async def look_asleep(self, instance: Instance) -> None:
         """Ask a model that may sleep whether it does."""
-        child = place.child
-        if child is None or not place.model.sleeps or place.status != LOADED:
+        child = instance.child
+        if child is None or not instance.model.sleeps or instance.status != LOADED:
             return
         try:
             _, body = await get(child.pool, "/props", timeout=1.0)
             asleep = bool(orjson.loads(body).get("is_sleeping"))
         except (UpstreamLost, TimeoutError, ValueError, AttributeError):
             return
-        if asleep != place.asleep and place.child is child:
-            place.asleep = asleep
-            self._notify("status_change", place.model.name, {"status": place.shown_status})
+        if asleep != instance.asleep and instance.child is child:
+            instance.asleep = asleep
+            self._notify("status_change", instance.model.name, {"status": instance.shown_status})
 
-    def _load_failed(self, place: Place, child: Child, error: LoadFailed) -> None:
-        if place.child is not child:
+    def _load_failed(self, instance: Instance, child: Child, error: LoadFailed) -> None:
+        if instance.child is not child:
             return
-        asked = place.stopping
-        self._end_of(place)
+        asked = instance.stopping
+        self._end_of(instance)
         if asked:
             self._schedule()
             return
-        place.failed = True
-        place.exit_code = error.exit_code or 1
-        place.reason = str(error)
-        place.crashes += 1
-        self._back_off(place, place.crashes)
-        log.error("model %s failed to load: %s", place.model.name, error)
-        self._notify("status_change", place.model.name, {"status": UNLOADED, "exit_code": place.exit_code})
-        self._refuse(place, _failed(place))
+        instance.failed = True
+        instance.exit_code = error.exit_code or 1
+        instance.reason = str(error)
+        instance.crashes += 1
+        self._back_off(instance, instance.crashes)
+        log.error("model %s failed to load: %s", instance.model.name, error)
+        self._notify("status_change", instance.model.name, {"status": UNLOADED, "exit_code": instance.exit_code})
+        self._refuse(instance, _failed(instance))
         self._schedule()
 
-    def _back_off(self, place: Place, times: int) -> None:
+    def _back_off(self, instance: Instance, times: int) -> None:
         """Put off the next start; not at all after the first time."""
         seconds = self.limits.backoff * 2 ** min(times - 1, 16) if times > 0 else 0.0
-        place.retry_at = time.monotonic() + min(seconds, self.limits.backoff_max)
+        instance.retry_at = time.monotonic() + min(seconds, self.limits.backoff_max)
 
-    def _end_of(self, place: Place) -> None:
-        place.child = None
-        place.status = UNLOADED
-        place.stopping = place.leaving = False
-        place.asleep = False
-        place.progress = None
-        if place.removed and self.places.get(place.model.name) is place:
-            del self.places[place.model.name]
+    def _end_of(self, instance: Instance) -> None:
+        instance.child = None
+        instance.status = UNLOADED
+        instance.stopping = instance.leaving = False
+        instance.asleep = False
+        instance.progress = None
+        if instance.removed and self.instances.get(instance.model.name) is instance:
+            del self.instances[instance.model.name]
 
-    def _ended(self, place: Place, child: Child) -> None:
+    def _ended(self, instance: Instance, child: Child) -> None:
         """A process has ended."""
-        if place.child is not child:
+        if instance.child is not child:
             return
         code = child.exit_code or 0
-        name = place.model.name
-        if place.status == LOADING and not place.stopping:
+        name = instance.model.name
+        if instance.status == LOADING and not instance.stopping:
             return  # whoever loads it sees that
-        asked = place.stopping
-        lived = time.monotonic() - place.loaded_at
-        self._end_of(place)
+        asked = instance.stopping
+        lived = time.monotonic() - instance.loaded_at
+        self._end_of(instance)
         if asked:
             log.info("model %s: unloaded", name)
-            place.crashes = 0
+            instance.crashes = 0
             self._notify("status_change", name, {"status": UNLOADED, "exit_code": 0})
             self._schedule()
             return
         words = child.last_words()
         log.error("model %s died with exit code %d%s", name, code, f": {words}" if words else "")
-        place.exit_code = code
-        place.reason = f"it died with exit code {code}"
-        place.crashes = 1 if lived > self.limits.stable else place.crashes + 1
-        self._back_off(place, place.crashes - 1)
+        instance.exit_code = code
+        instance.reason = f"it died with exit code {code}"
+        instance.crashes = 1 if lived > self.limits.stable else instance.crashes + 1
+        self._back_off(instance, instance.crashes - 1)
         self._notify("status_change", name, {"status": UNLOADED, "exit_code": code})
-        if self._closed or place.removed:
+        if self._closed or instance.removed:
             return
-        place.restarts += 1
+        instance.restarts += 1
         # It had a place, so it goes first; with nobody waiting it comes back all the same.
-        place.wanted = True
-        if place not in self._queue:
-            self._queue.insert(0, place)
+        instance.wanted = True
+        if instance not in self._queue:
+            self._queue.insert(0, instance)
         self._schedule()
 
-    def _stop(self, place: Place, *, at_once: bool = False) -> None:
-        child = place.child
-        if child is None or place.stopping:
+    def _stop(self, instance: Instance, *, at_once: bool = False) -> None:
+        child = instance.child
+        if child is None or instance.stopping:
             return
-        place.stopping = True
-        self._task(self._stop_child(place, child, at_once))
+        instance.stopping = True
+        self._task(self._stop_child(instance, child, at_once))
 
-    async def _stop_child(self, place: Place, child: Child, at_once: bool) -> None:
-        await child.stop(at_once=at_once, idle=place.in_flight == 0)
-        if place.child is child and (child.pid == 0 or not child.exit.done()):
-            self._end_of(place)
+    async def _stop_child(self, instance: Instance, child: Child, at_once: bool) -> None:
+        await child.stop(at_once=at_once, idle=instance.in_flight == 0)
+        if instance.child is child and (child.pid == 0 or not child.exit.done()):
+            self._end_of(instance)
             self._schedule()
 
     # What operators ask for
 
-    def load(self, place: Place) -> None:
+    def load(self, instance: Instance) -> None:
         """Load a model without a request."""
-        place.retry_at = 0.0
-        if not place.running or place.stopping:
-            place.wanted = True
-            if place not in self._queue:
-                self._queue.append(place)
+        instance.retry_at = 0.0
+        if not instance.running or instance.stopping:
+            instance.wanted = True
+            if instance not in self._queue:
+                self._queue.append(instance)
         self._schedule()
 
-    def unload(self, place: Place, *, at_once: bool = False) -> None:
+    def unload(self, instance: Instance, *, at_once: bool = False) -> None:
         """Stop a model; one that is loading is killed. Requests under way get what SIGTERM lets them have."""
-        place.wanted = False
-        if place in self._queue and not place.waiters:
-            self._queue.remove(place)
-        loading = place.status == LOADING
-        self._stop(place, at_once=at_once or loading)
+        instance.wanted = False
+        if instance in self._queue and not instance.waiters:
+            self._queue.remove(instance)
+        loading = instance.status == LOADING
+        self._stop(instance, at_once=at_once or loading)
         if loading:
-            name = place.model.name
-            self._refuse(place, ApiError("invalid_request_error", f"model name={name} is not running"))
+            name = instance.model.name
+            self._refuse(instance, ApiError("invalid_request_error", f"model name={name} is not running"))
 
-    async def unloaded(self, places: Iterable[Place]) -> None:
+    async def unloaded(self, instances: Iterable[Instance]) -> None:
         """Wait until the processes have ended."""
-        exits = [place.child.exit for place in places if place.child is not None and place.child.pid]
+        exits = [instance.child.exit for instance in instances if instance.child is not None and instance.child.pid]
         if exits:
             await asyncio.wait(exits)
 
     def replace(self, catalogue: Catalogue) -> None:
         """Take another catalogue: what is gone or different is unloaded."""
         self.catalogue = catalogue
-        for name, place in list(self.places.items()):
+        for name, instance in list(self.instances.items()):
             model = catalogue.models.get(name)
             if model is None:
-                place.removed = True
-                self._refuse(place, ApiError("invalid_request_error", f"model '{name}' not found"))
-                if place.running:
-                    self.unload(place)
+                instance.removed = True
+                self._refuse(instance, ApiError("invalid_request_error", f"model '{name}' not found"))
+                if instance.running:
+                    self.unload(instance)
                 else:
-                    del self.places[name]
+                    del self.instances[name]
                 continue
-            place.removed = False
-            if model != place.model:
-                place.model = model
-                if place.running:
+            instance.removed = False
+            if model != instance.model:
+                instance.model = model
+                if instance.running:
                     log.info("model %s: its settings changed: unloaded", name)
-                    self.unload(place)
-            if not place.running:
-                place.failed = False
-                place.retry_at = 0.0
+                    self.unload(instance)
+            if not instance.running:
+                instance.failed = False
+                instance.retry_at = 0.0
         for name, model in catalogue.models.items():
-            if name not in self.places:
-                self.places[name] = Place(model)
-        self.places = {name: self.places[name] for name in sorted(self.places)}
+            if name not in self.instances:
+                self.instances[name] = Instance(model)
+        self.instances = {name: self.instances[name] for name in sorted(self.instances)}
         self._notify("models_reload", "*", None)
         self._schedule()
 
@@ -559,29 +563,29 @@ class Fleet:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        for place in self.places.values():
-            self._refuse(place, _busy("the router is ending"))
-        children = [place.child for place in self.places.values() if place.child is not None]
-        for place in self.places.values():
-            place.stopping = True
+        for instance in self.instances.values():
+            self._refuse(instance, _busy("the router is ending"))
+        children = [instance.child for instance in self.instances.values() if instance.child is not None]
+        for instance in self.instances.values():
+            instance.stopping = True
         await asyncio.gather(*(child.stop() for child in children), return_exceptions=True)
         for task in list(self._tasks):
             task.cancel()
-        self._guard.end()
+        self._watchdog.end()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def kill(self) -> None:
         """End all processes without waiting for anything."""
         self._closed = True
-        for place in self.places.values():
-            if place.child is not None:
-                place.child.kill()
+        for instance in self.instances.values():
+            if instance.child is not None:
+                instance.child.kill()
 
 
-def _conflict(place: Place, other: Place) -> bool:
-    """Whether `other` must not run when `place` starts."""
-    mine, its = place.model.group, other.model.group
-    if place is other or mine is None or its is None:
+def _conflict(instance: Instance, other: Instance) -> bool:
+    """Whether `other` must not run when `instance` starts."""
+    mine, its = instance.model.group, other.model.group
+    if instance is other or mine is None or its is None:
         return False
     return mine.swap if _same(mine, its) else mine.exclusive and not its.persistent
 
@@ -594,6 +598,6 @@ def _busy(message: str) -> ApiError:
     return ApiError("unavailable_error", message, retry_after=2)
 
 
-def _failed(place: Place, retry_after: int | None = None) -> ApiError:
-    message = f"model name={place.model.name} failed to load"
-    return ApiError("server_error", message, retry_after=retry_after, reason=place.reason)
+def _failed(instance: Instance, retry_after: int | None = None) -> ApiError:
+    message = f"model name={instance.model.name} failed to load"
+    return ApiError("server_error", message, retry_after=retry_after, reason=instance.reason)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import deque
 
-from llamado.loglines import Message
+from llamado.loglines import LineFormatter
 
 MODELS = "llamado.model"
 """Logger of everything that models' processes print; a model's own is below it."""
@@ -14,10 +14,10 @@ _KEPT = 256 * 1024  # bytes of history
 _BEHIND = 1024  # lines a slow reader may be behind before it misses some
 
 
-class Reader:
+class LogFollower:
     """One that follows the log; `kind` is "" (all), "proxy", "upstream", or a model's name."""
 
-    def __init__(self, book: Logbook, kind: str) -> None:
+    def __init__(self, book: LogTail, kind: str) -> None:
         self._book = book
         self.kind = kind
         self._lines: asyncio.Queue[bytes] = asyncio.Queue(_BEHIND)
@@ -39,7 +39,7 @@ class Reader:
         self._book.readers.discard(self)
 
 
-class Logbook(logging.Handler):
+class LogTail(logging.Handler):
     """A log handler that remembers; `loop` is where readers live."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -47,8 +47,8 @@ class Logbook(logging.Handler):
         self._loop = loop
         self._lines: deque[tuple[str, bytes]] = deque()
         self._size = 0
-        self.readers: set[Reader] = set()
-        self.setFormatter(Message())
+        self.readers: set[LogFollower] = set()
+        self.setFormatter(LineFormatter())
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a line; any thread."""
@@ -74,9 +74,9 @@ class Logbook(logging.Handler):
         """What is remembered."""
         return b"".join(line for model, line in self._lines.copy() if _fits(kind, model))
 
-    def follow(self, kind: str = "") -> Reader:
+    def follow(self, kind: str = "") -> LogFollower:
         """A reader of new lines; close it."""
-        reader = Reader(self, kind)
+        reader = LogFollower(self, kind)
         self.readers.add(reader)
         return reader
 

@@ -15,8 +15,8 @@ import signal
 from llamado.http.answer import Receive, Scope, Send
 from llamado.http.errors import ApiError
 from llamado.router.child import CRASHES, Child
-from llamado.router.fleet import Fleet, Lease, Place
-from llamado.router.upstream import Address, Connection, Headers, UpstreamLost, UpstreamRefused
+from llamado.router.fleet import Fleet, Instance, Lease
+from llamado.router.upstream import Address, Headers, UpstreamConnection, UpstreamLost, UpstreamRefused
 
 log = logging.getLogger("llamado.router")
 
@@ -95,7 +95,7 @@ class Passage:
         self._body = body
         self._keys = keys
         self._task = asyncio.current_task()
-        self._connection: Connection | None = None
+        self._connection: UpstreamConnection | None = None
         self._sent = False
         """Whether the try under way has written the request."""
         self._waiting = False
@@ -104,15 +104,15 @@ class Passage:
         self.gone = False
         self.started = False
 
-    async def run(self, place: Place, path: bytes, query: bytes, *, count: bool, autoload: bool) -> None:
+    async def run(self, instance: Instance, path: bytes, query: bytes, *, count: bool, autoload: bool) -> None:
         """Answer the request. Raises ApiError while nothing of the answer is sent."""
         watcher = asyncio.ensure_future(self._watch())
-        name = place.model.name
+        name = instance.model.name
         asked: Child | None = None
         lost = 0
         try:
             for _ in range(TRIES):
-                lease = await self._lease(place, count, autoload)
+                lease = await self._lease(instance, count, autoload)
                 if lease is None:
                     return
                 self._sent = False
@@ -155,15 +155,15 @@ class Passage:
         elif self._waiting and self._task is not None:
             self._task.cancel()
 
-    async def _lease(self, place: Place, count: bool, autoload: bool) -> Lease | None:
+    async def _lease(self, instance: Instance, count: bool, autoload: bool) -> Lease | None:
         """None when the client went away while it waited."""
         if self.gone:
             return None
-        if not autoload and not place.running:
+        if not autoload and not instance.running:
             raise ApiError("invalid_request_error", "model is not loaded")
         self._waiting = True
         try:
-            return await self._fleet.acquire(place, count=count)
+            return await self._fleet.acquire(instance, count=count)
         except asyncio.CancelledError:
             if self.gone and self._task is not None:
                 self._task.uncancel()
@@ -186,7 +186,7 @@ class Passage:
             )
             raise ApiError("server_error", message, status=502)
 
-    async def _connect(self, lease: Lease, head: bytes) -> Connection:
+    async def _connect(self, lease: Lease, head: bytes) -> UpstreamConnection:
         """A connection on which the answer has begun; a kept one that was closed meanwhile is replaced."""
         pool = lease.child.pool
         for fresh in (False, True):

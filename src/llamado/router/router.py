@@ -25,16 +25,16 @@ from llamado.gguf.errors import SourceError
 from llamado.http.access import Access
 from llamado.http.answer import Receive, Scope, Send, answer, answer_error
 from llamado.http.bodies import ClientGone, body_of
-from llamado.http.connections import RESERVED_FILES, Gate, configure, raise_file_limit
+from llamado.http.connections import RESERVED_FILES, ConnectionLimits, configure, raise_file_limit
 from llamado.http.errors import ApiError, invalid, not_found
 from llamado.http.json_body import parse_json
 from llamado.http.signals import EndingServer
 from llamado.http.sockets import address_of
 from llamado.router import catalogue as catalogues
-from llamado.router.catalogue import Catalogue, CatalogueError, Model
+from llamado.router.catalogue import Catalogue, CatalogueError, RoutedModel
 from llamado.router.downloads import Downloads, remove_cached
-from llamado.router.fleet import LOADED, UNLOADED, Fleet, FleetLimits, Place
-from llamado.router.log_tail import Logbook
+from llamado.router.fleet import LOADED, UNLOADED, Fleet, FleetLimits, Instance
+from llamado.router.log_tail import LogTail
 from llamado.router.metrics import CONTENT_TYPE, merge
 from llamado.router.proxy import Passage
 from llamado.router.swap_config import SwapConfig, read_swap_config
@@ -87,7 +87,7 @@ class Router:
         self._reread = reread
         self._stale = False
         self.fleet = Fleet(catalogue, limits, self._tell)
-        self.logbook = Logbook(asyncio.get_running_loop())
+        self.log_tail = LogTail(asyncio.get_running_loop())
         self._downloads = Downloads(self._tell, self._mark_stale)
         self._listeners: set[asyncio.Queue[bytes | None]] = set()
         self._streams: set[asyncio.Task[Any]] = set()
@@ -150,15 +150,15 @@ class Router:
 
     # To a model
 
-    def _place(self, name: str, autoload: bool) -> Place:
+    def _instance(self, name: str, autoload: bool) -> Instance:
         if not name:
             raise invalid("model name is missing from the request")
-        place = self.fleet.find(name)
-        if place is None:
+        instance = self.fleet.find(name)
+        if instance is None:
             raise invalid(f"model '{name[:1000]}' not found")
-        if not autoload and not place.running:
+        if not autoload and not instance.running:
             raise invalid("model is not loaded")
-        return place
+        return instance
 
     def _loads(self, query: dict[str, str]) -> bool:
         """Whether this request may load its model."""
@@ -171,23 +171,23 @@ class Router:
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
         autoload = self._loads(_query(scope))
-        place, body = await self._addressed(scope, receive, autoload)
+        instance, body = await self._addressed(scope, receive, autoload)
         passage = self._passage(scope, receive, send, body)
         del body  # the passage lets go of it when the answer begins
-        await passage.run(place, scope["raw_path"], scope["query_string"], count=True, autoload=autoload)
+        await passage.run(instance, scope["raw_path"], scope["query_string"], count=True, autoload=autoload)
 
-    async def _addressed(self, scope: Scope, receive: Receive, autoload: bool) -> tuple[Place, bytes]:
+    async def _addressed(self, scope: Scope, receive: Receive, autoload: bool) -> tuple[Instance, bytes]:
         """The model a body names, and the body as the model shall get it."""
         body = await body_of(scope).read(scope, receive)
         told = parse_json(body)
         name = told.get("model") if isinstance(told, dict) else None
-        place = self._place(name if isinstance(name, str) else "", autoload)
-        if place.model.rewrite:
-            place.model.rewrite.apply(told, str(name))
+        instance = self._instance(name if isinstance(name, str) else "", autoload)
+        if instance.model.rewrite:
+            instance.model.rewrite.apply(told, str(name))
             if isinstance(told.get("seed"), int):
                 told["seed"] = number_json(told["seed"])
             body = orjson.dumps(told)
-        return place, body
+        return instance, body
 
     async def _get(self, scope: Scope, receive: Receive, send: Send) -> None:
         query = _query(scope)
@@ -199,10 +199,10 @@ class Router:
                 await self._metrics(send)
                 return
         autoload = self._loads(query)
-        place = self._place(query.get("model", ""), autoload)
+        instance = self._instance(query.get("model", ""), autoload)
         passage = self._passage(scope, receive, send, b"")
         # Who only looks does not keep a model loaded.
-        await passage.run(place, scope["raw_path"], scope["query_string"], count=False, autoload=autoload)
+        await passage.run(instance, scope["raw_path"], scope["query_string"], count=False, autoload=autoload)
 
     async def _upstream(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`/upstream/MODEL/PATH` of llama-swap: anything at all, to the model's process."""
@@ -211,8 +211,8 @@ class Router:
         for i, segment in enumerate(segments):
             text = unquote(segment.decode("latin-1"))
             name = f"{name}/{text}" if name else text
-            place = self.fleet.find(name) if name else None
-            if place is None:
+            instance = self.fleet.find(name) if name else None
+            if instance is None:
                 continue
             if i + 1 == len(segments):
                 # Relative links of the process's pages need the slash.
@@ -225,7 +225,7 @@ class Router:
                 return
             passage = self._passage(scope, receive, send, await body_of(scope).read(scope, receive))
             path = b"/" + b"/".join(segments[i + 1 :])
-            await passage.run(place, path, scope["query_string"], count=True, autoload=True)
+            await passage.run(instance, path, scope["query_string"], count=True, autoload=True)
             return
         raise invalid("model id required in path")
 
@@ -250,9 +250,9 @@ class Router:
     async def _metrics(self, send: Send) -> None:
         """Those of all loaded models; one that does not answer in time is left out."""
         loaded = [
-            (place.model.name, place.child)
-            for place in self.fleet.places.values()
-            if place.status == LOADED and place.child is not None
+            (instance.model.name, instance.child)
+            for instance in self.fleet.instances.values()
+            if instance.status == LOADED and instance.child is not None
         ]
         answers = await asyncio.gather(
             *(get(child.pool, "/metrics", timeout=METRICS_TIMEOUT) for _, child in loaded), return_exceptions=True
@@ -282,18 +282,22 @@ class Router:
     async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._stale or _query(scope).get("reload"):
             await self._refresh()
-        places = list(self.fleet.places.values())
-        dozing = [self.fleet.look_asleep(place) for place in places if place.model.sleeps and place.status == LOADED]
+        instances = list(self.fleet.instances.values())
+        dozing = [
+            self.fleet.look_asleep(instance)
+            for instance in instances
+            if instance.model.sleeps and instance.status == LOADED
+        ]
         if dozing:
             await asyncio.gather(*dozing)
         now = int(time.time())
         data: list[dict[str, Any]] = []
-        for place in places:
-            if not place.model.hidden:
-                data.append(model_json(place, now))
+        for instance in instances:
+            if not instance.model.hidden:
+                data.append(model_json(instance, now))
                 data += [
-                    model_json(place, now) | {"id": alias} | ({"name": title} if title else {})
-                    for alias, title in place.model.alias_titles.items()
+                    model_json(instance, now) | {"id": alias} | ({"name": title} if title else {})
+                    for alias, title in instance.model.alias_titles.items()
                 ]
         for name, progress in self._downloads.progress.items():
             if self.fleet.find(name) is None:
@@ -308,31 +312,31 @@ class Router:
 
     async def _load(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = await self._asked(scope, receive)
-        place = self.fleet.find(name)
-        if place is None:
+        instance = self.fleet.find(name)
+        if instance is None:
             await answer_error(send, not_found())
             return
-        if place.running and not place.stopping:
+        if instance.running and not instance.stopping:
             raise invalid("model is already running")
-        self.fleet.load(place)
+        self.fleet.load(instance)
         await answer(send, _DONE)
 
     async def _unload(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = await self._asked(scope, receive)
         if not self._downloads.cancel(name):
-            place = self.fleet.find(name)
-            if place is None:
+            instance = self.fleet.find(name)
+            if instance is None:
                 raise invalid("model is not found")
-            if not place.running:
+            if not instance.running:
                 raise invalid("model is not running")
-            self.fleet.unload(place)
+            self.fleet.unload(instance)
         await answer(send, _DONE)
 
     async def _unload_all(self, scope: Scope, receive: Receive, send: Send) -> None:
-        places = [place for place in self.fleet.places.values() if place.running]
-        for place in places:
-            self.fleet.unload(place)
-        await self.fleet.unloaded(places)
+        instances = [instance for instance in self.fleet.instances.values() if instance.running]
+        for instance in instances:
+            self.fleet.unload(instance)
+        await self.fleet.unloaded(instances)
         await answer(send, b"OK", 200, _TEXT)
 
     async def _download(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -356,14 +360,14 @@ class Router:
         if self._downloads.cancel(name):
             await answer(send, _DONE)
             return
-        place = self.fleet.places.get(name)
-        if place is None:
+        instance = self.fleet.instances.get(name)
+        if instance is None:
             raise ApiError("server_error", f"model name={name[:1000]} is not found")
-        if place.model.source != "cache":
+        if instance.model.source != "cache":
             raise ApiError("server_error", f"model name={name} is not removable (not from cache)")
-        if place.running:
-            self.fleet.unload(place)
-            await self.fleet.unloaded([place])
+        if instance.running:
+            self.fleet.unload(instance)
+            await self.fleet.unloaded([instance])
         removed = await asyncio.to_thread(remove_cached, name)
         log.info("model %s: removed from the cache%s", name, "" if removed else " (there were no files)")
         self._tell("model_remove", name, None)
@@ -372,23 +376,23 @@ class Router:
 
     async def _running(self, scope: Scope, receive: Receive, send: Send) -> None:
         running = []
-        for place in self.fleet.places.values():
-            child = place.child
+        for instance in self.fleet.instances.values():
+            child = instance.child
             if child is None:
                 continue
-            state = "stopping" if place.stopping else "ready" if place.status == LOADED else "starting"
+            state = "stopping" if instance.stopping else "ready" if instance.status == LOADED else "starting"
             running.append(
                 {
-                    "model": place.model.name,
+                    "model": instance.model.name,
                     "state": state,
                     "cmd": " ".join(child.args),
                     "proxy": str(child.pool.address),
-                    "ttl": int(place.model.ttl),
-                    "name": place.model.title,
-                    "description": place.model.description,
+                    "ttl": int(instance.model.ttl),
+                    "name": instance.model.title,
+                    "description": instance.model.description,
                     "pid": child.pid,
-                    "requests": place.in_flight,
-                    "restarts": place.restarts,
+                    "requests": instance.in_flight,
+                    "restarts": instance.restarts,
                 }
             )
         await answer(send, orjson.dumps({"running": running}))
@@ -430,17 +434,17 @@ class Router:
             self._listeners.discard(queue)
 
     async def _logs(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await answer(send, self.logbook.history(), 200, _TEXT)
+        await answer(send, self.log_tail.history(), 200, _TEXT)
 
     async def _log_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["path"].removeprefix("/logs/stream").removeprefix("/")
         if kind not in ("", "proxy", "upstream"):
-            place = self.fleet.find(kind)
-            if place is None:
+            instance = self.fleet.find(kind)
+            if instance is None:
                 raise invalid("expected proxy, upstream, or a model's name")
-            kind = place.model.name
-        reader = self.logbook.follow(kind)
-        first = b"" if "no-history" in _query(scope) else self.logbook.history(kind)
+            kind = instance.model.name
+        reader = self.log_tail.follow(kind)
+        first = b"" if "no-history" in _query(scope) else self.log_tail.history(kind)
         try:
             await self._stream(receive, send, _TEXT, reader.read, first)
         finally:
@@ -497,19 +501,19 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-def model_json(place: Place, now: int) -> dict[str, Any]:
+def model_json(instance: Instance, now: int) -> dict[str, Any]:
     """A model as an entry of `/v1/models`; with what its process says of itself while that runs."""
-    model, child = place.model, place.child
-    status: dict[str, Any] = {"value": place.shown_status, "args": list(child.args if child else model.launch.args)}
+    model, child = instance.model, instance.child
+    status: dict[str, Any] = {"value": instance.shown_status, "args": list(child.args if child else model.launch.args)}
     if model.preset:
         status["preset"] = model.preset
-    if place.progress is not None:
-        status["progress"] = place.progress
-    if place.status == UNLOADED and (place.failed or place.exit_code):
-        status |= {"exit_code": place.exit_code, "failed": True}
-        if place.reason:
-            status["reason"] = place.reason
-    architecture = place.info.get("architecture")
+    if instance.progress is not None:
+        status["progress"] = instance.progress
+    if instance.status == UNLOADED and (instance.failed or instance.exit_code):
+        status |= {"exit_code": instance.exit_code, "failed": True}
+        if instance.reason:
+            status["reason"] = instance.reason
+    architecture = instance.info.get("architecture")
     entry: dict[str, Any] = {
         "id": model.name,
         "aliases": list(model.aliases),
@@ -531,7 +535,7 @@ def model_json(place: Place, now: int) -> dict[str, Any]:
     if model.description:
         entry["description"] = model.description
     if child is not None:
-        entry |= {key: value for key, value in place.info.items() if key not in entry}
+        entry |= {key: value for key, value in instance.info.items() if key not in entry}
     if model.metadata:
         meta = entry.get("meta")
         entry["meta"] = (meta if isinstance(meta, dict) else {}) | {"llamaswap": dict(model.metadata)}
@@ -575,7 +579,7 @@ class RouterServer(EndingServer):
             if self.force_exit:
                 router.fleet.kill()
             await router.fleet.close()
-            logging.getLogger("llamado").removeHandler(router.logbook)
+            logging.getLogger("llamado").removeHandler(router.log_tail)
 
 
 def _swap_config(flags: Parsed) -> SwapConfig | None:
@@ -624,18 +628,18 @@ def make_server(settings: Settings, flags: Parsed) -> RouterServer:
             autoload=flags.models_autoload,
             reread=lambda: _catalogue(flags),
         )
-        logging.getLogger("llamado").addHandler(router.logbook)
+        logging.getLogger("llamado").addHandler(router.log_tail)
         for name in preload:
-            place = router.fleet.find(name)
-            if place is not None:
-                router.fleet.load(place)
+            instance = router.fleet.find(name)
+            if instance is not None:
+                router.fleet.load(instance)
         application.append(Access(router, settings.access, settings.switches.api_prefix, changing=CHANGING))
         server.access = application[0]
         return application[0]
 
     # Each request has a connection to its model besides the client's.
     limit = (raise_file_limit() - RESERVED_FILES) // 2
-    connections = Gate(min(limit, settings.max_connections or limit), settings.timeout)
+    connections = ConnectionLimits(min(limit, settings.max_connections or limit), settings.timeout)
     refuse = busy_app(lambda: cast(Any, application[0]), settings.switches.api_prefix)
     options = configure(
         make,
@@ -665,7 +669,7 @@ def serve_router(settings: Settings, flags: Parsed, sockets: list[socket.socket]
     return 0
 
 
-def _log_models(models: list[Model]) -> None:
+def _log_models(models: list[RoutedModel]) -> None:
     log.info("a router for %d model(s); each is loaded when a request names it", len(models))
     for model in models:
         aliases = f" (aliases: {', '.join(model.aliases)})" if model.aliases else ""

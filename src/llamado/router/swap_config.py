@@ -20,7 +20,7 @@ import yaml
 
 from llamado.errors import LlamadoError
 from llamado.router import presets
-from llamado.router.catalogue import Group, Launch, Model, Rewrite
+from llamado.router.catalogue import Group, Launch, Rewrite, RoutedModel
 
 log = logging.getLogger("llamado.router")
 
@@ -53,14 +53,14 @@ _MACRO = re.compile(r"\$\{([A-Za-z0-9_.-]+)\}")
 class SwapConfig:
     """What a `config.yaml` says."""
 
-    models: list[Model]
+    models: list[RoutedModel]
     api_keys: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
     log_level: str = "info"
 
 
 @dataclass
-class _Reader:
+class _ConfigReader:
     path: str
     ports: int
     unknown: list[str] = field(default_factory=list)
@@ -110,7 +110,7 @@ def read_swap_config(path: str | Path) -> SwapConfig:
         raise SwapConfigError(f"--config {path}: no YAML: {error}") from None
     if _is_huge(root):
         raise SwapConfigError(f"--config {path}: its parts refer to one another without end")
-    reader = _Reader(str(path), 0)
+    reader = _ConfigReader(str(path), 0)
     top = reader.mapping("the file", root)
     reader.check("", top, _TOP | _QUIET)
     reader.ports = int(reader.number("startPort", top.get("startPort"), 5800))
@@ -136,7 +136,7 @@ def _is_huge(root: Any) -> bool:
     return True
 
 
-def _read(reader: _Reader, top: dict[str, Any]) -> SwapConfig:
+def _read(reader: _ConfigReader, top: dict[str, Any]) -> SwapConfig:
     macros = reader.mapping("macros", top.get("macros"))
     health = max(_MIN_HEALTH, reader.number("healthCheckTimeout", top.get("healthCheckTimeout"), 120.0))
     ttl = reader.number("globalTTL", top.get("globalTTL"), 0.0)
@@ -169,7 +169,7 @@ def _read(reader: _Reader, top: dict[str, Any]) -> SwapConfig:
     return SwapConfig(models=models, api_keys=tuple(keys), preload=tuple(preload), log_level=level)
 
 
-def _groups(reader: _Reader, given: Any, models: Mapping[str, Any]) -> dict[str, Group]:
+def _groups(reader: _ConfigReader, given: Any, models: Mapping[str, Any]) -> dict[str, Group]:
     """Each model's group."""
     member_of: dict[str, Group] = {}
     for name, value in reader.mapping("groups", given).items():
@@ -192,7 +192,7 @@ def _groups(reader: _Reader, given: Any, models: Mapping[str, Any]) -> dict[str,
 
 
 def _model(
-    reader: _Reader,
+    reader: _ConfigReader,
     name: str,
     body: dict[str, Any],
     outer: Mapping[str, Any],
@@ -200,7 +200,7 @@ def _model(
     health: float,
     ttl: float,
     listed: bool,
-) -> Model:
+) -> RoutedModel:
     where = f"models.{name}"
     macros: dict[str, Any] = {**outer, **reader.mapping(f"{where}.macros", body.get("macros")), "MODEL_ID": name}
     for key, value in macros.items():
@@ -251,7 +251,7 @@ def _model(
     aliases, titles = _aliases(reader, where, body.get("aliases"), macros)
     rewrite = _rewrite(reader, where, body, macros)
     aliases += [other for other in rewrite.set_by_name if other != name and other not in aliases]
-    return Model(
+    return RoutedModel(
         name=name,
         source="config",
         launch=Launch(
@@ -276,7 +276,9 @@ def _model(
     )
 
 
-def _aliases(reader: _Reader, where: str, given: Any, macros: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
+def _aliases(
+    reader: _ConfigReader, where: str, given: Any, macros: Mapping[str, Any]
+) -> tuple[list[str], dict[str, str]]:
     """Aliases, as texts or as `{id, name, unlisted}`, and the titles of those that may be listed."""
     if given is not None and not isinstance(given, list):
         raise reader.fail(f"{where}.aliases", f"expected a list, got {given!r:.60}")
@@ -293,7 +295,7 @@ def _aliases(reader: _Reader, where: str, given: Any, macros: Mapping[str, Any])
     return names, titles
 
 
-def _rewrite(reader: _Reader, where: str, body: dict[str, Any], macros: Mapping[str, Any]) -> Rewrite:
+def _rewrite(reader: _ConfigReader, where: str, body: dict[str, Any], macros: Mapping[str, Any]) -> Rewrite:
     filters = reader.mapping(f"{where}.filters", body.get("filters"))
     reader.check(f"{where}.filters", filters, _FILTERS)
     strip: list[str] = []
@@ -332,7 +334,7 @@ def _expanded(value: Any, macros: Mapping[str, Any]) -> Iterator[str]:
                     texts.append(str(macros[name]))
 
 
-def _fill(reader: _Reader, where: str, value: Any, macros: Mapping[str, Any]) -> Any:
+def _fill(reader: _ConfigReader, where: str, value: Any, macros: Mapping[str, Any]) -> Any:
     """The value with its macros replaced; a text that is nothing but a macro takes the macro's type."""
     if isinstance(value, dict):
         return {
@@ -357,7 +359,7 @@ def _fill(reader: _Reader, where: str, value: Any, macros: Mapping[str, Any]) ->
     raise reader.fail(where, f"macros that contain one another: {value:.60}")
 
 
-def _one(reader: _Reader, where: str, name: str, macros: Mapping[str, Any]) -> str:
+def _one(reader: _ConfigReader, where: str, name: str, macros: Mapping[str, Any]) -> str:
     if name.startswith("env."):
         value = os.environ.get(name.removeprefix("env."))
         if value is None:

@@ -67,7 +67,7 @@ class Address:
         return self.path or f"{'https' if self.tls else 'http'}://{self.authority.decode()}{self.base.decode()}"
 
 
-class Connection(asyncio.Protocol):
+class UpstreamConnection(asyncio.Protocol):
     """One connection; one request at a time."""
 
     def __init__(self, pool: Pool) -> None:
@@ -243,11 +243,11 @@ class Pool:
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self._idle: list[Connection] = []
-        self._all: set[Connection] = set()
+        self._idle: list[UpstreamConnection] = []
+        self._all: set[UpstreamConnection] = set()
         self._closed = False
 
-    async def connect(self, *, fresh: bool = False) -> Connection:
+    async def connect(self, *, fresh: bool = False) -> UpstreamConnection:
         """A connection, of the kept ones if possible. Raises UpstreamRefused."""
         loop = asyncio.get_running_loop()
         now = loop.time()
@@ -256,7 +256,7 @@ class Pool:
             if now - connection.idle_since < _KEEP:
                 return connection
             connection.abort()
-        make: Callable[[], Connection] = lambda: Connection(self)  # noqa: E731
+        make: Callable[[], UpstreamConnection] = lambda: UpstreamConnection(self)  # noqa: E731
         address = self.address
         try:
             if address.path:
@@ -272,7 +272,7 @@ class Pool:
         self._all.add(connection)
         return connection
 
-    def keep(self, connection: Connection) -> None:
+    def keep(self, connection: UpstreamConnection) -> None:
         """Take back a connection that is free again."""
         if self._closed or len(self._idle) >= _IDLE:
             connection.abort()
@@ -280,7 +280,7 @@ class Pool:
         connection.idle_since = asyncio.get_running_loop().time()
         self._idle.append(connection)
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: UpstreamConnection) -> None:
         """A connection was closed."""
         self._all.discard(connection)
         if connection in self._idle:

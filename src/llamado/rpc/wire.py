@@ -350,7 +350,7 @@ def read_graph(payload: bytes) -> GraphCompute:
     return GraphCompute(device, nodes, tensors, payload)
 
 
-class _Reader:
+class _MessageBuffer:
     """Bytes that arrived and were not used yet, and how much bulk comes before the next message."""
 
     def __init__(self) -> None:
@@ -390,7 +390,7 @@ class _Reader:
         self.bulk -= n
 
 
-class RequestReader(_Reader):
+class RequestReader(_MessageBuffer):
     """The worker's side: requests from bytes. `max_message` bounds what is held in memory for one."""
 
     def __init__(self, max_message: int = MAX_MESSAGE) -> None:
@@ -525,7 +525,7 @@ def write_response(command: Command, response: Response) -> bytes:
     return _SIZE.pack(form.size) + form.pack(*response)
 
 
-class ResponseReader(_Reader):
+class ResponseReader(_MessageBuffer):
     """The client's side: responses from bytes, in the order in which they were `expect`ed."""
 
     def __init__(self) -> None:

@@ -70,7 +70,7 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     return json_response(ApiError("invalid_request_error", str(detail), status=status).body, status)
 
 
-class Door:
+class ServerApp:
     """What every request goes through before the routes see it; notes what became of it."""
 
     def __init__(self, app: FastAPI, state: ServerState) -> None:
@@ -202,7 +202,7 @@ def busy_app(app: Callable[[], ASGIApp], prefix: str) -> ASGIApp:
     return refuse
 
 
-def create_app(state: ServerState) -> Door:
+def create_app(state: ServerState) -> ServerApp:
     """The application for one server; call it inside the event loop that will run it."""
     app = FastAPI(title="llamado", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.router.redirect_slashes = False
@@ -240,4 +240,4 @@ def create_app(state: ServerState) -> Door:
     }
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)
-    return Door(app, state)
+    return ServerApp(app, state)

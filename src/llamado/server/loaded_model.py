@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from llamado.text.grammar.compiler import Constraint
 
 
-class Engine(Protocol):
+class ServedEngine(Protocol):
     """The engine as seen from here; every method may be called from any thread and returns at once."""
 
     def submit(self, request: Request, emit: Callable[[Event], None]) -> int: ...
@@ -27,7 +27,7 @@ class Engine(Protocol):
     def snapshot(self) -> EngineSnapshot: ...
 
 
-class Embedder(Protocol):
+class ServedEmbedder(Protocol):
     """What makes vectors of texts, as seen from here; every method may be called from any thread."""
 
     def submit(self, texts: Sequence[Sequence[int]]) -> Future[list[Embedding]]: ...
@@ -39,7 +39,7 @@ class Embedder(Protocol):
 class Embeddings:
     """How a server embeds and ranks."""
 
-    embedder: Embedder
+    embedder: ServedEmbedder
     pooling: Pooling
     normalize: int = 2
     """The norm that embeddings get where a request does not say; see `engine.pooling.normalize`."""
@@ -48,7 +48,7 @@ class Embeddings:
     """The tokens of a query and a document, as the model wants them to score the document."""
 
 
-class Tokenizer(Protocol):
+class ServedTokenizer(Protocol):
     """Text to tokens and back."""
 
     n_vocab: int
@@ -119,8 +119,8 @@ class ModelInfo:
 class Served:
     """A loaded model behind the endpoints."""
 
-    engine: Engine
-    tokenizer: Tokenizer
+    engine: ServedEngine
+    tokenizer: ServedTokenizer
     template: ChatTemplate
     info: ModelInfo
     n_slots: int

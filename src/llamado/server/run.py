@@ -17,10 +17,10 @@ from typing import Any, cast
 import uvicorn
 
 from llamado.errors import LlamadoError
-from llamado.http.connections import GRACE, HEADER_SECONDS, Gate, configure
+from llamado.http.connections import GRACE, HEADER_SECONDS, ConnectionLimits, configure
 from llamado.http.signals import EndingServer
 from llamado.http.sockets import address_of
-from llamado.server.app import Door, busy_app, create_app
+from llamado.server.app import ServerApp, busy_app, create_app
 from llamado.server.generate.threads import use_threads
 from llamado.server.loaded_model import Served
 from llamado.server.ops import memory
@@ -110,10 +110,10 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket]) -> int:
     state.tracing = open_tracing(settings.otel)
     if settings.threads_http is not None:
         use_threads(settings.threads_http)
-    gate = Gate(settings.max_connections, settings.timeout)
-    application: list[Door] = []
+    gate = ConnectionLimits(settings.max_connections, settings.timeout)
+    application: list[ServerApp] = []
 
-    def make_app() -> Door:
+    def make_app() -> ServerApp:
         application.append(create_app(state))
         server.access = application[0].access
         return application[0]

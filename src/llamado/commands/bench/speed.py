@@ -111,7 +111,7 @@ def feed_one_by_one(forward: Forward, tokens: NDArray[np.int32]) -> None:
         forward.start(tokens[i : i + 1], np.array([i], np.int32), zero, first).result()
 
 
-class Part(NamedTuple):
+class OperationTime(NamedTuple):
     """Seconds that operations of one kind take in a forward pass, and that threads wait before them for each other."""
 
     operation: str
@@ -120,17 +120,17 @@ class Part(NamedTuple):
     wait: float
 
 
-def _profile(llama: Llama, n: int, start: int) -> list[Part]:
+def _profile(llama: Llama, n: int, start: int) -> list[OperationTime]:
     """Where the time of a forward pass goes: operations of all layers taken together, the longest first."""
     from llamado.engine.forward.runner import ModelRunner
 
     assert isinstance(llama.forward, ModelRunner)
     n = min(n, llama.forward.max_batch)
-    parts: dict[str, Part] = {}
+    parts: dict[str, OperationTime] = {}
     for time_ in llama.forward.profile(n, start):
         name = re.sub(r"\bblk\.\d+\.", "", time_.label)
-        before = parts.get(name, Part(name, 0, 0.0, 0.0))
-        parts[name] = Part(name, before.n + 1, before.work + time_.work, before.wait + time_.wait)
+        before = parts.get(name, OperationTime(name, 0, 0.0, 0.0))
+        parts[name] = OperationTime(name, before.n + 1, before.work + time_.work, before.wait + time_.wait)
     return sorted(parts.values(), key=lambda part: part.work + part.wait, reverse=True)
 
 

@@ -17,7 +17,7 @@ from llamado.devices.cpu.compile.compiler import Compiler
 from llamado.devices.cpu.compile.program import Program, Temporary, link, plan
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.memory import CpuBuffer, view_of
-from llamado.devices.cpu.numa import Placement
+from llamado.devices.cpu.numa import NumaBinding
 from llamado.devices.cpu.team import Team
 from llamado.devices.device import WEIGHT_TYPES, Buffer, Bytes, DeviceError, Loaded
 from llamado.ggml.graph import Graph
@@ -63,7 +63,7 @@ class CpuDevice:
         self.name = "CPU"
         self.n_threads = n_threads or limits.cores()
         self.n_threads_batch = n_threads_batch or self.n_threads
-        placement = Placement(numa)
+        placement = NumaBinding(numa)
         self.jit = jit or Jit()
         self.team = Team(self.jit, max(self.n_threads, self.n_threads_batch), placement)
         self.reserve: Callable[[int], None] = lambda size: None

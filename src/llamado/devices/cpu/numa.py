@@ -21,7 +21,7 @@ STRATEGIES = ("distribute", "isolate", "numactl")
 _FOLDER = Path("/sys/devices/system/node")
 
 
-class Placement:
+class NumaBinding:
     """The CPUs each thread of a team may run on, by ggml's strategies (`ggml_numa_init`).
 
     `distribute`: thread i on node i mod n; `isolate`: all on the node they were started from; `numactl`: all on the

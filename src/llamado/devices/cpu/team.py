@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.kernels import control
-from llamado.devices.cpu.numa import Placement
+from llamado.devices.cpu.numa import NumaBinding
 from llamado.devices.device import DeviceError
 
 _NONE_LEFT = 1 << 62
@@ -24,9 +24,9 @@ class Team:
     Threads never hold Python's lock while they work or wait.
     """
 
-    def __init__(self, jit: Jit, n: int, placement: Placement | None = None) -> None:
+    def __init__(self, jit: Jit, n: int, placement: NumaBinding | None = None) -> None:
         self.n = n
-        self._placement = placement or Placement(None)
+        self._placement = placement or NumaBinding(None)
         self._state = np.zeros(control.STATE_WORDS + 8, np.int64)
         aligned = (-self._state.ctypes.data // 8) % 8
         self._state = self._state[aligned : aligned + control.STATE_WORDS]

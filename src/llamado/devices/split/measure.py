@@ -70,7 +70,7 @@ def measure(
     if size < max(_LEAST_WEIGHTS, 64 * row):
         return figures
     deadline = time.perf_counter() + budget
-    trial = _Trial(device, type, width, size)
+    trial = _Measurement(device, type, width, size)
     try:
         bandwidth = None if figures.local else trial.bandwidth()
         trial.touch()
@@ -97,7 +97,7 @@ def measure(
     )
 
 
-class _Trial:
+class _Measurement:
     """The graphs of a measurement, and their memory on a device."""
 
     def __init__(self, device: Device, type: TensorType, width: int, size: int) -> None:

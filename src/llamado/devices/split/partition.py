@@ -42,7 +42,7 @@ def split(graph: Graph, home: Home, own: Own, first: int) -> list[Part]:
     """The parts of a graph in the order in which they run. `first` runs what comes before any weight."""
     nodes = [node for node in graph.nodes if not node.is_noop]
     places = _places(nodes, home, first)
-    return _Cutter(graph, nodes, places, own).parts
+    return _Partitioner(graph, nodes, places, own).parts
 
 
 def _data(tensor: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def _crossing(nodes: list[Tensor]) -> list[int]:
     return sizes
 
 
-class _Cutter:
+class _Partitioner:
     """Copies operations into parts, each with tensors of its own."""
 
     def __init__(self, graph: Graph, nodes: list[Tensor], places: list[int], own: Own) -> None:

@@ -79,7 +79,7 @@ class ReadCost:
             self._call, self._cell = scale * self._call, scale * self._cell
 
 
-class Reader:
+class CellReader:
     """Gets cells from the devices, `piece` in a call, and knows what that takes."""
 
     def __init__(self, forward: Forward, piece: int) -> None:

@@ -11,7 +11,7 @@ from llamado.devices.split.measure import figures_of
 from llamado.engine.embedding.embedder import Embedder, cells_for
 from llamado.engine.errors import EngineError
 from llamado.engine.forward.contract import Scales
-from llamado.engine.forward.fitting import Fit, Wanted, before_reading, fit
+from llamado.engine.forward.fitting import Fit, MemoryOptions, before_reading, fit
 from llamado.engine.forward.lora_scales import DefaultScales
 from llamado.engine.options import EngineOptions, Report
 from llamado.engine.request import Counters, EngineSnapshot, Event, Request, SlotSnapshot
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class _Texts(Wanted):
+class _Texts(MemoryOptions):
     """What of a user's wishes takes memory where texts are embedded."""
 
     def shape(self, n_ctx: int) -> tuple[int, int]:

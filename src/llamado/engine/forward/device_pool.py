@@ -10,7 +10,7 @@ from llamado.devices.device import Device
 from llamado.devices.split.failover import without
 from llamado.devices.split.measure import figures_of, measure_all
 from llamado.devices.split.placement import Placement, SplitOptions, held, idle
-from llamado.engine.forward.fitting import Wanted, before_reading, fit
+from llamado.engine.forward.fitting import MemoryOptions, before_reading, fit
 from llamado.engine.forward.sizes import usual_weights
 from llamado.gguf.reader import GGUFFile
 from llamado.models.base import Model
@@ -24,14 +24,16 @@ _PATIENCE = 2.0
 _LEAST_PATIENCE = 0.5
 
 
-class House:
+class DevicePool:
     """This machine (device 0) and the workers of `split`; connected, measured where that is needed, and placed.
 
     `fit`: the context and the placement that `wanted` comes to. Raises WorkersUnreachable, NotEnoughMemory (before a
     byte is sent), UnknownDevice.
     """
 
-    def __init__(self, split: SplitOptions, here: CpuDevice, file: GGUFFile, model: Model, wanted: Wanted) -> None:
+    def __init__(
+        self, split: SplitOptions, here: CpuDevice, file: GGUFFile, model: Model, wanted: MemoryOptions
+    ) -> None:
         # One that does not answer at all must not use up the time after which its layers go elsewhere.
         self._patience = (
             _PATIENCE if split.failover is None else max(min(_PATIENCE, split.failover / 2), _LEAST_PATIENCE)

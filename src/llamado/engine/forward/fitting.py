@@ -27,7 +27,7 @@ LEAST_CONTEXT = 4096
 _STEP = 256
 
 
-class Wanted(NamedTuple):
+class MemoryOptions(NamedTuple):
     """What of a user's wishes takes memory. `n_ctx`: tokens in all, 0 for as many as the model was trained with."""
 
     n_ctx: int
@@ -64,7 +64,7 @@ def context_size(n_ctx: int, n_slots: int, unified: bool) -> tuple[int, int]:
     return n_ctx // n_slots, n_slots * align(n_ctx // n_slots)
 
 
-def sizes_for(file: GGUFFile, model: Model, wanted: Wanted, n_ctx: int) -> ModelSizes:
+def sizes_for(file: GGUFFile, model: Model, wanted: MemoryOptions, n_ctx: int) -> ModelSizes:
     """What the model takes with a context of `n_ctx` tokens in all."""
     return model_sizes(
         file,
@@ -77,7 +77,7 @@ def sizes_for(file: GGUFFile, model: Model, wanted: Wanted, n_ctx: int) -> Model
 
 
 def fit(
-    file: GGUFFile, model: Model, wanted: Wanted, figures: Sequence[DeviceFigures], split: SplitOptions | None
+    file: GGUFFile, model: Model, wanted: MemoryOptions, figures: Sequence[DeviceFigures], split: SplitOptions | None
 ) -> Fit:
     """The context and the placement that a model gets on devices of these figures.
 

@@ -28,10 +28,10 @@ from llamado.engine.sampling.dry import Breakers, Dry
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.sampling.penalties import Penalties
 from llamado.engine.sampling.rng import uniform
-from llamado.engine.sampling.samplers import Step, Vocabulary
+from llamado.engine.sampling.samplers import SamplerVocabulary, Step
 from llamado.engine.sampling.selectors import AdaptiveP, Chooser, Draw, Mirostat, Weights
 
-__all__ = ["Sampler", "TopK", "Vocabulary", "log_softmax_top", "top_k_numpy", "uniform"]
+__all__ = ["Sampler", "SamplerVocabulary", "TopK", "log_softmax_top", "top_k_numpy", "uniform"]
 
 # A mask of at most so many words that are not 0 is used as a list of tokens.
 _FEW_WORDS = 64
@@ -68,7 +68,7 @@ class Sampler:
         n_vocab: int,
         eog: Iterable[int] = (),
         top_k: TopK = top_k_numpy,
-        vocabulary: Vocabulary | None = None,
+        vocabulary: SamplerVocabulary | None = None,
         matcher: Matcher | None = None,
     ) -> None:
         s = sampling
@@ -110,7 +110,7 @@ class Sampler:
         self._weights: Weights | None = None
 
     def _step(
-        self, name: str, s: Sampling, n_xtc: int, eog: Iterable[int], vocabulary: Vocabulary | None
+        self, name: str, s: Sampling, n_xtc: int, eog: Iterable[int], vocabulary: SamplerVocabulary | None
     ) -> Step | None:
         """A sampler by its name; None where it is off. `n_xtc`: how many XTC samplers come before."""
         match name:

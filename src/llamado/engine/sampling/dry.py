@@ -14,7 +14,7 @@ import numpy as np
 
 from llamado.engine.sampling.candidates import HUGE, Candidates, Ids
 from llamado.engine.sampling.params import Sampling
-from llamado.engine.sampling.samplers import Vocabulary
+from llamado.engine.sampling.samplers import SamplerVocabulary
 
 # llama.cpp's: bytes of a breaker, and tokens after its first, that count.
 MAX_BREAKER_BYTES = 40
@@ -33,7 +33,7 @@ class Breakers:
     at when they are met: most of a vocabulary never is.
     """
 
-    def __init__(self, breakers: Iterable[str], vocabulary: Vocabulary) -> None:
+    def __init__(self, breakers: Iterable[str], vocabulary: SamplerVocabulary) -> None:
         cut = {text.encode()[:MAX_BREAKER_BYTES].decode("utf-8", "ignore") for text in breakers}
         self._breakers = sorted(cut - {""})
         self._begun: dict[str, list[str]] = {}

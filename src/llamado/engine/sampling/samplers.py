@@ -22,7 +22,7 @@ Step = Callable[[Candidates, int], None]
 """One sampler: `(candidates, position of the token in its sequence)`."""
 
 
-class Vocabulary(Protocol):
+class SamplerVocabulary(Protocol):
     """What DRY and infill ask of a tokenizer."""
 
     @property
@@ -211,7 +211,7 @@ class Infill:
     `eog`: ids that end an answer.
     """
 
-    def __init__(self, vocabulary: Vocabulary, eog: Iterable[int]) -> None:
+    def __init__(self, vocabulary: SamplerVocabulary, eog: Iterable[int]) -> None:
         self._vocabulary = vocabulary
         self._eog = np.array(sorted(eog), np.int64)
         end = vocabulary.eot if vocabulary.eot is not None else vocabulary.eos

@@ -19,7 +19,7 @@ from llamado.engine.scheduler.statistics import PACE_UNIT, Statistics
 STEP_SECONDS = 0.15
 
 
-class Share(NamedTuple):
+class BatchShare(NamedTuple):
     """What one slot has in a batch."""
 
     slot: Slot
@@ -42,7 +42,7 @@ class Batch(NamedTuple):
     starts: NDArray[np.int64]
     outputs: NDArray[np.int32]
     scales: Scales
-    shares: list[Share]
+    shares: list[BatchShare]
     n_prompt: int
 
 
@@ -179,7 +179,7 @@ class Planner:
         """The batch for what `plan` chose, with drafted tokens where there is room."""
         n = 0
         tokens, positions, starts = self._tokens, self._positions, self._starts
-        shares: list[Share] = []
+        shares: list[BatchShare] = []
         outputs: list[int] = []
         n_prompt = 0
         n_moves = self._sequences.n_moves
@@ -207,7 +207,7 @@ class Planner:
             if used + count == slot.length:
                 row = len(outputs)
                 outputs.extend(range(n - 1 - len(draft), n))
-            shares.append(Share(slot, task, run, count, row, draft, n_moves))
+            shares.append(BatchShare(slot, task, run, count, row, draft, n_moves))
             if not task.generated:
                 n_prompt += count
         rows_out = np.array(outputs, np.int32)

@@ -20,7 +20,7 @@ from llamado.engine.scheduler.statistics import Statistics
 log = logging.getLogger(__name__)
 
 
-class Vocabulary(samplers.Vocabulary, Protocol):
+class EngineVocabulary(samplers.SamplerVocabulary, Protocol):
     """What the engine asks of a tokenizer."""
 
     @property
@@ -37,7 +37,7 @@ class Answering:
 
     def __init__(
         self,
-        tokenizer: Vocabulary,
+        tokenizer: EngineVocabulary,
         queue: Queue,
         stats: Statistics,
         *,

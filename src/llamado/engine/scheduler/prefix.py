@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceLost
 from llamado.engine.cache.kv_pool import KVPool
-from llamado.engine.cache.prompt_cache import Reader, Store
+from llamado.engine.cache.prompt_cache import CellReader, Store
 from llamado.engine.errors import NoRoom
 from llamado.engine.forward.contract import Forward, Scales
 from llamado.engine.scheduler.slot_io import piece_cells
@@ -64,7 +64,7 @@ class Sequences:
         piece = piece_cells(forward.cell_bytes)
         limit = None if cache_ram < 0 else cache_ram << 20
         self.store = Store(limit, forward.cell_bytes, piece) if cache_ram else None
-        self._reader = Reader(forward, piece)
+        self._reader = CellReader(forward, piece)
 
     def _move(self, src: int, dst: int, n: int) -> None:
         self.n_moves += 1

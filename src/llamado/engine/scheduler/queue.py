@@ -1,4 +1,4 @@
-"""Everything that was asked for and is not over yet: requests, and errands with slots."""
+"""Everything that was asked for and is not over yet: requests, and tasks that save, restore or erase a slot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llamado.engine.forward.contract import Scales
 from llamado.engine.request import Event, Failed, Request
 from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.rng import Seed
-from llamado.engine.scheduler.slot_io import Errand, fail_all
+from llamado.engine.scheduler.slot_io import SlotTask, fail_all
 from llamado.engine.scheduler.slots import Slot, Task
 from llamado.errors import LlamadoError
 
@@ -22,7 +22,7 @@ _PACE_REQUESTS, _LONGEST_WAIT = 64, 60
 
 
 class Queue:
-    """Takes requests and errands from any thread; all else is for the engine's thread.
+    """Takes requests and slot tasks from any thread; all else is for the engine's thread.
 
     At most `most` requests wait for a slot. `wake` is notified of whatever the engine may be waiting for.
     """
@@ -40,7 +40,7 @@ class Queue:
         """When those that were accepted are cut off, as time.monotonic() has it."""
         self.waiting: list[Task] = []
         """Requests that wait for a slot; of the engine's thread alone."""
-        self.errands: deque[Errand] = deque()
+        self.slot_tasks: deque[SlotTask] = deque()
         self.ends: deque[float] = deque(maxlen=_PACE_REQUESTS)
         """When the last requests were over."""
 
@@ -67,13 +67,13 @@ class Queue:
             self.wake.notify()
         return task
 
-    def add_errand(self, errand: Errand) -> None:
+    def add_slot_task(self, slot_task: SlotTask) -> None:
         """Raises QueueFull and EngineClosed."""
-        if len(self.errands) >= max(1, self._most):
-            raise QueueFull(len(self.errands), 1)
+        if len(self.slot_tasks) >= max(1, self._most):
+            raise QueueFull(len(self.slot_tasks), 1)
         with self.wake:
             self._check_open()
-            self.errands.append(errand)
+            self.slot_tasks.append(slot_task)
             self.wake.notify()
 
     def _check_open(self) -> None:
@@ -120,7 +120,7 @@ class Queue:
     @property
     def is_empty(self) -> bool:
         """Whether nobody waits for a slot."""
-        return not (self._inbox or self.waiting or self.errands)
+        return not (self._inbox or self.waiting or self.slot_tasks)
 
     @property
     def has_news(self) -> bool:
@@ -129,7 +129,7 @@ class Queue:
 
     @property
     def n_deferred(self) -> int:
-        return len(self.waiting) + len(self._inbox) + len(self.errands)
+        return len(self.waiting) + len(self._inbox) + len(self.slot_tasks)
 
     def enter(
         self, request: Request, emit: Callable[[Event], None], *, sampler: Sampler, seed: Seed, scales: Scales
@@ -179,9 +179,9 @@ class Queue:
             self.waiting.remove(task)
             self.tasks.pop(task.id, None)
             task.tell(Failed(error))
-        late = [errand for errand in self.errands if now - max(errand.t_submit, since) >= seconds]
-        for errand in late:
-            self.errands.remove(errand)
+        late = [slot_task for slot_task in self.slot_tasks if now - max(slot_task.t_submit, since) >= seconds]
+        for slot_task in late:
+            self.slot_tasks.remove(slot_task)
         fail_all(deque(late), error)
 
     def fail_all(self, error: LlamadoError) -> None:
@@ -196,4 +196,4 @@ class Queue:
         for task in waiting:
             self.tasks.pop(task.id, None)
             task.tell(Failed(error))
-        fail_all(self.errands, error)
+        fail_all(self.slot_tasks, error)

@@ -12,7 +12,7 @@ from llamado.engine.errors import Unavailable
 from llamado.engine.forward.contract import Forward
 from llamado.engine.request import Fault
 from llamado.engine.scheduler.queue import Queue
-from llamado.engine.scheduler.slot_io import Calls
+from llamado.engine.scheduler.slot_io import CallQueue
 from llamado.errors import LlamadoError
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,9 @@ class Recovery:
     that wait for a slot meanwhile are turned down.
     """
 
-    def __init__(self, forward: Forward, queue: Queue, calls: Calls, *, failover: float | None, wait: float) -> None:
+    def __init__(
+        self, forward: Forward, queue: Queue, calls: CallQueue, *, failover: float | None, wait: float
+    ) -> None:
         self._forward = forward
         self._queue = queue
         self._calls = calls

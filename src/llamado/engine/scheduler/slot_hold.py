@@ -18,7 +18,7 @@ from llamado.engine.scheduler.slots import Slot
 
 
 class Hold:
-    """See errands.Held."""
+    """See slot_io.Held."""
 
     def __init__(self, slot: Slot, forward: Forward, sequences: Sequences, queue: Queue) -> None:
         slot.held = True

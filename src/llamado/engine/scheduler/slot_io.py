@@ -40,7 +40,7 @@ class CellsGone(EngineError):
     """The cells of a held slot were lost with a device."""
 
 
-class Errand:
+class SlotTask:
     """What somebody wants done with a slot once it is free."""
 
     __slots__ = ("future", "id_slot", "kind", "path", "t_submit")
@@ -53,7 +53,7 @@ class Errand:
         self.t_submit = time.monotonic()
 
 
-class Calls:
+class CallQueue:
     """Functions that other threads have the engine's thread run between two steps."""
 
     def __init__(self, wake: threading.Condition) -> None:
@@ -138,9 +138,9 @@ class Job(threading.Thread):
 
     def __init__(
         self,
-        errand: Errand,
+        slot_task: SlotTask,
         held: Held,
-        calls: Calls,
+        calls: CallQueue,
         kind: Callable[[Scales], CellKind],
         *,
         n_ctx: int,
@@ -148,21 +148,21 @@ class Job(threading.Thread):
         n_adapters: int,
         sound: Callable[[Cells, int], bool],
     ) -> None:
-        super().__init__(name=f"llamado-slot-{errand.id_slot}", daemon=True)
-        assert errand.path is not None
-        self._errand, self._path = errand, errand.path
+        super().__init__(name=f"llamado-slot-{slot_task.id_slot}", daemon=True)
+        assert slot_task.path is not None
+        self._slot_task, self._path = slot_task, slot_task.path
         self._held, self._calls = held, calls
         self._kind = kind
         self._n_ctx, self._n_vocab, self._n_adapters, self._sound = n_ctx, n_vocab, n_adapters, sound
 
     def run(self) -> None:
         began = time.perf_counter()
-        future = self._errand.future
+        future = self._slot_task.future
         try:
-            n_tokens, size = self._save() if self._errand.kind == "save" else self._restore()
+            n_tokens, size = self._save() if self._slot_task.kind == "save" else self._restore()
         except BaseException as error:
             if not isinstance(error, LlamadoError):
-                log.exception("slot %d: %s failed", self._errand.id_slot, self._errand.kind)
+                log.exception("slot %d: %s failed", self._slot_task.id_slot, self._slot_task.kind)
             self._held.release()
             future.set_exception(error)
             return
@@ -218,8 +218,8 @@ def piece_cells(cell_bytes: int) -> int:
     return max(1, min(_PIECE_CELLS, _PIECE_BYTES // max(1, cell_bytes)))
 
 
-def fail_all(errands: deque[Errand], error: LlamadoError) -> None:
+def fail_all(slot_tasks: deque[SlotTask], error: LlamadoError) -> None:
     """None of these is done."""
-    while errands:
+    while slot_tasks:
         with suppress(Exception):  # nobody waits for it any more
-            errands.popleft().future.set_exception(error)
+            slot_tasks.popleft().future.set_exception(error)

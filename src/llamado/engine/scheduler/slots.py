@@ -15,7 +15,7 @@ from llamado.engine.request import Event, Request, SlotSnapshot, Timings, TokenP
 from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.rng import Seed
 from llamado.engine.scheduler.drafting import Drafter
-from llamado.engine.scheduler.stop_text import Answer
+from llamado.engine.scheduler.stop_text import AnswerText
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Task:
         self.sampler = sampler
         self.seed = seed
         self.scales = scales
-        self.answer = Answer(request.stop, request.n_indent)
+        self.answer = AnswerText(request.stop, request.n_indent)
         self.cancelled = False
         self.generated: list[int] = []
         self.probs: list[TokenProbs] = []

@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Sequence
 
 
-class Answer:
+class AnswerText:
     """Assembles the text of one answer.
 
     Stop strings are found wherever they fall: inside a token, across tokens, across the bytes of a character. The text

@@ -120,7 +120,7 @@ def _pip_config_list() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class IndexFile:
     """A file an index offers: its name, a URL or `file:` URL, and its SHA-256 where the index gives one."""
 
     file_name: str
@@ -133,7 +133,7 @@ class Link:
         return _local_path(self.url)
 
 
-def find_wheel(config: PipConfig, client: httpx.Client, project: str, version: str) -> Link:
+def find_wheel(config: PipConfig, client: httpx.Client, project: str, version: str) -> IndexFile:
     """The wheel of `project` at exactly `version`; raises `SourceError` saying where it was looked for."""
     looked: list[str] = []
     for place in _places(config, project):
@@ -174,12 +174,12 @@ def _shown_place(place: str) -> str:
     return place if _local_path(place) is not None else shown(place)
 
 
-def _read_place(client: httpx.Client, place: str) -> list[Link]:
+def _read_place(client: httpx.Client, place: str) -> list[IndexFile]:
     path = _local_path(place)
     if path is not None:
         page = path / "index.html" if path.is_dir() else path
         if path.is_dir() and not page.is_file():
-            return [Link(file.name, file.absolute().as_uri()) for file in sorted(path.glob("*.whl"))]
+            return [IndexFile(file.name, file.absolute().as_uri()) for file in sorted(path.glob("*.whl"))]
         if not page.is_file():
             return []
         return parse_html(page.read_text("utf-8", "replace"), page.absolute().as_uri())
@@ -193,16 +193,16 @@ def _read_place(client: httpx.Client, place: str) -> list[Link]:
     return [_with_credentials(link, place) for link in links]
 
 
-def _with_credentials(link: Link, index: str) -> Link:
+def _with_credentials(link: IndexFile, index: str) -> IndexFile:
     """Credentials in the URL of an index hold for the files on the same host."""
     here, there = httpx.URL(index), httpx.URL(link.url)
     if not here.userinfo or there.userinfo or (here.scheme, here.netloc) != (there.scheme, there.netloc):
         return link
     url = there.copy_with(username=here.username, password=here.password)
-    return Link(link.file_name, str(url), link.sha256)
+    return IndexFile(link.file_name, str(url), link.sha256)
 
 
-def parse_json(page: object, base: str) -> list[Link]:
+def parse_json(page: object, base: str) -> list[IndexFile]:
     """Files of a PEP 691 project page; raises ValueError when it is not one."""
     files = page.get("files") if isinstance(page, dict) else None
     if not isinstance(files, list):
@@ -213,12 +213,12 @@ def parse_json(page: object, base: str) -> list[Link]:
             hashes = file.get("hashes")
             sha256 = hashes.get("sha256") if isinstance(hashes, dict) else None
             links.append(
-                Link(name, urljoin(base, str(file.get("url", ""))), sha256 if isinstance(sha256, str) else None)
+                IndexFile(name, urljoin(base, str(file.get("url", ""))), sha256 if isinstance(sha256, str) else None)
             )
     return links
 
 
-def parse_html(page: str, base: str) -> list[Link]:
+def parse_html(page: str, base: str) -> list[IndexFile]:
     """Files of a PEP 503 project page."""
     parser = _Anchors(base)
     parser.feed(page)
@@ -227,7 +227,7 @@ def parse_html(page: str, base: str) -> list[Link]:
         url, _, fragment = urljoin(parser.base, href).partition("#")
         name = unquote(urlsplit(url).path.rpartition("/")[2])
         sha256 = fragment.removeprefix("sha256=") if fragment.startswith("sha256=") else None
-        links.append(Link(name, url, sha256))
+        links.append(IndexFile(name, url, sha256))
     return links
 
 

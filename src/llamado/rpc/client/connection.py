@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 
 from llamado.devices.device import Bytes, DeviceError, DeviceLost, Loaded
-from llamado.rpc.client.heartbeat import Heartbeat, Watch
+from llamado.rpc.client.heartbeat import Heartbeat, LivenessMonitor
 from llamado.rpc.endpoint import Endpoint
 from llamado.rpc.transport import ConnectError, Piece, Transport, dial
 from llamado.rpc.wire import (
@@ -63,7 +63,7 @@ class _Due(NamedTuple):
     target: Bytes | None
 
 
-class Connection:
+class WorkerConnection:
     """One connection. Any thread may call; what is sent is in the order of the calls.
 
     `own`: the worker is ours (wire.LLAMADO). `lost`: why everything fails from now on, None while all is well.
@@ -101,7 +101,7 @@ class Connection:
         self._closed = self._drains = self._greeted = False
         self._moved = time.monotonic()
         self._busy_sending = False
-        self._watch = Watch(self, self._transport, None)
+        self._watch = LivenessMonitor(self, self._transport, None)
         self._receiver = threading.Thread(target=self._receive, name=f"rpc {endpoint}", daemon=True)
         self._receiver.start()
         self._watch.start()
@@ -110,7 +110,7 @@ class Connection:
             if self.own:
                 beat = Heartbeat(endpoint, tls, timeout)
                 self._watch.stop()
-                self._watch = Watch(self, self._transport, beat)
+                self._watch = LivenessMonitor(self, self._transport, beat)
                 self._watch.start()
             self._greeted = True
         except BaseException:

@@ -20,10 +20,10 @@ from llamado.ggml.ops import Op, TensorFlag
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.rpc.client.allocator import activations, plan
-from llamado.rpc.client.connection import REPLY_TIMEOUT, Connection
+from llamado.rpc.client.connection import REPLY_TIMEOUT, WorkerConnection
 from llamado.rpc.client.encode import wire_graph, wire_tensor
-from llamado.rpc.client.input_mirror import Mirrors
 from llamado.rpc.client.known_hashes import KnownHashes
+from llamado.rpc.client.sent_inputs import SentInputs
 from llamado.rpc.client.upload import OWN_HASH_THRESHOLD, Weight, send_weights
 from llamado.rpc.endpoint import Endpoint, client_tls
 from llamado.rpc.wire import (
@@ -72,7 +72,7 @@ class RemoteBuffer:
 
     def __init__(self, device: RemoteDevice, ptr: int, base: int, size: int) -> None:
         self.device, self.ptr, self.base, self.size = device, ptr, base, size
-        self.mirrors = Mirrors()
+        self.sent_inputs = SentInputs()
 
     def free(self) -> None:
         """Gives the memory back; of a lost worker there is nothing to give."""
@@ -89,7 +89,7 @@ class _Prepared(NamedTuple):
 class _Shared:
     """What the devices of one worker have in common."""
 
-    connection: Connection
+    connection: WorkerConnection
     open: int = 0
     freed: int = 0
     """How many buffers were given back: with each the worker forgets its last graphs."""
@@ -117,7 +117,7 @@ def connect(
         tls = None
     elif tls is None:
         tls = client_tls()
-    connection = Connection(endpoint, tls=tls, timeout=timeout, greeting=greeting, reply_timeout=reply_timeout)
+    connection = WorkerConnection(endpoint, tls=tls, timeout=timeout, greeting=greeting, reply_timeout=reply_timeout)
     try:
         shared = _Shared(connection)
         count = connection.call(DeviceCount(), Number).value
@@ -326,7 +326,7 @@ class RemoteDevice:
         connection = self._connection
         with connection.sending:
             ptr, buffer.ptr = buffer.ptr, 0
-            buffer.mirrors.clear()
+            buffer.sent_inputs.clear()
             self._buffers.discard(buffer)
             self._forget()
             self._shared.freed += 1
@@ -390,10 +390,10 @@ class RemoteDevice:
         with self._connection.sending:
             buffer, at = self._bound(tensor)
             if tensor.flags & _INPUT and tensor.op is Op.NONE and tensor.view_src is None:
-                first, end = buffer.mirrors.write(at, offset, source)
+                first, end = buffer.sent_inputs.write(at, offset, source)
                 source, offset = source[first:end], offset + first
             else:
-                buffer.mirrors.forget(at + offset, at + offset + source.nbytes)
+                buffer.sent_inputs.forget(at + offset, at + offset + source.nbytes)
             if not source.nbytes:
                 return
             head = write_request(SetTensor(self._wire(tensor), 0, offset, source.nbytes))
@@ -426,7 +426,7 @@ class RemoteDevice:
             raise DeviceError(f"copy of {n} bytes to a tensor of {target.nbytes}")
         with self._connection.sending:
             (from_buffer, start), (to_buffer, end) = self._bound(source), self._bound(target)
-            to_buffer.mirrors.forget(end, end + n)
+            to_buffer.sent_inputs.forget(end, end + n)
             apart = abs(end - start) if from_buffer is to_buffer else n
             if not n or not apart:
                 return
@@ -516,7 +516,7 @@ class RemoteDevice:
         for root in {node.root()[0] for node in graph.nodes if not node.is_noop}:
             if root.buffer is not None:
                 buffer, at = self._bound(root)
-                buffer.mirrors.leave(at, at + root.nbytes)
+                buffer.sent_inputs.leave(at, at + root.nbytes)
         prepared = _Prepared(graph, wire_graph(self._number, graph, memory).payload)
         self._prepared[id(graph)] = prepared
         self._prepared_bytes += len(prepared.payload)

@@ -107,7 +107,7 @@ class Watched(Protocol):
         """The worker is gone."""
 
 
-class Watch:
+class LivenessMonitor:
     """A thread that looks after one connection and declares it lost."""
 
     def __init__(self, connection: Watched, transport: Transport, heartbeat: Heartbeat | None) -> None:

@@ -168,7 +168,7 @@ def _sleep_exactly() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
-class Connection:
+class TapConnection:
     """A client, the worker it is passed on to, and the two directions between them."""
 
     def __init__(self, tap: Tap, number: int, client: socket.socket, worker: socket.socket) -> None:
@@ -335,11 +335,11 @@ class Tap:
             self._listener.close()
             raise
         # Reading and writing out what passed takes longer than passing it on.
-        self._lines: queue.Queue[tuple[Connection, Message | str, float] | None] = queue.Queue(10_000)
+        self._lines: queue.Queue[tuple[TapConnection, Message | str, float] | None] = queue.Queue(10_000)
         self._writer = threading.Thread(target=self._write_trace, name="tap-trace", daemon=True)
         self._acceptor = threading.Thread(target=self._accept, name="tap-accept", daemon=True)
         self._lock = threading.Lock()
-        self._connections: dict[Connection, threading.Thread] = {}
+        self._connections: dict[TapConnection, threading.Thread] = {}
         self._closing = False
 
     @property
@@ -385,13 +385,13 @@ class Tap:
         """Whether messages of a command are held and delayed on their own; with `all` the bytes are, as they come."""
         return command in GRAPHS and not self.options.all
 
-    def passed(self, connection: Connection, message: Message) -> None:
+    def passed(self, connection: TapConnection, message: Message) -> None:
         """A message is handed on now, or when it is due."""
         self.summary.add(message)
         if self._trace is not None:
             self._lines.put((connection, message, message.ended))
 
-    def note(self, connection: Connection, text: str) -> None:
+    def note(self, connection: TapConnection, text: str) -> None:
         """Something worth telling about a connection."""
         log.info("connection %d: %s", connection.number, text)
         if self._trace is not None:
@@ -425,7 +425,7 @@ class Tap:
             log.warning("connection %d refused: no worker at %s:%d (%s)", number, *target, reason)
             client.close()
             return
-        connection = Connection(self, number, client, worker)
+        connection = TapConnection(self, number, client, worker)
         with self._lock:
             self._connections[connection] = threading.current_thread()
             if self._closing:
@@ -452,7 +452,7 @@ class Tap:
                 log.error("--trace %s: %s; nothing more is written", self.options.trace, error.strerror or error)
 
 
-def _fields(connection: Connection, what: Message | str) -> dict[str, Any]:
+def _fields(connection: TapConnection, what: Message | str) -> dict[str, Any]:
     """A line of the trace: direction, command, size, when it is handed on, and what it says."""
     if isinstance(what, str):
         return {"note": what}

@@ -74,7 +74,7 @@ class Wanted(NamedTuple):
     size: int
 
 
-class _Entry(NamedTuple):
+class _FileStamp(NamedTuple):
     """An entry as it is on disk: what its bytes should hash to, and what changes when somebody writes to the file."""
 
     sha256: bytes
@@ -123,7 +123,7 @@ class TensorCache:
             reason = error.strerror or str(error)
         if reason is not None:
             raise CacheError(f"the cache folder {folder} cannot be used: {reason}; $LLAMADO_CACHE names another")
-        self._checked: dict[Path, _Entry] = {}
+        self._checked: dict[Path, _FileStamp] = {}
         self._queue: queue.Queue[tuple[str, Region, int, int, int | None] | None] = queue.Queue(_WAITING)
         self._writer: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -160,7 +160,7 @@ class TensorCache:
                 found[i] = None
         return [entry is not None for entry in found]
 
-    def _read(self, path: Path, wanted: Wanted) -> _Entry | None:
+    def _read(self, path: Path, wanted: Wanted) -> _FileStamp | None:
         """Reads an entry to its place; None where there is none."""
         memory = wanted.region.memory
         if memory is None:
@@ -236,7 +236,7 @@ class TensorCache:
                 file.flush()
                 status = os.fstat(file.fileno())
             path = self.path(client, value, size)
-            entry = _Entry(digest, status.st_ino, status.st_mtime_ns)
+            entry = _FileStamp(digest, status.st_ino, status.st_mtime_ns)
             try:
                 os.link(aside, path)
             except FileExistsError:
@@ -270,7 +270,7 @@ class TensorCache:
             file.write(part)
         return value, digest.digest()
 
-    def _verified(self, path: Path, hash: int, size: int) -> _Entry | None:
+    def _verified(self, path: Path, hash: int, size: int) -> _FileStamp | None:
         """The entry of this name if its bytes are what they should be."""
         try:
             with _open(path) as file:
@@ -294,7 +294,7 @@ def _open(path: Path) -> BinaryIO:
     return open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | _NO_LINKS))
 
 
-def _entry(path: Path, file: BinaryIO, hash: int, size: int) -> _Entry | None:
+def _entry(path: Path, file: BinaryIO, hash: int, size: int) -> _FileStamp | None:
     """What an open entry says of itself; None, and it is deleted, where that cannot be true."""
     status = os.fstat(file.fileno())
     if not stat.S_ISREG(status.st_mode) or (reason := foreign(status)) is not None:
@@ -311,7 +311,7 @@ def _entry(path: Path, file: BinaryIO, hash: int, size: int) -> _Entry | None:
     if not digest:
         _drop(path)
         return None
-    return _Entry(digest, status.st_ino, status.st_mtime_ns)
+    return _FileStamp(digest, status.st_ino, status.st_mtime_ns)
 
 
 def _drop(path: Path) -> None:

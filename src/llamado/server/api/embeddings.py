@@ -23,7 +23,7 @@ from llamado.server.generate.json_values import flag, text, type_name, whole
 from llamado.server.generate.prompts import tokenize_prompts
 from llamado.server.generate.streaming import error_response, json_response, watch
 from llamado.server.generate.threads import in_thread, off_loop, size_of
-from llamado.server.loaded_model import Embeddings, Served, Tokenizer
+from llamado.server.loaded_model import Embeddings, Served, ServedTokenizer
 from llamado.server.state import ServerState
 
 _FEW = 1 << 16
@@ -187,7 +187,7 @@ def _norm(body: Mapping[str, Any], embeddings: Embeddings) -> int:
     return int(given)
 
 
-def _texts(given: Any, tokenizer: Tokenizer) -> list[list[int]]:
+def _texts(given: Any, tokenizer: ServedTokenizer) -> list[list[int]]:
     """The texts of a request as tokens: one or a list of them, each in any shape a prompt can have. Raises ApiError."""
     if isinstance(given, list) and not any(isinstance(item, int) and not isinstance(item, bool) for item in given):
         if not given:
@@ -196,7 +196,7 @@ def _texts(given: Any, tokenizer: Tokenizer) -> list[list[int]]:
     return [_tokens(given, tokenizer)]
 
 
-def _tokens(given: Any, tokenizer: Tokenizer) -> list[int]:
+def _tokens(given: Any, tokenizer: ServedTokenizer) -> list[int]:
     if isinstance(given, dict) and "content" in given:
         return tokenizer.encode(_content(given["content"]), add_special=True, parse_special=True)
     # a bare number would count as a list of one token

@@ -21,7 +21,7 @@ from llamado.server.generate.formats import NativeFormat
 from llamado.server.generate.json_values import text
 from llamado.server.generate.prompts import encode, tokenize_mixed
 from llamado.server.generate.threads import off_loop, size_of
-from llamado.server.loaded_model import Tokenizer
+from llamado.server.loaded_model import ServedTokenizer
 
 # What stands between files where the model has no token for it.
 _SEPARATOR = "\n\n--- snippet ---\n\n"
@@ -38,7 +38,7 @@ class Room:
     n_predict: int
 
 
-def check_model(tokenizer: Tokenizer) -> None:
+def check_model(tokenizer: ServedTokenizer) -> None:
     """Raise ApiError for a model that cannot fill in, naming what it lacks."""
     tokens = {"prefix": tokenizer.fim_pre, "suffix": tokenizer.fim_suf, "middle": tokenizer.fim_mid}
     missing = "".join(f"{name} token is missing. " for name, token in tokens.items() if token is None)
@@ -64,7 +64,7 @@ def _extra(body: Mapping[str, Any]) -> list[tuple[str, str]]:
     return files
 
 
-def infill_prompt(body: Mapping[str, Any], tokenizer: Tokenizer, room: Room, *, suffix_first: bool) -> list[int]:
+def infill_prompt(body: Mapping[str, Any], tokenizer: ServedTokenizer, room: Room, *, suffix_first: bool) -> list[int]:
     """The tokens of a body's prompt.
 
     Of the prefix the last three quarters of a batch are taken, of the suffix the first quarter, and of the files around
@@ -100,7 +100,7 @@ def _token(token: int | None) -> list[int]:
     return [] if token is None else [token]
 
 
-def _around(files: Sequence[tuple[str, str]], tokenizer: Tokenizer) -> list[int]:
+def _around(files: Sequence[tuple[str, str]], tokenizer: ServedTokenizer) -> list[int]:
     """The repository: its name, the other files, and the name of the one that is written."""
 
     def plain(said: str) -> list[int]:

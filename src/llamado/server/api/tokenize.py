@@ -16,10 +16,10 @@ from llamado.server.generate.json_values import flag, type_name
 from llamado.server.generate.prompts import tokenize_mixed
 from llamado.server.generate.streaming import json_response
 from llamado.server.generate.threads import off_loop, size_of
-from llamado.server.loaded_model import Tokenizer
+from llamado.server.loaded_model import ServedTokenizer
 
 
-def _piece(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
+def _piece(tokenizer: ServedTokenizer, token: int) -> dict[str, Any]:
     """A token with its text, or its bytes where they are not UTF-8 alone."""
     raw = tokenizer.piece(token, special=True) if 0 <= token < tokenizer.n_vocab else b""
     try:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from llamado.server.errors import ApiError, invalid
 from llamado.server.generate.constraints import Limits, Thinking, preserved_tokens
 from llamado.server.generate.json_values import MOST_ITEMS, at_most, flag, table, text, type_name, whole, written
-from llamado.server.loaded_model import Tokenizer
+from llamado.server.loaded_model import ServedTokenizer
 from llamado.server.switches import Switches
 from llamado.text.dialects import prepare
 from llamado.text.dialects.dialect import ChatRequest, Content, Continued, Piece, Prepared
@@ -58,7 +58,7 @@ class Conversation:
     chat: Chat
     prepared: Prepared
 
-    def limits(self, tokenizer: Tokenizer) -> Limits:
+    def limits(self, tokenizer: ServedTokenizer) -> Limits:
         """What the answer is limited by."""
         prepared, chat = self.prepared, self.chat
         thinking = None

@@ -9,7 +9,7 @@ from typing import Any
 from llamado.errors import LlamadoError
 from llamado.server.errors import invalid
 from llamado.server.generate.json_values import MOST_ITEMS, at_most, type_name, written, wrong_type
-from llamado.server.loaded_model import Tokenizer
+from llamado.server.loaded_model import ServedTokenizer
 from llamado.text.grammar.source import GrammarSource, Trigger
 
 LONGEST_TOKEN = 1024  # characters: vocabularies stay below a quarter of it
@@ -70,7 +70,7 @@ def _trigger_json(trigger: Trigger) -> dict[str, Any]:
     return shown
 
 
-def single_token(text: str, tokenizer: Tokenizer) -> int | None:
+def single_token(text: str, tokenizer: ServedTokenizer) -> int | None:
     """The token that is exactly this text, if there is one."""
     if len(text) > LONGEST_TOKEN:
         return None
@@ -78,7 +78,7 @@ def single_token(text: str, tokenizer: Tokenizer) -> int | None:
     return tokens[0] if len(tokens) == 1 else None
 
 
-def preserved_tokens(texts: Any, tokenizer: Tokenizer) -> frozenset[int]:
+def preserved_tokens(texts: Any, tokenizer: ServedTokenizer) -> frozenset[int]:
     """Ids of the texts that are one token each; others are left out, as llama-server does. Raises ApiError."""
     if not isinstance(texts, list):
         texts = list(texts.values()) if isinstance(texts, dict) else [texts]
@@ -93,7 +93,7 @@ def preserved_tokens(texts: Any, tokenizer: Tokenizer) -> frozenset[int]:
     return frozenset(found)
 
 
-def _trigger(given: Any, preserved: frozenset[int], tokenizer: Tokenizer) -> Trigger:
+def _trigger(given: Any, preserved: frozenset[int], tokenizer: ServedTokenizer) -> Trigger:
     name = "Field 'grammar_triggers'"
     if not isinstance(given, dict):
         raise invalid(f"{name}: type must be object, but is {type_name(given)}")
@@ -180,7 +180,7 @@ def _thinking(body: Mapping[str, Any]) -> Thinking | None:
     )
 
 
-def read_limits(body: Mapping[str, Any], tokenizer: Tokenizer) -> Limits:
+def read_limits(body: Mapping[str, Any], tokenizer: ServedTokenizer) -> Limits:
     """The limits a native body asks for. Raises ApiError."""
     source, name = _source(body)
     lazy = body.get("grammar_lazy")

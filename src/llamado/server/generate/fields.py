@@ -18,10 +18,10 @@ from llamado.errors import LlamadoError
 from llamado.server.errors import invalid
 from llamado.server.generate.json_values import MOST_ITEMS, MOST_SAMPLERS, at_most, whole, wrong_type
 from llamado.server.generate.threads import LONG_TEXT
-from llamado.server.loaded_model import Tokenizer
+from llamado.server.loaded_model import ServedTokenizer
 
 
-def read_fields(body: Mapping[str, Any], tokenizer: Tokenizer, n_slots: int) -> dict[str, Any]:
+def read_fields(body: Mapping[str, Any], tokenizer: ServedTokenizer, n_slots: int) -> dict[str, Any]:
     """What a body gives of the parameters, by their names; what limits its tokens is read elsewhere.
 
     Raises ApiError.
@@ -159,7 +159,7 @@ def _response_fields(value: Any) -> list[str] | None:
     return value if all(isinstance(field, str) for field in value) else None
 
 
-def _logit_bias(value: Any, tokenizer: Tokenizer) -> dict[int, float]:
+def _logit_bias(value: Any, tokenizer: ServedTokenizer) -> dict[int, float]:
     """All forms: [[id, bias], ["text", bias], [id, false]] and {"id or text": bias}; biases of one token add up."""
     pairs: list[tuple[Any, Any]] = []
     if isinstance(value, list):

@@ -16,7 +16,7 @@ from llamado.server.errors import invalid
 from llamado.server.generate.constraints import Limits, read_limits
 from llamado.server.generate.fields import read_fields
 from llamado.server.generate.json_values import number_json
-from llamado.server.loaded_model import Tokenizer
+from llamado.server.loaded_model import ServedTokenizer
 
 # Probabilities of one answer: all of a vocabulary of 262,144 at four tokens, or 20 at 50,000. As JSON they are 100 MB.
 MOST_PROBABILITIES = 1 << 20
@@ -43,7 +43,12 @@ class Options:
 
 
 def read_options(
-    body: Mapping[str, Any], *, tokenizer: Tokenizer, n_slots: int, sse_ping_interval: int = 30, verbose: bool = False
+    body: Mapping[str, Any],
+    *,
+    tokenizer: ServedTokenizer,
+    n_slots: int,
+    sse_ping_interval: int = 30,
+    verbose: bool = False,
 ) -> Options:
     """Read and check every option of a `/completion`-like body; the server's own words where it is silent.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from llamado.server.errors import invalid
 from llamado.server.generate.json_values import type_name
-from llamado.server.loaded_model import Tokenizer
+from llamado.server.loaded_model import ServedTokenizer
 
 # Characters of one text. A prompt of a million tokens has about half as many; a single word of this length, which no
 # text has but a hostile one, takes a minute.
@@ -22,14 +22,14 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def encode(text: str, tokenizer: Tokenizer, *, add_special: bool, parse_special: bool) -> list[int]:
+def encode(text: str, tokenizer: ServedTokenizer, *, add_special: bool, parse_special: bool) -> list[int]:
     """A text's tokens. Raises ApiError where it is longer than any prompt."""
     if len(text) > MOST_TEXT:
         raise invalid(f"a text of {len(text)} characters is too long; at most {MOST_TEXT} are allowed")
     return tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
 
 
-def tokenize_mixed(content: Any, tokenizer: Tokenizer, *, add_special: bool, parse_special: bool) -> list[int]:
+def tokenize_mixed(content: Any, tokenizer: ServedTokenizer, *, add_special: bool, parse_special: bool) -> list[int]:
     """A string, or a list of strings and tokens; only a string that comes first gets BOS. Raises ApiError."""
     if isinstance(content, str):
         return encode(content, tokenizer, add_special=add_special, parse_special=parse_special)
@@ -46,7 +46,7 @@ def tokenize_mixed(content: Any, tokenizer: Tokenizer, *, add_special: bool, par
     return tokens
 
 
-def _one(prompt: Any, tokenizer: Tokenizer) -> list[int]:
+def _one(prompt: Any, tokenizer: ServedTokenizer) -> list[int]:
     if isinstance(prompt, str):
         return encode(prompt, tokenizer, add_special=True, parse_special=True)
     if isinstance(prompt, list):
@@ -61,7 +61,7 @@ def _one(prompt: Any, tokenizer: Tokenizer) -> list[int]:
     raise invalid(_SHAPES)
 
 
-def tokenize_prompts(prompt: Any, tokenizer: Tokenizer, *, most: int) -> list[list[int]]:
+def tokenize_prompts(prompt: Any, tokenizer: ServedTokenizer, *, most: int) -> list[list[int]]:
     """All prompts of a request, `most` of them, as tokens.
 
     Raises ApiError for a wrong shape, too many prompts, or a token outside the vocabulary.

@@ -20,7 +20,7 @@ from llamado.http.connections import ABORT
 from llamado.http.request_log import current
 from llamado.server.errors import ApiError, translate
 from llamado.server.generate.threads import off_loop
-from llamado.server.loaded_model import Engine
+from llamado.server.loaded_model import ServedEngine
 
 log = logging.getLogger("llamado.server")
 
@@ -92,7 +92,9 @@ class Mailbox:
 class Generation:
     """The engine's answers to one HTTP request: one or several, numbered in the order of its prompts."""
 
-    def __init__(self, mailbox: Mailbox, engine: Engine, requests: Sequence[Request], *, parts: bool = True) -> None:
+    def __init__(
+        self, mailbox: Mailbox, engine: ServedEngine, requests: Sequence[Request], *, parts: bool = True
+    ) -> None:
         """`parts`: whether tokens are wanted as they come, or only the results."""
         self.requests = requests
         self._parts = parts

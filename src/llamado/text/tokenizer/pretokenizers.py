@@ -95,7 +95,7 @@ _SENTENCE = rf" ?[^({_W}|.,!?…。，、।۔،)]+"
 _BEYOND_ASCII_SPACE = dict.fromkeys(WHITESPACE, SPACE)
 
 
-class _Cutter(Protocol):
+class _Splitter(Protocol):
     @property
     def reduced(self) -> bool:
         """Whether it looks at the reduced text."""
@@ -165,7 +165,7 @@ def _literal(source: str) -> _Pattern:
 class PreTokenizer:
     """One rule with what llama.cpp ties to its name: `words(text)` cuts, the flags steer the rest of the tokenizer."""
 
-    cutters: tuple[_Cutter, ...]
+    cutters: tuple[_Splitter, ...]
     ignore_merges: bool = False  # a word that is in the vocabulary is taken whole
     add_bos: bool = False
     add_sep: bool = False
@@ -205,7 +205,7 @@ class PreTokenizer:
         return (text[a:b] for a, b in pairwise(ends))
 
 
-def _cut(cutter: _Cutter, subject: str, ends: list[int]) -> list[int]:
+def _cut(cutter: _Splitter, subject: str, ends: list[int]) -> list[int]:
     """Cut each piece between successive `ends` at the borders of the spans inside it."""
     cuts = [0]
     for start, stop in pairwise(ends):
@@ -218,7 +218,7 @@ def _cut(cutter: _Cutter, subject: str, ends: list[int]) -> list[int]:
     return cuts
 
 
-def _rule(*cutters: _Cutter, covers: bool = False, **flags: bool) -> PreTokenizer:
+def _rule(*cutters: _Splitter, covers: bool = False, **flags: bool) -> PreTokenizer:
     """A rule; `covers` says that its only pattern leaves no character out."""
     whole = cutters[0] if covers else None
     assert whole is None or isinstance(whole, _Pattern)

@@ -94,10 +94,10 @@ def _trace(c: Code, a: SimpleNamespace, work: Work, *, stages: tuple[Stage, ...]
     scratch = a.scratch + work.thread * a.scratch_step
     with c.shares(work, a.n1 * a.n2 * a.n3, a.share) as row:
         rest = row // a.n1
-        _Chain(c, a, scratch, row, (row % a.n1, rest % a.n2, rest // a.n2)).run(stages)
+        _RowCode(c, a, scratch, row, (row % a.n1, rest % a.n2, rest // a.n2)).run(stages)
 
 
-class _Chain:
+class _RowCode:
     """Writes the code of one row: where it is now, what is still to be done to each element on the next pass."""
 
     def __init__(

@@ -13,7 +13,7 @@ _LARGEST = 1 << 20
 """Inputs above this size are not remembered; comparing them would take longer than it saves."""
 
 
-class Mirrors:
+class SentInputs:
     """The content of inputs by the byte of the buffer they start at. Several graphs may keep theirs in one place."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """A small process that outlives a killed router just long enough to end the models' processes.
 
-`python guard.py COOKIE GRACE FOLDER`: standard input holds lines `+GROUP` and `-GROUP`, the process groups that run.
+`python watchdog.py COOKIE GRACE FOLDER`: standard input holds lines `+GROUP` and `-GROUP`, the process groups that run.
 When it ends without a line `end`, the router is gone: every group, and on Linux every process with
 `LLAMADO_ROUTER=COOKIE` in its environment (one that left its group), gets SIGTERM, and SIGKILL after GRACE seconds; the
 FOLDER of their sockets is removed. Imports next to nothing: it starts in a few milliseconds and costs a few megabytes.
