@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from llamado.ggml.graph import Graph, new_tensor
+from llamado.ggml.graph import new_tensor
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
@@ -15,6 +15,7 @@ from llamado.models.cache import KV_TYPES, KVCache
 from llamado.models.errors import InvalidModel, UnsupportedModel
 from llamado.models.forward import Pass
 from llamado.models.hparams import HyperParameters
+from llamado.models.inputs import ForwardGraph
 from llamado.models.keys import Keys
 from llamado.models.weights import Weights
 
@@ -65,6 +66,8 @@ class Model(ABC):
         """The hidden state after a layer; None when `step.attend` gave none."""
 
     def _embed(self, step: Pass) -> Tensor:
+        if step.shape.embeddings:
+            return step.embeddings()
         return step.get_rows(self._token_embd, step.tokens(), "embd")
 
     def _hidden(self, step: Pass, x: Tensor) -> Tensor:
@@ -104,13 +107,12 @@ class Model(ABC):
             n_cells=n_cells,
         )
 
-    def build(self, shape: BatchShape, kv: KVCache) -> Graph:
-        """The forward pass of a batch.
+    def build(self, shape: BatchShape, kv: KVCache) -> ForwardGraph:
+        """The forward pass of a batch; the graph says what fills its inputs (see inputs.py).
 
-        Inputs (those that are used): "tokens" and "positions" I32 [n_tokens]; "cells" I64 [n_tokens]; "mask",
-        "mask_swa" F16 [n_kv, n_tokens]; "out_rows" I32 [n_outputs]. Output: "logits" F32 [n_vocab, n_outputs],
-        "hidden" [n_embd, n_outputs] or "scores", as the shape says; none when n_outputs is 0. Raises ValueError for
-        more cells than the cache has, UnsupportedModel for an output that the model does not have.
+        Output: "logits" F32 [n_vocab, n_outputs], "hidden" [n_embd, n_outputs] or "scores", as the shape says; none
+        when n_outputs is 0. Raises ValueError for more cells than the cache has, UnsupportedModel for an output that
+        the model does not have.
         """
         if shape.n_kv > kv.n_cells:
             raise ValueError(f"attention over {shape.n_kv} cells of a cache of {kv.n_cells}")

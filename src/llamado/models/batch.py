@@ -1,9 +1,12 @@
-"""What a model is given at a time: the sizes a graph is built for."""
+"""What a model is given at a time: the sizes a graph is built for, and the contents its inputs are filled from."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 class Output(Enum):
@@ -17,7 +20,8 @@ class Output(Enum):
 @dataclass(frozen=True, slots=True)
 class BatchShape:
     """The sizes a graph is built for: tokens computed, rows that are given out, cells of the cache that attention
-    reads; what is given out; and how strong each of the model's adapters is (none given: all 0).
+    reads; what is given out; how strong each of the model's adapters is (none given: all 0); and whether embeddings
+    come in the place of tokens.
 
     `n_outputs` may be 0: a chunk of a prompt that only fills the cache.
     """
@@ -27,7 +31,42 @@ class BatchShape:
     n_kv: int
     output: Output = Output.LOGITS
     scales: tuple[float, ...] = ()
+    embeddings: bool = False
 
     def __post_init__(self) -> None:
         if self.n_tokens < 1 or not 0 <= self.n_outputs <= self.n_tokens or self.n_kv < 1:
             raise ValueError(f"not a batch: {self}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemoryRows:
+    """What a batch does in one part of a model's memory: token i is written to row `written[i]` and sees rows
+    `first[i]` to `last[i]`. All are int64 [n].
+
+    `spare`: a row that no token sees, for what fills a batch up.
+    """
+
+    written: NDArray[np.int64]
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+    spare: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Tokens to be evaluated together, of one sequence or of many.
+
+    `positions`: int32 [n], the place of each token in its sequence, or [4, n] where places have several dimensions;
+    `outputs`: int32, the rows that are given out, ascending; `memory`: for each part of the model's memory; `tokens`:
+    int32 [n], or where there are none `embeddings`: float32 [n, n_embd].
+    """
+
+    positions: NDArray[np.integer]
+    outputs: NDArray[np.integer]
+    memory: tuple[MemoryRows, ...]
+    tokens: NDArray[np.integer] | None = None
+    embeddings: NDArray[np.float32] | None = None
+
+    @property
+    def n_tokens(self) -> int:
+        return int(self.positions.shape[-1])

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from llamado.ggml.graph import (
-    Graph,
     add,
     flash_attn_ext,
     get_rows,
@@ -23,11 +22,20 @@ from llamado.ggml.graph import (
 )
 from llamado.ggml.ops import PrecType
 from llamado.ggml.tensor import Tensor
-from llamado.gguf.types import TensorType
 from llamado.models.adapter import Adapter
 from llamado.models.batch import BatchShape
 from llamado.models.cache import KVCache
 from llamado.models.hparams import HyperParameters, Rope
+from llamado.models.inputs import (
+    Embeddings,
+    ForwardGraph,
+    Input,
+    Mask,
+    OutputRows,
+    Positions,
+    RowsWritten,
+    TokenIds,
+)
 
 _F32_PRECISION = PrecType.F32
 
@@ -51,7 +59,7 @@ class Pass:
     def __init__(
         self, hparams: HyperParameters, shape: BatchShape, kv: KVCache, adapters: Sequence[Adapter] = ()
     ) -> None:
-        self.graph = Graph()
+        self.graph = ForwardGraph()
         self.shape = shape
         self._hparams = hparams
         self._kv = kv
@@ -59,29 +67,36 @@ class Pass:
         # The layer after which only the rows with logits go on.
         self._last = hparams.n_layer - 1
 
-    def _input(self, name: str, type: TensorType, *ne: int) -> Tensor:
-        return self.graph.inputs.get(name) or self.graph.input(name, type, *ne)
+    def input(self, input: Input) -> Tensor:
+        """The tensor of an input, made when it is first asked for."""
+        return self.graph.feed(input)
 
     def tokens(self) -> Tensor:
         """I32 [n_tokens]: the tokens."""
-        return self._input("tokens", TensorType.I32, self.shape.n_tokens)
+        return self.input(TokenIds(self.shape.n_tokens))
 
-    def positions(self) -> Tensor:
-        """I32 [n_tokens]: the place of each token in its sequence."""
-        return self._input("positions", TensorType.I32, self.shape.n_tokens)
+    def embeddings(self) -> Tensor:
+        """F32 [n_embd, n_tokens]: what comes in the place of tokens."""
+        return self.input(Embeddings(self._hparams.n_embd, self.shape.n_tokens))
+
+    def positions(self, sections: int = 1) -> Tensor:
+        """I32 [sections × n_tokens]: the place of each token in its sequence."""
+        return self.input(Positions(self.shape.n_tokens, sections))
 
     def cells(self) -> Tensor:
         """I64 [n_tokens]: the cell of the cache each token's keys and values go to."""
-        return self._input("cells", TensorType.I64, self.shape.n_tokens)
+        return self.input(RowsWritten("cells", self.shape.n_tokens))
 
     def mask(self, layer: int) -> Tensor:
         """F16 [n_kv, n_tokens]: 0 where a token (row) sees a cell, minus infinity elsewhere."""
-        name = "mask_swa" if self._hparams.is_swa(layer) else "mask"
-        return self._input(name, TensorType.F16, self.shape.n_kv, self.shape.n_tokens)
+        hp, shape = self._hparams, self.shape
+        if hp.is_swa(layer):
+            return self.input(Mask("mask_swa", shape.n_kv, shape.n_tokens, window=hp.n_swa))
+        return self.input(Mask("mask", shape.n_kv, shape.n_tokens))
 
     def out_rows(self) -> Tensor:
         """I32 [n_outputs]: the rows of the batch that get logits."""
-        return self._input("out_rows", TensorType.I32, self.shape.n_outputs)
+        return self.input(OutputRows(self.shape.n_outputs))
 
     def mul_mat(self, weight: Tensor, x: Tensor, name: str) -> Tensor:
         """Products of a matrix, with what adapters add to them."""

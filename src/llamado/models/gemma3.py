@@ -90,7 +90,9 @@ class Gemma3Model(Model):
             )
 
     def _embed(self, step: Pass) -> Tensor:
-        return scale(super()._embed(step), self.hparams.embedding_scale, name="inp_scaled")
+        x = super()._embed(step)
+        # What comes in the place of tokens is of the right size already.
+        return x if step.shape.embeddings else scale(x, self.hparams.embedding_scale, name="inp_scaled")
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         hp, w, i = self.hparams, self._layers[layer], layer

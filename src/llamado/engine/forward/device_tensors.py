@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.memory import CpuBuffer
@@ -23,6 +23,7 @@ from llamado.gguf.types import TensorType
 from llamado.models.base import Model
 from llamado.models.batch import BatchShape
 from llamado.models.cache import KVCache
+from llamado.models.inputs import ForwardGraph, Input
 
 if TYPE_CHECKING:
     from llamado.devices.split.placement import Placement
@@ -32,6 +33,13 @@ Progress = Callable[[str, int, int], None]
 
 Own = dict[tuple[str, int], Tensor]
 """Tensors by name and by number of the device that has them."""
+
+
+class CutGraph(NamedTuple):
+    """A graph in parts, each for one device, and what fills its inputs."""
+
+    parts: list[Part]
+    feeds: Sequence[Input]
 
 
 class DeviceTensors:
@@ -68,11 +76,12 @@ class DeviceTensors:
 
     # -- graphs ------------------------------------------------------------------------------------------------------
 
-    def cut(self, shape: BatchShape) -> list[Part]:
+    def cut(self, shape: BatchShape) -> CutGraph:
         """The graph for a shape, in parts, on the tensors that are here."""
+        graph = self._model.build(shape, self._kv)
         if self.placement is None:
-            return [Part(0, self._model.build(shape, self._kv))]
-        return self._divide(shape, self.placement, self._own)
+            return CutGraph([Part(0, graph)], graph.feeds)
+        return CutGraph(self._divide(graph, self.placement, self._own), graph.feeds)
 
     def bind(self, parts: Sequence[Part]) -> None:
         """Gives what parts take and give its fixed places."""
@@ -81,9 +90,8 @@ class DeviceTensors:
                 place = self._fixed[name, part.device]
                 tensor.buffer, tensor.offset = place.buffer, place.offset
 
-    def _divide(self, shape: BatchShape, placement: Placement, own: Own) -> list[Part]:
-        """The graph for a shape in parts; weights and caches that a part is the first to need are added to `own`."""
-        graph = self._model.build(shape, self._kv)
+    def _divide(self, graph: ForwardGraph, placement: Placement, own: Own) -> list[Part]:
+        """A graph in parts; weights and caches that a part is the first to need are added to `own`."""
         return split(graph, partial(self._home, placement), partial(_owned, own), 0)
 
     def _home(self, placement: Placement, leaf: Tensor, node: Tensor) -> int | None:
@@ -114,7 +122,7 @@ class DeviceTensors:
         else:
             self._own = {key: tensor for key, tensor in self._own.items() if key in self._held}
         cuts = [self.cut(shape) for shape in shapes]
-        everything = [part for cut in cuts for part in cut]
+        everything = [part for cut in cuts for part in cut.parts]
         self.used = sorted({part.device for part in everything})
         fixed = self._new_places(everything)
         weights: dict[int, list[Tensor]] = {device: [] for device in self.used}
@@ -129,7 +137,7 @@ class DeviceTensors:
                 self._fixed |= fixed[device]
                 self._held.update((tensor.name, device) for tensor in caches[device])
         self._load(weights, progress)
-        return cuts[0]
+        return cuts[0].parts
 
     def _new_places(self, parts: Iterable[Part]) -> dict[int, Own]:
         """For each device, places for what parts take and give that have none yet, or too small a one."""
@@ -200,7 +208,7 @@ class DeviceTensors:
         """Gives a device that takes no part yet the weights that device `number` has by `placement`; those."""
         own: Own = {}
         for shape in shapes:
-            self._divide(shape, placement, own)
+            self._divide(self._model.build(shape, self._kv), placement, own)
         weights = {key: t for key, t in own.items() if key[1] == number and key[0] not in self._caches}
         device.load([(tensor, self._bytes(tensor.name)) for tensor in weights.values()])
         return weights

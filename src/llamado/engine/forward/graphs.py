@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from llamado.devices.device import Device
-from llamado.devices.split.partition import Part
 from llamado.engine.forward.contract import Scales
-from llamado.engine.forward.device_tensors import DeviceTensors, Progress
+from llamado.engine.forward.device_tensors import CutGraph, DeviceTensors, Progress
 from llamado.models.batch import BatchShape, Output
 
 PAD = 256
@@ -29,7 +28,7 @@ class Graphs:
     """Finds the graph that serves a batch of up to `max_batch` tokens and a cache of `n_cells`, and gets graphs ready
     before they are needed.
 
-    `largest`: the shapes that need all the memory there is to be.
+    `largest`: shapes that need all the memory there is to be.
     """
 
     def __init__(
@@ -43,37 +42,46 @@ class Graphs:
     ) -> None:
         self._tensors, self._devices = tensors, devices
         self._max_batch, self._n_cells, self._output = max_batch, n_cells, output
-        self._graphs: OrderedDict[BatchShape, list[Part]] = OrderedDict()
+        self._graphs: OrderedDict[BatchShape, CutGraph] = OrderedDict()
         self._ahead: list[BatchShape] = []
         largest = BatchShape(max_batch, max_batch, n_cells, output)
         self.largest = [largest]
         if n_adapters:
             self.largest.append(replace(largest, scales=(1.0,) * n_adapters))
 
-    def shape(self, n: int, n_out: int, used: int, scales: Scales = ()) -> BatchShape:
+    def shape(self, n: int, n_out: int, used: int, scales: Scales = (), embeddings: bool = False) -> BatchShape:
         """The shape that serves a batch of `n` tokens and `n_out` outputs that sees the first `used` cells."""
+        n_tokens, n_outputs, reach = self._sizes(n, n_out, used)
+        return BatchShape(n_tokens, n_outputs, min(reach, self._n_cells), self._output, scales, embeddings)
+
+    def _sizes(self, n: int, n_out: int, used: int) -> tuple[int, int, int]:
+        """Tokens, outputs and cells of the shape that serves a batch."""
         if self._tensors.placement is not None:
             n_tokens = min(next(size for size in _SIZES if size >= n), self._max_batch)
             n_outputs = n_out if n_out <= 1 else n_tokens if n_tokens <= 64 or 2 * n_out > n else min(64, n_tokens)
             reach = max(PAD, 1 << (used - 1).bit_length())  # masks are sent, too
-            return BatchShape(n_tokens, max(n_out, n_outputs), min(reach, self._n_cells), self._output, scales)
+            return n_tokens, max(n_out, n_outputs), reach
         step = 1 if n <= 8 else 4 if n <= 32 else 8 if n <= 256 else 32
         n_tokens = min(-(-n // step) * step, self._max_batch)
         n_outputs = n_out if n_out <= 2 or n <= 8 else min(n_tokens, 1 << (n_out - 1).bit_length())
         reach = _REACH if used <= _REACH else max(8 * _REACH, 1 << (used - 1).bit_length())
-        return BatchShape(n_tokens, n_outputs, min(reach, self._n_cells), self._output, scales)
+        return n_tokens, n_outputs, reach
 
-    def parts(self, shape: BatchShape) -> list[Part]:
-        """The graph for a shape in parts, built and bound once."""
-        parts = self._graphs.get(shape)
-        if parts is not None:
+    def get(self, shape: BatchShape) -> CutGraph:
+        """The graph for a shape, built and bound once."""
+        graph = self._graphs.get(shape)
+        if graph is not None:
             self._graphs.move_to_end(shape)
-            return parts
-        parts = self._graphs[shape] = self._tensors.cut(shape)
-        self._tensors.bind(parts)
+            return graph
+        if shape.embeddings and not self.largest[-1].embeddings:
+            # The first batch of its kind: there is no memory yet for what it is given in the place of tokens.
+            self.largest.append(replace(self.largest[0], embeddings=True))
+            self._tensors.settle(self.largest)
+        graph = self._graphs[shape] = self._tensors.cut(shape)
+        self._tensors.bind(graph.parts)
         if len(self._graphs) > _GRAPHS_KEPT:
             self._graphs.popitem(last=False)
-        return parts
+        return graph
 
     def clear(self) -> None:
         """Tensors lie elsewhere now."""
@@ -81,7 +89,7 @@ class Graphs:
 
     def prepare(self, shape: BatchShape) -> None:
         """Has devices compile what they need for a shape."""
-        for part in self.parts(shape):
+        for part in self.get(shape).parts:
             self._devices[part.device].prepare(part.graph)
 
     def warm_up(self, batch_sizes: list[int], progress: Progress | None, scales: Scales) -> None:

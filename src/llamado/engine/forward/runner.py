@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from llamado.devices.cpu.device import CpuDevice, OperationTime
 from llamado.devices.cpu.mapped import watch
-from llamado.devices.device import Bytes, Device, DeviceLost
+from llamado.devices.device import Device, DeviceLost
 from llamado.engine.forward.cells import KVCells
 from llamado.engine.forward.contract import ForwardError, Scales
 from llamado.engine.forward.device_recovery import DeviceRecovery, Reconnect, Replace
@@ -26,13 +26,12 @@ from llamado.engine.forward.pipeline import Pipeline
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models.base import Model
-from llamado.models.batch import BatchShape, Output
+from llamado.models.batch import Batch, BatchShape, MemoryRows, Output
 
 if TYPE_CHECKING:
     from llamado.devices.split.placement import Placement
 
 _SPARE = 32  # cells behind the pool: the first takes what the filling tokens write
-_HIDDEN = 0xFC00  # f16 −inf
 _CHUNK = 128
 """Tokens of prompts in a batch where devices form a pipeline: the second works on one while the first has the next."""
 
@@ -72,7 +71,6 @@ class ModelRunner:
         self.width = model.width(output)
         self.n_cells = -(-n_cells // PAD) * PAD
         self.max_batch = max_batch
-        self._n_swa = model.hparams.n_swa
         kv = model.kv_tensors(self.n_cells + _SPARE, type_k, type_v)
         self._tensors = DeviceTensors(file, model, kv, self.devices, placement, mlock)
         self._graphs = Graphs(self._tensors, self.devices, max_batch, self.n_cells, output, len(model.adapters))
@@ -125,50 +123,45 @@ class ModelRunner:
         scales: Scales = (),
     ) -> Future[NDArray[np.float32]]:
         """See Forward. `ends`: the last cell each token sees, where that is not its own."""
-        n, n_out = len(tokens), len(outputs)
-        if not 0 < n <= self.max_batch:
-            raise ForwardError(f"a batch of {n} tokens; the device takes 1 to {self.max_batch}")
         cells = starts + positions
-        used = int(cells.max()) + 1
-        if used > self.n_cells or int(starts.min()) < 0 or int(positions.min()) < 0:
-            raise ForwardError(f"a token at KV cell {used - 1} of a cache of {self.n_cells}")
-        if int(tokens.min()) < 0 or int(tokens.max()) >= self.n_vocab:
-            raise ForwardError(f"a token outside the vocabulary of {self.n_vocab}")
-        if n_out and (n_out > n or int(outputs.min()) < 0 or int(outputs.max()) >= n):
-            raise ForwardError(f"an output that is no row of a batch of {n}")
+        rows = MemoryRows(cells, starts, cells if ends is None else ends, spare=self.n_cells)
+        return self.submit(Batch(positions, outputs, (rows,), tokens), scales)
+
+    def submit(self, batch: Batch, scales: Scales = ()) -> Future[NDArray[np.float32]]:
+        """Evaluates a batch; see Forward.start."""
+        used = self._check(batch)
         lost = self.lost()
         if lost is not None:
             raise lost
-        if ends is not None:
-            used = int(ends.max()) + 1
-            if used > self.n_cells or bool((ends < cells).any()):
-                raise ForwardError(f"a token that sees up to KV cell {used - 1} of a cache of {self.n_cells}")
-        shape = self._graphs.shape(n, n_out, used, scales)
-        return self._begin(shape, tokens, positions, starts, cells, outputs, ends)
+        embeddings = batch.tokens is None
+        return self._begin(self._graphs.shape(batch.n_tokens, len(batch.outputs), used, scales, embeddings), batch)
 
-    def _begin(
-        self,
-        shape: BatchShape,
-        tokens: NDArray[np.integer],
-        positions: NDArray[np.integer],
-        starts: NDArray[np.int64],
-        cells: NDArray[np.int64],
-        outputs: NDArray[np.integer],
-        ends: NDArray[np.int64] | None = None,
-    ) -> Future[NDArray[np.float32]]:
-        """Starts a batch of a shape, filled up as needed."""
-        n, n_out = len(tokens), len(outputs)
-        filling = shape.n_tokens - n
-        inputs: dict[str, Bytes] = {
-            "tokens": _filled(tokens, np.int32, filling, 0),
-            "positions": _filled(positions, np.int32, filling, 0),
-            "cells": _filled(cells, np.int64, filling, self.n_cells),
-            "out_rows": _filled(outputs, np.int32, shape.n_outputs - n_out, 0),
-            "mask": _mask(starts, cells if ends is None else ends, shape),
-        }
-        if self._n_swa:
-            inputs["mask_swa"] = _mask(np.maximum(starts, cells - self._n_swa + 1), cells, shape)
-        return self._pipeline.start(self._graphs.parts(shape), inputs, n, n_out)
+    def _begin(self, shape: BatchShape, batch: Batch) -> Future[NDArray[np.float32]]:
+        """Starts a batch with the graph for a shape, whose inputs fill up what the batch lacks."""
+        graph = self._graphs.get(shape)
+        inputs = {feed.name: feed.fill(batch) for feed in graph.feeds}
+        return self._pipeline.start(graph.parts, inputs, batch.n_tokens, len(batch.outputs))
+
+    def _check(self, batch: Batch) -> int:
+        """How many of the first cells a batch sees; raises ForwardError for one that cannot be."""
+        n, outputs, tokens, embeddings = batch.n_tokens, batch.outputs, batch.tokens, batch.embeddings
+        if not 0 < n <= self.max_batch:
+            raise ForwardError(f"a batch of {n} tokens; the device takes 1 to {self.max_batch}")
+        (rows,) = batch.memory
+        used = int(rows.written.max()) + 1
+        if used > self.n_cells or int(rows.first.min()) < 0 or int(batch.positions.min()) < 0:
+            raise ForwardError(f"a token at KV cell {used - 1} of a cache of {self.n_cells}")
+        if tokens is not None and (len(tokens) != n or int(tokens.min()) < 0 or int(tokens.max()) >= self.n_vocab):
+            raise ForwardError(f"a token outside the vocabulary of {self.n_vocab}")
+        if tokens is None and (embeddings is None or embeddings.shape != (n, self.model.hparams.n_embd)):
+            raise ForwardError(f"{n} tokens without embeddings of {self.model.hparams.n_embd} elements")
+        if len(outputs) and (len(outputs) > n or int(outputs.min()) < 0 or int(outputs.max()) >= n):
+            raise ForwardError(f"an output that is no row of a batch of {n}")
+        if rows.last is not rows.written:
+            used = int(rows.last.max()) + 1
+            if used > self.n_cells or bool((rows.last < rows.written).any()):
+                raise ForwardError(f"a token that sees up to KV cell {used - 1} of a cache of {self.n_cells}")
+        return used
 
     def warm_up(self, batch_sizes: list[int], progress: Progress | None = None, scales: Scales = ()) -> None:
         """Prepares these batch sizes (their kernels come from the disk cache where they are there).
@@ -187,8 +180,9 @@ class ModelRunner:
             return True
         # A batch of nothing but filling, so that devices elsewhere have its programs.
         nothing = np.empty(0, np.int64)
+        rows = MemoryRows(nothing, nothing, nothing, spare=self.n_cells)
         with suppress(DeviceLost):
-            self._begin(shape, nothing, nothing, nothing, nothing, nothing).result()
+            self._begin(shape, Batch(nothing, nothing, (rows,), nothing)).result()
         return True
 
     def profile(self, n: int, start: int = 0) -> list[OperationTime]:
@@ -201,7 +195,7 @@ class ModelRunner:
             raise ForwardError("operations can be timed only where the whole model is on this machine")
         positions = np.arange(start, start + n, dtype=np.int32)
         self.start(np.zeros(n, np.int32), positions, np.zeros(n, np.int64), np.array([n - 1], np.int32)).result()
-        return device.profile(self._graphs.parts(self._graphs.shape(n, 1, start + n))[0].graph)
+        return device.profile(self._graphs.get(self._graphs.shape(n, 1, start + n)).parts[0].graph)
 
     def _settle(self, progress: Progress | None = None) -> None:
         """Gives devices what they lack by the placement of now."""
@@ -217,18 +211,3 @@ class ModelRunner:
             device.close()
         for end in self._watches:
             end()
-
-
-def _filled(values: NDArray[np.integer], type: type[np.integer], filling: int, filler: int) -> Bytes:
-    """The bytes of `values` and of `filling` times `filler`, as integers of a type."""
-    whole = np.full(len(values) + filling, filler, type)
-    whole[: len(values)] = values
-    return whole.view(np.uint8)
-
-
-def _mask(first: NDArray[np.int64], last: NDArray[np.int64], shape: BatchShape) -> Bytes:
-    """The bytes of f16[n_tokens, n_kv]: 0 from cell `first` to cell `last` of a token, minus infinity elsewhere."""
-    mask = np.full((shape.n_tokens, shape.n_kv), _HIDDEN, np.uint16)
-    for row, start, stop in zip(mask, first.tolist(), last.tolist(), strict=False):
-        row[start : stop + 1] = 0
-    return mask.reshape(-1).view(np.uint8)

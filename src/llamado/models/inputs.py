@@ -1,0 +1,171 @@
+"""What a graph is fed with: each input knows its tensor, and how to fill it from a batch.
+
+A graph is built for a shape and serves every batch up to it (llama.cpp's llm_graph_input_i). Where a batch has fewer
+tokens, an input fills the rest: such tokens see nothing, no token sees them, and nobody reads what comes out. An
+architecture that needs something else makes an Input of its own; nothing else has to know of it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.ggml.graph import Graph
+from llamado.ggml.tensor import Tensor
+from llamado.gguf.types import TensorType
+from llamado.models.batch import Batch
+
+Bytes = NDArray[np.uint8]
+
+_HIDDEN = 0xFC00  # f16 −inf
+
+
+class Input(ABC):
+    """A tensor of `type` and shape `ne` with a name that is its own in the graph."""
+
+    def __init__(self, name: str, type: TensorType, *ne: int) -> None:
+        self.name = name
+        self.type = type
+        self.ne = ne
+
+    @abstractmethod
+    def fill(self, batch: Batch) -> Bytes:
+        """The tensor's bytes for a batch, in memory of their own."""
+
+
+class ForwardGraph(Graph):
+    """The graph of a forward pass; `feeds` fill its inputs."""
+
+    __slots__ = ("feeds",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.feeds: list[Input] = []
+
+    def feed(self, input: Input) -> Tensor:
+        """The tensor of an input, made when it is first asked for."""
+        tensor = self.inputs.get(input.name)
+        if tensor is None:
+            tensor = self.input(input.name, input.type, *input.ne)
+            self.feeds.append(input)
+        return tensor
+
+
+class TokenIds(Input):
+    """I32 [n_tokens]: the tokens."""
+
+    def __init__(self, n_tokens: int) -> None:
+        super().__init__("tokens", TensorType.I32, n_tokens)
+
+    def fill(self, batch: Batch) -> Bytes:
+        """See Input."""
+        if batch.tokens is None:
+            raise ValueError("a batch of embeddings for a graph that takes tokens")
+        return _filled(batch.tokens, np.int32, self.ne[0], 0)
+
+
+class Embeddings(Input):
+    """F32 [n_embd, n_tokens]: what comes in the place of tokens."""
+
+    def __init__(self, n_embd: int, n_tokens: int) -> None:
+        super().__init__("embeddings", TensorType.F32, n_embd, n_tokens)
+
+    def fill(self, batch: Batch) -> Bytes:
+        """See Input."""
+        if batch.embeddings is None:
+            raise ValueError("a batch of tokens for a graph that takes embeddings")
+        whole = np.zeros((self.ne[1], self.ne[0]), np.float32)
+        whole[: batch.n_tokens] = batch.embeddings
+        return whole.reshape(-1).view(np.uint8)
+
+
+class Positions(Input):
+    """I32 [sections × n_tokens]: the place of each token in its sequence, one dimension of it after another.
+
+    With M-RoPE there are four: time, height, width and one without a meaning; a token of text is at [p, p, p, 0]
+    (llama-batch.cpp).
+    """
+
+    def __init__(self, n_tokens: int, sections: int = 1) -> None:
+        super().__init__("positions", TensorType.I32, sections * n_tokens)
+        self._sections = sections
+
+    def fill(self, batch: Batch) -> Bytes:
+        """See Input."""
+        positions, n = batch.positions, batch.n_tokens
+        if positions.ndim == 1 and self._sections == 1:
+            return _filled(positions, np.int32, self.ne[0], 0)
+        whole = np.zeros((self._sections, self.ne[0] // self._sections), np.int32)
+        if positions.ndim == 1:
+            whole[:3, :n] = positions
+        else:
+            whole[:, :n] = positions
+        return whole.reshape(-1).view(np.uint8)
+
+
+class RowsWritten(Input):
+    """I64 [n_tokens]: the row of a part of the memory that each token is written to."""
+
+    def __init__(self, name: str, n_tokens: int, part: int = 0) -> None:
+        super().__init__(name, TensorType.I64, n_tokens)
+        self._part = part
+
+    def fill(self, batch: Batch) -> Bytes:
+        """See Input."""
+        rows = batch.memory[self._part]
+        return _filled(rows.written, np.int64, self.ne[0], rows.spare)
+
+
+class StateRows(Input):
+    """I32 [n_tokens]: the row of a part of the memory with the state that each token goes on from."""
+
+    def __init__(self, name: str, n_tokens: int, part: int = 0) -> None:
+        super().__init__(name, TensorType.I32, n_tokens)
+        self._part = part
+
+    def fill(self, batch: Batch) -> Bytes:
+        """See Input."""
+        rows = batch.memory[self._part]
+        return _filled(rows.first, np.int32, self.ne[0], rows.spare)
+
+
+class Mask(Input):
+    """F16 [n_kv, n_tokens]: 0 where a token (row) sees a row of a part of the memory, minus infinity elsewhere.
+
+    `window`: how many rows a token sees at most, its own the last of them (0: all from its first to its last).
+    """
+
+    def __init__(self, name: str, n_kv: int, n_tokens: int, part: int = 0, window: int = 0) -> None:
+        super().__init__(name, TensorType.F16, n_kv, n_tokens)
+        self._part, self._window = part, window
+
+    def fill(self, batch: Batch) -> Bytes:
+        """See Input."""
+        rows = batch.memory[self._part]
+        first, last = rows.first, rows.last
+        if self._window:
+            first, last = np.maximum(first, rows.written - self._window + 1), rows.written
+        mask = np.full((self.ne[1], self.ne[0]), _HIDDEN, np.uint16)
+        for row, start, stop in zip(mask, first.tolist(), last.tolist(), strict=False):
+            row[start : stop + 1] = 0
+        return mask.reshape(-1).view(np.uint8)
+
+
+class OutputRows(Input):
+    """I32 [n_outputs]: the rows of the batch that are given out."""
+
+    def __init__(self, n_outputs: int) -> None:
+        super().__init__("out_rows", TensorType.I32, n_outputs)
+
+    def fill(self, batch: Batch) -> Bytes:
+        """See Input."""
+        return _filled(batch.outputs, np.int32, self.ne[0], 0)
+
+
+def _filled(values: NDArray[np.integer], type: type[np.integer], n: int, filler: int) -> Bytes:
+    """The bytes of `n` integers of a type: `values`, and `filler` behind them."""
+    whole = np.full(n, filler, type)
+    whole[: len(values)] = values
+    return whole.view(np.uint8)

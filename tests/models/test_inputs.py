@@ -1,0 +1,171 @@
+"""What graphs are fed with: each input against numpy, and filled up where a batch is smaller than the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from minilm import make_bert
+from tiny_models import make_gemma3, make_llama
+
+from llamado.gguf.reader import GGUFFile
+from llamado.gguf.types import TensorType as T
+from llamado.models import BatchShape, Output, load_model
+from llamado.models.batch import Batch, MemoryRows
+from llamado.models.inputs import (
+    Embeddings,
+    Input,
+    Mask,
+    OutputRows,
+    Positions,
+    RowsWritten,
+    StateRows,
+    TokenIds,
+)
+
+Array = np.ndarray[Any, Any]
+
+SPARE = 900
+# Two sequences: three tokens of one whose rows begin at 64, two of one whose rows begin at 7.
+POSITIONS = np.array([4, 5, 6, 0, 1], np.int32)
+FIRST = np.array([64, 64, 64, 7, 7], np.int64)
+ROWS = MemoryRows(FIRST + POSITIONS, FIRST, FIRST + POSITIONS, SPARE)
+STATES = MemoryRows(np.array([9, 3, 3, 2, 8], np.int64), np.array([9, 9, 3, 2, 2], np.int64), FIRST, 11)
+TYPES = {T.I32: np.int32, T.I64: np.int64, T.F32: np.float32, T.F16: np.float16}
+
+
+def batch(**changes: Any) -> Batch:
+    given: dict[str, Any] = {
+        "positions": POSITIONS,
+        "outputs": np.array([2, 4], np.int32),
+        "memory": (ROWS, STATES),
+        "tokens": np.array([10, 11, 12, 20, 21], np.int32),
+    }
+    return Batch(**(given | changes))
+
+
+def filled(input: Input, given: Batch) -> Array:
+    """What lies in the tensor, slowest dimension first."""
+    return input.fill(given).view(TYPES[input.type]).reshape(input.ne[::-1])
+
+
+def test_token_ids() -> None:
+    np.testing.assert_array_equal(filled(TokenIds(8), batch()), [10, 11, 12, 20, 21, 0, 0, 0])
+
+
+def test_embeddings() -> None:
+    rows = np.random.default_rng(0).standard_normal((5, 6)).astype(np.float32)
+    found = filled(Embeddings(6, 8), batch(tokens=None, embeddings=rows))
+    np.testing.assert_array_equal(found, np.concatenate([rows, np.zeros((3, 6), np.float32)]))
+
+
+def test_positions_of_one_section() -> None:
+    np.testing.assert_array_equal(filled(Positions(8), batch()), [4, 5, 6, 0, 1, 0, 0, 0])
+
+
+def test_positions_of_text_in_four_sections() -> None:
+    found = filled(Positions(8, 4), batch()).reshape(4, 8)
+    text = [4, 5, 6, 0, 1, 0, 0, 0]
+    np.testing.assert_array_equal(found, [text, text, text, [0] * 8])
+
+
+def test_positions_of_four_sections() -> None:
+    given = np.arange(20, dtype=np.int32).reshape(4, 5)
+    found = filled(Positions(8, 4), batch(positions=given)).reshape(4, 8)
+    np.testing.assert_array_equal(found[:, :5], given)
+    np.testing.assert_array_equal(found[:, 5:], 0)
+
+
+def test_rows_that_are_written() -> None:
+    assert filled(RowsWritten("cells", 8), batch()).tolist() == [68, 69, 70, 7, 8, SPARE, SPARE, SPARE]
+    assert filled(RowsWritten("cells_1", 6, part=1), batch()).tolist() == [9, 3, 3, 2, 8, 11]
+
+
+def test_rows_of_states() -> None:
+    assert filled(StateRows("states", 7, part=1), batch()).tolist() == [9, 9, 3, 2, 2, 11, 11]
+
+
+def seen(sees: Callable[[int, int], bool], n_kv: int) -> Array:
+    """A mask of five tokens, and three that see nothing, by what token i sees of row j."""
+    return np.array([[0.0 if i < 5 and sees(i, j) else -np.inf for j in range(n_kv)] for i in range(8)], np.float16)
+
+
+def test_a_mask_of_what_came_before() -> None:
+    found = filled(Mask("mask", 256, 8), batch())
+    np.testing.assert_array_equal(found, seen(lambda i, j: FIRST[i] <= j <= FIRST[i] + POSITIONS[i], 256))
+
+
+@pytest.mark.parametrize("window", [1, 3, 6, 100])
+def test_a_mask_of_a_window(window: int) -> None:
+    found = filled(Mask("mask_swa", 256, 8, window=window), batch())
+    right = seen(lambda i, j: FIRST[i] <= j and 0 <= FIRST[i] + POSITIONS[i] - j < window, 256)
+    np.testing.assert_array_equal(found, right)
+
+
+def test_a_mask_of_whole_texts() -> None:
+    last = np.array([70, 70, 70, 8, 8], np.int64)
+    rows = MemoryRows(ROWS.written, FIRST, last, SPARE)
+    found = filled(Mask("mask", 256, 8), batch(memory=(rows,)))
+    np.testing.assert_array_equal(found, seen(lambda i, j: FIRST[i] <= j <= last[i], 256))
+
+
+def test_a_mask_for_another_part_of_the_memory() -> None:
+    part = MemoryRows(FIRST - 5 + POSITIONS, FIRST - 5, FIRST - 5 + POSITIONS, SPARE)
+    found = filled(Mask("mask_1", 128, 8, part=1), batch(memory=(ROWS, part)))
+    np.testing.assert_array_equal(found, seen(lambda i, j: 0 <= j - FIRST[i] + 5 <= POSITIONS[i], 128))
+
+
+def test_output_rows() -> None:
+    assert filled(OutputRows(4), batch()).tolist() == [2, 4, 0, 0]
+
+
+def test_a_batch_of_the_wrong_kind() -> None:
+    with pytest.raises(ValueError, match="takes tokens"):
+        TokenIds(8).fill(batch(tokens=None))
+    with pytest.raises(ValueError, match="takes embeddings"):
+        Embeddings(6, 8).fill(batch())
+
+
+def test_what_was_filled_does_not_change_with_the_batch() -> None:
+    """A batch may still be on its way to a device when its arrays are used for the next one."""
+    inputs: list[Input] = [
+        TokenIds(5),
+        Positions(5),
+        Positions(5, 4),
+        RowsWritten("cells", 5),
+        StateRows("states", 5),
+        OutputRows(2),
+        Embeddings(6, 5),
+    ]
+    for input in inputs:
+        given = batch(
+            positions=POSITIONS.copy(),
+            outputs=np.array([2, 4], np.int32),
+            memory=(MemoryRows(ROWS.written.copy(), FIRST.copy(), FIRST, SPARE),),
+            tokens=np.arange(5, dtype=np.int32),
+            embeddings=np.ones((5, 6), np.float32),
+        )
+        data = input.fill(given)
+        before = data.copy()
+        assert given.tokens is not None and given.embeddings is not None
+        rows = given.memory[0]
+        for array in (given.positions, given.outputs, given.tokens, given.embeddings, rows.written, rows.first):
+            array += 1
+        np.testing.assert_array_equal(data, before)
+
+
+@pytest.mark.parametrize("embeddings", [False, True])
+@pytest.mark.parametrize("make", [make_llama, make_gemma3, make_bert])
+def test_a_graph_knows_what_fills_its_inputs(tmp_path: Path, make: Callable[..., Path], embeddings: bool) -> None:
+    with GGUFFile.open(make(tmp_path / "m.gguf")) as file:
+        model = load_model(file)
+    shape = BatchShape(8, 2, 256, Output.HIDDEN, embeddings=embeddings)
+    graph = model.build(shape, model.kv_tensors(1024))
+    assert [feed.name for feed in graph.feeds] == [*graph.inputs]
+    assert ("embeddings" in graph.inputs, "tokens" in graph.inputs) == (embeddings, not embeddings)
+    given = batch(embeddings=np.ones((5, model.hparams.n_embd), np.float32))
+    for feed in graph.feeds:
+        assert feed.fill(given).nbytes == graph.inputs[feed.name].nbytes
