@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import numpy as np
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
+
+from llamado.models import Model
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -258,6 +261,13 @@ def make_llama(
                 w.vector(f"blk.{i}.{name}.bias", n_out, mean=0.0)
     edit(w.gguf)
     return w.close()
+
+
+def hold_experts(model: Model, name: str, experts: int, used: int) -> None:
+    """Tells a model that in each layer the matrix of that name is those of several experts."""
+    for weight, roles in model.roles.items():
+        if weight.endswith(f".{name}.weight"):
+            model.roles[weight] = tuple(replace(role, experts=experts, used=used) for role in roles)
 
 
 def make_gemma3(

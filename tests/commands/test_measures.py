@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tiny_models import hold_experts, make_llama
 
 from llamado.commands.bench import speed
 from llamado.commands.bench.perplexity import Score, score_text
 from llamado.commands.bench.speed import _lengths, feed, feed_one_by_one, measure, weights_per_token
 from llamado.flags import FlagError
+from llamado.gguf.reader import GGUFFile
+from llamado.models import load_model
 
 N_VOCAB = 11
 
@@ -118,13 +121,17 @@ def test_lengths() -> None:
             _lengths(bad, "-p")
 
 
-def test_weights_that_a_token_reads() -> None:
-    def tensor(rows: int, nbytes: int) -> Any:
-        return SimpleNamespace(ne=(4, rows, 1, 1), n_elements=4 * rows, nbytes=nbytes)
-
-    untied: Any = {"token_embd.weight": tensor(10, 1000), "output.weight": tensor(10, 500), "norm": tensor(1, 16)}
-    untied["blk.0.w"] = tensor(8, 80)
-    file: Any = SimpleNamespace(tensors=untied)
-    assert weights_per_token(file) == (500 + 16 + 80, 32)
-    del untied["output.weight"]  # the embedding is the head
-    assert weights_per_token(file) == (1000 + 16 + 80, 32)
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_that_a_token_reads(tmp_path: Path, tied: bool) -> None:
+    with GGUFFile.open(make_llama(tmp_path / "m.gguf", n_layer=2, n_vocab=320, tied=tied)) as file:
+        model = load_model(file)
+        table = file.tensors["token_embd.weight"].nbytes
+        row = table // 320
+        matrices = sum(t.n_elements for name, t in file.tensors.items() if "blk." in name and t.ne[1] > 1)
+        # Of the embedding a row; where it is the head's matrix, all of it in addition.
+        whole = file.nbytes + row - (0 if tied else table)
+        assert weights_per_token(file, model) == (whole, matrices)
+        hold_experts(model, "ffn_up", 4, 1)
+        up = file.tensors["blk.0.ffn_up.weight"]
+        unread, uncomputed = 2 * up.nbytes * 3 // 4, 2 * up.n_elements * 3 // 4
+        assert weights_per_token(file, model) == (whole - unread, matrices - uncomputed)

@@ -19,6 +19,7 @@ from llamado.devices.split.placement import (
     SplitOptions,
     Stage,
     UnknownDevice,
+    WeightSize,
     by_memory,
     by_ratio,
     check_memory,
@@ -28,6 +29,7 @@ from llamado.devices.split.placement import (
     predict,
     selected,
 )
+from llamado.ggml.role import ModelPart, Role
 
 
 def model(n_layer: int, **changes: Any) -> ModelSizes:
@@ -50,6 +52,12 @@ def options(**changes: Any) -> SplitOptions:
 
 
 THREE = (cpu(), rpc(0), rpc(1))
+INPUT, SHARED = Role(ModelPart.INPUT, "token_embd.weight"), Role(ModelPart.SHARED, "rope_freqs.weight")
+OUTPUT, OUTPUT_NORM = Role(ModelPart.OUTPUT, "output.weight"), Role(ModelPart.OUTPUT, "output_norm.weight")
+
+
+def of_layer(layer: int, name: str) -> Role:
+    return Role(ModelPart.LAYER, f"blk.{layer}.{name}.weight", layer)
 
 
 def places(placement: Placement) -> list[int]:
@@ -297,21 +305,33 @@ def test_devices_that_do_not_say_their_memory_take_all() -> None:
 # --- what a placement says --------------------------------------------------------------------------------------------
 
 
-def test_weights_are_found_by_name() -> None:
-    placement = Placement((1, 1, 2), 2, 0, ((r"blk\.0\.ffn_(up|gate)", 2), ("norm", 0)))
+def test_weights_are_found_by_role() -> None:
+    placement = Placement((1, 1, 2), 2, 0, ((r"blk\.0\.ffn_(up|gate)", 2), ("norm", 0), ("embd", 1)))
     expected = {
-        "blk.0.attn_q.weight": 1,
-        "blk.0.ffn_up.weight": 2,
-        "blk.2.attn_q.weight": 2,
-        "blk.2.attn_norm.weight": 0,
-        "output.weight": 2,
-        "output_norm.weight": 0,
-        "token_embd.weight": 0,
-        "rope_freqs.weight": 0,
-        "blk.7.attn_q.weight": 0,  # no such layer
+        of_layer(0, "attn_q"): 1,
+        of_layer(0, "ffn_up"): 2,
+        of_layer(2, "attn_q"): 2,
+        of_layer(2, "attn_norm"): 0,
+        OUTPUT: 2,
+        OUTPUT_NORM: 0,
+        INPUT: 0,  # wherever patterns want it
+        SHARED: 0,
     }
-    assert {name: placement.device_of(name) for name in expected} == expected
+    assert {role: placement.device_of(role) for role in expected} == expected
     assert placement.devices == (0, 1, 2)
+    # The name says nothing: a part that is called otherwise is placed alike.
+    assert placement.device_of(Role(ModelPart.LAYER, "encoder.q", 2)) == 2
+    assert placement.device_of(Role(ModelPart.OUTPUT, "cls.weight")) == 2
+
+
+def test_an_operation_finds_a_weight_in_the_role_it_uses() -> None:
+    placement = Placement((1, 1, 2), 2, 0)
+    tied = (INPUT, OUTPUT)
+    assert (placement.home(tied, rows=True), placement.home(tied, rows=False)) == (0, 2)
+    assert placement.home((OUTPUT, INPUT), rows=True) == 0
+    assert placement.home((INPUT,), rows=False) == 0  # the second matrix of its adapter
+    assert placement.home((of_layer(1, "x"),), rows=True) == 1
+    assert placement.home((SHARED,), rows=False) is None
 
 
 def test_stages_are_runs() -> None:
@@ -336,6 +356,55 @@ def test_prediction_adds_up() -> None:
     unknown = (cpu(), DeviceFigures(name="RPC0", local=False, free=10**6, total=10**6))
     assert predict(sizes, unknown, Placement((0, 1, 1, 1), 1)).seconds is None
     assert predict(sizes, unknown, Placement((0,) * 4, 0)).seconds is not None  # what does nothing needs no speed
+
+
+def experts(n: int, used: int) -> Role:
+    return Role(ModelPart.LAYER, "blk.0.ffn_up_exps.weight", 0, n, used)
+
+
+def test_a_token_reads_its_experts_and_its_row_of_the_embedding() -> None:
+    assert experts(8, 2).bytes_read(4000, 10) == 1000
+    assert experts(128, 8).bytes_read(128 * 33, 10) == 8 * 33
+    assert of_layer(0, "ffn_up").bytes_read(4000, 10) == 4000
+    assert OUTPUT.bytes_read(4000, 10) == 4000
+    assert INPUT.bytes_read(4000, 10) == 10
+    assert SHARED.bytes_read(16, 16) == 16
+
+
+def test_time_goes_by_bytes_read_and_memory_by_bytes_held() -> None:
+    whole = model(4, embedding=1000)
+    mixture = model(4, layers_read=(30,) * 4, embedding=1000, embedding_read=8)
+    figures = (cpu(decode=100.0), rpc(0, decode=100.0))
+    placement = Placement((0, 0, 1, 1), 1)
+    here, there = predict(mixture, figures, placement).shares
+    assert (here.seconds, there.seconds) == (pytest.approx(0.6 + 0.08), pytest.approx(0.6 + 1.0))
+    assert [share.weights for share in (here, there)] == [
+        share.weights for share in predict(whole, figures, placement).shares
+    ]
+    assert predict(whole, figures, placement).shares[0].seconds == 2.0
+
+
+def test_the_fastest_placement_of_a_mixture_goes_by_what_is_read() -> None:
+    """Where the experts that are not used are left out, reading here is quicker than the round trip."""
+    figures = (cpu(decode=1e4), rpc(0, decode=1e6, round_trip=0.02))
+    assert places(fastest(model(4), figures)) == [1] * 5
+    mixture = model(4, layers_read=(2,) * 4)
+    assert places(fastest(mixture, figures)) == [0] * 5
+    # It takes the room of all of its experts all the same.
+    with pytest.raises(NotEnoughMemory):
+        fastest(mixture, (cpu(free=300),))
+
+
+def test_overridden_experts_take_what_is_read_of_them_along() -> None:
+    sizes = model(
+        1, layers_read=(55,), tensors={experts(8, 2): WeightSize(60, 15), of_layer(0, "attn"): WeightSize(40, 40)}
+    )
+    placement = place(
+        sizes, (cpu(decode=1.0), rpc(0, decode=1.0)), options(tensor_split=(1,), overrides=(("exps", "CPU"),))
+    )
+    here, there = predict(sizes, (cpu(decode=1.0), rpc(0, decode=1.0)), placement).shares
+    assert (here.weights, there.weights) == (60, 40 + 100)
+    assert (here.seconds, there.seconds) == (15.0, 40.0 + 100.0)
 
 
 # --- choosing devices -------------------------------------------------------------------------------------------------
@@ -378,15 +447,16 @@ def test_devices_left_take_over() -> None:
 
 def named(n_layer: int) -> ModelSizes:
     """Layers of two weights."""
-    tensors = {f"blk.{i}.{part}.weight": size for i in range(n_layer) for part, size in (("attn", 40), ("ffn", 60))}
-    return model(n_layer, tensors=tensors | {"output.weight": 90, "output_norm.weight": 10, "token_embd.weight": 90})
+    bytes_of = {of_layer(i, name): size for i in range(n_layer) for name, size in (("attn", 40), ("ffn", 60))}
+    bytes_of |= {OUTPUT: 90, OUTPUT_NORM: 10}
+    return model(n_layer, tensors={role: WeightSize(size, size) for role, size in bytes_of.items()})
 
 
 def test_overrides_move_single_weights() -> None:
     wanted = options(tensor_split=(1, 1), overrides=((r"blk\.0\.ffn", "CPU"), ("ffn", "h:1")))
     placement = place(named(3), THREE, wanted)
-    assert placement.layers == (1, 1, 2) and placement.device_of("blk.0.ffn.weight") == 0
-    assert placement.device_of("blk.1.ffn.weight") == 2 and placement.device_of("blk.1.attn.weight") == 1
+    assert placement.layers == (1, 1, 2) and placement.device_of(of_layer(0, "ffn")) == 0
+    assert placement.device_of(of_layer(1, "ffn")) == 2 and placement.device_of(of_layer(1, "attn")) == 1
     shares = predict(named(3), THREE, placement).shares
     assert [share.weights for share in shares] == [60, 80, 260]
     plain = predict(named(3), THREE, Placement(placement.layers, placement.head))

@@ -13,6 +13,7 @@ from tiny_models import make_gemma3, make_llama
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
+from llamado.devices.split.placement import Placement
 from llamado.engine.forward.contract import ForwardError
 from llamado.engine.forward.pipeline import Depth
 from llamado.engine.forward.runner import ModelRunner
@@ -301,19 +302,9 @@ def test_real_models_give_the_same_bits_however_they_are_asked(
 # --- on several devices -----------------------------------------------------------------------------------------------
 
 
-class Split:
-    """A placement by layers, the head with the last; `elsewhere` overrides single tensors."""
-
-    def __init__(self, *layers: int, elsewhere: dict[str, int] | None = None) -> None:
-        self.layers = layers
-        self.head = layers[-1]
-        self.elsewhere = elsewhere or {}
-
-    def device_of(self, name: str) -> int:
-        for part, device in self.elsewhere.items():
-            if part in name:
-                return device
-        return self.layers[int(name.split(".")[1])] if name.startswith("blk.") else self.head
+def split_as(*layers: int, overrides: tuple[tuple[str, int], ...] = ()) -> Placement:
+    """A placement by layers, the head with the last."""
+    return Placement(layers, layers[-1], 0, overrides)
 
 
 @pytest.fixture
@@ -321,11 +312,11 @@ def spread(jit: Jit) -> Iterator[Callable[..., ModelRunner]]:
     """Opens a model on three devices of this machine, one thread each."""
     opened: list[ModelRunner] = []
 
-    def open_(path: Path, placement: Split, **options: Any) -> ModelRunner:
+    def open_(path: Path, placement: Placement, **options: Any) -> ModelRunner:
         file = GGUFFile.open(path)
         devices = [CpuDevice(1, jit=jit) for _ in range(3)]
         options = {"n_cells": 2048, **options}
-        opened.append(ModelRunner(file, load_model(file), devices, placement, **options))  # type: ignore[arg-type]
+        opened.append(ModelRunner(file, load_model(file), devices, placement, **options))
         return opened[-1]
 
     yield open_
@@ -334,11 +325,11 @@ def spread(jit: Jit) -> Iterator[Callable[..., ModelRunner]]:
 
 
 PLACEMENTS = [
-    Split(1, 1, 2, 2),
-    Split(0, 0, 0, 1),
-    Split(2, 2, 1, 1),
-    Split(1, 1, 1, 1),
-    Split(1, 1, 2, 2, elsewhere={"ffn_up": 0, "blk.3.attn_output": 1}),
+    split_as(1, 1, 2, 2),
+    split_as(0, 0, 0, 1),
+    split_as(2, 2, 1, 1),
+    split_as(1, 1, 1, 1),
+    split_as(1, 1, 2, 2, overrides=(("ffn_up", 0), (r"blk\.3\.attn_output", 1))),
 ]
 
 
@@ -346,7 +337,7 @@ PLACEMENTS = [
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=range(len(PLACEMENTS)))
 @pytest.mark.parametrize("make", [make_llama, make_gemma3])
 def test_the_same_bits_on_several_devices(
-    tmp_path: Path, start: Open, spread: Callable[..., ModelRunner], make: Callable[..., Path], placement: Split
+    tmp_path: Path, start: Open, spread: Callable[..., ModelRunner], make: Callable[..., Path], placement: Placement
 ) -> None:
     path = make(tmp_path / "m.gguf", n_embd=256, n_ff=512, n_layer=4, wtype="Q4_K")
     tokens = text(60, 300)
@@ -364,7 +355,7 @@ def test_batches_follow_on_each_others_heels(tmp_path: Path, start: Open, spread
     one, two = text(64, 300), text(64, 300, seed=1)
     alone = start(path)
     right = [feed(alone, one)[-1], feed(alone, two, start=256)[-1]]
-    several = spread(path, Split(1, 1, 2, 2))
+    several = spread(path, split_as(1, 1, 2, 2))
     started = []
     for at in range(0, 64, 8):
         for tokens, where in ((one, 0), (two, 512)):

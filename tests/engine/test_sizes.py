@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_models import make_gemma3, make_llama
+from lora_files import make_adapter
+from minilm import make_bert
+from tiny_models import hold_experts, make_gemma3, make_llama
 
-from llamado.engine.forward.sizes import model_sizes, usual_weights
+from llamado.engine.forward.fingerprint import fingerprint
+from llamado.engine.forward.sizes import model_sizes, usual_weights, weight_sizes
+from llamado.ggml.role import ModelPart
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
-from llamado.models import load_model
+from llamado.models import load_adapters, load_model
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -27,7 +31,10 @@ def test_parts_add_up_to_the_file(tmp_path: Path, tied: bool) -> None:
         assert sizes.kv_read == sizes.kv
         assert (sizes.hidden, sizes.logits) == (4 * 128, 4 * 320)
         assert sizes.head_compute == 64 * sizes.logits and sizes.compute > 64 * (2 * 256 + sizes.hidden)
-        assert sum(sizes.tensors.values()) == file.nbytes
+        assert sum(size.held for size in sizes.tensors.values()) == sizes.weights
+        assert all(size.held == size.read for size in sizes.tensors.values())
+        assert sizes.layers_read == sizes.layers
+        assert sizes.embedding_read == file.tensors["token_embd.weight"].nbytes // 320  # a row
 
 
 def test_windows_read_less_of_the_cache(tmp_path: Path) -> None:
@@ -42,3 +49,83 @@ def test_usual_weights_are_those_of_most_bytes(tmp_path: Path) -> None:
     path = make_llama(tmp_path / "m.gguf", n_embd=256, types={"ffn_": "Q8_0", "token": "F32"})
     with GGUFFile.open(path) as file:
         assert usual_weights(file, load_model(file)) == (TensorType.Q8_0, 256)
+
+
+def test_a_mixture_reads_the_experts_that_are_used(tmp_path: Path) -> None:
+    """One matrix of each layer is told to hold four experts: memory as before, and a quarter of it read."""
+    with GGUFFile.open(make_llama(tmp_path / "m.gguf", n_layer=2)) as file:
+        model = load_model(file)
+        plain = model_sizes(file, model, n_cells=256)
+        hold_experts(model, "ffn_up", 4, 1)
+        mixture = model_sizes(file, model, n_cells=256)
+        unread = file.tensors["blk.0.ffn_up.weight"].nbytes * 3 // 4
+    assert (mixture.layers, mixture.weights) == (plain.layers, plain.weights)
+    assert mixture.layers_read == tuple(size - unread for size in plain.layers)
+
+
+def test_a_tied_embedding_is_held_twice_and_read_as_the_head(tmp_path: Path) -> None:
+    with GGUFFile.open(make_llama(tmp_path / "m.gguf", n_layer=1, tied=True)) as file:
+        sizes = weight_sizes(file, load_model(file))
+        table = file.tensors["token_embd.weight"].nbytes
+    by_part = {role.part: size for role, size in sizes.items() if role.name != "output_norm.weight"}
+    assert by_part[ModelPart.INPUT] == (table, table // 320)
+    assert by_part[ModelPart.OUTPUT] == (table, table)
+
+
+def test_an_encoder_has_its_classifier_behind_the_layers(tmp_path: Path) -> None:
+    with GGUFFile.open(make_bert(tmp_path / "b.gguf", n_layer=2, n_scores=1)) as file:
+        sizes = model_sizes(file, load_model(file), n_cells=256)
+        head = sum(tensor.nbytes for name, tensor in file.tensors.items() if name.startswith("cls"))
+        whole = file.nbytes
+    assert sizes.head == head > 0
+    assert sizes.weights + sizes.embedding == whole
+
+
+def test_what_adapters_add_is_held_and_read(tmp_path: Path) -> None:
+    path = make_llama(tmp_path / "m.gguf", n_layer=1)
+    adapter_path = make_adapter(tmp_path / "l.gguf", path, weights=("token_embd.weight",))
+    with GGUFFile.open(path) as file:
+        model = load_model(file)
+        plain = weight_sizes(file, model)
+        (adapter,) = load_adapters(model, [adapter_path])
+        added = weight_sizes(file, model)
+        adapter.file.close()
+    for name, (role,) in model.roles.items():
+        held, read = plain[role]
+        if name in adapter.pairs:
+            a, b = adapter.pairs[name]
+            held += a.nbytes + b.nbytes
+            read += b.nbytes + (a.nb[1] if name == "token_embd.weight" else a.nbytes)
+        assert added[role] == (held, read)
+
+
+@pytest.mark.parametrize(
+    ("changed", "same"), [("output.weight", True), ("output_norm.weight", True), ("blk.1.attn_k.weight", False),
+                          ("token_embd.weight", False), ("rope_freqs.weight", False)]
+)  # fmt: skip
+def test_cells_are_told_apart_by_the_weights_they_depend_on(tmp_path: Path, changed: str, same: bool) -> None:
+    path = make_llama(tmp_path / "m.gguf", freq_factors=True)
+    before = _fingerprint(path)
+    with GGUFFile.open(path) as file:
+        at = file.tensors[changed].offset
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    assert (_fingerprint(path) == before) is same
+
+
+def test_a_matrix_that_is_embedding_and_head_tells_cells_apart(tmp_path: Path) -> None:
+    tied = [make_llama(tmp_path / f"{seed}.gguf", tied=True, n_layer=1, seed=seed) for seed in (0, 1)]
+    assert _fingerprint(tied[0]) != _fingerprint(tied[1])
+    data, other = bytearray(tied[0].read_bytes()), tied[1].read_bytes()
+    with GGUFFile.open(tied[0]) as file:
+        info = file.tensors["token_embd.weight"]
+    data[info.offset : info.offset + info.nbytes] = other[info.offset : info.offset + info.nbytes]
+    before = _fingerprint(tied[0])
+    tied[0].write_bytes(data)
+    assert _fingerprint(tied[0]) != before
+
+
+def _fingerprint(path: Path) -> bytes:
+    with GGUFFile.open(path) as file:
+        return fingerprint(file, load_model(file))

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from llamado.ggml.role import ModelPart, Role
 from llamado.ggml.tensor import Tensor, contiguous_strides
 from llamado.gguf.reader import GGUFFile, TensorInfo
 from llamado.gguf.types import TensorType
@@ -25,7 +26,6 @@ from llamado.models.keys import Keys
 log = logging.getLogger(__name__)
 
 _A, _B = ".lora_a", ".lora_b"
-_EMBEDDING = "token_embd.weight"
 _INVOCATION = "adapter.alora.invocation_tokens"
 # Types of matrices that can be multiplied with here.
 _TYPES = frozenset(
@@ -50,9 +50,15 @@ class Adapter:
     """
 
     def __init__(
-        self, file: GGUFFile, number: int, *, architecture: str, weights: Mapping[str, Tensor], tied: bool
+        self,
+        file: GGUFFile,
+        number: int,
+        *,
+        architecture: str,
+        weights: Mapping[str, Tensor],
+        roles: Mapping[str, Sequence[Role]],
     ) -> None:
-        """`tied`: the model's embedding is its output matrix too.
+        """`weights` and their `roles` are the model's, by name.
 
         Raises InvalidAdapter or GgufError, naming the key or tensor that is wrong."""
         self.file = file
@@ -74,7 +80,7 @@ class Adapter:
         self.prompt_prefix = metadata.str_("adapter.lora.prompt_prefix", "")
         self._mark = f"{number}.{_stamp(file)}"
         self._sources: dict[str, str] = {}
-        self.pairs = self._bind(weights, tied)
+        self.pairs = self._bind(weights, roles)
 
     def strength(self, weight: str, scale: float) -> float:
         """What B(A x) is multiplied by: scale × alpha / rank in float32, and where no alpha is given the scale."""
@@ -90,18 +96,13 @@ class Adapter:
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(tensor for pair in self.pairs.values() for tensor in pair)
 
-    def nbytes(self, weight: str) -> int:
-        """Bytes of what belongs to a weight."""
-        pair = self.pairs.get(weight)
-        return 0 if pair is None else pair.a.nbytes + pair.b.nbytes
-
     def _expect(self, key: str, value: str) -> None:
         found = self.file.metadata.str_(key, "")
         if found != value:
             shown = f"is '{found[:100]}'" if found else "is missing"
             raise InvalidAdapter(f"{self.path}: metadata key '{key}' {shown}; '{value}' is expected")
 
-    def _bind(self, weights: Mapping[str, Tensor], tied: bool) -> dict[str, Pair]:
+    def _bind(self, weights: Mapping[str, Tensor], roles: Mapping[str, Sequence[Role]]) -> dict[str, Pair]:
         found: dict[str, dict[str, TensorInfo]] = {}
         ignored = []
         for name, info in self.file.tensors.items():
@@ -116,9 +117,12 @@ class Adapter:
             log.warning("%s: %d tensors of norms are not used, such as %s", self.path, len(ignored), ignored[0])
         if not found:
             raise InvalidAdapter(f"{self.path}: there is no tensor in it")
-        return {weight: self._pair(weights.get(weight), weight, parts, tied) for weight, parts in found.items()}
+        return {
+            weight: self._pair(weight, weights.get(weight), roles.get(weight, ()), parts)
+            for weight, parts in found.items()
+        }
 
-    def _pair(self, base: Tensor | None, weight: str, parts: Mapping[str, TensorInfo], tied: bool) -> Pair:
+    def _pair(self, weight: str, base: Tensor | None, roles: Sequence[Role], parts: Mapping[str, TensorInfo]) -> Pair:
         for part in (_A, _B):
             if part not in parts:
                 raise InvalidAdapter(f"{self.path}: tensor '{weight}{part}' is missing beside its other half")
@@ -129,8 +133,8 @@ class Adapter:
             )
         a, b = parts[_A], parts[_B]
         n_in, n_out = base.ne[0], base.ne[1]
-        if weight == _EMBEDDING:
-            if tied:
+        if any(role.part is ModelPart.INPUT for role in roles):
+            if len(roles) > 1:
                 raise InvalidAdapter(
                     f"{self.path}: tensor '{a.name}' is for the embedding, which in this model is the output matrix "
                     "too; adapters for one of both cannot be applied"

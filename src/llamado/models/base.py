@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from llamado.ggml.graph import new_tensor
+from llamado.ggml.role import Role
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
@@ -23,12 +24,14 @@ from llamado.models.weights import Weights
 class Model(ABC):
     """An architecture bound to one file: its sizes, its weights, and how they make a forward pass.
 
-    `hparams` are the sizes; `weights` the file's tensors by their GGUF names; `adapters` what may be added to them.
+    `hparams` are the sizes; `weights` the file's tensors by their GGUF names, `roles` what they are
+    for; `adapters` what may be added to them.
     """
 
     architecture: ClassVar[str]
     hparams: HyperParameters
     weights: dict[str, Tensor]
+    roles: dict[str, tuple[Role, ...]]
     adapters: tuple[Adapter, ...]
 
     def __init__(self, file: GGUFFile) -> None:
@@ -42,11 +45,11 @@ class Model(ABC):
                 f"{len(tokens)} tokens"
             )
         self.hparams = self._read_hparams(Keys(file.metadata), n_vocab)
-        self._token_embd = weights.need("token_embd.weight", self.hparams.n_embd, n_vocab)
+        self._token_embd = weights.input.need("token_embd.weight", self.hparams.n_embd, n_vocab)
         self._take_head(weights)
         self._take_weights(weights)
         weights.check_all_taken()
-        self.weights = weights.taken
+        self.weights, self.roles = weights.taken, weights.roles
         self.adapters = ()
 
     @abstractmethod
@@ -54,9 +57,10 @@ class Model(ABC):
 
     def _take_head(self, weights: Weights) -> None:
         """What comes after the layers."""
-        self._output_norm = weights.need("output_norm.weight", self.hparams.n_embd)
+        self._output_norm = weights.output.need("output_norm.weight", self.hparams.n_embd)
+        matrix = weights.output.maybe("output.weight", self.hparams.n_embd, self.hparams.n_vocab)
         # Without a matrix of its own the head shares the embedding's.
-        self._output = weights.maybe("output.weight", self.hparams.n_embd, self.hparams.n_vocab) or self._token_embd
+        self._output = matrix or weights.output.also("output.weight", self._token_embd)
 
     @abstractmethod
     def _take_weights(self, weights: Weights) -> None: ...

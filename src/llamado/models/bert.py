@@ -18,7 +18,7 @@ from llamado.models.errors import UnsupportedModel
 from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import HyperParameters, Pooling, read_hparams
 from llamado.models.keys import Keys
-from llamado.models.weights import Weights
+from llamado.models.weights import RoleWeights, Weights
 
 
 class LayerNorm(NamedTuple):
@@ -62,34 +62,35 @@ class BertModel(Model):
         self._classifier: tuple[Linear, ...] = ()
         self._n_scores = hp.n_embd
         if weights.has("cls.weight"):
-            self._classifier = (weights.linear("cls", hp.n_embd, hp.n_embd),)
+            self._classifier = (weights.output.linear("cls", hp.n_embd, hp.n_embd),)
         self._scorer: Linear | None = None
         if weights.has("cls.output.weight"):
             self._n_scores = weights.ne("cls.output.weight")[1]
-            self._scorer = weights.linear("cls.output", hp.n_embd, self._n_scores)
+            self._scorer = weights.output.linear("cls.output", hp.n_embd, self._n_scores)
 
     def _take_weights(self, weights: Weights) -> None:
         hp = self.hparams
 
-        def layer_norm(name: str) -> LayerNorm:
-            return LayerNorm(weights.need(f"{name}.weight", hp.n_embd), weights.need(f"{name}.bias", hp.n_embd))
+        def layer_norm(of: RoleWeights, name: str) -> LayerNorm:
+            return LayerNorm(of.need(f"{name}.weight", hp.n_embd), of.need(f"{name}.bias", hp.n_embd))
 
-        self._types = weights.maybe("token_types.weight", hp.n_embd, self._n_types)
-        self._positions = weights.need("position_embd.weight", hp.n_embd, hp.n_ctx_train)
-        self._embd_norm = layer_norm("token_embd_norm")
+        self._types = weights.input.maybe("token_types.weight", hp.n_embd, self._n_types)
+        self._positions = weights.input.need("position_embd.weight", hp.n_embd, hp.n_ctx_train)
+        self._embd_norm = layer_norm(weights.input, "token_embd_norm")
         self._layers = []
         for i in range(hp.n_layer):
+            w = weights.layer(i)
             n_q = hp.head_dim_k * hp.n_head[i]
             self._layers.append(
                 BertLayer(
-                    q=weights.linear(f"blk.{i}.attn_q", hp.n_embd, n_q),
-                    k=weights.linear(f"blk.{i}.attn_k", hp.n_embd, hp.n_embd_k(i)),
-                    v=weights.linear(f"blk.{i}.attn_v", hp.n_embd, hp.n_embd_v(i)),
-                    out=weights.linear(f"blk.{i}.attn_output", n_q, hp.n_embd),
-                    attn_norm=layer_norm(f"blk.{i}.attn_output_norm"),
-                    up=weights.linear(f"blk.{i}.ffn_up", hp.n_embd, hp.n_ff[i]),
-                    down=weights.linear(f"blk.{i}.ffn_down", hp.n_ff[i], hp.n_embd),
-                    out_norm=layer_norm(f"blk.{i}.layer_output_norm"),
+                    q=w.linear("attn_q", hp.n_embd, n_q),
+                    k=w.linear("attn_k", hp.n_embd, hp.n_embd_k(i)),
+                    v=w.linear("attn_v", hp.n_embd, hp.n_embd_v(i)),
+                    out=w.linear("attn_output", n_q, hp.n_embd),
+                    attn_norm=layer_norm(w, "attn_output_norm"),
+                    up=w.linear("ffn_up", hp.n_embd, hp.n_ff[i]),
+                    down=w.linear("ffn_down", hp.n_ff[i], hp.n_embd),
+                    out_norm=layer_norm(w, "layer_output_norm"),
                 )
             )
 

@@ -70,22 +70,23 @@ class Gemma3Model(Model):
         hp = self.hparams
         self._layers = []
         for i in range(hp.n_layer):
+            w = weights.layer(i)
             n_q = hp.head_dim_k * hp.n_head[i]
             self._layers.append(
                 Gemma3Layer(
-                    attn_norm=weights.need(f"blk.{i}.attn_norm.weight", hp.n_embd),
-                    q=weights.need(f"blk.{i}.attn_q.weight", hp.n_embd, n_q),
-                    k=weights.need(f"blk.{i}.attn_k.weight", hp.n_embd, hp.n_embd_k(i)),
-                    v=weights.need(f"blk.{i}.attn_v.weight", hp.n_embd, hp.n_embd_v(i)),
-                    q_norm=weights.need(f"blk.{i}.attn_q_norm.weight", hp.head_dim_k),
-                    k_norm=weights.need(f"blk.{i}.attn_k_norm.weight", hp.head_dim_k),
-                    out=weights.need(f"blk.{i}.attn_output.weight", n_q, hp.n_embd),
-                    attn_post_norm=weights.need(f"blk.{i}.post_attention_norm.weight", hp.n_embd),
-                    ffn_norm=weights.need(f"blk.{i}.ffn_norm.weight", hp.n_embd),
-                    gate=weights.need(f"blk.{i}.ffn_gate.weight", hp.n_embd, hp.n_ff[i]),
-                    up=weights.need(f"blk.{i}.ffn_up.weight", hp.n_embd, hp.n_ff[i]),
-                    down=weights.need(f"blk.{i}.ffn_down.weight", hp.n_ff[i], hp.n_embd),
-                    ffn_post_norm=weights.need(f"blk.{i}.post_ffw_norm.weight", hp.n_embd),
+                    attn_norm=w.need("attn_norm.weight", hp.n_embd),
+                    q=w.need("attn_q.weight", hp.n_embd, n_q),
+                    k=w.need("attn_k.weight", hp.n_embd, hp.n_embd_k(i)),
+                    v=w.need("attn_v.weight", hp.n_embd, hp.n_embd_v(i)),
+                    q_norm=w.need("attn_q_norm.weight", hp.head_dim_k),
+                    k_norm=w.need("attn_k_norm.weight", hp.head_dim_k),
+                    out=w.need("attn_output.weight", n_q, hp.n_embd),
+                    attn_post_norm=w.need("post_attention_norm.weight", hp.n_embd),
+                    ffn_norm=w.need("ffn_norm.weight", hp.n_embd),
+                    gate=w.need("ffn_gate.weight", hp.n_embd, hp.n_ff[i]),
+                    up=w.need("ffn_up.weight", hp.n_embd, hp.n_ff[i]),
+                    down=w.need("ffn_down.weight", hp.n_ff[i], hp.n_embd),
+                    ffn_post_norm=w.need("post_ffw_norm.weight", hp.n_embd),
                 )
             )
 

@@ -43,22 +43,23 @@ class LlamaModel(Model):
     def _take_weights(self, weights: Weights) -> None:
         hp = self.hparams
         # Llama 3 stretches its context by dividing each rotary frequency by its own factor.
-        self._freq_factors = weights.maybe("rope_freqs.weight", hp.rope.n_dims // 2)
+        self._freq_factors = weights.shared.maybe("rope_freqs.weight", hp.rope.n_dims // 2)
 
         self._layers = []
         for i in range(hp.n_layer):
+            w = weights.layer(i)
             n_q = hp.head_dim_k * hp.n_head[i]
             self._layers.append(
                 LlamaLayer(
-                    attn_norm=weights.need(f"blk.{i}.attn_norm.weight", hp.n_embd),
-                    q=weights.linear(f"blk.{i}.attn_q", hp.n_embd, n_q),
-                    k=weights.linear(f"blk.{i}.attn_k", hp.n_embd, hp.n_embd_k(i)),
-                    v=weights.linear(f"blk.{i}.attn_v", hp.n_embd, hp.n_embd_v(i)),
-                    out=weights.linear(f"blk.{i}.attn_output", n_q, hp.n_embd),
-                    ffn_norm=weights.need(f"blk.{i}.ffn_norm.weight", hp.n_embd),
-                    gate=weights.linear(f"blk.{i}.ffn_gate", hp.n_embd, hp.n_ff[i]),
-                    up=weights.linear(f"blk.{i}.ffn_up", hp.n_embd, hp.n_ff[i]),
-                    down=weights.linear(f"blk.{i}.ffn_down", hp.n_ff[i], hp.n_embd),
+                    attn_norm=w.need("attn_norm.weight", hp.n_embd),
+                    q=w.linear("attn_q", hp.n_embd, n_q),
+                    k=w.linear("attn_k", hp.n_embd, hp.n_embd_k(i)),
+                    v=w.linear("attn_v", hp.n_embd, hp.n_embd_v(i)),
+                    out=w.linear("attn_output", n_q, hp.n_embd),
+                    ffn_norm=w.need("ffn_norm.weight", hp.n_embd),
+                    gate=w.linear("ffn_gate", hp.n_embd, hp.n_ff[i]),
+                    up=w.linear("ffn_up", hp.n_embd, hp.n_ff[i]),
+                    down=w.linear("ffn_down", hp.n_ff[i], hp.n_embd),
                 )
             )
 

@@ -32,7 +32,7 @@ def load_adapters(model: Model, paths: Sequence[str | os.PathLike[str]], *, mmap
                     len(adapters),
                     architecture=model.architecture,
                     weights=model.weights,
-                    tied=model.generates and "output.weight" not in model.weights,
+                    roles=model.roles,
                 )
             )
         model.adapters = tuple(adapters)

@@ -1,7 +1,8 @@
-"""From the tensors of a file to the weights of an architecture, each checked for its shape."""
+"""From the tensors of a file to the weights of an architecture, each checked for its shape and with its role."""
 
 from __future__ import annotations
 
+from llamado.ggml.role import ModelPart, Role
 from llamado.ggml.tensor import Shape, Tensor, contiguous_strides
 from llamado.gguf.reader import GGUFFile
 from llamado.models.errors import InvalidModel, UnsupportedModel
@@ -9,14 +10,27 @@ from llamado.models.forward import Linear
 
 
 class Weights:
-    """Hands out a file's tensors by name; `taken` are those an architecture has asked for.
+    """A file's tensors, handed out by role and name: `weights.input.need("token_embd.weight", 64, 1000)`.
 
-    No byte is read: a weight is a Tensor with the type and shape in the file; who runs the model binds it to memory.
+    `taken` are those an architecture has asked for, `roles` what for; both by the names in the file. No byte is read:
+    a weight is a Tensor with the type and shape in the file; who runs the model binds it to memory.
     """
 
     def __init__(self, file: GGUFFile) -> None:
         self._file = file
         self.taken: dict[str, Tensor] = {}
+        self.roles: dict[str, tuple[Role, ...]] = {}
+        self.input = RoleWeights(self, ModelPart.INPUT)
+        self.output = RoleWeights(self, ModelPart.OUTPUT)
+        self.shared = RoleWeights(self, ModelPart.SHARED)
+
+    def layer(self, layer: int) -> RoleWeights:
+        """Those of a layer; their names are given without the `blk.N.` in front."""
+        return RoleWeights(self, ModelPart.LAYER, layer)
+
+    def experts(self, layer: int, n: int, n_used: int) -> RoleWeights:
+        """Those of a layer that hold the matrices of `n` experts, of which a token goes through `n_used`."""
+        return RoleWeights(self, ModelPart.LAYER, layer, n, n_used)
 
     def ne(self, name: str) -> Shape:
         """The shape a tensor has in the file; raises InvalidModel when there is none."""
@@ -25,15 +39,13 @@ class Weights:
             raise InvalidModel(f"{self._file.path}: tensor '{name}' is missing")
         return info.ne
 
-    def need(self, name: str, *ne: int) -> Tensor:
-        """The tensor `name`, which must have shape `ne`; raises InvalidModel."""
-        weight = self.maybe(name, *ne)
-        if weight is None:
-            raise InvalidModel(f"{self._file.path}: tensor '{name}' is missing; expected shape {list(ne)}")
-        return weight
+    def has(self, name: str) -> bool:
+        """Whether the file has a tensor of that name."""
+        return name in self._file.tensors
 
-    def maybe(self, name: str, *ne: int) -> Tensor | None:
-        """The tensor `name`, or None where the file has none; raises InvalidModel when its shape is not `ne`."""
+    def take(self, role: Role, *ne: int) -> Tensor | None:
+        """The tensor `role.name`, or None where the file has none; raises InvalidModel when its shape is not `ne`."""
+        name = role.name
         info = self._file.tensors.get(name)
         if info is None:
             return None
@@ -44,15 +56,18 @@ class Weights:
         if weight is None:
             weight = Tensor(info.type, info.ne, contiguous_strides(info.type, info.ne), name=name)
             self.taken[name] = weight
+        return self.serve(weight, role)
+
+    def serve(self, weight: Tensor, role: Role) -> Tensor:
+        """A weight that was taken, with one role more."""
+        roles = self.roles.get(weight.name, ())
+        if role not in roles:
+            self.roles[weight.name] = (*roles, role)
         return weight
 
-    def linear(self, name: str, n_in: int, n_out: int) -> Linear:
-        """The matrix `name.weight` and, where there is one, `name.bias`; raises InvalidModel."""
-        return Linear(self.need(f"{name}.weight", n_in, n_out), self.maybe(f"{name}.bias", n_out))
-
-    def has(self, name: str) -> bool:
-        """Whether the file has a tensor of that name."""
-        return name in self._file.tensors
+    def missing(self, name: str, ne: tuple[int, ...]) -> InvalidModel:
+        """The error for a tensor that an architecture cannot do without."""
+        return InvalidModel(f"{self._file.path}: tensor '{name}' is missing; expected shape {list(ne)}")
 
     def check_all_taken(self) -> None:
         """Raises UnsupportedModel for weights the architecture would ignore: the answers would be wrong."""
@@ -63,3 +78,35 @@ class Weights:
                 f"{self._file.path}: {self._file.metadata['general.architecture']} as known here has no use for "
                 f"tensors {', '.join(left[:5])}{more}"
             )
+
+
+class RoleWeights:
+    """Hands out a file's tensors for one part of a model."""
+
+    def __init__(self, weights: Weights, part: ModelPart, layer: int = -1, n_experts: int = 1, n_used: int = 1) -> None:
+        self._weights = weights
+        self._part, self._layer = part, layer
+        self._experts = n_experts, n_used
+        self._prefix = f"blk.{layer}." if part is ModelPart.LAYER else ""
+
+    def _role(self, name: str) -> Role:
+        return Role(self._part, self._prefix + name, self._layer, *self._experts)
+
+    def need(self, name: str, *ne: int) -> Tensor:
+        """The tensor `name`, which must have shape `ne`; raises InvalidModel."""
+        weight = self.maybe(name, *ne)
+        if weight is None:
+            raise self._weights.missing(self._prefix + name, ne)
+        return weight
+
+    def maybe(self, name: str, *ne: int) -> Tensor | None:
+        """The tensor `name`, or None where the file has none; raises InvalidModel when its shape is not `ne`."""
+        return self._weights.take(self._role(name), *ne)
+
+    def also(self, name: str, weight: Tensor) -> Tensor:
+        """A weight that has another role already, and serves as `name` too."""
+        return self._weights.serve(weight, self._role(name))
+
+    def linear(self, name: str, n_in: int, n_out: int) -> Linear:
+        """The matrix `name.weight` and, where there is one, `name.bias`; raises InvalidModel."""
+        return Linear(self.need(f"{name}.weight", n_in, n_out), self.maybe(f"{name}.bias", n_out))

@@ -18,13 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.commands.options import engine_options, model_source
+from llamado.engine.forward.sizes import weight_sizes
 from llamado.flags import FlagError, Parsed
+from llamado.ggml.role import ModelPart
 from llamado.http import logs
 
 if TYPE_CHECKING:
     from llamado.engine.forward.contract import Forward
     from llamado.engine.llama import Llama
     from llamado.gguf.reader import GGUFFile
+    from llamado.models.base import Model
 
 
 @dataclass(frozen=True)
@@ -50,17 +53,15 @@ def _lengths(text: str, flag: str) -> list[int]:
     return [n for n in lengths if n]
 
 
-def weights_per_token(file: GGUFFile) -> tuple[int, int]:
+def weights_per_token(file: GGUFFile, model: Model) -> tuple[int, int]:
     """Bytes of weights that generating a token reads, and multiply-adds of a prompt's token without the head."""
-    tied = "output.weight" not in file.tensors
-    read = operations = 0
-    for name, tensor in file.tensors.items():
-        embedding = name == "token_embd.weight"
-        if not embedding or tied:
-            read += tensor.nbytes
-        if not embedding and name != "output.weight" and tensor.ne[1] > 1:
-            operations += tensor.n_elements
-    return read, operations
+    operations = sum(
+        file.tensors[name].n_elements * role.used // role.experts
+        for name, roles in model.roles.items()
+        for role in roles
+        if role.part is ModelPart.LAYER and file.tensors[name].ne[1] > 1
+    )
+    return sum(size.read for size in weight_sizes(file, model).values()), operations
 
 
 def feed(forward: Forward, tokens: NDArray[np.int32], *, batch: int, start: int = 0) -> None:
@@ -90,7 +91,7 @@ def measure(work: Callable[[], None], n: int, repetitions: int) -> tuple[float, 
 def speeds(llama: Llama, prompts: list[int], generations: list[int], repetitions: int) -> list[Speed]:
     """Run the tests of a loaded model."""
     forward = llama.forward
-    read, operations = weights_per_token(llama.file)
+    read, operations = weights_per_token(llama.file, llama.model)
     random = np.random.default_rng(1)
     results = []
     for n in prompts:
@@ -128,7 +129,7 @@ def _profile(llama: Llama, n: int, start: int) -> list[OperationTime]:
     n = min(n, llama.forward.max_batch)
     parts: dict[str, OperationTime] = {}
     for time_ in llama.forward.profile(n, start):
-        name = re.sub(r"\bblk\.\d+\.", "", time_.label)
+        name = re.sub(r"\b[a-z]+\.\d+\.", "", time_.label)  # without the layer's number
         before = parts.get(name, OperationTime(name, 0, 0.0, 0.0))
         parts[name] = OperationTime(name, before.n + 1, before.work + time_.work, before.wait + time_.wait)
     return sorted(parts.values(), key=lambda part: part.work + part.wait, reverse=True)

@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceError
+from llamado.ggml.role import ModelPart, Role
 
 ALL_LAYERS = 2**31 - 1
 """As `n_gpu_layers`: every layer and the head go to the workers."""
 
-_LAYER = re.compile(r"blk\.(\d+)\.")
 _MIB = 1 << 20
 
 
@@ -70,12 +70,21 @@ class SplitOptions:
     key: str | None = None
 
 
+class WeightSize(NamedTuple):
+    """Bytes of a weight: those it holds, and those of them that are read for a token."""
+
+    held: int
+    read: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSizes:
     """Bytes of a model's parts. Tuples have one entry per layer."""
 
     layers: tuple[int, ...]
     """Weights."""
+    layers_read: tuple[int, ...] = ()
+    """Of those, what is read for a token; empty: all of them."""
     kv: tuple[int, ...]
     """Keys and values of all cells."""
     kv_read: tuple[int, ...] = ()
@@ -84,6 +93,8 @@ class ModelSizes:
     """Output matrix and output norm."""
     embedding: int = 0
     """Stays on this machine, mapped from the file: it takes no memory that others could not have."""
+    embedding_read: int = 0
+    """Of that, what is read for a token: its row."""
     hidden: int
     """Hidden state of a token, as it goes from device to device."""
     inputs: int = 0
@@ -94,8 +105,8 @@ class ModelSizes:
     """Working memory of a device that has layers or the head."""
     head_compute: int = 0
     """Working memory that the head takes in addition."""
-    tensors: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """Bytes of each weight by name; only overrides of single weights need them."""
+    tensors: Mapping[Role, WeightSize] = field(default_factory=dict, hash=False)
+    """Each weight of the layers and the head by its role there; only overrides of single weights need them."""
 
     @property
     def n_layer(self) -> int:
@@ -163,15 +174,23 @@ class Placement:
     embedding: int = 0
     overrides: tuple[tuple[str, int], ...] = ()
 
-    def device_of(self, name: str) -> int:
-        """Device of a weight by its name in the file."""
+    def device_of(self, role: Role) -> int:
+        """Device of a weight in a role; what is shared lies beside the embedding, and wherever else it is used."""
+        if role.part in (ModelPart.INPUT, ModelPart.SHARED):
+            return self.embedding
         for pattern, device in self.overrides:
-            if re.search(pattern, name):
+            if re.search(pattern, role.name):
                 return device
-        found = _LAYER.match(name)
-        if found and int(found[1]) < len(self.layers):
-            return self.layers[int(found[1])]
-        return self.head if name.startswith("output") else self.embedding
+        return self.head if role.part is ModelPart.OUTPUT else self.layers[role.layer]
+
+    def home(self, roles: Sequence[Role], *, rows: bool) -> int | None:
+        """Device on which an operation finds a weight with these roles; None where all devices have it.
+
+        What takes `rows` of an embedding is the input; a product with one makes logits.
+        """
+        fitting = [role for role in roles if (role.part is ModelPart.INPUT) == rows]
+        role = (fitting or roles)[0]
+        return None if role.part is ModelPart.SHARED else self.device_of(role)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -221,54 +240,55 @@ class Prediction:
 def predict(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Placement) -> Prediction:
     """What a placement takes of each device, and how long a token takes."""
     n = len(figures)
-    weights, kv, kv_read, link = [0] * n, [0] * n, [0] * n, [0.0] * n
-    kv_read_of = sizes.kv_read or (0,) * sizes.n_layer
+    weights, kv, read, link = [0] * n, [0] * n, [0] * n, [0.0] * n
+    layers_read = sizes.layers_read or sizes.layers
+    kv_read = sizes.kv_read or (0,) * sizes.n_layer
     for layer, device in enumerate(placement.layers):
         weights[device] += sizes.layers[layer]
         kv[device] += sizes.kv[layer]
-        kv_read[device] += kv_read_of[layer]
+        read[device] += layers_read[layer] + kv_read[layer]
     weights[placement.head] += sizes.head
+    read[placement.head] += sizes.head
     for stage in placement.stages:
         if not figures[stage.device].local:
             out = sizes.logits if stage.head else sizes.hidden
             link[stage.device] += figures[stage.device].carries(sizes.hidden + sizes.inputs + out)
-    if placement.overrides:
-        plain = replace(placement, overrides=())
-        guests: set[tuple[str, int]] = set()
-        for name, size in sizes.tensors.items():
-            host, guest = plain.device_of(name), placement.device_of(name)
-            if host != guest and _is_placed(name):
-                weights[host] -= size
-                weights[guest] += size
-                guests.add((_part(name), guest))
-        for part, guest in guests:
-            # The hidden state goes there and comes back; how often within a layer, only the graph knows.
-            host = placement.layers[int(part)] if part else placement.head
-            for device in (guest, host):
-                if not figures[device].local:
-                    link[device] += figures[device].carries(2 * sizes.hidden)
+    guests: set[tuple[int, int, int]] = set()
+    for role, size in _elsewhere(sizes, placement):
+        host, guest = _host(placement, role), placement.device_of(role)
+        for device, sign in ((host, -1), (guest, 1)):
+            weights[device] += sign * size.held
+            read[device] += sign * size.read
+        guests.add((host, guest, role.layer))
+    for host, guest, _ in guests:
+        # The hidden state goes there and comes back; how often within a layer, only the graph knows.
+        for device in (guest, host):
+            if not figures[device].local:
+                link[device] += figures[device].carries(2 * sizes.hidden)
+    if figures[placement.embedding].decode:  # too little to need a speed that is not known
+        read[placement.embedding] += sizes.embedding_read
     shares = []
     for i, device_figures in enumerate(figures):
         layers = tuple(layer for layer, device in enumerate(placement.layers) if device == i)
         head = placement.head == i
         compute = (sizes.compute if layers or head or weights[i] else 0) + (sizes.head_compute if head else 0)
-        read = weights[i] + kv_read[i]
-        seconds = 0.0 if not read else device_figures.reads(read) if device_figures.decode else None
+        seconds = 0.0 if not read[i] else device_figures.reads(read[i]) if device_figures.decode else None
         shares.append(Share(layers, head, weights[i], kv[i], compute, seconds, link[i]))
     known = [share.seconds for share in shares if share.seconds is not None]
     total = sum(known) + sum(link) if len(known) == n else None
     return Prediction(tuple(shares), total)
 
 
-def _part(name: str) -> str:
-    """The layer's number of a weight's name, empty for the head."""
-    found = _LAYER.match(name)
-    return found[1] if found else ""
+def _host(placement: Placement, role: Role) -> int:
+    """Device of the layer, or the head, that a weight is part of."""
+    return placement.head if role.part is ModelPart.OUTPUT else placement.layers[role.layer]
 
 
-def _is_placed(name: str) -> bool:
-    """Whether a weight belongs to a layer or the head; the embedding and what all layers use do not."""
-    return bool(_LAYER.match(name)) or name.startswith("output")
+def _elsewhere(sizes: ModelSizes, placement: Placement) -> list[tuple[Role, WeightSize]]:
+    """Weights that are not with their layer or the head."""
+    if not placement.overrides:
+        return []
+    return [(role, size) for role, size in sizes.tensors.items() if placement.device_of(role) != _host(placement, role)]
 
 
 def check_memory(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Placement) -> None:
@@ -427,16 +447,20 @@ def _runs(
     """
     n_layer = sizes.n_layer
     n_items = n_layer + 1 if head is None else n_layer
-    weights = np.cumsum([0, *sizes.layers, sizes.head][: n_items + 1], dtype=np.float64)
-    kv = np.cumsum([0, *sizes.kv, 0][: n_items + 1], dtype=np.float64)
-    kv_read = np.cumsum([0, *(sizes.kv_read or (0,) * n_layer), 0][: n_items + 1], dtype=np.float64)
+    # What the items before each one take of memory, and read for a token.
+    held, read_before = (
+        np.cumsum([0, *(a + b for a, b in zip(weights, kv, strict=True)), sizes.head][: n_items + 1], dtype=np.float64)
+        for weights, kv in (
+            (sizes.layers, sizes.kv),
+            (sizes.layers_read or sizes.layers, sizes.kv_read or (0,) * n_layer),
+        )
+    )
     # [l0, l1]: a run of items l0 up to but not including l1
     first, last = np.arange(n_items + 1)[:, None], np.arange(n_items + 1)[None, :]
     some = (last > first) & (first >= start)
     with_head = (last == n_layer + 1) & some
-    n_bytes = weights[None, :] - weights[:, None]
-    memory = n_bytes + kv[None, :] - kv[:, None] + sizes.compute + np.where(with_head, sizes.head_compute, 0)
-    read = n_bytes + kv_read[None, :] - kv_read[:, None]
+    memory = held[None, :] - held[:, None] + sizes.compute + np.where(with_head, sizes.head_compute, 0)
+    read = read_before[None, :] - read_before[:, None]
     link = sizes.hidden + sizes.inputs + np.where(with_head, sizes.logits, sizes.hidden)
 
     best = np.full(n_items + 1, np.inf)
@@ -586,19 +610,15 @@ def override(sizes: ModelSizes, placement: Placement, overrides: Sequence[tuple[
     if not overrides:
         return placement
     moved = replace(placement, overrides=tuple(overrides))
-    devices: dict[str, set[int]] = {}
-    for name in sizes.tensors:
-        if _is_placed(name):
-            devices.setdefault(_part(name), set()).add(moved.device_of(name))
-    layers = list(placement.layers)
-    for part, places in devices.items():
-        if part and len(places) == 1:
-            layers[int(part)] = next(iter(places))
-    head_places = devices.get("", {placement.head})
-    head = next(iter(head_places)) if len(head_places) == 1 else placement.head
-    whole = replace(placement, layers=tuple(layers), head=head)
-    left = any(whole.device_of(name) != moved.device_of(name) for name in sizes.tensors if _is_placed(name))
-    return replace(whole, overrides=tuple(overrides)) if left else whole
+    devices: dict[int, set[int]] = {}
+    for role in sizes.tensors:
+        devices.setdefault(role.layer, set()).add(moved.device_of(role))
+    # Of a layer, or (without a number) of the head, what all of its weights have in common.
+    common = {layer: next(iter(places)) for layer, places in devices.items() if len(places) == 1}
+    layers = tuple(common.get(layer, device) for layer, device in enumerate(placement.layers))
+    whole = replace(placement, layers=layers, head=common.get(-1, placement.head))
+    moved = replace(whole, overrides=tuple(overrides))
+    return moved if _elsewhere(sizes, moved) else whole
 
 
 def selected(figures: Sequence[DeviceFigures], names: Sequence[str]) -> tuple[int, ...]:

@@ -64,11 +64,13 @@ class DeviceTensors:
         self._devices = devices
         self._mlock = mlock
         self._weights = set(model.weights.values())
-        self._added: dict[str, tuple[Adapter, str]] = {}  # adapters' tensors by name, and the weights they belong to
+        self._roles = dict(model.roles)
+        self._added: dict[str, Adapter] = {}  # adapters' tensors by name, and whose they are
         for adapter in model.adapters:
             self._weights.update(adapter.tensors)
             for weight, pair in adapter.pairs.items():
-                self._added |= {tensor.name: (adapter, weight) for tensor in pair}
+                self._added |= {tensor.name: adapter for tensor in pair}
+                self._roles |= {tensor.name: model.roles[weight] for tensor in pair}  # they lie beside the weight
         self._caches = {t.name: i for i, t in enumerate(kv.k)} | {t.name: i for i, t in enumerate(kv.v)}
         self._own: Own = {}  # weights and caches
         self._held: set[tuple[str, int]] = set()  # those that have their bytes
@@ -96,18 +98,10 @@ class DeviceTensors:
 
     def _home(self, placement: Placement, leaf: Tensor, node: Tensor) -> int | None:
         """Device of a weight or of a layer's cache; see `split`."""
-        name = leaf.name
-        if name in self._added:  # beside the weight that it is for
-            weight = self._added[name][1]
-            return 0 if weight == "token_embd.weight" else placement.device_of(weight)
-        if name in self._caches:
-            return placement.layers[self._caches[name]]
-        if leaf not in self._weights or name == "rope_freqs.weight":  # small, and used in all layers
-            return None
-        if name == "token_embd.weight":
-            # Where there is no matrix for the head, the embedding's serves as one.
-            return 0 if node.op is Op.GET_ROWS else placement.device_of("output.weight")
-        return placement.device_of(name)
+        if leaf.name in self._caches:
+            return placement.layers[self._caches[leaf.name]]
+        roles = self._roles.get(leaf.name)
+        return None if roles is None else placement.home(roles, rows=node.op is Op.GET_ROWS)
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
@@ -182,7 +176,7 @@ class DeviceTensors:
 
     def _bytes(self, name: str) -> Bytes:
         if name in self._added:
-            return self._added[name][0].data(name)
+            return self._added[name].data(name)
         info = self._file.tensors[name]
         return self._file.shard_data(info.shard)[info.offset : info.offset + info.nbytes]
 

@@ -6,6 +6,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 
+from llamado.ggml.role import ModelPart
 from llamado.gguf.reader import GGUFFile
 from llamado.models.base import Model
 
@@ -15,22 +16,24 @@ _SAMPLE = 2048
 
 
 def fingerprint(file: GGUFFile, model: Model, scales: Sequence[float] = ()) -> bytes:
-    """SHA-256 of the architecture, the hyper-parameters, the table of tensors and the ends of each tensor's data.
+    """SHA-256 of the architecture, the hyper-parameters, and name, shape and ends of each weight that cells depend on.
 
-    And of the adapters that work: those with a scale other than 0.
+    These are all but the output's. And of the adapters that work: those with a scale other than 0.
     """
     digest = hashlib.sha256(f"{model.architecture}\n{model.hparams!r}\n".encode())
-    for name in sorted(model.weights):
+    shaping = [name for name, roles in model.roles.items() if any(role.part is not ModelPart.OUTPUT for role in roles)]
+    for name in sorted(shaping):
         info = file.tensors[name]
         data = file.data(name)
         digest.update(f"{name} {info.type.name} {info.ne}\n".encode())
         digest.update(data[:_SAMPLE].tobytes())
         digest.update(data[-_SAMPLE:].tobytes())
     for adapter, scale in zip(model.adapters, scales, strict=False):
-        if not scale:
+        adapted = sorted(adapter.pairs.keys() & shaping)
+        if not scale or not adapted:
             continue
         digest.update(b"adapter " + struct.pack("<fd", scale, adapter.alpha))
-        for weight in sorted(adapter.pairs):
+        for weight in adapted:
             for tensor in adapter.pairs[weight]:
                 data = adapter.data(tensor.name)
                 digest.update(f"{weight} {tensor.type.name} {tensor.ne}\n".encode())

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
-from llamado.devices.split.placement import ModelSizes
+from llamado.devices.split.placement import ModelSizes, WeightSize
+from llamado.ggml.role import ModelPart, Role
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models.base import Model
 
-_LAYER = re.compile(r"blk\.(\d+)\.")
 _CONTEXT = 1024
 """Cells that a predicted token attends to, and the least that attention is given a mask for."""
 
@@ -28,20 +26,14 @@ def model_sizes(
     Working memory is estimated from above: inputs, and the activations that a layer has at the same time.
     """
     hp = model.hparams
-    layers, head = [0] * hp.n_layer, 0
-    tensors = {
-        name: file.tensors[name].nbytes + sum(adapter.nbytes(name) for adapter in model.adapters)
-        for name in model.weights
-    }
-    for name, size in tensors.items():
-        found = _LAYER.match(name)
-        if found:
-            layers[int(found[1])] += size
-        elif name.startswith("output"):
-            head += size
-    embedding = tensors["token_embd.weight"]
-    if "output.weight" not in tensors:
-        head += embedding  # the device with the head needs the embedding's matrix too
+    weights = weight_sizes(file, model)
+    layers, layers_read = [0] * hp.n_layer, [0] * hp.n_layer
+    for role, size in weights.items():
+        if role.part is ModelPart.LAYER:
+            layers[role.layer] += size.held
+            layers_read[role.layer] += size.read
+    head = [size.held for role, size in weights.items() if role.part is ModelPart.OUTPUT]
+    embedding = [size for role, size in weights.items() if role.part is ModelPart.INPUT]
     cell = [type_k.row_bytes(hp.n_embd_k(i)) + type_v.row_bytes(hp.n_embd_v(i)) for i in range(hp.n_layer)]
     reach = min(_CONTEXT, n_cells)
     seen = [min(reach, hp.n_swa) if hp.is_swa(i) else reach for i in range(hp.n_layer)]
@@ -53,24 +45,40 @@ def model_sizes(
     activations = 4 * (4 * hp.n_embd + max(attention, 3 * max(hp.n_ff)))
     return ModelSizes(
         layers=tuple(layers),
+        layers_read=tuple(layers_read),
         kv=tuple(size * n_cells for size in cell),
         kv_read=tuple(size * n for size, n in zip(cell, seen, strict=True)),
-        head=head,
-        embedding=embedding,
+        head=sum(head),
+        embedding=sum(size.held for size in embedding),
+        embedding_read=sum(size.read for size in embedding),
         hidden=hidden,
         inputs=n_masks * 2 * reach + 20,
         logits=4 * hp.n_vocab,
         compute=max_batch * (n_masks * 2 * n_cells + 20 + 2 * hidden + activations),
         head_compute=max_batch * 4 * hp.n_vocab,
-        tensors=tensors,
+        tensors={role: size for role, size in weights.items() if role.part in (ModelPart.LAYER, ModelPart.OUTPUT)},
     )
+
+
+def weight_sizes(file: GGUFFile, model: Model) -> dict[Role, WeightSize]:
+    """Each role of each weight, with what the adapters add to it; one that serves twice is here twice."""
+    found = {}
+    for name, roles in model.roles.items():
+        info = file.tensors[name]
+        pairs = [adapter.pairs[name] for adapter in model.adapters if name in adapter.pairs]
+        for role in roles:
+            held = info.nbytes + sum(pair.a.nbytes + pair.b.nbytes for pair in pairs)
+            read = role.bytes_read(info.nbytes, info.type.row_bytes(info.ne[0]))
+            read += sum(role.bytes_read(pair.a.nbytes, pair.a.nb[1]) + pair.b.nbytes for pair in pairs)
+            found[role] = WeightSize(held, read)
+    return found
 
 
 def usual_weights(file: GGUFFile, model: Model) -> tuple[TensorType, int]:
     """The type that most bytes of the layers' matrices have, and the length of their rows: what speeds depend on."""
     n_bytes: dict[TensorType, int] = {}
-    for name in model.weights:
+    for name, roles in model.roles.items():
         info = file.tensors[name]
-        if info.ne[1] > 1 and _LAYER.match(name):
+        if info.ne[1] > 1 and roles[0].part is ModelPart.LAYER:
             n_bytes[info.type] = n_bytes.get(info.type, 0) + info.nbytes
     return max(n_bytes, key=n_bytes.__getitem__, default=TensorType.F16), model.hparams.n_embd

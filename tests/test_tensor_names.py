@@ -1,0 +1,61 @@
+"""Names of tensors are known where files and architectures are; everything else goes by what weights are for."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import llamado
+
+SOURCE = Path(llamado.__file__).parent
+KNOWING = {"models", "gguf"}
+NAMES = re.compile(
+    r"token_embd|token_types|position_embd|rope_freqs|output_norm|output\\?\.(weight|bias)|blk\\?\."
+    r"|(attn|ffn|ssm)_(q|k|v|qkv|output|up|down|gate|norm)|_exps|cls\\?\.(weight|output)|^output$"
+)
+# The API's own words.
+OTHERS = {("server/api/responses.py", "output"), ("server/api/openapi.py", "output")}
+
+
+def spoken(tree: ast.Module) -> Iterator[str]:
+    """The texts in a module that are not its documentation."""
+    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
+            yield node.value
+
+
+def test_no_tensor_is_told_by_its_name() -> None:
+    found = [
+        f"{path.relative_to(SOURCE)}: {text!r}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        if path.relative_to(SOURCE).parts[0] not in KNOWING
+        for text in spoken(ast.parse(path.read_text()))
+        if NAMES.search(text) and (path.relative_to(SOURCE).as_posix(), text) not in OTHERS
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'home = 0 if name == "token_embd.weight" else 1',
+        'tied = "output.weight" not in weights',
+        'LAYER = re.compile(r"blk\\.(\\d+)\\.")',
+        'head = name.startswith("output")',
+        'experts = "ffn_up_exps" in name',
+        'name = f"blk.{i}.attn_q.weight"',
+    ],
+)
+def test_comparisons_are_noticed(line: str) -> None:
+    assert any(NAMES.search(text) for text in spoken(ast.parse(line)))
+
+
+def test_devices_and_the_language_know_no_models() -> None:
+    for room in ("devices", "ggml"):
+        for path in (SOURCE / room).rglob("*.py"):
+            assert "llamado.models" not in path.read_text(), path
