@@ -80,7 +80,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         self.monotonic, self.sleep, self.time = time.monotonic, time.sleep, time.time
-        for module in ("slots", "answering", "engine"):
+        for module in ("scheduler.slots", "scheduler.output", "engine"):
             monkeypatch.setattr(f"llamado.engine.{module}.time", self)
 
     def perf_counter(self) -> float:

@@ -300,7 +300,7 @@ def test_threads_share_one_fetch(site: loopback.Site, tmp_path: Path) -> None:
 def test_processes_wait_for_each_other(tmp_path: Path) -> None:
     target = tmp_path / "tiny.gguf"
     script = (
-        "import sys, pathlib; from llamado.gguf import fetch\n"
+        "import sys, pathlib; from llamado.gguf.sources import fetch\n"
         f"with fetch.locked(pathlib.Path({str(target)!r}), print):\n"
         "    print('in', flush=True)\n"
     )
