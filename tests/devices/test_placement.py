@@ -18,17 +18,11 @@ from llamado.devices.split.placement import (
     Placement,
     SplitOptions,
     Stage,
-    UnknownDevice,
     WeightSize,
-    by_memory,
-    by_ratio,
     check_memory,
-    fastest,
-    override,
-    place,
     predict,
-    selected,
 )
+from llamado.devices.split.rules import UnknownDevice, by_memory, by_ratio, fastest, override, place, selected
 from llamado.ggml.role import ModelPart, Role
 
 

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 from tiny_models import make_llama
 
-from llamado.devices.split.placement import DeviceFigures, ModelSizes, Placement, SplitOptions, idle, place
+from llamado.devices.split.placement import (
+    DeviceFigures,
+    ModelSizes,
+    Placement,
+    SplitOptions,
+)
+from llamado.devices.split.rules import idle, place
 from llamado.engine.forward import device_pool
 from llamado.engine.forward.fitting import MemoryOptions
 from llamado.gguf.reader import GGUFFile

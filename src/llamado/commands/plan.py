@@ -19,11 +19,10 @@ from llamado.devices.split.placement import (
     Share,
     SplitOptions,
     check_memory,
-    idle,
     mib,
-    place,
     predict,
 )
+from llamado.devices.split.rules import idle, place
 from llamado.engine.options import EngineOptions
 from llamado.errors import LlamadoError
 from llamado.flags import Parsed

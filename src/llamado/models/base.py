@@ -24,8 +24,8 @@ from llamado.models.weights import Weights
 class Model(ABC):
     """An architecture bound to one file: its sizes, its weights, and how they make a forward pass.
 
-    `hparams` are the sizes; `weights` the file's tensors by their GGUF names, `roles` what they are
-    for; `adapters` what may be added to them.
+    `hparams` are the sizes; `weights` the file's tensors by their GGUF names, `roles` what they are for, by the
+    same; `adapters` what may be added to them.
     """
 
     architecture: ClassVar[str]

@@ -9,7 +9,12 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import Device
 from llamado.devices.split.failover import without
 from llamado.devices.split.measure import figures_of, measure_all
-from llamado.devices.split.placement import Placement, SplitOptions, held, idle
+from llamado.devices.split.placement import (
+    Placement,
+    SplitOptions,
+    held,
+)
+from llamado.devices.split.rules import idle
 from llamado.engine.forward.fitting import MemoryOptions, before_reading, fit
 from llamado.engine.forward.sizes import usual_weights
 from llamado.gguf.reader import GGUFFile

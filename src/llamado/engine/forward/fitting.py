@@ -13,8 +13,8 @@ from llamado.devices.split.placement import (
     Placement,
     SplitOptions,
     check_memory,
-    place,
 )
+from llamado.devices.split.rules import place
 from llamado.engine.cache.kv_pool import align
 from llamado.engine.errors import EngineError
 from llamado.engine.forward.sizes import model_sizes

@@ -1,0 +1,334 @@
+"""The rules that divide a model's layers among devices: by free memory, by given proportions, by the time of a token.
+
+`place` takes what a user asks for; see `placement` for what is divided and what it costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.devices.device import DeviceError
+from llamado.devices.split.placement import (
+    DeviceFigures,
+    ModelSizes,
+    NotEnoughMemory,
+    Placement,
+    SplitOptions,
+    check_memory,
+    mib,
+    predict,
+    weights_elsewhere,
+)
+
+
+class UnknownDevice(DeviceError):
+    """A device that a flag names is not there."""
+
+
+def local_device(figures: Sequence[DeviceFigures]) -> int:
+    """The device of this machine, where the embedding lies; the first one where none is local."""
+    return next((i for i, device in enumerate(figures) if device.local), 0)
+
+
+def workers(figures: Sequence[DeviceFigures]) -> tuple[int, ...]:
+    """The devices that take layers unless the user says otherwise: those of other machines, or if none is there all."""
+    return tuple(i for i, device in enumerate(figures) if not device.local) or tuple(range(len(figures)))
+
+
+def by_ratio(
+    sizes: ModelSizes,
+    figures: Sequence[DeviceFigures],
+    ratios: Sequence[float],
+    order: Sequence[int] | None = None,
+    n_gpu_layers: int | None = None,
+) -> Placement:
+    """Layers in proportion to `ratios` over the devices `order` (default: the workers, one ratio more: this machine).
+
+    The rule is llama.cpp's (`load_tensors` in llama-model.cpp): of the last `n_gpu_layers` of the layers and the head,
+    item i of n goes to the first device whose cumulated share is above i / n, in single precision. Ratios that are not
+    given are 0, those too many have no effect. What comes before these items is on this machine.
+    """
+    home = local_device(figures)
+    if order is None:
+        order = workers(figures)
+        if len(ratios) > len(order) and home not in order:
+            order = (*order, home)
+    n_items = sizes.n_layer + 1
+    n = n_items if n_gpu_layers is None else min(n_gpu_layers, n_items)
+    shares = np.zeros(len(order), np.float32)
+    given = np.asarray(ratios[: len(order)], np.float32)
+    shares[: len(given)] = given
+    if not n or not order or not shares.sum():
+        return Placement((home,) * sizes.n_layer, home, home)
+    bounds = np.cumsum(shares, dtype=np.float32)
+    bounds /= bounds[-1]
+    items = np.arange(n, dtype=np.float32) / np.float32(n)
+    taken = [order[i] for i in np.searchsorted(bounds, items, side="right").tolist()]
+    devices = [home] * (n_items - n) + taken
+    return Placement(tuple(devices[:-1]), devices[-1], home)
+
+
+def by_memory(
+    sizes: ModelSizes,
+    figures: Sequence[DeviceFigures],
+    order: Sequence[int] | None = None,
+    n_gpu_layers: int | None = None,
+) -> Placement:
+    """Layers in proportion to free memory, as llama.cpp places them where nothing else is said (see `by_ratio`).
+
+    A device that does not say what it has counts as having this machine's memory.
+    """
+    order = workers(figures) if order is None else order
+    here = figures[local_device(figures)].free
+    return by_ratio(sizes, figures, [figures[i].free or here for i in order], order, n_gpu_layers)
+
+
+def fastest(
+    sizes: ModelSizes,
+    figures: Sequence[DeviceFigures],
+    order: Sequence[int] | None = None,
+    n_gpu_layers: int | None = None,
+) -> Placement:
+    """The placement with the least predicted time of a token within each device's memory; NotEnoughMemory if none is.
+
+    Exact among placements that give each device of `order` (default: all) one run of layers or none, in that order, and
+    the head to the last of them, to a later one, or to this machine's wherever its layers are. With `n_gpu_layers` the
+    items before the last so many are on this machine and the others on the workers.
+
+    Dynamic programming over devices: the least time of the first l layers on the first d devices, for all l at once.
+    """
+    home = local_device(figures)
+    n_layer = sizes.n_layer
+    if order is None:
+        order = tuple(range(len(figures)))
+    # One that had no memory for measuring its speed has none for a layer.
+    order = [i for i in order if figures[i].decode] or order
+    start = 0
+    if n_gpu_layers is not None:
+        start = max(n_layer + 1 - n_gpu_layers, 0)
+        order = [i for i in order if not figures[i].local]
+    if start == n_layer + 1 or not order:
+        placement = Placement((home,) * n_layer, home, home)
+        check_memory(sizes, figures, placement)
+        return placement
+    candidates = [_runs(sizes, figures, order, start, None)]
+    candidates += [_runs(sizes, figures, order, start, i) for i in order if figures[i].local]
+    seconds, devices = min(candidates, key=lambda candidate: candidate[0])
+    if seconds == float("inf"):
+        raise _no_room(sizes, figures, order, n_gpu_layers)
+    devices = [home] * start + devices
+    placement = Placement(tuple(devices[:n_layer]), devices[n_layer], home)
+    check_memory(sizes, figures, placement)  # of what comes before `start`
+    return placement
+
+
+def _runs(
+    sizes: ModelSizes, figures: Sequence[DeviceFigures], order: Sequence[int], start: int, head: int | None
+) -> tuple[float, list[int]]:
+    """Least seconds, and the devices of the items from `start` on: layers, then the head.
+
+    `head`: the device that has the head, whatever else it has; None: the head is the last item of the last run.
+    """
+    n_layer = sizes.n_layer
+    n_items = n_layer + 1 if head is None else n_layer
+    # What the items before each one take of memory, and read for a token.
+    held, read_before = (
+        np.cumsum([0, *(a + b for a, b in zip(weights, kv, strict=True)), sizes.head][: n_items + 1], dtype=np.float64)
+        for weights, kv in (
+            (sizes.layers, sizes.kv),
+            (sizes.layers_read or sizes.layers, sizes.kv_read or (0,) * n_layer),
+        )
+    )
+    # [l0, l1]: a run of items l0 up to but not including l1
+    first, last = np.arange(n_items + 1)[:, None], np.arange(n_items + 1)[None, :]
+    some = (last > first) & (first >= start)
+    with_head = (last == n_layer + 1) & some
+    memory = held[None, :] - held[:, None] + sizes.compute + np.where(with_head, sizes.head_compute, 0)
+    read = read_before[None, :] - read_before[:, None]
+    link = sizes.hidden + sizes.inputs + np.where(with_head, sizes.logits, sizes.hidden)
+
+    best = np.full(n_items + 1, np.inf)
+    best[start] = 0.0
+    came_from: list[NDArray[np.intp]] = []
+    for i in order:
+        device = figures[i]
+        seconds = read * device.reads(1)
+        room = device.room
+        if not device.local:
+            seconds = seconds + device.round_trip + (link / device.bandwidth if device.bandwidth else 0.0)
+        if i == head:
+            room -= sizes.head + sizes.head_compute
+        seconds = np.where(some & (memory <= room), seconds, np.inf)
+        np.fill_diagonal(seconds, 0.0)  # no run here
+        totals = best[:, None] + seconds
+        without, best = best, totals.min(axis=0)
+        # Where a device gains nothing it is left out.
+        came_from.append(np.where(without <= best, last[0], totals.argmin(axis=0)))
+    total = float(best[n_items])
+    if head is not None:
+        total += figures[head].reads(sizes.head)
+        if sizes.head + sizes.head_compute + sizes.compute > figures[head].room:
+            total = float("inf")
+    devices: list[int] = []
+    at = n_items
+    if total != float("inf"):
+        for i, origin in zip(reversed(order), reversed(came_from), strict=True):
+            devices = [i] * (at - int(origin[at])) + devices
+            at = int(origin[at])
+        if head is not None:
+            devices.append(head)
+    return total, devices
+
+
+def _no_room(
+    sizes: ModelSizes, figures: Sequence[DeviceFigures], order: Sequence[int], n_gpu_layers: int | None
+) -> NotEnoughMemory:
+    """What is missing where if layers went by free memory."""
+    try:
+        check_memory(sizes, figures, by_memory(sizes, figures, order, n_gpu_layers))
+    except NotEnoughMemory as error:
+        return error
+    # It would fit, but only with a device in two places.
+    have = sum(figures[i].free for i in order)
+    need = sizes.weights + sum(sizes.kv) + len(order) * sizes.compute + sizes.head_compute
+    return NotEnoughMemory(
+        f"not enough memory: the model needs {mib(need)}, and {', '.join(figures[i].name for i in order)} have "
+        f"{mib(have)} free, in pieces that its layers do not fit",
+        {figures[i].name: 0 for i in order},
+    )
+
+
+# --- all of it --------------------------------------------------------------------------------------------------------
+
+
+def place(
+    sizes: ModelSizes, figures: Sequence[DeviceFigures], options: SplitOptions, among: Sequence[int] | None = None
+) -> Placement:
+    """The placement that the options ask for, on the devices `among` (default: all).
+
+    Raises UnknownDevice for names of devices that are not there, NotEnoughMemory where the model does not fit. Only
+    `fastest` (no `tensor_split`) needs speeds. After the loss of a device, `figures` are those from the start and
+    `among` the numbers of the devices left: overrides to others have no effect, and the proportions are those of the
+    devices left.
+    """
+    present = tuple(range(len(figures))) if among is None else tuple(among)
+    home = local_device(figures)
+    ratios = options.tensor_split
+    n_gpu_layers = options.n_gpu_layers
+    if options.devices:
+        chosen = selected(figures, options.devices)
+    elif ratios is None:
+        chosen = tuple(range(len(figures)))
+    else:
+        chosen = workers(figures)
+        if len(ratios) > len(chosen) and home not in chosen:
+            chosen = (*chosen, home)
+    order = tuple(i for i in chosen if i in present)
+    if not order:
+        placement = Placement((home,) * sizes.n_layer, home, home)
+    elif ratios is None:
+        placement = fastest(sizes, figures, order, n_gpu_layers)
+    elif not ratios:
+        placement = by_memory(sizes, figures, order, n_gpu_layers)
+    else:
+        padded = [*ratios, *(0.0 for _ in chosen)]
+        kept = [padded[place] for place, i in enumerate(chosen) if i in present]
+        # Devices that were to have nothing share evenly once those that were to have something are gone.
+        placement = by_ratio(sizes, figures, kept if any(kept) else [1.0] * len(kept), order, n_gpu_layers)
+    overrides = [(pattern, selected(figures, [name])[0]) for pattern, name in options.overrides]
+    placement = override(sizes, placement, [(p, i) for p, i in overrides if i in present])
+    check_memory(sizes, figures, placement)
+    return placement
+
+
+def idle(
+    sizes: ModelSizes, figures: Sequence[DeviceFigures], options: SplitOptions, placement: Placement
+) -> dict[int, str]:
+    """Why workers have nothing, in words, by their numbers."""
+    chosen = selected(figures, options.devices) if options.devices else workers(figures)
+    used = {*placement.layers, placement.head, *(device for _, device in placement.overrides)}
+    found = {}
+    for number in workers(figures):
+        if number in used:
+            continue
+        if number not in chosen:
+            found[number] = "--device does not name it"
+        elif options.n_gpu_layers == 0:
+            found[number] = "--n-gpu-layers 0 leaves everything on this machine"
+        elif options.tensor_split:
+            found[number] = "its part of --tensor-split is none, or less than a layer"
+        else:
+            found[number] = _why_idle(sizes, figures, placement, number)
+    return found
+
+
+def _why_idle(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Placement, number: int) -> str:
+    """What a token would take if it had a layer, or what it has no room for."""
+    device = figures[number]
+    layer = min(range(sizes.n_layer), key=lambda i: sizes.layers[i] + sizes.kv[i], default=None)
+    if layer is None:
+        return "the model has no layers"
+    need = sizes.layers[layer] + sizes.kv[layer] + sizes.compute
+    if need > device.room:
+        return f"a layer takes {mib(need)}, and it has {mib(device.free)} free"
+    now = predict(sizes, figures, placement).seconds
+    moved = [
+        replace(placement, layers=(*placement.layers[:i], number, *placement.layers[i + 1 :]))
+        for i in range(sizes.n_layer)
+    ]
+    with_it = [seconds for move in moved if (seconds := predict(sizes, figures, move).seconds) is not None]
+    if now is None or not with_it or not device.decode:
+        return f"by free memory nothing is left for it: it has {mib(device.free)}"
+    return (
+        f"it would make answers slower: a token takes {1e3 * now:.2f} ms without it and {1e3 * min(with_it):.2f} ms "
+        f"with a layer on it (it reads {device.decode / 1e9:.1f} GB/s, a round trip takes "
+        f"{1e3 * device.round_trip:.2f} ms); --tensor-split gives it a part all the same"
+    )
+
+
+def override(sizes: ModelSizes, placement: Placement, overrides: Sequence[tuple[str, int]]) -> Placement:
+    """A placement with weights whose names match a pattern on other devices.
+
+    Where all weights of a layer, or of the head, go to one device, the layer itself moves, with its cache.
+    """
+    if not overrides:
+        return placement
+    moved = replace(placement, overrides=tuple(overrides))
+    devices: dict[int, set[int]] = {}
+    for role in sizes.tensors:
+        devices.setdefault(role.layer, set()).add(moved.device_of(role))
+    # Of a layer, or (without a number) of the head, what all of its weights have in common.
+    common = {layer: next(iter(places)) for layer, places in devices.items() if len(places) == 1}
+    layers = tuple(common.get(layer, device) for layer, device in enumerate(placement.layers))
+    whole = replace(placement, layers=layers, head=common.get(-1, placement.head))
+    moved = replace(whole, overrides=tuple(overrides))
+    return moved if weights_elsewhere(sizes, moved) else whole
+
+
+def selected(figures: Sequence[DeviceFigures], names: Sequence[str]) -> tuple[int, ...]:
+    """Numbers of devices by name: "RPC0", "RPC0[host:port]", "host:port" (all devices of a worker), "CPU", "none"."""
+    found: list[int] = []
+    for name in names:
+        if name.lower() == "none":
+            continue
+        wanted = name.lower()
+        matches = [
+            i
+            for i, device in enumerate(figures)
+            if wanted in (device.name.lower(), *(part.lower() for part in _name_parts(device.name)))
+        ]
+        if not matches:
+            known = ", ".join(device.name for device in figures)
+            raise UnknownDevice(f"there is no device {name!r}; there are {known} (see --list-devices)")
+        found += [i for i in matches if i not in found]
+    return tuple(found)
+
+
+def _name_parts(name: str) -> tuple[str, ...]:
+    """ "RPC0" and "host:port" of "RPC0[host:port]"."""
+    short, bracket, rest = name.partition("[")
+    return (short, rest.removesuffix("]")) if bracket else (name,)
