@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamado.devices.split.failover import without
-from llamado.devices.split.placement import DeviceFigures, ModelSizes, NotEnoughMemory, Placement, predict
+from llamado.devices.split.placement import (
+    DeviceFigures,
+    ModelSizes,
+    NotEnoughMemory,
+    Placement,
+    WeightSize,
+    predict,
+)
+from llamado.ggml.role import ModelPart, Role
 
 
 def model(n_layer: int, **changes: Any) -> ModelSizes:
@@ -72,7 +80,8 @@ def test_the_head_alone() -> None:
 
 
 def test_overrides_to_the_lost_device_have_no_effect() -> None:
-    sizes = model(2, tensors={"blk.0.ffn_up.weight": 40, "blk.1.ffn_up.weight": 40})
+    ups = [Role(ModelPart.LAYER, f"blk.{i}.ffn_up.weight", i) for i in range(2)]
+    sizes = model(2, tensors={up: WeightSize(40, 40) for up in ups})
     figures = (cpu(), rpc(0), rpc(1))
     before = Placement((1, 1), 1, 0, (("blk.0.ffn_up", 2), ("blk.1.ffn_up", 0)))
     after = without(sizes, figures, before, [0, 1])
