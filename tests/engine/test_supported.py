@@ -18,8 +18,9 @@ from llamado.devices.device import WEIGHT_TYPES, DeviceError
 from llamado.engine.llama import Llama
 from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.supported import check_supported
+from llamado.gguf.header import Header
 from llamado.gguf.metadata import Metadata
-from llamado.gguf.reader import GGUFFile, Header
+from llamado.gguf.reader import GGUFFile
 from llamado.gguf.sources.catalogue import LARGE
 from llamado.gguf.types import TensorType
 from llamado.models import ARCHITECTURES, UnsupportedModel, load_model

@@ -13,7 +13,7 @@ import pytest
 import stand_in_sites as loopback
 
 from llamado.gguf.errors import GgufError, SourceError
-from llamado.gguf.reader import Header
+from llamado.gguf.header import Header
 from llamado.gguf.sources import header
 from llamado.gguf.sources.fetch import ATTEMPTS
 from llamado.gguf.sources.resolve import resolve

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from llamado.gguf import GgufError, GGUFFile
-from llamado.gguf.reader import MAX_NESTED_ARRAYS
+from llamado.gguf.values import MAX_NESTED_ARRAYS
 
 HUGE = 2**60
 N_MUTATIONS = 3_000

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamado.gguf.reader import Metadata, StringArray
+from llamado.gguf.metadata import Metadata, StringArray
 from llamado.text.template.chat import ChatTemplate, TemplateError
 from llamado.text.template.templates import TEMPLATES
 from llamado.text.tokenizer.tokenizer import load_tokenizer

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from steps import calls, steps
 
 from llamado.gguf.errors import GgufError
-from llamado.gguf.reader import GGUFFile, Metadata, StringArray
+from llamado.gguf.metadata import Metadata, StringArray
+from llamado.gguf.reader import GGUFFile
 from llamado.text.tokenizer.bpe import SPELLING, spell_bytes, unspell
 from llamado.text.tokenizer.stream import Detokenizer
 from llamado.text.tokenizer.tokenizer import Tokenizer, TokenizerError, load_tokenizer

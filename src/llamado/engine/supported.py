@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llamado.devices.device import WEIGHT_TYPES
-from llamado.gguf.reader import Header
+from llamado.gguf.header import Header
 from llamado.models import UnsupportedModel, find_architecture
 
 

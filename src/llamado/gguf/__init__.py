@@ -1,8 +1,9 @@
 """The model file: a memory-mapped GGUF reader, its metadata, and where models come from."""
 
 from llamado.gguf.errors import GgufError, SourceError
+from llamado.gguf.header import TensorInfo
 from llamado.gguf.metadata import Metadata, StringArray, Value, ValueType
-from llamado.gguf.reader import GGUFFile, TensorInfo
+from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 
 __all__ = [

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llamado.errors import LlamadoError
+from llamado.gguf.header import TensorInfo
 from llamado.gguf.metadata import StringArray, Value
-from llamado.gguf.reader import GGUFFile, TensorInfo
+from llamado.gguf.reader import GGUFFile
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from llamado.ggml.role import ModelPart, Role
 from llamado.ggml.tensor import Tensor, contiguous_strides
-from llamado.gguf.reader import GGUFFile, TensorInfo
+from llamado.gguf.header import TensorInfo
+from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models.errors import InvalidAdapter, InvalidModel
 from llamado.models.keys import Keys

@@ -17,7 +17,7 @@ from typing import Any
 
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
-from llamado.gguf.reader import shard_names
+from llamado.gguf.shards import shard_names
 from llamado.gguf.sources.catalogue import CATALOGUE
 from llamado.gguf.sources.resolve import cache_dir
 from llamado.installation import own_command

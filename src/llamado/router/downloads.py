@@ -125,7 +125,7 @@ def remove_cached(name: str) -> bool:
     first = hub_files().get(name)
     if first is None:
         return False
-    from llamado.gguf.reader import shard_names
+    from llamado.gguf.shards import shard_names
 
     for part in shard_names(first.name) or [first.name]:
         _remove_file(first.parent / part)

@@ -13,7 +13,7 @@ from contextlib import closing
 import httpx
 
 from llamado.gguf.errors import SourceError, TruncatedFile
-from llamado.gguf.reader import Header, parse_header
+from llamado.gguf.header import Header, parse_header
 from llamado.gguf.sources.fetch import ATTEMPTS, PAUSE, RETRIED, Incomplete, shown
 
 _FIRST = 1 << 20

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamado.gguf.errors import SourceError
-from llamado.gguf.reader import shard_names
 from llamado.gguf.report import Progress
+from llamado.gguf.shards import shard_names
 
 if TYPE_CHECKING:
     from llamado.gguf.sources.header import Check

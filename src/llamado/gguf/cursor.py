@@ -1,0 +1,75 @@
+"""A position in the bytes of a GGUF file, and what may be read there."""
+
+from __future__ import annotations
+
+import struct
+from mmap import mmap as MemoryMap
+from pathlib import Path
+from typing import NoReturn
+
+from llamado.gguf.errors import GgufError, TruncatedFile
+
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+
+
+class Cursor:
+    """A position in a mapped file; every read is checked against the end and names the field it was for."""
+
+    def __init__(self, memory: MemoryMap | bytes, path: Path | str) -> None:
+        self.memory = memory
+        self.path = path
+        self.size = len(memory)
+        self.pos = 0
+
+    def fail(self, reason: str, field: str, at: int | None = None) -> NoReturn:
+        raise GgufError(reason, path=self.path, offset=self.pos if at is None else at, field=field)
+
+    def truncated(self, reason: str, field: str, at: int | None = None) -> NoReturn:
+        raise TruncatedFile(reason, path=self.path, offset=self.pos if at is None else at, field=field)
+
+    def need(self, n: int, field: str) -> None:
+        if n > self.size - self.pos:
+            self.truncated(
+                f"the file ends too early: {n} bytes are due and {self.size - self.pos} are left; "
+                "it is damaged or was not fetched whole",
+                field,
+            )
+
+    def u32(self, field: str) -> int:
+        self.need(4, field)
+        value: int = _U32.unpack_from(self.memory, self.pos)[0]
+        self.pos += 4
+        return value
+
+    def u64(self, field: str) -> int:
+        self.need(8, field)
+        value: int = _U64.unpack_from(self.memory, self.pos)[0]
+        self.pos += 8
+        return value
+
+    def count(self, field: str, least_bytes: int, limit: int | None = None) -> int:
+        """A number of things that take at least `least_bytes` each, so that no more than fit the file are believed."""
+        at = self.pos
+        n = self.u64(field)
+        if n > (self.size - self.pos) // least_bytes:
+            self.truncated(f"{n} does not fit the {self.size - self.pos} bytes that are left; it is damaged", field, at)
+        if limit is not None and n > limit:
+            self.fail(f"{n} is more than the {limit} this reader accepts", field, at)
+        return n
+
+    def raw(self, field: str, limit: int | None = None) -> bytes:
+        at = self.pos
+        n = self.u64(field)
+        if limit is not None and n > limit:
+            self.fail(f"a name of {n} bytes is longer than {limit}", field, at)
+        self.need(n, field)
+        self.pos += n
+        return self.memory[self.pos - n : self.pos]
+
+    def name(self, field: str, limit: int) -> str:
+        at = self.pos
+        try:
+            return self.raw(field, limit).decode("utf-8")
+        except UnicodeDecodeError as error:
+            self.fail(f"the name is not UTF-8: {error.reason}", field, at + 8 + error.start)
