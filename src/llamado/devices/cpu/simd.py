@@ -3,7 +3,8 @@
 A kernel is a Python function that runs once, when it is compiled. The values it handles (`Value`) stand for registers:
 arithmetic on them appends instructions, an ordinary Python loop unrolls, `Code.range` makes a loop of the machine.
 Vectors are 256 bits wide (`F32x8`, `I32x8`, `I16x16`, `I8x32`); what one instruction set does better than another is
-a word of its `Lowering` (`lowering.py`), everything else is plain LLVM vector arithmetic and runs anywhere.
+a word of its own (`Words`; `lowering.py` spells them), everything else is plain LLVM vector arithmetic and runs
+anywhere.
 
 No instruction carries a fast-math flag, and nothing is contracted or reordered behind the author's back: the order of
 float operations is the order written here. That is what makes results equal to the bit whatever kernel computed them.
@@ -13,12 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from llvmlite import ir
-
-if TYPE_CHECKING:
-    from llamado.devices.cpu.lowering import Lowering
 
 
 class Type(NamedTuple):
@@ -223,10 +221,49 @@ class Var:
         self.code.llvm.store(new.ir, self._slot)
 
 
+class Words(Protocol):
+    """What one instruction set spells better than another: integer dot products, and how many fit its registers."""
+
+    @property
+    def columns(self) -> int:
+        """The widest group of columns that matmul kernels keep in registers."""
+
+    @property
+    def full_u8(self) -> bool:
+        """Whether unsigned weights may need all eight bits; where not, such weights stay signed."""
+
+    def dot(
+        self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], peak: int
+    ) -> None:
+        """sums[j] (I32x8) += Σ_g groups of four of weights[g] (unsigned bytes ≤ `peak`) · x[g][j] (address of 4
+        signed bytes).
+        """
+
+    def dot_scaled(
+        self,
+        c: Code,
+        sums: list[Value],
+        weights: Sequence[Value],
+        x: Sequence[Sequence[Value]],
+        scale: Value,
+        peak: int,
+    ) -> None:
+        """sums[j] += scale · (the dot product of `dot`), `scale` as made by `scale`."""
+
+    def dot_signed(self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]]) -> None:
+        """As `dot` for signed weights in −128 … 127."""
+
+    def dot_pairs(self, c: Code, total: Value, a: Value, b: Value) -> Value:
+        """total + the sums of neighbouring products of two I16x16."""
+
+    def scale(self, c: Code, value: Value) -> Value:
+        """Prepares an I32x8 of small integers (−128 … 127) as the scale of `dot_scaled`."""
+
+
 class Code:
     """The kernel under construction: instructions are appended where the last one ended."""
 
-    def __init__(self, module: Any, function: Any, lowering: Lowering) -> None:
+    def __init__(self, module: Any, function: Any, lowering: Words) -> None:
         self.module, self.function, self.lowering = module, function, lowering
         self._entry = function.append_basic_block("entry")
         self.llvm = ir.IRBuilder(function.append_basic_block("body"))

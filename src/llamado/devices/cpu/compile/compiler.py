@@ -22,8 +22,8 @@ from llamado.devices.cpu.compile.rope import alibi_slopes, rope_frequencies
 from llamado.devices.cpu.jit import Kernel
 from llamado.devices.cpu.kernels import attention, floats, matmul, rows, sorting
 from llamado.devices.cpu.kernels.activations import quantized_bytes
-from llamado.devices.cpu.kernels.blocks import QUANTS
-from llamado.devices.cpu.kernels.formats import FORMATS
+from llamado.devices.cpu.kernels.formats import FORMATS, in_blocks
+from llamado.devices.cpu.kernels.formats.format import Blocks, Plain
 from llamado.devices.cpu.kernels.maths import ALONE, GATE, UNARY
 from llamado.devices.cpu.lowering import Lowering
 from llamado.devices.cpu.memory import CpuBuffer
@@ -33,7 +33,6 @@ from llamado.ggml.ops import VIEW_OPS, GluOp, Op, RopeMode, SortOrder, UnaryOp
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
-_FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
 _CHAIN_OPS = {
     *BINARY, *ALONE, Op.RMS_NORM, Op.NORM, Op.SCALE, Op.CLAMP, Op.UNARY, Op.LEAKY_RELU, Op.GLU, Op.ROPE, Op.SOFT_MAX,
     Op.GET_ROWS, Op.SET_ROWS,
@@ -500,7 +499,7 @@ class Compiler:
     def _start_get_rows(self, chain: _Chain, node: Tensor) -> None:
         table, ids = node.src[0], node.src[1]
         assert table is not None and ids is not None
-        if table.type not in copies.READABLE:
+        if table.type not in FORMATS:
             raise DeviceError(f"GET_ROWS from {table.type.name} is not supported here")
         chain.add(
             ("get_rows", table.type.name),
@@ -656,14 +655,14 @@ class Compiler:
         x = straight(self, x)
         if not _in_blocks(node):
             # few rows of weights, or many matrices of them (a cache): as f32 where they are in blocks
-            plain = w if w.type in _FLOATS and w.has_contiguous_rows() else straight(self, w)
+            plain = w if _is_plain(w) and w.has_contiguous_rows() else straight(self, w)
             self._mul_mat_float(node, plain, x)
             return
         if not x.is_contiguous():
             columns_in = made(TensorType.F32, x.ne, x.name)
             copies.copy(self, x, columns_in)
             x = columns_in
-        form, columns = FORMATS[w.type], x.nrows
+        form, columns = in_blocks(w.type), x.nrows
         acts = self._activations(x, form.block)
         panels = -(-w.ne[1] // 8)
         few = columns <= matmul.SEVERAL * self.lowering.columns  # the rows pass through registers, not through scratch
@@ -760,7 +759,8 @@ class Compiler:
 
     def _cache(self, cache: Tensor) -> Tensor:
         """Keys or values in a type that attention reads."""
-        if cache.type in (*_FLOATS, *QUANTS) and cache.has_contiguous_rows():
+        form = FORMATS.get(cache.type)
+        if form is not None and form.cached and cache.has_contiguous_rows():
             return cache
         return straight(self, cache)
 
@@ -793,6 +793,16 @@ class Compiler:
 def _in_blocks(product: Tensor) -> bool:
     """Whether a product takes its weights as the file has them: one matrix in blocks, of eight rows or more."""
     w, x = product.source(0), product.source(1)
-    if w is None or x is None or w.type not in FORMATS or w.ne[0] != x.ne[0] or w.ne[0] % w.type.block_size:
+    if (
+        w is None
+        or x is None
+        or not isinstance(FORMATS.get(w.type), Blocks)
+        or w.ne[0] != x.ne[0]
+        or w.ne[0] % w.type.block_size
+    ):
         return False
     return w.ne[1] >= 8 and w.ne[2] == 1 == w.ne[3] and product.type == TensorType.F32 and product.is_contiguous()
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return isinstance(FORMATS.get(tensor.type), Plain)

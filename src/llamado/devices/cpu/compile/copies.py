@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from llamado.devices.cpu.compile.program import Place
 from llamado.devices.cpu.kernels import floats
-from llamado.devices.cpu.kernels.blocks import QUANTS
 from llamado.devices.cpu.kernels.elements import SCALAR
 from llamado.devices.cpu.kernels.formats import FORMATS
+from llamado.devices.cpu.kernels.formats.format import Plain
 from llamado.devices.device import DeviceError
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Shape, Tensor, contiguous_strides
@@ -22,12 +22,9 @@ from llamado.gguf.types import TensorType
 if TYPE_CHECKING:
     from llamado.devices.cpu.compile.compiler import Compiler
 
-FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
-READABLE = frozenset({*FLOATS, *FORMATS, *QUANTS})
-"""Types whose rows become f32; the same as `device.WEIGHT_TYPES`, which is known without importing kernels."""
-WRITABLE = frozenset({*FLOATS, *QUANTS})
+WRITABLE = frozenset(type_ for type_, form in FORMATS.items() if form.writable)
 """Types that rows of f32 become."""
-_CONVERTIBLE = frozenset({*FLOATS, TensorType.I32})
+_CONVERTIBLE = frozenset({TensorType.I32, *(type_ for type_, form in FORMATS.items() if isinstance(form, Plain))})
 
 
 def alias(tensor: Tensor, type: TensorType, ne: Shape, nb: Shape, offset: int = 0) -> Tensor:
@@ -49,7 +46,7 @@ def straight(compiler: Compiler, tensor: Tensor, type: TensorType = TensorType.F
     """The tensor itself, or a copy of it, in contiguous rows of `type`."""
     if tensor.type == type and tensor.has_contiguous_rows():
         return tensor
-    if tensor.type not in READABLE:
+    if tensor.type not in FORMATS:
         raise DeviceError(f"values of type {tensor.type.name} are not supported here (tensor {tensor.name or '?'})")
     plain = made(type, tensor.ne, tensor.name)
     copy(compiler, tensor, plain)
@@ -77,11 +74,11 @@ def copy(compiler: Compiler, x: Tensor, y: Tensor) -> None:
             compiler.rows("copy", x, ("row",), y, ("store",))
         else:
             elements(compiler, x, y)
-    elif rows and x.type in READABLE and y.type in WRITABLE:
+    elif rows and x.type in FORMATS and y.type in WRITABLE:
         compiler.rows("copy", x, ("load", x.type.name), y, ("keep", y.type.name))
     elif (x.type == y.type and x.type in SCALAR) or {x.type, y.type} <= _CONVERTIBLE:
         elements(compiler, x, y)
-    elif x.type in READABLE and y.type in WRITABLE:  # one in blocks, the other with gaps
+    elif x.type in FORMATS and y.type in WRITABLE:  # one in blocks, the other with gaps
         between = made(TensorType.F32, x.ne)
         copy(compiler, x, between)
         copy(compiler, between, y)

@@ -19,6 +19,10 @@ from llamado.devices.cpu.simd import F16, F32, I16, I32, Code, F32x8, I32x8, Val
 
 BYTES_PER_COLUMN = {32: 44, 256: 308}
 
+# Where things lie in a block of a group of n columns, in units of n bytes.
+D, D_SUM, MINUS_SUM = 32, 36, 40
+D_256, SUMS_OF_32, SUMS_OF_16 = 256, 260, 276
+
 
 def quantized_bytes(block: int, n: int, columns: int, group: int) -> int:
     """Bytes of `columns` quantised columns of n values, padded to whole groups."""
@@ -50,19 +54,19 @@ def quantize_row(c: Code, source: Value, n: Value, target: Value, column: Value,
         d = most / 127.0
         inverse = c.select(most > 0.0, c.f32(127.0) / most, c.f32(0.0)).splat(8)
         if block == 32:
-            c.store(to + 32 * columns + at, _through_half(c, d))
+            c.store(to + D * columns + at, _through_half(c, d))
             quads = [c.round(v * inverse).to(I32x8) for v in values]
             total = _store(c, quads, to + at, columns)
-            c.store(to + 36 * columns + at, _through_half(c, d * total.to(F32)))
-            c.store(to + 40 * columns + at, -total)
+            c.store(to + D_SUM * columns + at, _through_half(c, d * total.to(F32)))
+            c.store(to + MINUS_SUM * columns + at, -total)
         else:
-            c.store(to + 256 * columns + at, d)
+            c.store(to + D_256 * columns + at, d)
             sums = c.scratch(16 * 2)
             with c.range(0, 16) as part:
                 two = [c.load(F32x8, from_ + part * 64 + 32 * k) for k in range(2)]
                 quads = [c.round(v * inverse).to(I32x8) for v in two]
                 c.store(sums + part * 2, _store(c, quads, to + part * 16 * columns + at, columns).to(I16))
-            pairs = to + 260 * columns + at
+            pairs = to + SUMS_OF_32 * columns + at
             s16 = [c.load(I16, sums + 2 * s) for s in range(16)]
             s32 = [s16[2 * s] + s16[2 * s + 1] for s in range(8)]
             for p, (low, high) in enumerate(_pairs(s32) + _pairs(s16)):

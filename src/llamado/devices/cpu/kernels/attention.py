@@ -14,7 +14,8 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from llamado.devices.cpu.jit import kernel
-from llamado.devices.cpu.kernels import elements, maths
+from llamado.devices.cpu.kernels import maths
+from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.cpu.simd import F32, I16, I32, I64, Code, F16x8, F32x8, Value, Var, Work
 from llamado.gguf.types import TensorType
 
@@ -220,10 +221,11 @@ def _fetch(c: Code, cells: _Cells, first: Value, stop: Value, head: int) -> None
 
 def _expand(c: Code, cells: _Cells, first: Value, here: Value, n_kv: Value, head: int, to: Value) -> _Cells:
     """A block of keys or values as f32, up to a whole number of eights."""
+    form = FORMATS[cells.type]
     with c.range(0, (here + 7) // 8 * 8) as i:
         row = cells.base + c.min(first + i, n_kv - 1) * cells.step
         with c.range(0, head, 8) as d:
-            c.store(to + (i * head + d) * 4, elements.load(c, cells.type, row, d))
+            c.store(to + (i * head + d) * 4, form.load(c, row, d))
     return _Cells(to, c.i64(4 * head), TensorType.F32, expanded=True)
 
 
@@ -248,7 +250,7 @@ def _score(
         with c.range(0, head, 8) as d:
             q = [c.load(F32x8, query + d * 4) for query in queries]
             for i, row in enumerate(rows):
-                k = elements.load(c, keys.type, row, d)
+                k = FORMATS[keys.type].load(c, row, d)
                 for s in range(step):
                     sums[s][i].value = c.fma(q[s], k, sums[s][i].value)
         order = c.const(I64._replace(lanes=8), list(range(8))) + (block.first + k8).splat(8)
@@ -298,7 +300,7 @@ def _mix(
             row = values.row(c, block, k)
             weights = [c.splat_load(F32x8, scores + 4 * BLOCK * s + k * 4) for s in range(step)]
             for i in range(n):
-                v = elements.load(c, values.type, row, d + 8 * i)
+                v = FORMATS[values.type].load(c, row, d + 8 * i)
                 for s in range(step):
                     sums[s][i].value = c.fma(weights[s], v, sums[s][i].value)
         for s in range(step):

@@ -9,7 +9,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from llamado.devices.cpu.jit import kernel
-from llamado.devices.cpu.kernels import elements
+from llamado.devices.cpu.kernels.elements import SCALAR
+from llamado.devices.cpu.kernels.formats import FORMATS
+from llamado.devices.cpu.kernels.formats.format import Plain
 from llamado.devices.cpu.simd import F32, I32, Code, F32x8, Work
 from llamado.gguf.types import TensorType
 
@@ -41,7 +43,7 @@ def matmul_float(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> No
     """y[i3, i2, column, row] = w[i3/r3, i2/r2, row] · x[i3, i2, column]; a unit of work is four rows and all
     columns.
     """
-    type_ = TensorType[weights]
+    form = FORMATS[TensorType[weights]]
     quads = (a.n_rows + (_ROWS - 1)) // _ROWS
     n8 = a.n // 8 * 8
     with c.shares(work, quads * a.n2 * a.n3, c.i64(4)) as unit:
@@ -60,7 +62,7 @@ def matmul_float(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> No
                 with c.range(start, stop, lanes) as k:
                     xs = [c.load(F32._replace(lanes=lanes), at + k * 4) for at in columns]
                     for r, row in enumerate(rows):
-                        weight = elements.load(c, type_, row, k, lanes)
+                        weight = form.load(c, row, k, lanes)
                         for j, v in enumerate(xs):
                             totals[r][j].value = c.fma(weight, v, totals[r][j].value)
             for r in range(_ROWS):
@@ -88,7 +90,7 @@ def matmul_float_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str) 
 
     A unit of work is four rows, as f32 in scratch, and `width` columns.
     """
-    type_ = TensorType[weights]
+    form = FORMATS[TensorType[weights]]
     quads, blocks = a.n_rows // _ROWS, (a.n_columns + a.width - 1) // a.width
     scratch = a.scratch + work.thread * a.scratch_step
     with c.shares(work, quads * blocks * a.n2 * a.n3, c.i64(4)) as unit:
@@ -98,11 +100,11 @@ def matmul_float_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str) 
         w = a.w + i2 // a.r2 * a.w2 + i3 // a.r3 * a.w3
         x, y = a.x + i2 * a.x2 + i3 * a.x3, a.y + i2 * a.y2 + i3 * a.y3
         rows = [w + (quad * _ROWS + r) * a.w1 for r in range(_ROWS)]
-        if type_ is not TensorType.F32:
+        if form.type is not TensorType.F32:
             plain = [scratch + a.n * (4 * r) for r in range(_ROWS)]
             with c.range(0, a.n, 8) as k:
                 for row, to in zip(rows, plain, strict=True):
-                    c.store(to + k * 4, elements.load(c, type_, row, k))
+                    c.store(to + k * 4, form.load(c, row, k))
             rows = plain
         partial = scratch + a.n * (4 * _ROWS)
         first = block * a.width
@@ -160,13 +162,16 @@ def copy(c: Code, a: SimpleNamespace, work: Work, *, source: str, target: str, r
         with c.range(0, a.n0) as i:
             at_x, at_y = x + (i % a.m0 if repeated else i) * a.x0, y + i * a.y0
             if from_ == to:
-                c.store(at_y, c.load(elements.SCALAR[from_], at_x))
-            elif to == TensorType.I32:
-                c.store(at_y, elements.load(c, from_, at_x, c.i64(0), 1).to(I32))
-            elif from_ == TensorType.I32:
-                elements.store(c, to, at_y, c.i64(0), c.load(I32, at_x).to(F32))
+                c.store(at_y, c.load(SCALAR[from_], at_x))
+            elif to is TensorType.I32:
+                c.store(at_y, FORMATS[from_].load(c, at_x, c.i64(0), 1).to(I32))
             else:
-                elements.store(c, to, at_y, c.i64(0), elements.load(c, from_, at_x, c.i64(0), 1))
+                value = (
+                    c.load(I32, at_x).to(F32) if from_ is TensorType.I32 else FORMATS[from_].load(c, at_x, c.i64(0), 1)
+                )
+                form = FORMATS[to]
+                assert isinstance(form, Plain)
+                form.store(c, at_y, c.i64(0), value)
 
 
 @kernel("x", "size")

@@ -16,8 +16,10 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 
 from llamado.devices.cpu.jit import kernel
+from llamado.devices.cpu.kernels import activations as acts
 from llamado.devices.cpu.kernels.activations import BYTES_PER_COLUMN
-from llamado.devices.cpu.kernels.formats import FORMATS, Block32, Block256, Small, Super
+from llamado.devices.cpu.kernels.formats import in_blocks
+from llamado.devices.cpu.kernels.formats.format import Block32, Block256, Blocks32, Blocks256
 from llamado.devices.cpu.simd import Code, F32x8, I32x8, Type, Value, Var, Work
 from llamado.gguf.types import TensorType
 
@@ -33,38 +35,41 @@ STRETCH = 2048
 """Weights of a row unpacked at a time by `matmul_many` for eight rows, half as many for 16: they stay in L1."""
 
 
-def _step32(c: Code, form: Small, block: Block32, x: Value, sums: Sequence[Var]) -> None:
+def _step32(c: Code, form: Blocks32, block: Block32, x: Value, sums: Sequence[Var]) -> None:
     """Adds one 32-weight block of the panel's rows times the columns at x to the f32 sums."""
     n = len(sums)
     i32, f32 = block.d.type._replace(elem="i32"), block.d.type
-    if form.zero_shift is not None and (form.type != TensorType.Q8_0 or c.lowering.full_u8):
-        totals = [c.splat_load(i32, x + 40 * n + 4 * j) << form.zero_shift for j in range(n)]
+    signed = form.signed(c.lowering)
+    if form.zero_shift is not None and not signed:
+        totals = [c.splat_load(i32, x + acts.MINUS_SUM * n + 4 * j) << form.zero_shift for j in range(n)]
     else:
         totals = [c.const(i32, 0)] * n
     addresses = [[x + 4 * (g * n + j) for j in range(n)] for g in range(8)]
-    if form.type == TensorType.Q8_0 and not c.lowering.full_u8:
+    if signed:
         c.lowering.dot_signed(c, totals, block.groups, addresses)
     else:
         c.lowering.dot(c, totals, block.groups, addresses, form.peak)
     for j, total in enumerate(totals):
-        scale = block.d * c.splat_load(f32, x + 32 * n + 4 * j)
+        scale = block.d * c.splat_load(f32, x + acts.D * n + 4 * j)
         value = c.fma(total.to(f32), scale, sums[j].value)
         if block.m is not None:
-            value = c.fma(block.m, c.splat_load(f32, x + 36 * n + 4 * j), value)
+            value = c.fma(block.m, c.splat_load(f32, x + acts.D_SUM * n + 4 * j), value)
         sums[j].value = value
 
 
-def _finish256(c: Code, form: Super, block: Block256, totals: Sequence[Value], x: Value, sums: Sequence[Var]) -> None:
+def _finish256(
+    c: Code, form: Blocks256, block: Block256, totals: Sequence[Value], x: Value, sums: Sequence[Var]
+) -> None:
     """Adds a super-block's scaled integer sums to the f32 sums."""
     n = len(sums)
     i32, f32 = block.d.type._replace(elem="i32"), block.d.type
-    first = 260 * n + (16 * n if form.n_pairs == 8 else 0)
+    first = (acts.SUMS_OF_16 if form.part == 16 else acts.SUMS_OF_32) * n
     for j in range(n):
         mins = c.const(i32, 0)
         for p, pair in enumerate(block.pairs):
             sum_pair = c.splat_load(i32, x + first + 4 * (p * n + j)).bits(pair.type)
             mins = c.lowering.dot_pairs(c, mins, pair, sum_pair)
-        d = c.splat_load(f32, x + 256 * n + 4 * j)
+        d = c.splat_load(f32, x + acts.D_256 * n + 4 * j)
         if block.dmin is None:
             value = block.d * (totals[j] - (mins << (form.zero_shift or 0))).to(f32)
         else:
@@ -72,7 +77,7 @@ def _finish256(c: Code, form: Super, block: Block256, totals: Sequence[Value], x
         sums[j].value = c.fma(value, d, sums[j].value)
 
 
-def _step256(c: Code, form: Super, block: Block256, x: Value, sums: Sequence[Var]) -> None:
+def _step256(c: Code, form: Blocks256, block: Block256, x: Value, sums: Sequence[Var]) -> None:
     """Adds one super-block of eight rows times the columns at x to the f32 sums."""
     n, group = len(sums), 0
     totals = [c.const(I32x8, 0)] * n
@@ -101,7 +106,7 @@ def matmul_few(
 
     Eight rows are eight short streams, which defeat the hardware's prefetching: the next eight rows are asked for here.
     """
-    form = FORMATS[TensorType[weights]]
+    form = in_blocks(TensorType[weights])
     with c.shares(work, (a.n_rows + 7) // 8, a.share) as panel:
         first = c.min(panel * 8, a.n_rows - 8)
         rows = _row_addresses(a, first)
@@ -111,7 +116,13 @@ def matmul_few(
 
 
 def _products(
-    c: Code, a: SimpleNamespace, form: Small | Super, rows: Sequence[Value], x: Value, columns: int, near: bool | None
+    c: Code,
+    a: SimpleNamespace,
+    form: Blocks32 | Blocks256,
+    rows: Sequence[Value],
+    x: Value,
+    columns: int,
+    near: bool | None,
 ) -> list[Var]:
     """Sums of eight rows times one group of columns at x; `near` None: the rows that follow are not asked for."""
     x_step = BYTES_PER_COLUMN[form.block] * columns
@@ -125,7 +136,7 @@ def _products(
                 c.prefetch(at + a.row_bytes * (24 if near else 16), near=False)
         here = [row + i * form.block_bytes for row in rows]
         at_x = x + i * x_step
-        if isinstance(form, Small):
+        if isinstance(form, Blocks32):
             _step32(c, form, form.unpack(c, here), at_x, sums)
         else:
             _step256(c, form, form.unpack(c, here), at_x, sums)
@@ -138,7 +149,7 @@ def matmul_several(c: Code, a: SimpleNamespace, work: Work, *, weights: str, nea
 
     Each group unpacks the rows anew: for a few groups that costs less than passing them through scratch.
     """
-    form = FORMATS[TensorType[weights]]
+    form = in_blocks(TensorType[weights])
     wide = c.lowering.columns
     nowhere = c.scratch(32)
     rest = a.n_columns % wide
@@ -177,14 +188,14 @@ def _fetch_next(c: Code, a: SimpleNamespace, work: Work) -> None:
             c.prefetch(line, near=False)
 
 
-def _slots(form: Small | Super) -> int:
+def _slots(form: Blocks32 | Blocks256) -> int:
     """Vectors that one unpacked block takes in scratch: groups, scales, pairs, d and dmin (m)."""
-    return 8 + 2 if isinstance(form, Small) else 64 + 256 // form.part + form.n_pairs + 2
+    return 8 + 2 if isinstance(form, Blocks32) else 64 + form.n_parts + form.n_pairs + 2
 
 
-def _unpack(c: Code, form: Small | Super, rows: Sequence[Value], to: Value, slot: int) -> None:
+def _unpack(c: Code, form: Blocks32 | Blocks256, rows: Sequence[Value], to: Value, slot: int) -> None:
     """Stores one unpacked block of eight rows, a vector every `slot` bytes."""
-    if isinstance(form, Small):
+    if isinstance(form, Blocks32):
         small = form.unpack(c, rows)
         for g, group in enumerate([*small.groups, small.d, *([] if small.m is None else [small.m])]):
             c.store(to + slot * g, group)
@@ -195,23 +206,22 @@ def _unpack(c: Code, form: Small | Super, rows: Sequence[Value], to: Value, slot
             c.store(to + slot * g, group)
             g += 1
         c.store(to + slot * (64 + s), scale)
-    at = 64 + 256 // form.part
+    at = 64 + form.n_parts
     for p, vector in enumerate([*block.pairs, block.d, *([] if block.dmin is None else [block.dmin])]):
         c.store(to + slot * (at + p), vector)
 
 
-def _step_panel(c: Code, form: Small | Super, panel: Value, x: Value, sums: Sequence[Var]) -> None:
+def _step_panel(c: Code, form: Blocks32 | Blocks256, panel: Value, x: Value, sums: Sequence[Var]) -> None:
     """As `_step32` and `_step256`, from scratch, for as many rows as the sums have lanes."""
     n, lanes = len(sums), sums[0].type.lanes
     slot = 4 * lanes
     i8, i16, i32, f32 = Type("i8", 4 * lanes), Type("i16", 2 * lanes), Type("i32", lanes), Type("f32", lanes)
-    if isinstance(form, Small):
+    if isinstance(form, Blocks32):
         groups = [c.load(i8, panel + slot * g) for g in range(8)]
-        has_min = form.type in (TensorType.Q4_1, TensorType.Q5_1)
-        m = c.load(f32, panel + slot * 9) if has_min else None
+        m = c.load(f32, panel + slot * 9) if form.has_min else None
         _step32(c, form, Block32(groups, c.load(f32, panel + slot * 8), m), x, sums)
         return
-    per_part, n_parts = form.part // 4, 256 // form.part
+    per_part, n_parts = form.part // 4, form.n_parts
     totals = [c.var(c.const(i32, 0)) for _ in sums]
     scale_type = c.lowering.scale(c, c.const(i32, 0)).type
     with c.range(0, n_parts) as s:
@@ -226,7 +236,7 @@ def _step_panel(c: Code, form: Small | Super, panel: Value, x: Value, sums: Sequ
     at = panel + slot * (64 + n_parts)
     pairs = [c.load(i16, at + slot * p) for p in range(form.n_pairs)]
     at = at + slot * form.n_pairs
-    dmin = None if form.type == TensorType.Q6_K else c.load(f32, at + slot)
+    dmin = c.load(f32, at + slot) if form.has_min else None
     _finish256(c, form, Block256(c.load(f32, at), dmin, pairs), [t.value for t in totals], x, sums)
 
 
@@ -236,7 +246,7 @@ def matmul_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_
 
     `panel_rows`, 8 or 16: rows unpacked together, the lanes of the vectors that are multiplied.
     """
-    form = FORMATS[TensorType[weights]]
+    form = in_blocks(TensorType[weights])
     per_column, size = BYTES_PER_COLUMN[form.block], 4 * panel_rows * _slots(form)
     stretch = STRETCH * 8 // panel_rows // form.block
     scratch, nowhere = c.scratch(stretch * size), c.scratch(4 * panel_rows)

@@ -40,9 +40,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from llamado.devices.cpu.jit import Kernel, kernel
-from llamado.devices.cpu.kernels import blocks, elements, maths
+from llamado.devices.cpu.kernels import maths
 from llamado.devices.cpu.kernels.activations import BYTES_PER_COLUMN, quantize_row
 from llamado.devices.cpu.kernels.formats import FORMATS
+from llamado.devices.cpu.kernels.formats.format import Cached32, Plain
 from llamado.devices.cpu.simd import F32, F64, I32, I64, Code, Type, Value, Var, Work
 from llamado.ggml.ops import GluOp, RopeMode
 from llamado.gguf.types import TensorType
@@ -250,7 +251,7 @@ class _RowCode:
             slope = c.load(F32, self.field(i, "slopes") + i2 * 4)
 
             def masked(v: Value, j: Value) -> Value:
-                m = elements.load(c, mask_type, mask, j, v.type.lanes)
+                m = FORMATS[mask_type].load(c, mask, j, v.type.lanes)
                 return v * _like(scale, v) + m * _like(slope, v)
 
             self.pending.append(masked)
@@ -291,21 +292,7 @@ class _RowCode:
 
     def _expand(self, type_: TensorType, row: Value) -> None:
         """Goes on with the row of any type at `row`."""
-        c = self.c
-        if type_ == TensorType.F32:
-            self.at = row
-            return
-        self.at = self.scratch
-        if type_ in FORMATS:
-            with c.range(0, self.a.n // type_.block_size) as b:
-                to = self.scratch + b * (4 * type_.block_size)
-                elements.dequantize_block(c, type_, row + b * type_.block_bytes, to)
-            return
-        n8 = self.a.n // 8 * 8
-        for lanes, start, stop in ((8, c.i64(0), n8), (1, n8, self.a.n)):
-            if lanes == 8 or type_.block_size == 1:
-                with c.range(start, stop, lanes) as j:
-                    c.store(self.scratch + j * 4, elements.load(c, type_, row, j, lanes))
+        self.at = FORMATS[type_].expand(self.c, row, self.a.n, self.scratch)
 
     def _rope(self, i: int, mode: RopeMode) -> None:
         c = self.c
@@ -351,14 +338,14 @@ class _RowCode:
 
     def _put(self, type_: TensorType, row: Value) -> None:
         """Leaves the row at `row` in any type; what came before goes on from where it was."""
-        c = self.c
-        if type_.block_size == 1:
-            self.sweep(lambda v, j: elements.store(c, type_, row, j, v))
+        form = FORMATS[type_]
+        if isinstance(form, Plain):
+            self.sweep(lambda v, j: form.store(self.c, row, j, v))
             return
+        assert isinstance(form, Cached32)
         if self.pending:
             self.settle(self.scratch)
-        with c.range(0, self.a.n // 32) as b:
-            blocks.store(c, type_, row + b * type_.block_bytes, self.at + b * 128)
+        form.store_row(self.c, row, self.a.n, self.at)
 
     def _quantize(self, i: int, block: int) -> None:
         c = self.c

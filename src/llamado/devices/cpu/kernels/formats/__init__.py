@@ -1,0 +1,28 @@
+"""The types of numbers that kernels know. A new one is a class in a file of its own, and a line here."""
+
+from __future__ import annotations
+
+from llamado.devices.cpu.kernels.formats.format import Blocks32, Blocks256, Format
+from llamado.devices.cpu.kernels.formats.iq4_nl import IQ4_NL
+from llamado.devices.cpu.kernels.formats.plain import BF16, F16, F32
+from llamado.devices.cpu.kernels.formats.q4_0 import Q4_0
+from llamado.devices.cpu.kernels.formats.q4_1 import Q4_1
+from llamado.devices.cpu.kernels.formats.q4_k import Q4_K
+from llamado.devices.cpu.kernels.formats.q5_0 import Q5_0
+from llamado.devices.cpu.kernels.formats.q5_1 import Q5_1
+from llamado.devices.cpu.kernels.formats.q5_k import Q5_K
+from llamado.devices.cpu.kernels.formats.q6_k import Q6_K
+from llamado.devices.cpu.kernels.formats.q8_0 import Q8_0
+from llamado.gguf.types import TensorType
+
+_KINDS: tuple[type[Format], ...] = (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL)
+
+FORMATS: dict[TensorType, Format] = {kind.type: kind() for kind in _KINDS}
+"""By their types."""
+
+
+def in_blocks(type_: TensorType) -> Blocks32 | Blocks256:
+    """The format of weights that products take in blocks."""
+    form = FORMATS[type_]
+    assert isinstance(form, Blocks32 | Blocks256)
+    return form

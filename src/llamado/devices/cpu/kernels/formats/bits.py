@@ -1,0 +1,138 @@
+"""Words that several formats share: how bits of weights are taken apart, and put together for caches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llamado.devices.cpu.simd import F32, I16, I32, Code, F16x8, F32x8, I8x8, I8x32, I16x8, I16x16, I32x4, I32x8, Value
+
+# --- eight rows of a block ------------------------------------------------------------------------------------------
+
+
+def halves(c: Code, rows: Sequence[Value], offset: int) -> Value:
+    """The f16 at `offset` of each row as F32x8."""
+    return c.gather(I16, [row + offset for row in rows]).bits(F16x8).to(F32x8)
+
+
+def low_half(v: Value) -> Value:
+    """f16 in the low half of each I32 lane → F32x8."""
+    return v.to(I16x8).bits(F16x8).to(F32x8)
+
+
+def cells4(c: Code, rows: Sequence[Value], offset: int) -> list[Value]:
+    """The 16 bytes at `offset` of each row as four vectors, lane = row."""
+    return c.transpose8x4([c.load(I32x4, row + offset) for row in rows])
+
+
+def cells8(c: Code, rows: Sequence[Value], offset: int) -> list[Value]:
+    """The 32 bytes at `offset` of each row as eight vectors, lane = row."""
+    return c.transpose8([c.load(I32x8, row + offset) for row in rows])
+
+
+def nibbles(cells: Sequence[Value]) -> list[Value]:
+    """Transposed cells of packed nibbles → the groups of all low nibbles, then of all high ones."""
+    raw = [v.bits(I8x32) for v in cells]
+    return [v & 15 for v in raw] + [shift_bytes(v, 4) & 15 for v in raw]
+
+
+def shift_bytes(v: Value, n: int) -> Value:
+    """Bytes shifted right by n with the neighbour's bits coming in above: mask what you need."""
+    return (v.bits(I16x16) >> n).bits(I8x32)
+
+
+def fifth_bits(c: Code, qh: Value, group: int) -> Value:
+    """Bits 4·group … 4·group+3 of each row's 32-bit `qh` as 16 or 0 in the four bytes of its lane."""
+    byte = group // 2
+    spread = c.shuffle(qh.bits(I8x32), None, [4 * lane + byte for lane in range(8) for _ in range(4)])
+    bits = c.const(I8x32, [1 << (4 * (group % 2) + k) for _ in range(8) for k in range(4)])
+    chosen = (spread & bits).equals(bits)
+    return c.select(chosen, c.const(I8x32, 16), c.const(I8x32, 0))
+
+
+def five_bits(c: Code, rows: Sequence[Value], offset: int, qh: Value) -> list[Value]:
+    """The groups of five-bit weights: nibbles at `offset`, fifth bits in `qh`."""
+    groups = nibbles(cells4(c, rows, offset))
+    return [v | fifth_bits(c, qh, g) for g, v in enumerate(groups)]
+
+
+def place_bit(v: Value, source: int, target: int) -> Value:
+    """Bit `source` of each byte at bit `target`, all other bits clear."""
+    words = v.bits(I16x16)
+    moved = words << (target - source) if target >= source else words >> (source - target)
+    return moved.bits(I8x32) & (1 << target)
+
+
+# --- one block of a cache ---------------------------------------------------------------------------------------------
+
+
+def load_nibbles(c: Code, quants: Value, inside: Value) -> Value:
+    """The eight nibbles of 16 packed bytes from number `inside` on, as I32x8."""
+    cells = c.load(I8x8, quants + inside % 16).zext(I32x8)
+    return (cells >> (inside // 16 * 4).to(I32).splat(8)) & 15
+
+
+def load_fifth_bits(c: Code, at: Value, inside: Value) -> Value:
+    """The fifth bits, as 16 or 0, of eight numbers from number `inside` on; the bits of all 32 are the i32 at `at`."""
+    high = c.load(I32, at).splat(8) >> (inside.to(I32).splat(8) + c.const(I32x8, list(range(8))))
+    return (high & 1) << 4
+
+
+def block_values(c: Code, source: Value) -> list[Value]:
+    """The 32 f32 at `source`."""
+    return [c.load(F32x8, source + 32 * v) for v in range(4)]
+
+
+def extreme(c: Code, source: Value) -> Value:
+    """The number farthest from zero of 32 f32, the first of several."""
+    most = c.var(c.f32(0.0))
+    with c.range(0, 32) as i:
+        v = c.load(F32, source + i * 4)
+        most.value = c.select(c.abs(v) > c.abs(most.value), v, most.value)
+    return most.value
+
+
+def inverse(c: Code, d: Value) -> Value:
+    """1 / d, 0 for 0, in eight lanes."""
+    return c.select(d.differs(0.0), c.f32(1.0) / d, c.f32(0.0)).splat(8)
+
+
+def around_zero(c: Code, source: Value, zero: int) -> tuple[Value, list[Value]]:
+    """d = extreme / −zero, and the 32 numbers x / d + zero + ½, to be cut to whole ones of all bits at most."""
+    values, most = block_values(c, source), extreme(c, source)
+    d = most / -float(zero)
+    by = inverse(c, d)
+    return d, [v * by + (zero + 0.5) for v in values]
+
+
+def from_least(c: Code, source: Value, top: int) -> tuple[Value, Value, list[Value]]:
+    """d = (greatest − least) / top, the least, and the 32 numbers (x − least) / d + ½, to be cut to whole ones."""
+    values = block_values(c, source)
+    least, most = values[0], values[0]
+    for v in values[1:]:
+        least, most = c.min(least, v), c.max(most, v)
+    low, high = -c.max_lanes(-least), c.max_lanes(most)
+    d = (high - low) / float(top)
+    by = inverse(c, d)
+    return d, low, [(v - low.splat(8)) * by + 0.5 for v in values]
+
+
+def whole(c: Code, numbers: Sequence[Value], top: int) -> list[Value]:
+    """⌊number⌋, kept to 0 … top."""
+    return [c.min(c.max(v, 0.0), float(top)).to(I32x8) for v in numbers]
+
+
+def store_nibbles(c: Code, to: Value, numbers: Sequence[Value]) -> None:
+    """32 numbers of four bits: the first half in the low nibbles of 16 bytes, the second in the high ones."""
+    for i in range(2):
+        c.store(to + 8 * i, (numbers[i] | (numbers[i + 2] << 4)).to(I8x8))
+
+
+def store_fives(c: Code, to: Value, numbers: Sequence[Value]) -> None:
+    """32 numbers of five bits: the fifth ones in four bytes, then the nibbles."""
+    bits = c.const(I32x8, 0)
+    for i, v in enumerate(numbers):
+        bits = bits | (((v >> 4) & 1) << c.const(I32x8, list(range(8 * i, 8 * i + 8))))
+    for lanes in ((4, 5, 6, 7, 0, 1, 2, 3), (2, 3, 0, 1, 6, 7, 4, 5), (1, 0, 3, 2, 5, 4, 7, 6)):
+        bits = bits | c.shuffle(bits, None, lanes)
+    c.store(to, bits.lane(0))
+    store_nibbles(c, to + 4, [v & 15 for v in numbers])

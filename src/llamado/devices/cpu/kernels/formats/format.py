@@ -1,0 +1,219 @@
+"""What a type of numbers in memory is to the kernels: how rows of it become f32, and products of its weights.
+
+Every type is one class in one file of this folder, and one line of the registry (`__init__.py`). A class says as much
+as its type can do:
+
+- `load` (and `expand`): its rows become f32: tables, caches, masks, weights of plain numbers;
+- `store_block` or `store`: rows of f32 become it: caches;
+- `unpack` (`Blocks32`, `Blocks256`): its weights are multiplied as they lie in the file (`matmul.py`).
+
+Sources of the layouts: ggml-common.h (`block_q4_0` … `block_q6_K`) and the dequantisation in ggml-quants.c.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from llamado.devices.cpu.simd import Code, F32x8, I8x32, I32x8, Value, Words
+from llamado.gguf.types import TensorType
+
+
+class Format(ABC):
+    """A type of numbers: rows of whole blocks, `block` numbers in `block_bytes` bytes."""
+
+    type: ClassVar[TensorType]
+    writable: ClassVar[bool] = False
+    """Whether rows of f32 become it."""
+    cached: ClassVar[bool] = False
+    """Whether attention reads keys and values of it where they lie (`load`)."""
+
+    @property
+    def block(self) -> int:
+        return self.type.block_size
+
+    @property
+    def block_bytes(self) -> int:
+        return self.type.block_bytes
+
+    def load(self, c: Code, row: Value, index: Value, lanes: int = 8) -> Value:
+        """`lanes` (8 or 1) values from element `index` of the row at `row`, as f32; of blocks eight from a multiple of
+        eight.
+        """
+        raise NotImplementedError(f"values of type {self.type.name}")
+
+    @abstractmethod
+    def expand(self, c: Code, row: Value, n: Value, to: Value) -> Value:
+        """Address of the `n` values of the row at `row` as f32: `to`, where this puts them unless they are f32."""
+
+
+class Plain(Format):
+    """Numbers one by one."""
+
+    writable = cached = True
+
+    @abstractmethod
+    def store(self, c: Code, row: Value, index: Value, value: Value) -> None:
+        """Stores f32 values (8 or 1) from element `index` of a row, rounded to nearest even."""
+
+    def expand(self, c: Code, row: Value, n: Value, to: Value) -> Value:
+        n8 = n // 8 * 8
+        for lanes, start, stop in ((8, c.i64(0), n8), (1, n8, n)):
+            with c.range(start, stop, lanes) as j:
+                c.store(to + j * 4, self.load(c, row, j, lanes))
+        return to
+
+
+class Cached32(Format):
+    """Blocks of 32 numbers as caches hold them: eight of one as f32, and a whole one from 32 f32.
+
+    Roundings are those of the reference quantisation in ggml-quants.c.
+    """
+
+    writable = cached = True
+    numbers: ClassVar[int]
+    """Where in a block the numbers begin, behind its scales."""
+
+    def load(self, c: Code, row: Value, index: Value, lanes: int = 8) -> Value:
+        if lanes != 8:
+            raise NotImplementedError(f"single values of type {self.type.name}")
+        return self.load_eight(c, row + index // 32 * self.block_bytes, index % 32)
+
+    def expand(self, c: Code, row: Value, n: Value, to: Value) -> Value:
+        with c.range(0, n // 8 * 8, 8) as j:
+            c.store(to + j * 4, self.load(c, row, j))
+        return to
+
+    @abstractmethod
+    def load_eight(self, c: Code, block: Value, inside: Value) -> Value:
+        """The eight values of a block from number `inside` on, as F32x8."""
+
+    @abstractmethod
+    def store_block(self, c: Code, to: Value, source: Value) -> None:
+        """Quantises the 32 f32 at `source` to one block."""
+
+    def store_row(self, c: Code, row: Value, n: Value, source: Value) -> None:
+        """Quantises the `n` f32 at `source` to the row at `row`."""
+        with c.range(0, n // 32) as b:
+            self.store_block(c, row + b * self.block_bytes, source + b * 128)
+
+
+# --- weights that are multiplied in blocks ----------------------------------------------------------------------------
+
+
+@dataclass
+class Block32:
+    """Eight rows of one 32-weight block: Σ over the block is d·Σ(w·x) + m·Σx."""
+
+    groups: list[Value]
+    d: Value
+    m: Value | None = None
+
+
+@dataclass
+class Block256:
+    """Eight rows of one super-block: d·(Σ_s scale_s·Σ(w·x) − zero·Σ_s scale_s·Σx) − dmin·Σ_s min_s·Σx."""
+
+    d: Value
+    dmin: Value | None
+    pairs: list[Value]  # I16x16: mins (or scales where the zero point needs them) of two sub-blocks per row
+    parts: Iterator[tuple[list[Value], Value]] = field(default_factory=lambda: iter(()))  # groups and scale, in order
+
+
+class Blocks(Format):
+    """Weights that products take in blocks: eight rows of a block at once, straight from the file's layout.
+
+    A row's block is read as 4-byte cells and transposed with its seven neighbours, so that lane r of every vector
+    belongs to row r and a vector holds four consecutive weights of eight rows ("a group"). A weight of zero point z is
+    held as the unsigned byte w + z; z times the sum of the activations is taken off in integers, so nothing is lost.
+
+    Two families by the activations they multiply with (`activations.py`): blocks of 32 weights with float scales, and
+    super-blocks of 256 with integer scales for their 8 or 16 sub-blocks.
+    """
+
+    peak: ClassVar[int]
+    """The greatest weight, unsigned."""
+    zero_shift: ClassVar[int | None] = None
+    """The zero point as a power of two; None: 0."""
+    has_min: ClassVar[bool] = False
+    """Whether a block has a minimum of its own, which is added (or taken off) once for all its weights."""
+
+    def signed(self, lowering: Words) -> bool:
+        """Whether groups hold signed weights: where the unsigned ones need bits that a lowering's products lack."""
+        return self.peak > 127 and not lowering.full_u8
+
+    def zero(self, lowering: Words) -> int:
+        """The zero point of what groups hold."""
+        return 0 if self.zero_shift is None or self.signed(lowering) else 1 << self.zero_shift
+
+    def expand(self, c: Code, row: Value, n: Value, to: Value) -> Value:
+        """With ggml's order of operations."""
+        with c.range(0, n // self.block) as b:
+            self.expand_block(c, row + b * self.block_bytes, to + b * (4 * self.block))
+        return to
+
+    @abstractmethod
+    def expand_block(self, c: Code, block: Value, to: Value) -> None:
+        """One block as f32."""
+
+    def _first_row(self, c: Code, groups: Sequence[Value]) -> list[Value]:
+        """What lane 0 of all groups holds, in order, as I32x8 vectors."""
+        signed = self.signed(c.lowering)
+        out = []
+        for g in range(0, len(groups), 2):
+            eight = c.shuffle(groups[g].bits(I8x32), groups[g + 1].bits(I8x32), (0, 1, 2, 3, 32, 33, 34, 35))
+            out.append(eight.to(I32x8) if signed else eight.zext(I32x8))
+        return out
+
+
+class Blocks32(Blocks):
+    """Weights in blocks of 32."""
+
+    @abstractmethod
+    def unpack(self, c: Code, rows: Sequence[Value]) -> Block32:
+        """Reads the block at each of eight row addresses."""
+
+    def expand_block(self, c: Code, block: Value, to: Value) -> None:
+        small, zero = self.unpack(c, [block] * 8), self.zero(c.lowering)
+        for k, quants in enumerate(self._first_row(c, small.groups)):
+            value = (quants - zero).to(F32x8) * small.d
+            c.store(to + 32 * k, value if small.m is None else value + small.m)
+
+
+class Blocks256(Blocks):
+    """Weights in super-blocks of 256."""
+
+    part: ClassVar[int] = 32
+    """Weights per sub-block."""
+
+    @property
+    def n_parts(self) -> int:
+        return 256 // self.part
+
+    @property
+    def n_pairs(self) -> int:
+        return self.n_parts // 2
+
+    @abstractmethod
+    def unpack(self, c: Code, rows: Sequence[Value]) -> Block256:
+        """Reads the super-block at each of eight row addresses."""
+
+    def expand_block(self, c: Code, block: Value, to: Value) -> None:
+        big, zero, at = self.unpack(c, [block] * 8), self.zero(c.lowering), 0
+        mins: list[Value] = []
+        if big.dmin is not None:
+            for pair in big.pairs:
+                both = pair.bits(I32x8)
+                mins += [both & 0xFFFF, both >> 16]
+            mins = [mins[i] for i in (0, 2, 1, 3, 4, 6, 5, 7)]
+        for s, (groups, scale) in enumerate(big.parts):
+            number = scale if scale.type == I32x8 else (scale.bits(I32x8) << 16).sar(16)
+            d = big.d * number.to(F32x8)
+            for quants in self._first_row(c, groups):
+                value = (quants - zero).to(F32x8) * d
+                if big.dmin is not None:
+                    value = value - big.dmin * mins[s].to(F32x8)
+                c.store(to + at, value)
+                at += 32

@@ -1,0 +1,25 @@
+"""Q5_K: as Q4_K, with 32 bytes of fifth bits before the nibbles: bit s of each belongs to sub-block s."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llamado.devices.cpu.kernels.formats import bits
+from llamado.devices.cpu.kernels.formats.q4_k import Q4_K
+from llamado.devices.cpu.simd import Code, I8x32, Value
+from llamado.gguf.types import TensorType
+
+
+class Q5_K(Q4_K):
+    """Five bits from a minimum on, in sub-blocks of 32."""
+
+    type = TensorType.Q5_K
+    peak = 31
+    nibbles = 48
+
+    def high_bits(self, c: Code, rows: Sequence[Value]) -> list[Value]:
+        return bits.cells8(c, rows, 16)
+
+    def widened(self, groups: list[Value], high: Sequence[Value], s: int) -> list[Value]:
+        fifths = [bits.place_bit(v.bits(I8x32), s, 4) for v in high]
+        return [v | b for v, b in zip(groups, fifths, strict=True)]

@@ -1,0 +1,52 @@
+"""Q6_K: 128 bytes of nibbles | 64 bytes of pairs of high bits | 16 signed bytes of scales | f16 d;
+d · scale · (q − 32).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from llamado.devices.cpu.kernels.formats import bits
+from llamado.devices.cpu.kernels.formats.format import Block256, Blocks256
+from llamado.devices.cpu.simd import Code, I8x32, I16x16, Value
+from llamado.gguf.types import TensorType
+
+_HIGH, _SCALES, _D = 128, 192, 208
+
+
+class Q6_K(Blocks256):
+    """Six bits around zero, in sub-blocks of 16."""
+
+    type = TensorType.Q6_K
+    peak, zero_shift, part = 63, 5, 16
+
+    def unpack(self, c: Code, rows: Sequence[Value]) -> Block256:
+        scales = bits.cells4(c, rows, _SCALES)
+        pairs: list[Value] = []
+        for v in scales:
+            words = v.bits(I16x16)
+            pairs += [(words << 8).sar(8), words.sar(8)]
+
+        def parts() -> Iterator[tuple[list[Value], Value]]:
+            for half in range(2):
+                low = [bits.cells8(c, rows, 64 * half + 32 * k) for k in range(2)]
+                high = bits.cells8(c, rows, _HIGH + 32 * half)
+                for quarter in range(4):
+                    groups = [_six_bits(low[quarter % 2][g], high[g], quarter) for g in range(8)]
+                    for k in range(2):
+                        s = 8 * half + 2 * quarter + k
+                        scale = (scales[s // 4] << (24 - 8 * (s % 4))).sar(24)
+                        yield groups[4 * k : 4 * k + 4], c.lowering.scale(c, scale)
+
+        return Block256(bits.halves(c, rows, _D), None, pairs, parts())
+
+
+def _six_bits(low: Value, high: Value, quarter: int) -> Value:
+    """A group of a quarter of 128 weights: nibbles of `low`, and above them bits 2·quarter and the next of `high`."""
+    nibble = bits.shift_bytes(low.bits(I8x32), 4 * (quarter // 2)) & 15
+    two = high.bits(I8x32)
+    if quarter < 2:
+        two = (two.bits(I16x16) << (4 - 2 * quarter)).bits(I8x32)
+    elif quarter > 2:
+        two = bits.shift_bytes(two, 2 * quarter - 4)
+    return nibble | (two & 0x30)
