@@ -156,7 +156,7 @@ class Commands:
             return ()
 
         class Device:
-            name, lost = "CPU", None
+            name, lost, local = "CPU", None, True
 
             def __init__(self, n_threads: Any = None, n_threads_batch: Any = None, *, numa: Any = None) -> None:
                 note("device", n_threads=n_threads, n_threads_batch=n_threads_batch, numa=numa)
@@ -366,7 +366,7 @@ class Commands:
         self._patch.setattr(Llama, "chat", chat)
 
         class Workers:
-            def __init__(self, split: Any, *_: Any) -> None:
+            def __init__(self, split: Any) -> None:
                 note("divided", split=split)
 
             def devices(self) -> list[Any]:
@@ -384,7 +384,7 @@ class Commands:
             return real_sizes(file, model, **options)
 
         self._patch.setattr(fitting, "model_sizes", model_sizes)
-        self._patch.setattr("llamado.rpc.client.workers.Workers", Workers)
+        self._patch.setattr("llamado.commands.plan._workers", Workers)
         self._patch.setattr("llamado.devices.split.measure.measure_all", measure_all)
         self._patch.setattr("llamado.commands.plan.list_devices", lambda flags: note("listed", devices=True))
         self._patch.setattr(cli, "_list_cache", lambda: note("listed", cache=True))

@@ -17,8 +17,9 @@ from tiny_models import make_gemma3, make_llama
 from llamado.commands import cli
 from llamado.commands import plan as planning
 from llamado.commands.plan import AUTO, MEMORY, Candidate, candidates, comparison, layers_text
+from llamado.devices.registry import Unreachable, backend
 from llamado.devices.split.placement import DeviceFigures, ModelSizes, NotEnoughMemory, Placement, SplitOptions, predict
-from llamado.rpc.client.workers import Unreachable, Workers, WorkersUnreachable
+from llamado.rpc.client.workers import WorkersUnreachable
 
 MIB = 1 << 20
 
@@ -219,7 +220,7 @@ def test_unreachable_workers_are_all_named(capsys: pytest.CaptureFixture[str], m
     assert cli.main(["plan", "-m", str(model_path), "--rpc", endpoints]) == 1
     out, err = capsys.readouterr()
     assert all(f"127.0.0.1:{port}" in err for port in ports) and "Traceback" not in err and not out
-    found = Workers(SplitOptions(rpc=tuple(endpoints.split(",")))).connect()
+    found = backend("rpc", endpoints.split(",")).connect()
     assert all(isinstance(worker, Unreachable) for worker in found)
 
 

@@ -49,7 +49,7 @@ class FakeDevice:
     clock: Clock
     name: str = "RPC0[far:1]"
     endpoint: Endpoint | None = field(default_factory=lambda: Endpoint("far"))
-    own: bool = True
+    clears: bool = False
     total: int = 1 << 30
     round_trip: float = 0.01
     bandwidth: float = 1e8
@@ -63,6 +63,10 @@ class FakeDevice:
     sent: int = 0
     reads: int = 0
     begun: threading.Barrier | None = None
+
+    @property
+    def local(self) -> bool:
+        return self.endpoint is None
 
     def place(self, tensors: Sequence[Tensor]) -> list[Buffer]:
         if self.begun is not None:
@@ -156,7 +160,7 @@ def test_this_machine_has_no_link(clock: Clock) -> None:
 
 
 def test_memory_is_touched_where_clearing_does_not(clock: Clock) -> None:
-    ours, ggmls = FakeDevice(clock), FakeDevice(clock, own=False)
+    ours, ggmls = FakeDevice(clock), FakeDevice(clock, clears=True)
     measure(ours)
     measure(ggmls)
     assert ours.copied > WEIGHTS // 2 and ggmls.copied == 0

@@ -69,15 +69,13 @@ def test_the_log_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
     found = figures((1e7, MUCH, 0.01))
 
     class Workers:
-        def __init__(self, *_: Any) -> None: ...
-
         def devices(self) -> list[Any]:
             return [SimpleNamespace(name=found[1].name, close=lambda: None)]
 
     def measured(devices: Sequence[Any], **_: Any) -> list[DeviceFigures]:
         return found
 
-    monkeypatch.setattr(device_pool, "Workers", Workers)
+    monkeypatch.setattr(device_pool, "backend", lambda *_: Workers())
     monkeypatch.setattr(device_pool, "measure_all", measured)
     caplog.set_level("INFO", "llamado")
     path = make_llama(tmp_path / "tiny.gguf", n_vocab=320)

@@ -39,6 +39,8 @@ class MortalDevice:
     everything fails with DeviceLost. `before` is called with the name of each method; it may raise, wait or kill.
     """
 
+    local, endpoint = False, None
+
     def __init__(self, name: str, jit: Jit) -> None:
         self.name = name
         self.lost: DeviceLost | None = None

@@ -12,9 +12,9 @@ import pytest
 from tiny_models import make_gemma3, make_llama
 
 from llamado.commands import cli
-from llamado.devices.cpu.compile import copies
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.device import WEIGHT_TYPES, DeviceError
+from llamado.devices.cpu.kernels.formats import FORMATS
+from llamado.devices.device import DeviceError
 from llamado.engine.llama import Llama
 from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.supported import check_supported
@@ -37,14 +37,10 @@ def of_type(type: TensorType) -> Header:
     return Header("it.gguf", Metadata({"general.architecture": "llama"}), {"blk.0.ffn_up.weight": type})
 
 
-def test_the_types_said_are_those_with_kernels() -> None:
-    assert WEIGHT_TYPES == copies.READABLE
-
-
 @pytest.mark.parametrize("type", TensorType)
 def test_types_of_weights(type: TensorType) -> None:
     check_supported(of_type(type), workers=True)
-    if type in WEIGHT_TYPES:
+    if type in FORMATS:
         check_supported(of_type(type))
         return
     with pytest.raises(UnsupportedModel, match=rf"it\.gguf.*'blk\.0\.ffn_up\.weight'.*{type.name}.*BF16, F16.*Q6_K"):

@@ -26,7 +26,7 @@ from test_rpc_graphs import CAPTURES
 from wire_client import Client, layout, raw, records, request, running, wire_of
 
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.kernel_quota import Budgets, RationedJit
+from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.kernels.maths import GATE, UNARY
 from llamado.ggml import graph as g
 from llamado.ggml.errors import ShapeError
@@ -59,6 +59,7 @@ from llamado.rpc.wire import (
 )
 from llamado.rpc.worker import server as worker_module
 from llamado.rpc.worker import session
+from llamado.rpc.worker.budgets import Budgets
 from llamado.rpc.worker.server import Worker
 
 MESSAGES = int(os.environ.get("LLAMADO_FUZZ", "1200"))
@@ -175,7 +176,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     buffers: list[Guarded]
     try:
         with guarded() as buffers:
-            device = CpuDevice(2, jit=RationedJit(folder=folder / "kernels"))
+            device = CpuDevice(2, jit=Jit(folder=folder / "kernels"))
             with running(device, mem=256 << 20) as worker:
                 worker.shared.kernels = Budgets(1 << 30)
                 bystander = Bystander(worker)

@@ -26,7 +26,7 @@ from wire_client import Client, layout, raw, records, request, running, until, w
 from llamado.devices import limits
 from llamado.devices.cpu.compile.compiler import Compiler
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.kernel_quota import Budgets, RationedJit
+from llamado.devices.cpu.jit import Jit
 from llamado.devices.device import DeviceError
 from llamado.ggml import graph as g
 from llamado.ggml.graph import Graph
@@ -61,6 +61,7 @@ from llamado.rpc.wire import (
     graph_request,
     write_request,
 )
+from llamado.rpc.worker.budgets import Budgets
 from llamado.rpc.worker.identity import identity
 from llamado.rpc.worker.memory import Lender, Turns
 from llamado.rpc.worker.server import Worker, WorkerError, WorkerOptions, run_worker
@@ -76,7 +77,7 @@ NOTHING = WireTensor(0, 0, 0, (0,) * 4, (0,) * 4, 0)
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[CpuDevice]:
-    device = CpuDevice(1, jit=RationedJit())
+    device = CpuDevice(1)
     yield device
     device.close()
 
@@ -750,7 +751,7 @@ def test_kernels_are_rationed(
 ) -> None:
     """A graph that needs ever new kernels takes several turns, and has an end."""
     monkeypatch.setattr("llamado.rpc.worker.session.KERNELS_A_TURN", 2)
-    device = CpuDevice(1, jit=RationedJit(folder=tmp_path))
+    device = CpuDevice(1, jit=Jit(folder=tmp_path))
     turns = []
     original = device.prepare
     monkeypatch.setattr(device, "prepare", lambda graph: turns.append(graph) or original(graph))
@@ -773,8 +774,8 @@ def test_kernels_are_rationed(
 def test_kernels_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has used up his own waits, also as another connection, and nobody else does."""
     now = [1000.0]
-    monkeypatch.setattr("llamado.devices.cpu.kernel_quota.time", SimpleNamespace(monotonic=lambda: now[0]))
-    device = CpuDevice(1, jit=RationedJit(folder=tmp_path))
+    monkeypatch.setattr("llamado.rpc.worker.budgets.time", SimpleNamespace(monotonic=lambda: now[0]))
+    device = CpuDevice(1, jit=Jit(folder=tmp_path))
     rng = np.random.default_rng(1)
     with running(device) as worker:
         worker.shared.kernels = budgets = Budgets(6, 1.0)

@@ -12,7 +12,6 @@ from tiny_models import make_llama
 from wire_client import Client, layout, raw, request, running, wire_of
 
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.kernel_quota import RationedJit
 from llamado.devices.split.placement import SplitOptions
 from llamado.engine.llama import Llama
 from llamado.engine.options import EngineOptions
@@ -40,7 +39,7 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def devices() -> Iterator[list[CpuDevice]]:
-    devices = [CpuDevice(1, jit=RationedJit()) for _ in range(3)]
+    devices = [CpuDevice(1) for _ in range(3)]
     yield devices
     for device in devices:
         device.close()

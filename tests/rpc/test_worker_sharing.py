@@ -12,8 +12,7 @@ import pytest
 from wire_client import Client, layout, request, running, until, wire_of
 
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.kernel_quota import RationedJit
-from llamado.devices.device import DeviceError, Sharable
+from llamado.devices.device import DeviceError
 from llamado.ggml import graph as g
 from llamado.ggml.graph import Graph
 from llamado.gguf.types import TensorType as T
@@ -25,7 +24,7 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[CpuDevice]:
-    device = CpuDevice(1, jit=RationedJit())
+    device = CpuDevice(1)
     yield device
     device.close()
 
@@ -194,7 +193,6 @@ def test_working_memory_rests_with_its_client(device: CpuDevice) -> None:
 
 def test_a_device_says_what_it_needs_before_it_takes_it() -> None:
     device = CpuDevice(2)
-    assert isinstance(device, Sharable)
     asked: list[int] = []
 
     def refuse(size: int) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from llamado.devices.device import Device
+    from llamado.devices.registry import Backend
     from llamado.gguf.types import TensorType
 
 _MIB = 1 << 20
@@ -42,19 +43,18 @@ MEMORY = "memory: by free memory, as llama.cpp does"
 
 def list_devices(flags: Parsed) -> int:
     """Print the devices of this machine and of all workers, as llama.cpp does; 1 where a worker does not answer."""
-    from llamado.devices.cpu.device import CpuDevice
-    from llamado.rpc.client.workers import Unreachable, Workers
+    from llamado.devices.registry import DeviceOptions, Unreachable, open_device
 
     split = split_options(flags)
     print("Available devices:")
-    here = CpuDevice(1)
+    here = open_device("cpu", DeviceOptions(n_threads=1))
     print(f"  CPU: {processor()} ({_memory(here)})", flush=True)
     here.close()
     failed = False
     number = 0
-    for worker in Workers(split).connect() if split is not None else []:
+    for worker in _workers(split).connect() if split is not None else ():
         if isinstance(worker, Unreachable):
-            print(f"  RPC{number}: {worker.endpoint} (not available: {worker.why})")
+            print(f"  RPC{number}: {worker.where} (not available: {worker.why})")
             failed, number = True, number + 1
             continue
         for device in worker:
@@ -160,17 +160,21 @@ def plan(flags: Parsed) -> int:
 
 def _figures(options: EngineOptions, type: TensorType, width: int) -> list[DeviceFigures]:
     """This machine's device and those of all workers, measured. Raises WorkersUnreachable, naming all of them."""
-    from llamado.devices.cpu.device import CpuDevice
     from llamado.devices.split.measure import measure_all
-    from llamado.rpc.client.workers import Workers
 
-    devices: list[Device] = [*Workers(options.split).devices()] if options.split is not None else []
-    here = CpuDevice(options.n_threads, options.n_threads_batch, numa=options.numa)
+    devices: list[Device] = [*_workers(options.split).devices()] if options.split is not None else []
+    here = options.device()
     try:
         return measure_all([here, *devices], type=type, width=width)
     finally:
         for device in (here, *devices):
             device.close()
+
+
+def _workers(split: SplitOptions) -> Backend:
+    from llamado.devices.registry import DeviceOptions, backend
+
+    return backend("rpc", split.rpc, DeviceOptions(ca=split.ca, cert=split.cert, key=split.key))
 
 
 def candidates(sizes: ModelSizes, figures: Sequence[DeviceFigures], split: SplitOptions | None) -> list[Candidate]:

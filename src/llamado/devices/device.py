@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamado.errors import LlamadoError
 from llamado.ggml.graph import Graph
+from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
@@ -22,15 +23,6 @@ Bytes = NDArray[np.uint8]
 
 Loaded = Callable[[int], None]
 """Is told how many more bytes of weights a device has."""
-
-
-WEIGHT_TYPES = frozenset(
-    {
-        TensorType.F32, TensorType.F16, TensorType.BF16, TensorType.Q4_0, TensorType.Q4_1, TensorType.Q5_0,
-        TensorType.Q5_1, TensorType.Q8_0, TensorType.Q4_K, TensorType.Q5_K, TensorType.Q6_K, TensorType.IQ4_NL,
-    }
-)  # fmt: skip
-"""Types of weights that this machine's own device has kernels for; workers may have others."""
 
 
 class DeviceError(LlamadoError):
@@ -57,23 +49,101 @@ class DeviceLost(DeviceError):
         self.why = why
 
 
+class NoKernelsLeft(DeviceError):
+    """A graph needs more different kernels than it may have made now; those made so far are kept."""
+
+
+class KernelQuota:
+    """How many kernels a graph may still have made; those that are there already cost nothing."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def take(self) -> None:
+        """One more is about to be made; raises NoKernelsLeft."""
+        if self.left <= 0:
+            raise NoKernelsLeft("a graph that needs more different kernels than any model does")
+        self.left -= 1
+
+
+class OperationTime(NamedTuple):
+    """Seconds a thread spent in an operation, and before it waiting for the others (means over the threads)."""
+
+    label: str
+    work: float
+    wait: float
+
+
+class Address(Protocol):
+    """Where a device of another process is."""
+
+    @property
+    def host(self) -> str:
+        """The machine's name or address."""
+
+
 class Buffer(Protocol):
     """Memory of one device."""
 
     size: int
 
+    @property
+    def memory(self) -> Bytes | None:
+        """Its bytes, where they are this process's."""
+
+    def lock(self) -> bool:
+        """Keeps what of it is this machine's in RAM; False, and a warning that says why, where the system refuses."""
+
     def free(self) -> None:
-        """Gives the memory back; tensors in it must not be used any more."""
+        """Gives the memory back, from any thread; tensors in it must not be used any more."""
 
 
 class Device(Protocol):
     """A place that holds tensors and computes graphs.
 
-    A device on another machine fails with DeviceLost, from any method or future, once it is gone.
+    A device on another machine fails with DeviceLost, from any method or future, once it is gone. `place`, `memory` and
+    a buffer's `free` may come from any thread, also while a graph runs; everything else from one at a time.
     """
 
     name: str
     """How placements and messages call it: "CPU", "RPC0[host:port]"."""
+
+    # --- what it is ---
+
+    @property
+    def local(self) -> bool:
+        """Whether weights are used where their bytes are on this machine: loading them sends and copies nothing."""
+
+    @property
+    def endpoint(self) -> Address | None:
+        """Where it is; None in this process."""
+
+    @property
+    def details(self) -> str:
+        """What it computes with, for people ("2 threads"); "" where there is nothing to say."""
+
+    @property
+    def clears(self) -> bool:
+        """Whether `place` writes to the memory it gives; otherwise all of it may be one page until it is written to."""
+
+    def supports(self, op: Op, type: TensorType) -> bool:
+        """Whether it has an operation whose first source (a matrix of weights, a table) is of this type, as far as it
+        can tell before it tries.
+        """
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes free, bytes in all."""
+
+    # --- whether it is there ---
+
+    @property
+    def lost(self) -> DeviceLost | None:
+        """Why it is gone; None while it is there, and of a device that stays."""
+
+    def on_lost(self, callback: Callable[[DeviceLost], None]) -> None:
+        """Calls `callback` once when it is lost (now, if it is), from any thread; it must not block."""
+
+    # --- the stream ---
 
     def place(self, tensors: Sequence[Tensor]) -> list[Buffer]:
         """Gives tensors memory here, zeroed, and binds them to it; DeviceError where there is no room.
@@ -82,36 +152,33 @@ class Device(Protocol):
         """
 
     def load(self, weights: Sequence[tuple[Tensor, Bytes]], progress: Loaded | None = None) -> list[Buffer]:
-        """Gives weights their bytes and binds them; a device on this machine uses the bytes where they are."""
+        """Gives weights their bytes and binds them; a device that is `local` uses the bytes where they are."""
 
     def write(self, tensor: Tensor, data: NDArray[Any], offset: int = 0) -> None:
         """Copies the bytes of `data` to byte `offset` of a bound tensor; `data` may change once this returns."""
 
-    def prepare(self, graph: Graph) -> object:
-        """Does now what `submit` of this graph would have to do the first time; what tensors hold is not read yet."""
+    def prepare(self, graph: Graph, quota: KernelQuota | None = None) -> object:
+        """Does now what `submit` of this graph would have to do the first time; what tensors hold is not read yet.
+
+        Raises NoKernelsLeft where kernels have to be made beyond `quota`.
+        """
 
     def submit(self, graph: Graph) -> None:
         """Computes a graph; its outputs, which are bound, can be read after it."""
 
     def read(self, tensor: Tensor, offset: int, size: int) -> Future[Bytes]:
-        """`size` bytes of a bound tensor as they are once everything submitted before is done."""
+        """`size` bytes of a bound tensor as they are once everything submitted before is done.
+
+        Of a device that is `local` they may be its own memory, which the next graph writes to.
+        """
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Copies the bytes of one bound tensor to another of the same size, which may overlap it (memmove)."""
 
-    def memory(self) -> tuple[int, int]:
-        """Bytes free, bytes in all."""
+    def profile(self, graph: Graph, repeats: int = 20) -> list[OperationTime]:
+        """Runs a graph and gives the time of each operation, in order; DeviceError where it cannot tell."""
 
-    def close(self) -> None:
-        """Gives everything back."""
-
-
-@runtime_checkable
-class Sharable(Protocol):
-    """What a device needs besides to serve several clients that know nothing of each other.
-
-    `place`, `memory` and a buffer's `free` may come from any thread, also while a graph runs.
-    """
+    # --- what it works with, where clients share it ---
 
     reserve: Callable[[int], None]
     """Is asked before the working memory of graphs grows to so many bytes; refuses with DeviceError."""
@@ -128,3 +195,6 @@ class Sharable(Protocol):
 
     def abandon(self) -> None:
         """Makes a `submit` in another thread return soon, its results worthless; may come again until it has."""
+
+    def close(self) -> None:
+        """Gives everything back."""

@@ -287,10 +287,9 @@ def _runner(
     scales: Scales,
 ) -> tuple[ModelRunner, Fit]:
     """The forward pass of a model that generates, ready for batches of all sizes; and the context it got."""
-    from llamado.devices.cpu.device import CpuDevice
     from llamado.engine.forward.runner import ModelRunner
 
-    here = CpuDevice(options.n_threads, options.n_threads_batch, numa=options.numa)
+    here = options.device()
     wanted = MemoryOptions(
         options.n_ctx, options.n_slots, options.unified, options.max_batch, *types, options.beyond_training
     )

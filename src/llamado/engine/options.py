@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llamado.devices.device import Device
+from llamado.devices.registry import DeviceOptions, open_device
 from llamado.devices.split.placement import SplitOptions
 
 if TYPE_CHECKING:
@@ -117,6 +119,12 @@ class EngineOptions:
     def max_batch(self) -> int:
         """Most tokens in a forward pass."""
         return min(self.n_batch, self.n_ubatch)
+
+    def device(self) -> Device:
+        """This machine's device, opened with these threads."""
+        return open_device(
+            "cpu", DeviceOptions(n_threads=self.n_threads, n_threads_batch=self.n_threads_batch, numa=self.numa)
+        )
 
     def with_context(self, n_ctx: int) -> EngineOptions:
         """The same with cells for so many tokens, whatever the model was trained with."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llamado.devices.device import WEIGHT_TYPES
+from llamado.devices.registry import backend
 from llamado.gguf.header import Header
 from llamado.models import UnsupportedModel, find_architecture
 
@@ -13,9 +13,12 @@ def check_supported(header: Header, *, workers: bool = False) -> None:
     With `workers`, weights may be of types that they alone have kernels for.
     """
     find_architecture(header.source, header.metadata)
-    for name, type in header.types.items() if not workers else ():
-        if type not in WEIGHT_TYPES:
+    types = None if workers else backend("cpu").weight_types()
+    if types is None:
+        return
+    for name, type in header.types.items():
+        if type not in types:
             raise UnsupportedModel(
                 f"{header.source}: tensor '{name}' is of type {type.name}, which has no kernel here; these types have: "
-                f"{', '.join(sorted(type.name for type in WEIGHT_TYPES))}"
+                f"{', '.join(sorted(type.name for type in types))}"
             )

@@ -7,22 +7,24 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices import limits
-from llamado.devices.cpu.compile.compiler import Compiler
+from llamado.devices.cpu.compile.compiler import SUPPORTED, Compiler
 from llamado.devices.cpu.compile.program import Program, Temporary, link, plan
 from llamado.devices.cpu.jit import Jit
+from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.cpu.memory import CpuBuffer, view_of
 from llamado.devices.cpu.numa import NumaBinding
 from llamado.devices.cpu.team import Team
-from llamado.devices.device import WEIGHT_TYPES, Buffer, Bytes, DeviceError, Loaded
+from llamado.devices.device import Buffer, Bytes, DeviceError, DeviceLost, KernelQuota, Loaded, OperationTime
 from llamado.ggml.graph import Graph
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
+from llamado.gguf.types import TensorType
 
 _PROGRAMS_KEPT = 160
 _LEAST_ARENA = 1 << 16
@@ -35,14 +37,6 @@ class _Compiled:
     n_threads: int
     constants: list[NDArray[Any]]
     places: dict[Tensor, Temporary]
-
-
-class OperationTime(NamedTuple):
-    """Seconds a thread spent in an operation, and before it waiting for the others (means over the threads)."""
-
-    label: str
-    work: float
-    wait: float
 
 
 class CpuDevice:
@@ -70,6 +64,22 @@ class CpuDevice:
         self._arena = CpuBuffer.allocate(_LEAST_ARENA)
         self._programs: OrderedDict[int, _Compiled] = OrderedDict()
 
+    local, clears = True, False
+    endpoint: None = None
+    lost: DeviceLost | None = None
+
+    @property
+    def details(self) -> str:
+        """How many threads serve small batches."""
+        return f"{self.n_threads} thread{'s' if self.n_threads != 1 else ''}"
+
+    def on_lost(self, callback: Callable[[DeviceLost], None]) -> None:
+        """Nothing to do: it is there as long as the process is."""
+
+    def supports(self, op: Op, type: TensorType) -> bool:
+        """Whether there are kernels."""
+        return op in SUPPORTED and type in FORMATS
+
     def alloc(self, size: int) -> CpuBuffer:
         """Zeroed memory; its pages are taken when they are first touched."""
         return CpuBuffer.allocate(size)
@@ -92,10 +102,10 @@ class CpuDevice:
     def load(self, weights: Sequence[tuple[Tensor, Bytes]], progress: Loaded | None = None) -> list[Buffer]:
         """Binds weights to where their bytes are already (a mapped file); DeviceError for a type without a kernel."""
         for tensor, _ in weights:
-            if tensor.type not in WEIGHT_TYPES:
+            if tensor.type not in FORMATS:
                 raise DeviceError(
                     f"tensor {tensor.name} is of type {tensor.type.name}, which {self.name} has no kernel for; it has "
-                    f"them for {', '.join(sorted(type.name for type in WEIGHT_TYPES))}"
+                    f"them for {', '.join(sorted(type.name for type in FORMATS))}"
                 )
         buffers: list[Buffer] = []
         for tensor, data in weights:
@@ -118,7 +128,7 @@ class CpuDevice:
         compiled = self._compiled(graph) or self.prepare(graph)
         self.team.run(compiled.program.table, compiled.program.counters, compiled.n_threads)
 
-    def prepare(self, graph: Graph) -> _Compiled:
+    def prepare(self, graph: Graph, quota: KernelQuota | None = None) -> _Compiled:
         """Compiles a graph without running it, unless it has been already."""
         compiled = self._compiled(graph)
         if compiled is not None:
@@ -141,7 +151,11 @@ class CpuDevice:
             self._programs.clear()
             self._arena.free()
             self._arena = CpuBuffer.allocate(size + size // 4)
-        program = link(operations, self.jit, self._arena.address, size, self.team.counter_bytes)
+        self.jit.quota = quota
+        try:
+            program = link(operations, self.jit, self._arena.address, size, self.team.counter_bytes)
+        finally:
+            self.jit.quota = None
         compiled = _Compiled(graph, program, n_threads, compiler.constants, compiler.places)
         self._programs[id(graph)] = compiled
         if len(self._programs) > _PROGRAMS_KEPT:

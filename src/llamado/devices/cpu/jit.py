@@ -26,6 +26,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from llamado.devices.cpu.lowering import Lowering, choose
+from llamado.devices.device import KernelQuota
 from llamado.devices.owned import foreign
 from llamado.errors import LlamadoError
 
@@ -147,6 +148,8 @@ class Jit:
         self._features = ",".join(f"{'+' if on else '-'}{name}" for name, on in sorted(features.items()))
         self.folder = folder or cache_folder()
         self.compiled = 0
+        self.quota: KernelQuota | None = None
+        """Is asked before a kernel is made, or loaded from disk."""
         identity = [llvmlite.__version__, self.cpu, self._features, self.lowering.name]
         self._identity = hashlib.sha256(_source_hash() + "\0".join(identity).encode())
         self._loaded: dict[tuple[str, tuple[tuple[str, Any], ...]], Loaded] = {}
@@ -174,10 +177,12 @@ class Jit:
         return self.folder / f"{kernel.name}-{digest.hexdigest()[:32]}.o"
 
     def load(self, kernel: Kernel, **parameters: Any) -> Loaded:
-        """A kernel made with these parameters: from memory, from disk, or compiled now."""
+        """A kernel made with these parameters: from memory, from disk, or compiled now. Raises NoKernelsLeft."""
         key = (kernel.name, tuple(sorted(parameters.items())))
         found = self._loaded.get(key)
         if found is None:
+            if self.quota is not None:
+                self.quota.take()
             path = self._path(kernel, parameters)
             symbol = f"{kernel.name}_{path.stem[-32:]}"
             code = self._read(path)

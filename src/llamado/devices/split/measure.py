@@ -35,7 +35,7 @@ _THIS_MACHINE = ""
 def figures_of(device: Device) -> DeviceFigures:
     """Name and memory of a device; no speeds."""
     free, total = device.memory()
-    return DeviceFigures(name=device.name, local=_endpoint(device) is None, free=free, total=total)
+    return DeviceFigures(name=device.name, local=device.local, free=free, total=total)
 
 
 def measure_all(
@@ -127,8 +127,8 @@ class _Measurement:
 
     def touch(self) -> None:
         """Makes the device write to the weights: fresh memory may be one page of zeros in many places."""
-        if not getattr(self._device, "own", True):
-            return  # ggml's workers cleared it byte by byte
+        if self._device.clears:
+            return
         for tensor in self._touched:
             for at in range(0, tensor.nbytes, _LARGEST_WRITE):
                 n = min(_LARGEST_WRITE, tensor.nbytes - at)
@@ -201,11 +201,6 @@ def _raw_view(tensor: Tensor, at: int, n: int) -> Tensor:
     return raw
 
 
-def _endpoint(device: Device) -> object | None:
-    """Where a device of another process is (its `host`), None for one of this process."""
-    return getattr(device, "endpoint", None)
-
-
 def _machine(device: Device) -> str:
-    host = str(getattr(_endpoint(device), "host", _THIS_MACHINE)).lower()
+    host = _THIS_MACHINE if device.endpoint is None else device.endpoint.host.lower()
     return _THIS_MACHINE if host in ("localhost", "::1") or host.startswith("127.") else host

@@ -89,11 +89,10 @@ def load_embedder(
     generating; its weights serve both. Where memory is short texts are cut shorter, and that is said. Raises
     LlamadoError.
     """
-    from llamado.devices.cpu.device import CpuDevice
     from llamado.engine.forward.runner import ModelRunner
 
     pooling = chosen_pooling(options, model)
-    here = CpuDevice(options.n_threads, options.n_threads_batch, numa=options.numa)
+    here = options.device()
     figures = before_reading(figures_of(here), file)
     if beside is not None:
         taken = sum(beside.sizes.kv) + beside.sizes.compute + beside.sizes.head_compute

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import Device
+from llamado.devices.registry import DeviceOptions, backend
 from llamado.devices.split.failover import without
 from llamado.devices.split.measure import figures_of, measure_all
 from llamado.devices.split.placement import (
@@ -19,8 +19,6 @@ from llamado.engine.forward.fitting import MemoryOptions, before_reading, fit
 from llamado.engine.forward.sizes import usual_weights
 from llamado.gguf.reader import GGUFFile
 from llamado.models.base import Model
-from llamado.rpc.client.known_hashes import KnownHashes
-from llamado.rpc.client.workers import Workers
 
 log = logging.getLogger(__name__)
 
@@ -36,14 +34,13 @@ class DevicePool:
     byte is sent), UnknownDevice.
     """
 
-    def __init__(
-        self, split: SplitOptions, here: CpuDevice, file: GGUFFile, model: Model, wanted: MemoryOptions
-    ) -> None:
+    def __init__(self, split: SplitOptions, here: Device, file: GGUFFile, model: Model, wanted: MemoryOptions) -> None:
         # One that does not answer at all must not use up the time after which its layers go elsewhere.
         self._patience = (
             _PATIENCE if split.failover is None else max(min(_PATIENCE, split.failover / 2), _LEAST_PATIENCE)
         )
-        self._workers = Workers(split, KnownHashes(file.shard_paths))
+        options = DeviceOptions(files=file.shard_paths, ca=split.ca, cert=split.cert, key=split.key)
+        self._workers = backend("rpc", split.rpc, options)
         self.devices: list[Device] = [here, *self._workers.devices()]
         try:
             if split.tensor_split is None:

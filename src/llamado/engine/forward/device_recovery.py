@@ -67,14 +67,12 @@ class DeviceRecovery:
         return self._lost
 
     def _guard(self, device: Device) -> None:
-        """Has us told when a device is lost, where it is of the kind that can be."""
-        on_lost = getattr(device, "on_lost", None)
-        if on_lost is not None:
-            on_lost(lambda _: self._look_for_lost())
+        """Has us told when a device is lost."""
+        device.on_lost(lambda _: self._look_for_lost())
 
     def _look_for_lost(self) -> None:
         """Whoever waits for a batch need not wait for the parts of it that are still computed elsewhere."""
-        error = next((loss for i in self._tensors.used if (loss := _loss(self._devices[i])) is not None), None)
+        error = next((loss for i in self._tensors.used if (loss := self._devices[i].lost) is not None), None)
         if self._lost is None and error is not None:
             self._lost, self._lost_since = error, time.time()
             self._pipeline.give_up(error)
@@ -114,7 +112,7 @@ class DeviceRecovery:
         """
         away: dict[int, DeviceLost] = {}
         for number, device in enumerate(self._devices):
-            if _loss(device) is None or not (number in self._tensors.used or elsewhere) or number in self._calling:
+            if device.lost is None or not (number in self._tensors.used or elsewhere) or number in self._calling:
                 continue
             self._forget(number)
             try:
@@ -139,7 +137,7 @@ class DeviceRecovery:
         """See Forward."""
         gone: list[DeviceLost] = []
         for number in list(self._away):
-            if number in self._back or _loss(self._devices[number]) is None:
+            if number in self._back or self._devices[number].lost is None:
                 continue
             self._calling.add(number)
             found: Device | None = None
@@ -181,7 +179,7 @@ class DeviceRecovery:
             tensors.placement, tensors.used = before
             self._lost = None
             for number, device in enumerate(self._devices):
-                if number not in tensors.used and _loss(device) is not None:
+                if number not in tensors.used and device.lost is not None:
                     self._forget(number)
             self._look_for_lost()
             if self._lost is None:
@@ -203,7 +201,7 @@ class DeviceRecovery:
             self._guard(device)
             self._tensors.adopt(weights)
             self._calling.discard(number)
-            if _loss(device) is not None:
+            if device.lost is not None:
                 self._forget(number)
 
     def close(self) -> None:
@@ -229,7 +227,7 @@ class DeviceRecovery:
         self._tensors.forget(number)
 
     def _alive(self) -> list[int]:
-        return [i for i, device in enumerate(self._devices) if _loss(device) is None]
+        return [i for i, device in enumerate(self._devices) if device.lost is None]
 
     def _tell_what_is_where(self) -> None:
         placement = self._tensors.placement
@@ -242,12 +240,6 @@ class DeviceRecovery:
         }
         for name, text in names.items():
             log.info("%s: %s", name, text)
-
-
-def _loss(device: Device) -> DeviceLost | None:
-    """Why a device is gone; None while it is there, or where it is of a kind that stays."""
-    lost: DeviceLost | None = getattr(device, "lost", None)
-    return lost
 
 
 def _together(errors: Sequence[DeviceLost]) -> DeviceLost:

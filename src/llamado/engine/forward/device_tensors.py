@@ -12,8 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.memory import CpuBuffer
 from llamado.devices.device import Bytes, Device
 from llamado.devices.split.partition import Part, split
 from llamado.ggml.ops import Op
@@ -149,7 +147,7 @@ class DeviceTensors:
     def _load(self, weights: Mapping[int, list[Tensor]], progress: Progress | None) -> None:
         """Weights to their devices, all at the same time."""
         bytes_of = {d: [(t, self._bytes(t.name)) for t in tensors] for d, tensors in weights.items() if tensors}
-        total = sum(data.nbytes for d, pairs in bytes_of.items() for _, data in pairs if not self._here(d))
+        total = sum(data.nbytes for d, pairs in bytes_of.items() for _, data in pairs if not self._devices[d].local)
         done, lock = 0, threading.Lock()
 
         def load(device: int) -> None:
@@ -160,10 +158,10 @@ class DeviceTensors:
                     if progress is not None:
                         progress(f"sending weights to {self._devices[device].name}", done, total)
 
-            here = self._here(device)
-            buffers = self._devices[device].load(bytes_of[device], None if here else count)
-            if here and self._mlock:
-                all(buffer.lock() for buffer in buffers if isinstance(buffer, CpuBuffer))  # the first refused says why
+            to = self._devices[device]
+            buffers = to.load(bytes_of[device], None if to.local else count)
+            if self._mlock:
+                all(buffer.lock() for buffer in buffers)  # the first refused says why
             self._held.update((tensor.name, device) for tensor in weights[device])
 
         if len(bytes_of) < 2:
@@ -179,9 +177,6 @@ class DeviceTensors:
             return self._added[name].data(name)
         info = self._file.tensors[name]
         return self._file.shard_data(info.shard)[info.offset : info.offset + info.nbytes]
-
-    def _here(self, device: int) -> bool:
-        return isinstance(self._devices[device], CpuDevice)
 
     # -- caches ------------------------------------------------------------------------------------------------------
 

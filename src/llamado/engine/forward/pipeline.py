@@ -12,7 +12,6 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import Bytes, Device, DeviceLost
 from llamado.devices.split.partition import Part
 from llamado.engine.forward.contract import ForwardError
@@ -108,7 +107,8 @@ class Pipeline:
     def set_up(self, parts: Sequence[Part], used: Sequence[int]) -> None:
         """From now on batches go through parts like these, on devices of these numbers."""
         self.depth = Depth(len({part.device for part in parts[1:]}) if len(parts) > 1 else 1)
-        for device in used if len(parts) > 1 else ():
+        alone = len(parts) == 1 and self._devices[parts[0].device].local
+        for device in () if alone else used:
             if device not in self._queues:
                 self._queues[device] = queue.SimpleQueue()
                 work = (device, self._queues[device])
@@ -122,7 +122,7 @@ class Pipeline:
         A batch that this machine alone computes is done when this returns.
         """
         job = _Job(parts, inputs, n_tokens, n_outputs)
-        if len(parts) == 1 and self._here(0):
+        if len(parts) == 1 and self._devices[parts[0].device].local:
             self._run(job, 0)
         else:
             self._flying.add(job.future)
@@ -185,8 +185,8 @@ class Pipeline:
             nonlocal left
             try:
                 data = future.result()
-                # what lies in this machine's working memory is gone with the next batch
-                job.values[name] = data if len(job.parts) == 1 or not self._here(part.device) else data.copy()
+                # what lies in the device's working memory is gone with the next batch
+                job.values[name] = data if len(job.parts) == 1 or not device.local else data.copy()
             except BaseException as error:
                 self._fail(job, error)
                 return
@@ -232,6 +232,3 @@ class Pipeline:
             self.on_lost()
         with suppress(Exception):
             job.future.set_exception(error)
-
-    def _here(self, device: int) -> bool:
-        return isinstance(self._devices[device], CpuDevice)

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.devices.cpu.device import CpuDevice, OperationTime
 from llamado.devices.cpu.mapped import watch
-from llamado.devices.device import Device, DeviceLost
+from llamado.devices.device import Device, DeviceLost, OperationTime
 from llamado.engine.forward.cells import KVCells
 from llamado.engine.forward.contract import ForwardError, Scales
 from llamado.engine.forward.device_recovery import DeviceRecovery, Reconnect, Replace
@@ -191,7 +190,7 @@ class ModelRunner:
         Raises ForwardError unless the whole model is on this machine.
         """
         device = self.devices[0]
-        if self.placement is not None or not isinstance(device, CpuDevice):
+        if self.placement is not None or not device.local:
             raise ForwardError("operations can be timed only where the whole model is on this machine")
         positions = np.arange(start, start + n, dtype=np.int32)
         self.start(np.zeros(n, np.int32), positions, np.zeros(n, np.int64), np.array([n - 1], np.int32)).result()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 import time
 from collections import OrderedDict
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -14,7 +14,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.devices.device import Buffer, Bytes, DeviceError, DeviceFull, DeviceLost, Loaded
+from llamado.devices.device import (
+    Buffer,
+    Bytes,
+    DeviceError,
+    DeviceFull,
+    DeviceLost,
+    KernelQuota,
+    Loaded,
+    OperationTime,
+)
 from llamado.ggml.graph import Graph
 from llamado.ggml.ops import Op, TensorFlag
 from llamado.ggml.tensor import Tensor
@@ -70,9 +79,15 @@ _MAY_EXPAND = frozenset({Op.FLASH_ATTN_EXT, Op.MUL_MAT, Op.MUL_MAT_ID, Op.CUMSUM
 class RemoteBuffer:
     """Memory of a worker: `ptr` is its name there, `base` its address."""
 
+    memory: Bytes | None = None
+
     def __init__(self, device: RemoteDevice, ptr: int, base: int, size: int) -> None:
         self.device, self.ptr, self.base, self.size = device, ptr, base, size
         self.sent_inputs = SentInputs()
+
+    def lock(self) -> bool:
+        """There is nothing of it here."""
+        return True
 
     def free(self) -> None:
         """Gives the memory back; of a lost worker there is nothing to give."""
@@ -158,7 +173,12 @@ class RemoteDevice:
         self._failure: DeviceError | None = None
         self._copies: bool | None = True if self.own else None
         self._closed = False
+        self.reserve: Callable[[int], None] = lambda size: None
         shared.open += 1
+
+    local = False
+    details = ""
+    working = 0
 
     def __repr__(self) -> str:
         return f"<RemoteDevice {self.name}{' lost' if self.lost else ''}>"
@@ -185,6 +205,15 @@ class RemoteDevice:
     def on_lost(self, callback: Callable[[DeviceLost], None]) -> None:
         """Calls `callback` once when the worker is lost (now, if it is), from any thread; it must not block."""
         self._connection.on_lost(lambda why: callback(DeviceLost(self.name, why)))
+
+    @property
+    def clears(self) -> bool:
+        """ggml's workers clear memory byte by byte."""
+        return not self.own
+
+    def supports(self, op: Op, type: TensorType) -> bool:
+        """Nobody can ask a worker: it says so when it gets the graph."""
+        return True
 
     def round_trip(self) -> float:
         """Seconds from a question to its answer, the best of five, once the worker has nothing else to do."""
@@ -470,8 +499,11 @@ class RemoteDevice:
 
     # --- graphs -------------------------------------------------------------------------------------------------------
 
-    def prepare(self, graph: Graph) -> object:
-        """Puts a graph into bytes, and where the worker does not do it, its activations into memory."""
+    def prepare(self, graph: Graph, quota: KernelQuota | None = None) -> object:
+        """Puts a graph into bytes, and where the worker does not do it, its activations into memory.
+
+        Kernels are the worker's business: it makes them when the graph comes.
+        """
         self._surface()
         with self._connection.sending:
             return self._prepare(graph)
@@ -489,6 +521,23 @@ class RemoteDevice:
             else:
                 self._last = (graph, self._shared.freed)
                 connection.send(_GRAPH_HEAD + len(prepared.payload).to_bytes(8, "little"), prepared.payload)
+
+    def profile(self, graph: Graph, repeats: int = 20) -> list[OperationTime]:
+        """Raises DeviceError: a worker tells no times."""
+        raise DeviceError(f"{self.name} does not tell how long its operations take")
+
+    def forget(self, graphs: Iterable[Graph]) -> None:
+        """Drops the bytes of graphs; their working memory is the worker's."""
+        with self._connection.sending:
+            for graph in graphs:
+                prepared = self._prepared.pop(id(graph), None)
+                self._prepared_bytes -= 0 if prepared is None else len(prepared.payload)
+
+    def rest(self) -> None:
+        """Nothing to do: the worker rests by itself."""
+
+    def abandon(self) -> None:
+        """Nothing to do: `submit` waits for no result."""
 
     def _prepare(self, graph: Graph) -> _Prepared:
         prepared = self._prepared.get(id(graph))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ssl
 import threading
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import NamedTuple
 
 from llamado.devices.device import Device, DeviceLost
-from llamado.devices.split.placement import SplitOptions
+from llamado.devices.registry import DeviceOptions, Unreachable
 from llamado.errors import LlamadoError
+from llamado.gguf.types import TensorType
 from llamado.rpc.client.device import RemoteDevice, connect
+from llamado.rpc.client.known_hashes import KnownHashes
 from llamado.rpc.endpoint import Endpoint, client_tls
 
 GREETING = 60.0
@@ -28,23 +29,16 @@ class WorkersUnreachable(LlamadoError):
     in_logs = "RPC connection failed"
 
 
-class Unreachable(NamedTuple):
-    """A worker that does not answer, and why."""
-
-    endpoint: str
-    why: str
-
-
 class Workers:
-    """The workers that the options name. `hashes`: those of weights by name, kept between starts."""
+    """The workers at some endpoints (as `--rpc` spells them) as a back end (`devices/registry.py`)."""
 
-    def __init__(self, split: SplitOptions, hashes: MutableMapping[str, int] | None = None) -> None:
+    def __init__(self, endpoints: Sequence[str], options: DeviceOptions) -> None:
         """Raises EndpointError for certificates that cannot be used; nothing is connected yet."""
-        self._endpoints = [Endpoint.parse(text) for text in split.rpc]
-        self._hashes = hashes
+        self._endpoints = [Endpoint.parse(text) for text in endpoints]
+        self._hashes: MutableMapping[str, int] | None = KnownHashes(options.files) if options.files else None
         self._tls: ssl.SSLContext | None = None
         if any(endpoint.tls for endpoint in self._endpoints):
-            self._tls = client_tls(split.ca, split.cert, split.key)
+            self._tls = client_tls(options.ca, options.cert, options.key)
         self._latest: dict[Endpoint, list[RemoteDevice]] = {}
         self._attempts: dict[Endpoint, Future[list[RemoteDevice]]] = {}
 
@@ -90,25 +84,30 @@ class Workers:
 
         Takes little more than `timeout` seconds; an attempt that got as far as a connection goes on behind that.
         """
-        assert isinstance(lost, RemoteDevice)
-        latest = self._latest[lost.endpoint]
+        endpoint = next((known for known in self._latest if known == lost.endpoint), None)
+        if endpoint is None:
+            raise DeviceLost(lost.name, "it is on none of the workers of --rpc")
+        latest = self._latest[endpoint]
         place = next((i for i, device in enumerate(latest) if device.name == lost.name), None)
         if place is None or latest[place].lost is not None:
             names = [device.name for device in latest]
-            new = self._attempt(lost, timeout)
+            new = self._attempt(endpoint, lost.name, latest[0].own, timeout)
             if len(new) != len(names):
                 for device in new:
                     device.close()
                 raise DeviceLost(lost.name, f"it had {len(names)} devices and came back with {len(new)}")
             for device, name in zip(new, names, strict=True):
                 device.name = name
-            self._latest[lost.endpoint] = new
+            self._latest[endpoint] = new
             place = names.index(lost.name)
-        return self._latest[lost.endpoint][place]
+        return self._latest[endpoint][place]
 
-    def _attempt(self, lost: RemoteDevice, timeout: float) -> list[RemoteDevice]:
-        """The devices of a worker, if they are there in time; raises DeviceLost."""
-        endpoint = lost.endpoint
+    def weight_types(self) -> frozenset[TensorType] | None:
+        """A worker says what it cannot do when it gets a graph."""
+        return None
+
+    def _attempt(self, endpoint: Endpoint, name: str, own: bool, timeout: float) -> list[RemoteDevice]:
+        """The devices of a worker (`own`: ours, not ggml's), if they are there in time; raises DeviceLost."""
         attempt = self._attempts.get(endpoint)
         if attempt is None:
             attempt = self._attempts[endpoint] = Future()
@@ -116,14 +115,14 @@ class Workers:
             threading.Thread(target=self._work, args=work, name=f"rpc again {endpoint}", daemon=True).start()
         wait([attempt], timeout + 0.1)
         if not attempt.done():
-            hint = "is it frozen?" if lost.own else "is it busy with another client?"
-            raise DeviceLost(lost.name, f"it accepts the connection but does not answer; {hint}")
+            hint = "is it frozen?" if own else "is it busy with another client?"
+            raise DeviceLost(name, f"it accepts the connection but does not answer; {hint}")
         del self._attempts[endpoint]
         try:
             return attempt.result()
         except LlamadoError as error:
             why = error.why if isinstance(error, DeviceLost) else str(error)
-            raise DeviceLost(lost.name, why) from error
+            raise DeviceLost(name, why) from error
 
     def _work(self, endpoint: Endpoint, timeout: float, attempt: Future[list[RemoteDevice]]) -> None:
         try:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from llamado.devices.device import Buffer, Device, DeviceError, Sharable
+from llamado.devices.device import Buffer, Device, DeviceError
 from llamado.ggml.graph import Graph
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
@@ -89,9 +89,7 @@ class Region:
         self.lender, self.buffer = lender, buffer
         self.ptr, self.base, self.size = ptr, base, size
         self.alive = True
-        array = getattr(buffer, "memory", None)
-        whole = array.data if isinstance(array, np.ndarray) and array.dtype == np.uint8 else memoryview(b"")
-        self.memory = whole[:size] if len(whole) >= size else None
+        self.memory = None if buffer.memory is None else buffer.memory.data[:size]
 
     def tensor(self, offset: int, size: int) -> Tensor:
         """`size` bytes at `offset` as a bound tensor."""
@@ -144,12 +142,8 @@ class Region:
         """Gives the memory back. Nothing may use the region any more."""
         if self.alive:
             self.alive = False
-            if self.memory is not None:
-                self.memory = None  # at once, whatever the device does now
-                self.buffer.free()
-            else:
-                with self.lender.turns:  # a device serves one caller at a time
-                    self.buffer.free()
+            self.memory = None
+            self.buffer.free()  # at once, whatever the device does now
             self.lender.give(self.size)
 
 
@@ -170,9 +164,7 @@ class Lender:
         self._lock = threading.Lock()
         self._lent = 0
         self._working = 0
-        self._sharable = device if isinstance(device, Sharable) else None
-        if self._sharable is not None:
-            self._sharable.reserve = self._reserve
+        device.reserve = self._reserve
         self._client: object = None
         self._handing_over = threading.Lock()
         self._unwanted: deque[Graph] = deque()
@@ -199,11 +191,7 @@ class Lender:
             self._lent += cost
         whole = Tensor(TensorType.I8, (size, 1, 1, 1), (1, size, size, size), name="buffer")
         try:
-            if self._sharable is not None:
-                buffers = self.device.place([whole])
-            else:
-                with self.turns:
-                    buffers = self.device.place([whole])
+            buffers = self.device.place([whole])
         except (DeviceError, MemoryError):
             self.give(size)
             return None
@@ -233,22 +221,21 @@ class Lender:
     def abandon(self, client: object) -> None:
         """Makes a client's graph that runs end soon; where it has not begun quite yet, nothing happens: come again."""
         with self._handing_over:  # it cannot be another's graph by the time the device hears of it
-            if self._client is client and self._sharable is not None:
-                self._sharable.abandon()
+            if self._client is client:
+                self.device.abandon()
 
     def forget(self, graphs: Iterable[Graph]) -> None:
         """These do not come again; the device is told when nobody computes."""
-        if self._sharable is not None:
-            self._unwanted.extend(graphs)
-            self._sweep()
+        self._unwanted.extend(graphs)
+        self._sweep()
 
     def rest(self, after: float) -> None:
         """Working memory that nobody has used for `after` seconds is the system's until the next graph."""
-        if self._sharable is None or self._rests or time.monotonic() - self._used < after:
+        if self._rests or time.monotonic() - self._used < after:
             return
         if self.turns.try_enter():
             try:
-                self._sharable.rest()
+                self.device.rest()
                 self._rests = True
             finally:
                 self.turns.__exit__()
@@ -262,11 +249,11 @@ class Lender:
 
     def _tidy(self) -> None:
         """Drops what is not wanted any more and counts the working memory anew; only in a turn."""
-        if self._sharable is None or not (self._unwanted or self._reserved):
+        if not (self._unwanted or self._reserved):
             return
-        self._sharable.forget([self._unwanted.popleft() for _ in range(len(self._unwanted))])
+        self.device.forget([self._unwanted.popleft() for _ in range(len(self._unwanted))])
         with self._lock:
-            self._working, self._reserved = self._sharable.working, False
+            self._working, self._reserved = self.device.working, False
 
     def _reserve(self, size: int) -> None:
         """The device wants `size` bytes of working memory, which all graphs share."""

@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llamado.devices import limits
-from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.kernel_quota import RationedJit
 from llamado.devices.device import Device
+from llamado.devices.registry import DeviceOptions, open_device
 from llamado.errors import LlamadoError
 from llamado.rpc.endpoint import Endpoint, server_tls
 from llamado.rpc.worker.identity import address, identity
@@ -117,10 +116,10 @@ class Worker:
         lines = [f"llamado worker on {self.endpoint}"]
         for i, lender in enumerate(self.shared.lenders):
             free, total = lender.memory()
-            threads = getattr(lender.device, "n_threads", None)
+            details = lender.device.details
             lines.append(
                 f"  device {i}: {lender.device.name}, {free / 1e9:.1f} GB free of {total / 1e9:.1f}"
-                + (f", {threads} thread{'s' if threads != 1 else ''}" if threads else "")
+                + (f", {details}" if details else "")
             )
         cache = self.shared.cache
         lines.append(f"  cache: {cache.folder if cache else 'none (-c keeps weights on disk)'}")
@@ -265,7 +264,7 @@ def run_worker(options: WorkerOptions) -> int:
     for name in options.devices:
         if name.upper() not in _DEVICES:
             raise WorkerError(f"-d/--device {name}: there is no such device here; known are {', '.join(_DEVICES)}")
-    device = open_device(options.threads)
+    device = open_device("cpu", DeviceOptions(n_threads=options.threads))
     try:
         worker = Worker([device], options)
     except LlamadoError:
@@ -311,11 +310,6 @@ def _exposed(options: WorkerOptions) -> str:
         text += " --tls-cert, --tls-key and --tls-client-ca let in only clients with a certificate"
         text += "." if options.allow else ", --allow only the networks you name."
     return text
-
-
-def open_device(threads: int | None) -> CpuDevice:
-    """The CPU as clients get it; by default one thread per core this process may use."""
-    return CpuDevice(threads, jit=RationedJit())
 
 
 def _listen(host: str, port: int) -> socket.socket:

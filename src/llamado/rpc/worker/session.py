@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from llamado.devices.cpu.kernel_quota import Budgets, NoKernelsLeft, RationedJit
-from llamado.devices.device import Device, DeviceError
+from llamado.devices.device import Device, DeviceError, KernelQuota, NoKernelsLeft
 from llamado.errors import LlamadoError
 from llamado.rpc.wire import (
     COMMANDS,
@@ -50,6 +49,7 @@ from llamado.rpc.wire import (
     WireTensor,
     write_response,
 )
+from llamado.rpc.worker.budgets import Budgets
 from llamado.rpc.worker.decode import Decoded, decode, tensor_bytes
 from llamado.rpc.worker.identity import identity
 from llamado.rpc.worker.memory import Lender, Region
@@ -511,12 +511,10 @@ class Session:
 
         `most`: kernels that this graph may still have made; NoKernelsLeft where that is not enough.
         """
-        jit = getattr(device, "jit", None)
         allowance = min(KERNELS_A_TURN, most, self._shared.kernels.left(self.client))
-        if isinstance(jit, RationedJit):
-            jit.allowance = allowance
+        quota = KernelQuota(allowance)
         try:
-            device.prepare(graph.graph)
+            device.prepare(graph.graph, quota)
         except NoKernelsLeft:
             if most > allowance:
                 return allowance
@@ -525,8 +523,7 @@ class Session:
             log.debug("%s", error, exc_info=True)
             raise DeviceError(f"the graph has parameters that make no sense: {error!r}") from error
         finally:
-            if isinstance(jit, RationedJit):
-                self._shared.kernels.spend(self.client, allowance - jit.allowance)
+            self._shared.kernels.spend(self.client, allowance - quota.left)
         return None
 
     def _wait_for_kernels(self) -> None:

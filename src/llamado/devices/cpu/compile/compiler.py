@@ -37,6 +37,12 @@ _CHAIN_OPS = {
     *BINARY, *ALONE, Op.RMS_NORM, Op.NORM, Op.SCALE, Op.CLAMP, Op.UNARY, Op.LEAKY_RELU, Op.GLU, Op.ROPE, Op.SOFT_MAX,
     Op.GET_ROWS, Op.SET_ROWS,
 }  # fmt: skip
+SUPPORTED = frozenset(
+    {
+        *_CHAIN_OPS, *COPIES, *VIEW_OPS, Op.MUL_MAT, Op.FLASH_ATTN_EXT, Op.REPEAT, Op.CONCAT, Op.PAD, Op.SUM,
+        Op.SUM_ROWS, Op.MEAN, Op.ARGMAX, Op.CUMSUM, Op.ARGSORT, Op.TOP_K,
+    }
+)  # fmt: skip
 _MAX_STAGES = 24
 """Stages of a chain: every chain is a kernel of its own, which takes time to compile."""
 _FAR = 256

@@ -1,43 +1,15 @@
-"""A compiler of kernels that strangers cannot keep busy for ever, or fill memory with."""
+"""Kernels that strangers may have made: nobody keeps the compiler busy for ever, or fills memory with machine code."""
 
 from __future__ import annotations
 
 import threading
 import time
-from typing import Any
-
-from llamado.devices.cpu.jit import Jit, Kernel, Loaded
-from llamado.devices.device import DeviceError
 
 _KERNELS = 512
 """A model needs a few dozen."""
 _KERNELS_A_SECOND = 4.0
 """A fraction of what is compiled in a second."""
 _CLIENTS = 4096
-
-
-class NoKernelsLeft(DeviceError):
-    """A client's graphs need more different kernels than they may have made now."""
-
-
-class RationedJit(Jit):
-    """Makes or loads only `allowance` more kernels; those that are there already cost nothing."""
-
-    allowance = 1 << 30
-
-    def compile(self, kernel: Kernel, symbol: str, parameters: dict[str, Any]) -> bytes:
-        """Raises NoKernelsLeft."""
-        self._check()
-        return super().compile(kernel, symbol, parameters)
-
-    def _load(self, code: bytes, symbol: str) -> Loaded:
-        self._check()
-        self.allowance -= 1
-        return super()._load(code, symbol)
-
-    def _check(self) -> None:
-        if self.allowance <= 0:
-            raise NoKernelsLeft("a graph that needs more different kernels than any model does")
 
 
 class Budgets:

@@ -1,0 +1,33 @@
+"""This machine's processor as a back end (`devices/registry.py`): one device, which is always there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llamado.devices.device import Device, DeviceLost
+from llamado.devices.registry import DeviceOptions
+from llamado.gguf.types import TensorType
+
+
+class CpuBackend:
+    """Makes CpuDevice. Compiler and kernels are imported when they are needed."""
+
+    def __init__(self, places: Sequence[str], options: DeviceOptions) -> None:
+        self._options = options
+
+    def connect(self, timeout: float = 5.0) -> list[list[Device]]:
+        return [self.devices(timeout)]
+
+    def devices(self, timeout: float = 5.0) -> list[Device]:
+        from llamado.devices.cpu.device import CpuDevice
+
+        options = self._options
+        return [CpuDevice(options.n_threads, options.n_threads_batch, numa=options.numa)]
+
+    def reconnect(self, lost: Device, timeout: float = 2.0) -> Device:
+        raise DeviceLost(lost.name, "it is of this process")
+
+    def weight_types(self) -> frozenset[TensorType]:
+        from llamado.devices.cpu.kernels.formats import FORMATS
+
+        return frozenset(FORMATS)

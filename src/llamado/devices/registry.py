@@ -1,0 +1,78 @@
+"""Where devices come from: each kind is one back end, and a line here.
+
+A device's name is `KIND://WHERE`, or the kind alone where there is nothing to add: "cpu", "rpc://10.0.0.2:50052". What
+WHERE may be is the back end's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from llamado.devices.device import Device, DeviceError
+from llamado.gguf.types import TensorType
+
+_BACKENDS = {
+    "cpu": "llamado.devices.cpu.backend:CpuBackend",
+    "rpc": "llamado.rpc.client.workers:Workers",
+}
+"""The class of each kind, a Backend made of places and options; imported when it is asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions:
+    """What back ends are told; each takes what it knows of."""
+
+    n_threads: int | None = None
+    """Threads that serve small batches (None: one per core)."""
+    n_threads_batch: int | None = None
+    """Threads that serve larger ones (None: as many)."""
+    numa: str | None = None
+    """Where threads run on machines with several memory nodes: "distribute", "isolate" or "numactl"."""
+    files: Sequence[Path] = ()
+    """Files that the weights are from: who sends weights may keep what it knows of them until the next start."""
+    ca: str | None = None
+    """Files of certificates: of the authorities that are trusted, and one's own with its key."""
+    cert: str | None = None
+    key: str | None = None
+
+
+class Unreachable(NamedTuple):
+    """A place that does not answer, and why."""
+
+    where: str
+    why: str
+
+
+class Backend(Protocol):
+    """The devices of one kind at some places."""
+
+    def connect(self, timeout: float = 5.0) -> Sequence[Sequence[Device] | Unreachable]:
+        """The devices of each place, all reached at the same time within about `timeout` seconds."""
+
+    def devices(self, timeout: float = 5.0) -> Sequence[Device]:
+        """The devices of all places; raises a LlamadoError that names those that do not answer."""
+
+    def reconnect(self, lost: Device, timeout: float = 2.0) -> Device:
+        """A new device in the place of a lost one, under its name. Raises DeviceLost while there is none."""
+
+    def weight_types(self) -> frozenset[TensorType] | None:
+        """Types of weights that its devices have kernels for; None where only they can tell."""
+
+
+def backend(kind: str, places: Sequence[str] = (), options: DeviceOptions | None = None) -> Backend:
+    """The back end of a kind; nothing is opened yet. Raises DeviceError for an unknown kind."""
+    if kind not in _BACKENDS:
+        raise DeviceError(f"there is no kind of device called {kind!r}; known are {', '.join(_BACKENDS)}")
+    module, _, name = _BACKENDS[kind].partition(":")
+    made: Backend = getattr(import_module(module), name)(places, options or DeviceOptions())
+    return made
+
+
+def open_device(name: str, options: DeviceOptions | None = None) -> Device:
+    """The first device of a name. Raises DeviceError for an unknown kind, and what its back end raises."""
+    kind, _, where = name.partition("://")
+    return backend(kind.lower(), (where,) if where else (), options).devices()[0]
