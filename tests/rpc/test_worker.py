@@ -567,7 +567,7 @@ def test_a_device_elsewhere(device: CpuDevice) -> None:
 
         def place(self, tensors: list[Tensor]) -> list[object]:
             class Buffer:
-                size = tensors[0].nbytes
+                size, memory = tensors[0].nbytes, None
 
                 def free(self) -> None:
                     pass
@@ -754,7 +754,7 @@ def test_kernels_are_rationed(
     device = CpuDevice(1, jit=Jit(folder=tmp_path))
     turns = []
     original = device.prepare
-    monkeypatch.setattr(device, "prepare", lambda graph: turns.append(graph) or original(graph))
+    monkeypatch.setattr(device, "prepare", lambda *given: turns.append(given) or original(*given))
     rng = np.random.default_rng(0)
     with (
         running(device) as worker,
