@@ -23,7 +23,7 @@ from llamado.models import Model, load_model
 from llamado.models.batch import Batch, MemoryRows
 from llamado.models.forward import Pass
 from llamado.models.inputs import Bytes, Input
-from llamado.models.llama import Llama
+from llamado.models.llama import LlamaModel
 
 Array = np.ndarray[Any, Any]
 Open = Callable[..., ModelRunner]
@@ -101,7 +101,7 @@ class _Unturned:
         return x
 
 
-class NoPositions(Llama):
+class NoPositions(LlamaModel):
     """A llama that knows no order."""
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
@@ -150,7 +150,7 @@ class Temperatures(Input):
         return (1 + np.log1p(positions)).astype(np.float32)
 
 
-class Tempered(Llama):
+class Tempered(LlamaModel):
     def _embed(self, step: Pass) -> Tensor:
         return mul(super()._embed(step), step.input(Temperatures(step.shape.n_tokens)))
 
