@@ -151,7 +151,7 @@ def test_a_budget_for_thoughts() -> None:
 
 @pytest.mark.slow
 def test_thoughts_are_ended_at_the_clients_wish(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamado.server.api.completions.completion_id", lambda: "chatcmpl-1")
+    monkeypatch.setattr("llamado.server.generate.request.random_id", lambda: "1")
 
     async def work() -> None:
         engine = FakeEngine("<think>" + "x" * 200, delay=0.01)

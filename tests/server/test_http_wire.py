@@ -8,21 +8,23 @@ import json
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from fakes import FakeEngine, FakeTokenizer, client, run, served
+from fakes import FakeEngine, client, run, served
 from wire import read_answers, serving
 
 from llamado.engine.request import Token, TokenProb, TokenProbs
 from llamado.http import connections
 from llamado.http.access import AccessRules
 from llamado.server.generate import streaming
-from llamado.server.generate.constraints import read_limits
-from llamado.server.generate.options import MOST_PROBABILITIES, Options, bound_probabilities
+from llamado.server.generate.constraints import Limits
+from llamado.server.generate.request import MOST_PROBABILITIES, make_request
 from llamado.server.generate.streaming import Generation, Mailbox
+from llamado.server.switches import Switches
 
 USER = [{"role": "user", "content": "Hi"}]
 SECOND = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -232,18 +234,19 @@ def test_more_probabilities_than_an_answer_may_hold(path: str, body: dict[str, A
 
 
 def test_all_of_a_vocabulary_for_a_few_tokens() -> None:
-    def options(**engine: int) -> Options:
-        return Options(engine=dict(engine), limits=read_limits({}, FakeTokenizer()))
+    engine = FakeEngine()
+    fake, switches = served(engine), Switches()
 
-    for n_vocab, n_predict in ((262_144, 4), (151_936, 6), (49_152, 20)):
-        bound_probabilities(options(n_probs=n_vocab, n_predict=n_predict), 1, -1, 131_072)
-    endless = options(n_probs=20)
-    bound_probabilities(endless, 1, -1, 131_072)
-    assert endless.engine["n_predict"] == MOST_PROBABILITIES // 20
-    for without in (options(), options(n_probs=20, n_predict=100), options(n_probs=20)):
-        before = dict(without.engine)
-        bound_probabilities(without, 1, -1, 4096)
-        assert without.engine == before
+    def n_predict(n_ctx: int, **fields: int) -> int:
+        room = replace(fake, info=replace(fake.info, n_ctx=n_ctx))
+        return make_request(fields, [[1]], room, switches, limits=Limits()).engine.n_predict
+
+    for n_vocab, n in ((262_144, 4), (151_936, 6), (49_152, 20)):
+        assert n_predict(131_072, n_probs=n_vocab, n_predict=n) == n
+    assert n_predict(131_072, n_probs=20) == MOST_PROBABILITIES // 20
+    assert n_predict(131_072, n_probs=20, n=2) == MOST_PROBABILITIES // 40
+    assert (n_predict(4096), n_predict(4096, n_probs=20, n_predict=100), n_predict(4096, n_probs=20)) == (-1, 100, -1)
+    engine.close()
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import dataclasses
 import math
 from pathlib import Path
@@ -18,6 +19,8 @@ from llamado.engine.parameters import BY_NAME, PARAMETERS, Parameter, markdown
 from llamado.engine.request import Request
 from llamado.engine.sampling.params import Sampling
 from llamado.flags import add_flags, parse
+from llamado.server.generate.request import GenerationRequest, SubmittedRequest
+from llamado.text.grammar.source import GrammarSource, Trigger
 
 ROOT = Path(__file__).parents[2]
 USER = [{"role": "user", "content": "Hi"}]
@@ -163,6 +166,73 @@ def test_unknown_spellings_are_ignored(api: str) -> None:
         assert arrived(other.requests[0], row) == arrived(plain.requests[0], row), row.name
 
 
+# What the server's own rows are sent as, and what they are in the request that was read.
+OWN: dict[str, tuple[Any, Any]] = {
+    "stream": (True, True),
+    "n": (2, 2),
+    "sse_ping_interval": (7, 7),
+    "include_usage": ({"include_usage": True}, True),
+    "response_fields": (["content"], ["content"]),
+    "verbose": (True, True),
+    "echo": (True, True),
+    "backend_sampling": (True, True),
+    "n_cache_reuse": (7, None),  # accepted, and nothing more
+}
+LIMITS = {"grammar", "json_schema", "grammar_lazy", "grammar_triggers", "preserved_tokens"}
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_the_servers_own_rows_reach_the_request(api: str) -> None:
+    rows = [row for row in PARAMETERS if row.of == "server" and row.name not in LIMITS]
+    assert {row.name for row in rows} == set(OWN)
+    asked = [(row, name) for row in rows for name in row.names]
+    plain, *answers = (asked_for(answer) for answer in ask(api, {}, *({n: OWN[row.name][0]} for row, n in asked)))
+    for (row, name), found in zip(asked, answers, strict=True):
+        sent, wanted = OWN[row.name]
+        known = name in spellings(row, api) and not (api == "responses" and row.name == "n")  # that has one answer
+        usual = getattr(plain, row.name, None)
+        assert getattr(found, row.name, None) == (wanted if known else usual), (api, name)
+        assert sent is None or wanted is None or usual != wanted
+
+
+def asked_for(answer: Answer) -> GenerationRequest:
+    """What the body of an answer was read as."""
+    assert answer.status == 200, answer.told
+    request = answer.requests[0]
+    assert isinstance(request, SubmittedRequest)
+    assert len(answer.requests) == request.asked.n_answers
+    return request.asked
+
+
+@pytest.mark.parametrize("api", ["native", "openai", "infill"])
+def test_what_limits_tokens_reaches_the_request(api: str) -> None:
+    fields = {"grammar": 'root ::= "a"', "grammar_lazy": True, "grammar_triggers": [{"type": 1, "value": "ab"}]}
+    bodies = [fields, {"json_schema": {"type": "object"}}, {"preserved_tokens": ["a", "ab"]}]
+    lazy, schema, preserved = (asked_for(answer).limits for answer in ask(api, *bodies))
+    assert lazy.source == GrammarSource("gbnf", 'root ::= "a"') and lazy.lazy
+    assert lazy.triggers == (Trigger("word", "ab"),) and schema.source is not None
+    assert schema.source.kind == "json_schema" and preserved.preserved == {97}
+
+
+def test_slots_show_what_was_asked_for() -> None:
+    engine = FakeEngine("a" * 1000, delay=0.005)
+
+    async def work() -> Any:
+        async with client(engine) as http:
+            body = {"messages": USER, "temperature": 0.25, "stop": ["x"], "reasoning_format": "deepseek-legacy"}
+            asking = asyncio.ensure_future(http.post("/v1/chat/completions", json=body | {"stream": True}))
+            while not engine.busy:
+                await asyncio.sleep(0.01)
+            slots = (await http.get("/slots")).json()
+            asking.cancel()
+            return slots[0]["params"]
+
+    params = run(work())
+    assert (params["temperature"], params["stream"], params["reasoning_in_content"]) == (0.25, True, True)
+    assert params["generation_prompt"] == "<assistant>" and params["reasoning_format"] == "deepseek-legacy"
+    assert not {"stop", "grammar", "logit_bias", "preserved_tokens"} & set(params)
+
+
 def test_answers_tell_each_as_it_was_sent() -> None:
     rows = [row for row in PARAMETERS if row.of != "server" and row.keys]
     for row, answer in zip(rows, ask("native", *({row.names[0]: value_of(row)[0]} for row in rows)), strict=True):
@@ -197,7 +267,7 @@ def test_flags_set_what_requests_get_that_do_not_say() -> None:
 
 def test_the_table_holds_all_that_the_engine_can_be_asked() -> None:
     fields = {f.name for kind in (Sampling, Request) for f in dataclasses.fields(kind)}
-    made_by_the_server = {"prompt", "sampling", "preserved", "constraint", "shown"}
+    made_by_the_server = {"prompt", "sampling", "preserved", "constraint"}
     assert {row.name for row in PARAMETERS if row.of != "server"} == fields - made_by_the_server
     names = [name for row in PARAMETERS for name in row.names]
     assert len(names) == len(set(names)) and len(BY_NAME) == len(PARAMETERS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+from typing import Any
 
 import orjson
 import pytest
@@ -18,8 +19,9 @@ from llamado.engine.sampling.rng import seed_key, uniform
 from llamado.flags import add_flags, parse
 from llamado.http.json_body import parse_json
 from llamado.server.errors import ApiError
+from llamado.server.generate.generation_settings import generation_settings
 from llamado.server.generate.json_values import number_json
-from llamado.server.generate.options import generation_settings
+from llamado.server.generate.request import SubmittedRequest
 
 JOBS = [int(hashlib.sha256(job).hexdigest(), 16) for job in (b"a", b"b", b"c")]
 NUMBERS = [
@@ -66,6 +68,13 @@ def test_only_a_requests_own_seed_is_meant() -> None:
         parse_json(b'{"seed": 00000000000000000000001}')
 
 
+def _shown(engine: FakeEngine) -> dict[str, Any]:
+    """What `/slots` shows of the last request."""
+    request = engine.requests[-1]
+    assert isinstance(request, SubmittedRequest)
+    return generation_settings(request.asked, seed=request.sampling.seed, brief=True)
+
+
 @pytest.mark.parametrize("seed", [*NUMBERS, *(text for text in TEXTS if text != "\ud800")])
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_answer_tells_it_as_it_was_sent(seed: int | str, stream: bool) -> None:
@@ -76,7 +85,7 @@ def test_the_answer_tells_it_as_it_was_sent(seed: int | str, stream: bool) -> No
     if stream:
         told = json.loads(told.strip().rpartition("data: ")[2])
     assert told["generation_settings"]["seed"] == seed
-    assert json.loads(orjson.dumps(generation_settings(engine.requests[-1], brief=True)))["seed"] == seed
+    assert json.loads(orjson.dumps(_shown(engine)))["seed"] == seed
 
 
 def test_further_answers_count_up_and_never_come_to_be_random() -> None:
@@ -91,7 +100,7 @@ def test_minus_one_and_nothing_are_random_and_shown_as_llama_server_shows_them()
         engine = FakeEngine()
         post("/completion", {"prompt": "a", "n_predict": 1, **fields}, engine)
         assert engine.requests[-1].sampling.seed in (None, -1)
-        assert generation_settings(engine.requests[-1])["seed"] == 2**32 - 1
+        assert _shown(engine)["seed"] == 2**32 - 1
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,6 @@ class Request:
     """What limits the answer's tokens."""
     lora: Mapping[int, float] = field(default_factory=dict)
     """Scales of LoRA adapters by number, 0 for those it leaves out; empty: those the engine has for all."""
-    shown: Mapping[str, object] = field(default_factory=dict)
-    """Settings of whoever made the request; the engine carries them to its snapshots."""
 
     def validate(self) -> None:
         """Raise InvalidRequest for limits out of range."""

@@ -24,7 +24,7 @@ from llamado.http.access import HEALTH, Access
 from llamado.http.answer import answer_error
 from llamado.http.request_log import Record, current, request_id
 from llamado.server.api.anthropic import messages_router
-from llamado.server.api.completions import Generator, completions_router
+from llamado.server.api.completions import completions_router
 from llamado.server.api.embeddings import embeddings_router
 from llamado.server.api.infill import infill_router
 from llamado.server.api.lora import lora_router
@@ -34,6 +34,7 @@ from llamado.server.api.slots import slots_router
 from llamado.server.api.status import health_body, monitor_router
 from llamado.server.api.tokenize import text_router
 from llamado.server.errors import ApiError, not_found, translate
+from llamado.server.generate.generator import Generator
 from llamado.server.generate.streaming import Mailbox, error_response, json_response
 from llamado.server.generate.threads import in_thread
 from llamado.server.ops.sleep import QUIET

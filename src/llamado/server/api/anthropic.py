@@ -14,14 +14,16 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from llamado.engine.parameters import PARAMETERS
 from llamado.engine.request import Progress, Result, Token
 from llamado.errors import LlamadoError
 from llamado.http.json_body import read_object
-from llamado.server.api.completions import Generator
 from llamado.server.api.openapi import describe
 from llamado.server.errors import ApiError, invalid, translate
-from llamado.server.generate.formats import Call
+from llamado.server.generate.formats import answer_reader
+from llamado.server.generate.generator import Generator
 from llamado.server.generate.json_values import table, text, whole, written
+from llamado.server.generate.request import GenerationRequest
 from llamado.server.generate.streaming import json_response
 from llamado.text.dialects.answer import AnswerReader, Part
 from llamado.text.dialects.dialect import Content, Reasoning
@@ -157,13 +159,11 @@ def messages_to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
             chat["tool_choice"] = _tool_choice(choice)
             if choice.get("disable_parallel_tool_use") is True:
                 chat["parallel_tool_calls"] = False
-    if "stop_sequences" in body:
-        chat["stop"] = body["stop_sequences"]
-    given = body.get("max_tokens")
-    chat["max_tokens"] = MAX_TOKENS if given is None else given
-    for name in ("temperature", "top_p", "top_k", "stream", "chat_template_kwargs"):
-        if name in body:
-            chat[name] = body[name]
+    chat |= {row.names[-1]: body[row.messages] for row in PARAMETERS if row.messages and row.messages in body}
+    if chat.get("max_tokens") is None:
+        chat["max_tokens"] = MAX_TOKENS
+    if "chat_template_kwargs" in body:
+        chat["chat_template_kwargs"] = body["chat_template_kwargs"]
     thinking = table(body, "thinking")
     if thinking.get("type") == "enabled":
         chat["thinking_budget_tokens"] = whole(thinking, "budget_tokens", _THINKING_BUDGET)
@@ -182,12 +182,11 @@ def _failure(error: ApiError) -> Response:
     return json_response(orjson.dumps(error_body(error)), error.status, headers)
 
 
-def _stop_reason(call: Call, result: Result, spoken: AnswerReader) -> dict[str, Any]:
-    stops = call.conversation.chat.stops if call.conversation is not None else ()
-    word = result.stopping_word if result.stopping_word in stops else None
+def _stop_reason(asked: GenerationRequest, result: Result, reader: AnswerReader) -> dict[str, Any]:
+    word = result.stopping_word if result.stopping_word in asked.client_stops else None
     if result.stop_type not in ("eos", "word"):
         reason = "max_tokens"
-    elif spoken.calls:
+    elif reader.calls:
         reason = "tool_use"
     else:
         reason = "stop_sequence" if word is not None else "end_turn"
@@ -205,9 +204,9 @@ def _input(arguments: str) -> Any:
 class MessagesFormat:
     """Answers and events of the Messages API: one content block after the other, each stopped before the next."""
 
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self._spoken = call.spoken()
+    def __init__(self, asked: GenerationRequest) -> None:
+        self._asked = asked
+        self._reader = answer_reader(asked)
         self._begun = False
         self._n_blocks = 0
         self._open = ""
@@ -215,27 +214,27 @@ class MessagesFormat:
 
     def answer(self, results: Sequence[Result]) -> bytes:
         """The whole body."""
-        result, spoken = results[0], self._spoken
-        spoken.push(result.content)
-        spoken.finish()
+        result, reader = results[0], self._reader
+        reader.push(result.content)
+        reader.finish()
         content: list[dict[str, Any]] = []
-        if spoken.reasoning:
-            content.append({"type": "thinking", "thinking": spoken.reasoning, "signature": ""})
-        if spoken.content:
-            content.append({"type": "text", "text": spoken.content})
-        for call in spoken.calls:
+        if reader.reasoning:
+            content.append({"type": "thinking", "thinking": reader.reasoning, "signature": ""})
+        if reader.content:
+            content.append({"type": "text", "text": reader.content})
+        for call in reader.calls:
             content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)})
         usage = {**_input_usage(result.n_prompt, result.n_cached), "output_tokens": result.n_predicted}
-        body = {**self._message(content), **_stop_reason(self._call, result, spoken), "usage": usage}
+        body = {**self._message(content), **_stop_reason(self._asked, result, reader), "usage": usage}
         return orjson.dumps(body)
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": self._call.id,
+            "id": self._asked.id,
             "type": "message",
             "role": "assistant",
             "content": content,
-            "model": self._call.model,
+            "model": self._asked.model,
             "stop_reason": None,
             "stop_sequence": None,
         }
@@ -283,8 +282,8 @@ class MessagesFormat:
 
     def token(self, index: int, event: Token) -> bytes:
         timings = event.timings
-        events = list(self._begin(len(self._call.requests[0].prompt), timings.cache_n if timings else 0))
-        for part in self._spoken.push(event.text):
+        events = list(self._begin(len(self._asked.prompt(0)), timings.cache_n if timings else 0))
+        for part in self._reader.push(event.text):
             events += self._part(part)
         return _written(events)
 
@@ -293,12 +292,12 @@ class MessagesFormat:
 
     def final(self, index: int, result: Result) -> bytes:
         events = list(self._begin(result.n_prompt, result.n_cached))
-        for part in self._spoken.finish():
+        for part in self._reader.finish():
             events += self._part(part)
         events += self._stop()
         usage = {**_input_usage(result.n_prompt, result.n_cached), "output_tokens": result.n_predicted}
         events.append(
-            {"type": "message_delta", "delta": _stop_reason(self._call, result, self._spoken), "usage": usage}
+            {"type": "message_delta", "delta": _stop_reason(self._asked, result, self._reader), "usage": usage}
         )
         events.append({"type": "message_stop"})
         return _written(events)

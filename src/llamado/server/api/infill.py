@@ -14,13 +14,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from llamado.http.json_body import read_object
-from llamado.server.api.completions import Generator
 from llamado.server.api.openapi import describe
 from llamado.server.errors import invalid, not_supported
 from llamado.server.generate.formats import NativeFormat
+from llamado.server.generate.generator import Generator
 from llamado.server.generate.json_values import text
 from llamado.server.generate.prompts import encode, tokenize_mixed
-from llamado.server.generate.threads import off_loop, size_of
 from llamado.server.loaded_model import ServedTokenizer
 
 # What stands between files where the model has no token for it.
@@ -136,9 +135,6 @@ def infill_router(generator: Generator) -> APIRouter:
         def work() -> list[int]:
             return infill_prompt(body, tokenizer, room, suffix_first=generator.switches.spm_infill)
 
-        prompt = await off_loop(
-            work, size_of([body.get(name) for name in ("input_prefix", "input_suffix", "input_extra")])
-        )
-        return await generator.complete({**body, "prompt": prompt}, NativeFormat)
+        return await generator.complete(body, NativeFormat, native=True, prompt=work)
 
     return router

@@ -14,13 +14,15 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from llamado.engine.parameters import PARAMETERS
 from llamado.engine.request import Progress, Result, Token
 from llamado.http.json_body import read_object
-from llamado.server.api.completions import Generator
 from llamado.server.api.openapi import describe
 from llamado.server.errors import ApiError, invalid
-from llamado.server.generate.formats import Call, progress_json, timings_json
+from llamado.server.generate.formats import answer_reader, progress_json, timings_json
+from llamado.server.generate.generator import Generator
 from llamado.server.generate.json_values import table, text
+from llamado.server.generate.request import GenerationRequest
 from llamado.server.generate.streaming import error_response, json_response
 from llamado.text.dialects.answer import AnswerReader, CallSoFar, Part, random_id
 from llamado.text.dialects.dialect import Content, Reasoning
@@ -138,7 +140,8 @@ def responses_to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
             "llamado keeps no responses: 'previous_response_id' is not supported; send the whole conversation"
         )
     given = body["input"]
-    taken = ("input", "instructions", "tools", "max_output_tokens", "reasoning", "text", "tool_choice")
+    spelled = {row.responses: row.names[-1] for row in PARAMETERS if row.responses}
+    taken = {"input", "instructions", "tools", "reasoning", "text", "tool_choice", *spelled}
     chat = {name: value for name, value in body.items() if name not in taken}
     messages = _Messages()
     if isinstance(body.get("instructions"), str):
@@ -155,8 +158,7 @@ def responses_to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
         chat["tools"] = tools
         if "tool_choice" in body:
             chat["tool_choice"] = body["tool_choice"]
-    if "max_output_tokens" in body:
-        chat["max_tokens"] = body["max_output_tokens"]
+    chat |= {name: body[ours] for ours, name in spelled.items() if ours in body}
     effort = table(body, "reasoning").get("effort")
     if effort is not None:
         chat["reasoning_effort"] = effort
@@ -174,11 +176,11 @@ class ResponsesFormat:
     A stream's events are numbered; each output item is added, grows by deltas, and is done before the next one begins.
     """
 
-    def __init__(self, call: Call) -> None:
-        self._call = call
+    def __init__(self, asked: GenerationRequest) -> None:
+        self._asked = asked
         self._id = f"resp_{random_id()}"
         self._created = int(time.time())
-        self._spoken = call.spoken()
+        self._reader = answer_reader(asked)
         self._number = 0
         self._begun = False
         self._items: list[dict[str, Any]] = []
@@ -190,15 +192,15 @@ class ResponsesFormat:
 
     def answer(self, results: Sequence[Result]) -> bytes:
         """The whole body."""
-        self._spoken.push(results[0].content)
-        self._spoken.finish()
-        return orjson.dumps(self._response(results[0], _items(self._spoken)))
+        self._reader.push(results[0].content)
+        self._reader.finish()
+        return orjson.dumps(self._response(results[0], _items(self._reader)))
 
     def _response(self, result: Result | None, output: list[dict[str, Any]]) -> dict[str, Any]:
         """The `response` object; without a result it is one in progress."""
         complete = result is not None and result.stop_type != "limit"
         status = "in_progress" if result is None else "completed" if complete else "incomplete"
-        shown = self._call.requests[0]
+        engine = self._asked.engine
         response: dict[str, Any] = {
             "id": self._id,
             "object": "response",
@@ -207,17 +209,17 @@ class ResponsesFormat:
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "instructions": None,
-            "max_output_tokens": shown.n_predict if shown.n_predict >= 0 else None,
+            "max_output_tokens": engine.n_predict if engine.n_predict >= 0 else None,
             "metadata": {},
-            "model": self._call.model,
+            "model": self._asked.model,
             "output": output,
             "parallel_tool_calls": True,
             "previous_response_id": None,
-            "temperature": shown.sampling.temperature,
+            "temperature": engine.sampling.temperature,
             "text": {"format": {"type": "text"}},
             "tool_choice": "auto",
             "tools": [],
-            "top_p": shown.sampling.top_p,
+            "top_p": engine.sampling.top_p,
             "truncation": "disabled",
             "usage": None,
         }
@@ -303,7 +305,7 @@ class ResponsesFormat:
 
     def token(self, index: int, event: Token) -> bytes:
         events = list(self._begin())
-        for part in self._spoken.push(event.text):
+        for part in self._reader.push(event.text):
             events += self._part(part)
         if event.timings is not None and events:
             events[-1]["timings"] = timings_json(event.timings)
@@ -316,7 +318,7 @@ class ResponsesFormat:
 
     def final(self, index: int, result: Result) -> bytes:
         events = list(self._begin())
-        for part in self._spoken.finish():
+        for part in self._reader.finish():
             events += self._part(part)
         events += self._close()
         response = self._response(result, self._items)
@@ -359,17 +361,17 @@ def _call_item(call: CallSoFar) -> dict[str, Any]:
     }
 
 
-def _items(spoken: AnswerReader) -> list[dict[str, Any]]:
+def _items(reader: AnswerReader) -> list[dict[str, Any]]:
     """A whole answer as output items."""
     output: list[dict[str, Any]] = []
-    if spoken.reasoning:
-        thought = {"type": "reasoning_text", "text": spoken.reasoning}
+    if reader.reasoning:
+        thought = {"type": "reasoning_text", "text": reader.reasoning}
         item = {"id": _new("rs"), "type": "reasoning", "summary": [], "content": [thought], "encrypted_content": ""}
         output.append({**item, "status": "completed"})
-    if spoken.content:
-        item = {"id": _new("msg"), "type": "message", "role": "assistant", "content": [_text_part(spoken.content)]}
+    if reader.content:
+        item = {"id": _new("msg"), "type": "message", "role": "assistant", "content": [_text_part(reader.content)]}
         output.append({**item, "status": "completed"})
-    return output + [{**_call_item(call), "status": "completed"} for call in spoken.calls]
+    return output + [{**_call_item(call), "status": "completed"} for call in reader.calls]
 
 
 def responses_router(generator: Generator) -> APIRouter:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +15,8 @@ from llamado.build import BUILD
 from llamado.engine.request import Away, SlotSnapshot
 from llamado.engine.request import Request as EngineRequest
 from llamado.server.errors import RETRY_AFTER, ApiError, loading, not_supported
-from llamado.server.generate.options import generation_settings
+from llamado.server.generate.generation_settings import generation_settings
+from llamado.server.generate.request import GenerationRequest, SubmittedRequest
 from llamado.server.generate.streaming import json_response
 from llamado.server.loaded_model import ModelInfo, Served
 from llamado.server.state import ServerState
@@ -153,10 +153,11 @@ def models_json(info: ModelInfo) -> dict[str, Any]:
 def props_json(served: Served, state: ServerState) -> dict[str, Any]:
     """`/props`."""
     info, switches = served.info, state.switches
-    defaults = dataclasses.replace(EngineRequest(prompt=[0]), sampling=served.defaults.sampling)
+    sampling = served.defaults.sampling
+    defaults = GenerationRequest(engine=EngineRequest(prompt=[], sampling=sampling))
     return {
         "default_generation_settings": {
-            "params": generation_settings(defaults, stream=False, brief=True),
+            "params": generation_settings(defaults, seed=sampling.seed, brief=True),
             "n_ctx": info.n_ctx,
         },
         "total_slots": served.n_slots,
@@ -188,7 +189,9 @@ def slot_json(slot: SlotSnapshot) -> dict[str, Any]:
         "speculative": False,
         "is_processing": slot.is_processing,
     }
-    if slot.request is not None:
+    request = slot.request
+    if request is not None:
+        asked = request.asked if isinstance(request, SubmittedRequest) else GenerationRequest(engine=request)
         next_token = {
             "has_next_token": slot.has_next_token,
             "has_new_line": slot.has_new_line,
@@ -200,7 +203,7 @@ def slot_json(slot: SlotSnapshot) -> dict[str, Any]:
             "n_prompt_tokens": slot.n_prompt_tokens,
             "n_prompt_tokens_processed": slot.n_prompt_tokens_processed,
             "n_prompt_tokens_cache": slot.n_prompt_tokens_cache,
-            "params": generation_settings(slot.request, brief=True),
+            "params": generation_settings(asked, seed=request.sampling.seed, brief=True),
             "next_token": [next_token],
         }
     return shown

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from llamado.http.json_body import read_object
-from llamado.server.api.completions import Generator
 from llamado.server.api.openapi import describe
 from llamado.server.errors import invalid
+from llamado.server.generate.generator import Generator
 from llamado.server.generate.json_values import flag, type_name
 from llamado.server.generate.prompts import tokenize_mixed
 from llamado.server.generate.streaming import json_response

@@ -1,16 +1,18 @@
-"""Chat bodies in OpenAI's form → what the dialects take, and options (`oaicompat_chat_params_parse`, b11434)."""
+"""Chat bodies in OpenAI's form → GenerationRequest (`oaicompat_chat_params_parse`, b11434)."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from llamado.server.errors import ApiError, invalid
-from llamado.server.generate.constraints import Limits, Thinking, preserved_tokens
+from llamado.server.generate.constraints import Limits, ReasoningBudget, preserved_tokens
+from llamado.server.generate.fields import read_fields
 from llamado.server.generate.json_values import MOST_ITEMS, at_most, flag, table, text, type_name, whole, written
-from llamado.server.loaded_model import ServedTokenizer
+from llamado.server.generate.prompts import encode
+from llamado.server.generate.request import GenerationRequest, check_length, make_request
+from llamado.server.loaded_model import Served
 from llamado.server.switches import Switches
 from llamado.text.dialects import prepare
 from llamado.text.dialects.dialect import ChatRequest, Content, Continued, Piece, Prepared
@@ -34,66 +36,6 @@ _PARTS = ("content", "reasoning_content")  # of a message, which an answer can g
 _MEDIA = {"image_url": "image", "input_audio": "audio", "input_video": "video", "video_url": "video"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chat:
-    """A chat body, checked."""
-
-    request: ChatRequest
-    options: Mapping[str, Any]
-    """Options under `/completion`'s names."""
-    stops: tuple[str, ...]
-    pure: bool
-    """The answer is content, whatever it looks like."""
-    limited_by: str
-    """The field of the body that a grammar comes from."""
-    budget: int
-    budget_message: str
-    control: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conversation:
-    """A chat made ready for the engine."""
-
-    chat: Chat
-    prepared: Prepared
-
-    def limits(self, tokenizer: ServedTokenizer) -> Limits:
-        """What the answer is limited by."""
-        prepared, chat = self.prepared, self.chat
-        thinking = None
-        # Thoughts come before what a grammar asks for, unless the prompt has closed them.
-        thinks = prepared.thinking is not None and prepared.thinking[1] not in prepared.generation_prompt
-        if prepared.thinking and thinks and (prepared.grammar is not None or chat.budget >= 0 or chat.control):
-            start, end = prepared.thinking
-            thinking = Thinking(
-                start=start,
-                ends=(end,),
-                open=prepared.thinking_open,
-                budget=chat.budget,
-                message=chat.budget_message,
-                control=chat.control,
-            )
-        return Limits(
-            source=prepared.grammar,
-            field=chat.limited_by,
-            lazy=bool(prepared.triggers),
-            triggers=prepared.triggers,
-            preserved=preserved_tokens(list(prepared.preserved), tokenizer),
-            thinking=thinking,
-        )
-
-    def shown(self, *, stream: bool) -> dict[str, Any]:
-        """Its fields of `generation_settings`."""
-        reasoning = self.chat.request.reasoning_format
-        return {
-            "chat_format": self.prepared.dialect,
-            "reasoning_format": reasoning,
-            "reasoning_in_content": stream and reasoning == "deepseek-legacy",
-            "generation_prompt": self.prepared.generation_prompt,
-        }
-
-
 class PlainParser:
     """Takes everything for content."""
 
@@ -102,14 +44,6 @@ class PlainParser:
 
     def finish(self) -> list[Piece]:
         return []
-
-
-def prepare_chat(chat: Chat, template: ChatTemplate) -> Conversation:
-    """Render the prompt and choose how the answer is read. Raises TemplateError."""
-    prepared = prepare(template, chat.request)
-    if chat.pure:
-        prepared = dataclasses.replace(prepared, parser=PlainParser, grammar=None, triggers=(), thinking=None)
-    return Conversation(chat=chat, prepared=prepared)
 
 
 def _check_parts(content: list[Any]) -> None:
@@ -323,9 +257,8 @@ def _continued(
     return Continued.of(last, wish if isinstance(wish, str) and wish in _PARTS else None), True
 
 
-def read_chat(body: Mapping[str, Any], switches: Switches) -> Chat:
-    """Check a chat body. Raises ApiError."""
-    stream = flag(body, "stream")
+def _conversation(body: Mapping[str, Any], switches: Switches) -> tuple[ChatRequest, str]:
+    """What the dialects take of a body, and the field that says what the content must look like."""
     limit, grammar, limited_by = _content_limit(body)
     messages = _messages(body)
     tools = _tools(body)
@@ -343,15 +276,33 @@ def read_chat(body: Mapping[str, Any], switches: Switches) -> Chat:
     if reasoning not in ("none", "auto", "deepseek", "deepseek-legacy"):
         raise invalid(f"Unknown reasoning format: {reasoning}")
     template_options, thinking = _template_options(body, switches)
+    pure = switches.skip_chat_parsing
+    request = ChatRequest(
+        messages=messages,
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=flag(body, "parallel_tool_calls", True) if "parallel_tool_calls" in body else None,
+        json_schema=limit,
+        grammar=grammar,
+        add_generation_prompt=generate,
+        continued=continued,
+        reasoning_format="none" if pure else reasoning,
+        enable_thinking=thinking,
+        parse_tool_calls=not pure and flag(body, "parse_tool_calls", True),
+        template_options=template_options,
+    )
+    return request, "" if tools and choice != "none" else limited_by
 
-    options = {name: value for name, value in body.items() if name not in _CHAT_FIELDS}
+
+def _answer(body: Mapping[str, Any], tools: bool, switches: Switches) -> tuple[int | None, list[str], int]:
+    """What a body wants of the answer under names of its own: likeliest tokens, stops, and a budget for thoughts."""
+    n_probs = None
     if flag(body, "logprobs"):
-        if tools and stream:
+        if tools and flag(body, "stream"):
             raise invalid("logprobs is not supported with tools + stream")
-        options["n_probs"] = whole(body, "top_logprobs", 20)
+        n_probs = whole(body, "top_logprobs", 20)
     elif body.get("top_logprobs") is not None:
         raise invalid("top_logprobs requires logprobs to be set to true")
-
     stop = body.get("stop")
     stops = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
     at_most(MOST_ITEMS, stops, "stop")
@@ -361,27 +312,76 @@ def read_chat(body: Mapping[str, Any], switches: Switches) -> Chat:
     if budget < -1 or budget >= 2**31:
         message = f"Value must be between -1 <= value <= {2**31 - 1}, but got {budget}"
         raise invalid(f"Field 'reasoning_budget_tokens': {message}")
-    pure = switches.skip_chat_parsing
-    return Chat(
-        request=ChatRequest(
-            messages=messages,
-            tools=tools,
-            tool_choice=choice,
-            parallel_tool_calls=flag(body, "parallel_tool_calls", True) if "parallel_tool_calls" in body else None,
-            json_schema=limit,
-            grammar=grammar,
-            add_generation_prompt=generate,
-            continued=continued,
-            reasoning_format="none" if pure else reasoning,
-            enable_thinking=thinking,
-            parse_tool_calls=not pure and flag(body, "parse_tool_calls", True),
-            template_options=template_options,
-        ),
-        options=options,
-        stops=tuple(word for word in stops if isinstance(word, str) and word),
-        pure=pure,
-        limited_by="" if tools and choice != "none" else limited_by,
-        budget=switches.reasoning_budget if budget == -1 else budget,
-        budget_message=text(body, "reasoning_budget_message", switches.reasoning_budget_message),
+    stops = [word for word in stops if isinstance(word, str) and word]
+    return n_probs, stops, switches.reasoning_budget if budget == -1 else budget
+
+
+def _prepared(request: ChatRequest, switches: Switches, template: ChatTemplate) -> Prepared:
+    prepared = prepare(template, request)
+    if switches.skip_chat_parsing:
+        return dataclasses.replace(prepared, parser=PlainParser, grammar=None, triggers=(), thinking=None)
+    return prepared
+
+
+def _limits(
+    body: Mapping[str, Any], prepared: Prepared, limited_by: str, budget: int, served: Served, switches: Switches
+) -> Limits:
+    """What the answer is limited by."""
+    reasoning = None
+    # Thoughts come before what a grammar asks for, unless the prompt has closed them.
+    thinks = prepared.thinking is not None and prepared.thinking[1] not in prepared.generation_prompt
+    wanted = prepared.grammar is not None or budget >= 0 or flag(body, "reasoning_control")
+    if prepared.thinking and thinks and wanted:
+        reasoning = ReasoningBudget(
+            start=prepared.thinking[0],
+            end=prepared.thinking[1],
+            open=prepared.thinking_open,
+            budget=budget,
+            message=text(body, "reasoning_budget_message", switches.reasoning_budget_message),
+        )
+    return Limits(
+        source=prepared.grammar,
+        field=limited_by,
+        lazy=bool(prepared.triggers),
+        triggers=prepared.triggers,
+        preserved=preserved_tokens(list(prepared.preserved), served.tokenizer),
+        reasoning=reasoning,
+    )
+
+
+def read_chat(body: Mapping[str, Any], served: Served, switches: Switches) -> GenerationRequest:
+    """Check a chat body, render its prompt, and choose how the answer is read. Raises LlamadoError."""
+    request, limited_by = _conversation(body, switches)
+    n_probs, stops, budget = _answer(body, bool(request.tools), switches)
+    prepared = _prepared(request, switches, served.template)
+    plain = {name: value for name, value in body.items() if name not in _CHAT_FIELDS}
+    if n_probs is not None:
+        plain["n_probs"] = n_probs
+    given = read_fields(plain, served.tokenizer, served.n_slots)
+    if all_stops := [*stops, *(stop for stop in prepared.stops if stop not in stops)]:
+        given["stop"] = all_stops if stops else [*served.defaults.stop, *all_stops]
+    return make_request(
+        given,
+        [tokenize_chat(prepared.prompt, served)],
+        served,
+        switches,
+        limits=_limits(body, prepared, limited_by, budget, served, switches),
+        show_prompts=given.get("verbose", switches.verbose),
+        prepared=prepared,
+        reasoning_format=request.reasoning_format,
+        client_stops=stops,
         control=flag(body, "reasoning_control"),
     )
+
+
+def chat_prompt(body: Mapping[str, Any], served: Served, switches: Switches) -> str:
+    """The prompt of a chat body; what is wrong with the chat is refused as by `read_chat`. Raises LlamadoError."""
+    request, _ = _conversation(body, switches)
+    _answer(body, bool(request.tools), switches)
+    return _prepared(request, switches, served.template).prompt
+
+
+def tokenize_chat(prompt: str, served: Served) -> list[int]:
+    """The tokens of a rendered prompt. Raises ApiError."""
+    check_length(len(prompt), served)
+    return encode(prompt, served.tokenizer, add_special=True, parse_special=True)

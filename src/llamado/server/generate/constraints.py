@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from llamado.errors import LlamadoError
 from llamado.server.errors import invalid
 from llamado.server.generate.json_values import MOST_ITEMS, at_most, type_name, written, wrong_type
-from llamado.server.loaded_model import ServedTokenizer
-from llamado.text.grammar.source import GrammarSource, Trigger
+from llamado.server.loaded_model import Grammars, ServedTokenizer
+from llamado.text.grammar.source import GrammarError, GrammarSource, Trigger
+
+if TYPE_CHECKING:
+    from llamado.text.grammar.compiler import Constraint
 
 LONGEST_TOKEN = 1024  # characters: vocabularies stay below a quarter of it
 # `common_grammar_trigger_type` (common/common.h, b11434).
@@ -19,20 +22,18 @@ _PATTERN_OF_ALL = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Thinking:
+class ReasoningBudget:
     """How long a model may think, and how it is made to stop.
 
-    `ends`: the texts that end thoughts, of which the first is written when the budget (in tokens, -1: none) is used up,
-    behind `message`. `control`: whether the client may end them at any time.
+    `end`: the text that is written when the budget (in tokens, -1: none) is used up, behind `message`.
     """
 
     start: str
-    ends: tuple[str, ...]
+    end: str
     open: bool = False
     """Whether the answer begins inside of the thoughts."""
     budget: int = -1
     message: str = ""
-    control: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,22 +46,34 @@ class Limits:
     lazy: bool = False
     triggers: tuple[Trigger, ...] = ()
     preserved: frozenset[int] = frozenset()
-    thinking: Thinking | None = None
+    reasoning: ReasoningBudget | None = None
 
     def shown(self) -> dict[str, Any]:
         """Its fields of `generation_settings`."""
-        shown: dict[str, Any] = {}
-        if self.source is not None:
-            shown["grammar"] = self.source.text
-        if self.lazy:
-            shown["grammar_lazy"] = True
-        if self.triggers:
-            shown["grammar_triggers"] = [_trigger_json(t) for t in self.triggers]
-        return shown
+        return {
+            "grammar": "" if self.source is None else self.source.text,
+            "grammar_lazy": self.lazy,
+            "grammar_triggers": [_trigger_json(t) for t in self.triggers],
+            "preserved_tokens": sorted(self.preserved),
+        }
 
-    def blame(self, error: LlamadoError) -> LlamadoError:
-        """The error for a grammar that cannot be used, with the field it came from."""
-        return invalid(f"Field '{self.field}': {error}" if self.field else str(error))
+    def in_force(self, usual: GrammarSource | None) -> GrammarSource | None:
+        """The grammar that counts; `usual`: the server's for requests that bring none."""
+        if self.lazy and not self.triggers:
+            return None  # it would never begin
+        return usual if self.source is None else self.source
+
+    def compile(self, source: GrammarSource | None, grammars: Grammars) -> Constraint | None:
+        """What the engine holds an answer to; may take seconds. Raises ApiError."""
+        constraint: Constraint | None = None
+        try:
+            if source is not None:
+                constraint = grammars.compile(source, triggers=self.triggers if self.lazy else ())
+            if self.reasoning is None:
+                return constraint
+            return grammars.with_reasoning(constraint, **dataclasses.asdict(self.reasoning))
+        except GrammarError as error:
+            raise invalid(f"Field '{self.field}': {error}" if self.field else str(error)) from None
 
 
 def _trigger_json(trigger: Trigger) -> dict[str, Any]:
@@ -145,7 +158,7 @@ def _texts(value: Any, name: str) -> tuple[str, ...]:
     return tuple(item for item in items if item)
 
 
-def _thinking(body: Mapping[str, Any]) -> Thinking | None:
+def _reasoning(body: Mapping[str, Any]) -> ReasoningBudget | None:
     """The budget as the native API takes it: with the texts around the thoughts."""
     budget = body.get("reasoning_budget_tokens")
     if budget is None:
@@ -171,12 +184,11 @@ def _thinking(body: Mapping[str, Any]) -> Thinking | None:
             break
     if not ends or not texts["reasoning_budget_start_tag"] or (budget < 0 and not control):
         return None
-    return Thinking(
+    return ReasoningBudget(
         start=texts["reasoning_budget_start_tag"],
-        ends=ends,
+        end=ends[0],
         budget=int(budget),
         message=texts["reasoning_budget_message"],
-        control=bool(control),
     )
 
 
@@ -203,5 +215,5 @@ def read_limits(body: Mapping[str, Any], tokenizer: ServedTokenizer) -> Limits:
         lazy=bool(lazy),
         triggers=triggers,
         preserved=preserved,
-        thinking=_thinking(body),
+        reasoning=_reasoning(body),
     )

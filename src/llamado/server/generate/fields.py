@@ -41,9 +41,10 @@ def read_fields(body: Mapping[str, Any], tokenizer: ServedTokenizer, n_slots: in
     if "n_probs" in given:
         given["n_probs"] = min(given["n_probs"], tokenizer.n_vocab)
     for row in PARAMETERS:
-        read, found = _FORMS.get(row.type), body.get(row.name)
-        if read is not None and found is not None and (value := read(found)) is not None:
-            given[row.name] = value
+        if row.type in _FORMS:
+            found = next((body[name] for name in row.names if body.get(name) is not None), None)
+            if found is not None and (value := _FORMS[row.type](found)) is not None:
+                given[row.name] = value
     if body.get("logit_bias") is not None:
         given["logit_bias"] = _logit_bias(body["logit_bias"], tokenizer)
     if given.get("id_slot", -1) >= n_slots:

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
 from starlette.responses import Response
 
 from llamado.build import BUILD
-from llamado.engine.request import Progress, Request, Result, Timings, Token, TokenProb, TokenProbs
+from llamado.engine.request import Progress, Result, Timings, Token, TokenProb, TokenProbs
 from llamado.server.errors import ApiError
-from llamado.server.generate.chat_request import Conversation, PlainParser
-from llamado.server.generate.options import Options, generation_settings
+from llamado.server.generate.generation_settings import generation_settings
+from llamado.server.generate.request import GenerationRequest
 from llamado.server.generate.streaming import error_response
-from llamado.text.dialects.answer import AnswerReader, delta, random_id
-from llamado.text.dialects.dialect import Content, Reasoning
+from llamado.text.dialects.answer import AnswerReader, delta
 
 # JSON has no -inf; llama-server writes the lowest float32 for the logarithm of 0.
 _LOWEST = -3.4028234663852886e38
-
-
-def completion_id() -> str:
-    """A fresh `chatcmpl-…` id; the OpenAI endpoints and Anthropic's use this form."""
-    return "chatcmpl-" + random_id()
 
 
 def timings_json(t: Timings) -> dict[str, Any]:
@@ -105,45 +98,26 @@ def data(value: Any) -> bytes:
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Call:
-    """A request to one of the APIs: what was asked, and what the engine was given."""
-
-    id: str
-    model: str
-    options: Options
-    requests: Sequence[Request]
-    prompts: Sequence[str]
-    """The prompts as text, where the answer shows them."""
-    conversation: Conversation | None = None
-
-    @property
-    def given(self) -> Sequence[Content | Reasoning]:
-        """The beginning of the answer that the client gave."""
-        return self.conversation.prepared.given if self.conversation is not None else ()
-
-    def spoken(self) -> AnswerReader:
-        """A reader for one answer."""
-        if self.conversation is None:
-            return AnswerReader(PlainParser())
-        return AnswerReader(self.conversation.prepared.parser(), self.given)
+def answer_reader(asked: GenerationRequest) -> AnswerReader:
+    """A reader for one answer of a chat."""
+    assert asked.prepared is not None
+    return AnswerReader(asked.prepared.parser(), asked.prepared.given)
 
 
-def native_json(call: Call, index: int, result: Result) -> dict[str, Any]:
+def native_json(asked: GenerationRequest, index: int, result: Result) -> dict[str, Any]:
     """The result object of `/completion`: the last part of a stream, or the whole answer."""
-    options, request = call.options, result.request
-    stream = options.stream
+    stream = asked.stream
     answer: dict[str, Any] = {
         "index": index,
         "content": "" if stream else result.content,
-        "tokens": result.tokens if request.return_tokens and not stream else [],
+        "tokens": result.tokens if asked.engine.return_tokens and not stream else [],
         "id_slot": result.id_slot,
         "stop": True,
-        "model": call.model,
+        "model": asked.model,
         "tokens_predicted": result.n_predicted,
         "tokens_evaluated": result.n_prompt,
-        "generation_settings": generation_settings(request, stream=stream, seed=result.seed),
-        "prompt": call.prompts[index // options.n],
+        "generation_settings": generation_settings(asked, seed=result.seed),
+        "prompt": asked.text(index),
         "has_new_line": result.has_new_line,
         "truncated": result.truncated,
         "stop_type": result.stop_type,
@@ -152,13 +126,12 @@ def native_json(call: Call, index: int, result: Result) -> dict[str, Any]:
         "timings": timings_json(result.timings),
     }
     if result.probs and not stream:
-        answer["completion_probabilities"] = probs_json(result.probs, request.post_sampling_probs)
-    return pick(answer, options.response_fields) if options.response_fields else answer
+        answer["completion_probabilities"] = probs_json(result.probs, asked.engine.post_sampling_probs)
+    return pick(answer, asked.response_fields) if asked.response_fields else answer
 
 
-def native_part(call: Call, index: int, event: Token | Progress) -> dict[str, Any]:
+def native_part(asked: GenerationRequest, index: int, event: Token | Progress) -> dict[str, Any]:
     """What `/completion` streams for an event."""
-    request = call.requests[index]
     part: dict[str, Any] = {
         "index": index,
         "content": "",
@@ -166,7 +139,7 @@ def native_part(call: Call, index: int, event: Token | Progress) -> dict[str, An
         "stop": False,
         "id_slot": -1,
         "tokens_predicted": 0,
-        "tokens_evaluated": len(request.prompt),
+        "tokens_evaluated": len(asked.prompt(index)),
     }
     if isinstance(event, Progress):
         return {**part, "prompt_progress": progress_json(event)}
@@ -175,24 +148,24 @@ def native_part(call: Call, index: int, event: Token | Progress) -> dict[str, An
     if event.timings is not None:
         part["timings"] = timings_json(event.timings)
     if event.probs:
-        part["completion_probabilities"] = probs_json(event.probs, request.post_sampling_probs)
+        part["completion_probabilities"] = probs_json(event.probs, asked.engine.post_sampling_probs)
     return part
 
 
 class NativeFormat:
     """llama-server's `/completion`."""
 
-    def __init__(self, call: Call) -> None:
-        self._call = call
+    def __init__(self, asked: GenerationRequest) -> None:
+        self._asked = asked
 
     def token(self, index: int, event: Token) -> bytes:
-        return data(native_part(self._call, index, event))
+        return data(native_part(self._asked, index, event))
 
     def progress(self, index: int, event: Progress) -> bytes:
-        return data(native_part(self._call, index, event))
+        return data(native_part(self._asked, index, event))
 
     def final(self, index: int, result: Result) -> bytes:
-        return data(native_json(self._call, index, result))
+        return data(native_json(self._asked, index, result))
 
     def end(self) -> bytes:
         return b""
@@ -205,7 +178,7 @@ class NativeFormat:
 
     def answer(self, results: Sequence[Result]) -> bytes:
         """The body: one object, or an array for several prompts."""
-        whole = [native_json(self._call, i, r) for i, r in enumerate(results)]
+        whole = [native_json(self._asked, i, r) for i, r in enumerate(results)]
         return orjson.dumps(whole[0] if len(whole) == 1 else whole)
 
 
@@ -227,30 +200,30 @@ class _OpenAIFormat:
     object = ""
     chunk = ""
 
-    def __init__(self, call: Call) -> None:
-        self._call = call
+    def __init__(self, asked: GenerationRequest) -> None:
+        self._asked = asked
         self._head = {
             "created": int(time.time()),
-            "model": call.model,
+            "model": asked.model,
             "system_fingerprint": BUILD,
             "object": self.chunk,
-            "id": call.id,
+            "id": asked.id,
         }
 
     def _verbose(self, index: int, event: Result | Token | Progress) -> dict[str, Any]:
         """The native form of a result or of a part of it, for those who ask for it."""
-        if not self._call.options.verbose:
+        if not self._asked.verbose:
             return {}
         if isinstance(event, Result):
-            return {"__verbose": native_json(self._call, index, event)}
-        return {"__verbose": native_part(self._call, index, event)}
+            return {"__verbose": native_json(self._asked, index, event)}
+        return {"__verbose": native_part(self._asked, index, event)}
 
     def _body(self, choices: list[dict[str, Any]], results: Sequence[Result]) -> bytes:
         body = {
             "choices": choices,
             **self._head,
             "object": self.object,
-            "usage": usage_json(results, self._call.options.n),
+            "usage": usage_json(results, self._asked.n),
             **self._verbose(0, results[0]),
             "timings": timings_json(results[0].timings),
         }
@@ -266,8 +239,8 @@ class _OpenAIFormat:
         return error_response(error)
 
 
-def _logprobs(probs: Sequence[TokenProbs] | None, request: Request) -> dict[str, Any] | None:
-    return {"content": probs_json(probs, request.post_sampling_probs)} if probs else None
+def _logprobs(probs: Sequence[TokenProbs] | None, asked: GenerationRequest) -> dict[str, Any] | None:
+    return {"content": probs_json(probs, asked.engine.post_sampling_probs)} if probs else None
 
 
 class CompletionsFormat(_OpenAIFormat):
@@ -283,7 +256,7 @@ class CompletionsFormat(_OpenAIFormat):
     def token(self, index: int, event: Token) -> bytes:
         if not event.text and not event.probs:
             return b""
-        chunk = self._chunk(index, event.text, _logprobs(event.probs, self._call.requests[index]), None)
+        chunk = self._chunk(index, event.text, _logprobs(event.probs, self._asked), None)
         chunk |= self._verbose(index, event)
         if event.timings is not None:
             chunk["timings"] = timings_json(event.timings)
@@ -304,7 +277,7 @@ class CompletionsFormat(_OpenAIFormat):
             {
                 "text": result.content,
                 "index": index,
-                "logprobs": _logprobs(result.probs, result.request),
+                "logprobs": _logprobs(result.probs, self._asked),
                 "finish_reason": finish_reason(result),
             }
             for index, result in enumerate(results)
@@ -321,9 +294,10 @@ class ChatFormat(_OpenAIFormat):
     object = "chat.completion"
     chunk = "chat.completion.chunk"
 
-    def __init__(self, call: Call) -> None:
-        super().__init__(call)
-        self._spoken = [call.spoken() for _ in call.requests]
+    def __init__(self, asked: GenerationRequest) -> None:
+        super().__init__(asked)
+        self._readers = [answer_reader(asked) for _ in range(asked.n_answers)]
+        self._given = asked.prepared.given if asked.prepared is not None else ()
         self._begun: set[int] = set()
         self._results: list[Result] = []
 
@@ -336,14 +310,14 @@ class ChatFormat(_OpenAIFormat):
             return []
         self._begun.add(index)
         chunks = [self._chunk(index, {"role": "assistant", "content": None})]
-        if self._call.options.echo:
-            chunks += [self._chunk(index, delta(part)) for part in self._call.given]
+        if self._asked.echo:
+            chunks += [self._chunk(index, delta(part)) for part in self._given]
         return chunks
 
     def token(self, index: int, event: Token) -> bytes:
         chunks = self._begin(index)
-        chunks += [self._chunk(index, delta(part)) for part in self._spoken[index].push(event.text)]
-        logprobs = _logprobs(event.probs, self._call.requests[index])
+        chunks += [self._chunk(index, delta(part)) for part in self._readers[index].push(event.text)]
+        logprobs = _logprobs(event.probs, self._asked)
         if logprobs is not None:
             if not chunks:
                 chunks.append(self._chunk(index, {"content": ""}))
@@ -359,13 +333,13 @@ class ChatFormat(_OpenAIFormat):
 
     def final(self, index: int, result: Result) -> bytes:
         self._results.append(result)
-        spoken = self._spoken[index]
+        reader = self._readers[index]
         chunks = self._begin(index)
-        chunks += [self._chunk(index, delta(part)) for part in spoken.finish()]
-        chunks.append(self._chunk(index, {}, finish_reason(result, bool(spoken.calls))))
+        chunks += [self._chunk(index, delta(part)) for part in reader.finish()]
+        chunks.append(self._chunk(index, {}, finish_reason(result, bool(reader.calls))))
         chunks[0] |= self._verbose(index, result)
-        if self._call.options.include_usage and len(self._results) == len(self._call.requests):
-            usage = usage_json(self._results, self._call.options.n)
+        if self._asked.include_usage and len(self._results) == self._asked.n_answers:
+            usage = usage_json(self._results, self._asked.n)
             chunks.append({"choices": [], **self._head, "usage": usage})
         chunks[-1]["timings"] = timings_json(result.timings)
         return b"".join(map(data, chunks))
@@ -374,12 +348,12 @@ class ChatFormat(_OpenAIFormat):
         """The whole body."""
         choices = []
         for index, result in enumerate(results):
-            spoken = self._spoken[index]
-            spoken.push(result.content)
-            spoken.finish()
-            reason = finish_reason(result, bool(spoken.calls))
-            choice: dict[str, Any] = {"finish_reason": reason, "index": index, "message": spoken.message()}
-            logprobs = _logprobs(result.probs, result.request)
+            reader = self._readers[index]
+            reader.push(result.content)
+            reader.finish()
+            reason = finish_reason(result, bool(reader.calls))
+            choice: dict[str, Any] = {"finish_reason": reason, "index": index, "message": reader.message()}
+            logprobs = _logprobs(result.probs, self._asked)
             if logprobs is not None:
                 choice["logprobs"] = logprobs
             choices.append(choice)

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -21,6 +21,9 @@ from llamado.http.request_log import current
 from llamado.server.errors import ApiError, translate
 from llamado.server.generate.threads import off_loop
 from llamado.server.loaded_model import ServedEngine
+
+if TYPE_CHECKING:
+    from llamado.text.grammar.compiler import Constraint
 
 log = logging.getLogger("llamado.server")
 
@@ -93,10 +96,17 @@ class Generation:
     """The engine's answers to one HTTP request: one or several, numbered in the order of its prompts."""
 
     def __init__(
-        self, mailbox: Mailbox, engine: ServedEngine, requests: Sequence[Request], *, parts: bool = True
+        self,
+        mailbox: Mailbox,
+        engine: ServedEngine,
+        requests: Sequence[Request],
+        *,
+        parts: bool = True,
+        control: Constraint | None = None,
     ) -> None:
-        """`parts`: whether tokens are wanted as they come, or only the results."""
+        """`parts`: whether tokens are wanted as they come, or only the results. `control`: what ends the thoughts."""
         self.requests = requests
+        self._control = control
         self._parts = parts
         self._mailbox = mailbox
         self._engine = engine
@@ -139,6 +149,14 @@ class Generation:
             self._open = 0
             for task in self._tasks:
                 self._engine.cancel(task)
+
+    def end_reasoning(self) -> str:
+        """End the thoughts of what runs; returns why not, "" where it is done."""
+        if not self.running:
+            return "no active completion for this id"
+        if self._control is None:
+            return "reasoning control not enabled for this completion"
+        return "" if self._control.end_reasoning() else "the model is not thinking"
 
     def hang_up(self) -> None:
         """The client is gone: cancel, and wake whoever reads."""
@@ -415,6 +433,14 @@ class Answer(Response):
             watcher.cancel()
             generation.close()
         await response(scope, receive, send)
+
+
+def respond(generation: Generation, format: Format, ping_interval: int | None) -> Response:
+    """Start a generation; returns the response that writes it, as a stream where a `ping_interval` is given."""
+    generation.start()
+    if ping_interval is None:
+        return Answer(generation, format)
+    return EventStream(generation, format, ping_interval=ping_interval)
 
 
 JSON_TYPE = "application/json; charset=utf-8"

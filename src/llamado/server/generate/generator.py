@@ -1,0 +1,97 @@
+"""A body's way to its answer: read beside the event loop, given to the engine, and written as one API wants it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import Response
+
+from llamado.server.errors import loading, not_supported
+from llamado.server.generate.chat_request import chat_prompt, read_chat, tokenize_chat
+from llamado.server.generate.completion_request import read_completion
+from llamado.server.generate.constraints import Limits
+from llamado.server.generate.request import GenerationRequest
+from llamado.server.generate.streaming import Format, Generation, Mailbox, respond
+from llamado.server.generate.threads import in_thread, off_loop, off_loop_chat, size_of
+from llamado.server.loaded_model import Served
+from llamado.server.state import ServerState
+from llamado.server.switches import Switches
+
+if TYPE_CHECKING:
+    from llamado.text.grammar.compiler import Constraint
+
+MakeFormat = Callable[[GenerationRequest], Format]
+
+
+class Generator:
+    """Turns a body into a response for one server."""
+
+    def __init__(self, state: ServerState, mailbox: Mailbox) -> None:
+        self._state = state
+        self._mailbox = mailbox
+        self._chats: weakref.WeakValueDictionary[str, Generation] = weakref.WeakValueDictionary()
+        """The running chats by their answers' ids."""
+
+    @property
+    def switches(self) -> Switches:
+        return self._state.switches
+
+    @property
+    def served(self) -> Served:
+        served = self._state.served
+        if served is None:
+            raise loading()
+        return served
+
+    async def complete(
+        self,
+        body: Mapping[str, Any],
+        make: MakeFormat,
+        *,
+        native: bool = False,
+        prompt: Callable[[], list[int]] | None = None,
+    ) -> Response:
+        """Answer a body with a `prompt` in one of its shapes (see `read_completion`). Raises LlamadoError."""
+        read = partial(read_completion, body, self.served, self.switches, native=native, prompt=prompt)
+        return await self._answer(await off_loop(read, size_of(body)), make)
+
+    async def chat(self, body: Mapping[str, Any], make: MakeFormat) -> Response:
+        """Answer a body of OpenAI's chat form. Raises LlamadoError."""
+        return await self._answer(await off_loop_chat(partial(read_chat, body, self.served, self.switches), body), make)
+
+    async def render(self, body: Mapping[str, Any]) -> str:
+        """A chat body's prompt. Raises LlamadoError."""
+        return await off_loop_chat(partial(chat_prompt, body, self.served, self.switches), body)
+
+    async def count(self, body: Mapping[str, Any]) -> int:
+        """Tokens of a chat body's prompt. Raises LlamadoError."""
+        prompt = await self.render(body)
+        return len(await off_loop(partial(tokenize_chat, prompt, self.served), len(prompt)))
+
+    async def _answer(self, asked: GenerationRequest, make: MakeFormat) -> Response:
+        """Give what is asked for to the engine. Raises LlamadoError."""
+        constraint = await self._constraint(asked.limits)
+        requests = await off_loop(partial(asked.for_engine, constraint), 64 * asked.n_answers)
+        control = constraint if asked.control else None
+        generation = Generation(self._mailbox, self.served.engine, requests, parts=asked.stream, control=control)
+        response = respond(generation, make(asked), asked.sse_ping_interval if asked.stream else None)
+        if asked.prepared is not None:
+            self._chats[asked.id] = generation
+        return response
+
+    async def _constraint(self, limits: Limits) -> Constraint | None:
+        """Compile what limits the answer; in a thread, for it may take seconds. Raises ApiError."""
+        source, grammars = limits.in_force(self.switches.grammar), self.served.grammars
+        if source is None and limits.reasoning is None:
+            return None
+        if grammars is None:
+            raise not_supported("This server's model does not generate")
+        return await in_thread(partial(limits.compile, source, grammars))
+
+    def end_reasoning(self, id: str) -> str:
+        """End the thoughts of a chat's answer; returns why not, "" where it is done."""
+        generation = self._chats.get(id)
+        return "no active completion for this id" if generation is None else generation.end_reasoning()

@@ -1,0 +1,186 @@
+"""What a body asks for, by whichever API it came: read once, and all that the way to the answer and its form need."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from llamado.engine.parameters import BY_NAME
+from llamado.engine.request import Request
+from llamado.engine.sampling.params import RANDOM_SEED
+from llamado.engine.sampling.rng import Seed
+from llamado.server.errors import ApiError, invalid
+from llamado.server.generate.constraints import Limits
+from llamado.server.loaded_model import Served
+from llamado.server.switches import Switches
+from llamado.text.dialects.answer import random_id
+
+if TYPE_CHECKING:
+    from llamado.engine.sampling.constraint import Constraint
+    from llamado.text.dialects.dialect import Prepared
+
+# Probabilities of one answer: all of a vocabulary of 262,144 at four tokens, or 20 at 50,000. As JSON they are 100 MB.
+MOST_PROBABILITIES = 1 << 20
+# Tokens that an answer without a limit is thought to have at least.
+LONG_ANSWER = 4096
+
+
+def completion_id() -> str:
+    """A fresh `chatcmpl-…` id; the OpenAI endpoints and Anthropic's use this form."""
+    return "chatcmpl-" + random_id()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationRequest:
+    """A body, read and checked; the fields that bodies have are named as in the table of parameters."""
+
+    engine: Request
+    """What the engine is given for each answer, but for the prompt, what limits tokens, and further answers' seeds."""
+    prompts: Sequence[list[int]] = ()
+    texts: Sequence[str] = ()
+    """The prompts as text, where the answer shows them."""
+    n: int = 1
+    """Answers per prompt."""
+    limits: Limits = field(default_factory=Limits)
+    id: str = field(default_factory=completion_id)
+    model: str = ""
+    stream: bool = False
+    include_usage: bool = False
+    sse_ping_interval: int = 30
+    response_fields: Sequence[str] = ()
+    verbose: bool = False
+    echo: bool = False
+    backend_sampling: bool = False
+    banned: Sequence[int] = ()
+    """Tokens that cannot come because the answer shall not end by itself."""
+    # of chats
+    prepared: Prepared | None = None
+    """The conversation as a prompt, and how the answer to it is read."""
+    reasoning_format: str = "none"
+    client_stops: Sequence[str] = ()
+    """The stops that the client named, beside those of the model's family."""
+    control: bool = False
+    """Whether the client may end the thoughts."""
+
+    @property
+    def n_answers(self) -> int:
+        return len(self.prompts) * self.n
+
+    def prompt(self, index: int) -> list[int]:
+        """The prompt of an answer by the answer's number."""
+        return self.prompts[index // self.n]
+
+    def text(self, index: int) -> str:
+        """That prompt as text, "" where the answer does not show it."""
+        return self.texts[index // self.n] if self.texts else ""
+
+    def for_engine(self, constraint: Constraint | None) -> list[SubmittedRequest]:
+        """One request per prompt and answer; the answers of one prompt get seeds counted up from the given one."""
+        shared = {f.name: getattr(self.engine, f.name) for f in dataclasses.fields(Request)} | {
+            "constraint": constraint
+        }
+        made = []
+        for prompt in self.prompts:
+            for i in range(self.n):
+                own: dict[str, Any] = {"prompt": prompt}
+                if i:
+                    seed = _counted_up(self.engine.sampling.seed, i)
+                    own |= {"sampling": dataclasses.replace(self.engine.sampling, seed=seed), "id_slot": -1}
+                made.append(SubmittedRequest(**(shared | own), asked=self))
+        return made
+
+
+@dataclass(slots=True, kw_only=True)
+class SubmittedRequest(Request):
+    """A request to the engine that knows what it is part of: what the engine's snapshots show has it at hand."""
+
+    asked: GenerationRequest
+
+
+def _counted_up(seed: Seed | None, i: int) -> Seed | None:
+    """The seed of a further answer; never -1 where the first is not."""
+    if seed is None or seed == RANDOM_SEED:
+        return seed
+    if isinstance(seed, str):
+        return f"{seed}+{i}"
+    return seed + i if seed >= 0 else seed - i
+
+
+_OWN = frozenset(f.name for f in dataclasses.fields(GenerationRequest))
+
+
+def make_request(
+    given: Mapping[str, Any],
+    prompts: Sequence[list[int]],
+    served: Served,
+    switches: Switches,
+    *,
+    limits: Limits,
+    show_prompts: bool = False,
+    **more: Any,
+) -> GenerationRequest:
+    """Of the parameters that a body gives, its prompts and what limits its tokens; the server's words elsewhere.
+
+    `more`: further fields of GenerationRequest. Raises ApiError and InvalidRequest.
+    """
+    n_ctx = served.info.n_ctx
+    for prompt in prompts:
+        if len(prompt) >= n_ctx:
+            raise too_long(len(prompt), n_ctx)
+    own: dict[str, Any] = {"sse_ping_interval": switches.sse_ping_interval, "verbose": switches.verbose}
+    own |= {name: value for name, value in given.items() if name in _OWN}
+    fields = {name: value for name, value in given.items() if BY_NAME[name].of != "server"}
+    # The engine takes no prompt without tokens, but such a one is answered, too.
+    engine = served.defaults.request([0], preserved=limits.preserved, **fields)
+    engine.n_predict = _bounded(engine, len(prompts) * own.get("n", 1), n_ctx)
+    texts = [served.tokenizer.decode(prompt, special=True) for prompt in prompts] if show_prompts else []
+    return GenerationRequest(
+        engine=engine,
+        prompts=prompts,
+        texts=texts,
+        limits=limits,
+        model=served.info.name,
+        banned=sorted(served.tokenizer.eog) if given.get("ignore_eos") else (),
+        **own,
+        **more,
+    )
+
+
+def _bounded(engine: Request, n_answers: int, n_ctx: int) -> int:
+    """`n_predict`, made smaller where an answer without an end would hold more probabilities than one may.
+
+    Raises ApiError where what is asked for is more than that.
+    """
+    each = engine.n_probs * n_answers
+    if not each:
+        return engine.n_predict
+    endless = not 0 <= engine.n_predict < n_ctx
+    most = MOST_PROBABILITIES // each
+    n_tokens = min(n_ctx, LONG_ANSWER) if endless else engine.n_predict
+    if n_tokens > most:
+        raise invalid(
+            f"Field 'n_probs': {each} probabilities at each of {n_tokens} tokens; at most {MOST_PROBABILITIES} are "
+            "allowed in one answer: ask for fewer (n_probs, top_logprobs), or for fewer tokens (n_predict, max_tokens)"
+        )
+    return most if endless and most < n_ctx else engine.n_predict
+
+
+def check_length(n_characters: int, served: Served) -> None:
+    """Refuse a text that cannot fit into the context whatever its tokens: finding them may take a minute."""
+    n_ctx = served.info.n_ctx
+    longest = served.longest_token() if n_characters > n_ctx else 0
+    if longest and n_characters > n_ctx * longest:
+        raise too_long(n_characters // longest, n_ctx, least=True)
+
+
+def too_long(n_tokens: int, n_ctx: int, *, least: bool = False) -> ApiError:
+    """400 for a prompt that does not fit into the context; `least`: it has this many tokens or more."""
+    known = f"at least {n_tokens}" if least else str(n_tokens)
+    return ApiError(
+        "exceed_context_size_error",
+        f"request ({known} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it",
+        n_prompt_tokens=n_tokens,
+        n_ctx=n_ctx,
+    )
