@@ -1,3 +1,34 @@
-"""llamado serves GGUF language models over HTTP and splits one model over many machines."""
+"""llamado serves GGUF language models over HTTP and splits one model over many machines.
+
+`Llama` and what goes with it are a model in one's own process, with llama-cpp-python's spellings; see llamado.library.
+Nothing of it is imported before it is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llamado.errors import LlamadoError
+    from llamado.library.grammar import LlamaGrammar
+    from llamado.library.llama import Llama, LlamaState
+    from llamado.library.options import LlamaPromptLookupDecoding
 
 __version__ = "0.1.0"
+__all__ = ["Llama", "LlamaGrammar", "LlamaPromptLookupDecoding", "LlamaState", "LlamadoError", "__version__"]
+
+_HOMES = {
+    "Llama": "llamado.library.llama",
+    "LlamaGrammar": "llamado.library.grammar",
+    "LlamaPromptLookupDecoding": "llamado.library.options",
+    "LlamaState": "llamado.library.llama",
+    "LlamadoError": "llamado.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'llamado' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

@@ -171,14 +171,16 @@ def test_hub(hub_site: loopback.Site, tmp_path: Path) -> None:
     assert path.read_bytes() == MODEL
     assert seen[-1] == (len(MODEL), len(MODEL))
     assert resolve.resolve(hf_repo="me/model-GGUF:f16", cache_dir=tmp_path).name == "model-F16.gguf"
-    named = resolve.resolve(hf_repo="me/model-GGUF", hf_file="model-F16.gguf", cache_dir=tmp_path)
-    assert named.name == "model-F16.gguf"
+    for name in ("model-F16.gguf", "*F16.gguf"):
+        named = resolve.resolve(hf_repo="me/model-GGUF", hf_file=name, cache_dir=tmp_path)
+        assert named.name == "model-F16.gguf"
 
 
 def test_hub_fetches_all_parts_of_a_split_model(hub_site: loopback.Site, tmp_path: Path) -> None:
     hub_site.headers.pop("ETag")
     hub_site.headers["ETag"] = '"abc"'
     path = resolve.resolve("hf:me/model-GGUF:Q8_0", cache_dir=tmp_path)
+    assert resolve.resolve(hf_repo="me/model-GGUF", hf_file="*Q8_0*", cache_dir=tmp_path) == path
     assert path.name == "model-Q8_0-00001-of-00002.gguf"
     assert path.with_name("model-Q8_0-00002-of-00002.gguf").is_file()
     with pytest.raises(SourceError, match="lacks half-Q2_K-00002-of-00002"):
@@ -188,6 +190,8 @@ def test_hub_fetches_all_parts_of_a_split_model(hub_site: loopback.Site, tmp_pat
 def test_hub_says_what_is_there(hub_site: loopback.Site, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"quantisation Q3_K in me/model-GGUF; it has model-F16\.gguf, "):
         resolve.resolve("hf:me/model-GGUF:Q3_K", cache_dir=tmp_path)
+    with pytest.raises(SourceError, match=r"2 files of me/model-GGUF match model-\*: model-F16\.gguf, model-Q4_K_M"):
+        resolve.resolve(hf_repo="me/model-GGUF", hf_file="model-*", cache_dir=tmp_path)
     with pytest.raises(SourceError, match=r"no file x\.gguf in me/model-GGUF"):
         resolve.resolve(hf_repo="me/model-GGUF", hf_file="x.gguf", cache_dir=tmp_path)
     with pytest.raises(SourceError, match=r"no access to me/none .*HF_TOKEN"):

@@ -169,7 +169,7 @@ class Llama:
 
     def complete(self, prompt: Prompt, **options: Any) -> Result:
         """As `generate`, with all that is known of the answer: tokens, probabilities, timings, why it ended."""
-        pieces = self._run(prompt, options)
+        pieces = self.events(prompt, **options)
         try:
             while True:
                 next(pieces)
@@ -233,9 +233,12 @@ class Llama:
         self.close()
 
     def _stream(self, prompt: Prompt, options: Mapping[str, Any]) -> Iterator[str]:
-        yield from self._run(prompt, options)
+        for event in self.events(prompt, **options):
+            if event.text:
+                yield event.text
 
-    def _run(self, prompt: Prompt, options: Mapping[str, Any]) -> Generator[str, None, Result]:
+    def events(self, prompt: Prompt, **options: Any) -> Generator[Token, None, Result]:
+        """As `generate` with `stream`, with all that is known of each piece, and at last of the whole answer."""
         tokens = self.tokenize(prompt, add_special=True) if isinstance(prompt, str) else prompt
         if self.lacks and options.get("n_predict") is None and self.defaults.n_predict < 0:
             options = {**options, "n_predict": MOST_TOKENS}
@@ -246,8 +249,7 @@ class Llama:
             while True:
                 event = events.get()
                 if isinstance(event, Token):
-                    if event.text:
-                        yield event.text
+                    yield event
                 elif isinstance(event, Done):
                     return event.result
                 elif isinstance(event, Failed):

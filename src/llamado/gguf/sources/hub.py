@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 from inspect import signature
@@ -101,7 +102,7 @@ def fetch_hub_model(
         files = sorted(path.relative_to(cached).as_posix() for path in cached.rglob("*.gguf"))
 
     if file_name is not None:
-        file = file_name if file_name in files else None
+        file = _matching(repo, files, file_name)
     else:
         file = pick_file(files, quant)
     if file is None:
@@ -177,6 +178,16 @@ def _refused(repo: str, error: Exception) -> SourceError:
         )
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return SourceError(f"the Hugging Face hub refused {repo}: {reason}; try again later or use a local .gguf file")
+
+
+def _matching(repo: str, files: list[str], wanted: str) -> str | None:
+    """The file of that name, or the one that a pattern such as `*q8_0.gguf` stands for. Raises SourceError for many."""
+    found = [wanted] if wanted in files else fnmatch.filter(files, wanted)
+    names = {file: shard_names(file.rpartition("/")[2]) for file in found}
+    found = [file for file, parts in names.items() if parts is None or file.endswith(parts[0])]
+    if len(found) > 1:
+        raise SourceError(f"{len(found)} files of {repo} match {wanted}: {', '.join(found[:12])}")
+    return found[0] if found else None
 
 
 def _no_such_file(repo: str, quant: str | None, file_name: str | None, files: list[str], offline: bool) -> SourceError:

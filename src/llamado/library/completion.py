@@ -1,0 +1,96 @@
+"""Completions in OpenAI's form: whole and in chunks."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
+
+from llamado.engine.request import Result, Token, TokenProb, TokenProbs
+
+Events = Generator[Token, None, Result]
+
+
+def last(events: Events) -> Result:
+    """Sees an answer to its end."""
+    try:
+        while True:
+            next(events)
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+
+
+def finish_reason(result: Result) -> str:
+    """OpenAI's word for why an answer ended."""
+    return "stop" if result.stop_type in ("eos", "word") else "length"
+
+
+def usage(result: Result) -> dict[str, int]:
+    """How many tokens were read and written."""
+    return {
+        "prompt_tokens": result.n_prompt,
+        "completion_tokens": result.n_predicted,
+        "total_tokens": result.n_prompt + result.n_predicted,
+    }
+
+
+def _text(prob: TokenProb) -> str:
+    return prob.piece.decode("utf-8", "ignore")
+
+
+class Completion:
+    """One completion. `text_offset` counts from the end of `prompt`; `before` and `after` stand around the answer."""
+
+    def __init__(self, model: str, prompt: str, *, before: str = "", after: str = "", logprobs: bool = False) -> None:
+        self._head = {
+            "id": f"cmpl-{uuid.uuid4()}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._offset = len(prompt)
+        self._before, self._after = before, after
+        self._shows = logprobs
+
+    def whole(self, events: Events) -> dict[str, Any]:
+        """The answer at once."""
+        result = last(events)
+        text = f"{self._before}{result.content}{self._after}"
+        choice = {
+            "text": text,
+            "index": 0,
+            "logprobs": self._logprobs(result.probs),
+            "finish_reason": finish_reason(result),
+        }
+        return {**self._head, "choices": [choice], "usage": usage(result)}
+
+    def chunks(self, events: Events) -> Iterator[dict[str, Any]]:
+        """The answer as it comes; the last chunk says why it ended."""
+        try:
+            while True:
+                event = next(events)
+                if event.text or (self._shows and event.probs):
+                    yield self._chunk(event.text, self._logprobs(event.probs), None)
+        except StopIteration as end:
+            yield self._chunk(self._after, None, finish_reason(end.value))
+        finally:
+            events.close()
+
+    def _chunk(self, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
+        return {**self._head, "choices": [{"text": text, "index": 0, "logprobs": logprobs, "finish_reason": reason}]}
+
+    def _logprobs(self, probs: Sequence[TokenProbs] | None) -> dict[str, Any] | None:
+        """OpenAI's older form: four lists with an entry for each token."""
+        if not self._shows:
+            return None
+        tokens, offsets, values, top = list[str](), list[int](), list[float](), list[dict[str, float]]()
+        for one in probs or ():
+            text = _text(one.token)
+            offsets.append(self._offset)
+            self._offset += len(text)
+            tokens.append(text)
+            values.append(one.token.logprob)
+            top.append({_text(other): other.logprob for other in one.top} | {text: one.token.logprob})
+        return {"tokens": tokens, "text_offset": offsets, "token_logprobs": values, "top_logprobs": top}
