@@ -89,7 +89,7 @@ class DeviceRecovery:
                 placement = tensors.placement
                 if not elsewhere or self.replace is None or placement is None:
                     raise _together([*away.values()])
-                tensors.placement = self.replace(placement, self._alive())
+                tensors.placement = self.replace(placement, _alive(self._devices))
                 log.warning("%s; its layers go to the devices that are left", _together([*away.values()]))
             self._lost = None
             self._settle()
@@ -153,7 +153,7 @@ class DeviceRecovery:
                     raise
                 gone.append(error)
             if self._closed:
-                self._let_go()
+                self.close()
                 return
         if len(gone) == len(self._away):
             raise _together(gone)
@@ -164,7 +164,7 @@ class DeviceRecovery:
         self._pipeline.stand_still()
         before = tensors.placement, tensors.used
         self._take_back()
-        alive = self._alive()
+        alive = _alive(self._devices)
         try:
             whole = self._first is None or set(self._first.devices) <= set(alive)
             if not whole and self.replace is not None and self._first is not None:
@@ -208,9 +208,6 @@ class DeviceRecovery:
         """Nothing is to be restored any more; devices that came back and have no part are closed."""
         self._closed = True
         self._watcher = lambda: None
-        self._let_go()
-
-    def _let_go(self) -> None:
         while self._back:
             self._back.popitem()[1][0].close()
 
@@ -226,9 +223,6 @@ class DeviceRecovery:
         self._devices[number].close()
         self._tensors.forget(number)
 
-    def _alive(self) -> list[int]:
-        return [i for i, device in enumerate(self._devices) if device.lost is None]
-
     def _tell_what_is_where(self) -> None:
         placement = self._tensors.placement
         if placement is None or self._first is None or not self._away:
@@ -240,6 +234,11 @@ class DeviceRecovery:
         }
         for name, text in names.items():
             log.info("%s: %s", name, text)
+
+
+def _alive(devices: Sequence[Device]) -> list[int]:
+    """The numbers of devices that are there."""
+    return [i for i, device in enumerate(devices) if device.lost is None]
 
 
 def _together(errors: Sequence[DeviceLost]) -> DeviceLost:
