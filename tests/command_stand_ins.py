@@ -171,7 +171,8 @@ class Commands:
                 for key in ("progress", "reconnect", "replace"):
                     options.pop(key)
                 note("forward", **options)
-                self.max_batch, self.n_cells, self.devices = options["max_batch"], options["n_cells"], devices
+                self.max_batch, self.devices = options["max_batch"], devices
+                self.memory = SimpleNamespace(n_cells=options["n_cells"])
                 self.chunk, self.n_vocab = self.max_batch, model.hparams.n_vocab
 
             def warm_up(self, *_: Any) -> None: ...

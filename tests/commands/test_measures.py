@@ -18,6 +18,7 @@ from llamado.commands.bench.speed import _lengths, feed, feed_one_by_one, measur
 from llamado.flags import FlagError
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
+from llamado.models.memory import KeysValues, Memory, Span
 
 N_VOCAB = 11
 
@@ -26,20 +27,21 @@ class Counting:
     """Gives the token after t (mod the vocabulary) the logit log(3) and all others 0; keeps what it was asked."""
 
     n_vocab = N_VOCAB
-    n_cells = 1024
     max_batch = chunk = 7
 
     def __init__(self) -> None:
+        self.memory = Memory([KeysValues(32, 32)], 1024)
         self.calls: list[tuple[list[int], list[int], list[int]]] = []
 
     def start(
         self,
         tokens: NDArray[np.int32],
-        positions: NDArray[np.int32],
-        starts: NDArray[np.int64],
+        spans: list[Span],
         outputs: NDArray[np.int32],
     ) -> Future[NDArray[np.float32]]:
-        assert len(tokens) == len(positions) == len(starts) <= self.max_batch and not starts.any()
+        placed = self.memory.place(spans)
+        positions = placed.positions
+        assert len(tokens) == len(positions) <= self.max_batch and not placed.rows[0].first.any()
         self.calls.append((tokens.tolist(), positions.tolist(), outputs.tolist()))
         logits = np.zeros((len(outputs), N_VOCAB), np.float32)
         for row, i in zip(logits, outputs.tolist(), strict=True):
@@ -47,9 +49,6 @@ class Counting:
         future: Future[NDArray[np.float32]] = Future()
         future.set_result(logits)
         return future
-
-    def copy_cells(self, src: int, dst: int, n: int) -> None:
-        raise AssertionError
 
 
 def test_perplexity_of_a_known_distribution() -> None:

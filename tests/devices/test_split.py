@@ -17,8 +17,8 @@ from llamado.models import BatchShape, load_model
 
 def cut(path: Path, home: Callable[[str, Tensor], int | None], shape: BatchShape) -> list[Part]:
     model = load_model(GGUFFile.open(path))
-    kv = model.kv_tensors(512)
-    known = {*model.weights.values(), *kv.k, *kv.v}
+    kv = model.memory(512)
+    known = {*model.weights.values(), *kv.tensors}
     own: dict[tuple[Tensor, int], Tensor] = {}
 
     def copy(leaf: Tensor, device: int) -> Tensor:
@@ -69,7 +69,7 @@ def test_parts_share_no_tensor_and_lose_no_operation(tmp_path: Path) -> None:
         assert not mine & seen
         seen |= mine
     whole = load_model(GGUFFile.open(path))
-    graph = whole.build(BatchShape(3, 1, 256), whole.kv_tensors(512))
+    graph = whole.build(BatchShape(3, 1, 256), whole.memory(512))
     assert [n.op for part in parts for n in part.graph.nodes if not n.is_noop] == [
         n.op for n in graph.nodes if not n.is_noop
     ]

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,10 @@ from llamado.devices.device import DeviceLost
 from llamado.engine.engine import Engine
 from llamado.engine.forward.contract import CellKind, Cells, Scales
 from llamado.engine.request import Away, Done, EngineSnapshot, Event, Failed, Progress, Request, Result, Token
+from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
+from llamado.models.memory import Latent, LayerMemory, Memory, Placed, RowSpan, Span, State
+from llamado.models.memory.parts import SPARE, States
 
 U64 = np.uint64
 
@@ -31,15 +35,39 @@ def mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return z ^ (z >> U64(31))
 
 
-class FakeForward:
-    """Implements Forward; `before` is called in each run with the number of tokens."""
+class FakeMemory(Memory):
+    """Any bytes can be those of its rows."""
 
-    def __init__(self, n_cells: int = 4096, *, n_vocab: int = 97, max_batch: int = 64) -> None:
+    def sound(self, data: Cells, n: int) -> bool:
+        return data.size == n * self.token_bytes
+
+    def sound_tail(self, data: Cells, n: int) -> bool:
+        return data.size == self.tail_bytes(n)
+
+
+ALL, STATE = Latent(2), State((2,))
+"""What a layer may remember: 8 bytes of each token, or of a sequence; a window of them is `KeysValues(1, 1, n)`."""
+
+
+class FakeForward:
+    """Implements Forward, and Storage; `before` is called in each run with the number of tokens."""
+
+    def __init__(
+        self,
+        n_cells: int = 4096,
+        *,
+        n_vocab: int = 97,
+        max_batch: int = 64,
+        layers: Sequence[LayerMemory] = (ALL,),
+        **options: Any,
+    ) -> None:
         self.n_vocab = n_vocab
-        self.n_cells = n_cells
         self.max_batch = max_batch
-        self.cell_bytes = 8
-        self.cells = np.zeros(n_cells, U64)
+        self.memory = FakeMemory(
+            layers, n_cells, max_batch=max_batch, type_k=TensorType.F32, type_v=TensorType.F32, **options
+        )
+        self.memory.attach(self)
+        self.rows = {t.name: np.zeros((t.ne[1], t.nb[1]), np.uint8) for t in self.memory.tensors}
         self.sizes: list[int] = []
         self.scales: list[Scales] = []
         self.copies: list[tuple[int, int, int]] = []
@@ -73,79 +101,115 @@ class FakeForward:
     def move_back(self) -> None:
         raise AssertionError("nothing is away")
 
+    def spoil(self, noise: np.random.Generator) -> None:
+        """What was remembered is gone."""
+        for rows in self.rows.values():
+            rows[:] = noise.integers(0, 256, rows.shape, np.uint8)
+
     def start(
         self,
         tokens: NDArray[np.int32],
-        positions: NDArray[np.int32],
-        starts: NDArray[np.int64],
+        spans: Sequence[Span],
         outputs: NDArray[np.int32],
         *,
         scales: Scales = (),
     ) -> Future[NDArray[np.float32]]:
         future: Future[NDArray[np.float32]] = Future()
-        future.set_result(self.run(tokens, positions, starts, outputs, scales))
+        future.set_result(self.run(tokens, self.memory.place(spans), outputs, scales))
         return future
 
     def run(
         self,
         tokens: NDArray[np.int32],
-        positions: NDArray[np.int32],
-        starts: NDArray[np.int64],
+        placed: Placed,
         outputs: NDArray[np.int32],
         scales: Scales = (),
     ) -> NDArray[np.float32]:
         n = tokens.size
-        assert 0 < n <= self.max_batch and positions.size == starts.size == n
-        assert tokens.dtype == positions.dtype == outputs.dtype == np.int32 and starts.dtype == np.int64
+        assert 0 < n <= self.max_batch and placed.positions.size == n
+        assert tokens.dtype == placed.positions.dtype == outputs.dtype == np.int32
         assert np.all(np.diff(outputs) > 0) and (outputs.size == 0 or outputs[-1] < n)
-        cells = starts + positions
-        assert len(set(cells.tolist())) == n, "two tokens of one batch in one cell"
-        assert cells.min() >= 0 and cells.max() < self.n_cells
+        for rows in placed.rows:
+            assert rows.written.min() >= 0 and rows.written.max() < rows.spare
+        for layer in range(len(self.memory)):
+            if not isinstance(self.memory[layer].part, States):
+                written = placed.rows[self.memory[layer].number].written
+                assert len(set(written.tolist())) == n, "two tokens of one batch in one cell"
         if self.before is not None:
             self.before(n)
         self.sizes.append(n)
-        rows = np.empty((outputs.size, self.n_vocab), np.float32)
+        found = np.empty((outputs.size, self.n_vocab), np.float32)
         place = {int(o): i for i, o in enumerate(outputs)}
         salt = sum((i + 1) << 40 ^ int(1e6 * scale) << 8 for i, scale in enumerate(scales) if scale)
         self.scales.append(scales)
         with np.errstate(over="ignore"):
             for i in range(n):
-                start, position = int(starts[i]), int(positions[i])
-                seen = self.cells[start : start + position]
-                # XOR and sum of all states seen, each stirred with its position
+                position = int(placed.positions[i])
                 state = np.array([int(tokens[i]) * 1_000_003 + position + 1 + salt], U64)
-                if position:
-                    stirred = mix(seen + np.arange(position, dtype=U64) * U64(0x2545F4914F6CDD1D))
-                    state += stirred.sum(dtype=U64)
-                state = mix(state)
-                self.cells[start + position] = state[0]
+                for layer in range(len(self.memory)):
+                    kept = self.memory[layer]
+                    rows = placed.rows[kept.number]
+                    written, first = int(rows.written[i]), int(rows.first[i])
+                    if isinstance(kept.part, States):
+                        seen, last = self._states(layer, first, 1), position
+                    else:
+                        if kept.window:
+                            first = max(first, written - kept.window + 1)
+                        assert kept.window or written - first == position
+                        seen, last = self._states(layer, first, written - first), position
+                    if seen.size:  # the sum of all states seen, each stirred with its position
+                        at = np.arange(last - seen.size, last, dtype=np.int64).astype(U64)
+                        state = state + mix(seen + at * U64(0x2545F4914F6CDD1D)).sum(dtype=U64)
+                    state = mix(state)
+                    self._remember(layer, written, state)
                 if i in place:
-                    rows[place[i]] = (mix(self._vocab ^ state[0]) >> U64(40)).astype(np.float32) / np.float32(1 << 22)
-        return rows
+                    found[place[i]] = (mix(self._vocab ^ state[0]) >> U64(40)).astype(np.float32) / np.float32(1 << 22)
+        return found
+
+    def _states(self, layer: int, first: int, n: int) -> NDArray[np.uint64]:
+        tensors = self.memory[layer].tensors
+        if len(tensors) == 1:
+            return self.rows[tensors[0].name].view(U64)[first : first + n, 0]
+        parts = [self.rows[tensor.name][first : first + n] for tensor in tensors]
+        return np.ascontiguousarray(np.concatenate(parts, axis=1)).view(U64).reshape(-1)
+
+    def _remember(self, layer: int, row: int, state: NDArray[np.uint64]) -> None:
+        tensors = self.memory[layer].tensors
+        if len(tensors) == 1:
+            self.rows[tensors[0].name].view(U64)[row, 0] = state[0]
+            return
+        data, at = state.view(np.uint8), 0
+        for tensor in tensors:
+            self.rows[tensor.name][row] = data[at : at + tensor.nb[1]]
+            at += tensor.nb[1]
 
     def prepare_ahead(self) -> bool:
         return False
 
-    def copy_cells(self, src: int, dst: int, n: int) -> None:
-        assert n > 0 and min(src, dst) >= 0 and max(src, dst) + n <= self.n_cells
+    def copy_rows(self, tensors: Sequence[Tensor], src: int, dst: int, n: int) -> None:
+        assert n > 0 and min(src, dst) >= 0 and tensors
         self.copies.append((src, dst, n))
-        self.cells[dst : dst + n] = self.cells[src : src + n].copy()
+        for tensor in tensors:
+            assert max(src, dst) + n <= tensor.ne[1] - SPARE
+            self.rows[tensor.name][dst : dst + n] = self.rows[tensor.name][src : src + n].copy()
 
     def cell_kind(self, scales: Scales = ()) -> CellKind:
-        return CellKind(self.model, TensorType.F32, TensorType.F32, ((4, 4),), scales)
+        return CellKind(self.model, self.memory, scales)
 
-    def read_cells(self, start: int, n: int) -> Cells:
-        assert n > 0 and start >= 0 and start + n <= self.n_cells
-        self.reads.append((start, n))
-        return self.cells[start : start + n].copy().view(np.uint8)
+    def read_rows(self, spans: Sequence[RowSpan]) -> Cells:
+        self._check(spans)
+        self.reads.append(spans[0][1:])
+        return np.concatenate([self.rows[t.name][start : start + n].reshape(-1) for t, start, n in spans])
 
-    def write_cells(self, start: int, n: int, cells: Cells) -> None:
-        assert n > 0 and start >= 0 and start + n <= self.n_cells and cells.size >= 8 * n
-        self.writes.append((start, n))
-        self.cells[start : start + n] = np.frombuffer(cells.tobytes(), U64)[:n]
+    def write_rows(self, spans: Sequence[RowSpan], pieces: Sequence[Cells]) -> None:
+        self._check(spans)
+        self.writes.append(spans[0][1:])
+        for (tensor, start, n), data in zip(spans, pieces, strict=True):
+            self.rows[tensor.name][start : start + n] = data.reshape(n, -1)
 
-    def sound_cells(self, cells: Cells, n: int) -> bool:
-        return cells.size == 8 * n
+    def _check(self, spans: Sequence[RowSpan]) -> None:
+        for tensor, start, n in spans:
+            assert n > 0 and start >= 0 and start + n <= tensor.ne[1] - SPARE
 
 
 class FakeTokenizer:

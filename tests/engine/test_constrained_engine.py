@@ -27,9 +27,9 @@ class Async(FakeForward):
         self.log = log
         self.asked: threading.Semaphore | None = None
 
-    def start(self, *arrays: Any, scales: Any = ()) -> Future[NDArray[np.float32]]:
+    def start(self, tokens: Any, spans: Any, outputs: Any, *, scales: Any = ()) -> Future[NDArray[np.float32]]:
         future: Future[NDArray[np.float32]] = Future()
-        copies = [array.copy() for array in arrays]
+        copies = tokens.copy(), self.memory.place(spans), outputs.copy()
         self.log.append("start")
 
         def work() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import feed_sequence
 from tiny_models import make_gemma3, make_llama
 
 from llamado.devices.cpu.device import CpuDevice
@@ -32,14 +33,7 @@ from .test_restore import TWO, House
 
 def last_row(forward: Forward, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
     """Logits behind a sequence that is computed from its first token on."""
-    row = np.empty(0)
-    for at in range(0, len(tokens), forward.max_batch):
-        part = np.array(tokens[at : at + forward.max_batch], np.int32)
-        n = len(part)
-        positions = np.arange(at, at + n, dtype=np.int32)
-        rows = forward.start(part, positions, np.zeros(n, np.int64), np.array([n - 1], np.int32)).result(60)
-        row = rows[0].copy()
-    return row
+    return feed_sequence(forward, tokens)
 
 
 def plain(forward: Forward, request: Request, n_ctx: int, *, bos: bool = False) -> list[int]:

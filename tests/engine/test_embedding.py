@@ -30,6 +30,8 @@ from llamado.engine.errors import (
 from llamado.engine.forward.runner import ModelRunner
 from llamado.gguf.reader import GGUFFile
 from llamado.models import Output, Pooling, load_model
+from llamado.models.batch import Batch
+from llamado.models.memory import KeysValues, Memory
 
 Array = NDArray[Any]
 Open = Callable[..., Embedder]
@@ -167,7 +169,8 @@ def test_texts_that_cannot_be_computed(tmp_path: Path, start: Open) -> None:
 class Slow:
     """A forward pass that waits to be let go; every row is its token."""
 
-    n_vocab, n_cells, max_batch, width = 100, 256, 8, 1
+    n_vocab, max_batch, width = 100, 8, 1
+    memory = Memory([KeysValues(32, 32)], 256)
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -175,16 +178,9 @@ class Slow:
         self.begun = threading.Semaphore(0)
         self.error: Exception | None = None
 
-    def start(
-        self,
-        tokens: NDArray[np.int32],
-        positions: NDArray[np.int32],
-        starts: NDArray[np.int64],
-        outputs: NDArray[np.int32],
-        ends: NDArray[np.int64] | None = None,
-        *,
-        scales: tuple[float, ...] = (),
-    ) -> Future[NDArray[np.float32]]:
+    def submit(self, batch: Batch, scales: tuple[float, ...] = ()) -> Future[NDArray[np.float32]]:
+        tokens = batch.tokens
+        assert tokens is not None
         self.batches.append(tokens.tolist())
         self.begun.release()
         self.go.acquire()
@@ -192,7 +188,7 @@ class Slow:
         if self.error is not None:
             future.set_exception(self.error)
         else:
-            future.set_result(tokens[outputs].astype(np.float32)[:, None])
+            future.set_result(tokens[batch.outputs].astype(np.float32)[:, None])
         return future
 
 

@@ -564,13 +564,13 @@ def test_a_failing_copy_does_not_end_the_engine(make: Make) -> None:
     system = [3] * 60
     ask(engine, req(system, 2, id_slot=0))
 
-    def broken(src: int, dst: int, n: int) -> None:
+    def broken(*given: Any) -> None:
         raise ForwardError("copy failed")
 
-    copy, forward.copy_cells = forward.copy_cells, broken  # type: ignore[method-assign]
+    copy, forward.copy_rows = forward.copy_rows, broken  # type: ignore[method-assign]
     last = send(engine, req([*system, 1], 2, id_slot=1)).wait().events[-1]
     assert isinstance(last, Failed)
-    forward.copy_cells = copy  # type: ignore[method-assign]
+    forward.copy_rows = copy  # type: ignore[method-assign]
     assert ask(engine, req([*system, 1], 2)).tokens == alone(req([*system, 1], 2)).tokens
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from lora_files import make_adapter
+from rows import start_at
 from tiny_models import make_gemma3, make_llama
 
 from llamado.devices.cpu.device import CpuDevice
@@ -250,11 +251,8 @@ def feed(forward: ModelRunner, tokens: list[int], scales: tuple[float, ...] = ()
     found = []
     for at in range(0, len(tokens), chunk):
         part = np.array(tokens[at : at + chunk], np.int32)
-        positions = np.arange(at, at + len(part), dtype=np.int32)
         rows = np.arange(len(part), dtype=np.int32)
-        found.append(
-            forward.start(part, positions, np.zeros(len(part), np.int64), rows, scales=scales).result(60).copy()
-        )
+        found.append(start_at(forward, part, at + rows, np.zeros(len(part)), rows, scales=scales).result(60).copy())
     return np.concatenate(found)
 
 

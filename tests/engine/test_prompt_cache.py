@@ -37,7 +37,7 @@ Make = Callable[..., tuple[Engine, FakeForward]]
 def reading_pays(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """No clock decides what these tests see, but where a test is about that."""
     if "dear" not in request.node.name:
-        monkeypatch.setattr(CellReader, "pays", lambda self, start, n, pace: True)
+        monkeypatch.setattr(CellReader, "pays", lambda self, handle, pace: True)
 
 
 @pytest.fixture
@@ -300,15 +300,15 @@ def test_a_real_model(model: Path, jit: Jit, divided: bool) -> None:
 def test_dear_cells_are_computed_again(make: Make) -> None:
     """Over a slow link; now and then it is tried again."""
     engine, forward = make(n_slots=1)
-    read, slow = forward.read_cells, 10.0
+    read, slow = forward.read_rows, 10.0
 
-    def dear(start: int, n: int) -> Any:
-        cells = read(start, n)
-        clock.append(clock[-1] + slow * n)
+    def dear(spans: Any) -> Any:
+        cells = read(spans)
+        clock.append(clock[-1] + slow * spans[0].n)
         return cells
 
     clock = [0.0]
-    forward.read_cells = dear  # type: ignore[method-assign]
+    forward.read_rows = dear  # type: ignore[method-assign]
     real = prompt_cache.time.perf_counter
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prompt_cache.time, "perf_counter", lambda: real() + clock[-1])

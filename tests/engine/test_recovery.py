@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
@@ -24,8 +24,10 @@ from llamado.engine.forward.contract import ForwardError, Scales
 from llamado.engine.request import Away, Failed, Request
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler import recovery
+from llamado.ggml.tensor import Tensor
+from llamado.models.memory import Span
 
-from .fake import U64, Client, FakeForward, FakeTokenizer, ask, send
+from .fake import Client, FakeForward, FakeTokenizer, ask, send
 
 Job = tuple[Future[NDArray[np.float32]], tuple[Any, ...]]
 
@@ -76,18 +78,20 @@ class FragileForward(FakeForward):
     def start(
         self,
         tokens: NDArray[np.int32],
-        positions: NDArray[np.int32],
-        starts: NDArray[np.int64],
+        spans: Sequence[Span],
         outputs: NDArray[np.int32],
         *,
         scales: Scales = (),
     ) -> Future[NDArray[np.float32]]:
         self.in_start()
         future: Future[NDArray[np.float32]] = Future()
+        if self._lost is not None:
+            raise self._lost
+        placed = self.memory.place(spans)
         with self._turn:
             if self._lost is not None:
                 raise self._lost
-            self._jobs.append((future, (tokens.copy(), positions.copy(), starts.copy(), outputs.copy(), scales)))
+            self._jobs.append((future, (tokens.copy(), placed, outputs.copy(), scales)))
             self._turn.notify_all()
         return future
 
@@ -120,13 +124,13 @@ class FragileForward(FakeForward):
                 self._computing = False
                 self._turn.notify_all()
 
-    def copy_cells(self, src: int, dst: int, n: int) -> None:
+    def copy_rows(self, tensors: Sequence[Tensor], src: int, dst: int, n: int) -> None:
         self.in_copy()
         with self._turn:
             self._turn.wait_for(lambda: self._ends or self._dead or not (self._jobs or self._computing))
             if self._dead:
                 raise lost()
-            super().copy_cells(src, dst, n)
+            super().copy_rows(tensors, src, dst, n)
 
     def die(self, *, late: float | None = None) -> None:
         """`late`: so many seconds after batches begin to fail is the loss known to `lost`."""
@@ -135,7 +139,7 @@ class FragileForward(FakeForward):
                 return
             self._dead = True
             self.deaths += 1
-            self.cells[:] = self._noise.integers(0, 1 << 63, self.n_cells, dtype=U64)
+            self.spoil(self._noise)
             jobs = [*self._jobs]
             self._jobs.clear()
             if late is None:
@@ -160,7 +164,7 @@ class FragileForward(FakeForward):
             self.refusals -= 1
             raise self.refusal()
         with self._turn:
-            self.cells[:] = self._noise.integers(0, 1 << 63, self.n_cells, dtype=U64)
+            self.spoil(self._noise)
             self._lost = None
             self._dead = False
 
@@ -370,7 +374,7 @@ def test_a_loss_that_only_a_batch_speaks_of(make: Make) -> None:
     def before(n: int) -> None:
         if once[0] and len(forward.sizes) == 20:
             once[0] = False
-            forward.cells[:] = U64(5)
+            forward.spoil(np.random.default_rng(5))
             raise lost()
 
     forward.before = before
@@ -759,7 +763,7 @@ class MovingForward(FragileForward):
     def move_back(self) -> None:
         assert self.there and self.is_away
         self.moves += 1
-        self.cells[:] = self._noise.integers(0, 1 << 63, self.n_cells, dtype=U64)
+        self.spoil(self._noise)
         if self.refusals_to_move:
             self.refusals_to_move -= 1
             raise DeviceError("it has no room any more")

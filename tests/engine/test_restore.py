@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rows import start_at
 from tiny_models import make_gemma3, make_llama
 
 from llamado.devices.cpu.device import CpuDevice
@@ -205,8 +206,7 @@ def feed(forward: ModelRunner, tokens: list[int], start: int = 0, chunk: int = 1
     for at in range(0, len(tokens), chunk):
         part = np.array(tokens[at : at + chunk], np.int32)
         n = len(part)
-        positions = np.arange(at, at + n, dtype=np.int32)
-        future = forward.start(part, positions, np.full(n, start, np.int64), np.arange(n, dtype=np.int32))
+        future = start_at(forward, part, np.arange(at, at + n), np.full(n, start), np.arange(n))
         found.append(future.result(60).copy())
     return np.concatenate(found)
 
@@ -437,7 +437,7 @@ def test_it_is_noticed_while_another_device_computes(model: Path, house: Open) -
 
     home.device(1).before = wait
     four = np.arange(4, dtype=np.int32)
-    future = forward.start(four, four, np.zeros(4, np.int64), four)
+    future = start_at(forward, four, four, np.zeros(4), four)
     assert inside.wait(60)
     home.device(2).die()
     with pytest.raises(DeviceLost, match="RPC2"):
@@ -459,7 +459,7 @@ def test_nothing_is_restored_under_a_thread_that_computes(model: Path, house: Op
 
     home.device(1).before = slow
     four = np.arange(4, dtype=np.int32)
-    future = forward.start(four, four, np.zeros(4, np.int64), four)
+    future = start_at(forward, four, four, np.zeros(4), four)
     inside.wait(60)
     future.cancel()
     home.away = {"RPC2"}
@@ -650,7 +650,7 @@ def test_gone_again_before_it_has_its_layers(model: Path, house: Open, right: Ar
             forward.move_back()
     assert forward.lost() is None and [one.device for one in forward.away()] == ["RPC1"]
     assert same(feed(forward, text(40)), right)
-    forward.copy_cells(0, 256, 40)  # in all caches there are
+    forward.rows.copy_rows(forward.memory.tensors, 0, 256, 40)
     forward.call_back()
     forward.move_back()
     assert forward.placement == TWO and same(feed(forward, text(40)), right)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import ReferenceModel
+from rows import start_at
 from tiny_models import make_gemma3, make_llama
 
 from llamado.devices.cpu.device import CpuDevice
@@ -57,13 +58,11 @@ def run(forward: ModelRunner, rows: list[tuple[int, int, int]], outputs: list[in
     """Logits of a batch of (token, position, start)."""
     tokens, positions, starts = zip(*rows, strict=True)
     chosen = range(len(rows)) if outputs is None else outputs
-    found = forward.start(
-        np.array(tokens, np.int32),
-        np.array(positions, np.int32),
-        np.array(starts, np.int64),
-        np.array(chosen, np.int32),
-    ).result()
-    return found.copy()
+    return start_at(forward, tokens, positions, starts, chosen).result().copy()
+
+
+def copy(forward: ModelRunner, src: int, dst: int, n: int) -> None:
+    forward.rows.copy_rows(forward.memory.tensors, src, dst, n)
 
 
 def feed(forward: ModelRunner, tokens: list[int], *, start: int = 0, first: int = 0, chunk: int = 512) -> Array:
@@ -220,10 +219,10 @@ def test_a_copied_prefix(model: Path, start: Open, alone: Array) -> None:
     forward = start(model)
     tokens = text(N, 300)
     feed(forward, tokens[:300])
-    forward.copy_cells(0, 768, 300)
+    copy(forward, 0, 768, 300)
     feed(forward, text(400, 300, seed=5))  # another takes the first place
     assert same(feed(forward, tokens[300:], start=768, first=300, chunk=50), alone[300:])
-    forward.copy_cells(768, 1024, N)  # overlapping
+    copy(forward, 768, 1024, N)  # overlapping
     assert same(feed(forward, tokens[-1:], start=1024, first=N - 1), alone[-1:])
 
 
@@ -250,10 +249,10 @@ def test_some_outputs_or_none(model: Path, start: Open, alone: Array) -> None:
 
 def test_faults_have_names(model: Path, start: Open) -> None:
     forward = start(model, n_cells=300, max_batch=16)
-    assert forward.n_cells == 512
+    assert forward.memory.n_cells == 512
     for rows in ([], [(1, 0, 0)] * 17, [(1, 0, 512)], [(1, 300, 256)], [(1, -1, 256)], [(1, 0, -1)]):
         with pytest.raises(ForwardError):
-            forward.start(*(np.array([r[i] for r in rows], np.int64) for i in range(3)), np.array([0], np.int32))
+            start_at(forward, *([row[i] for row in rows] for i in range(3)), [0])
     for tokens in ([-1], [forward.n_vocab]):
         with pytest.raises(ForwardError, match="token"):
             run(forward, [(tokens[0], 0, 0)])
@@ -261,8 +260,8 @@ def test_faults_have_names(model: Path, start: Open) -> None:
         with pytest.raises(ForwardError, match="output"):
             run(forward, [(5, 0, 0)], outputs)
     for cells in ((0, 300, 300), (-1, 0, 1), (0, 1, -1), (500, 0, 20)):
-        with pytest.raises(ForwardError, match="copy"):
-            forward.copy_cells(*cells)
+        with pytest.raises(ForwardError, match="rows"):
+            copy(forward, *cells)
     assert np.isfinite(run(forward, [(5, 0, 256)])).all()
 
 
@@ -292,7 +291,7 @@ def test_real_models_give_the_same_bits_however_they_are_asked(
         run(two, [row], [0])
     assert same(last(two, [moved[65]]), whole)
     # with strangers, after a copy
-    two.copy_cells(512, 1024, 60)
+    copy(two, 512, 1024, 60)
     for i in range(60, 66):
         strangers = [(token, i, 256 * place) for place, token in ((1, 7), (6, 99), (3, 1234))]
         logits = run(two, [*strangers[:2], (tokens[i], i, 1024), strangers[2]])
@@ -365,7 +364,7 @@ def test_batches_follow_on_each_others_heels(tmp_path: Path, start: Open, spread
             started.append(several.start(np.array(tokens[at : at + 8], np.int32), positions, where_, outputs))
     found = [future.result() for future in started][-2:]
     assert same(found[0][0], right[0]) and same(found[1][0], right[1])
-    several.copy_cells(512, 1024, 64)
+    copy(several, 512, 1024, 64)
     again = run(several, [(two[63], 63, 1024)])
     assert same(again[0], right[1])
 

@@ -59,7 +59,7 @@ def tokens() -> Array:
 def logits(runner: ModelRunner, **given: Any) -> Array:
     """Of all tokens of one sequence."""
     cells = np.arange(N, dtype=np.int64)
-    rows = MemoryRows(cells, np.zeros(N, np.int64), cells, runner.n_cells)
+    rows = MemoryRows(cells, np.zeros(N, np.int64), cells, runner.memory.n_cells)
     batch = Batch(**{"positions": np.arange(N, dtype=np.int32), "outputs": cells, "memory": (rows,), **given})
     return runner.submit(batch).result(60).copy()
 

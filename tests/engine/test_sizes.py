@@ -26,8 +26,8 @@ def test_parts_add_up_to_the_file(tmp_path: Path, tied: bool) -> None:
         shared = file.tensors["rope_freqs.weight"].nbytes
         assert sizes.weights + sizes.embedding + shared == file.nbytes + again
         assert sizes.n_layer == 3 and len(set(sizes.layers)) == 1
-        cache = model.kv_tensors(256, TensorType.F16, TensorType.F32)
-        assert sizes.kv == tuple(k.nbytes + v.nbytes for k, v in zip(cache.k, cache.v, strict=True))
+        cache = model.memory(256, TensorType.F16, TensorType.F32)
+        assert sizes.kv == tuple(map(cache.layer_bytes, range(3)))
         assert sizes.kv_read == sizes.kv
         assert (sizes.hidden, sizes.logits) == (4 * 128, 4 * 320)
         assert sizes.head_compute == 64 * sizes.logits and sizes.compute > 64 * (2 * 256 + sizes.hidden)

@@ -39,6 +39,7 @@ from llamado.engine.scheduler import recovery, slot_io
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models import load_model
+from llamado.models.memory import RowSpan
 
 from .fake import FakeForward, FakeTokenizer, ask, eventually, send
 from .test_restore import TWO, House
@@ -186,14 +187,14 @@ def test_closing_ends_it(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyP
     saved(engine, tmp_path / "a")
     before = (tmp_path / "a").read_bytes()
     gate, inside = threading.Event(), threading.Event()
-    read = forward.read_cells
+    read = forward.read_rows
 
-    def slow(start: int, n: int) -> Any:
+    def slow(spans: Any) -> Any:
         inside.set()
         gate.wait(30)
-        return read(start, n)
+        return read(spans)
 
-    forward.read_cells = slow  # type: ignore[method-assign]
+    forward.read_rows = slow  # type: ignore[method-assign]
     save = engine.save_slot(0, tmp_path / "a")
     assert inside.wait(30)
     late = engine.restore_slot(0, tmp_path / "a")
@@ -268,7 +269,7 @@ BAD: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "spoilt token": (lambda d: put(d, 80, b"\x01"), "damaged"),
     "spoilt cell": (lambda d: put(d, len(d) - 20, b"\x99"), "damaged"),
     "pieces swapped": (lambda d: d[: 80 + 1228] + d[1308 + 2052 :] + d[1308 : 1308 + 2052], "damaged"),
-    "other version": (lambda d: resealed(put(d, 8, b"\x03"), 307), "version 3"),
+    "other version": (lambda d: resealed(put(d, 8, b"\x04"), 307), "version 4"),
     "scales of no adapters": (lambda d: resealed(put(d, 8, b"\x02"), 307), "1 LoRA adapters; there are 0"),
     "other model": (lambda d: resealed(put(d, 50, b"\x02"), 307), "another model"),
     "other types": (lambda d: resealed(put(d, 16, b"\x08"), 307), "other types"),
@@ -345,7 +346,7 @@ def test_any_bytes_changed(tmp_path: Path, data: st.DataObject) -> None:
     if spoilt == whole:
         return
     with pytest.raises(SlotFileError):
-        SlotReader(path, forward.cell_kind, n_ctx=4096, n_vocab=97, sound=forward.sound_cells)
+        SlotReader(path, forward.cell_kind, n_ctx=4096, n_vocab=97)
 
 
 # -- real forward passes ---------------------------------------------------------------------------------------------
@@ -400,8 +401,8 @@ def test_numbers_that_are_none(model: Path, jit: Jit) -> None:
             forward = ModelRunner(
                 file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=256, type_k=type, type_v=type
             )
-            cells = forward.read_cells(0, 3)
-            assert forward.sound_cells(cells, 3)
+            cells = forward.rows.read_rows([RowSpan(tensor, 0, 3) for tensor in forward.memory.tensors])
+            assert forward.memory.sound(cells, 3)
             for at in (0, cells.size // 2, cells.size - (34 if type is TensorType.Q8_0 else 4)):
                 spoilt = cells.copy()
                 spoilt[at : at + 4] = {
@@ -410,8 +411,8 @@ def test_numbers_that_are_none(model: Path, jit: Jit) -> None:
                     TensorType.BF16: [0, 0, 0x60, 0x72],
                     TensorType.Q8_0: [0, 0x7C, 1, 1],
                 }[type]
-                assert not forward.sound_cells(spoilt, 3)
-            assert not forward.sound_cells(cells[:-1], 3)
+                assert not forward.memory.sound(spoilt, 3)
+            assert not forward.memory.sound(cells[:-1], 3)
             forward.close()
 
 

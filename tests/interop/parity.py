@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.engine.forward.contract import Forward
+from llamado.models.memory import Span
 from llamado.text.tokenizer.tokenizer import Tokenizer
 
 N_PREDICT = 64
@@ -150,11 +151,15 @@ def ends_within_character(text: bytes) -> bool:
 
 def logits_along(forward: Forward, tokens: list[int], first: int) -> Iterable[NDArray[np.float32]]:
     """Our logits after each of tokens[first:], the whole evaluated as one prompt in batches."""
+    handle = forward.memory.allocate(len(tokens))
+    assert handle is not None
     for at in range(0, len(tokens), forward.max_batch):
         batch = np.array(tokens[at : at + forward.max_batch], np.int32)
         positions = np.arange(at, at + len(batch), dtype=np.int32)
         rows = np.nonzero(positions >= first)[0].astype(np.int32)
-        yield from forward.start(batch, positions, np.zeros(len(batch), np.int64), rows).result()
+        yield from forward.start(batch, [Span(handle, at, len(batch))], rows).result()
+        handle.used += len(batch)
+    forward.memory.free(handle)
 
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -29,11 +29,13 @@ import pytest
 from numpy.typing import NDArray
 from parity import HEADER, N_PREDICT, N_TOP, Comparison, Step, continuation, log_softmax, reported_again
 from peer_server import free_port, llama_server
+from rows import start_at
 from rpc_workers import WorkerProcess, healthy, our_worker, real_worker, running, wait_until
 from short_texts import SHORT_TEXTS
 from weights import with_nudged_norm
 
 from llamado.devices.split.placement import SplitOptions
+from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.llama import Llama
 from llamado.engine.options import EngineOptions
 from llamado.engine.request import Result
@@ -316,8 +318,8 @@ def logprobs_after(llama: Llama, tokens: Sequence[int], new: int, first: int) ->
         return []
     positions = np.arange(new, len(tokens), dtype=np.int32)
     outputs = np.arange(first - new, len(positions), dtype=np.int32)
-    starts = np.zeros(len(positions), np.int64)
-    rows = llama.forward.start(np.array(tokens[new:], np.int32), positions, starts, outputs).result(ANSWER_SECONDS)
+    assert isinstance(llama.forward, ModelRunner)
+    rows = start_at(llama.forward, tokens[new:], positions, np.zeros(len(positions)), outputs).result(ANSWER_SECONDS)
     return [log_softmax(row) for row in rows]
 
 

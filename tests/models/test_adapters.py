@@ -107,7 +107,7 @@ def test_the_graph_is_ggmls(tmp_path: Path, llama: Path) -> None:
     with GGUFFile.open(llama) as file:
         model = load_model(file)
         adapters = load_adapters(model, paths)
-        kv = model.kv_tensors(256)
+        kv = model.memory(256)
 
         def ops(*scales: float) -> list[str]:
             return [node.op.name for node in model.build(BatchShape(2, 1, 256, scales=scales), kv).nodes]

@@ -23,7 +23,7 @@ def run(path: Path, texts: list[list[int]], output: Output = Output.HIDDEN) -> l
     """What the model's graph gives for all tokens of texts that share a batch."""
     with GGUFFile.open(path) as file:
         model = load_model(file)
-        kv = model.kv_tensors(256, TensorType.F32, TensorType.F32)
+        kv = model.memory(256, TensorType.F32, TensorType.F32)
         device = ReferenceDevice(np.float64)
         for name, tensor in model.weights.items():
             device.bind(tensor, file.data(name))
@@ -68,7 +68,7 @@ def test_facts(tmp_path: Path) -> None:
         assert (model.hparams.causal, model.hparams.pooling, model.generates) == (False, Pooling.MEAN, False)
         assert (model.width(Output.HIDDEN), model.width(Output.SCORES)) == (64, 3)
         with pytest.raises(UnsupportedModel, match="--embeddings"):
-            model.build(BatchShape(1, 1, 256), model.kv_tensors(256))
+            model.build(BatchShape(1, 1, 256), model.memory(256))
     with GGUFFile.open(make_bert(tmp_path / "n.gguf", pooling=None)) as file:
         assert load_model(file).hparams.pooling is None
         # without a classifier, llama.cpp takes the first number of the hidden state for the score

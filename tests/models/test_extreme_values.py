@@ -81,9 +81,9 @@ def compile_(file: GGUFFile, seen: set[HyperParameters]) -> None:
         return
     seen.add(model.hparams)
     output = Output.LOGITS if model.generates else Output.HIDDEN
-    kv = model.kv_tensors(256)
+    kv = model.memory(256)
     graph = model.build(BatchShape(2, 1, 256, output), kv)
-    for tensor in (*model.weights.values(), *kv.k, *kv.v, *graph.inputs.values()):
+    for tensor in (*model.weights.values(), *kv.tensors, *graph.inputs.values()):
         tensor.buffer = CpuBuffer.allocate(tensor.nbytes)
     Compiler(graph, PORTABLE, 1).compile()
 

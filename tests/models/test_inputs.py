@@ -163,7 +163,7 @@ def test_a_graph_knows_what_fills_its_inputs(tmp_path: Path, make: Callable[...,
     with GGUFFile.open(make(tmp_path / "m.gguf")) as file:
         model = load_model(file)
     shape = BatchShape(8, 2, 256, Output.HIDDEN, embeddings=embeddings)
-    graph = model.build(shape, model.kv_tensors(1024))
+    graph = model.build(shape, model.memory(1024))
     assert [feed.name for feed in graph.feeds] == [*graph.inputs]
     assert ("embeddings" in graph.inputs, "tokens" in graph.inputs) == (embeddings, not embeddings)
     given = batch(embeddings=np.ones((5, model.hparams.n_embd), np.float32))

@@ -85,7 +85,7 @@ def test_the_head_shares_the_embedding_when_there_is_no_other(tmp_path: Path) ->
     shape = BatchShape(1, 1, 256)
     for tied in (True, False):
         model = load(make_llama(tmp_path / "model.gguf", tied=tied))
-        head = model.build(shape, model.kv_tensors(256)).outputs["logits"].src[0]
+        head = model.build(shape, model.memory(256)).outputs["logits"].src[0]
         assert head is model.weights["token_embd.weight" if tied else "output.weight"]
 
 
@@ -112,7 +112,7 @@ ROPE = {
 
 def ropes(model: Model) -> list[tuple[int | float, ...]]:
     """op_params of the rotations: <5 i32, 6 f32>, those of a layer's queries and keys after another."""
-    graph = model.build(BatchShape(1, 1, 256), model.kv_tensors(256))
+    graph = model.build(BatchShape(1, 1, 256), model.memory(256))
     return [struct.unpack_from("<5i6f", node.op_params) for node in graph.nodes if node.op == Op.ROPE]
 
 
@@ -166,7 +166,7 @@ def test_gemma3_of_62_layers_scales_by_the_width_of_a_head(tmp_path: Path, n_lay
     model = load(path)
     expected = float(np.float32(1) / np.sqrt(np.float32(width)))
     assert model.hparams.attention_scale == expected
-    graph = model.build(BatchShape(1, 1, 256), model.kv_tensors(256))
+    graph = model.build(BatchShape(1, 1, 256), model.memory(256))
     attended = [node.src[0] for node in graph.nodes if node.op == Op.FLASH_ATTN_EXT]
     assert len(attended) == n_layer
     scales = {struct.unpack_from("<f", node.op_params)[0] for node in graph.nodes if node.op == Op.SCALE}
@@ -177,7 +177,7 @@ def test_gemma3_of_62_layers_scales_by_the_width_of_a_head(tmp_path: Path, n_lay
 
 def test_frequency_factors_reach_queries_and_keys(tmp_path: Path) -> None:
     model = load(make_llama(tmp_path / "m.gguf", freq_factors=True))
-    graph = model.build(BatchShape(1, 1, 256), model.kv_tensors(256))
+    graph = model.build(BatchShape(1, 1, 256), model.memory(256))
     ropes = [node for node in graph.nodes if node.op == Op.ROPE]
     assert len(ropes) == 4
     assert all(node.src[2] is model.weights["rope_freqs.weight"] for node in ropes)
@@ -208,7 +208,7 @@ def test_gemma3_without_a_window_sees_everything(tmp_path: Path) -> None:
         metadata["gemma3.attention.sliding_window"] = 0
 
     model = load(rewrite(make_gemma3(tmp_path / "a.gguf"), tmp_path / "b.gguf", change))
-    graph = model.build(BatchShape(1, 1, 256), model.kv_tensors(256))
+    graph = model.build(BatchShape(1, 1, 256), model.memory(256))
     assert "mask_swa" not in graph.inputs and "mask" in graph.inputs
 
 
@@ -280,9 +280,9 @@ def test_faults_name_the_key_or_tensor(
 def test_a_cache_type_must_fit(tmp_path: Path) -> None:
     model = load(make_llama(tmp_path / "m.gguf", n_embd=96, n_head=6))
     with pytest.raises(UnsupportedModel, match="not of 16 elements"):
-        model.kv_tensors(256, T.Q8_0, T.F16)
+        model.memory(256, T.Q8_0, T.F16)
     with pytest.raises(UnsupportedModel, match="Q4_0; known are F32, F16, BF16, Q8_0"):
-        model.kv_tensors(256, T.F16, T.Q4_0)
+        model.memory(256, T.F16, T.Q4_0)
 
 
 @pytest.mark.parametrize(("n_tokens", "n_outputs", "n_kv"), [(0, 0, 256), (2, 3, 256), (2, -1, 256), (2, 1, 0)])
@@ -294,7 +294,7 @@ def test_impossible_batches(n_tokens: int, n_outputs: int, n_kv: int) -> None:
 def test_more_cells_than_the_cache_has(tmp_path: Path) -> None:
     model = load(make_llama(tmp_path / "m.gguf"))
     with pytest.raises(ValueError, match="512 cells of a cache of 256"):
-        model.build(BatchShape(1, 1, 512), model.kv_tensors(256))
+        model.build(BatchShape(1, 1, 512), model.memory(256))
 
 
 # --- graphs -----------------------------------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def test_more_cells_than_the_cache_has(tmp_path: Path) -> None:
 def test_inputs_and_outputs(tmp_path: Path, make: Callable[..., Path]) -> None:
     model = load(make(tmp_path / "m.gguf"))
     n_vocab = model.hparams.n_vocab
-    graph = model.build(BatchShape(5, 2, 256), model.kv_tensors(512))
+    graph = model.build(BatchShape(5, 2, 256), model.memory(512))
     described = {name: (t.type, t.ne[:2]) for name, t in graph.inputs.items()}
     expected = {
         "tokens": (T.I32, (5, 1)),
@@ -322,11 +322,11 @@ def test_inputs_and_outputs(tmp_path: Path, make: Callable[..., Path]) -> None:
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_batch_without_outputs_writes_every_cache_and_nothing_more(tmp_path: Path, make: Callable[..., Path]) -> None:
     model = load(make(tmp_path / "m.gguf"))
-    kv = model.kv_tensors(256)
+    kv = model.memory(256)
     graph = model.build(BatchShape(5, 0, 256), kv)
     assert graph.outputs == {} and "out_rows" not in graph.inputs
     writes = [node for node in graph.nodes if node.op == Op.SET_ROWS]
-    assert {node.view_src for node in writes} == {*kv.k, *kv.v}
+    assert {node.view_src for node in writes} == {*kv.tensors}
     assert graph.nodes[-1] is writes[-1]
     assert not any("blk.1.ffn" in leaf.name or "output" in leaf.name.split(".")[0] for leaf in graph.leafs)
 
@@ -334,7 +334,7 @@ def test_a_batch_without_outputs_writes_every_cache_and_nothing_more(tmp_path: P
 def test_a_graph_costs_a_few_calls_for_each_node(smollm2_path: Path) -> None:
     """Building is on the way to each new shape's first token; calls are what it takes, counted without a clock."""
     model = load(smollm2_path)
-    kv = model.kv_tensors(1024)
+    kv = model.memory(1024)
     calls = 0
 
     def count(frame: object, event: str, argument: object) -> None:
@@ -436,6 +436,6 @@ def test_gemma3_goes_on_as_llama_cpp_does(gemma3_path: Path) -> None:
 
 def test_epsilon_reaches_the_norm_as_stored(smollm2_path: Path) -> None:
     model = load(smollm2_path)
-    graph = model.build(BatchShape(1, 1, 256), model.kv_tensors(256))
+    graph = model.build(BatchShape(1, 1, 256), model.memory(256))
     norm = next(node for node in graph.nodes if node.op == Op.RMS_NORM)
     assert norm.op_params[:4] == struct.pack("<f", 1e-5)

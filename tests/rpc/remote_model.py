@@ -25,10 +25,10 @@ class RemoteModel:
         self.device, self.n_cells = device, n_cells
         self.file = GGUFFile.open(path)
         self.model = load_model(self.file)
-        self.kv = self.model.kv_tensors(n_cells)
+        self.kv = self.model.memory(n_cells)
         self.graphs: dict[BatchShape, Graph] = {}
         device.load([(tensor, self.file.data(name)) for name, tensor in self.model.weights.items()])
-        device.place([*self.kv.k, *self.kv.v])
+        device.place([*self.kv.tensors])
 
     def logits(self, tokens: Sequence[int], first: int = 0) -> Array:
         """Logits of all tokens of one sequence, the first at position `first`."""

@@ -142,9 +142,9 @@ def test_sizes_may_be_larger_than_the_tensors() -> None:
 def test_models(make: type, tmp_path: Path) -> None:
     with GGUFFile.open(make(tmp_path / "m.gguf")) as file:
         model = load_model(file)
-        kv = model.kv_tensors(256)
+        kv = model.memory(256)
         graph = model.build(BatchShape(16, 4, 256), kv)
-        bind(*model.weights.values(), *kv.k, *kv.v, *graph.inputs.values())
+        bind(*model.weights.values(), *kv.tensors, *graph.inputs.values())
         size = check(graph)
         assert size < sum(t.nbytes for t in activations(graph)) / 2
 

@@ -110,9 +110,10 @@ class Engine:
         failover: float | None = None,
         wait: float = 30.0,
     ) -> None:
-        n_ctx = forward.n_cells if n_ctx is None else n_ctx
-        if not 0 < n_ctx <= forward.n_cells:
-            raise ValueError(f"a sequence of {n_ctx} tokens does not fit the pool of {forward.n_cells} cells")
+        n_cells = forward.memory.n_cells
+        n_ctx = n_cells if n_ctx is None else n_ctx
+        if not 0 < n_ctx <= n_cells:
+            raise ValueError(f"a sequence of {n_ctx} tokens does not fit the pool of {n_cells} cells")
         if n_slots < 1:
             raise ValueError(f"at least one slot is needed, not {n_slots}")
         self.n_ctx = n_ctx
@@ -148,7 +149,13 @@ class Engine:
             drafting=drafting,
         )
         self._answering = Answering(
-            tokenizer, self._queue, self._stats, n_ctx=n_ctx, context_shift=context_shift, top_k=top_k
+            tokenizer,
+            self._queue,
+            self._stats,
+            n_ctx=n_ctx,
+            context_shift=context_shift,
+            top_k=top_k,
+            shift=self._sequences.shift,
         )
         self._flights: deque[_Flight] = deque()
         self._idle_since: float | None = time.monotonic()
@@ -387,21 +394,20 @@ class Engine:
                 n_ctx=self.n_ctx,
                 n_vocab=self._forward.n_vocab,
                 n_adapters=self._lora.n_adapters,
-                sound=self._forward.sound_cells,
             )
             self._jobs = [*(job for job in self._jobs if job.is_alive()), job]
             job.start()
         return changed
 
     def _launch(self, slots: list[Slot], counts: list[int]) -> None:
-        tokens, positions, starts, outputs, scales, shares, n_prompt = batch = self._planner.fill(slots, counts)
+        tokens, spans, outputs, scales, shares, n_prompt = batch = self._planner.fill(slots, counts)
         self._stats.batch_tokens.add(tokens.size)
         began = time.perf_counter()
-        for _, task, run, *_ in shares:
-            if task.request.return_progress and not task.generated and run.used == task.n_cached:
+        for _, task, handle, *_ in shares:
+            if task.request.return_progress and not task.generated and handle.used == task.n_cached:
                 # Nothing is computed yet: how much of the prompt need not be.
-                task.tell(Progress(task.n_prompt, task.n_cached, run.used, round(1e3 * (began - task.t_start))))
-        rows = self._forward.start(tokens, positions, starts, outputs, scales=scales)
+                task.tell(Progress(task.n_prompt, task.n_cached, handle.used, round(1e3 * (began - task.t_start))))
+        rows = self._forward.start(tokens, spans, outputs, scales=scales)
         self._planner.started(batch)
         self._flights.append(_Flight(rows, shares, tokens.size, n_prompt, began))
 
@@ -409,19 +415,19 @@ class Engine:
         try:
             rows = flight.rows.result()
         except Exception as error:
-            for slot, task, run, *_ in flight.shares:
-                if slot.run is run and slot.task is not task:  # the request is gone, but not its cells
+            for slot, task, handle, *_ in flight.shares:
+                if slot.handle is handle and slot.task is not task:  # the request is gone, but not its cells
                     self._sequences.drop(slot)
             self._lose([share.slot for share in flight.shares if share.slot.task is share.task], error)
             return
         now = time.perf_counter()
         self._stats.evaluated(flight.n_prompt, now - flight.began, sum(slot.task is not None for slot in self._slots))
-        for slot, task, run, n, *_ in flight.shares:
+        for slot, task, handle, n, *_ in flight.shares:
             if slot.task is task and not task.generated:
                 task.n_processed += n
                 if task.request.return_progress:
                     elapsed = round(1e3 * (now - task.t_start))
-                    task.tell(Progress(task.n_prompt, task.n_cached, run.used, elapsed))
+                    task.tell(Progress(task.n_prompt, task.n_cached, handle.used, elapsed))
         n_yielded = 0
         for share in flight.shares:
             if share.row is not None and share.slot.task is share.task and not share.task.cancelled:
@@ -441,7 +447,7 @@ class Engine:
 
         Returns how many tokens it got.
         """
-        slot, task, run, _, row, draft, n_moves = share
+        slot, task, handle, _, row, draft, n_moves = share
         assert row is not None
         accepted = 0
         for drafted in (*draft, None):
@@ -453,8 +459,8 @@ class Engine:
                 break
             accepted += 1
             # Its cell is filled already, unless it was left behind by a move, which takes only what counts as used.
-            if slot.run is run and n_moves == self._sequences.n_moves:
-                run.used += 1
+            if slot.handle is handle and n_moves == self._sequences.memory.n_moves:
+                handle.used += 1
         if draft:
             task.drafter.learn(len(draft), accepted)
             task.n_drafted += len(draft)
@@ -513,7 +519,7 @@ class Engine:
         self._snapshot = self._take_snapshot()
 
     def _take_snapshot(self) -> EngineSnapshot:
-        pool, store = self._sequences.pool, self._sequences.store
+        memory, store = self._sequences.memory, self._sequences.store
         slots = tuple(slot.snapshot() for slot in self._slots)
         n_busy = sum(slot.is_processing for slot in slots)
         n_deferred = self._queue.n_deferred
@@ -526,8 +532,8 @@ class Engine:
             self._stats.counters(),
             n_busy,
             n_deferred,
-            sum(run.used for run in pool.runs),
-            pool.n_cells,
+            memory.n_used,
+            memory.n_cells,
             self._recovery.fault,
             self._idle_since,
             len(store) if store is not None else 0,

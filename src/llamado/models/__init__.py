@@ -8,13 +8,13 @@ from llamado.models.adapter import Adapter
 from llamado.models.base import Model
 from llamado.models.batch import BatchShape, Output
 from llamado.models.bert import BertModel
-from llamado.models.cache import KV_TYPES, KVCache
 from llamado.models.errors import InvalidAdapter, InvalidModel, UnsupportedModel
 from llamado.models.gemma3 import Gemma3Model
 from llamado.models.hparams import HyperParameters, Pooling, Rope, check_experts
 from llamado.models.keys import Keys
 from llamado.models.llama import LlamaModel
 from llamado.models.lora import load_adapters
+from llamado.models.memory import KV_TYPES, Memory
 
 ARCHITECTURES: dict[str, type[Model]] = {model.architecture: model for model in (LlamaModel, Gemma3Model, BertModel)}
 """Every architecture by the name files give it in `general.architecture`."""
@@ -45,7 +45,7 @@ __all__ = [
     "HyperParameters",
     "InvalidAdapter",
     "InvalidModel",
-    "KVCache",
+    "Memory",
     "Model",
     "Output",
     "Pooling",

@@ -5,19 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from llamado.ggml.graph import new_tensor
 from llamado.ggml.role import Role
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models.adapter import Adapter
 from llamado.models.batch import BatchShape, Output
-from llamado.models.cache import KV_TYPES, KVCache
-from llamado.models.errors import InvalidModel, UnsupportedModel
+from llamado.models.errors import InvalidModel
 from llamado.models.forward import Pass
 from llamado.models.hparams import HyperParameters
 from llamado.models.inputs import ForwardGraph
 from llamado.models.keys import Keys
+from llamado.models.memory import KeysValues, LayerMemory, Memory, check_types
 from llamado.models.weights import Weights
 
 
@@ -93,34 +92,45 @@ class Model(ABC):
         """Whether it has logits: whether text can be made with it."""
         return True
 
-    def kv_tensors(
-        self, n_cells: int, type_k: TensorType = TensorType.F16, type_v: TensorType = TensorType.F16
-    ) -> KVCache:
-        """A cache of `n_cells` cells, not yet placed in memory; raises UnsupportedModel for types that do not fit."""
+    def remembers(self, layer: int) -> LayerMemory:
+        """What a layer remembers of what it has read."""
         hp = self.hparams
-        for type in (type_k, type_v):
-            if type not in KV_TYPES:
-                raise UnsupportedModel(f"a cache of type {type.name}; known are {', '.join(t.name for t in KV_TYPES)}")
-            if hp.head_dim_k % type.block_size:
-                raise UnsupportedModel(
-                    f"a {type.name} cache needs heads of whole blocks, not of {hp.head_dim_k} elements"
-                )
-        return KVCache(
-            k=tuple(new_tensor(type_k, hp.n_embd_k(i), n_cells, name=f"cache_k_l{i}") for i in range(hp.n_layer)),
-            v=tuple(new_tensor(type_v, hp.n_embd_v(i), n_cells, name=f"cache_v_l{i}") for i in range(hp.n_layer)),
-            n_cells=n_cells,
+        return KeysValues(hp.n_embd_k(layer), hp.n_embd_v(layer), hp.n_swa if hp.is_swa(layer) else 0)
+
+    def memory(
+        self,
+        n_cells: int,
+        type_k: TensorType = TensorType.F16,
+        type_v: TensorType = TensorType.F16,
+        *,
+        n_sequences: int = 1,
+        max_batch: int = 512,
+        whole: bool = False,
+    ) -> Memory:
+        """A memory of `n_cells` tokens, not yet placed on devices; see Memory. Raises UnsupportedModel."""
+        hp = self.hparams
+        check_types(hp.head_dim_k, (type_k, type_v))
+        return Memory(
+            [self.remembers(layer) for layer in range(hp.n_layer)],
+            n_cells,
+            n_sequences=n_sequences,
+            max_batch=max_batch,
+            type_k=type_k,
+            type_v=type_v,
+            causal=hp.causal,
+            whole=whole,
         )
 
-    def build(self, shape: BatchShape, kv: KVCache) -> ForwardGraph:
+    def build(self, shape: BatchShape, memory: Memory) -> ForwardGraph:
         """The forward pass of a batch; the graph says what fills its inputs (see inputs.py).
 
         Output: "logits" F32 [n_vocab, n_outputs], "hidden" [n_embd, n_outputs] or "scores", as the shape says; none
-        when n_outputs is 0. Raises ValueError for more cells than the cache has, UnsupportedModel for an output that
+        when n_outputs is 0. Raises ValueError for more cells than the memory has, UnsupportedModel for an output that
         the model does not have.
         """
-        if shape.n_kv > kv.n_cells:
-            raise ValueError(f"attention over {shape.n_kv} cells of a cache of {kv.n_cells}")
-        step = Pass(self.hparams, shape, kv, self.adapters)
+        if shape.n_kv > memory.n_cells:
+            raise ValueError(f"attention over {shape.n_kv} cells of a cache of {memory.n_cells}")
+        step = Pass(self.hparams, shape, memory, self.adapters)
         graph = step.graph
         x: Tensor | None = graph.expand(self._embed(step))
         for layer in range(self.hparams.n_layer):

@@ -24,7 +24,6 @@ from llamado.ggml.ops import PrecType
 from llamado.ggml.tensor import Tensor
 from llamado.models.adapter import Adapter
 from llamado.models.batch import BatchShape
-from llamado.models.cache import KVCache
 from llamado.models.hparams import HyperParameters, Rope
 from llamado.models.inputs import (
     Embeddings,
@@ -36,6 +35,7 @@ from llamado.models.inputs import (
     RowsWritten,
     TokenIds,
 )
+from llamado.models.memory import Kept, Memory
 
 _F32_PRECISION = PrecType.F32
 
@@ -54,15 +54,15 @@ class Linear(NamedTuple):
 class Pass:
     """A forward pass being built: its graph, and the inputs, each made when a layer first asks for it."""
 
-    __slots__ = ("_adapters", "_hparams", "_kv", "_last", "graph", "shape")
+    __slots__ = ("_adapters", "_hparams", "_last", "_memory", "graph", "shape")
 
     def __init__(
-        self, hparams: HyperParameters, shape: BatchShape, kv: KVCache, adapters: Sequence[Adapter] = ()
+        self, hparams: HyperParameters, shape: BatchShape, memory: Memory, adapters: Sequence[Adapter] = ()
     ) -> None:
         self.graph = ForwardGraph()
         self.shape = shape
         self._hparams = hparams
-        self._kv = kv
+        self._memory = memory
         self._adapters = [pair for pair in zip(adapters, shape.scales, strict=False) if pair[1]]
         # The layer after which only the rows with logits go on.
         self._last = hparams.n_layer - 1
@@ -83,16 +83,18 @@ class Pass:
         """I32 [sections × n_tokens]: the place of each token in its sequence."""
         return self.input(Positions(self.shape.n_tokens, sections))
 
-    def cells(self) -> Tensor:
-        """I64 [n_tokens]: the cell of the cache each token's keys and values go to."""
-        return self.input(RowsWritten("cells", self.shape.n_tokens))
+    def cells(self, kept: Kept) -> Tensor:
+        """I64 [n_tokens]: the row of a layer's memory that each token is written to."""
+        return self.input(RowsWritten(f"cells{kept.part.suffix}", self.shape.n_tokens, kept.number))
 
-    def mask(self, layer: int) -> Tensor:
-        """F16 [n_kv, n_tokens]: 0 where a token (row) sees a cell, minus infinity elsewhere."""
-        hp, shape = self._hparams, self.shape
-        if hp.is_swa(layer):
-            return self.input(Mask("mask_swa", shape.n_kv, shape.n_tokens, window=hp.n_swa))
-        return self.input(Mask("mask", shape.n_kv, shape.n_tokens))
+    def mask(self, kept: Kept) -> Tensor:
+        """F16 [rows, n_tokens]: 0 where a token sees a row of a layer's memory, minus infinity elsewhere."""
+        name = f"mask{kept.part.suffix or '_swa'}" if kept.window else "mask"
+        return self.input(Mask(name, self._reach(kept), self.shape.n_tokens, kept.number, kept.window))
+
+    def _reach(self, kept: Kept) -> int:
+        """Rows of a layer's memory that attention reads."""
+        return min(self.shape.n_kv, kept.part.n_rows)
 
     def out_rows(self) -> Tensor:
         """I32 [n_outputs]: the rows of the batch that get logits."""
@@ -146,14 +148,15 @@ class Pass:
         q, k, v are [head_dim, heads, n_tokens]. None when nothing behind the cache is wanted: the last layer of a batch
         without logits.
         """
-        graph, kv, n_kv = self.graph, self._kv, self.shape.n_kv
+        graph, kept = self.graph, self._memory[layer]
+        n_kv = self._reach(kept)
         only_cache = layer == self._last and not self.shape.n_outputs
         # The order in which llama.cpp expands them; models with sliding windows have their own.
         wanted = (q, k, v) if self._hparams.n_swa else (q, v, k)
         for tensor in wanted[1:] if only_cache else wanted:
             graph.expand(tensor)
-        cells = self.cells()
-        k_cache, v_cache = kv.k[layer], kv.v[layer]
+        cells = self.cells(kept)
+        k_cache, v_cache = kept.tensors
         graph.expand(set_rows(k_cache, view_2d(k, k.ne[0] * k.ne[1], k.ne[2], k.nb[2]), cells))
         graph.expand(set_rows(v_cache, view_2d(v, v.ne[0] * v.ne[1], v.ne[2], v.nb[2]), cells))
         if only_cache:
@@ -163,7 +166,7 @@ class Pass:
             permute(q, 0, 2, 1, 3),
             permute(_heads(k_cache, k, n_kv), 0, 2, 1, 3),
             permute(_heads(v_cache, v, n_kv), 0, 2, 1, 3),
-            self.mask(layer),
+            self.mask(kept),
             scale,
             precision=_F32_PRECISION,
         )

@@ -58,7 +58,7 @@ def _check_used(model: Model) -> None:
     """Raises InvalidAdapter for a pair that no forward pass would use: the answers would be wrong."""
     output = Output.LOGITS if model.generates else Output.SCORES
     shape = BatchShape(1, 1, _CELLS, output, (1.0,) * len(model.adapters))
-    graph = model.build(shape, model.kv_tensors(_CELLS))
+    graph = model.build(shape, model.memory(_CELLS))
     used = {source for node in graph.nodes for source in node.src}
     for adapter in model.adapters:
         for weight, pair in adapter.pairs.items():

@@ -18,6 +18,7 @@ import numpy as np
 from llamado.commands.options import engine_options, model_source
 from llamado.flags import FlagError, Parsed
 from llamado.http import logs
+from llamado.models.memory import Span
 
 if TYPE_CHECKING:
     from llamado.engine.forward.contract import Forward
@@ -54,11 +55,15 @@ def score_chunk(forward: Forward, tokens: Sequence[int], score: Score) -> None:
     chunk = np.asarray(tokens, np.int32)
     # Rows of a vocabulary's size are large: logits are asked for in batches that stay small.
     step = min(forward.max_batch, 128)
+    handle = forward.memory.allocate(n)
+    if handle is None:
+        raise FlagError(f"a chunk of {n} tokens does not fit the model's context of {forward.memory.n_cells}")
     for at in range(0, n, step):
         part = chunk[at : at + step]
         positions = np.arange(at, at + len(part), dtype=np.int32)
         scored = np.nonzero((positions >= first) & (positions < n - 1))[0].astype(np.int32)
-        logits = forward.start(part, positions, np.zeros(len(part), np.int64), scored).result()
+        logits = forward.start(part, [Span(handle, at, len(part))], scored).result()
+        handle.used += len(part)
         for row, i in zip(logits, scored.tolist(), strict=True):
             wide = row.astype(np.float64)
             top = wide.max()
@@ -66,6 +71,7 @@ def score_chunk(forward: Forward, tokens: Sequence[int], score: Score) -> None:
             score.count += 1
             score.nll += nll
             score.nll2 += nll * nll
+    forward.memory.free(handle)
 
 
 def score_text(

@@ -22,6 +22,7 @@ from llamado.engine.forward.sizes import weight_sizes
 from llamado.flags import FlagError, Parsed
 from llamado.ggml.role import ModelPart
 from llamado.http import logs
+from llamado.models.memory import Handle, Span
 
 if TYPE_CHECKING:
     from llamado.engine.forward.contract import Forward
@@ -64,17 +65,27 @@ def weights_per_token(file: GGUFFile, model: Model) -> tuple[int, int]:
     return sum(size.read for size in weight_sizes(file, model).values()), operations
 
 
-def feed(forward: Forward, tokens: NDArray[np.int32], *, batch: int, start: int = 0) -> None:
-    """Evaluate tokens at positions from `start` on, `batch` at a time; logits for the last one."""
+def feed(forward: Forward, tokens: NDArray[np.int32], *, batch: int) -> None:
+    """Evaluate the tokens of a sequence, `batch` at a time; logits for the last one."""
     n = len(tokens)
+    handle = _sequence(forward, n)
     started = []
     for at in range(0, n, batch):
         part = tokens[at : at + batch]
-        positions = np.arange(start + at, start + at + len(part), dtype=np.int32)
         outputs = np.array([len(part) - 1] if at + batch >= n else [], dtype=np.int32)
-        started.append(forward.start(part, positions, np.zeros(len(part), np.int64), outputs))
+        started.append(forward.start(part, [Span(handle, at, len(part))], outputs))
+        handle.used += len(part)
     for future in started:
         future.result()
+    forward.memory.free(handle)
+
+
+def _sequence(forward: Forward, n: int) -> Handle:
+    """Room for `n` tokens."""
+    handle = forward.memory.allocate(n)
+    if handle is None:
+        raise FlagError(f"a test of {n} tokens does not fit the model's context of {forward.memory.n_cells}")
+    return handle
 
 
 def measure(work: Callable[[], None], n: int, repetitions: int) -> tuple[float, float]:
@@ -107,9 +118,11 @@ def speeds(llama: Llama, prompts: list[int], generations: list[int], repetitions
 
 def feed_one_by_one(forward: Forward, tokens: NDArray[np.int32]) -> None:
     """Evaluate each token alone, with logits, as generation does."""
-    zero, first = np.zeros(1, np.int64), np.zeros(1, np.int32)
+    handle, first = _sequence(forward, len(tokens)), np.zeros(1, np.int32)
     for i in range(len(tokens)):
-        forward.start(tokens[i : i + 1], np.array([i], np.int32), zero, first).result()
+        forward.start(tokens[i : i + 1], [Span(handle, i, 1)], first).result()
+        handle.used += 1
+    forward.memory.free(handle)
 
 
 class OperationTime(NamedTuple):
@@ -149,8 +162,10 @@ def bench(flags: Parsed) -> int:
     with Llama.load(source, options.with_context(max(need, options.n_ctx))) as llama:
         if not prompts and not generations:
             raise FlagError("nothing to measure: give -p or -n a length")
-        if need > llama.forward.n_cells:
-            raise FlagError(f"a test of {need} tokens does not fit the model's context of {llama.forward.n_cells}")
+        if need > llama.forward.memory.n_cells:
+            raise FlagError(
+                f"a test of {need} tokens does not fit the model's context of {llama.forward.memory.n_cells}"
+            )
         # The engine would use its idle time, and the forward pass, to get ready for requests.
         llama.engine.close()
         results = speeds(llama, prompts, generations, flags.repetitions)

@@ -1,38 +1,50 @@
-"""Sequences that no slot holds any more, in this machine's memory: their tokens and the bytes of their cells.
+"""Sequences that no slot holds any more, in this machine's memory: their tokens and the bytes of what is known of them.
 
-A request that begins like one of them gets the cells back instead of having them computed again: the same bits. A
-conversation that comes back and grows takes the place of its shorter self, and of its cells only the new ones are read.
+A request that begins like one of them gets it back instead of having it computed again: the same bits. A conversation
+that comes back and grows takes the place of its shorter self, and of its cells only the new ones are read. Of layers
+that do not remember all tokens there are tails: what they have after so many tokens (see Memory.read_tail).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.engine.forward.contract import Cells, Forward, Scales
+from llamado.engine.forward.contract import Cells, Scales
+from llamado.models.memory import Handle, Memory
 
 # Cells that are read to learn what reading costs: few, lest a slow link stop everything, and more where the few took no
 # longer than this. After how many sequences that were not worth it this is tried again.
 _PROBE_FEW, _PROBE_MORE, _PROBE_SECONDS, _PROBE_AGAIN = 8, 32, 0.1, 16
+_TAILS = 4
+"""Of one sequence, at most."""
 
 Read = Callable[[int, int], Cells]
 """Cells of a sequence from a position on, so many."""
 Tokens = NDArray[np.int32]
 
 
+def _no_tail(n: int) -> Cells:
+    return np.empty(0, np.uint8)
+
+
 class Stored:
-    """A sequence: its tokens, how strong adapters are in its cells, and those in pieces."""
+    """A sequence: its tokens, how strong adapters are in its cells, those in pieces, and tails."""
 
-    __slots__ = ("cells", "nbytes", "scales", "tokens")
+    __slots__ = ("cells", "nbytes", "scales", "tails", "tokens")
 
-    def __init__(self, tokens: Tokens, scales: Scales, cells: list[tuple[int, Cells]], nbytes: int) -> None:
+    def __init__(
+        self, tokens: Tokens, scales: Scales, cells: list[tuple[int, Cells]], tails: dict[int, Cells], nbytes: int
+    ) -> None:
         self.tokens = tokens
         self.scales = scales
         self.cells = cells
-        """Numbers of cells, and their bytes as `Forward.read_cells` gives them."""
+        """Numbers of cells, and their bytes as `Memory.read` gives them."""
+        self.tails = tails
+        """By numbers of tokens."""
         self.nbytes = nbytes
 
     def shared(self, tokens: Tokens, scales: Scales) -> int:
@@ -82,32 +94,33 @@ class ReadCost:
 class CellReader:
     """Gets cells from the devices, `piece` in a call, and knows what that takes."""
 
-    def __init__(self, forward: Forward, piece: int) -> None:
-        self._forward = forward
+    def __init__(self, memory: Memory, piece: int) -> None:
+        self._memory = memory
         self._piece = piece
         self._cost: ReadCost | None = None
         self._n_passed = 0
 
-    def read(self, start: int, n: int) -> Cells:
-        """`n` cells of the pool; raises DeviceLost."""
+    def read(self, handle: Handle, start: int, n: int) -> Cells:
+        """`n` cells of a sequence from position `start` on; raises DeviceLost."""
         began = time.perf_counter()
-        cells = self._forward.read_cells(start, n)
+        cells = self._memory.read(handle, start, n)
         if self._cost is not None:
             self._cost.note(n, time.perf_counter() - began)
         return cells
 
-    def pays(self, start: int, n: int, pace: float) -> bool:
-        """Whether getting `n` cells and putting them back is quicker than computing them again, at `pace` a second.
+    def pays(self, handle: Handle, pace: float) -> bool:
+        """Whether getting a sequence's cells and putting them back is quicker than computing them, at `pace` a second.
 
         Over a slow link it is not. What reading takes is measured; where that was too much, now and then again.
         """
+        n = handle.used
         if self._cost is None:
             began = time.perf_counter()
-            self._forward.read_cells(start, _PROBE_FEW)
+            self._memory.read(handle, 0, _PROBE_FEW)
             few = time.perf_counter() - began
             more = few * _PROBE_MORE / _PROBE_FEW
             if few <= _PROBE_SECONDS:
-                self._forward.read_cells(start, _PROBE_MORE)
+                self._memory.read(handle, 0, _PROBE_MORE)
                 more = time.perf_counter() - began - few
             self._cost = ReadCost(_PROBE_FEW, few, _PROBE_MORE, more)
         if 2 * self._cost.seconds(n, self._piece) * pace <= n:
@@ -120,12 +133,25 @@ class CellReader:
 
 
 class Store:
-    """Sequences, the one used last at the end; never more than `limit` bytes in all (None: no limit)."""
+    """Sequences, the one used last at the end; never more than `limit` bytes in all (None: no limit).
 
-    def __init__(self, limit: int | None, cell_bytes: int, piece: int) -> None:
+    `reach`: to how many tokens, at most so many, one can go with the tail of so many (see Memory.tail_reach).
+    `tail_bytes`: what that takes.
+    """
+
+    def __init__(
+        self,
+        limit: int | None,
+        cell_bytes: int,
+        piece: int,
+        reach: Callable[[int, int], int] = min,
+        tail_bytes: Callable[[int], int] = lambda n: 0,
+    ) -> None:
         self._limit = limit
         self._cell_bytes = cell_bytes
         self._piece = piece
+        self._reach = reach
+        self._tail_bytes = tail_bytes
         self._kept: list[Stored] = []
         self.nbytes = 0
 
@@ -133,35 +159,53 @@ class Store:
         return len(self._kept)
 
     def find(self, tokens: Tokens, least: int, scales: Scales = ()) -> tuple[Stored, int] | None:
-        """The sequence that shares most first tokens with these, and how many: `least` or more.
+        """The sequence of which most first tokens are of use for these, and how many: `least` or more.
 
         It counts as used now.
         """
         best, longest = None, least - 1
         for stored in reversed(self._kept):
-            if stored.tokens.size > longest and (shared := stored.shared(tokens, scales)) > longest:
-                best, longest = stored, shared
-                if shared == tokens.size:
+            if stored.tokens.size > longest and (n := self.useful(stored, stored.shared(tokens, scales))) > longest:
+                best, longest = stored, n
+                if n == tokens.size:
                     break
         if best is None:
             return None
         self._use(best)
         return best, longest
 
+    def useful(self, stored: Stored, n: int) -> int:
+        """How many of a sequence's first `n` tokens a tail allows to go on from."""
+        return max((self._reach(tail, n) for tail in stored.tails), default=0)
+
+    def tail(self, stored: Stored, n: int) -> int:
+        """Of how many tokens the tail is with which one can go on from the first `n`, to which `useful` said yes."""
+        return next(tail for tail in sorted(stored.tails) if self._reach(tail, n) == n)
+
     def holds(self, tokens: Tokens, scales: Scales = ()) -> bool:
         """Whether a sequence begins with these tokens, or is them; it counts as used now."""
+        n = tokens.size
         for stored in reversed(self._kept):
-            if stored.tokens.size >= tokens.size and stored.shared(tokens, scales) == tokens.size:
+            if stored.tokens.size >= n == stored.shared(tokens, scales) == self.useful(stored, n):
                 self._use(stored)
                 return True
         return False
 
-    def put(self, tokens: Tokens, read: Read, scales: Scales = ()) -> bool:
+    def put(
+        self,
+        tokens: Tokens,
+        read: Read,
+        scales: Scales = (),
+        tails: Sequence[int] = (),
+        read_tail: Callable[[int], Cells] = _no_tail,
+    ) -> bool:
         """Keep a sequence whose cells `read` gives, in place of those that begin it; False where it is too large.
 
-        Those used longest ago make room before anything is read, so that the limit holds at all times.
+        `tails`: numbers of tokens of which `read_tail` gives the tails (none: no layer has one). Those used longest ago
+        make room before anything is read, so that the limit holds at all times.
         """
-        size = tokens.size * (self._cell_bytes + tokens.itemsize)
+        new = sorted(tails)[-_TAILS:] or [tokens.size]
+        size = tokens.size * (self._cell_bytes + tokens.itemsize) + sum(map(self._tail_bytes, new))
         if self._limit is not None and size > self._limit:
             return False
         shorter = [stored for stored in self._kept if stored.shared(tokens, scales) == stored.tokens.size]
@@ -169,20 +213,31 @@ class Store:
         for stored in shorter:
             if stored is not base:
                 self._drop(stored)
-        known = base.tokens.size if base is not None else 0
-        more = size - (base.nbytes if base is not None else 0)
+        known, more = 0, size
+        cells: list[tuple[int, Cells]] = []
+        kept_tails: dict[int, Cells] = {}
+        if base is not None:
+            known, cells = base.tokens.size, [*base.cells]
+            kept_tails = {n: tail for n, tail in base.tails.items() if tail.size and n not in new}
+            for n in sorted(kept_tails)[: max(len(kept_tails) + len(new) - _TAILS, 0)]:
+                kept_tails.pop(n)
+            size += sum(tail.size for tail in kept_tails.values())
+            if self._limit is not None and size > self._limit:
+                size -= sum(tail.size for tail in kept_tails.values())
+                kept_tails = {}
+            more = size - base.nbytes
         if self._limit is not None:
             for stored in [stored for stored in self._kept if stored is not base]:
                 if self.nbytes + more <= self._limit:
                     break
                 self._drop(stored)
-        cells = [*base.cells] if base is not None else []
         for start in range(known, tokens.size, self._piece):
             n = min(self._piece, tokens.size - start)
             cells.append((n, read(start, n)))
+        read_tails = {n: read_tail(n) for n in new}
         if base is not None:
             self._drop(base)
-        self._kept.append(Stored(tokens.copy(), scales, cells, size))
+        self._kept.append(Stored(tokens.copy(), scales, cells, kept_tails | read_tails, size))
         self.nbytes += size
         return True
 

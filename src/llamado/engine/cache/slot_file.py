@@ -1,21 +1,23 @@
-"""The file of a saved slot: the tokens of a sequence and the bytes of its cells.
+"""The file of a saved slot: the tokens of a sequence and the bytes of what the model remembers of it.
 
 Little-endian. Each crc32 goes on from the one before it, so that parts of two files cannot be mixed:
 
 | bytes | what |
 |---|---|
 | 8 | magic `llamados` |
-| 4 | version: 1, with scales 2 |
+| 4 | version: 1, with scales 2, with a tail 3 |
 | 4 | number of tokens `n` |
 | 4, 4 | types of K and V in the cache, ggml's numbers |
 | 4 | number of layers |
 | 4 | cells in a piece `m` |
-| 8 | bytes of one cell in all layers |
+| 8 | bytes of one cell in all layers that remember all tokens |
 | 32 | fingerprint of the model |
 | 4 | crc32 of all that |
-| 4, 4 n, 4 | with scales: number of adapters, their scales in float32, crc32 |
+| 4, 4 n, 4 | with scales or a tail: number of adapters (0: none works), their scales in float32, crc32 |
+| 32, 4 | with a tail: SHA-256 of the memory's kind, crc32 |
+| as many as that kind has for n tokens, 4 | with a tail: what the other layers remember, crc32 |
 | 4 n, 4 | tokens, crc32 |
-| for each `m` cells (the last piece: what is left) | for each layer K of these cells, then V; crc32 |
+| for each `m` cells (the last piece: what is left) | for each such layer K of these cells, then V; crc32 |
 
 A file is written under another name and takes its own only when it is whole. It is checked from end to end before a
 byte of it is used: a file that is cut off, damaged, too long or made to harm changes nothing.
@@ -23,6 +25,7 @@ byte of it is used: a file that is cut off, damaged, too long or made to harm ch
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import stat
@@ -39,9 +42,10 @@ from numpy.typing import NDArray
 
 from llamado.engine.errors import SlotFileError, SlotNotSaved
 from llamado.engine.forward.contract import CellKind, Cells, Scales
+from llamado.models.memory import Memory
 
 _MAGIC = b"llamados"
-_VERSION, _VERSION_SCALES = 1, 2
+_VERSION, _VERSION_SCALES, _VERSION_TAIL = 1, 2, 3
 _HEAD = struct.Struct("<8s6IQ32s")
 _CRC = struct.Struct("<I")
 _COUNT = struct.Struct("<I")
@@ -60,8 +64,10 @@ class SlotFile(NamedTuple):
     seconds: float
 
 
-def write_slot(path: Path, kind: CellKind, tokens: Tokens, pieces: Iterable[Cells], piece: int) -> int:
+def write_slot(path: Path, kind: CellKind, tokens: Tokens, tail: Cells, pieces: Iterable[Cells], piece: int) -> int:
     """Write a file; `pieces` give `piece` cells each, the last one what is left. Returns its size.
+
+    `tail`: of all tokens (see Memory.read_tail).
 
     Raises SlotNotSaved where the system refuses, and whatever `pieces` raise; a file that was there is as before then.
     """
@@ -69,7 +75,7 @@ def write_slot(path: Path, kind: CellKind, tokens: Tokens, pieces: Iterable[Cell
     try:
         try:
             with open(temporary, "xb") as file:
-                _write(file, kind, tokens, pieces, piece)
+                _write(file, kind, tokens, tail, pieces, piece)
                 file.flush()
                 os.fsync(file.fileno())
                 size = file.tell()
@@ -82,7 +88,7 @@ def write_slot(path: Path, kind: CellKind, tokens: Tokens, pieces: Iterable[Cell
     return size
 
 
-def _write(file: BinaryIO, kind: CellKind, tokens: Tokens, pieces: Iterable[Cells], piece: int) -> None:
+def _write(file: BinaryIO, kind: CellKind, tokens: Tokens, tail: Cells, pieces: Iterable[Cells], piece: int) -> None:
     crc = 0
 
     def put(data: bytes | memoryview) -> None:
@@ -91,21 +97,29 @@ def _write(file: BinaryIO, kind: CellKind, tokens: Tokens, pieces: Iterable[Cell
         file.write(data)
         file.write(_CRC.pack(crc))
 
-    types = kind.type_k.value, kind.type_v.value
-    version = _VERSION_SCALES if kind.scales else _VERSION
-    put(_HEAD.pack(_MAGIC, version, tokens.size, *types, len(kind.rows), piece, kind.cell_bytes, kind.model))
-    if kind.scales:
+    memory = kind.memory
+    types = (type.value for type in memory.types)
+    version = _VERSION_TAIL if memory.has_tails else _VERSION_SCALES if kind.scales else _VERSION
+    put(_HEAD.pack(_MAGIC, version, tokens.size, *types, len(memory), piece, memory.token_bytes, kind.model))
+    if version > _VERSION:
         put(_COUNT.pack(len(kind.scales)) + np.array(kind.scales, "<f4").tobytes())
+    if version == _VERSION_TAIL:
+        put(_digest(memory))
+        put(tail.data)
     put(tokens.astype("<i4").tobytes())
     for data in pieces:
         put(data.data)
 
 
-class SlotReader:
-    """An open file of a saved slot, checked from end to end.
+def _digest(memory: Memory) -> bytes:
+    return hashlib.sha256(memory.kind.encode()).digest()
 
-    `kind` tells what cells must be that were computed with given scales of the `n_adapters` adapters there are, `sound`
-    whether bytes are cells that a model can work with. Raises SlotFileError.
+
+class SlotReader:
+    """An open file of a saved slot, checked from end to end: `tokens`, `scales` and `tail`.
+
+    `kind` tells what cells must be that were computed with given scales of the `n_adapters` adapters there are. Raises
+    SlotFileError.
     """
 
     def __init__(
@@ -116,7 +130,6 @@ class SlotReader:
         n_ctx: int,
         n_vocab: int,
         n_adapters: int = 0,
-        sound: Callable[[Cells, int], bool],
     ) -> None:
         self._name = path.name
         try:
@@ -134,11 +147,13 @@ class SlotReader:
             self.size = found.st_size
             self._crc = 0
             self.scales: Scales = ()
+            self.tail: Cells = np.empty(0, np.uint8)
             self.tokens, self._piece = self._head(kind, n_ctx, n_vocab, n_adapters)
             self._body, self._body_crc = self._file.tell(), self._crc
-            for _, n, data in self.pieces():
-                if not sound(data, n):
-                    raise self._bad("its cells hold what is no number")
+            memory = self._kind.memory
+            sound = memory.sound_tail(self.tail, self.tokens.size)
+            if not sound or not all(memory.sound(data, n) for _, n, data in self.pieces()):
+                raise self._bad("its cells hold what is no number")
         except BaseException:
             self._file.close()
             raise
@@ -157,7 +172,7 @@ class SlotReader:
         self._crc = self._body_crc
         for start in range(0, self.tokens.size, self._piece):
             n = min(self._piece, self.tokens.size - start)
-            yield start, n, np.frombuffer(self._take(n * self._kind.cell_bytes), np.uint8)
+            yield start, n, np.frombuffer(self._take(n * self._kind.memory.token_bytes), np.uint8)
 
     def _head(
         self, kind_of: Callable[[Scales], CellKind], n_ctx: int, n_vocab: int, n_adapters: int
@@ -167,35 +182,47 @@ class SlotReader:
         magic, version, n, type_k, type_v, n_layers, piece, cell_bytes, model = _HEAD.unpack(self._take(_HEAD.size))
         if magic != _MAGIC:
             raise self._bad("it is no saved slot")
-        if version not in (_VERSION, _VERSION_SCALES):
-            raise self._bad(f"it has version {version} of the format; known are {_VERSION} and {_VERSION_SCALES}")
-        n_scales = 0
-        if version == _VERSION_SCALES:
-            n_scales = self._scales(n_adapters)
+        if version not in (_VERSION, _VERSION_SCALES, _VERSION_TAIL):
+            raise self._bad(f"it has version {version} of the format; known are {_VERSION} to {_VERSION_TAIL}")
+        size = 0
+        if version != _VERSION:
+            size += self._scales(n_adapters, none=version == _VERSION_TAIL)
         kind = self._kind = kind_of(self.scales)
+        memory = kind.memory
         if model != kind.model and self.scales:
             raise self._bad("it was saved with another model or other LoRA adapters")
         if model != kind.model:
             raise self._bad("it was saved with another model")
-        if (type_k, type_v) != (kind.type_k.value, kind.type_v.value):
+        if (type_k, type_v) != tuple(type.value for type in memory.types):
             raise self._bad("it was saved with a cache of other types (--cache-type-k, --cache-type-v)")
-        if (n_layers, cell_bytes) != (len(kind.rows), kind.cell_bytes) or not 0 < piece <= _MOST_CELLS:
+        if (version == _VERSION_TAIL) != memory.has_tails:
+            raise self._bad("it was saved with another kind of memory: another context or number of slots (-c, -np)")
+        if (n_layers, cell_bytes) != (len(memory), memory.token_bytes) or not 0 < piece <= _MOST_CELLS:
             raise self._bad("its header is wrong")
         if n > n_ctx:
             raise self._bad(f"its {n} tokens do not fit the slot's context of {n_ctx}")
+        n_tail = memory.tail_bytes(n)
+        if version == _VERSION_TAIL:
+            size += 32 + n_tail + 2 * _CRC.size
         n_pieces = -(-n // piece)
-        more = _COUNT.size + 4 * n_scales + _CRC.size if n_scales else 0
-        if self.size != _HEAD.size + more + 4 * n + n * cell_bytes + _CRC.size * (2 + n_pieces):
+        if self.size != _HEAD.size + size + 4 * n + n * cell_bytes + _CRC.size * (2 + n_pieces):
             raise self._bad("it is not as long as it should be")
+        if version == _VERSION_TAIL:
+            if self._take(32) != _digest(memory):
+                raise self._bad("it was saved with another kind of memory")
+            self.tail = np.frombuffer(self._take(n_tail), np.uint8)
         tokens = np.frombuffer(self._take(4 * n), "<i4").astype(np.int32)
         if n and not 0 <= int(tokens.min()) <= int(tokens.max()) < n_vocab:
             raise self._bad("it holds tokens the model does not have")
         return tokens, piece
 
-    def _scales(self, n_adapters: int) -> int:
-        """Reads the scales; how many there are."""
+    def _scales(self, n_adapters: int, none: bool) -> int:
+        """Reads the scales, perhaps `none`; how many bytes they take."""
         place = self._file.tell()
         n = int.from_bytes(self._file.read(_COUNT.size), "little")
+        if none and not n:
+            self._file.seek(place)
+            return len(self._take(_COUNT.size)) + _CRC.size
         if n != n_adapters or not n:
             raise self._bad(f"it was saved with {n} LoRA adapters; there are {n_adapters}")
         self._file.seek(place)
@@ -203,7 +230,7 @@ class SlotReader:
         if not np.isfinite(scales).all() or not scales.any():
             raise self._bad("its scales of LoRA adapters are wrong")
         self.scales = tuple(scales.tolist())
-        return n
+        return _COUNT.size + 4 * n + _CRC.size
 
     def _take(self, n: int) -> bytes:
         """The next `n` bytes, which the checksum behind them must fit."""

@@ -2,7 +2,7 @@
 
 Any thread submits a request of one text or many and gets a future. Texts of waiting requests take turns, so that a
 request of a thousand texts does not hold up one of a single text. A text's vectors have the same bits whatever shares
-its batch: each text has cells of its own, from a multiple of `_ALIGN` on, where attention's blocks of keys begin.
+its batch: each text has cells of its own in the model's memory.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from llamado.engine.errors import (
 from llamado.engine.forward.contract import Scales
 from llamado.engine.request import Counters, EngineSnapshot
 from llamado.errors import LlamadoError
+from llamado.models.batch import Batch
 from llamado.models.hparams import Pooling
+from llamado.models.memory import Memory, Span, align
 
 log = logging.getLogger(__name__)
 
-_ALIGN = 32
-"""Cells: the CPU device's attention works on blocks of so many."""
 _MOST_BYTES = 512 * 2**20
 """Memory that the texts of all requests and their vectors may take."""
 _MOST_AT_ONCE = 64 * 2**20
@@ -50,20 +50,13 @@ class EmbeddingForward(Protocol):
     """What computes the vectors of tokens; see ModelRunner, of which this is a part."""
 
     n_vocab: int
-    n_cells: int
     max_batch: int
     width: int
 
-    def start(
-        self,
-        tokens: NDArray[np.int32],
-        positions: NDArray[np.int32],
-        starts: NDArray[np.int64],
-        outputs: NDArray[np.int32],
-        ends: NDArray[np.int64] | None = None,
-        *,
-        scales: Scales = (),
-    ) -> Future[NDArray[np.float32]]: ...
+    @property
+    def memory(self) -> Memory: ...
+
+    def submit(self, batch: Batch, scales: Scales = ()) -> Future[NDArray[np.float32]]: ...
 
 
 class Embedding(NamedTuple):
@@ -88,17 +81,16 @@ class _Request:
 
 
 class _Text(NamedTuple):
-    """One text in a batch: which of a request's it is, its tokens, and the first of its cells."""
+    """One text in a batch: which of a request's it is, and its tokens."""
 
     request: _Request
     number: int
     tokens: NDArray[np.int32]
-    cell: int
 
 
 def cells_for(max_batch: int, n_ctx: int) -> int:
     """How many cells an embedder should have: for a batch of short texts, and for one text as long as allowed."""
-    return max(4 * max_batch, -(-n_ctx // _ALIGN) * _ALIGN)
+    return max(4 * max_batch, align(n_ctx))
 
 
 class Embedder:
@@ -197,7 +189,7 @@ class Embedder:
         """Counters in the engine's terms: texts are prompts, and a forward pass is a decode step."""
         with self._turn:
             at_work = min(self._at_work, self._open)
-            return EngineSnapshot((), self._counters, at_work, self._open - at_work, 0, self.forward.n_cells)
+            return EngineSnapshot((), self._counters, at_work, self._open - at_work, 0, self.forward.memory.n_cells)
 
     def close(self, timeout: float = 0.0) -> None:
         """Takes no more requests; those that are not done after `timeout` seconds fail with EngineClosed."""
@@ -240,19 +232,18 @@ class Embedder:
     def _next_batch(self) -> list[_Text]:
         """Texts for the next batch, one of each request in turn, as many as fit."""
         batch: list[_Text] = []
-        n_tokens, cell = 0, 0
+        lengths: list[int] = []
         while self._waiting:
             request = self._waiting[0]
-            n = len(request.texts[request.next])
-            fits = n_tokens + n <= self.forward.max_batch and cell + n <= self.forward.n_cells
+            lengths.append(len(request.texts[request.next]))
+            fits = sum(lengths) <= self.forward.max_batch and self.forward.memory.packs(lengths)
             if batch and not fits:
                 break
-            batch.append(_Text(request, request.next, request.texts[request.next], cell))
+            batch.append(_Text(request, request.next, request.texts[request.next]))
             request.next += 1
             self._waiting.popleft()
             if request.next < len(request.texts):
                 self._waiting.append(request)
-            n_tokens, cell = n_tokens + n, -(-(cell + n) // _ALIGN) * _ALIGN
         return batch
 
     def _compute(self, batch: list[_Text]) -> None:
@@ -260,11 +251,7 @@ class Embedder:
             self._finish(batch[0], self._divided(batch[0].tokens))
             return
         lengths = [len(text.tokens) for text in batch]
-        starts = np.repeat(np.array([text.cell for text in batch], np.int64), lengths)
-        positions = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
-        ends = None
-        if not self.causal:
-            ends = starts + np.repeat(np.array(lengths, np.int64), lengths) - 1
+        placed = self.forward.memory.pack(lengths)
         wanted, spans, first = [], [], 0
         for n in lengths:
             start, stop = rows_wanted(self.pooling, n, self.causal)
@@ -272,9 +259,8 @@ class Embedder:
             spans.append(stop - start)
             first += n
         tokens = np.concatenate([text.tokens for text in batch])
-        rows = self.forward.start(
-            tokens, positions, starts, np.concatenate(wanted), ends, scales=self._scales()
-        ).result()
+        given = Batch(placed.positions, np.concatenate(wanted), placed.rows, tokens)
+        rows = self.forward.submit(given, self._scales()).result()
         at = 0
         for text, n in zip(batch, spans, strict=True):
             self._finish(text, pool(rows[at : at + n], self.pooling))
@@ -283,13 +269,20 @@ class Embedder:
     def _divided(self, tokens: NDArray[np.int32]) -> Vectors:
         """The vector of a text's last token, where the text is longer than a batch."""
         step, n, scales = self.forward.max_batch, len(tokens), self._scales()
-        for first in range(0, n, step):
-            part = tokens[first : first + step]
-            last = first + len(part) == n
-            outputs = np.array([len(part) - 1] if last else [], np.int32)
-            positions = np.arange(first, first + len(part), dtype=np.int32)
-            starts = np.zeros(len(part), np.int64)
-            rows = self.forward.start(part, positions, starts, outputs, scales=scales).result()
+        memory = self.forward.memory
+        handle = memory.allocate(n)
+        if handle is None:
+            raise InputExceedsContext(n, memory.n_cells)
+        try:
+            for first in range(0, n, step):
+                part = tokens[first : first + step]
+                last = first + len(part) == n
+                outputs = np.array([len(part) - 1] if last else [], np.int32)
+                placed = memory.place([Span(handle, first, len(part))])
+                rows = self.forward.submit(Batch(placed.positions, outputs, placed.rows, part), scales).result()
+                handle.used += len(part)
+        finally:
+            memory.free(handle)
         return rows.copy()
 
     def _finish(self, text: _Text, vectors: Vectors) -> None:

@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceLost
 from llamado.errors import LlamadoError
-from llamado.gguf.types import TensorType
 
 if TYPE_CHECKING:
     from llamado.engine.request import Away
+    from llamado.models.memory import Memory, Span
 
 Scales = tuple[float, ...]
 """How strong each of a model's adapters is, in float32; none at all where all of them are 0."""
 
 Cells = NDArray[np.uint8]
-"""Bytes of `n` cells: for each layer K of all of them, then V of all of them."""
+"""Bytes of tokens in a memory, as `Memory.read` gives them."""
 
 
 def as_scales(numbers: Iterable[float]) -> Scales:
@@ -38,37 +38,32 @@ class ForwardError(LlamadoError):
 
 
 class CellKind(NamedTuple):
-    """What the bytes of cells mean: they are of use only where all of this is the same."""
+    """What the bytes of sequences mean: they are of use only where all of this is the same."""
 
     model: bytes
     """32 bytes that tell models apart (see fingerprint.py)."""
-    type_k: TensorType
-    type_v: TensorType
-    rows: tuple[tuple[int, int], ...]
-    """Bytes of K and of V in one cell, for each layer."""
+    memory: Memory
+    """Only its kind counts."""
     scales: Scales = ()
     """Of the adapters they were computed with."""
 
-    @property
-    def cell_bytes(self) -> int:
-        """Bytes of one cell in all layers."""
-        return sum(k + v for k, v in self.rows)
-
 
 class Forward(Protocol):
-    """A model, its weights and one pool of KV cells.
+    """A model, its weights and its memory of sequences.
 
     The bits of a row of logits depend on the tokens of that row's sequence alone. Batches are worked on in the order
-    in which they are started; one may be started before those ahead of it are done, also one that needs their cells.
+    in which they are started; one may be started before those ahead of it are done, also one that needs what they
+    leave in the memory.
     """
 
     n_vocab: int
-    n_cells: int
-    """Size of the KV pool, a multiple of 256."""
     max_batch: int
     """Most tokens in one batch."""
-    cell_bytes: int
-    """Bytes of one cell in all layers."""
+
+    @property
+    def memory(self) -> Memory:
+        """Of the engine's thread alone. What it reads and writes is as it is after all batches started so far."""
+        ...
 
     @property
     def depth(self) -> int:
@@ -83,19 +78,17 @@ class Forward(Protocol):
     def start(
         self,
         tokens: NDArray[np.int32],
-        positions: NDArray[np.int32],
-        starts: NDArray[np.int64],
+        spans: Sequence[Span],
         outputs: NDArray[np.int32],
         *,
         scales: Scales = (),
     ) -> Future[NDArray[np.float32]]:
-        """Evaluate `n` tokens; logits `[len(outputs), n_vocab]`, valid until the next batch is started.
+        """Evaluate tokens; logits `[len(outputs), n_vocab]`, valid until the next batch is started.
 
-        Token i is written to KV cell `starts[i] + positions[i]` and attends to cells from `starts[i]` up to its own.
-        Tokens of several sequences may be mixed, those of one sequence are in order. `outputs`: the rows that get
-        logits, ascending. `scales`: how strong adapters are. The arrays may change once this returns. The future fails
-        with DeviceLost when a device is gone: all cells are void then, and nothing can be started until `restore` has
-        succeeded.
+        `spans`: whose they are, one after the other; each goes on where its sequence is (`Handle.used`), which is for
+        the caller to move on. `outputs`: the rows that get logits, ascending. `scales`: how strong adapters are. The
+        arrays may change once this returns. The future fails with DeviceLost when a device is gone: all sequences are
+        void then, and nothing can be started until `restore` has succeeded.
         """
         ...
 
@@ -103,30 +96,11 @@ class Forward(Protocol):
         """Use spare time, some milliseconds of it, for what later batches will need; False when nothing is left."""
         ...
 
-    def copy_cells(self, src: int, dst: int, n: int) -> None:
-        """Copy K and V of all layers from `n` cells at `src` to those at `dst`; the ranges may overlap (memmove)."""
-        ...
-
     def cell_kind(self, scales: Scales = ()) -> CellKind:
-        """What the bytes of cells mean that were computed with adapters of this strength; any thread.
+        """What the bytes of sequences mean that were computed with adapters of this strength; any thread.
 
         The first call reads a little of every tensor.
         """
-        ...
-
-    def read_cells(self, start: int, n: int) -> Cells:
-        """Bytes of K and V of all layers from `n` cells at `start`, as they are after all batches started so far.
-
-        Raises DeviceLost, and whatever made one of those batches fail.
-        """
-        ...
-
-    def write_cells(self, start: int, n: int, cells: Cells) -> None:
-        """Put the first `n` of these cells (`read_cells` gave them) at `start`. Raises DeviceLost."""
-        ...
-
-    def sound_cells(self, cells: Cells, n: int) -> bool:
-        """Whether bytes from elsewhere can be `n` cells: numbers, and such that no sum over them overflows."""
         ...
 
     def watch(self, callback: Callable[[], None]) -> None:

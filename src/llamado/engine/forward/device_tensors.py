@@ -20,8 +20,8 @@ from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models.base import Model
 from llamado.models.batch import BatchShape
-from llamado.models.cache import KVCache
 from llamado.models.inputs import ForwardGraph, Input
+from llamado.models.memory import Memory
 
 if TYPE_CHECKING:
     from llamado.devices.split.placement import Placement
@@ -51,14 +51,14 @@ class DeviceTensors:
         self,
         file: GGUFFile,
         model: Model,
-        kv: KVCache,
+        memory: Memory,
         devices: list[Device],
         placement: Placement | None,
         mlock: bool,
     ) -> None:
         self.placement = placement
         self.used: list[int] = []
-        self._file, self._model, self._kv = file, model, kv
+        self._file, self._model, self._memory = file, model, memory
         self._devices = devices
         self._mlock = mlock
         self._weights = set(model.weights.values())
@@ -69,7 +69,7 @@ class DeviceTensors:
             for weight, pair in adapter.pairs.items():
                 self._added |= {tensor.name: adapter for tensor in pair}
                 self._roles |= {tensor.name: model.roles[weight] for tensor in pair}  # they lie beside the weight
-        self._caches = {t.name: i for i, t in enumerate(kv.k)} | {t.name: i for i, t in enumerate(kv.v)}
+        self._caches = memory.layer_of
         self._own: Own = {}  # weights and caches
         self._held: set[tuple[str, int]] = set()  # those that have their bytes
         self._fixed: Own = {}  # memory of inputs, and of what crosses
@@ -78,7 +78,7 @@ class DeviceTensors:
 
     def cut(self, shape: BatchShape) -> CutGraph:
         """The graph for a shape, in parts, on the tensors that are here."""
-        graph = self._model.build(shape, self._kv)
+        graph = self._model.build(shape, self._memory)
         if self.placement is None:
             return CutGraph([Part(0, graph)], graph.feeds)
         return CutGraph(self._divide(graph, self.placement, self._own), graph.feeds)
@@ -110,7 +110,7 @@ class DeviceTensors:
         `shapes` need all the memory there is to be. Where it fails, what was done so far need not be done again.
         """
         if self.placement is None:
-            self._own = {(t.name, 0): t for t in (*self._weights, *self._kv.k, *self._kv.v)}
+            self._own = {(t.name, 0): t for t in (*self._weights, *self._memory.tensors)}
         else:
             self._own = {key: tensor for key, tensor in self._own.items() if key in self._held}
         cuts = [self.cut(shape) for shape in shapes]
@@ -180,14 +180,8 @@ class DeviceTensors:
 
     # -- caches ------------------------------------------------------------------------------------------------------
 
-    def caches(self) -> Iterable[tuple[Device, Tensor]]:
-        """Every cache with its device."""
-        for (name, device), cache in self._own.items():
-            if name in self._caches:
-                yield self._devices[device], cache
-
     def cache(self, name: str) -> tuple[Device, Tensor]:
-        """A layer's cache and its device."""
+        """A tensor of the memory and its device."""
         device = 0 if self.placement is None else self.placement.layers[self._caches[name]]
         return self._devices[device], self._own[name, device]
 
@@ -197,7 +191,7 @@ class DeviceTensors:
         """Gives a device that takes no part yet the weights that device `number` has by `placement`; those."""
         own: Own = {}
         for shape in shapes:
-            self._divide(self._model.build(shape, self._kv), placement, own)
+            self._divide(self._model.build(shape, self._memory), placement, own)
         weights = {key: t for key, t in own.items() if key[1] == number and key[0] not in self._caches}
         device.load([(tensor, self._bytes(tensor.name)) for tensor in weights.values()])
         return weights

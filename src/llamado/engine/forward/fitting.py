@@ -15,12 +15,12 @@ from llamado.devices.split.placement import (
     check_memory,
 )
 from llamado.devices.split.rules import place
-from llamado.engine.cache.kv_pool import align
 from llamado.engine.errors import EngineError
 from llamado.engine.forward.sizes import model_sizes
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models.base import Model
+from llamado.models.memory import align
 
 LEAST_CONTEXT = 4096
 """Tokens to which a context is cut for want of memory, and no further (llama-server's --fit-ctx)."""

@@ -16,21 +16,21 @@ from numpy.typing import NDArray
 
 from llamado.devices.cpu.mapped import watch
 from llamado.devices.device import Device, DeviceLost, OperationTime
-from llamado.engine.forward.cells import KVCells
 from llamado.engine.forward.contract import ForwardError, Scales
 from llamado.engine.forward.device_recovery import DeviceRecovery, Reconnect, Replace
+from llamado.engine.forward.device_rows import DeviceRows
 from llamado.engine.forward.device_tensors import DeviceTensors, Progress
-from llamado.engine.forward.graphs import PAD, Graphs
+from llamado.engine.forward.graphs import Graphs
 from llamado.engine.forward.pipeline import Pipeline
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models.base import Model
-from llamado.models.batch import Batch, BatchShape, MemoryRows, Output
+from llamado.models.batch import Batch, BatchShape, Output
+from llamado.models.memory import Span
 
 if TYPE_CHECKING:
     from llamado.devices.split.placement import Placement
 
-_SPARE = 32  # cells behind the pool: the first takes what the filling tokens write
 _CHUNK = 128
 """Tokens of prompts in a batch where devices form a pipeline: the second works on one while the first has the next."""
 
@@ -41,10 +41,11 @@ _REPLACED = (
 
 
 class ModelRunner:
-    """Runs `model` (read from `file`) on `devices` with a pool of `n_cells` KV cells and batches of up to `max_batch`
-    tokens. `output` is what batches give: logits, or the numbers an embedding is made of. `placement` says what lies
-    where (None: all on the first device, which must be this machine's). `mlock` keeps the weights that lie here in RAM;
-    a warning says so where the system refuses. `reconnect` and `replace` serve `restore`.
+    """Runs `model` (read from `file`) on `devices` with a memory of `n_cells` tokens of up to `n_sequences` sequences
+    and batches of up to `max_batch` tokens. `whole`: windows, too, keep all tokens (see Memory). `output` is what
+    batches give: logits, or the numbers an embedding is made of. `placement` says what lies where (None: all on the
+    first device, which must be this machine's). `mlock` keeps the weights that lie here in RAM; a warning says so where
+    the system refuses. `reconnect` and `replace` serve `restore`.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class ModelRunner:
         placement: Placement | None = None,
         *,
         n_cells: int,
+        n_sequences: int = 1,
         max_batch: int = 512,
+        whole: bool = True,
         output: Output = Output.LOGITS,
         type_k: TensorType = TensorType.F16,
         type_v: TensorType = TensorType.F16,
@@ -68,11 +71,12 @@ class ModelRunner:
         self.devices = list(devices)
         self.n_vocab = model.hparams.n_vocab
         self.width = model.width(output)
-        self.n_cells = -(-n_cells // PAD) * PAD
         self.max_batch = max_batch
-        kv = model.kv_tensors(self.n_cells + _SPARE, type_k, type_v)
-        self._tensors = DeviceTensors(file, model, kv, self.devices, placement, mlock)
-        self._graphs = Graphs(self._tensors, self.devices, max_batch, self.n_cells, output, len(model.adapters))
+        memory = self.memory = model.memory(
+            n_cells, type_k, type_v, n_sequences=n_sequences, max_batch=max_batch, whole=whole
+        )
+        self._tensors = DeviceTensors(file, model, memory, self.devices, placement, mlock)
+        self._graphs = Graphs(self._tensors, self.devices, max_batch, memory.n_cells, output, len(model.adapters))
         self._pipeline = Pipeline(self.devices, output.value, self.width)
         self._watches = [
             watch(path, opened.shard_data(i), _REPLACED)
@@ -86,10 +90,9 @@ class ModelRunner:
         self.watch, self.lost, self.restore = recovery.watch, recovery.lost, recovery.restore
         self.away, self.call_back, self.move_back = recovery.away, recovery.call_back, recovery.move_back
 
-        cells = KVCells(file, model, kv, self.n_cells, self._tensors, self._pipeline, recovery)
-        self.cell_bytes = cells.nbytes
-        self.cell_kind, self.copy_cells, self.sound_cells = cells.kind, cells.copy, cells.sound
-        self.read_cells, self.write_cells = cells.read, cells.write
+        self.rows = DeviceRows(file, model, memory, self._tensors, self._pipeline, recovery)
+        self.cell_kind = self.rows.kind
+        memory.attach(self.rows)
         try:
             self._settle(progress)
         except BaseException:
@@ -114,17 +117,20 @@ class ModelRunner:
     def start(
         self,
         tokens: NDArray[np.int32],
-        positions: NDArray[np.int32],
-        starts: NDArray[np.int64],
+        spans: Sequence[Span],
         outputs: NDArray[np.int32],
-        ends: NDArray[np.int64] | None = None,
         *,
         scales: Scales = (),
     ) -> Future[NDArray[np.float32]]:
-        """See Forward. `ends`: the last cell each token sees, where that is not its own."""
-        cells = starts + positions
-        rows = MemoryRows(cells, starts, cells if ends is None else ends, spare=self.n_cells)
-        return self.submit(Batch(positions, outputs, (rows,), tokens), scales)
+        """See Forward."""
+        lost = self.lost()
+        if lost is not None:
+            raise lost
+        try:
+            placed = self.memory.place(spans)
+        except ValueError as error:
+            raise ForwardError(str(error)) from error
+        return self.submit(Batch(placed.positions, outputs, placed.rows, tokens), scales)
 
     def submit(self, batch: Batch, scales: Scales = ()) -> Future[NDArray[np.float32]]:
         """Evaluates a batch; see Forward.start."""
@@ -146,20 +152,20 @@ class ModelRunner:
         n, outputs, tokens, embeddings = batch.n_tokens, batch.outputs, batch.tokens, batch.embeddings
         if not 0 < n <= self.max_batch:
             raise ForwardError(f"a batch of {n} tokens; the device takes 1 to {self.max_batch}")
-        (rows,) = batch.memory
-        used = int(rows.written.max()) + 1
-        if used > self.n_cells or int(rows.first.min()) < 0 or int(batch.positions.min()) < 0:
-            raise ForwardError(f"a token at KV cell {used - 1} of a cache of {self.n_cells}")
+        if len(batch.memory) != len(self.memory.parts):
+            raise ForwardError(f"a batch for {len(batch.memory)} parts of a memory of {len(self.memory.parts)}")
+        used = 1
+        for rows, part in zip(batch.memory, self.memory.parts, strict=True):
+            highest = int(max(rows.written.max(), rows.last.max()))
+            if highest >= part.n_rows or min(int(rows.first.min()), int(batch.positions.min())) < 0:
+                raise ForwardError(f"a token at row {highest} of a memory of {part.n_rows}")
+            used = max(used, int(rows.last.max()) + 1)
         if tokens is not None and (len(tokens) != n or int(tokens.min()) < 0 or int(tokens.max()) >= self.n_vocab):
             raise ForwardError(f"a token outside the vocabulary of {self.n_vocab}")
         if tokens is None and (embeddings is None or embeddings.shape != (n, self.model.hparams.n_embd)):
             raise ForwardError(f"{n} tokens without embeddings of {self.model.hparams.n_embd} elements")
         if len(outputs) and (len(outputs) > n or int(outputs.min()) < 0 or int(outputs.max()) >= n):
             raise ForwardError(f"an output that is no row of a batch of {n}")
-        if rows.last is not rows.written:
-            used = int(rows.last.max()) + 1
-            if used > self.n_cells or bool((rows.last < rows.written).any()):
-                raise ForwardError(f"a token that sees up to KV cell {used - 1} of a cache of {self.n_cells}")
         return used
 
     def warm_up(self, batch_sizes: list[int], progress: Progress | None = None, scales: Scales = ()) -> None:
@@ -179,9 +185,8 @@ class ModelRunner:
             return True
         # A batch of nothing but filling, so that devices elsewhere have its programs.
         nothing = np.empty(0, np.int64)
-        rows = MemoryRows(nothing, nothing, nothing, spare=self.n_cells)
         with suppress(DeviceLost):
-            self._begin(shape, Batch(nothing, nothing, (rows,), nothing)).result()
+            self._begin(shape, Batch(nothing, nothing, self.memory.nowhere().rows, nothing)).result()
         return True
 
     def profile(self, n: int, start: int = 0) -> list[OperationTime]:
@@ -192,8 +197,14 @@ class ModelRunner:
         device = self.devices[0]
         if self.placement is not None or not device.local:
             raise ForwardError("operations can be timed only where the whole model is on this machine")
-        positions = np.arange(start, start + n, dtype=np.int32)
-        self.start(np.zeros(n, np.int32), positions, np.zeros(n, np.int64), np.array([n - 1], np.int32)).result()
+        handle = self.memory.allocate(start + n)
+        if handle is None:
+            raise ForwardError(f"{start + n} tokens in a memory of {self.memory.n_cells} of which some are used")
+        tail = np.zeros(self.memory.tail_bytes(start), np.uint8)
+        self.memory.write_tail(handle, start, tail)
+        handle.used = start  # whatever lies there
+        self.start(np.zeros(n, np.int32), [Span(handle, start, n)], np.array([n - 1], np.int32)).result()
+        self.memory.free(handle)
         return device.profile(self._graphs.get(self._graphs.shape(n, 1, start + n)).parts[0].graph)
 
     def _settle(self, progress: Progress | None = None) -> None:

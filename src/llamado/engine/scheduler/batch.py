@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.engine.cache.kv_pool import Run
 from llamado.engine.forward.contract import Forward, Scales
 from llamado.engine.scheduler.drafting import MOST, Cost
 from llamado.engine.scheduler.prefix import Sequences
 from llamado.engine.scheduler.slots import Slot, Task
 from llamado.engine.scheduler.statistics import PACE_UNIT, Statistics
+from llamado.models.memory import Handle, Span
 
 # How long a step should take at most while some slot is generating.
 STEP_SECONDS = 0.15
@@ -24,7 +24,7 @@ class BatchShare(NamedTuple):
 
     slot: Slot
     task: Task
-    run: Run
+    handle: Handle
     n: int
     row: int | None
     """Its (first) row of the logits."""
@@ -38,8 +38,7 @@ class Batch(NamedTuple):
     """What `Forward.start` gets, and whose it is; the arrays are overwritten by the next one."""
 
     tokens: NDArray[np.int32]
-    positions: NDArray[np.int32]
-    starts: NDArray[np.int64]
+    spans: list[Span]
     outputs: NDArray[np.int32]
     scales: Scales
     shares: list[BatchShare]
@@ -75,10 +74,8 @@ class Planner:
         self._n_launched = 0
         self.n_generating = 0
         """Sequences that are being generated, those whose tokens are on their way included."""
-        self.cost = Cost() if drafting else None
+        self.cost = Cost() if drafting and forward.memory.drafts else None
         self._tokens = np.zeros(self._max_batch, np.int32)
-        self._positions = np.zeros(self._max_batch, np.int32)
-        self._starts = np.zeros(self._max_batch, np.int64)
 
     # -- choosing ----------------------------------------------------------------------------------------------------
 
@@ -116,18 +113,19 @@ class Planner:
         for slot in active:
             task = slot.task
             assert task is not None
-            if slot.run is not None and slot.run.used == slot.length:  # all of it is on its way
+            handle = slot.handle
+            if handle is not None and handle.used == slot.length:  # all of it is on its way
                 n_flying += bool(task.generated)
                 continue
-            if slot.run is None or not task.generated or slot.length - slot.run.used > 1:
+            if handle is None or not task.generated or slot.length - handle.used > 1:
                 reading.append(slot)
-            elif slot.length <= slot.run.capacity:
-                slot.run.need = slot.length
+            elif slot.length <= handle.capacity:
+                handle.need = slot.length
                 slots.append(slot)
             elif sequences.make_room(slot):
                 slots.append(slot)
         # Making room for one may have taken the cells of another.
-        slots = [slot for slot in slots if slot.run is not None]
+        slots = [slot for slot in slots if slot.handle is not None]
         if len(slots) > self._max_batch:
             self._turn = (self._turn + self._max_batch) % len(slots)
             slots = (slots[self._turn :] + slots[: self._turn])[: self._max_batch]
@@ -150,10 +148,10 @@ class Planner:
                 break
             if slot.leader is not None and not sequences.leader_done(slot):
                 continue
-            if slot.run is None or slot.run.need < slot.length:
+            if slot.handle is None or slot.handle.need < slot.length:
                 got_room = sequences.make_room(slot)
-                if any(other.run is None for other in slots):
-                    keep = [i for i, other in enumerate(slots) if other.run is not None]
+                if any(other.handle is None for other in slots):
+                    keep = [i for i, other in enumerate(slots) if other.handle is not None]
                     slots = [slots[i] for i in keep]
                     counts = [counts[i] for i in keep]
                 if not got_room:
@@ -178,48 +176,44 @@ class Planner:
     def fill(self, slots: list[Slot], counts: list[int]) -> Batch:
         """The batch for what `plan` chose, with drafted tokens where there is room."""
         n = 0
-        tokens, positions, starts = self._tokens, self._positions, self._starts
+        tokens = self._tokens
+        spans: list[Span] = []
         shares: list[BatchShare] = []
         outputs: list[int] = []
         n_prompt = 0
-        n_moves = self._sequences.n_moves
+        n_moves = self._sequences.memory.n_moves
         room = self._max_batch - sum(counts)
         for slot, count in zip(slots, counts, strict=True):
-            run, task = slot.run, slot.task
-            assert run is not None and task is not None
-            used = run.used
+            handle, task = slot.handle, slot.task
+            assert handle is not None and task is not None
+            used = handle.used
             if count == 1:
                 tokens[n] = slot.tokens[used]
-                positions[n] = used
             else:
                 tokens[n : n + count] = slot.tokens[used : used + count]
-                positions[n : n + count] = np.arange(used, used + count, dtype=np.int32)
             draft = self._draft(slot, room) if room > 0 and used + 1 == slot.length and task.generated else []
             if draft:
-                last = used + 1 + len(draft)
                 tokens[n + 1 : n + 1 + len(draft)] = draft
-                positions[n + 1 : n + 1 + len(draft)] = np.arange(used + 1, last, dtype=np.int32)
                 room -= len(draft)
-            rows = count + len(draft)
-            starts[n : n + rows] = run.start
-            n += rows
+            spans.append(Span(handle, used, count + len(draft)))
+            n += count + len(draft)
             row = None
             if used + count == slot.length:
                 row = len(outputs)
                 outputs.extend(range(n - 1 - len(draft), n))
-            shares.append(BatchShare(slot, task, run, count, row, draft, n_moves))
+            shares.append(BatchShare(slot, task, handle, count, row, draft, n_moves))
             if not task.generated:
                 n_prompt += count
         rows_out = np.array(outputs, np.int32)
-        return Batch(tokens[:n], positions[:n], starts[:n], rows_out, slots[0].scales, shares, n_prompt)
+        return Batch(tokens[:n], spans, rows_out, slots[0].scales, shares, n_prompt)
 
     def _draft(self, slot: Slot, room: int) -> list[int]:
         """Tokens that probably follow, as many as there is room for and as are worth their time."""
         if self.cost is None:
             return []
-        task, run = slot.task, slot.run
-        assert task is not None and run is not None
-        most = min(MOST, room, run.capacity - slot.length, self._n_ctx - slot.length - 1)
+        task, handle = slot.task, slot.handle
+        assert task is not None and handle is not None
+        most = min(MOST, room, handle.capacity - slot.length, self._n_ctx - slot.length - 1)
         if task.budget >= 0:
             most = min(most, task.budget - 1)
         if most <= 0:
@@ -232,10 +226,10 @@ class Planner:
         self._served[batch.scales] = self._n_launched
         stats = self._stats
         for share in batch.shares:
-            run = share.run
-            run.used += share.n
-            run.need = max(run.need, run.used + len(share.draft))
-            stats.n_tokens_max = max(stats.n_tokens_max, run.used)
+            handle = share.handle
+            handle.used += share.n
+            handle.need = max(handle.need, handle.used + len(share.draft))
+            stats.n_tokens_max = max(stats.n_tokens_max, handle.used)
 
 
 def _age(slot: Slot) -> int:

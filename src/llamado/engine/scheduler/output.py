@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -33,7 +34,7 @@ class EngineVocabulary(samplers.SamplerVocabulary, Protocol):
 
 
 class Answering:
-    """Lets answers go on and ends them; see Engine for `n_ctx` and `context_shift`."""
+    """Lets answers go on and ends them; see Engine for `n_ctx` and `context_shift`, and Sequences for `shift`."""
 
     def __init__(
         self,
@@ -44,7 +45,9 @@ class Answering:
         n_ctx: int,
         context_shift: bool,
         top_k: TopK,
+        shift: Callable[[Slot, int, int], None],
     ) -> None:
+        self._shift_slot = shift
         self._tokenizer = tokenizer
         self._queue = queue
         self._stats = stats
@@ -113,7 +116,7 @@ class Answering:
         n_left = slot.length - n_keep
         n_discard = min(request.n_discard or n_left // 2, n_left - 1)
         log.info("task %d: context full, %d of %d tokens dropped behind %d", task.id, n_discard, slot.length, n_keep)
-        slot.shift(n_keep, n_discard)
+        self._shift_slot(slot, n_keep, n_discard)
         task.drafter.forget()
         task.truncated = True
 

@@ -1,4 +1,4 @@
-"""The slots' sequences in the pool's cells: who has room there, and what need not be computed again.
+"""The slots' sequences in the model's memory: who has room there, and what need not be computed again.
 
 Cells of a beginning that is known come from three places: the slot's last sequence, another slot (they are copied), or
 this machine's memory (see cache/prompt_cache.py).
@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceLost
-from llamado.engine.cache.kv_pool import KVPool
 from llamado.engine.cache.prompt_cache import CellReader, Store
 from llamado.engine.errors import NoRoom
-from llamado.engine.forward.contract import Forward, Scales
+from llamado.engine.forward.contract import Cells, Forward, Scales
 from llamado.engine.scheduler.slot_io import piece_cells
 from llamado.engine.scheduler.slots import Slot, Task
 from llamado.engine.scheduler.statistics import Statistics
@@ -34,7 +33,7 @@ HEADROOM = 1024
 
 
 class Sequences:
-    """Which cells each slot's sequence has; of the engine's thread alone.
+    """What of each slot's sequence the memory has; of the engine's thread alone.
 
     `cache_ram`: MiB of memory for sequences that no slot holds any more (-1: no limit, 0: none). `idle_slots`: what
     happens to those of idle slots when a request begins (see Engine). `note_loss` is told of a device that was lost
@@ -52,23 +51,19 @@ class Sequences:
         idle_slots: Literal["keep", "clear"] | None,
         note_loss: Callable[[DeviceLost], None],
     ) -> None:
-        self._forward = forward
+        self.memory = forward.memory
         self._slots = slots
         self._stats = stats
         self._n_ctx = n_ctx
         self._idle_slots = idle_slots
         self._note_loss = note_loss
-        self.pool = KVPool(forward.n_cells, self._move)
-        self.n_moves = 0
-        """How often cells were moved."""
-        piece = piece_cells(forward.cell_bytes)
+        memory = self.memory
+        piece = piece_cells(memory.token_bytes)
         limit = None if cache_ram < 0 else cache_ram << 20
-        self.store = Store(limit, forward.cell_bytes, piece) if cache_ram else None
-        self._reader = CellReader(forward, piece)
-
-    def _move(self, src: int, dst: int, n: int) -> None:
-        self.n_moves += 1
-        self._forward.copy_cells(src, dst, n)
+        self.store: Store | None = None
+        if cache_ram:
+            self.store = Store(limit, memory.token_bytes, piece, memory.tail_reach, memory.tail_bytes)
+        self._reader = CellReader(memory, piece)
 
     # -- beginning and losing them -----------------------------------------------------------------------------------
 
@@ -78,34 +73,39 @@ class Sequences:
         if task.request.cache_prompt:
             # The last token is always evaluated: its logits are not kept.
             scales = task.scales
-            n_keep = min(slot.common_prefix(prompt, scales), prompt.size - 1)
+            n_keep = self._reach(slot, min(slot.common_prefix(prompt, scales), prompt.size - 1))
             longest = n_keep + MIN_COPY - 1
             if self.store is not None:
                 found = self.store.find(prompt[:-1], longest + 1, scales)
                 longest = max(longest, 0 if found is None else found[1])
             for other in self._slots:
-                if other is slot or (other.task is None and other.run is None):
+                if other is slot or (other.task is None and other.handle is None):
                     continue
                 shared = min(other.common_prefix(prompt, scales, other.length), prompt.size - 1)
+                if shared <= other.used:  # what is not read yet is copied as soon as it is
+                    shared = self._reach(other, shared)
                 if shared > longest:
                     longest = shared
                     slot.leader = other, other.last_task
         self._keep(slot, n_keep)
-        slot.begin(task, prompt, n_keep)
+        if slot.handle is not None:
+            self.memory.rewind(slot.handle, n_keep)
+        slot.begin(task, prompt)
+        self._mark(slot)
         self._stats.queue.add(task.t_start - task.t_arrival)
-        self._stats.n_cached += n_keep
+        self._stats.n_cached += slot.used
         if self._idle_slots is not None:
             for other in self._slots:
-                if other.idle and other.run is not None and (slot.leader is None or other is not slot.leader[0]):
+                if other.idle and other.handle is not None and (slot.leader is None or other is not slot.leader[0]):
                     self._keep(other)
                     if self._idle_slots == "clear":
                         self.drop(other)
 
     def drop(self, slot: Slot) -> None:
         """A slot's cells are free; a request that has the slot reads its sequence again."""
-        if slot.run is not None:
-            self.pool.free(slot.run)
-            slot.run = None
+        if slot.handle is not None:
+            self.memory.free(slot.handle)
+            slot.handle = None
         slot.recall = slot.task is not None and slot.task.request.cache_prompt
         if slot.task is None:
             slot.length = 0
@@ -118,25 +118,46 @@ class Sequences:
 
     def reset(self) -> None:
         """Nothing is known about any cell."""
-        self.pool = KVPool(self._forward.n_cells, self._move)
+        self.memory.clear()
         for slot in self._slots:
-            slot.run = None
+            slot.handle = None
             slot.length = 0
+
+    def shift(self, slot: Slot, n_keep: int, n_discard: int) -> None:
+        """Drop `n_discard` tokens behind the first `n_keep`; see Slot.shift."""
+        slot.shift(n_keep, n_discard)
+        if slot.handle is not None:
+            self.memory.rewind(slot.handle, self._reach(slot, n_keep))
+
+    def _reach(self, slot: Slot, n: int) -> int:
+        """To how many first tokens, at most `n`, the slot's sequence can go back."""
+        return 0 if slot.handle is None else self.memory.reach(slot.handle, n)
+
+    def _mark(self, slot: Slot) -> None:
+        """A prompt is often asked again, and often gets longer: its end is worth being kept."""
+        task = slot.task
+        if slot.handle is not None and task is not None and not task.truncated and task.n_prompt > 1:
+            self.memory.mark(slot.handle, task.n_prompt - 1)
 
     def _keep(self, slot: Slot, n_same: int = 0) -> None:
         """A slot loses its sequence but for `n_same` tokens: put it into memory where that is worth its time."""
-        store, run = self.store, slot.run
-        if store is None or run is None or run.used - n_same < MIN_STORE:
+        store, handle = self.store, slot.handle
+        if store is None or handle is None or handle.used - n_same < MIN_STORE:
             return
-        tokens = slot.tokens[: run.used]
+        tokens = slot.tokens[: handle.used]
         scales = slot.scales
         others = (other for other in self._slots if other is not slot)
         held = any(other.common_prefix(tokens, scales) == tokens.size for other in others)
         if held or store.holds(tokens, scales):
             return
         try:
-            if self._reader.pays(run.start, run.used, self._stats.prompt_pace):
-                store.put(tokens, lambda start, n: self._reader.read(run.start + start, n), scales)
+            if self._reader.pays(handle, self._stats.prompt_pace):
+                memory = self.memory
+
+                def read(start: int, n: int) -> Cells:
+                    return self._reader.read(handle, start, n)
+
+                store.put(tokens, read, scales, memory.tails(handle), lambda n: memory.read_tail(handle, n))
         except DeviceLost as error:
             self._note_loss(error)
         except Exception:
@@ -156,18 +177,19 @@ class Sequences:
         ahead = HEADROOM if task.budget < 0 else min(task.budget, HEADROOM)
         want = min(need + ahead, self._n_ctx)
         while True:
-            if slot.run is None:
-                slot.run = self.pool.allocate(need, want)
-                if slot.run is not None:
+            if slot.handle is None:
+                slot.handle = self.memory.allocate(need, want)
+                if slot.handle is not None:
+                    self._mark(slot)
                     return True
-            elif self.pool.grow(slot.run, need, want):
+            elif self.memory.grow(slot.handle, need, want):
                 return True
             leader = slot.leader[0] if slot.leader is not None else None
-            idle = [other for other in self._slots if other.idle and other.run is not None]
+            idle = [other for other in self._slots if other.idle and other.handle is not None]
             if idle:
                 victim = min(idle, key=lambda other: (other is leader, other.t_last_used))
             else:
-                younger = [other for other in self._slots if other.run is not None and other.age > task.id]
+                younger = [other for other in self._slots if other.handle is not None and other.age > task.id]
                 if not younger:
                     return False
                 victim = max(younger, key=lambda other: other.age)
@@ -181,14 +203,14 @@ class Sequences:
         slot.scales = scales
         if not n:
             return
-        while (run := self.pool.allocate(n)) is None:
-            idle = [other for other in self._slots if other.idle and other.run is not None]
+        while (handle := self.memory.allocate(n)) is None:
+            idle = [other for other in self._slots if other.idle and other.handle is not None]
             if not idle:
                 raise NoRoom(f"there is no room for {n} tokens beside the answers that are being written")
             victim = min(idle, key=lambda other: other.t_last_used)
             self._keep(victim)
             self.drop(victim)
-        slot.run = run
+        slot.handle = handle
 
     # -- beginnings that are known -----------------------------------------------------------------------------------
 
@@ -196,39 +218,41 @@ class Sequences:
         """Whether the beginning that is to be copied is there, or will not come."""
         assert slot.leader is not None
         leader, task = slot.leader
-        if leader.task is not task or leader.run is None:
+        if leader.task is not task or leader.handle is None:
             return True
         wanted = min(leader.common_prefix(slot.tokens[: slot.length], slot.scales, leader.length), slot.length - 1)
-        return leader.run.used >= wanted
+        return leader.handle.used >= wanted
 
     def copy_prefix(self, slot: Slot) -> None:
         """Take from the slot's leader what their sequences share, instead of computing it. Raises DeviceLost."""
-        assert slot.leader is not None and slot.run is not None and slot.task is not None
+        assert slot.leader is not None and slot.handle is not None and slot.task is not None
         leader, _ = slot.leader
         slot.leader = None
         shared = min(leader.common_prefix(slot.tokens[: slot.length], slot.scales), slot.length - 1)
-        used = slot.run.used
-        n = shared - used
-        if leader.run is not None and n >= MIN_COPY:
-            self._forward.copy_cells(leader.run.start + used, slot.run.start + used, n)
-            slot.run.used = shared
+        shared = self._reach(leader, shared)
+        n = shared - slot.used
+        if leader.handle is not None and n >= MIN_COPY:
+            self.memory.copy(leader.handle, slot.handle, shared)
             slot.task.n_cached += n
             self._stats.n_cached += n
 
     def recall(self, slot: Slot) -> None:
         """Take from memory what the slot's sequence begins with, instead of computing it. Raises DeviceLost."""
         slot.recall = False
-        task, run = slot.task, slot.run
-        assert task is not None and run is not None
+        task, handle = slot.task, slot.handle
+        assert task is not None and handle is not None
         # The last token is always evaluated: its logits are not kept.
         wanted = slot.tokens[: slot.length - 1]
-        found = self.store.find(wanted, run.used + MIN_COPY, slot.scales) if self.store is not None else None
+        found = self.store.find(wanted, handle.used + MIN_COPY, slot.scales) if self.store is not None else None
         if found is None:
             return
+        assert self.store is not None
         stored, shared = found
-        for at, n, cells in stored.pieces(run.used, shared):
-            self._forward.write_cells(run.start + at, n, cells)
+        used = handle.used
+        tail = self.store.tail(stored, shared)
+        self.memory.write_tail(handle, tail, stored.tails[tail])
+        for at, n, cells in stored.pieces(used, shared):
+            self.memory.write(handle, at + n - handle.used, cells, skip=handle.used - at)
         if not task.generated:
-            task.n_cached += shared - run.used
-            self._stats.n_cached += shared - run.used
-        run.used = shared
+            task.n_cached += shared - used
+            self._stats.n_cached += shared - used

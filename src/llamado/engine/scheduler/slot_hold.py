@@ -15,6 +15,7 @@ from llamado.engine.scheduler.prefix import Sequences
 from llamado.engine.scheduler.queue import Queue
 from llamado.engine.scheduler.slot_io import CellsGone
 from llamado.engine.scheduler.slots import Slot
+from llamado.models.memory import Handle
 
 
 class Hold:
@@ -24,6 +25,7 @@ class Hold:
         slot.held = True
         self._slot = slot
         self._forward = forward
+        self._memory = forward.memory
         self._sequences = sequences
         self._queue = queue
 
@@ -49,22 +51,30 @@ class Hold:
         return done
 
     def read(self, start: int, n: int) -> Cells:
-        run = self._slot.run
-        if run is None or run.used < start + n:
-            raise CellsGone("the cells of the slot were lost with a device")
-        return self._forward.read_cells(run.start + start, n)
+        return self._memory.read(self._handle(start + n), start, n)
+
+    def read_tail(self, n: int) -> Cells:
+        return self._memory.read_tail(self._handle(n), n) if n else np.empty(0, np.uint8)
 
     def make_room(self, n: int, scales: Scales) -> None:
         self._sequences.empty(self._slot, n, scales)
 
     def write(self, tokens: NDArray[np.int32], cells: Cells) -> None:
-        run, slot = self._slot.run, self._slot
-        if run is None:
-            raise CellsGone("the cells of the slot were lost with a device")
-        used = run.used
-        self._forward.write_cells(run.start + used, tokens.size, cells)
+        slot, handle = self._slot, self._handle(0)
+        used = handle.used
+        self._memory.write(handle, tokens.size, cells)
         slot.tokens[used : used + tokens.size] = tokens
-        run.used = slot.length = used + tokens.size
+        slot.length = handle.used
+
+    def write_tail(self, n: int, tail: Cells) -> None:
+        if n:
+            self._memory.write_tail(self._handle(0), n, tail)
+
+    def _handle(self, n: int) -> Handle:
+        handle = self._slot.handle
+        if handle is None or handle.used < n:
+            raise CellsGone("the cells of the slot were lost with a device")
+        return handle
 
     def release(self) -> None:
         self._queue.let_go(self._slot)

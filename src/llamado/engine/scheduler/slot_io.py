@@ -117,6 +117,10 @@ class Held(Protocol):
         """Cells of the sequence."""
         ...
 
+    def read_tail(self, n: int) -> Cells:
+        """What layers that do not keep all tokens have of the first `n`."""
+        ...
+
     def make_room(self, n: int, scales: Scales) -> None:
         """Forget the sequence and get `n` cells for one with these scales.
 
@@ -126,6 +130,10 @@ class Held(Protocol):
 
     def write(self, tokens: Tokens, cells: Cells) -> None:
         """The sequence goes on with these tokens, whose cells these are."""
+        ...
+
+    def write_tail(self, n: int, tail: Cells) -> None:
+        """The tail of the `n` tokens that are written behind it."""
         ...
 
     def release(self) -> None:
@@ -146,14 +154,13 @@ class Job(threading.Thread):
         n_ctx: int,
         n_vocab: int,
         n_adapters: int,
-        sound: Callable[[Cells, int], bool],
     ) -> None:
         super().__init__(name=f"llamado-slot-{slot_task.id_slot}", daemon=True)
         assert slot_task.path is not None
         self._slot_task, self._path = slot_task, slot_task.path
         self._held, self._calls = held, calls
         self._kind = kind
-        self._n_ctx, self._n_vocab, self._n_adapters, self._sound = n_ctx, n_vocab, n_adapters, sound
+        self._n_ctx, self._n_vocab, self._n_adapters = n_ctx, n_vocab, n_adapters
 
     def run(self) -> None:
         began = time.perf_counter()
@@ -171,7 +178,7 @@ class Job(threading.Thread):
 
     def _save(self) -> tuple[int, int]:
         kind = self._kind(self._calls.call(self._held.scales))
-        piece = piece_cells(kind.cell_bytes)
+        piece = piece_cells(kind.memory.token_bytes)
         tokens = self._calls.call(self._held.tokens)
 
         def pieces() -> Iterator[Cells]:
@@ -181,7 +188,8 @@ class Job(threading.Thread):
 
         for attempt in range(_ATTEMPTS):
             try:
-                return tokens.size, write_slot(self._path, kind, tokens, pieces(), piece)
+                tail = self._calls.call(lambda: self._held.read_tail(tokens.size))
+                return tokens.size, write_slot(self._path, kind, tokens, tail, pieces(), piece)
             except (DeviceLost, CellsGone):
                 if attempt == _ATTEMPTS - 1:
                     raise
@@ -196,11 +204,11 @@ class Job(threading.Thread):
             n_ctx=self._n_ctx,
             n_vocab=self._n_vocab,
             n_adapters=self._n_adapters,
-            sound=self._sound,
         ) as file:
             for attempt in range(_ATTEMPTS):
                 try:
                     self._calls.call(lambda: self._held.make_room(file.tokens.size, file.scales))
+                    self._calls.call(lambda: self._held.write_tail(file.tokens.size, file.tail))
                     for start, n, cells in file.pieces():
                         self._put(file.tokens[start : start + n], cells)
                     break

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.engine.cache.kv_pool import Run
 from llamado.engine.forward.contract import Scales
 from llamado.engine.request import Event, Request, SlotSnapshot, Timings, TokenProbs
 from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.rng import Seed
 from llamado.engine.scheduler.drafting import Drafter
 from llamado.engine.scheduler.stop_text import AnswerText
+from llamado.models.memory import Handle
 
 log = logging.getLogger(__name__)
 
@@ -96,13 +96,13 @@ class Task:
 class Slot:
     """A place for one request at a time, and the sequence it leaves behind for later requests to continue.
 
-    `tokens[:length]` is the sequence, `tokens[:used]` the part of it that lies in the run's cells. So `length - used`
-    tokens are to be evaluated: 1 while decoding, more while a prompt (or a sequence that lost its cells) is read.
-    `scales`: how strong adapters are in its cells; those of other scales are of no use to it.
+    `tokens[:length]` is the sequence, `tokens[:used]` the part of it that the memory has under `handle`. So
+    `length - used` tokens are to be evaluated: 1 while decoding, more while a prompt (or a sequence that the memory
+    lost) is read. `scales`: how strong adapters are in what it has; that of other scales is of no use to it.
     """
 
     __slots__ = (
-        "held", "id", "last_task", "leader", "length", "n_ctx", "recall", "run", "scales", "t_last_used", "task",
+        "handle", "held", "id", "last_task", "leader", "length", "n_ctx", "recall", "scales", "t_last_used", "task",
         "tokens",
     )  # fmt: skip
 
@@ -111,7 +111,7 @@ class Slot:
         self.n_ctx = n_ctx
         self.tokens: NDArray[np.int32] = np.zeros(n_ctx, np.int32)
         self.length = 0
-        self.run: Run | None = None
+        self.handle: Handle | None = None
         self.scales: Scales = ()
         self.task: Task | None = None
         self.last_task: Task | None = None
@@ -135,11 +135,11 @@ class Slot:
 
     @property
     def used(self) -> int:
-        return self.run.used if self.run is not None else 0
+        return self.handle.used if self.handle is not None else 0
 
     @property
     def pending(self) -> int:
-        return self.length - (self.run.used if self.run is not None else 0)
+        return self.length - self.used
 
     def common_prefix(self, prompt: NDArray[np.int32], scales: Scales, length: int | None = None) -> int:
         """How many first tokens of the prompt are in the cells (or in the first `length` tokens of the sequence).
@@ -152,16 +152,14 @@ class Slot:
         differing = np.flatnonzero(self.tokens[:n] != prompt[:n])
         return int(differing[0]) if differing.size else n
 
-    def begin(self, task: Task, prompt: NDArray[np.int32], n_keep: int) -> None:
-        """Start on a request, keeping the cells of the sequence's first `n_keep` tokens."""
+    def begin(self, task: Task, prompt: NDArray[np.int32]) -> None:
+        """Start on a request, for which the sequence's cells were taken back to what is of use."""
         self.task = self.last_task = task
         self.scales = task.scales
         self.tokens[: prompt.size] = prompt
         self.length = prompt.size
-        if self.run is not None:
-            self.run.used = self.run.need = n_keep
         self.recall = task.request.cache_prompt
-        task.n_cached = n_keep
+        task.n_cached = self.used
         task.t_start = time.perf_counter()
 
     def append(self, token: int) -> None:
@@ -176,16 +174,14 @@ class Slot:
         """
         self.tokens[n_keep : self.length - n_discard] = self.tokens[n_keep + n_discard : self.length].copy()
         self.length -= n_discard
-        if self.run is not None:
-            self.run.used = self.run.need = min(self.run.used, n_keep)
 
     def release(self) -> None:
         """The request is over; what is in the cells stays."""
         self.task = None
         self.leader = None
         self.length = self.used
-        if self.run is not None:
-            self.run.need = 0
+        if self.handle is not None:
+            self.handle.need = 0
         self.t_last_used = time.perf_counter()
 
     def snapshot(self) -> SlotSnapshot:

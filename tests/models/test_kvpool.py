@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamado.engine.cache.kv_pool import ALIGN, KVPool, Run, align
+from llamado.models.memory.pool import ALIGN, KVPool, Run, align
 
 
 class Cells:

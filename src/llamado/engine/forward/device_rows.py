@@ -1,0 +1,108 @@
+"""The rows of a model's memory, wherever its tensors lie: copied, read and written, in order with batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.devices.device import DeviceLost
+from llamado.engine.forward.contract import CellKind, Cells, ForwardError, Scales
+from llamado.engine.forward.device_recovery import DeviceRecovery
+from llamado.engine.forward.device_tensors import DeviceTensors
+from llamado.engine.forward.fingerprint import fingerprint
+from llamado.engine.forward.pipeline import Pipeline
+from llamado.ggml.tensor import Tensor
+from llamado.gguf.reader import GGUFFile
+from llamado.models.base import Model
+from llamado.models.memory import SPARE, Memory, RowSpan
+
+_KINDS_KEPT = 64
+
+
+class DeviceRows:
+    """Moves rows of a memory's tensors; see Storage."""
+
+    def __init__(
+        self,
+        file: GGUFFile,
+        model: Model,
+        memory: Memory,
+        tensors: DeviceTensors,
+        pipeline: Pipeline,
+        recovery: DeviceRecovery,
+    ) -> None:
+        self._file, self._model, self._memory = file, model, memory
+        self._tensors, self._pipeline, self._recovery = tensors, pipeline, recovery
+        self._kinds: dict[Scales, CellKind] = {}
+
+    def kind(self, scales: Scales = ()) -> CellKind:
+        """See Forward.cell_kind."""
+        kind = self._kinds.get(scales)
+        if kind is None:
+            kind = CellKind(fingerprint(self._file, self._model, scales), self._memory, scales)
+            if len(self._kinds) < _KINDS_KEPT:
+                self._kinds[scales] = kind
+        return kind
+
+    def copy_rows(self, tensors: Sequence[Tensor], src: int, dst: int, n: int) -> None:
+        """See Storage."""
+        for tensor in tensors:
+            _check(RowSpan(tensor, src, n))
+            _check(RowSpan(tensor, dst, n))
+        self._finish_batches()
+        for tensor in tensors:
+            device, cache = self._tensors.cache(tensor.name)
+            device.copy(_rows(cache, src, n), _rows(cache, dst, n))
+
+    def read_rows(self, spans: Sequence[RowSpan]) -> Cells:
+        """See Storage. Raises whatever made a batch on its way fail, too."""
+        for batch in self._finish_batches():
+            batch.result()
+        # All are asked for before the first is waited for: on a link that takes one round trip.
+        reads = []
+        for span in spans:
+            _check(span)
+            device, cache = self._tensors.cache(span.tensor.name)
+            row = cache.nb[1]
+            reads.append((device.read(cache, span.start * row, span.n * row), span.n * row))
+        data = np.empty(sum(size for _, size in reads), np.uint8)
+        at = 0
+        for future, size in reads:
+            data[at : at + size] = future.result()
+            at += size
+        return data
+
+    def write_rows(self, spans: Sequence[RowSpan], pieces: Sequence[Cells]) -> None:
+        """See Storage."""
+        self._finish_batches()
+        for span, data in zip(spans, pieces, strict=True):
+            _check(span)
+            device, cache = self._tensors.cache(span.tensor.name)
+            if data.size != span.n * cache.nb[1]:
+                raise ForwardError(f"{data.size} bytes for {span.n} rows of {cache.nb[1]}")
+            device.write(cache, data, span.start * cache.nb[1])
+
+    def _finish_batches(self) -> list[Future[NDArray[np.float32]]]:
+        """Waits for the batches on their way, which still mean the rows as they are; those that were."""
+        batches = self._pipeline.finish()
+        lost: DeviceLost | None = self._recovery.lost()
+        if lost is not None:  # batches were given up, and what is left of them may still be computed
+            raise lost
+        return batches
+
+
+def _check(span: RowSpan) -> None:
+    n_rows = span.tensor.ne[1] - SPARE
+    if min(span.start, span.n) < 0 or span.start + span.n > n_rows:
+        raise ForwardError(f"{span.n} rows from {span.start} of {n_rows} of {span.tensor.name}")
+
+
+def _rows(cache: Tensor, start: int, n: int) -> Tensor:
+    """Some rows of a tensor."""
+    row = cache.nb[1]
+    return Tensor(
+        cache.type, (cache.ne[0], n, 1, 1), (cache.nb[0], row, n * row, n * row), view_src=cache, view_offs=start * row
+    )

@@ -1,0 +1,32 @@
+"""What a model remembers of the sequences it reads."""
+
+from llamado.models.memory.layers import KeysValues, Latent, LayerMemory, State
+from llamado.models.memory.memory import (
+    KV_TYPES,
+    Handle,
+    Kept,
+    Memory,
+    Placed,
+    Span,
+    check_types,
+)
+from llamado.models.memory.parts import SPARE, RowSpan, Storage
+from llamado.models.memory.pool import align
+
+__all__ = [
+    "KV_TYPES",
+    "SPARE",
+    "Handle",
+    "Kept",
+    "KeysValues",
+    "Latent",
+    "LayerMemory",
+    "Memory",
+    "Placed",
+    "RowSpan",
+    "Span",
+    "State",
+    "Storage",
+    "align",
+    "check_types",
+]

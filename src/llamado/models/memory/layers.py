@@ -1,0 +1,34 @@
+"""What one layer remembers: of each token, or of a whole sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KeysValues:
+    """Attention: a row of `k` and one of `v` elements per token; where `window` is given only the last ones are seen.
+
+    A token at position p sees positions p - window + 1 to p.
+    """
+
+    k: int
+    v: int
+    window: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-V2, 2024): one row of `n` elements per token, keys and values in one."""
+
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Recurrence: rows of F32 of these lengths for each sequence, however long it is."""
+
+    widths: tuple[int, ...]
+
+
+LayerMemory = KeysValues | Latent | State

@@ -1,0 +1,383 @@
+"""Where sequences lie in the rows of layers that are alike: all tokens, those of a window, or one state.
+
+A part is a group of layers whose rows are found in the same way. Each sequence has a place in each part; what is in a
+place, and to which earlier token the sequence can go back there, the part alone knows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.ggml.tensor import Tensor
+from llamado.models.memory.pool import KVPool, Run, align
+
+BLOCK = 32
+"""Rows of a sequence begin at multiples of it: attention works on blocks of so many, and their order makes the bits."""
+SPARE = 32
+"""Rows behind a part's own; the first takes what the tokens that fill a batch up write."""
+
+SNAPSHOTS = 2
+"""Earlier states of each sequence, or windows, that are kept beside the last one."""
+_MARKS = 8
+"""Numbers of tokens that a sequence may want to go back to."""
+
+Bytes = NDArray[np.uint8]
+
+
+class RowSpan(NamedTuple):
+    """Rows `start` to `start + n` of one of a memory's tensors."""
+
+    tensor: Tensor
+    start: int
+    n: int
+
+
+class Storage(Protocol):
+    """Moves the bytes of rows, wherever the tensors lie; all of it in order with the batches. Raises DeviceLost."""
+
+    def copy_rows(self, tensors: Sequence[Tensor], src: int, dst: int, n: int) -> None:
+        """Copies `n` rows of each tensor from row `src` to row `dst`; they may overlap (memmove)."""
+        ...
+
+    def read_rows(self, spans: Sequence[RowSpan]) -> Bytes:
+        """The bytes of these rows, one span behind the other."""
+        ...
+
+    def write_rows(self, spans: Sequence[RowSpan], pieces: Sequence[Bytes]) -> None:
+        """Puts the bytes of each piece into the rows of its span."""
+        ...
+
+
+class NoStorage:
+    """Of a memory whose tensors lie nowhere yet."""
+
+    def copy_rows(self, tensors: Sequence[Tensor], src: int, dst: int, n: int) -> None:
+        raise RuntimeError("the memory's tensors have no place yet")
+
+    def read_rows(self, spans: Sequence[RowSpan]) -> Bytes:
+        raise RuntimeError("the memory's tensors have no place yet")
+
+    def write_rows(self, spans: Sequence[RowSpan], pieces: Sequence[Bytes]) -> None:
+        raise RuntimeError("the memory's tensors have no place yet")
+
+
+def blocks(n: int) -> int:
+    """The least multiple of BLOCK that is at least n."""
+    return -(-n // BLOCK) * BLOCK
+
+
+Place = TypeVar("Place")
+
+
+class Part(ABC, Generic[Place]):
+    """Layers whose rows are found alike; `n_rows` rows in each of their tensors, and SPARE ones.
+
+    `suffix`: of the names of its inputs. `layers`: the tensors of each layer.
+    """
+
+    def __init__(self, suffix: str, n_rows: int) -> None:
+        self.suffix = suffix
+        self.n_rows = n_rows
+        self.layers: dict[int, tuple[Tensor, ...]] = {}
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for tensors in self.layers.values() for tensor in tensors)
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one row in all layers."""
+        return sum(tensor.nb[1] for tensor in self.tensors)
+
+    @abstractmethod
+    def clear(self) -> None:
+        """No sequence has a place."""
+
+    @abstractmethod
+    def reach(self, place: Place, used: int, n: int) -> int:
+        """To how many first tokens, at most `n`, a sequence of `used` tokens can go back."""
+
+    @abstractmethod
+    def rewind(self, place: Place, n: int) -> None:
+        """Goes back to the first `n` tokens, which `reach` allows."""
+
+    @abstractmethod
+    def make_ready(self, place: Place, used: int, n: int, storage: Storage) -> None:
+        """Room for `n` tokens more."""
+
+    @abstractmethod
+    def copy(self, src: Place, dst: Place, known: int, n: int, storage: Storage) -> None:
+        """Gives `dst`, which has `known` of them, the first `n` tokens of `src`, to which that can go back."""
+
+
+class Tokens(Part[Run]):
+    """All tokens of a sequence, in one run of cells in the order of their positions."""
+
+    def __init__(self, n_rows: int, move: Callable[[int, int, int], None]) -> None:
+        super().__init__("", n_rows)
+        self._move = move
+        self.pool = KVPool(n_rows, move)
+
+    def clear(self) -> None:
+        self.pool = KVPool(self.n_rows, self._move)
+
+    def reach(self, place: Run, used: int, n: int) -> int:
+        return min(used, n)
+
+    def rewind(self, place: Run, n: int) -> None:
+        place.used = place.need = n
+
+    def make_ready(self, place: Run, used: int, n: int, storage: Storage) -> None:
+        if used + n > place.capacity:
+            raise ValueError(f"{used + n} tokens in a run of {place.capacity} cells")
+
+    def copy(self, src: Run, dst: Run, known: int, n: int, storage: Storage) -> None:
+        if self.layers and n > known:
+            storage.copy_rows(self.tensors, src.start + known, dst.start + known, n - known)
+        dst.used = n
+
+
+class _Snapshot(NamedTuple):
+    """Tokens `first` to `n` from row `row` on."""
+
+    n: int
+    first: int
+    row: int
+
+
+class WindowPlace:
+    """The last tokens of a sequence: those from `first` on lie from row `base` on, where there is room for `room`.
+
+    `home` is where its run begins, behind which its snapshots lie.
+    """
+
+    __slots__ = ("base", "first", "home", "marks", "room", "snapshots")
+
+    def __init__(self, home: int, room: int) -> None:
+        self.home = home
+        self.marks: list[int] = []
+        self.begin(room)
+
+    def begin(self, room: int) -> None:
+        self.base, self.first, self.room = self.home, 0, room
+        self.snapshots: list[_Snapshot] = []
+
+
+class Window(Part[WindowPlace]):
+    """The last `window` tokens of a sequence and those of a batch, in the order of their positions.
+
+    When a run is full the last tokens are copied to its front, which happens every `slack` tokens at most. Windows that
+    a sequence may want to go back to (see `mark`) are put aside before they are lost.
+    """
+
+    def __init__(self, suffix: str, window: int, max_batch: int, slack: int, n_places: int) -> None:
+        self.window = window
+        self._run = blocks(window + BLOCK + max_batch + slack)
+        self._block = blocks(window + BLOCK)
+        self.rows_of_place = self._run + SNAPSHOTS * self._block
+        # GPU back ends want attention over a multiple of 256 rows.
+        super().__init__(suffix, align(n_places * self.rows_of_place))
+        self._n_places = n_places
+        self.clear()
+
+    def clear(self) -> None:
+        self._free = [i * self.rows_of_place for i in range(self._n_places)][::-1]
+
+    def allocate(self) -> WindowPlace | None:
+        return WindowPlace(self._free.pop(), self._run) if self._free else None
+
+    def free(self, place: WindowPlace) -> None:
+        self._free.append(place.home)
+
+    def _least(self, n: int) -> int:
+        """The first token that has to be kept of `n`."""
+        return max(0, n - self.window + 1) // BLOCK * BLOCK
+
+    def _serves(self, first: int, n: int) -> bool:
+        """Whether rows from token `first` on are all that the token behind `n` others sees of them."""
+        return first == 0 or first <= n - self.window + 1
+
+    def _find(self, place: WindowPlace, n: int) -> _Snapshot:
+        """Where `n` first tokens lie that the sequence can go back to."""
+        if self._serves(place.first, n):
+            return _Snapshot(n, place.first, place.base)
+        return next(s for s in place.snapshots if s.n >= n and self._serves(s.first, n))
+
+    def mark(self, place: WindowPlace, n: int) -> None:
+        """The sequence may want to go back to `n` tokens."""
+        if n not in place.marks:
+            place.marks = [*place.marks, n][-_MARKS:]
+
+    def reach(self, place: WindowPlace, used: int, n: int) -> int:
+        n = min(used, n)
+        if self._serves(place.first, n):
+            return n
+        within = (min(n, s.n) for s in place.snapshots if self._serves(s.first, min(n, s.n)))
+        return max(within, default=0)
+
+    def rewind(self, place: WindowPlace, n: int) -> None:
+        place.marks = [mark for mark in place.marks if mark <= n]
+        if not n:
+            place.begin(self._run)
+            return
+        if not self._serves(place.first, n):
+            found = self._find(place, n)
+            place.base, place.first, place.room = found.row, found.first, 0
+        cut = (s._replace(n=min(s.n, n)) for s in place.snapshots)
+        place.snapshots = [s for s in cut if self._serves(s.first, s.n)]
+
+    def make_ready(self, place: WindowPlace, used: int, n: int, storage: Storage) -> None:
+        if used + n - place.first <= place.room:
+            return
+        least = self._least(used)
+        for mark in place.marks:
+            if mark <= used and place.first <= self._least(mark) < least:
+                self._put_aside(place, mark, storage)
+        if used > least:
+            storage.copy_rows(self.tensors, place.base + least - place.first, place.home, used - least)
+        place.base, place.first, place.room = place.home, least, self._run
+        if used + n - least > self._run:
+            raise ValueError(f"a batch of {n} tokens in a window's run of {self._run} rows")
+
+    def _put_aside(self, place: WindowPlace, n: int, storage: Storage) -> None:
+        if any(s.n == n for s in place.snapshots):
+            return
+        blocks_ = [place.home + self._run + i * self._block for i in range(SNAPSHOTS)]
+        taken = {s.row for s in place.snapshots}
+        free = [row for row in blocks_ if row not in taken and row != place.base]
+        if not free:
+            oldest = min((s for s in place.snapshots if s.row != place.base), key=lambda s: s.n)
+            place.snapshots.remove(oldest)
+            free = [oldest.row]
+        first = self._least(n)
+        storage.copy_rows(self.tensors, place.base + first - place.first, free[0], n - first)
+        place.snapshots.append(_Snapshot(n, first, free[0]))
+
+    def copy(self, src: WindowPlace, dst: WindowPlace, known: int, n: int, storage: Storage) -> None:
+        found = self._find(src, n)
+        first = self._least(n)
+        storage.copy_rows(self.tensors, found.row + first - found.first, dst.home, n - first)
+        dst.base, dst.first, dst.room = dst.home, first, self._run
+
+    def tail_rows(self, n: int) -> int:
+        """Rows that a sequence of `n` tokens needs to go on."""
+        return n - self._least(n)
+
+    def tail_reach(self, tail: int, n: int) -> int:
+        """To how many tokens, at most `n`, one can go back with the rows that belong to `tail` tokens."""
+        n = min(tail, n)
+        return n if self._serves(self._least(tail), n) else 0
+
+    def tail_row(self, place: WindowPlace, n: int) -> int:
+        """Where the rows of a tail begin."""
+        found = self._find(place, n)
+        return found.row + self._least(n) - found.first
+
+    def put_tail(self, place: WindowPlace, tail: int) -> int:
+        """Where the rows of a tail go; the sequence has them, whatever it had."""
+        place.base, place.first, place.room = place.home, self._least(tail), self._run
+        return place.home
+
+
+class StatePlace:
+    """The states of a sequence: after how many tokens, and in which row. `home` is the one that is written over."""
+
+    __slots__ = ("home", "marks", "rows")
+
+    def __init__(self, home: int) -> None:
+        self.home = home
+        self.marks: list[int] = []
+        self.rows: dict[int, int] = {}
+
+
+class States(Part[StatePlace]):
+    """One state of each sequence, and SNAPSHOTS earlier ones.
+
+    A token reads the state before it in one row and writes the one behind it into another or the same: at a token that
+    the sequence may want to go back to that is a row of its own, which so is a snapshot without a copy.
+    """
+
+    EVERY = 512
+    """Tokens after which a state is kept."""
+
+    def __init__(self, suffix: str, n_places: int) -> None:
+        self.rows_of_place = 1 + SNAPSHOTS
+        super().__init__(suffix, n_places * self.rows_of_place)
+        self.clear()
+
+    def clear(self) -> None:
+        self._free = list(range(0, self.n_rows, self.rows_of_place))[::-1]
+
+    def allocate(self) -> StatePlace | None:
+        return StatePlace(self._free.pop()) if self._free else None
+
+    def free(self, place: StatePlace) -> None:
+        self._free.append(place.home)
+
+    def mark(self, place: StatePlace, n: int) -> None:
+        """The sequence may want to go back to `n` tokens."""
+        if n not in place.marks:
+            place.marks = [*place.marks, n][-_MARKS:]
+
+    def reach(self, place: StatePlace, used: int, n: int) -> int:
+        return max((known for known in place.rows if known <= n), default=0)
+
+    def rewind(self, place: StatePlace, n: int) -> None:
+        place.marks = [mark for mark in place.marks if mark <= n]
+        place.rows = {known: row for known, row in place.rows.items() if 0 < known <= n}
+
+    def make_ready(self, place: StatePlace, used: int, n: int, storage: Storage) -> None:
+        if not used:  # nothing was read yet: all zeros
+            place.rows = {0: place.home}
+            spans = [RowSpan(tensor, place.home, 1) for tensor in self.tensors]
+            storage.write_rows(spans, [np.zeros(span.tensor.nb[1], np.uint8) for span in spans])
+
+    def step(self, place: StatePlace, used: int, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The rows that `n` tokens read and write, one after the other; the sequence has them from now on."""
+        reads, writes = np.full(n, place.home), np.full(n, place.home)
+        source = place.rows[used]
+        kept = {known: row for known, row in place.rows.items() if row != place.home}
+        wanted = {mark for mark in place.marks if used < mark <= used + n}
+        wanted |= set(range(used + self.EVERY - used % self.EVERY, used + n + 1, self.EVERY))
+        for known in sorted(wanted)[-SNAPSHOTS:]:
+            row = self._row(place, kept)
+            kept[known] = row
+            writes[known - used - 1] = row
+        reads[0] = source
+        reads[1:] = writes[:-1]
+        kept.setdefault(used + n, int(writes[-1]))
+        place.rows = kept
+        return reads, writes
+
+    def _row(self, place: StatePlace, kept: dict[int, int]) -> int:
+        """A row for a snapshot: a free one, else that of the fewest tokens."""
+        for row in range(place.home + 1, place.home + self.rows_of_place):
+            if row not in kept.values():
+                return row
+        return kept.pop(min(kept))
+
+    def copy(self, src: StatePlace, dst: StatePlace, known: int, n: int, storage: Storage) -> None:
+        storage.copy_rows(self.tensors, src.rows[n], dst.home, 1)
+        dst.rows = {at: row for at, row in dst.rows.items() if row != dst.home} | {n: dst.home}
+
+    def tail_rows(self, n: int) -> int:
+        """Rows that a sequence of `n` tokens needs to go on."""
+        return 1
+
+    def tail_reach(self, tail: int, n: int) -> int:
+        """See Window."""
+        return tail if tail <= n else 0
+
+    def tail_row(self, place: StatePlace, n: int) -> int:
+        """See Window."""
+        return place.rows[n]
+
+    def put_tail(self, place: StatePlace, tail: int) -> int:
+        """See Window."""
+        place.rows = {tail: place.home}
+        return place.home

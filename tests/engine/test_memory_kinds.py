@@ -1,0 +1,279 @@
+"""The engine with models that remember windows, latent rows or states: the bytes of answers are those of a model that
+reads everything anew, whatever is gone back to, copied, kept, saved or lost.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llamado.engine.cache.prompt_cache import CellReader
+from llamado.engine.engine import Engine
+from llamado.engine.errors import SlotFileError
+from llamado.engine.request import Request
+from llamado.engine.sampling.params import Sampling
+from llamado.models.memory import KeysValues, LayerMemory
+
+from .fake import ALL, STATE, FakeForward, FakeTokenizer, ask, eventually, send
+from .test_recovery import FragileForward
+
+WINDOW = 40
+SLIDING = KeysValues(1, 1, WINDOW)
+KINDS: dict[str, tuple[LayerMemory, ...]] = {
+    "windows": (SLIDING, SLIDING, ALL, SLIDING),
+    "only windows": (SLIDING,),
+    "states": (STATE, STATE),
+    "hybrid": (STATE, ALL, SLIDING, STATE),
+}
+N_SLOTS, MAX_BATCH = 3, 24
+Layers = tuple[LayerMemory, ...]
+Make = Callable[..., tuple[Engine, FakeForward]]
+
+
+@pytest.fixture(params=KINDS)
+def layers(request: pytest.FixtureRequest) -> Layers:
+    return KINDS[request.param]
+
+
+@pytest.fixture(autouse=True)
+def reading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No clock decides what these tests see."""
+    monkeypatch.setattr(CellReader, "pays", lambda self, handle, pace: True)
+
+
+@pytest.fixture
+def make(layers: Layers) -> Iterator[Make]:
+    engines: list[Engine] = []
+
+    def build(forward: FakeForward | None = None, **options: Any) -> tuple[Engine, FakeForward]:
+        forward = forward or new(layers)
+        engines.append(Engine(forward, FakeTokenizer(eog=()), **{"n_slots": N_SLOTS, **options}))
+        return engines[-1], forward
+
+    yield build
+    for engine in engines:
+        engine.close()
+
+
+def new(layers: Layers, kind: type[FakeForward] = FakeForward, **options: Any) -> FakeForward:
+    """A forward pass whose windows have no room to spare: rows are lost as soon as they may be."""
+    return kind(**{"layers": layers, "n_sequences": N_SLOTS, "max_batch": MAX_BATCH, "slack": 0, **options})
+
+
+def req(prompt: list[int], n: int = 8, **options: Any) -> Request:
+    return Request(prompt=prompt, n_predict=n, sampling=Sampling(temperature=0.0, seed=1), **options)
+
+
+def tokens(seed: int, n: int) -> list[int]:
+    return np.random.default_rng(seed).integers(1, 97, n).tolist()
+
+
+class Plain:
+    """Answers of a memory that keeps everything and of which nothing is used again."""
+
+    def __init__(self, layers: Layers) -> None:
+        self._engine = Engine(new(layers, whole=True), FakeTokenizer(eog=()))
+        self._known: dict[tuple[tuple[int, ...], int], list[int]] = {}
+
+    def __call__(self, prompt: list[int], n: int = 8) -> list[int]:
+        key = tuple(prompt), n
+        if key not in self._known:
+            self._known[key] = ask(self._engine, req(prompt, n, cache_prompt=False)).tokens
+        return self._known[key]
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+@pytest.fixture
+def plain(layers: Layers) -> Iterator[Plain]:
+    found = Plain(layers)
+    yield found
+    found.close()
+
+
+def talk(engine: Engine, plain: Plain, rng: random.Random, n_turns: int) -> int:
+    """Conversations that grow, are asked again, change somewhere, and come back; how many tokens were not computed."""
+    said = [tokens(rng.randrange(1000), rng.randint(5, 120)) for _ in range(3)]
+    cached = 0
+    for _ in range(n_turns):
+        i = rng.randrange(len(said))
+        match rng.randrange(6):
+            case 0:  # something else from some point on
+                said[i] = said[i][: rng.randint(1, len(said[i]))] + tokens(rng.randrange(1000), rng.randint(1, 60))
+            case 1:  # it begins like another one
+                other = said[rng.randrange(len(said))]
+                said[i] = other[: rng.randint(1, len(other))] + tokens(rng.randrange(1000), 9)
+            case 2:  # asked again
+                pass
+            case _:
+                said[i] = said[i] + tokens(rng.randrange(1000), rng.randint(1, 40))
+        said[i] = said[i][:250]
+        n = rng.choice([1, 5, 20])
+        result = ask(engine, req(said[i], n))
+        assert result.tokens == plain(said[i], n)
+        cached += result.n_cached
+        if rng.random() < 0.7:
+            said[i] = said[i] + result.tokens
+    return cached
+
+
+@pytest.mark.parametrize("cache_ram", [0, -1])
+def test_conversations(make: Make, plain: Plain, cache_ram: int) -> None:
+    engine, _ = make(cache_ram=cache_ram, drafting=True)
+    assert talk(engine, plain, random.Random(cache_ram), 16) > 100
+
+
+def test_many_at_a_time(make: Make, plain: Plain) -> None:
+    engine, _ = make(cache_ram=-1, drafting=True)
+    rng = random.Random(3)
+    head = tokens(1, 90)
+    prompts = [head[: rng.randint(1, 90)] + tokens(i, rng.randint(1, 120)) for i in range(6)]
+    clients = [send(engine, req(prompt, 10)) for prompt in prompts * 2]
+    for client, prompt in zip(clients, prompts * 2, strict=True):
+        assert client.result.tokens == plain(prompt, 10)
+
+
+def test_a_prompt_asked_again_is_not_read_again(make: Make, plain: Plain) -> None:
+    """Its end was put aside, or the state there: going back costs a token, however long the answer was."""
+    engine, forward = make(n_slots=1)
+    prompt = tokens(5, 200)
+    for n in (120, 3):
+        forward.sizes.clear()
+        result = ask(engine, req(prompt, n))
+        assert result.tokens == plain(prompt, n)
+    assert result.n_cached == 199 and sum(forward.sizes) < 10
+
+
+def test_a_place_that_is_gone_is_computed_again(make: Make, plain: Plain) -> None:
+    """In the middle of what was read long ago: from the last point that can be gone back to, or from the beginning."""
+    engine, _ = make(n_slots=1)
+    prompt = tokens(6, 300)
+    ask(engine, req(prompt, 100))
+    other = prompt[:150] + tokens(7, 20)
+    result = ask(engine, req(other))
+    assert result.tokens == plain(other) and result.n_cached < 150
+
+
+def test_a_conversation_that_was_pushed_out_comes_back_from_memory(make: Make, plain: Plain) -> None:
+    engine, _ = make(n_slots=1, cache_ram=-1)
+    prompt = tokens(8, 250)
+    first = ask(engine, req(prompt, 60)).tokens
+    for n in (1, 2):
+        ask(engine, req(tokens(8 + n, 100), 5))
+        longer = [*prompt, *first, *tokens(20, n)]
+        result = ask(engine, req(longer))
+        assert result.tokens == plain(longer) and result.n_cached >= 309
+    ask(engine, req(tokens(30, 100), 5))
+    result = ask(engine, req(prompt, 60))  # not the end of what is kept, but a point that was marked
+    assert result.tokens == first and result.n_cached == 249
+
+
+def test_an_end_that_is_copied_from_another_slot(make: Make, plain: Plain) -> None:
+    engine, _ = make()
+    prompt = tokens(9, 200)
+    ask(engine, req(prompt, 40, id_slot=0))
+    again = prompt[:-1] + tokens(10, 30)
+    result = ask(engine, req(again, id_slot=1))
+    assert result.tokens == plain(again) and result.n_cached == 199
+
+
+@pytest.mark.parametrize("n", [3, 39, 40, 41, 200])
+def test_slot_files(make: Make, plain: Plain, tmp_path: Path, n: int) -> None:
+    one, _ = make()
+    prompt = tokens(n, n)
+    answer = ask(one, req(prompt, 20, id_slot=0)).tokens
+    saved = one.save_slot(0, tmp_path / "a").result(30)
+    two, _ = make()
+    ask(two, req(tokens(1, 120), 5, id_slot=2))
+    assert two.restore_slot(2, tmp_path / "a").result(30).n_tokens == saved.n_tokens == n + 19
+    longer = [*prompt, *answer, *tokens(2, 5)]
+    result = ask(two, req(longer))
+    assert result.tokens == plain(longer) and result.n_cached == n + 19
+
+
+def test_a_slot_that_is_being_restored_serves_no_other(make: Make, plain: Plain, tmp_path: Path) -> None:
+    """Half of its tokens are there: whoever begins alike must not copy what lacks the rest."""
+    engine, forward = make()
+    prompt = tokens(11, 600)
+    ask(engine, req(prompt, 1, id_slot=0))
+    engine.save_slot(0, tmp_path / "a").result(30)
+    engine.erase_slot(0).result(30)
+    gate, inside, writes = threading.Event(), threading.Event(), 0
+    write = forward.write_rows
+
+    def slow(spans: Any, pieces: Any) -> None:
+        nonlocal writes
+        write(spans, pieces)
+        writes += spans[0].n > 1
+        if writes == 2:
+            inside.set()
+
+    forward.write_rows = slow  # type: ignore[method-assign]
+    restored = engine.restore_slot(0, tmp_path / "a")
+    inside.wait(5)
+    gate.set()
+    for n in (200, 256, 300, 520):
+        other = [*prompt[:n], 5, 6]
+        assert ask(engine, req(other, id_slot=1)).tokens == plain(other)
+    restored.result(30)
+
+
+def test_files_of_another_kind_of_memory(make: Make, layers: Layers, tmp_path: Path) -> None:
+    engine, _ = make()
+    ask(engine, req(tokens(1, 100), 1, id_slot=0))
+    engine.save_slot(0, tmp_path / "a").result(30)
+    for others in ((ALL,) * len(layers), (KeysValues(1, 1, 30),) * len(layers)):
+        other, _ = make(new(others))
+        before = ask(other, req(tokens(2, 50), 1, id_slot=0))
+        with pytest.raises(SlotFileError, match="another kind of memory"):
+            other.restore_slot(0, tmp_path / "a").result(30)
+        other.save_slot(0, tmp_path / "b").result(30)
+        with pytest.raises(SlotFileError, match="another kind of memory"):
+            engine.restore_slot(0, tmp_path / "b").result(30)
+        assert before.tokens
+
+
+def test_a_damaged_tail(make: Make, tmp_path: Path) -> None:
+    engine, _ = make()
+    ask(engine, req(tokens(1, 100), 1, id_slot=0))
+    path = tmp_path / "a"
+    engine.save_slot(0, path).result(30)
+    whole = path.read_bytes()
+    for at in range(70, len(whole), 97):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(SlotFileError):
+            engine.restore_slot(1, path).result(30)
+
+
+def test_a_full_context_is_shifted(make: Make, layers: Layers) -> None:
+    for keep in (4, 90):
+        answers = []
+        for whole in (False, True):
+            engine, _ = make(new(layers, whole=whole), n_slots=1, n_ctx=128, context_shift=True)
+            answers.append(ask(engine, req(tokens(keep, 100), 200, n_keep=keep)).tokens)
+        assert answers[0] == answers[1] and len(answers[0]) == 200
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_devices_die(layers: Layers, plain: Plain, make: Make, seed: int) -> None:
+    forward = new(layers, FragileForward, seed=seed, depth=3)
+    assert isinstance(forward, FragileForward)
+    engine, _ = make(forward, cache_ram=-1)
+    rng = random.Random(seed)
+    head = tokens(1, 60)
+    prompts = [head[: rng.randint(1, 60)] + tokens(i, rng.randint(1, 120)) for i in range(6)]
+    clients = [send(engine, req(prompt, 15)) for prompt in prompts]
+    for n in (60, 150):
+        eventually(lambda n=n: sum(forward.sizes) > n or all(c.over.is_set() for c in clients))  # type: ignore[misc]
+        forward.die()
+        eventually(lambda: forward.lost() is None)
+    for client, prompt in zip(clients, prompts, strict=True):
+        assert client.result.tokens == plain(prompt, 15)
+    forward.end()
