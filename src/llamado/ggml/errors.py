@@ -14,7 +14,7 @@ class ShapeError(LlamadoError):
     """An operation was given tensors whose shapes, strides or types it cannot combine."""
 
     def __init__(self, op: str, reason: str, *tensors: Tensor | None) -> None:
-        self.op = op
+        self.op, self.reason = op, reason
         given = ", ".join(describe(t) for t in tensors)
         super().__init__(f"{op}: {reason}" + (f" (given {given})" if given else ""))
 

@@ -1,21 +1,21 @@
 """Building graphs: one function per operation, and the Graph that puts them in order.
 
-Each function checks what ggml checks, and gives the result the shape, strides and parameter bytes that ggml gives it
-(ggml.c), so that a graph built here is the graph a ggml back end expects. Nothing is computed. Every function raises
-ShapeError.
+Each function checks what ggml checks (for shapes that is `shapes.py`), and gives the result the shape, strides and
+parameter bytes that ggml gives it (ggml.c), so that a graph built here is the graph a ggml back end expects. Nothing is
+computed. Every function raises ShapeError.
 """
 
 from __future__ import annotations
 
 from struct import Struct
 
+from llamado.ggml import shapes
 from llamado.ggml.errors import ShapeError
 from llamado.ggml.ops import GluOp, Op, PrecType, RopeMode, SortOrder, TensorFlag, UnaryOp
 from llamado.ggml.tensor import BLOCK, NO_PARAMS, Shape, Tensor, contiguous_strides
 from llamado.gguf.types import TensorType
 
 # Names looked up once: members of an Enum class are slow to reach, and a graph has a thousand nodes.
-_F32, _F16, _I32, _I64 = TensorType.F32, TensorType.F16, TensorType.I32, TensorType.I64
 _COMPUTE = int(TensorFlag.COMPUTE)
 _NONE = Op.NONE
 _ADD, _SUB, _MUL, _DIV = Op.ADD, Op.SUB, Op.MUL, Op.DIV
@@ -147,39 +147,31 @@ def transpose(a: Tensor, name: str = "") -> Tensor:
 
 def dup(a: Tensor, name: str = "") -> Tensor:
     """A copy of `a`, contiguous, of the same type."""
-    return _make(a.type, a.ne, Op.DUP, (a,), name=name)
+    return _make(*shapes.same(a), Op.DUP, (a,), name=name)
 
 
 def cont(a: Tensor, *ne: int, name: str = "") -> Tensor:
     """`a` without gaps, in shape `ne` (default: its own)."""
     shape = _shape("cont", ne) if ne else a.ne
-    if shape[0] * shape[1] * shape[2] * shape[3] != a.nelements:
-        raise ShapeError("cont", f"{a.nelements} elements do not fill {list(ne)}", a)
-    return _make(a.type, shape, Op.CONT, (a,), name=name)
+    return _make(*shapes.copied("cont", a, a.type, shape), Op.CONT, (a,), name=name)
 
 
 def cpy(a: Tensor, b: Tensor, name: str = "") -> Tensor:
     """Writes `a` into the memory of `b`, converting the type; the result is a view of `b`. Equally many elements."""
-    if a.nelements != b.nelements:
-        raise ShapeError("cpy", f"{a.nelements} elements do not fill {b.nelements}", a, b)
+    shapes.copied("cpy", a, b.type, b.ne)
     return _alias(b, b.ne, b.nb, Op.CPY, (a, b), NO_PARAMS, 0, name)
 
 
 def cast(a: Tensor, type: TensorType, name: str = "") -> Tensor:
     """`a` converted to another type, contiguous."""
-    if a.ne[0] % BLOCK[type][0]:
-        raise ShapeError("cast", f"a row of {a.ne[0]} elements is not a whole number of {type.name} blocks", a)
-    result = _make(type, a.ne, Op.CPY, (), name=name)
+    result = _make(*shapes.copied("cast", a, type, a.ne), Op.CPY, (), name=name)
     result.src = (a, result)  # ggml names the destination twice
     return result
 
 
 def get_rows(a: Tensor, ids: Tensor, name: str = "") -> Tensor:
     """Rows `ids` (I32) of `a` as F32 (I32 stays I32): [a.ne0, ids.ne0, ids.ne1, ids.ne2]."""
-    an, bn = a.ne, ids.ne
-    if ids.type is not _I32 or an[2] != bn[1] or an[3] != bn[2] or bn[3] != 1:
-        raise ShapeError("get_rows", "row numbers must be I32 [n, a.ne2, a.ne3]", a, ids)
-    return _make(_I32 if a.type is _I32 else _F32, (an[0], bn[0], bn[1], bn[2]), Op.GET_ROWS, (a, ids), name=name)
+    return _make(*shapes.get_rows(a, ids), Op.GET_ROWS, (a, ids), name=name)
 
 
 def set_rows(dst: Tensor, src: Tensor, ids: Tensor, name: str = "") -> Tensor:
@@ -187,48 +179,28 @@ def set_rows(dst: Tensor, src: Tensor, ids: Tensor, name: str = "") -> Tensor:
 
     `ids` is [src.ne1] and may repeat over dimensions 2 and 3. The result is a view of `dst`.
     """
-    dn, sn, cn = dst.ne, src.ne, ids.ne
-    if dn[0] != sn[0] or dn[2] != sn[2] or dn[3] != sn[3]:
-        raise ShapeError("set_rows", "source and destination differ in dimension 0, 2 or 3", dst, src, ids)
-    if sn[1] != cn[0] or cn[3] != 1 or not cn[1] or not cn[2] or sn[2] % cn[1] or sn[3] % cn[2]:
-        raise ShapeError("set_rows", "there must be one row number for each source row", dst, src, ids)
-    if src.type is not _F32 and src.type is not _F16:
-        raise ShapeError("set_rows", "the source must be F32 or F16", dst, src, ids)
-    if ids.type is not _I64 and ids.type is not _I32:
-        raise ShapeError("set_rows", "row numbers must be I64 or I32", dst, src, ids)
+    shapes.set_rows(dst, src, ids)
     if not (dst.has_contiguous_rows() and src.has_contiguous_rows()):
         raise ShapeError("set_rows", "rows must be contiguous", dst, src, ids)
     # The destination comes last: ggml's order of sources.
-    return _alias(dst, dn, dst.nb, _SET_ROWS, (src, ids, dst), NO_PARAMS, 0, name)
+    return _alias(dst, dst.ne, dst.nb, _SET_ROWS, (src, ids, dst), NO_PARAMS, 0, name)
 
 
 def concat(a: Tensor, b: Tensor, dim: int, name: str = "") -> Tensor:
     """`b` behind `a` along dimension `dim`; all other dimensions and the type are equal."""
-    if not 0 <= dim < 4 or a.type is not b.type:
-        raise ShapeError("concat", f"dimension {dim} must be 0 to 3 and the types equal", a, b)
-    ne = list(a.ne)
-    ne[dim] = b.ne[dim]
-    if tuple(ne) != b.ne:
-        raise ShapeError("concat", f"shapes differ outside dimension {dim}", a, b)
-    ne[dim] += a.ne[dim]
-    return _make(a.type, (ne[0], ne[1], ne[2], ne[3]), Op.CONCAT, (a, b), _pack_i(dim), name)
+    return _make(*shapes.concat(a, b, dim), Op.CONCAT, (a, b), _pack_i(dim), name)
 
 
 def repeat(a: Tensor, *ne: int, name: str = "") -> Tensor:
     """Copies of `a` side by side until they fill shape `ne`."""
-    shape = _shape("repeat", ne)
-    if 0 not in a.ne and any(n % m for n, m in zip(shape, a.ne, strict=True)):
-        raise ShapeError("repeat", f"whole copies do not fill {list(ne)}", a)
-    return _make(a.type, shape, Op.REPEAT, (a,), name=name)
+    return _make(*shapes.repeat(a, _shape("repeat", ne)), Op.REPEAT, (a,), name=name)
 
 
 # --- arithmetic -------------------------------------------------------------------------------------------------------
 
 
 def _binary(op: Op, a: Tensor, b: Tensor, name: str) -> Tensor:
-    if a.ne != b.ne and not b.can_repeat_to(a):
-        raise ShapeError(op.name.lower(), "whole copies of the second tensor do not fill the first", a, b)
-    return _make(a.type, a.ne, op, (a, b), NO_PARAMS, name)
+    return _make(*shapes.binary(op.name.lower(), a, b), op, (a, b), NO_PARAMS, name)
 
 
 def add(a: Tensor, b: Tensor, name: str = "") -> Tensor:
@@ -256,11 +228,11 @@ def scale(a: Tensor, s: float, b: float = 0.0, name: str = "") -> Tensor:
     ne, nb = a.ne, a.nb
     if nb[0] != BLOCK[a.type][1] or nb[2] != nb[1] * ne[1] or nb[3] != nb[2] * ne[2]:
         raise ShapeError("scale", "only rows may have gaps between them", a)
-    return _make(a.type, ne, Op.SCALE, (a,), _pack_ff(s, b), name)
+    return _map(Op.SCALE, a, name, _pack_ff(s, b))
 
 
-def _map(op: Op, a: Tensor, name: str) -> Tensor:
-    return _make(a.type, a.ne, op, (a,), NO_PARAMS, name)
+def _map(op: Op, a: Tensor, name: str, params: bytes = NO_PARAMS) -> Tensor:
+    return _make(*shapes.same(a), op, (a,), params, name)
 
 
 def sqr(a: Tensor, name: str = "") -> Tensor:
@@ -290,14 +262,14 @@ def cos(a: Tensor, name: str = "") -> Tensor:
 
 def clamp(a: Tensor, low: float, high: float, name: str = "") -> Tensor:
     """Each element limited to `low`..`high`."""
-    return _make(a.type, a.ne, Op.CLAMP, (a,), _pack_ff(low, high), name)
+    return _map(Op.CLAMP, a, name, _pack_ff(low, high))
 
 
 def unary(a: Tensor, op: UnaryOp, name: str = "") -> Tensor:
     """The function `op` of each element; rows must be contiguous."""
     if not a.has_contiguous_rows():
         raise ShapeError(f"unary {op.name}", "rows must be contiguous", a)
-    return _make(a.type, a.ne, Op.UNARY, (a,), _pack_i(op), name)
+    return _map(Op.UNARY, a, name, _pack_i(op))
 
 
 def relu(a: Tensor, name: str = "") -> Tensor:
@@ -327,24 +299,21 @@ def sigmoid(a: Tensor, name: str = "") -> Tensor:
 
 def leaky_relu(a: Tensor, slope: float, name: str = "") -> Tensor:
     """a where positive, a × slope elsewhere."""
-    return _make(a.type, a.ne, Op.LEAKY_RELU, (a,), _pack_f(slope), name)
+    return _map(Op.LEAKY_RELU, a, name, _pack_f(slope))
 
 
 def glu_split(a: Tensor, b: Tensor, op: GluOp, name: str = "") -> Tensor:
     """activation(a) × b: the gated activation with the gate in one tensor and the values in another."""
-    if a.ne != b.ne or a.type is not b.type:
-        raise ShapeError(f"glu {op.name}", "gate and values differ in shape or type", a, b)
     if not (a.is_contiguous(1) and b.is_contiguous(1)):
         raise ShapeError(f"glu {op.name}", "elements of a row must be contiguous", a, b)
-    return _make(a.type, a.ne, _GLU, (a, b), _pack_iiff(op, 0, 0.0, 0.0), name)
+    return _make(*shapes.glu(a, b), _GLU, (a, b), _pack_iiff(op, 0, 0.0, 0.0), name)
 
 
 def glu(a: Tensor, op: GluOp, swapped: bool = False, name: str = "") -> Tensor:
     """activation(first half of each row) × second half; `swapped` exchanges the halves."""
     if not a.is_contiguous(1):
         raise ShapeError(f"glu {op.name}", "elements of a row must be contiguous", a)
-    ne = a.ne
-    return _make(a.type, (ne[0] // 2, ne[1], ne[2], ne[3]), _GLU, (a, None), _pack_iiff(op, swapped, 0.0, 0.0), name)
+    return _make(*shapes.glu(a, None), _GLU, (a, None), _pack_iiff(op, swapped, 0.0, 0.0), name)
 
 
 _SWIGLU, _GEGLU = GluOp.SWIGLU, GluOp.GEGLU
@@ -372,71 +341,64 @@ def swiglu_oai(gate: Tensor, up: Tensor, alpha: float, limit: float, name: str =
 
 def norm(a: Tensor, eps: float, name: str = "") -> Tensor:
     """(a - mean) / sqrt(variance + eps) of each row."""
-    return _make(a.type, a.ne, Op.NORM, (a,), _pack_f(eps), name)
+    return _map(Op.NORM, a, name, _pack_f(eps))
 
 
 def rms_norm(a: Tensor, eps: float, name: str = "") -> Tensor:
     """a / sqrt(mean(a²) + eps) of each row."""
-    return _make(a.type, a.ne, _RMS_NORM, (a,), _pack_f(eps), name)
+    return _map(_RMS_NORM, a, name, _pack_f(eps))
 
 
 def group_norm(a: Tensor, n_groups: int, eps: float, name: str = "") -> Tensor:
     """`norm` over groups of channels (dimension 2)."""
-    return _make(a.type, a.ne, Op.GROUP_NORM, (a,), _pack_if(n_groups, eps), name)
+    return _map(Op.GROUP_NORM, a, name, _pack_if(n_groups, eps))
 
 
 def l2_norm(a: Tensor, eps: float, name: str = "") -> Tensor:
     """a / max(sqrt(sum(a²)), eps) of each row."""
-    return _make(a.type, a.ne, Op.L2_NORM, (a,), _pack_f(eps), name)
+    return _map(Op.L2_NORM, a, name, _pack_f(eps))
 
 
 def sum_rows(a: Tensor, name: str = "") -> Tensor:
     """The sum of each row: [1, ne1, ne2, ne3]."""
-    return _make(a.type, (1, *a.ne[1:]), Op.SUM_ROWS, (a,), name=name)
+    return _make(*shapes.sum_rows(a), Op.SUM_ROWS, (a,), name=name)
 
 
 def sum_all(a: Tensor, name: str = "") -> Tensor:
     """The sum of all elements: [1]."""
-    return _make(a.type, (1, 1, 1, 1), Op.SUM, (a,), name=name)
+    return _make(*shapes.sum_all(a), Op.SUM, (a,), name=name)
 
 
 def mean(a: Tensor, name: str = "") -> Tensor:
     """The mean of each row, F32: [1, ne1, ne2, ne3]."""
-    return _make(_F32, (1, *a.ne[1:]), Op.MEAN, (a,), name=name)
+    return _make(*shapes.mean(a), Op.MEAN, (a,), name=name)
 
 
 def cumsum(a: Tensor, name: str = "") -> Tensor:
     """Running sums along each row of an F32 tensor."""
-    if a.type is not _F32:
-        raise ShapeError("cumsum", "the tensor must be F32", a)
-    return _map(Op.CUMSUM, a, name)
+    return _make(*shapes.cumsum(a), Op.CUMSUM, (a,), name=name)
 
 
 def argmax(a: Tensor, name: str = "") -> Tensor:
     """The place of the largest element of each row of a matrix: I32 [ne1]."""
-    if a.ne[2] != 1 or a.ne[3] != 1:
-        raise ShapeError("argmax", "the tensor must be a matrix", a)
-    return _make(_I32, (a.ne[1], 1, 1, 1), Op.ARGMAX, (a,), name=name)
+    return _make(*shapes.argmax(a), Op.ARGMAX, (a,), name=name)
 
 
 def argsort(a: Tensor, order: SortOrder = SortOrder.ASC, name: str = "") -> Tensor:
     """The order that sorts each row: I32, the shape of `a`."""
-    return _make(_I32, a.ne, Op.ARGSORT, (a,), _pack_i(order), name)
+    return _make(*shapes.argsort(a), Op.ARGSORT, (a,), _pack_i(order), name)
 
 
 def argsort_top_k(a: Tensor, k: int, name: str = "") -> Tensor:
     """The places of the `k` largest elements of each row in falling order: a view of a sort."""
-    if a.ne[0] < k:
-        raise ShapeError("argsort_top_k", f"rows have fewer than {k} elements", a)
+    shapes.top_k(a, k)
     order = argsort(a, SortOrder.DESC)
     return view_4d(order, k, *order.ne[1:], *order.nb[1:], name=name)
 
 
 def top_k(a: Tensor, k: int, name: str = "") -> Tensor:
     """The places of the `k` largest elements of each row, in no order: I32 [k, ne1, ne2, ne3]."""
-    if a.ne[0] < k:
-        raise ShapeError("top_k", f"rows have fewer than {k} elements", a)
-    return _make(_I32, (k, *a.ne[1:]), Op.TOP_K, (a,), name=name)
+    return _make(*shapes.top_k(a, k), Op.TOP_K, (a,), name=name)
 
 
 def soft_max_ext(a: Tensor, mask: Tensor | None, scale: float, max_bias: float = 0.0, name: str = "") -> Tensor:
@@ -445,17 +407,10 @@ def soft_max_ext(a: Tensor, mask: Tensor | None, scale: float, max_bias: float =
     `mask` is F16 or F32 [ne0, at least ne1, …], repeated over dimensions 2 and 3; `max_bias` > 0 weighs it per head
     (ALiBi).
     """
-    if not a.is_contiguous():
-        raise ShapeError("soft_max", "the tensor must be contiguous", a, mask)
-    if mask is not None:
-        an, mn = a.ne, mask.ne
-        if mask.type not in (_F16, _F32) or not mask.is_contiguous():
-            raise ShapeError("soft_max", "the mask must be F16 or F32 and contiguous", a, mask)
-        if mn[0] != an[0] or mn[1] < an[1] or not mn[2] or not mn[3] or an[2] % mn[2] or an[3] % mn[3]:
-            raise ShapeError("soft_max", "the mask does not cover the scores", a, mask)
-    elif max_bias > 0.0:
-        raise ShapeError("soft_max", "ALiBi needs a mask", a)
-    return _make(a.type, a.ne, Op.SOFT_MAX, (a, mask, None), _pack_ff(scale, max_bias), name)
+    result = shapes.soft_max(a, mask, None, max_bias)
+    if not a.is_contiguous() or (mask is not None and not mask.is_contiguous()):
+        raise ShapeError("soft_max", "scores and mask must be contiguous", a, mask)
+    return _make(*result, Op.SOFT_MAX, (a, mask, None), _pack_ff(scale, max_bias), name)
 
 
 # --- matrices, positions, attention -----------------------------------------------------------------------------------
@@ -466,15 +421,10 @@ def mul_mat(a: Tensor, b: Tensor, precision: PrecType = PrecType.DEFAULT, name: 
 
     Rows are equally long; `a` is repeated over dimensions 2 and 3 of `b`.
     """
-    an, bn = a.ne, b.ne
-    if an[0] != bn[0]:
-        raise ShapeError("mul_mat", f"rows of {an[0]} and {bn[0]} elements", a, b)
-    if (an[2] != 1 or an[3] != 1) and (not an[2] or not an[3] or bn[2] % an[2] or bn[3] % an[3]):
-        raise ShapeError("mul_mat", "whole copies of the first tensor do not fill dimensions 2 and 3", a, b)
-    if a.nb[0] > a.nb[1]:
+    if a.is_transposed():
         raise ShapeError("mul_mat", "the first tensor must not be transposed", a, b)
     params = _pack_i(precision) if precision else NO_PARAMS
-    return _make(_F32, (an[1], bn[1], bn[2], bn[3]), _MUL_MAT, (a, b), params, name)
+    return _make(*shapes.mul_mat(a, b), _MUL_MAT, (a, b), params, name)
 
 
 def mul_mat_id(experts: Tensor, b: Tensor, ids: Tensor, name: str = "") -> Tensor:
@@ -483,19 +433,14 @@ def mul_mat_id(experts: Tensor, b: Tensor, ids: Tensor, name: str = "") -> Tenso
     `experts` is one matrix per dimension 2; `ids` is I32 [experts per token, tokens]; `b` is [row, 1 or experts per
     token, tokens].
     """
-    en, bn, cn = experts.ne, b.ne, ids.ne
-    if ids.type is not _I32 or en[3] != 1 or bn[3] != 1 or cn[2] != 1 or cn[3] != 1:
-        raise ShapeError("mul_mat_id", "needs 3-d experts and rows, and I32 [experts, tokens]", experts, b, ids)
-    if cn[1] != bn[2] or en[0] != bn[0] or not bn[1] or cn[0] % bn[1] or experts.is_transposed():
-        raise ShapeError("mul_mat_id", "experts, rows and choices do not fit", experts, b, ids)
-    return _make(_F32, (en[1], cn[0], bn[2], 1), Op.MUL_MAT_ID, (experts, b, ids), name=name)
+    if experts.is_transposed():
+        raise ShapeError("mul_mat_id", "experts must not be transposed", experts, b, ids)
+    return _make(*shapes.mul_mat_id(experts, b, ids), Op.MUL_MAT_ID, (experts, b, ids), name=name)
 
 
 def add_id(a: Tensor, b: Tensor, ids: Tensor, name: str = "") -> Tensor:
     """Adds to row [i, j] of `a` the row `ids[i, j]` of `b`."""
-    if ids.type is not _I32 or a.ne[0] != b.ne[0] or a.ne[1] != ids.ne[0] or a.ne[2] != ids.ne[1]:
-        raise ShapeError("add_id", "rows and choices do not fit", a, b, ids)
-    return _make(a.type, a.ne, Op.ADD_ID, (a, b, ids), name=name)
+    return _make(*shapes.add_id(a, b, ids), Op.ADD_ID, (a, b, ids), name=name)
 
 
 def rope_ext(
@@ -520,18 +465,13 @@ def rope_ext(
     """
     if mode & 1 or mode & RopeMode.MROPE:
         raise ShapeError("rope", f"mode {int(mode)} is not NORMAL or NEOX", a)
-    if pos.type is not _I32 or pos.ne != (a.ne[2], 1, 1, 1):
-        raise ShapeError("rope", "there must be one I32 position for each token (dimension 2)", a, pos)
-    if freq_factors is not None and (freq_factors.type is not _F32 or freq_factors.ne[0] < n_dims // 2):
-        raise ShapeError("rope", f"needs {n_dims // 2} F32 frequency factors", a, pos, freq_factors)
-    if n_dims > a.ne[0]:
-        raise ShapeError("rope", f"cannot turn {n_dims} elements of a head", a, pos)
+    result = shapes.rope(a, pos, freq_factors, n_dims, mode)
     params = _pack_rope(
         *(0, n_dims, mode, 0, n_ctx_orig),
         *(freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow),
         *(0, 0, 0, 0, 0),
     )
-    return _make(a.type, a.ne, _ROPE, (a, pos, freq_factors), params, name)
+    return _make(*result, _ROPE, (a, pos, freq_factors), params, name)
 
 
 def flash_attn_ext(
@@ -550,21 +490,11 @@ def flash_attn_ext(
     q [head_dim, n_tokens, n_head], k and v [head_dim, n_kv, n_head_kv] with n_head a multiple of n_head_kv; `mask` F16
     [n_kv, at least n_tokens]. A `logit_softcap` c > 0 turns scores s into c × tanh(s / c).
     """
-    qn, kn, vn = q.ne, k.ne, v.ne
-    if qn[0] != kn[0] or not kn[2] or not kn[3] or qn[2] % kn[2] or qn[3] % kn[3] or qn[3] != kn[3] or qn[3] != vn[3]:
-        raise ShapeError("flash_attn_ext", "queries and keys do not fit", q, k, v, mask)
-    if vn[1] != kn[1] or not vn[2] or qn[2] % vn[2]:
-        raise ShapeError("flash_attn_ext", "keys and values do not fit", q, k, v, mask)
-    if mask is not None:
-        mn = mask.ne
-        if mask.type is not _F16 or not mask.is_contiguous():
-            raise ShapeError("flash_attn_ext", "the mask must be F16 and contiguous", q, k, v, mask)
-        if mn[0] != kn[1] or mn[1] < qn[1] or not mn[2] or not mn[3] or qn[2] % mn[2] or qn[3] % mn[3]:
-            raise ShapeError("flash_attn_ext", "the mask does not cover the scores", q, k, v, mask)
-    elif max_bias > 0.0:
-        raise ShapeError("flash_attn_ext", "ALiBi needs a mask", q, k, v)
+    result = shapes.flash_attn_ext(q, k, v, mask, None, max_bias)
+    if mask is not None and not mask.is_contiguous():
+        raise ShapeError("flash_attn_ext", "the mask must be contiguous", q, k, v, mask)
     params = _pack_flash(scale, max_bias, logit_softcap, precision, 0)
-    return _make(_F32, (vn[0], qn[2], qn[1], qn[3]), Op.FLASH_ATTN_EXT, (q, k, v, mask, None), params, name)
+    return _make(*result, Op.FLASH_ATTN_EXT, (q, k, v, mask, None), params, name)
 
 
 # --- the graph --------------------------------------------------------------------------------------------------------

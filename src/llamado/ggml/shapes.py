@@ -1,7 +1,8 @@
-"""What ggml itself demands of an operation's tensors (its asserts in ggml.c), for graphs that ggml did not build.
+"""What ggml demands of an operation's tensors, and the type and shape it gives the result (its asserts in ggml.c).
 
-A device checks what its kernels need; this is the gate before it, and knows nothing of kernels. Operations without a
-rule here pass: a device that has them knows them.
+One rule for each operation, for whoever builds a graph (`graph.py`) and for whoever is given one (`check_result`: the
+wire and devices). A rule takes the operation's sources and what else the result depends on, and raises ShapeError.
+Nothing here knows of strides, about which back ends differ, or of kernels: a device says itself what its own cannot.
 """
 
 from __future__ import annotations
@@ -10,225 +11,321 @@ import struct
 from collections.abc import Callable
 
 from llamado.ggml.errors import ShapeError, describe
-from llamado.ggml.ops import Op
-from llamado.ggml.tensor import Tensor
+from llamado.ggml.ops import Op, RopeMode
+from llamado.ggml.tensor import BLOCK, Shape, Tensor
 from llamado.gguf.types import TensorType
+
+# Names looked up once: members of an Enum class are slow to reach, and a graph has a thousand nodes.
+_F32, _F16, _I32, _I64 = TensorType.F32, TensorType.F16, TensorType.I32, TensorType.I64
+_MROPE = int(RopeMode.MROPE)
 
 MAX_HEAD = 1024
 """Elements of an attention head; the largest in use has 576."""
 
-_F32, _F16, _I32, _I64 = TensorType.F32, TensorType.F16, TensorType.I32, TensorType.I64
+Result = tuple[TensorType, Shape]
+"""The type and shape of an operation's result."""
 
-Rule = Callable[[Tensor], bool]
+
+# --- moving data ------------------------------------------------------------------------------------------------------
+
+
+def copied(op: str, a: Tensor, type: TensorType, ne: Shape) -> Result:
+    """The elements of `a` as another type or in another shape."""
+    if a.nelements != ne[0] * ne[1] * ne[2] * ne[3]:
+        raise ShapeError(op, f"{a.nelements} elements do not fill {list(ne)}", a)
+    if ne[0] % BLOCK[type][0]:
+        raise ShapeError(op, f"a row of {ne[0]} elements is not a whole number of {type.name} blocks", a)
+    return type, ne
+
+
+def get_rows(a: Tensor, ids: Tensor) -> Result:
+    """Rows as F32, of I32 as I32."""
+    an, bn = a.ne, ids.ne
+    if ids.type is not _I32 or an[2] != bn[1] or an[3] != bn[2] or bn[3] != 1:
+        raise ShapeError("get_rows", "row numbers must be I32 [n, a.ne2, a.ne3]", a, ids)
+    return _I32 if a.type is _I32 else _F32, (an[0], bn[0], bn[1], bn[2])
+
+
+def set_rows(dst: Tensor, src: Tensor, ids: Tensor) -> Result:
+    """The destination itself."""
+    dn, sn, cn = dst.ne, src.ne, ids.ne
+    if dn[0] != sn[0] or dn[2] != sn[2] or dn[3] != sn[3]:
+        raise ShapeError("set_rows", "source and destination differ in dimension 0, 2 or 3", dst, src, ids)
+    if sn[1] != cn[0] or cn[3] != 1 or not cn[1] or not cn[2] or sn[2] % cn[1] or sn[3] % cn[2]:
+        raise ShapeError("set_rows", "there must be one row number for each source row", dst, src, ids)
+    if src.type is not _F32 and src.type is not _F16:
+        raise ShapeError("set_rows", "the source must be F32 or F16", dst, src, ids)
+    if ids.type is not _I64 and ids.type is not _I32:
+        raise ShapeError("set_rows", "row numbers must be I64 or I32", dst, src, ids)
+    return dst.type, dn
+
+
+def concat(a: Tensor, b: Tensor, dim: int) -> Result:
+    """The lengths along `dim` add up."""
+    if not 0 <= dim < 4 or a.type is not b.type:
+        raise ShapeError("concat", f"dimension {dim} must be 0 to 3 and the types equal", a, b)
+    ne = list(a.ne)
+    ne[dim] = b.ne[dim]
+    if tuple(ne) != b.ne:
+        raise ShapeError("concat", f"shapes differ outside dimension {dim}", a, b)
+    ne[dim] += a.ne[dim]
+    return a.type, (ne[0], ne[1], ne[2], ne[3])
+
+
+def repeat(a: Tensor, ne: Shape) -> Result:
+    """Whole copies of `a` fill `ne`."""
+    if 0 not in ne if 0 in a.ne else any(n % m for n, m in zip(ne, a.ne, strict=True)):
+        raise ShapeError("repeat", f"whole copies do not fill {list(ne)}", a)
+    return a.type, ne
+
+
+def pad(a: Tensor, pads: tuple[int, ...]) -> Result:
+    """`pads` are the elements before and behind each dimension."""
+    n0, n1, n2, n3 = (n + before + behind for n, before, behind in zip(a.ne, pads[::2], pads[1::2], strict=True))
+    return a.type, (n0, n1, n2, n3)
+
+
+# --- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def same(a: Tensor) -> Result:
+    """An operation on each element or each row."""
+    return a.type, a.ne
+
+
+def binary(op: str, a: Tensor, b: Tensor) -> Result:
+    """`b` is repeated to the shape of `a`."""
+    if a.ne != b.ne and not b.can_repeat_to(a):
+        raise ShapeError(op, "whole copies of the second tensor do not fill the first", a, b)
+    return a.type, a.ne
+
+
+def glu(a: Tensor, b: Tensor | None) -> Result:
+    """Gate and values in two tensors, or in the halves of the rows of one."""
+    if b is not None and (a.ne != b.ne or a.type is not b.type):
+        raise ShapeError("glu", "gate and values differ in shape or type", a, b)
+    if b is not None:
+        return a.type, a.ne
+    n0, n1, n2, n3 = a.ne
+    return a.type, (n0 // 2, n1, n2, n3)
+
+
+# --- along rows -------------------------------------------------------------------------------------------------------
+
+
+def cumsum(a: Tensor) -> Result:
+    """Running sums of F32."""
+    if a.type is not _F32:
+        raise ShapeError("cumsum", "the tensor must be F32", a)
+    return _F32, a.ne
+
+
+def sum_rows(a: Tensor) -> Result:
+    """One number for each row."""
+    return a.type, (1, *a.ne[1:])
+
+
+def sum_all(a: Tensor) -> Result:
+    """One number."""
+    return a.type, (1, 1, 1, 1)
+
+
+def mean(a: Tensor) -> Result:
+    """One F32 for each row."""
+    return _F32, (1, *a.ne[1:])
+
+
+def argmax(a: Tensor) -> Result:
+    """One place for each row of a matrix."""
+    if a.ne[2] != 1 or a.ne[3] != 1:
+        raise ShapeError("argmax", "the tensor must be a matrix", a)
+    return _I32, (a.ne[1], 1, 1, 1)
+
+
+def argsort(a: Tensor) -> Result:
+    """A place for each element."""
+    return _I32, a.ne
+
+
+def top_k(a: Tensor, k: int) -> Result:
+    """`k` places for each row."""
+    if a.ne[0] < k:
+        raise ShapeError("top_k", f"rows have fewer than {k} elements", a)
+    return _I32, (k, *a.ne[1:])
+
+
+def soft_max(a: Tensor, mask: Tensor | None, sinks: Tensor | None, max_bias: float) -> Result:
+    """The mask covers the scores and is repeated over dimensions 2 and 3; there is a sink for each of dimension 2."""
+    if mask is not None:
+        an, mn = a.ne, mask.ne
+        if mask.type not in (_F16, _F32):
+            raise ShapeError("soft_max", "the mask must be F16 or F32", a, mask)
+        if mn[0] != an[0] or mn[1] < an[1] or not mn[2] or not mn[3] or an[2] % mn[2] or an[3] % mn[3]:
+            raise ShapeError("soft_max", "the mask does not cover the scores", a, mask)
+    elif max_bias > 0.0:
+        raise ShapeError("soft_max", "ALiBi needs a mask", a)
+    _check_sinks("soft_max", a, sinks)
+    return a.type, a.ne
+
+
+def _check_sinks(op: str, a: Tensor, sinks: Tensor | None) -> None:
+    if sinks is not None and (sinks.type is not _F32 or sinks.ne[0] != a.ne[2]):
+        raise ShapeError(op, "there must be one F32 sink for each head (dimension 2)", a, sinks)
+
+
+# --- matrices, positions, attention -----------------------------------------------------------------------------------
+
+
+def mul_mat(a: Tensor, b: Tensor) -> Result:
+    """Rows are equally long; `a` is repeated over dimensions 2 and 3 of `b`."""
+    an, bn = a.ne, b.ne
+    if an[0] != bn[0]:
+        raise ShapeError("mul_mat", f"rows of {an[0]} and {bn[0]} elements", a, b)
+    if (an[2] != 1 or an[3] != 1) and (not an[2] or not an[3] or bn[2] % an[2] or bn[3] % an[3]):
+        raise ShapeError("mul_mat", "whole copies of the first tensor do not fill dimensions 2 and 3", a, b)
+    return _F32, (an[1], bn[1], bn[2], bn[3])
+
+
+def mul_mat_id(experts: Tensor, b: Tensor, ids: Tensor) -> Result:
+    """`ids` choose a matrix (dimension 2 of `experts`) for each row of `b`."""
+    en, bn, cn = experts.ne, b.ne, ids.ne
+    if ids.type is not _I32 or en[3] != 1 or bn[3] != 1 or cn[2] != 1 or cn[3] != 1:
+        raise ShapeError("mul_mat_id", "needs 3-d experts and rows, and I32 [experts, tokens]", experts, b, ids)
+    if cn[1] != bn[2] or en[0] != bn[0] or not bn[1] or cn[0] % bn[1]:
+        raise ShapeError("mul_mat_id", "experts, rows and choices do not fit", experts, b, ids)
+    return _F32, (en[1], cn[0], bn[2], 1)
+
+
+def add_id(a: Tensor, b: Tensor, ids: Tensor) -> Result:
+    """Row [i, j] of `a` gets the row `ids[i, j]` of `b`."""
+    if ids.type is not _I32 or a.ne[0] != b.ne[0] or a.ne[1] != ids.ne[0] or a.ne[2] != ids.ne[1]:
+        raise ShapeError("add_id", "rows and choices do not fit", a, b, ids)
+    return a.type, a.ne
+
+
+def rope(a: Tensor, pos: Tensor, factors: Tensor | None, n_dims: int, mode: int) -> Result:
+    """A position for each token (dimension 2), four for the modes of several sections; a factor for each pair."""
+    if mode & 1:
+        raise ShapeError("rope", f"mode {mode} is no longer one", a)
+    n = 4 * a.ne[2] if mode & _MROPE else a.ne[2]
+    if pos.type is not _I32 or pos.ne != (n, 1, 1, 1) or not pos.is_contiguous():
+        count = "four I32 positions" if mode & _MROPE else "one I32 position"
+        raise ShapeError("rope", f"there must be {count} for each token (dimension 2)", a, pos)
+    if factors is not None and (factors.type is not _F32 or factors.ne[0] < n_dims // 2):
+        raise ShapeError("rope", f"needs {n_dims // 2} F32 frequency factors", a, pos, factors)
+    if not 0 < n_dims <= a.ne[0] or n_dims % 2:
+        raise ShapeError("rope", f"cannot turn {n_dims} elements of a head", a, pos)
+    return a.type, a.ne
+
+
+def flash_attn_ext(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None, max_bias: float
+) -> Result:
+    """Heads of queries are a multiple of those of keys and values; the mask covers the scores."""
+    qn, kn, vn = q.ne, k.ne, v.ne
+    if qn[0] != kn[0] or not kn[2] or not kn[3] or qn[2] % kn[2] or qn[3] % kn[3] or qn[3] != kn[3] or qn[3] != vn[3]:
+        raise ShapeError("flash_attn_ext", "queries and keys do not fit", q, k, v, mask)
+    if vn[1] != kn[1] or vn[2] != kn[2]:
+        raise ShapeError("flash_attn_ext", "keys and values do not fit", q, k, v, mask)
+    if mask is not None:
+        mn = mask.ne
+        if mask.type is not _F16:
+            raise ShapeError("flash_attn_ext", "the mask must be F16", q, k, v, mask)
+        if mn[0] != kn[1] or mn[1] < qn[1] or not mn[2] or not mn[3] or qn[2] % mn[2] or qn[3] % mn[3]:
+            raise ShapeError("flash_attn_ext", "the mask does not cover the scores", q, k, v, mask)
+    elif max_bias > 0.0:
+        raise ShapeError("flash_attn_ext", "ALiBi needs a mask", q, k, v)
+    _check_sinks("flash_attn_ext", q, sinks)
+    return _F32, (vn[0], qn[2], qn[1], qn[3])
+
+
+# --- a graph from elsewhere -------------------------------------------------------------------------------------------
 
 
 def check_result(node: Tensor) -> None:
-    """Raises ShapeError unless the sources of a node are such that ggml would give it this type and shape."""
+    """Raises ShapeError unless ggml would give a node with these sources and parameters this type and shape.
+
+    Operations without a rule pass: a device that has them knows them.
+    """
     found = _RULES.get(node.op)
     if found is None:
         return
-    needed, rule = found
-    sources = node.src
-    if len(sources) < needed or None in sources[:needed]:
-        raise ShapeError(node.op.name, f"needs {needed} sources", *sources)
-    if not rule(node):
-        raise ShapeError(node.op.name, f"cannot make {describe(node)}", *(s for s in sources if s is not None))
+    needed, taken, rule = found
+    sources = [node.source(i) for i in range(taken)]
+    given = [s for s in sources if s is not None]
+    if None in sources[:needed]:
+        raise ShapeError(node.op.name, f"needs {needed} sources", *given)
+    try:
+        result = rule(node, *sources)
+    except ShapeError as error:
+        raise ShapeError(node.op.name, f"cannot make {describe(node)}: {error.reason}", *given) from None
+    if result != (node.type, node.ne):
+        expected = f"{result[0].name}{list(result[1])}"
+        raise ShapeError(node.op.name, f"cannot make {describe(node)}: the result is {expected}", *given)
 
 
-def _same(node: Tensor) -> bool:
-    a = node.src[0]
-    assert a is not None
-    return a.ne == node.ne
+def _ints(node: Tensor, format: str, offset: int = 0) -> tuple[int, ...]:
+    return struct.unpack_from(format, node.op_params, offset)
 
 
-def _binary(node: Tensor) -> bool:
-    a, b = node.src[:2]
-    assert a is not None and b is not None
-    return a.ne == node.ne and (b.ne == a.ne or b.can_repeat_to(a))
+def _float(node: Tensor, index: int) -> float:
+    number: float = struct.unpack_from("<f", node.op_params, 4 * index)[0]
+    return number
 
 
-def _copy(node: Tensor) -> bool:
-    a = node.src[0]
-    assert a is not None
-    return a.ne == node.ne or a.nelements == node.nelements
+def _sum_like(node: Tensor, a: Tensor, b: Tensor) -> Result:
+    # ggml_add_cast gives a sum another type.
+    return node.type if node.op is Op.ADD else a.type, binary(node.op.name, a, b)[1]
 
 
-def _glu(node: Tensor) -> bool:
-    a, b = node.src[0], node.source(1)
-    assert a is not None
-    if a.type is not node.type:
-        return False
-    if b is None:
-        return a.ne[1:] == node.ne[1:] and a.ne[0] == 2 * node.ne[0]
-    return a.ne == node.ne == b.ne and a.type is b.type
+def _copy(node: Tensor, a: Tensor) -> Result:
+    return copied(node.op.name, a, node.type if node.op is Op.CPY else a.type, node.ne)
 
 
-def _mul_mat(node: Tensor) -> bool:
-    a, b = node.src[:2]
-    assert a is not None and b is not None
-    an, bn = a.ne, b.ne
-    if node.type is not _F32 or an[0] != bn[0] or node.ne != (an[1], bn[1], bn[2], bn[3]):
-        return False
-    return (an[2] == bn[2] and an[3] == bn[3]) or (
-        an[2] != 0 and an[3] != 0 and bn[2] % an[2] == 0 and bn[3] % an[3] == 0
-    )
+def _set_rows(node: Tensor, src: Tensor, ids: Tensor) -> Result:
+    if node.view_src is None:
+        raise ShapeError("set_rows", "the result must lie in another tensor", src, ids)
+    return set_rows(node, src, ids)
 
 
-def _mul_mat_id(node: Tensor) -> bool:
-    experts, b, ids = node.src[:3]
-    assert experts is not None and b is not None and ids is not None
-    if node.type is not _F32 or ids.type is not _I32 or experts.ne[3] != 1 or b.ne[3] != 1 or ids.ne[2:] != (1, 1):
-        return False
-    if experts.ne[0] != b.ne[0] or ids.ne[1] != b.ne[2] or not b.ne[1] or ids.ne[0] % b.ne[1]:
-        return False
-    return node.ne == (experts.ne[1], ids.ne[0], b.ne[2], 1)
+def _rope(node: Tensor, a: Tensor, pos: Tensor, factors: Tensor | None) -> Result:
+    n_dims, mode = _ints(node, "<2i", 4)
+    return rope(a, pos, factors, n_dims, mode)
 
 
-def _add_id(node: Tensor) -> bool:
-    a, b, ids = node.src[:3]
-    assert a is not None and b is not None and ids is not None
-    return a.ne == node.ne and a.ne[0] == b.ne[0] and a.ne[1:3] == ids.ne[:2] and ids.type is _I32
+def _attention(node: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None) -> Result:
+    if max(k.ne[0], v.ne[0]) > MAX_HEAD:
+        raise ShapeError("flash_attn_ext", f"a head has at most {MAX_HEAD} elements", q, k, v)
+    return flash_attn_ext(q, k, v, mask, sinks, _float(node, 1))
 
 
-def _get_rows(node: Tensor) -> bool:
-    a, ids = node.src[:2]
-    assert a is not None and ids is not None
-    an, n = a.ne, ids.ne
-    fits = an[2] == n[1] and an[3] == n[2] and n[3] == 1 and node.ne == (an[0], n[0], n[1], n[2])
-    return fits and ids.type is _I32 and node.type is (_I32 if a.type is _I32 else _F32)
-
-
-def _set_rows(node: Tensor) -> bool:
-    source, ids = node.src[:2]
-    assert source is not None and ids is not None
-    if node.view_src is None or source.type not in (_F32, _F16) or ids.type not in (_I64, _I32):
-        return False
-    sn, cn, dn = source.ne, ids.ne, node.ne
-    if dn[0] != sn[0] or dn[2:] != sn[2:] or sn[1] != cn[0] or cn[3] != 1 or not cn[1] or not cn[2]:
-        return False
-    return sn[2] % cn[1] == 0 and sn[3] % cn[2] == 0
-
-
-def _rope(node: Tensor) -> bool:
-    a, positions = node.src[:2]
-    assert a is not None and positions is not None
-    if a.ne != node.ne or a.type is not node.type or positions.type is not _I32 or not positions.is_contiguous():
-        return False
-    n_dims = struct.unpack_from("<i", node.op_params, 4)[0]
-    factors = node.source(2)
-    if not (0 < n_dims <= a.ne[0] and n_dims % 2 == 0) and 0 not in a.ne:
-        return False
-    if factors is not None and (factors.type is not _F32 or factors.ne[0] < n_dims // 2):
-        return False
-    return positions.ne[0] in (a.ne[2], 4 * a.ne[2])
-
-
-def _soft_max(node: Tensor) -> bool:
-    a, mask, sinks = node.src[0], node.source(1), node.source(2)
-    assert a is not None
-    if a.ne != node.ne:
-        return False
-    if mask is not None:
-        m = mask.ne
-        if mask.type not in (_F16, _F32) or m[0] != a.ne[0] or m[1] < a.ne[1] or not m[2] or not m[3]:
-            return False
-        if a.ne[2] % m[2] or a.ne[3] % m[3]:
-            return False
-    return sinks is None or (sinks.type is _F32 and sinks.ne[0] == a.ne[2])
-
-
-def _attention(node: Tensor) -> bool:
-    q, k, v = node.src[:3]
-    mask, sinks = node.source(3), node.source(4)
-    assert q is not None and k is not None and v is not None
-    qn, kn, vn = q.ne, k.ne, v.ne
-    if node.type is not _F32 or qn[0] != kn[0] or kn[1:] != vn[1:] or node.ne != (vn[0], qn[2], qn[1], qn[3]):
-        return False
-    if max(kn[0], vn[0]) > MAX_HEAD or not kn[2] or not kn[3] or qn[2] % kn[2] or qn[3] % kn[3]:
-        return False
-    if mask is not None:
-        m = mask.ne
-        if mask.type is not _F16 or m[0] != kn[1] or m[1] < qn[1] or not m[2] or not m[3]:
-            return False
-        if qn[2] % m[2] or qn[3] % m[3]:
-            return False
-    return sinks is None or (sinks.type is _F32 and sinks.ne[0] == qn[2])
-
-
-def _concat(node: Tensor) -> bool:
-    a, b = node.src[:2]
-    assert a is not None and b is not None
-    axis = struct.unpack_from("<i", node.op_params)[0]
-    if not 0 <= axis < 4 or not (a.type is b.type is node.type):
-        return False
-    return all(n == (x + y if i == axis else x) and (i == axis or x == y)
-               for i, (n, x, y) in enumerate(zip(node.ne, a.ne, b.ne, strict=True)))  # fmt: skip
-
-
-def _repeat(node: Tensor) -> bool:
-    a = node.src[0]
-    assert a is not None
-    return a.type is node.type and a.can_repeat_to(node)
-
-
-def _rows_to_one(node: Tensor) -> bool:
-    a = node.src[0]
-    assert a is not None
-    return node.ne == (1, *a.ne[1:])
-
-
-def _sum(node: Tensor) -> bool:
-    return node.ne == (1, 1, 1, 1)
-
-
-def _argmax(node: Tensor) -> bool:
-    a = node.src[0]
-    assert a is not None
-    return node.type is _I32 and node.ne == (a.ne[1], 1, 1, 1)
-
-
-def _argsort(node: Tensor) -> bool:
-    a = node.src[0]
-    assert a is not None
-    return node.type is _I32 and node.ne == a.ne
-
-
-def _top_k(node: Tensor) -> bool:
-    a = node.src[0]
-    assert a is not None
-    return node.type is _I32 and node.ne[0] <= a.ne[0] and node.ne[1:] == a.ne[1:]
-
-
-_SHAPE_KEPT = (
+_EACH = (
     Op.NORM, Op.RMS_NORM, Op.L2_NORM, Op.GROUP_NORM, Op.SCALE, Op.UNARY, Op.SQR, Op.SQRT, Op.LOG, Op.SIN, Op.COS,
-    Op.CLAMP, Op.CUMSUM, Op.DIAG_MASK_INF, Op.DIAG_MASK_ZERO, Op.LEAKY_RELU,
+    Op.CLAMP, Op.DIAG_MASK_INF, Op.DIAG_MASK_ZERO, Op.LEAKY_RELU,
 )  # fmt: skip
 
-# How many sources an operation needs at least, and its rule.
-_RULES: dict[Op, tuple[int, Rule]] = {
-    Op.ADD: (2, _binary),
-    Op.SUB: (2, _binary),
-    Op.MUL: (2, _binary),
-    Op.DIV: (2, _binary),
-    Op.ADD_ID: (3, _add_id),
-    Op.DUP: (1, _copy),
-    Op.CPY: (1, _copy),
-    Op.CONT: (1, _copy),
-    Op.GLU: (1, _glu),
-    Op.MUL_MAT: (2, _mul_mat),
-    Op.MUL_MAT_ID: (3, _mul_mat_id),
-    Op.GET_ROWS: (2, _get_rows),
-    Op.SET_ROWS: (2, _set_rows),
-    Op.ROPE: (2, _rope),
-    Op.SOFT_MAX: (1, _soft_max),
-    Op.FLASH_ATTN_EXT: (3, _attention),
-    Op.CONCAT: (2, _concat),
-    Op.REPEAT: (1, _repeat),
-    Op.SUM: (1, _sum),
-    Op.SUM_ROWS: (1, _rows_to_one),
-    Op.MEAN: (1, _rows_to_one),
-    Op.ARGMAX: (1, _argmax),
-    Op.ARGSORT: (1, _argsort),
-    Op.TOP_K: (1, _top_k),
-    **dict.fromkeys(_SHAPE_KEPT, (1, _same)),
+# How many sources an operation needs, how many its rule takes (the node first), and the rule.
+_RULES: dict[Op, tuple[int, int, Callable[..., Result]]] = {
+    **dict.fromkeys(_EACH, (1, 1, lambda node, a: same(a))),
+    **dict.fromkeys((Op.ADD, Op.SUB, Op.MUL, Op.DIV), (2, 2, _sum_like)),
+    **dict.fromkeys((Op.DUP, Op.CPY, Op.CONT), (1, 1, _copy)),
+    Op.ADD_ID: (3, 3, lambda node, a, b, ids: add_id(a, b, ids)),
+    Op.GLU: (1, 2, lambda node, a, b: glu(a, b)),
+    Op.MUL_MAT: (2, 2, lambda node, a, b: mul_mat(a, b)),
+    Op.MUL_MAT_ID: (3, 3, lambda node, experts, b, ids: mul_mat_id(experts, b, ids)),
+    Op.GET_ROWS: (2, 2, lambda node, a, ids: get_rows(a, ids)),
+    Op.SET_ROWS: (2, 2, _set_rows),
+    Op.ROPE: (2, 3, _rope),
+    Op.SOFT_MAX: (1, 3, lambda node, a, mask, sinks: soft_max(a, mask, sinks, _float(node, 1))),
+    Op.FLASH_ATTN_EXT: (3, 5, _attention),
+    Op.CONCAT: (2, 2, lambda node, a, b: concat(a, b, _ints(node, "<i")[0])),
+    Op.REPEAT: (1, 1, lambda node, a: repeat(a, node.ne)),
+    Op.PAD: (1, 1, lambda node, a: pad(a, _ints(node, "<8i"))),
+    Op.CUMSUM: (1, 1, lambda node, a: cumsum(a)),
+    Op.SUM: (1, 1, lambda node, a: sum_all(a)),
+    Op.SUM_ROWS: (1, 1, lambda node, a: sum_rows(a)),
+    Op.MEAN: (1, 1, lambda node, a: mean(a)),
+    Op.ARGMAX: (1, 1, lambda node, a: argmax(a)),
+    Op.ARGSORT: (1, 1, lambda node, a: argsort(a)),
+    Op.TOP_K: (1, 1, lambda node, a: top_k(a, node.ne[0])),
 }

@@ -1,6 +1,7 @@
 """What the CPU device asks of an operation before it compiles it: graphs come from anywhere, and kernels trust shapes.
 
-Everything here raises DeviceError or says no; nothing is computed.
+Shapes must be those of ggml (`ggml/shapes.py`); what is more is what this device's kernels cannot do. Everything here
+raises DeviceError or says no; nothing is computed.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import struct
 
 from llamado.devices.device import DeviceError
+from llamado.ggml.errors import ShapeError
 from llamado.ggml.graph import Graph
 from llamado.ggml.ops import Op
+from llamado.ggml.shapes import check_result
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
@@ -30,11 +33,6 @@ _ELEMENT = 64
 
 BINARY = {Op.ADD: "add", Op.SUB: "sub", Op.MUL: "mul", Op.DIV: "div"}
 COPIES = {Op.CPY, Op.DUP, Op.CONT}
-_SOURCES = {
-    **dict.fromkeys(BINARY, 2), Op.SET_ROWS: 2, Op.GET_ROWS: 2, Op.ROPE: 2, Op.MUL_MAT: 2, Op.CONCAT: 2,
-    Op.FLASH_ATTN_EXT: 3,
-}  # fmt: skip
-"""Operations of more than one source."""
 
 
 def check_graph(graph: Graph) -> None:
@@ -86,16 +84,23 @@ def extent(tensor: Tensor) -> int:
 
 
 def check_node(node: Tensor) -> None:
-    """Raises DeviceError where an operation's result and sources cannot belong together."""
+    """Raises DeviceError where an operation's result and sources cannot belong together, or not here."""
     size = node.type.row_bytes(node.ne[0]) * node.nrows if node.ne[0] % node.type.block_size == 0 else 0
     if size > extent(node):
         raise DeviceError(f"a result of {list(node.ne)} with strides {list(node.nb)} would overwrite itself")
     for source in node.src:
         if source is not None:
             extent(source)
-    if not _fits(node):
-        shapes = ", ".join(f"{s.type.name}{list(s.ne)}" for s in node.src if s is not None)
-        raise DeviceError(f"sources {shapes or 'missing'} do not fit a result of {node.type.name}{list(node.ne)}")
+    given = ", ".join(f"{s.type.name}{list(s.ne)}" for s in node.src if s is not None)
+    misfit = f"sources {given or 'missing'} do not fit a result of {node.type.name}{list(node.ne)}"
+    try:
+        check_result(node)
+    except ShapeError as error:
+        raise DeviceError(f"{misfit}: {error.reason}") from None
+    if not node.src or any(s is not None and 0 in s.ne for s in node.src):
+        raise DeviceError(misfit)
+    if not _is_possible(node):
+        raise DeviceError(f"{misfit} on this device")
 
 
 def flat(tensor: Tensor) -> bool:
@@ -121,72 +126,23 @@ def is_row_operation(node: Tensor) -> bool:
     return node.op is not Op.SET_ROWS or node.has_contiguous_rows()
 
 
-def _fits(node: Tensor) -> bool:
-    """Whether the shapes of the sources are those the operation needs, and lists of numbers hold numbers."""
-    op, ne = node.op, node.ne
-    sources = [node.source(i) for i in range(4)]
-    if any(s is None or 0 in s.ne for s in sources[: _SOURCES.get(op, 1)]):
-        return False
-    first, second = sources[0], sources[1]
-    assert first is not None
-    a, b, c, mask = (s.ne if s is not None else None for s in sources)
+def _is_possible(node: Tensor) -> bool:
+    """Whether the kernels can do what ggml allows."""
+    a, b, c, mask = (node.source(i) for i in range(4))
     assert a is not None
-    match op:
-        case _ if op in COPIES:
-            return first.nelements == node.nelements
-        case Op.REPEAT:
-            return first.can_repeat_to(node)
-        case Op.SUM_ROWS | Op.MEAN:
-            return ne == (1, *a[1:]) and node.type == TensorType.F32
-        case Op.SUM:
-            return ne == (1, 1, 1, 1) and node.type == TensorType.F32
-        case Op.ARGMAX:
-            return ne == (a[1], 1, 1, 1) and a[2:] == (1, 1) and node.type == TensorType.I32
-        case Op.ARGSORT | Op.TOP_K:
-            return 0 < ne[0] <= a[0] and ne[1:] == a[1:] and node.type == TensorType.I32
+    match node.op:
+        case Op.SUM | Op.SUM_ROWS:
+            return node.type == TensorType.F32
         case Op.PAD:
-            pads = struct.unpack_from("<8i", node.op_params)
-            return min(pads) >= 0 and ne == tuple(n + sum(pads[2 * d : 2 * d + 2]) for d, n in enumerate(a))
+            return all(n >= 0 for n in struct.unpack_from("<8i", node.op_params))
         case Op.GLU:
-            return a == b == ne if b is not None else a == (2 * ne[0], *ne[1:])
+            return b is not None or a.ne[0] % 2 == 0
         case Op.SOFT_MAX:
-            sinks = sources[2]
-            covered = b is None or (
-                0 not in b
-                and b[0] == a[0]
-                and b[1] >= a[1]
-                and a[2] % b[2] == 0
-                and a[3] % b[3] == 0
-                and a[2] <= MAX_HEADS
-            )
-            return a == ne and covered and (sinks is None or (flat(sinks) and sinks.ne[0] >= a[2]))
-    if b is None:
-        return a == ne
-    assert second is not None
-    match op:
-        case Op.GET_ROWS:
-            return ne == (a[0], *b[:3]) and a[2:] == b[1:3] and b[3] == 1 and second.type == TensorType.I32
-        case Op.SET_ROWS:
-            rows = a[0] == ne[0] and a[2:] == ne[2:] and b[0] == a[1] and b[3] == 1
-            listed = a[2] % b[1] == 0 and a[3] % b[2] == 0
-            return rows and listed and second.type in (TensorType.I32, TensorType.I64)
+            return (b is None or a.ne[2] <= MAX_HEADS) and (c is None or flat(c))
         case Op.ROPE:
-            n_dims = struct.unpack_from("<i", node.op_params, 4)[0]
-            factors = sources[2]
-            turned = a == ne and 0 < n_dims <= min(ne[0], MAX_ROTATED) and n_dims % 2 == 0
-            divided = factors is None or (factors.ne[0] >= n_dims // 2 and flat(factors))
-            return turned and divided and b[0] >= ne[2] and second.type == TensorType.I32 and second.is_contiguous()
-        case Op.MUL_MAT:
-            return a[0] == b[0] and ne == (a[1], *b[1:]) and b[2] % a[2] == 0 and b[3] % a[3] == 0
-        case Op.FLASH_ATTN_EXT if c is not None:
-            heads = a[0] == b[0] and b[1:] == c[1:] and a[2] % b[2] == 0 and a[3] == b[3]
-            covered = mask is None or (mask[0] == b[1] and mask[1] >= a[1] and mask[3] in (1, a[3]))
-            return heads and covered and ne == (c[0], a[2], a[1], a[3])
-        case Op.CONCAT:
-            d = struct.unpack_from("<i", node.op_params)[0]
-            joined = 0 <= d < 4 and ne == tuple(n + b[d] if i == d else n for i, n in enumerate(a))
-            return joined and all(m == n for i, (m, n) in enumerate(zip(a, b, strict=True)) if i != d)
-        case _ if op in BINARY:
-            return a == ne and second.can_repeat_to(node)
+            n_dims: int = struct.unpack_from("<i", node.op_params, 4)[0]
+            return n_dims <= MAX_ROTATED and (c is None or flat(c))
+        case Op.FLASH_ATTN_EXT:
+            return mask is None or mask.ne[3] in (1, a.ne[3])
         case _:
-            return a == ne
+            return True
