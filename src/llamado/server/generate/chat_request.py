@@ -10,8 +10,8 @@ from llamado.server.errors import ApiError, invalid
 from llamado.server.generate.constraints import Limits, ReasoningBudget, preserved_tokens
 from llamado.server.generate.fields import read_fields
 from llamado.server.generate.json_values import MOST_ITEMS, at_most, flag, table, text, type_name, whole, written
-from llamado.server.generate.prompts import encode
-from llamado.server.generate.request import GenerationRequest, check_length, make_request
+from llamado.server.generate.prompts import chat_in_context
+from llamado.server.generate.request import GenerationRequest, make_request
 from llamado.server.loaded_model import Served
 from llamado.server.switches import Switches
 from llamado.text.dialects import prepare
@@ -362,7 +362,7 @@ def read_chat(body: Mapping[str, Any], served: Served, switches: Switches) -> Ge
         given["stop"] = all_stops if stops else [*served.defaults.stop, *all_stops]
     return make_request(
         given,
-        [tokenize_chat(prepared.prompt, served)],
+        [chat_in_context(prepared.prompt, served)],
         served,
         switches,
         limits=_limits(body, prepared, limited_by, budget, served, switches),
@@ -379,9 +379,3 @@ def chat_prompt(body: Mapping[str, Any], served: Served, switches: Switches) -> 
     request, _ = _conversation(body, switches)
     _answer(body, bool(request.tools), switches)
     return _prepared(request, switches, served.template).prompt
-
-
-def tokenize_chat(prompt: str, served: Served) -> list[int]:
-    """The tokens of a rendered prompt. Raises ApiError."""
-    check_length(len(prompt), served)
-    return encode(prompt, served.tokenizer, add_special=True, parse_special=True)

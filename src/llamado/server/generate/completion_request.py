@@ -8,8 +8,8 @@ from typing import Any
 from llamado.server.errors import invalid
 from llamado.server.generate.constraints import read_limits
 from llamado.server.generate.fields import read_fields
-from llamado.server.generate.prompts import characters, tokenize_prompts
-from llamado.server.generate.request import GenerationRequest, check_length, make_request
+from llamado.server.generate.prompts import prompts_in_context
+from llamado.server.generate.request import GenerationRequest, make_request
 from llamado.server.loaded_model import Served
 from llamado.server.switches import Switches
 
@@ -30,11 +30,9 @@ def read_completion(
         if "prompt" not in body:
             raise invalid("key 'prompt' not found")
         given = body["prompt"]
-        for item in given if isinstance(given, list) else [given]:
-            check_length(characters(item), served)
     else:
         given = prompt()
-    prompts = tokenize_prompts(given, served.tokenizer, most=switches.max_prompts)
+    prompts = prompts_in_context(given, served, most=switches.max_prompts)
     fields = read_fields(body, served.tokenizer, served.n_slots)
     return make_request(
         fields,

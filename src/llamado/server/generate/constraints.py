@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llamado.server.errors import invalid
+from llamado.server.errors import invalid, not_supported
 from llamado.server.generate.json_values import MOST_ITEMS, at_most, type_name, written, wrong_type
 from llamado.server.loaded_model import Grammars, ServedTokenizer
 from llamado.text.grammar.source import GrammarError, GrammarSource, Trigger
@@ -63,8 +63,12 @@ class Limits:
             return None  # it would never begin
         return usual if self.source is None else self.source
 
-    def compile(self, source: GrammarSource | None, grammars: Grammars) -> Constraint | None:
+    def compile(self, source: GrammarSource | None, grammars: Grammars | None) -> Constraint | None:
         """What the engine holds an answer to; may take seconds. Raises ApiError."""
+        if source is None and self.reasoning is None:
+            return None
+        if grammars is None:
+            raise not_supported("This server's model does not generate")
         constraint: Constraint | None = None
         try:
             if source is not None:

@@ -5,23 +5,20 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.responses import Response
 
-from llamado.server.errors import loading, not_supported
-from llamado.server.generate.chat_request import chat_prompt, read_chat, tokenize_chat
+from llamado.server.errors import loading
+from llamado.server.generate.chat_request import chat_prompt, read_chat
 from llamado.server.generate.completion_request import read_completion
-from llamado.server.generate.constraints import Limits
+from llamado.server.generate.prompts import tokenize_chat
 from llamado.server.generate.request import GenerationRequest
-from llamado.server.generate.streaming import Format, Generation, Mailbox, respond
-from llamado.server.generate.threads import in_thread, off_loop, off_loop_chat, size_of
+from llamado.server.generate.streaming import EndsReasoning, Format, Generation, Mailbox, respond
+from llamado.server.generate.threads import off_loop, off_loop_chat, size_of
 from llamado.server.loaded_model import Served
 from llamado.server.state import ServerState
 from llamado.server.switches import Switches
-
-if TYPE_CHECKING:
-    from llamado.text.grammar.compiler import Constraint
 
 MakeFormat = Callable[[GenerationRequest], Format]
 
@@ -73,23 +70,15 @@ class Generator:
 
     async def _answer(self, asked: GenerationRequest, make: MakeFormat) -> Response:
         """Give what is asked for to the engine. Raises LlamadoError."""
-        constraint = await self._constraint(asked.limits)
-        requests = await off_loop(partial(asked.for_engine, constraint), 64 * asked.n_answers)
-        control = constraint if asked.control else None
-        generation = Generation(self._mailbox, self.served.engine, requests, parts=asked.stream, control=control)
+        served = self.served
+        requests = await off_loop(partial(asked.for_engine, served.grammars), asked.effort)
+        constraint = requests[0].constraint
+        control = constraint if asked.control and isinstance(constraint, EndsReasoning) else None
+        generation = Generation(self._mailbox, served.engine, requests, parts=asked.stream, control=control)
         response = respond(generation, make(asked), asked.sse_ping_interval if asked.stream else None)
         if asked.prepared is not None:
             self._chats[asked.id] = generation
         return response
-
-    async def _constraint(self, limits: Limits) -> Constraint | None:
-        """Compile what limits the answer; in a thread, for it may take seconds. Raises ApiError."""
-        source, grammars = limits.in_force(self.switches.grammar), self.served.grammars
-        if source is None and limits.reasoning is None:
-            return None
-        if grammars is None:
-            raise not_supported("This server's model does not generate")
-        return await in_thread(partial(limits.compile, source, grammars))
 
     def end_reasoning(self, id: str) -> str:
         """End the thoughts of a chat's answer; returns why not, "" where it is done."""

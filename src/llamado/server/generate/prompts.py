@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from llamado.server.errors import invalid
+from llamado.server.errors import ApiError, invalid
 from llamado.server.generate.json_values import type_name
-from llamado.server.loaded_model import ServedTokenizer
+from llamado.server.loaded_model import Served, ServedTokenizer
 
 # Characters of one text. A prompt of a million tokens has about half as many; a single word of this length, which no
 # text has but a hostile one, takes a minute.
@@ -81,6 +81,30 @@ def tokenize_prompts(prompt: Any, tokenizer: ServedTokenizer, *, most: int) -> l
     return prompts
 
 
+def prompts_in_context(prompt: Any, served: Served, *, most: int) -> list[list[int]]:
+    """As `tokenize_prompts`, of prompts that fit into the context. Raises ApiError for one that does not."""
+    for item in prompt if isinstance(prompt, list) else [prompt]:
+        _check_length(characters(item), served)
+    return [_fitting(tokens, served) for tokens in tokenize_prompts(prompt, served.tokenizer, most=most)]
+
+
+def chat_in_context(prompt: str, served: Served) -> list[int]:
+    """The tokens of a rendered chat. Raises ApiError for one that does not fit into the context."""
+    return _fitting(tokenize_chat(prompt, served), served)
+
+
+def tokenize_chat(prompt: str, served: Served) -> list[int]:
+    """The tokens of a rendered chat, as many as they are. Raises ApiError."""
+    _check_length(len(prompt), served)
+    return encode(prompt, served.tokenizer, add_special=True, parse_special=True)
+
+
+def _fitting(tokens: list[int], served: Served) -> list[int]:
+    if len(tokens) >= served.info.n_ctx:
+        raise _too_long(len(tokens), served.info.n_ctx)
+    return tokens
+
+
 def characters(prompt: Any) -> int:
     """How many characters of text a prompt in one of its shapes holds at most."""
     if isinstance(prompt, str):
@@ -88,3 +112,22 @@ def characters(prompt: Any) -> int:
     if isinstance(prompt, dict):
         return characters(prompt.get("prompt_string"))
     return sum(len(item) for item in prompt if isinstance(item, str)) if isinstance(prompt, list) else 0
+
+
+def _check_length(n_characters: int, served: Served) -> None:
+    """Refuse a text that cannot fit into the context whatever its tokens: finding them may take a minute."""
+    n_ctx = served.info.n_ctx
+    longest = served.longest_token() if n_characters > n_ctx else 0
+    if longest and n_characters > n_ctx * longest:
+        raise _too_long(n_characters // longest, n_ctx, least=True)
+
+
+def _too_long(n_tokens: int, n_ctx: int, *, least: bool = False) -> ApiError:
+    """400 for a prompt that does not fit into the context; `least`: it has this many tokens or more."""
+    known = f"at least {n_tokens}" if least else str(n_tokens)
+    return ApiError(
+        "exceed_context_size_error",
+        f"request ({known} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it",
+        n_prompt_tokens=n_tokens,
+        n_ctx=n_ctx,
+    )

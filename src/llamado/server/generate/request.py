@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,15 +12,15 @@ from llamado.engine.parameters import BY_NAME
 from llamado.engine.request import Request
 from llamado.engine.sampling.params import RANDOM_SEED
 from llamado.engine.sampling.rng import Seed
-from llamado.server.errors import ApiError, invalid
+from llamado.server.errors import invalid
 from llamado.server.generate.constraints import Limits
-from llamado.server.loaded_model import Served
+from llamado.server.loaded_model import Grammars, Served
 from llamado.server.switches import Switches
 from llamado.text.dialects.answer import random_id
 
 if TYPE_CHECKING:
-    from llamado.engine.sampling.constraint import Constraint
     from llamado.text.dialects.dialect import Prepared
+    from llamado.text.grammar.source import GrammarSource
 
 # Probabilities of one answer: all of a vocabulary of 262,144 at four tokens, or 20 at 50,000. As JSON they are 100 MB.
 MOST_PROBABILITIES = 1 << 20
@@ -44,6 +45,8 @@ class GenerationRequest:
     n: int = 1
     """Answers per prompt."""
     limits: Limits = field(default_factory=Limits)
+    grammar: GrammarSource | None = None
+    """The grammar in force: that of `limits`, or the server's."""
     id: str = field(default_factory=completion_id)
     model: str = ""
     stream: bool = False
@@ -76,11 +79,18 @@ class GenerationRequest:
         """That prompt as text, "" where the answer does not show it."""
         return self.texts[index // self.n] if self.texts else ""
 
-    def for_engine(self, constraint: Constraint | None) -> list[SubmittedRequest]:
-        """One request per prompt and answer; the answers of one prompt get seeds counted up from the given one."""
-        shared = {f.name: getattr(self.engine, f.name) for f in dataclasses.fields(Request)} | {
-            "constraint": constraint
-        }
+    @property
+    def effort(self) -> float:
+        """How much `for_engine` has to do, as characters of text; compiling a grammar may take seconds."""
+        return math.inf if self.grammar is not None or self.limits.reasoning is not None else 64 * self.n_answers
+
+    def for_engine(self, grammars: Grammars | None) -> list[SubmittedRequest]:
+        """One request per prompt and answer; the answers of one prompt get seeds counted up from the given one.
+
+        Raises ApiError for a grammar that cannot be used.
+        """
+        shared: dict[str, Any] = {f.name: getattr(self.engine, f.name) for f in dataclasses.fields(Request)}
+        shared["constraint"] = self.limits.compile(self.grammar, grammars)
         made = []
         for prompt in self.prompts:
             for i in range(self.n):
@@ -125,22 +135,19 @@ def make_request(
 
     `more`: further fields of GenerationRequest. Raises ApiError and InvalidRequest.
     """
-    n_ctx = served.info.n_ctx
-    for prompt in prompts:
-        if len(prompt) >= n_ctx:
-            raise too_long(len(prompt), n_ctx)
     own: dict[str, Any] = {"sse_ping_interval": switches.sse_ping_interval, "verbose": switches.verbose}
     own |= {name: value for name, value in given.items() if name in _OWN}
     fields = {name: value for name, value in given.items() if BY_NAME[name].of != "server"}
     # The engine takes no prompt without tokens, but such a one is answered, too.
     engine = served.defaults.request([0], preserved=limits.preserved, **fields)
-    engine.n_predict = _bounded(engine, len(prompts) * own.get("n", 1), n_ctx)
+    engine.n_predict = _bounded(engine, len(prompts) * own.get("n", 1), served.info.n_ctx)
     texts = [served.tokenizer.decode(prompt, special=True) for prompt in prompts] if show_prompts else []
     return GenerationRequest(
         engine=engine,
         prompts=prompts,
         texts=texts,
         limits=limits,
+        grammar=limits.in_force(switches.grammar),
         model=served.info.name,
         banned=sorted(served.tokenizer.eog) if given.get("ignore_eos") else (),
         **own,
@@ -165,22 +172,3 @@ def _bounded(engine: Request, n_answers: int, n_ctx: int) -> int:
             "allowed in one answer: ask for fewer (n_probs, top_logprobs), or for fewer tokens (n_predict, max_tokens)"
         )
     return most if endless and most < n_ctx else engine.n_predict
-
-
-def check_length(n_characters: int, served: Served) -> None:
-    """Refuse a text that cannot fit into the context whatever its tokens: finding them may take a minute."""
-    n_ctx = served.info.n_ctx
-    longest = served.longest_token() if n_characters > n_ctx else 0
-    if longest and n_characters > n_ctx * longest:
-        raise too_long(n_characters // longest, n_ctx, least=True)
-
-
-def too_long(n_tokens: int, n_ctx: int, *, least: bool = False) -> ApiError:
-    """400 for a prompt that does not fit into the context; `least`: it has this many tokens or more."""
-    known = f"at least {n_tokens}" if least else str(n_tokens)
-    return ApiError(
-        "exceed_context_size_error",
-        f"request ({known} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it",
-        n_prompt_tokens=n_tokens,
-        n_ctx=n_ctx,
-    )

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -21,9 +21,6 @@ from llamado.http.request_log import current
 from llamado.server.errors import ApiError, translate
 from llamado.server.generate.threads import off_loop
 from llamado.server.loaded_model import ServedEngine
-
-if TYPE_CHECKING:
-    from llamado.text.grammar.compiler import Constraint
 
 log = logging.getLogger("llamado.server")
 
@@ -92,6 +89,15 @@ class Mailbox:
         self._total -= self._unread.pop(generation, 0)
 
 
+@runtime_checkable
+class EndsReasoning(Protocol):
+    """What limits an answer, and can end the thoughts in it."""
+
+    def end_reasoning(self) -> bool:
+        """End them now; returns whether the model was thinking."""
+        ...
+
+
 class Generation:
     """The engine's answers to one HTTP request: one or several, numbered in the order of its prompts."""
 
@@ -102,7 +108,7 @@ class Generation:
         requests: Sequence[Request],
         *,
         parts: bool = True,
-        control: Constraint | None = None,
+        control: EndsReasoning | None = None,
     ) -> None:
         """`parts`: whether tokens are wanted as they come, or only the results. `control`: what ends the thoughts."""
         self.requests = requests

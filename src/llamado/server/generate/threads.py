@@ -31,7 +31,7 @@ def use_threads(n: int) -> None:
     _workers = ThreadPoolExecutor(max_workers=n, thread_name_prefix="llamado-text")
 
 
-async def off_loop(work: Callable[[], T], size: int, *, patient: bool = False) -> T:
+async def off_loop(work: Callable[[], T], size: float, *, patient: bool = False) -> T:
     """Run `work` here when `size` characters are few, else in a thread."""
     return _shallow(work) if size <= LONG_TEXT else await in_thread(work, patient=patient)
 
