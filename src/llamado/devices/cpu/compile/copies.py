@@ -7,9 +7,9 @@ is first copied to plain rows of f32 (`straight`).
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
 
-from llamado.devices.cpu.compile.program import Place
+from llamado.devices.cpu.compile.chains import move_rows
+from llamado.devices.cpu.compile.emitter import Emitter, Fields
 from llamado.devices.cpu.kernels import floats
 from llamado.devices.cpu.kernels.elements import SCALAR
 from llamado.devices.cpu.kernels.formats import FORMATS
@@ -18,9 +18,6 @@ from llamado.devices.device import DeviceError
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Shape, Tensor, contiguous_strides
 from llamado.gguf.types import TensorType
-
-if TYPE_CHECKING:
-    from llamado.devices.cpu.compile.compiler import Compiler
 
 WRITABLE = frozenset(type_ for type_, form in FORMATS.items() if form.writable)
 """Types that rows of f32 become."""
@@ -42,18 +39,18 @@ def made(type: TensorType, ne: Shape, name: str = "") -> Tensor:
     return Tensor(type, ne, contiguous_strides(type, ne), Op.CONT, name=name)
 
 
-def straight(compiler: Compiler, tensor: Tensor, type: TensorType = TensorType.F32) -> Tensor:
+def straight(out: Emitter, tensor: Tensor, type: TensorType = TensorType.F32) -> Tensor:
     """The tensor itself, or a copy of it, in contiguous rows of `type`."""
     if tensor.type == type and tensor.has_contiguous_rows():
         return tensor
     if tensor.type not in FORMATS:
         raise DeviceError(f"values of type {tensor.type.name} are not supported here (tensor {tensor.name or '?'})")
     plain = made(type, tensor.ne, tensor.name)
-    copy(compiler, tensor, plain)
+    copy(out, tensor, plain)
     return plain
 
 
-def copy(compiler: Compiler, x: Tensor, y: Tensor) -> None:
+def copy(out: Emitter, x: Tensor, y: Tensor) -> None:
     """y = x: equally many elements, any strides and shapes, converting the type."""
     if x.ne != y.ne:
         if y.is_contiguous() and x.ne[0] % y.type.block_size == 0:
@@ -61,7 +58,7 @@ def copy(compiler: Compiler, x: Tensor, y: Tensor) -> None:
         else:
             if not x.is_contiguous() or y.ne[0] % x.type.block_size:
                 between = made(x.type if x.type.block_size == 1 else TensorType.F32, x.ne)
-                copy(compiler, x, between)
+                copy(out, x, between)
                 x = between
             x = in_shape(x, y.ne)
     rows = x.has_contiguous_rows() and y.has_contiguous_rows()
@@ -71,41 +68,53 @@ def copy(compiler: Compiler, x: Tensor, y: Tensor) -> None:
         size = unit.block_bytes
         x, y = (alias(t, unit, (row_bytes // size, *t.ne[1:]), (size, *t.nb[1:])) for t in (x, y))
         if unit == TensorType.F32:
-            compiler.rows("copy", x, ("row",), y, ("store",))
+            move_rows(out, "copy", x, ("row",), y, ("store",))
         else:
-            elements(compiler, x, y)
+            elements(out, x, y)
     elif rows and x.type in FORMATS and y.type in WRITABLE:
-        compiler.rows("copy", x, ("load", x.type.name), y, ("keep", y.type.name))
+        move_rows(out, "copy", x, ("load", x.type.name), y, ("keep", y.type.name))
     elif (x.type == y.type and x.type in SCALAR) or {x.type, y.type} <= _CONVERTIBLE:
-        elements(compiler, x, y)
+        elements(out, x, y)
     elif x.type in FORMATS and y.type in WRITABLE:  # one in blocks, the other with gaps
         between = made(TensorType.F32, x.ne)
-        copy(compiler, x, between)
-        copy(compiler, between, y)
+        copy(out, x, between)
+        copy(out, between, y)
     else:
         raise DeviceError(f"copying {x.type.name} to {y.type.name} is not supported here")
 
 
-def elements(compiler: Compiler, x: Tensor, y: Tensor) -> None:
+def copy_node(out: Emitter, node: Tensor) -> None:
+    """CPY, DUP and CONT."""
+    assert node.src[0] is not None
+    copy(out, node.src[0], node)
+
+
+def elements(out: Emitter, x: Tensor, y: Tensor) -> None:
     """y = x one by one, x repeated until it fills y."""
     if x.type not in SCALAR or y.type not in SCALAR:
         raise DeviceError(f"repeating {x.type.name} in {y.type.name} is not supported here")
-    fields: dict[str, int | float | Place] = {"x": compiler.place(x), "y": compiler.place(y)}
+    fields: Fields = {"x": out.place(x), "y": out.place(y)}
     for d in range(4):
         fields |= {f"x{d}": x.nb[d], f"y{d}": y.nb[d], f"n{d}": y.ne[d], f"m{d}": x.ne[d]}
     parameters = {"source": x.type.name, "target": y.type.name, "repeated": x.ne != y.ne}
-    compiler.emit(floats.copy, parameters, fields, [compiler.span(x)], [compiler.span(y)], "copy")
+    out.emit(floats.copy, parameters, fields, [out.span(x)], [out.span(y)], "copy")
 
 
-def repeat(compiler: Compiler, x: Tensor, y: Tensor) -> None:
+def repeat(out: Emitter, x: Tensor, y: Tensor) -> None:
     """y = copies of x side by side."""
     if x.ne == y.ne:
-        copy(compiler, x, y)
+        copy(out, x, y)
     else:
-        elements(compiler, x if x.type == y.type else straight(compiler, x, y.type), y)
+        elements(out, x if x.type == y.type else straight(out, x, y.type), y)
 
 
-def concat(compiler: Compiler, node: Tensor) -> None:
+def repeat_node(out: Emitter, node: Tensor) -> None:
+    """REPEAT."""
+    assert node.src[0] is not None
+    repeat(out, node.src[0], node)
+
+
+def concat(out: Emitter, node: Tensor) -> None:
     """The second source behind the first along a dimension."""
     a, b = node.src[0], node.src[1]
     assert a is not None and b is not None
@@ -114,17 +123,17 @@ def concat(compiler: Compiler, node: Tensor) -> None:
         raise DeviceError(f"a part of {a.ne[d]} elements is not a whole number of blocks")
     skipped = node.type.row_bytes(a.ne[0]) if d == 0 and node.has_contiguous_rows() else a.ne[d] * node.nb[d]
     for part, offset in ((a, 0), (b, skipped)):
-        copy(compiler, part, alias(node, node.type, part.ne, node.nb, offset))
+        copy(out, part, alias(node, node.type, part.ne, node.nb, offset))
 
 
-def pad(compiler: Compiler, node: Tensor) -> None:
+def pad(out: Emitter, node: Tensor) -> None:
     """Zeros around the source."""
     a = node.src[0]
     assert a is not None
     *pads, circular = struct.unpack_from("<9i", node.op_params)
     if circular or node.type != TensorType.F32 or not node.is_contiguous():
         raise DeviceError("padding of this form is not supported here")
-    span = compiler.span(node)
-    compiler.emit(floats.clear, {}, {"x": span.place, "size": span.size}, [], [span], "pad")
+    span = out.span(node)
+    out.emit(floats.clear, {}, {"x": span.place, "size": span.size}, [], [span], "pad")
     offset = sum(pads[2 * d] * node.nb[d] for d in range(4))
-    copy(compiler, a, alias(node, node.type, a.ne, node.nb, offset))
+    copy(out, a, alias(node, node.type, a.ne, node.nb, offset))

@@ -1,0 +1,64 @@
+"""Chains of row operations (`kernels/rows.py`): what they are made of, and the simplest one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from llamado.devices.cpu.compile.emitter import Emitter, Fields
+from llamado.devices.cpu.compile.program import Place, Span
+from llamado.devices.cpu.kernels import rows
+from llamado.devices.device import DeviceError
+from llamado.ggml.tensor import Tensor
+
+
+@dataclass
+class Chain:
+    """A chain being built: its stages, and fields of each."""
+
+    out: Emitter
+    value: Tensor  # what the row is now
+    stages: list[rows.Stage] = field(default_factory=list)
+    fields: Fields = field(default_factory=dict)
+    reads: list[Span] = field(default_factory=list)
+    writes: list[Span] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+
+    def add(self, stage: rows.Stage, name: str, **fields: int | float | Place) -> None:
+        """Appends a stage."""
+        prefix = f"s{len(self.stages)}_"
+        self.stages.append(stage)
+        self.fields.update({prefix + key: value for key, value in fields.items()})
+        self.names.append(name)
+
+    def operand(self, stage: rows.Stage, operand: Tensor, like: Tensor, name: str, *, write: bool = False) -> None:
+        """Appends a stage that reads (or writes) a row of `operand` for each row of `like`."""
+        self.add(stage, name, x=self.out.place(operand), **strides(operand, like))
+        (self.writes if write else self.reads).append(self.out.span(operand))
+
+    def finish(self, shape: Tensor) -> None:
+        """Emits the chain, for every row of `shape`."""
+        out, (n1, n2, n3) = self.out, shape.ne[1:]
+        count = n1 * n2 * n3
+        fields = self.fields | {"n": shape.ne[0], "n1": n1, "n2": n2, "n3": n3}
+        fields |= {"share": max(1, min(16, count // (4 * out.n_threads)))}
+        fields |= out.share_scratch(4 * shape.ne[0])
+        stages = tuple(self.stages)
+        label = " ".join(filter(None, self.names))
+        out.emit(rows.rows_kernel(stages), {"stages": stages}, fields, self.reads, self.writes, label)
+
+
+def strides(operand: Tensor, like: Tensor) -> dict[str, int]:
+    """Strides of an operand over the row numbers of `like`; a dimension of one is repeated."""
+    nb = [0 if operand.ne[d] == 1 and like.ne[d] != 1 else operand.nb[d] for d in (1, 2, 3)]
+    for d in (1, 2, 3):
+        if operand.ne[d] not in (1, like.ne[d]):
+            raise DeviceError(f"{like.op.name} repeats {list(operand.ne)} over {list(like.ne)}: not supported here")
+    return {"s1": nb[0], "s2": nb[1], "s3": nb[2]}
+
+
+def move_rows(out: Emitter, label: str, x: Tensor, load: rows.Stage, y: Tensor, put: rows.Stage) -> None:
+    """An operation of its own that takes each row of x and puts it into y."""
+    chain = Chain(out, x)
+    chain.operand(load, x, y, label)
+    chain.operand(put, y, y, "", write=True)
+    chain.finish(y)

@@ -1,0 +1,152 @@
+"""Which row operation may join a chain: it takes the row over, all else it needs is there, and no other row is touched.
+
+A thread of a chain may be at any row while another is at any other; and an operation that joins a chain is done before
+those that stand between in the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from llamado.devices.cpu.compile import checks
+from llamado.devices.cpu.compile.chains import strides
+from llamado.devices.cpu.compile.checks import BINARY
+from llamado.devices.cpu.compile.emitter import Emitter
+from llamado.devices.cpu.compile.stages import STAGES
+from llamado.devices.cpu.memory import CpuBuffer
+from llamado.ggml.ops import VIEW_OPS, Op
+from llamado.ggml.tensor import Tensor
+
+_FAR = 256
+"""Operations ahead at which a chain looks for the next of its own."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """Memory an operation touches: bytes `start` to `stop` of a tensor without a place yet (`base`), or absolute ones.
+
+    `layout` says where each row lies, None where that is not known: the same for two accesses means that row i of one
+    is row i of the other.
+    """
+
+    base: Tensor | None
+    start: int
+    stop: int
+    write: bool
+    layout: tuple[int, ...] | None = None
+
+    def meets(self, other: Access) -> bool:
+        """Whether one of the two writes what the other touches."""
+        return (
+            (self.write or other.write)
+            and self.base is other.base
+            and self.start < other.stop
+            and other.start < self.stop
+        )
+
+
+class Fusion:
+    """Looks for what may join the chain that begins at one node of a graph."""
+
+    def __init__(self, out: Emitter, nodes: Sequence[Tensor], numbers: Mapping[Tensor, int], first: Tensor) -> None:
+        """`numbers`: places of nodes in the graph."""
+        self._out, self._nodes, self._numbers = out, nodes, numbers
+        self._at = numbers.get(first, 0)
+        self._touched: list[Access] = []
+
+    def joined(self, node: Tensor) -> None:
+        """The chain does this one, too."""
+        self._touched += _accesses(node)
+
+    def next(self, node: Tensor, consumers: Sequence[Tensor]) -> Tensor | None:
+        """The one among `consumers` that takes over from `node`, the chain's last."""
+        for reader in consumers:
+            if reader in self._out.done or reader.op not in STAGES or reader.op is Op.GET_ROWS:
+                continue
+            if self._numbers[reader] > self._at + _FAR or not checks.is_row_operation(reader):
+                continue
+            if (
+                _takes_over(reader, node)
+                and all(s is None or s is node or self._is_ready(s, node) for s in reader.src)
+                and self._keeps_to_rows(reader)
+                and self._may_come_early(reader)
+            ):
+                self._out.subject = reader
+                checks.check_node(reader)
+                return reader
+        return None
+
+    def _is_ready(self, tensor: Tensor, node: Tensor) -> bool:
+        """Whether a tensor's bytes are there (or it is `node` itself in another shape)."""
+        for _ in range(checks.MAX_VIEWS):
+            if tensor.view_src is None or not (tensor.op in VIEW_OPS or tensor.op is Op.NONE):
+                return tensor is node or tensor.op is Op.NONE or tensor in self._out.done
+            tensor = next((s for s in tensor.src if s is not None), tensor.view_src)
+        return False
+
+    def _keeps_to_rows(self, reader: Tensor) -> bool:
+        """Whether a chain with `reader` in it touches nothing of other rows."""
+        return not any(
+            mine.meets(theirs) and (mine.layout is None or mine.layout != theirs.layout)
+            for mine in _accesses(reader)
+            for theirs in self._touched
+        )
+
+    def _may_come_early(self, reader: Tensor) -> bool:
+        """Whether `reader` may run now: nothing that stands between writes what it touches, or reads what it writes."""
+        between = self._nodes[self._at + 1 : self._numbers[reader]]
+        others = [node for node in between if node not in self._out.done and not node.is_noop]
+        if not others:
+            return True
+        mine = _all_accesses(reader)
+        return not any(access.meets(theirs) for node in others for theirs in _all_accesses(node) for access in mine)
+
+
+def _takes_over(reader: Tensor, node: Tensor) -> bool:
+    """Whether a row operation works on the row of `node`, element by element."""
+    if reader.op is Op.SET_ROWS:
+        rows_in = reader.src[0]
+        assert rows_in is not None
+        if rows_in.root()[0] is not node or rows_in.nelements != node.nelements:
+            return False
+        if not (rows_in.is_contiguous() and node.is_contiguous() and rows_in.ne[2] == rows_in.ne[3] == 1):
+            return False
+        if rows_in is not node and (node.ne[0] * node.ne[1] != rows_in.ne[0] or node.ne[3] != 1):
+            return False
+        return node.ne[0] % reader.type.block_size == 0
+    if reader.ne != node.ne or node not in reader.src:
+        return False
+    if reader.op in BINARY and reader.src[0] is not node:
+        # only a sum or a product may take the row as its second operand
+        return reader.op in (Op.ADD, Op.MUL) and reader.src[0] is not None and reader.src[0].ne == node.ne
+    return reader.src[0] is node
+
+
+def _access(tensor: Tensor, *, write: bool = False, like: Tensor | None = None) -> Access:
+    root, start = tensor.root()
+    base: Tensor | None = root
+    if isinstance(root.buffer, CpuBuffer):
+        base, start = None, root.buffer.address + root.offset + start
+    layout = None
+    if like is not None:
+        steps = strides(tensor, like).values()
+        layout = (start, tensor.ne[0], *(s if n > 1 else 0 for s, n in zip(steps, like.ne[1:], strict=True)))
+    return Access(base, start, start + checks.extent(tensor), write, layout)
+
+
+def _accesses(node: Tensor) -> list[Access]:
+    """What a row operation touches, row by row where the chain's rows are meant."""
+    chosen = (Op.SET_ROWS, Op.GET_ROWS)
+    found = [_access(node, write=True, like=None if node.op is Op.SET_ROWS else node)]
+    for i, source in enumerate(node.src):
+        if source is None or (node.op is Op.SET_ROWS and i == 0):
+            continue  # the rows a cache takes come in registers
+        aside = node.op in chosen or (node.op in (Op.ROPE, Op.SOFT_MAX) and i > 0)
+        found.append(_access(source, like=None if aside else node))
+    return found
+
+
+def _all_accesses(node: Tensor) -> list[Access]:
+    """What any operation touches."""
+    return [_access(node, write=True), *(_access(s) for s in node.src if s is not None)]

@@ -1,0 +1,99 @@
+"""Matrix products: weights in blocks as the file has them, everything else as floats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llamado.devices.cpu.compile import columns, copies
+from llamado.devices.cpu.compile.copies import made, straight
+from llamado.devices.cpu.compile.emitter import Emitter, Fields
+from llamado.devices.cpu.compile.program import Place, Span
+from llamado.devices.cpu.kernels import floats, matmul
+from llamado.devices.cpu.kernels.formats import FORMATS, in_blocks
+from llamado.devices.cpu.kernels.formats.format import Plain
+from llamado.ggml.tensor import Tensor
+from llamado.gguf.types import TensorType
+
+_MANY = 32
+"""Columns from which a product of plain floats expands its weights first."""
+
+
+class Products:
+    """Compiles the products of a graph; each of few columns is told where the next one's weights are."""
+
+    def __init__(self, out: Emitter) -> None:
+        self._out = out
+        self._last_few: Fields | None = None
+
+    def emit(self, node: Tensor) -> None:
+        """A product of any form."""
+        out, w, x = self._out, node.src[0], node.src[1]
+        assert w is not None and x is not None
+        if node.type != TensorType.F32 or not node.has_contiguous_rows():
+            result = made(TensorType.F32, node.ne, node.name)
+            result.op, result.src = node.op, (w, x)
+            self.emit(result)
+            copies.copy(out, result, node)
+            return
+        x = straight(out, x)
+        if columns.takes_blocks(node):
+            if not x.is_contiguous():
+                columns_in = made(TensorType.F32, x.ne, x.name)
+                copies.copy(out, x, columns_in)
+                x = columns_in
+            self._blocks(node, w, x)
+            return
+        # few rows of weights, or many matrices of them (a cache): as f32 where they are in blocks
+        plain = isinstance(FORMATS.get(w.type), Plain) and w.has_contiguous_rows()
+        self._floats(node, w if plain else straight(out, w), x)
+
+    def _blocks(self, node: Tensor, w: Tensor, x: Tensor) -> None:
+        out, form, n_columns = self._out, in_blocks(w.type), x.nrows
+        acts = columns.activations(out, x, form.block)
+        panels = -(-w.ne[1] // 8)
+        few = n_columns <= matmul.SEVERAL * out.lowering.columns  # rows pass through registers, not through scratch
+        kernel = matmul.matmul_many
+        parameters: dict[str, Any] = {"weights": w.type.name}
+        if few:
+            parameters |= {"near": 8 * w.nb[1] <= matmul.NEAR}
+            kernel = matmul.matmul_several
+            if n_columns <= out.lowering.columns:
+                kernel = matmul.matmul_few
+                parameters |= {"columns": n_columns}
+        else:
+            parameters |= {"panel_rows": out.lowering.panel_rows if w.ne[1] >= out.lowering.panel_rows else 8}
+        fields: Fields = {
+            "w": out.place(w),
+            "row_bytes": w.nb[1],
+            "n_blocks": w.ne[0] // form.block,
+            "n_rows": w.ne[1],
+            "x": Place(acts, 0),
+            "n_columns": n_columns,
+            "y": out.place(node),
+            "y_stride": node.nb[1],
+            "share": max(1, min(8, panels // (16 * out.n_threads))),
+        }
+        if few:
+            fields |= {"next": 0, "next_panels": panels, "next_row_bytes": w.nb[1]}
+            if self._last_few is not None:  # the product before this one is told of it
+                self._last_few |= {"next": fields["w"], "next_panels": panels, "next_row_bytes": w.nb[1]}
+            self._last_few = fields
+        reads = [out.span(w), Span(Place(acts, 0), acts.size)]
+        out.emit(kernel, parameters, fields, reads, [out.span(node)], f"{w.type.name} {w.name}")
+
+    def _floats(self, node: Tensor, w: Tensor, x: Tensor) -> None:
+        out = self._out
+        fields: Fields = {
+            "n": w.ne[0], "n_rows": w.ne[1], "n_columns": x.ne[1], "n2": x.ne[2], "n3": x.ne[3],
+            "r2": x.ne[2] // w.ne[2], "r3": x.ne[3] // w.ne[3],
+            "w": out.place(w), "w1": w.nb[1], "w2": w.nb[2], "w3": w.nb[3],
+            "x": out.place(x), "x1": x.nb[1], "x2": x.nb[2], "x3": x.nb[3],
+            "y": out.place(node), "y1": node.nb[1], "y2": node.nb[2], "y3": node.nb[3],
+        }  # fmt: skip
+        kernel = floats.matmul_float
+        if x.ne[1] >= _MANY and w.ne[0] and w.ne[0] % 8 == 0 == w.ne[1] % 4:
+            kernel = floats.matmul_float_many
+            width = max(12, floats.STRETCH // (4 * w.ne[0]) // 3 * 3)
+            fields |= {"width": width, **out.share_scratch(floats.many_scratch(w.ne[0], width))}
+        reads = [out.span(w), out.span(x)]
+        out.emit(kernel, {"weights": w.type.name}, fields, reads, [out.span(node)], f"{w.type.name} {w.name}")
