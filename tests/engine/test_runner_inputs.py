@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tiny_models import make_gemma3, make_llama
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
+from llamado.devices.device import DeviceError
 from llamado.devices.split.placement import Placement
 from llamado.engine.forward.contract import ForwardError
 from llamado.engine.forward.runner import ModelRunner
@@ -24,6 +26,8 @@ from llamado.models.batch import Batch, MemoryRows
 from llamado.models.forward import Pass
 from llamado.models.inputs import Bytes, Input
 from llamado.models.llama import LlamaModel
+
+from .test_restore import TWO, House
 
 Array = np.ndarray[Any, Any]
 Open = Callable[..., ModelRunner]
@@ -162,3 +166,55 @@ def test_an_input_that_the_runner_has_never_heard_of(tmp_path: Path, start: Open
     x = table(plain)[tokens()] * Temperatures.factors(np.arange(N))[:, None]
     found = logits(start(path, Tempered, placement), tokens=tokens())
     np.testing.assert_array_equal(found, logits(plain, embeddings=x))
+
+
+@pytest.fixture
+def house(tmp_path: Path, jit: Jit) -> Iterator[House]:
+    """A model on three devices that can be lost."""
+    path = make_llama(tmp_path / "m.gguf", wtype="F32", n_layer=4)
+    opened = House(path, TWO, jit, n_cells=512, max_batch=64)
+    yield opened
+    opened.forward.close()
+    opened.file.close()
+
+
+def test_embeddings_once_a_device_was_lost(house: House) -> None:
+    runner = house.forward
+    rows = table(runner)[tokens()]
+    expected = logits(runner, embeddings=rows)
+    house.device(1).die()
+    runner.restore(False)
+    np.testing.assert_array_equal(logits(runner, embeddings=rows), expected)
+
+
+def test_the_first_embeddings_wait_for_the_batches_before_them(house: House) -> None:
+    """There is memory to be made for them, and a device has one caller at a time."""
+    runner = house.forward
+    gate = threading.Event()
+
+    def slow(what: str) -> None:
+        if what == "submit":
+            threading.Timer(0.2, gate.set).start()
+            gate.wait(60)
+
+    house.device(1).before = slow
+    cells = np.arange(N, dtype=np.int64)
+    before = Batch(cells, cells, (MemoryRows(cells, 0 * cells, cells, 512),), tokens())
+    first = runner.submit(before)
+    found = logits(runner, embeddings=table(runner)[tokens()])
+    np.testing.assert_array_equal(first.result(60), found)
+
+
+def test_without_memory_for_embeddings_tokens_still_do(house: House) -> None:
+    runner = house.forward
+    expected = logits(runner, tokens=tokens())
+    rows = table(runner)[tokens()]
+
+    def full(what: str) -> None:
+        if what == "place":
+            raise DeviceError("RPC1 lacks 12.0 MB")
+
+    house.device(1).before = full
+    with pytest.raises(DeviceError, match="lacks"):
+        logits(runner, embeddings=rows)
+    np.testing.assert_array_equal(logits(runner, tokens=tokens()), expected)

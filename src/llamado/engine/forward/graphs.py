@@ -73,10 +73,6 @@ class Graphs:
         if graph is not None:
             self._graphs.move_to_end(shape)
             return graph
-        if shape.embeddings and not self.largest[-1].embeddings:
-            # The first batch of its kind: there is no memory yet for what it is given in the place of tokens.
-            self.largest.append(replace(self.largest[0], embeddings=True))
-            self._tensors.settle(self.largest)
         graph = self._graphs[shape] = self._tensors.cut(shape)
         self._tensors.bind(graph.parts)
         if len(self._graphs) > _GRAPHS_KEPT:

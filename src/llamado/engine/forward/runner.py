@@ -6,6 +6,7 @@ their devices one after the other, each on the thread of its device, with the ne
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -139,7 +140,19 @@ class ModelRunner:
         if lost is not None:
             raise lost
         embeddings = batch.tokens is None
+        if embeddings and not self._graphs.largest[-1].embeddings:
+            self._make_room_for_embeddings()
         return self._begin(self._graphs.shape(batch.n_tokens, len(batch.outputs), used, scales, embeddings), batch)
+
+    def _make_room_for_embeddings(self) -> None:
+        """Before the first batch of embeddings, as few models are ever given one."""
+        self._pipeline.stand_still()
+        self._graphs.largest.append(dataclasses.replace(self._graphs.largest[0], embeddings=True))
+        try:
+            self._settle()
+        except BaseException:
+            self._graphs.largest.pop()
+            raise
 
     def _begin(self, shape: BatchShape, batch: Batch) -> Future[NDArray[np.float32]]:
         """Starts a batch with the graph for a shape, whose inputs fill up what the batch lacks."""
