@@ -205,7 +205,7 @@ def test_the_first_embeddings_wait_for_the_batches_before_them(house: House) -> 
     np.testing.assert_array_equal(first.result(60), found)
 
 
-def test_without_memory_for_embeddings_tokens_still_do(house: House) -> None:
+def test_without_memory_for_embeddings_for_a_while(house: House) -> None:
     runner = house.forward
     expected = logits(runner, tokens=tokens())
     rows = table(runner)[tokens()]
@@ -218,3 +218,5 @@ def test_without_memory_for_embeddings_tokens_still_do(house: House) -> None:
     with pytest.raises(DeviceError, match="lacks"):
         logits(runner, embeddings=rows)
     np.testing.assert_array_equal(logits(runner, tokens=tokens()), expected)
+    house.device(1).before = lambda what: None
+    np.testing.assert_array_equal(logits(runner, embeddings=rows), expected)
