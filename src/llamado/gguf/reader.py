@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from mmap import mmap as MemoryMap
 from pathlib import Path
 from types import TracebackType
@@ -110,21 +111,16 @@ class GGUFFile:
 
     def _read_into_memory(self, progress: Progress | None) -> None:
         done = 0
+
+        def report(n: int) -> None:
+            nonlocal done
+            done += n
+            if progress is not None:
+                progress(done, self.file_bytes)
+
         for i, path in enumerate(self.shard_paths):
-            size = len(self._arrays[i])
             try:
-                memory = MemoryMap(-1, size)  # anonymous and page-aligned, which np.empty is not
-                with open(path, "rb", buffering=0) as stream, memoryview(memory) as view:
-                    at = 0
-                    while at < size:
-                        with view[at : at + READ_CHUNK] as chunk:
-                            n = stream.readinto(chunk)
-                        if not n:
-                            raise GgufError("the file became shorter while it was read", path=path, offset=at)
-                        at += n
-                        done += n
-                        if progress is not None:
-                            progress(done, self.file_bytes)
+                memory = _read_whole(path, len(self._arrays[i]), report)
             except (OSError, MemoryError) as error:
                 raise GgufError(f"cannot be read into memory: {error}", path=path) from error
             array = np.frombuffer(memory, np.uint8)
@@ -132,3 +128,18 @@ class GGUFFile:
             self._arrays[i] = array
             self._maps[i] = memory
         self.mapped = False
+
+
+def _read_whole(path: Path, size: int, report: Callable[[int], None]) -> MemoryMap:
+    """The bytes of a file in memory; `report` is told how many came."""
+    memory = MemoryMap(-1, size)  # anonymous and page-aligned, which np.empty is not
+    with open(path, "rb", buffering=0) as stream, memoryview(memory) as view:
+        at = 0
+        while at < size:
+            with view[at : at + READ_CHUNK] as chunk:
+                n = stream.readinto(chunk)
+            if not n:
+                raise GgufError("the file became shorter while it was read", path=path, offset=at)
+            at += n
+            report(n)
+    return memory

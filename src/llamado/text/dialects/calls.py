@@ -260,90 +260,107 @@ class JsonCalls:
 
 def read_object(reader: Reader, tools: Tools, shape: JsonCalls, before: str = "") -> Reading[Outcome]:
     """Read a call written as an object, behind the text `before` and whitespace."""
-    name: str | None = None
-    id: str | None = None
-    started = False
-    raw = ""  # what was taken for good and not shown: all up to the end of `held`
-    held: list[str] | None = None  # arguments that wait for the name or the id
+    return (yield from _ObjectCall(reader, tools, shape).read(before))
 
-    def give_up() -> Outcome:
-        reader.reject()
-        if started:
+
+class _ObjectCall:
+    """A call while it is read as an object: its name and id as soon as they are known, and arguments that wait for
+    them.
+    """
+
+    def __init__(self, reader: Reader, tools: Tools, shape: JsonCalls) -> None:
+        self._reader, self._tools, self._shape = reader, tools, shape
+        self._name: str | None = None
+        self._id: str | None = None
+        self._depth = 1  # 2 in an inner "function"; 0 behind the object
+        self._started = False
+        self._raw = ""  # what was taken for good and not shown: all up to the end of `_held`
+        self._held: list[str] | None = None  # arguments that wait for the name or the id
+
+    def read(self, before: str) -> Reading[Outcome]:
+        reader = self._reader
+        reader.mark()
+        yield from reader.space()
+        if before:
+            if not (yield from reader.take(before)):
+                return self._give_up()
+            yield from reader.space()
+        if not (yield from reader.take("{")):
+            return self._give_up()
+        while self._depth:
+            yield from reader.space()
+            if (yield from reader.take("}")):
+                self._depth -= 1
+            elif not (yield from reader.take(",")) and not (yield from self._member()):
+                return self._give_up()
+        if self._name is None:
+            return self._give_up()
+        reader.accept()
+        if not self._started:
+            reader.call(self._name, self._id)
+            reader.arguments("".join(self._held) if self._held else "{}")
+        return Outcome.CALL
+
+    def _give_up(self) -> Outcome:
+        self._reader.reject()
+        if self._started:
             return Outcome.BROKEN
-        reader.content(raw)
-        return Outcome.BROKEN if raw else Outcome.NONE
+        self._reader.content(self._raw)
+        return Outcome.BROKEN if self._raw else Outcome.NONE
 
-    reader.mark()
-    yield from reader.space()
-    if before:
-        if not (yield from reader.take(before)):
-            return give_up()
-        yield from reader.space()
-    if not (yield from reader.take("{")):
-        return give_up()
-    depth = 1
-    while True:
-        yield from reader.space()
-        if (yield from reader.take("}")):
-            depth -= 1
-            if depth == 0:
-                break
-            continue
-        if (yield from reader.take(",")):
-            continue
+    def _member(self) -> Reading[bool]:
+        """Read a key and what belongs to it; False where a call has no such member."""
+        reader, shape = self._reader, self._shape
         if len(reader.read()) > MAX_HEAD:
-            return give_up()
+            return False
         key = yield from read_text(reader)
         if key is None:
-            return give_up()
+            return False
         yield from reader.space()
         if not (yield from reader.take(":")):
-            return give_up()
+            return False
         yield from reader.space()
         c = yield from reader.char()
-        if shape.name_is_key and name is None and key in tools.schemas:
-            name, key = key, shape.arguments[0]
+        if shape.name_is_key and self._name is None and key in self._tools.schemas:
+            self._name, key = key, shape.arguments[0]
         if key == "function" and c == "{" and not shape.name_is_key:
             reader.at += 1
-            depth += 1
-        elif key in shape.name and name is None and c == '"':
-            name = yield from read_text(reader, tools.longest * 6)
-            if name not in tools.schemas:
-                return give_up()
-        elif key in shape.id and id is None:
+            self._depth += 1
+            return True
+        if key in shape.name and self._name is None and c == '"':
+            self._name = yield from read_text(reader, self._tools.longest * 6)
+            return self._name in self._tools.schemas
+        if key in shape.id and self._id is None:
             parts: list[str] = []
-            if not (yield from read_value(reader, parts.append, MAX_KEY)):
-                return give_up()
-            id = "".join(parts).strip('"')
-        elif key in shape.arguments and not started and held is None:
-            if name is not None and (id is not None or not shape.late_id):
-                reader.accept()
-                reader.call(name, id)
-                started = True
-                good = yield from _read_arguments(reader, reader.arguments)
-                reader.mark()
-                if not good:
-                    return give_up()
-            else:
-                raw = reader.read()
-                reader.accept()
-                held = []
-                good = yield from _read_arguments(reader, held.append)
-                reader.mark()
-                raw += "".join(held)
-                if not good:
-                    if name is None or not (yield from reader.over()):
-                        return give_up()
-                    break  # cut off, but it was a call
-        elif not (yield from read_value(reader, _nowhere, MAX_HEAD)):
-            return give_up()
-    if name is None:
-        return give_up()
-    reader.accept()
-    if not started:
-        reader.call(name, id)
-        reader.arguments("".join(held) if held else "{}")
-    return Outcome.CALL
+            good = yield from read_value(reader, parts.append, MAX_KEY)
+            self._id = "".join(parts).strip('"')
+            return good
+        if key in shape.arguments and not self._started and self._held is None:
+            return (yield from self._arguments())
+        return (yield from read_value(reader, _nowhere, MAX_HEAD))
+
+    def _arguments(self) -> Reading[bool]:
+        """Show the arguments as they come, or hold them back while it is not known whose they are."""
+        reader = self._reader
+        if self._name is not None and (self._id is not None or not self._shape.late_id):
+            reader.accept()
+            reader.call(self._name, self._id)
+            self._started = True
+            good = yield from _read_arguments(reader, reader.arguments)
+            reader.mark()
+            return good
+        self._raw = reader.read()
+        reader.accept()
+        self._held = []
+        good = yield from _read_arguments(reader, self._held.append)
+        reader.mark()
+        self._raw += "".join(self._held)
+        if good:
+            return True
+        if self._name is None or not (yield from reader.over()):
+            return False
+        self._depth = 0  # cut off, but it was a call
+        return True
 
 
 def _read_arguments(reader: Reader, show: Show) -> Reading[bool]:

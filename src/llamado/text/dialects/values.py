@@ -55,25 +55,32 @@ def read_string(reader: Reader, show: Show, limit: int | None = None) -> Reading
             reader.at += 1
             shown += 1
         else:
-            while len(reader.text) - reader.at < 2:
-                if not (yield from reader.more()):
-                    break
-            kind = reader.text[reader.at + 1 : reader.at + 2]
-            if kind == "":
+            size = yield from _escape_size(reader)
+            if not size:
                 return False
-            if kind == "u":
-                while len(reader.text) - reader.at < 6:
-                    if not (yield from reader.more()):
-                        break
-                good = _HEX.match(reader.text, reader.at + 2) is not None
-                size = 6 if good else 1
-            else:
-                good = kind in _SHORT_ESCAPES
-                size = 2 if good else 1
-            show(reader.text[reader.at : reader.at + size] if good else "\\\\")
+            show(reader.text[reader.at : reader.at + size] if size > 1 else "\\\\")
             reader.at += size
             shown += size
     return False
+
+
+def _escape_size(reader: Reader) -> Reading[int]:
+    """Characters of the escape that a backslash begins: 1 where it escapes nothing, 0 where the text ends behind it."""
+    if not (yield from _ahead(reader, 2)):
+        return 0
+    kind = reader.text[reader.at + 1]
+    if kind != "u":
+        return 2 if kind in _SHORT_ESCAPES else 1
+    yield from _ahead(reader, 6)
+    return 6 if _HEX.match(reader.text, reader.at + 2) else 1
+
+
+def _ahead(reader: Reader, n: int) -> Reading[bool]:
+    """Wait for `n` characters; False where the text ends before them."""
+    while len(reader.text) - reader.at < n:
+        if not (yield from reader.more()):
+            return False
+    return True
 
 
 def read_text(reader: Reader, limit: int = MAX_KEY) -> Reading[str | None]:
@@ -92,73 +99,90 @@ def read_value(reader: Reader, show: Show, limit: int | None = None) -> Reading[
 
     What was shown by then was taken; what breaks the value was not.
     """
-    stack: list[str] = []
-    state = "value"  # or "first" (a value or the end), "key", "first key", "after"
-    spent = 0
+    return (yield from _Value(reader, show, limit).read())
 
-    def count(text: str) -> None:
-        nonlocal spent
-        spent += len(text)
-        show(text)
 
-    while True:
-        white = yield from reader.space()
-        if white:
-            count(white)
-        if limit is not None and spent > limit:
+class _Value:
+    """A JSON value while it is read: the brackets that are open, and what may come next."""
+
+    def __init__(self, reader: Reader, show: Show, limit: int | None) -> None:
+        self._reader, self._show, self._limit = reader, show, limit
+        self._stack: list[str] = []
+        self._state = "value"  # or "first" (a value or the end), "key", "first key", "after"
+        self._spent = 0
+
+    def read(self) -> Reading[bool]:
+        while self._state != "after" or self._stack:
+            white = yield from self._reader.space()
+            if white:
+                self._count(white)
+            if self._limit is not None and self._spent > self._limit:
+                return False
+            c = yield from self._reader.char()
+            if not (yield from self._next(c)):
+                return False
+        return True
+
+    def _count(self, text: str) -> None:
+        self._spent += len(text)
+        self._show(text)
+
+    def _take(self, c: str, state: str) -> bool:
+        """Show the next character; what may come behind it."""
+        self._reader.at += 1
+        self._count(c)
+        self._state = state
+        return True
+
+    def _next(self, c: str) -> Reading[bool]:
+        """Show what begins with the next character; False where it may not come here."""
+        if self._state == "after":
+            return self._after(c)
+        if (self._state, c) in (("first", "]"), ("first key", "}")):
+            self._stack.pop()
+            return self._take(c, "after")
+        if self._state in ("key", "first key"):
+            return (yield from self._key(c))
+        return (yield from self._value(c))
+
+    def _after(self, c: str) -> bool:
+        in_object = self._stack[-1] == "{"
+        if c == ",":
+            return self._take(c, "key" if in_object else "value")
+        if c != ("}" if in_object else "]"):
             return False
-        c = yield from reader.char()
-        if state == "after":
-            if c == ",":
-                state = "key" if stack[-1] == "{" else "value"
-            elif c == ("}" if stack[-1] == "{" else "]"):
-                stack.pop()
-            else:
+        self._stack.pop()
+        return self._take(c, "after")
+
+    def _key(self, c: str) -> Reading[bool]:
+        if c != '"' or not (yield from read_string(self._reader, self._count, self._limit)):
+            return False
+        white = yield from self._reader.space()
+        if not (yield from self._reader.take(":")):
+            return False
+        self._count(white + ":")
+        self._state = "value"
+        return True
+
+    def _value(self, c: str) -> Reading[bool]:
+        if c == "{" or c == "[":
+            if len(self._stack) >= MAX_DEPTH:
                 return False
-            reader.at += 1
-            count(c)
-        elif (state == "first" and c == "]") or (state == "first key" and c == "}"):
-            stack.pop()
-            reader.at += 1
-            count(c)
-            state = "after"
-        elif state in ("key", "first key"):
-            if c != '"' or not (yield from read_string(reader, count, limit)):
-                return False
-            white = yield from reader.space()
-            if not (yield from reader.take(":")):
-                return False
-            count(white + ":")
-            state = "value"
-            continue
-        elif c == "{" or c == "[":
-            if len(stack) >= MAX_DEPTH:
-                return False
-            stack.append(c)
-            reader.at += 1
-            count(c)
-            state = "first key" if c == "{" else "first"
-            continue
-        elif c == '"':
-            if not (yield from read_string(reader, count, limit)):
-                return False
-            state = "after"
-        elif c == "-" or "0" <= c <= "9":
-            number = yield from _number(reader)
-            if number is None:
-                return False
-            count(number)
-            state = "after"
+            self._stack.append(c)
+            return self._take(c, "first key" if c == "{" else "first")
+        self._state = "after"
+        if c == '"':
+            return (yield from read_string(self._reader, self._count, self._limit))
+        if c == "-" or "0" <= c <= "9":
+            plain = yield from _number(self._reader)
         elif c in ("t", "f", "n"):
-            word = yield from reader.take("true", "false", "null")
-            if word is None:
-                return False
-            count(word)
-            state = "after"
+            plain = yield from self._reader.take("true", "false", "null")
         else:
             return False
-        if state == "after" and not stack:
-            return True
+        if plain is None:
+            return False
+        self._count(plain)
+        return True
 
 
 def _number(reader: Reader) -> Reading[str | None]:
