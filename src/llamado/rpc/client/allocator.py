@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from llamado.devices.device import DeviceError
+from llamado.devices.first_fit import Life, place
 from llamado.ggml.graph import Graph
 from llamado.ggml.ops import TensorFlag
 from llamado.ggml.tensor import Tensor
@@ -45,39 +46,11 @@ def activations(graph: Graph) -> dict[Tensor, tuple[int, int]]:
 
 
 def plan(graph: Graph, size_of: Callable[[Tensor], int], alignment: int) -> Plan:
-    """Offsets such that tensors that are needed at the same time do not overlap, first fit."""
+    """Offsets such that tensors that are needed at the same time do not overlap."""
     lives = activations(graph)
-    order = sorted(lives, key=lambda t: lives[t][0])
-    ends = sorted(lives, key=lambda t: lives[t][1])
-    sizes = {t: -(-max(size_of(t), 1) // alignment) * alignment for t in order}
-    offsets: dict[Tensor, int] = {}
-    gaps: list[tuple[int, int]] = []  # (offset, size), ascending, never touching
-    top = freed = 0
-    for tensor in order:
-        while lives[ends[freed]][1] + _LINGER < lives[tensor][0]:
-            _give(gaps, offsets[ends[freed]], sizes[ends[freed]])
-            freed += 1
-        size = sizes[tensor]
-        for i, (at, room) in enumerate(gaps):
-            if room >= size:
-                gaps[i : i + 1] = [(at + size, room - size)] if room > size else []
-                offsets[tensor] = at
-                break
-        else:
-            if gaps and sum(gaps[-1]) == top:  # grow the gap at the end
-                top = gaps.pop()[0]
-            offsets[tensor] = top
-            top += size
-    return Plan(max((offsets[t] + sizes[t] for t in order), default=0), offsets)
-
-
-def _give(gaps: list[tuple[int, int]], at: int, size: int) -> None:
-    """Puts a gap back, merged with its neighbours."""
-    i = next((i for i, gap in enumerate(gaps) if gap[0] > at), len(gaps))
-    if i < len(gaps) and at + size == gaps[i][0]:
-        size += gaps.pop(i)[1]
-    if i and sum(gaps[i - 1]) == at:
-        i -= 1
-        before = gaps.pop(i)
-        at, size = before[0], size + before[1]
-    gaps.insert(i, (at, size))
+    size, offsets = place(
+        [Life(first, last, size_of(tensor)) for tensor, (first, last) in lives.items()],
+        alignment=alignment,
+        linger=_LINGER,
+    )
+    return Plan(size, dict(zip(lives, offsets, strict=True)))

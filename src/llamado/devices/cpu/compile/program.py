@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.cpu.jit import Jit, Kernel, Shelf
+from llamado.devices.first_fit import FOREVER, Life, place
 
 _ALIGN = 64
 _LINGER = 2
@@ -90,41 +91,11 @@ def plan(operations: list[Operation]) -> int:
                     base.first = i
                     temporaries[base] = None
                 base.last = i
-    ends: dict[int, list[Temporary]] = {}
-    starts: dict[int, list[Temporary]] = {}
-    for temporary in temporaries:
-        starts.setdefault(temporary.first, []).append(temporary)
-        if not temporary.keep:
-            ends.setdefault(temporary.last + _LINGER, []).append(temporary)
-    free: list[tuple[int, int]] = []  # (offset, size), by offset
-    top = 0
-    for i in range(len(operations)):
-        for temporary in starts.get(i, ()):
-            size = -(-max(temporary.size, 1) // _ALIGN) * _ALIGN
-            fits = [(length, at) for at, length in free if length >= size]
-            if fits:
-                length, at = min(fits)
-                free.remove((at, length))
-                if length > size:
-                    _give(free, at + size, length - size)
-            else:
-                at, top = top, top + size
-            temporary.offset = at
-        for temporary in ends.get(i, ()):
-            _give(free, temporary.offset, -(-max(temporary.size, 1) // _ALIGN) * _ALIGN)
-    return top
-
-
-def _give(free: list[tuple[int, int]], at: int, size: int) -> None:
-    """Puts a gap back, merged with its neighbours."""
-    for gap in list(free):
-        if gap[0] + gap[1] == at:
-            free.remove(gap)
-            at, size = gap[0], gap[1] + size
-        elif at + size == gap[0]:
-            free.remove(gap)
-            size += gap[1]
-    free.append((at, size))
+    lives = [Life(t.first, FOREVER if t.keep else t.last, t.size) for t in temporaries]
+    size, offsets = place(lives, alignment=_ALIGN, linger=_LINGER)
+    for temporary, offset in zip(temporaries, offsets, strict=True):
+        temporary.offset = offset
+    return size
 
 
 def link(operations: list[Operation], jit: Jit, arena: int, arena_size: int, counter_bytes: int) -> Program:
