@@ -558,7 +558,7 @@ class ReferenceModel:
         self.file = GGUFFile.open(path)
         self.model = load_model(self.file)
         load_adapters(self.model, adapters)
-        self.kv = self.model.memory(n_cells, type_k, type_v)
+        self.kv = self.model.memory(n_cells, type_k, type_v, whole=True)
         self.device = ReferenceDevice(dtype)
         for name, tensor in self.model.weights.items():
             self.device.bind(tensor, self.file.data(name))

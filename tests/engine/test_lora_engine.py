@@ -260,7 +260,7 @@ def opened(model: Path, adapters: list[Path], devices: list[Any], placement: Pla
     file = GGUFFile.open(model)
     found = load_model(file)
     load_adapters(found, adapters)
-    return ModelRunner(file, found, devices, placement, **{"n_cells": 1024, "max_batch": 64, **kw})
+    return ModelRunner(file, found, devices, placement, **{"n_cells": 1024, "max_batch": 64, "whole": True, **kw})
 
 
 FEW = ((), (1.0, 0.0), (0.5, 0.0), (1.0, 0.5))

@@ -41,7 +41,7 @@ def start(jit: Jit) -> Iterator[Open]:
 
     def open_(path: Path, n_threads: int = 2, mmap: bool = True, **options: Any) -> ModelRunner:
         file = GGUFFile.open(path, mmap=mmap)
-        options = {"n_cells": 2048, **options}
+        options = {"n_cells": 2048, "whole": True, **options}
         opened.append(ModelRunner(file, load_model(file), [CpuDevice(n_threads, jit=jit)], **options))
         return opened[-1]
 
@@ -314,7 +314,7 @@ def spread(jit: Jit) -> Iterator[Callable[..., ModelRunner]]:
     def open_(path: Path, placement: Placement, **options: Any) -> ModelRunner:
         file = GGUFFile.open(path)
         devices = [CpuDevice(1, jit=jit) for _ in range(3)]
-        options = {"n_cells": 2048, **options}
+        options = {"n_cells": 2048, "whole": True, **options}
         opened.append(ModelRunner(file, load_model(file), devices, placement, **options))
         return opened[-1]
 

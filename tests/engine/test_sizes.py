@@ -40,9 +40,12 @@ def test_parts_add_up_to_the_file(tmp_path: Path, tied: bool) -> None:
 def test_windows_read_less_of_the_cache(tmp_path: Path) -> None:
     with GGUFFile.open(make_gemma3(tmp_path / "g.gguf", n_layer=2, n_ctx=4096)) as file:
         sizes = model_sizes(file, load_model(file), n_cells=4096)
-    windowed, whole = sizes.kv_read
-    assert sizes.kv[0] == sizes.kv[1] and windowed * 1024 == whole * 32
+        whole = model_sizes(file, load_model(file), n_cells=4096, whole=True)
+    windowed, everything = sizes.kv_read
+    assert windowed * 1024 == everything * 32
     assert sizes.inputs == 2 * 2 * 1024 + 20  # two masks
+    assert whole.kv[0] == whole.kv[1] == sizes.kv[1] and sizes.kv[0] * 4096 == sizes.kv[1] * 1024 < whole.kv[0] * 4096
+    assert sizes.compute < whole.compute  # a shorter mask
 
 
 def test_usual_weights_are_those_of_most_bytes(tmp_path: Path) -> None:

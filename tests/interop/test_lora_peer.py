@@ -81,7 +81,7 @@ class Scaled:
     def __init__(self, forward: Any, scales: Scales) -> None:
         assert isinstance(forward, ModelRunner)
         self._forward, self._scales = forward, scales if any(scales) else ()
-        self.max_batch = forward.max_batch
+        self.max_batch, self.memory = forward.max_batch, forward.memory
 
     def start(self, *batch: Any) -> Future[NDArray[np.float32]]:
         return self._forward.start(*batch, scales=self._scales)

@@ -25,7 +25,7 @@ class RemoteModel:
         self.device, self.n_cells = device, n_cells
         self.file = GGUFFile.open(path)
         self.model = load_model(self.file)
-        self.kv = self.model.memory(n_cells)
+        self.kv = self.model.memory(n_cells, whole=True)
         self.graphs: dict[BatchShape, Graph] = {}
         device.load([(tensor, self.file.data(name)) for name, tensor in self.model.weights.items()])
         device.place([*self.kv.tensors])

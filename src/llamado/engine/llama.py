@@ -313,6 +313,7 @@ def _runner(
         [here] if pool is None else pool.devices,
         None if pool is None else found.placement,
         n_cells=found.n_cells,
+        n_sequences=options.n_slots,
         max_batch=options.max_batch,
         type_k=types[0],
         type_v=types[1],

@@ -27,7 +27,12 @@ log = logging.getLogger(__name__)
 
 
 class _Texts(MemoryOptions):
-    """What of a user's wishes takes memory where texts are embedded."""
+    """What of a user's wishes takes memory where texts are embedded, of which nothing is kept."""
+
+    @property
+    def whole(self) -> bool:
+        """See MemoryOptions."""
+        return True
 
     def shape(self, n_ctx: int) -> tuple[int, int]:
         """Tokens of a text, and cells for it and for a batch of short ones. Raises EngineError."""
@@ -109,6 +114,7 @@ def load_embedder(
         [here],
         n_cells=found.n_cells,
         max_batch=options.max_batch,
+        whole=True,
         output=Output.SCORES if pooling is Pooling.RANK else Output.HIDDEN,
         type_k=types[0],
         type_v=types[1],

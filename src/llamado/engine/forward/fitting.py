@@ -39,6 +39,11 @@ class MemoryOptions(NamedTuple):
     beyond_training: bool = False
     """Whether there are cells for more tokens than all slots can have; see EngineOptions."""
 
+    @property
+    def whole(self) -> bool:
+        """Whether layers with a window keep all tokens, too."""
+        return False
+
     def shape(self, n_ctx: int) -> tuple[int, int]:
         """Tokens of one sequence, and cells of the pool, for `n_ctx` tokens in all. Raises EngineError."""
         return context_size(n_ctx, self.n_slots, self.unified)
@@ -70,7 +75,9 @@ def sizes_for(file: GGUFFile, model: Model, wanted: MemoryOptions, n_ctx: int) -
         file,
         model,
         n_cells=wanted.shape(n_ctx)[1],
+        n_sequences=wanted.n_slots,
         max_batch=wanted.max_batch,
+        whole=wanted.whole,
         type_k=wanted.type_k,
         type_v=wanted.type_v,
     )

@@ -59,7 +59,7 @@ class ModelRunner:
         n_cells: int,
         n_sequences: int = 1,
         max_batch: int = 512,
-        whole: bool = True,
+        whole: bool = False,
         output: Output = Output.LOGITS,
         type_k: TensorType = TensorType.F16,
         type_v: TensorType = TensorType.F16,

@@ -17,11 +17,13 @@ def model_sizes(
     model: Model,
     *,
     n_cells: int,
+    n_sequences: int = 1,
     max_batch: int = 512,
+    whole: bool = False,
     type_k: TensorType = TensorType.F16,
     type_v: TensorType = TensorType.F16,
 ) -> ModelSizes:
-    """Sizes of a model that runs with a cache of `n_cells` cells and batches of up to `max_batch` tokens.
+    """Sizes of a model that runs with a memory of these sizes and types (see Memory).
 
     Working memory is estimated from above: inputs, and the activations that a layer has at the same time.
     """
@@ -34,10 +36,8 @@ def model_sizes(
             layers_read[role.layer] += size.read
     head = [size.held for role, size in weights.items() if role.part is ModelPart.OUTPUT]
     embedding = [size for role, size in weights.items() if role.part is ModelPart.INPUT]
-    cell = [type_k.row_bytes(hp.n_embd_k(i)) + type_v.row_bytes(hp.n_embd_v(i)) for i in range(hp.n_layer)]
+    memory = model.memory(n_cells, type_k, type_v, n_sequences=n_sequences, max_batch=max_batch, whole=whole)
     reach = min(_CONTEXT, n_cells)
-    seen = [min(reach, hp.n_swa) if hp.is_swa(i) else reach for i in range(hp.n_layer)]
-    n_masks = 2 if hp.n_swa and not all(hp.is_swa(i) for i in range(hp.n_layer)) else 1
     hidden = 4 * hp.n_embd
     attention = max(
         (2 * hp.head_dim_k * q + 2 * hp.head_dim_k * k for q, k in zip(hp.n_head, hp.n_head_kv, strict=True))
@@ -46,15 +46,15 @@ def model_sizes(
     return ModelSizes(
         layers=tuple(layers),
         layers_read=tuple(layers_read),
-        kv=tuple(size * n_cells for size in cell),
-        kv_read=tuple(size * n for size, n in zip(cell, seen, strict=True)),
+        kv=tuple(memory.layer_bytes(i) for i in range(hp.n_layer)),
+        kv_read=tuple(memory.read_bytes(i, reach) for i in range(hp.n_layer)),
         head=sum(head),
         embedding=sum(size.held for size in embedding),
         embedding_read=sum(size.read for size in embedding),
         hidden=hidden,
-        inputs=n_masks * 2 * reach + 20,
+        inputs=2 * memory.mask_rows(reach) + 20,
         logits=4 * hp.n_vocab,
-        compute=max_batch * (n_masks * 2 * n_cells + 20 + 2 * hidden + activations),
+        compute=max_batch * (2 * memory.mask_rows(n_cells) + 20 + 2 * hidden + activations),
         head_compute=max_batch * 4 * hp.n_vocab,
         tensors={role: size for role, size in weights.items() if role.part in (ModelPart.LAYER, ModelPart.OUTPUT)},
     )

@@ -205,10 +205,10 @@ class Memory:
         rows = 1 if isinstance(part, States) else min(n, window) if window else n
         return rows * sum(tensor.nb[1] for tensor in tensors)
 
-    @property
-    def n_masks(self) -> int:
-        """Different masks that a graph needs."""
-        return len({(kept.part.suffix, kept.window) for kept in self._kept if not isinstance(kept.part, States)})
+    def mask_rows(self, n: int) -> int:
+        """Rows that the masks of a graph have for a token, all of them together, where the first `n` are in use."""
+        masks = {(kept.number, kept.window) for kept in self._kept if not isinstance(kept.part, States)}
+        return sum(min(n, self.parts[number].n_rows) for number, _ in masks)
 
     @property
     def token_bytes(self) -> int:

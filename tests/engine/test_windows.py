@@ -1,0 +1,216 @@
+"""A real model whose sliding layers hold a window and not the context: the bits of one that keeps everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rows import feed_sequence
+from tiny_models import make_gemma3
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.jit import Jit
+from llamado.devices.split.placement import Placement
+from llamado.engine.cache.prompt_cache import CellReader
+from llamado.engine.engine import Engine
+from llamado.engine.forward.runner import ModelRunner
+from llamado.engine.request import Request
+from llamado.engine.sampling.params import Sampling
+from llamado.gguf.reader import GGUFFile
+from llamado.models import load_model
+from llamado.models.memory import Handle, Span
+
+from .fake import FakeTokenizer, ask, eventually, send
+from .test_restore import House
+
+Array = np.ndarray[Any, Any]
+Open = Callable[..., ModelRunner]
+WINDOW, N = 40, 700
+TOKENIZER = FakeTokenizer(dict.fromkeys(range(512), b"x"), eog=())
+
+
+@pytest.fixture(scope="module")
+def jit() -> Jit:
+    return Jit()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_gemma3(tmp_path_factory.mktemp("model") / "m.gguf", n_layer=4, n_swa=WINDOW, n_ctx=4096)
+
+
+@pytest.fixture
+def start(jit: Jit, model: Path) -> Iterator[Open]:
+    opened: list[ModelRunner] = []
+
+    def open_(**options: Any) -> ModelRunner:
+        file = GGUFFile.open(model)
+        given = {"n_cells": 4096, "n_sequences": 3, "max_batch": 32, **options}
+        opened.append(ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], **given))
+        return opened[-1]
+
+    yield open_
+    for runner in opened:
+        runner.close()
+
+
+@pytest.fixture
+def right(start: Open) -> Array:
+    """Logits of every token, where everything is kept."""
+    runner = start(whole=True)
+    assert not runner.memory.has_tails
+    return feed(runner, allocated(runner), text(), 32)
+
+
+def text(seed: int = 0, n: int = N) -> list[int]:
+    return np.random.default_rng(seed).integers(6, 500, n).tolist()
+
+
+def allocated(runner: ModelRunner) -> Handle:
+    handle = runner.memory.allocate(N)
+    assert handle is not None
+    return handle
+
+
+def feed(runner: ModelRunner, handle: Handle, tokens: list[int], chunk: int) -> Array:
+    """Logits of every token that a sequence goes on with."""
+    found = []
+    for at in range(0, len(tokens), chunk):
+        part = np.array(tokens[at : at + chunk], np.int32)
+        rows = np.arange(part.size, dtype=np.int32)
+        found.append(runner.start(part, [Span(handle, handle.used, part.size)], rows).result(60).copy())
+        handle.used += part.size
+    return np.concatenate(found)
+
+
+def same(a: Array, b: Array) -> bool:
+    return a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def test_memory_is_that_of_windows(start: Open) -> None:
+    runner, whole = start(), start(whole=True)
+    windowed, everything = runner.memory, whole.memory
+    sizes = [windowed.layer_bytes(i) for i in range(4)]
+    assert sizes[1] == sizes[3] == everything.layer_bytes(1) and sizes[0] == sizes[2] < sizes[1] // 2
+    assert sizes[0] == everything.layer_bytes(0) * windowed[0].part.n_rows // 4096
+    assert sum(tensor.nbytes for tensor in windowed.tensors) < sum(tensor.nbytes for tensor in everything.tensors)
+
+
+@pytest.mark.parametrize("chunk", [32, 7])
+def test_a_long_prompt(start: Open, right: Array, chunk: int) -> None:
+    runner = start()
+    assert same(feed(runner, allocated(runner), text(), chunk), right)
+
+
+@pytest.mark.slow
+def test_one_token_after_the_other_among_others(start: Open, right: Array) -> None:
+    runner = start()
+    ours, other = allocated(runner), allocated(runner)
+    feed(runner, ours, text()[:100], 32)
+    for at in range(100, N):
+        tokens = np.array([text(1)[at % 50], text()[at]], np.int32)
+        rows = runner.start(tokens, [Span(other, other.used, 1), Span(ours, at, 1)], np.array([1], np.int32)).result(60)
+        assert same(rows[0], right[at])
+        ours.used += 1
+        other.used += 1
+
+
+def test_going_back(start: Open, right: Array) -> None:
+    runner = start()
+    memory, handle = runner.memory, allocated(runner)
+    memory.mark(handle, 299)
+    feed(runner, handle, text()[:650], 32)
+    assert not memory.rewind(handle, 200) and handle.used == 650, "nobody kept that"
+    assert memory.reach(handle, 300) == 299
+    for n in (640, 299, 0, 40):
+        assert memory.rewind(handle, n)
+        feed(runner, handle, text(2)[:40], 32)  # what is wrong must leave nothing behind
+        assert memory.rewind(handle, n)
+        assert same(feed(runner, handle, text()[n : n + 60], 20), right[n : n + 60])
+
+
+def test_a_beginning_is_copied(start: Open, right: Array) -> None:
+    runner = start()
+    memory, src, dst = runner.memory, allocated(runner), allocated(runner)
+    memory.mark(src, 299)
+    feed(runner, src, text(), 32)
+    feed(runner, dst, text()[:50], 32)
+    assert not memory.copy(src, dst, 280) and dst.used == 50
+    assert memory.copy(src, dst, 299)
+    assert same(feed(runner, dst, text()[299:450], 32), right[299:450])
+    assert memory.copy(src, dst, N - 1)
+    assert same(feed(runner, dst, text()[N - 1 :], 1), right[N - 1 :])
+
+
+def test_bytes_that_were_read_are_written_elsewhere(start: Open, right: Array) -> None:
+    runner, other = start(), start()
+    memory, handle = runner.memory, allocated(runner)
+    memory.mark(handle, 350)
+    feed(runner, handle, text()[:600], 32)
+    assert memory.tails(handle) == [350, 600]
+    for n in (350, 600):
+        tail, cells = memory.read_tail(handle, n), memory.read(handle, 0, n)
+        assert memory.sound(cells, n) and memory.sound_tail(tail, n) and tail.size == memory.tail_bytes(n)
+        copied = allocated(other)
+        feed(other, copied, text(3)[:450], 32)
+        other.memory.rewind(copied, 0)
+        other.memory.write_tail(copied, n, tail)
+        other.memory.write(copied, n, cells)
+        assert same(feed(other, copied, text()[n : n + 60], 32), right[n : n + 60])
+        other.memory.free(copied)
+
+
+def req(prompt: list[int], n: int = 6, **options: Any) -> Request:
+    return Request(prompt=prompt, n_predict=n, sampling=Sampling(temperature=0.0, seed=1), n_probs=3, **options)
+
+
+def test_answers_are_those_of_a_memory_that_keeps_everything(
+    start: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns, the same question again, another end, another slot, what was pushed out, and a saved slot."""
+    monkeypatch.setattr(CellReader, "pays", lambda self, handle, pace: True)
+    head, other = text(4, 450), text(5, 100)
+    asked = [
+        req(head[:400], 60), req(head[:400]), req([*head[:400], *other]), req(head[:300] + other), req(head, id_slot=1),
+        req(other, id_slot=0), req(other[:50], id_slot=1), req(text(6, 80), id_slot=2), req([*head[:400], 7, 8, 9]),
+    ]  # fmt: skip
+    found = []
+    for whole in (False, True):
+        engine = Engine(start(whole=whole), TOKENIZER, n_slots=3, n_ctx=1024, cache_ram=-1, drafting=True)
+        try:
+            answers = [ask(engine, request) for request in asked]
+            engine.save_slot(answers[-1].id_slot, tmp_path / "a").result(30)
+            engine.restore_slot((answers[-1].id_slot + 1) % 3, tmp_path / "a").result(30)
+            answers.append(ask(engine, req([*head[:400], 7, 8, 9, *answers[-1].tokens, 5])))
+            assert answers[-1].n_cached >= 408
+            found.append([(answer.tokens, answer.probs) for answer in answers])
+        finally:
+            engine.close()
+    assert found[0] == found[1]
+
+
+@pytest.mark.slow
+def test_a_lost_worker(model: Path, start: Open, jit: Jit) -> None:
+    """Windows lie on two devices, and one dies twice in the middle of answers."""
+    prompts = [text(7, 500), text(8, 200), text(7, 500)[:450] + text(9, 20)]
+    runner = start(whole=True)
+    engine = Engine(runner, TOKENIZER, n_slots=3, n_ctx=1024)
+    right = [ask(engine, req(prompt, 40)).tokens for prompt in prompts]
+    assert right[0][0] == int(np.argmax(feed_sequence(start(), prompts[0])))
+    engine.close()
+    home = House(model, Placement((1, 1, 2, 2), 2), jit, n_cells=4096, n_sequences=3, max_batch=32)
+    assert home.forward.memory.has_tails
+    engine = Engine(home.forward, TOKENIZER, n_slots=3, n_ctx=1024)
+    try:
+        clients = [send(engine, req(prompt, 40)) for prompt in prompts]
+        for n in (3, 20):
+            assert eventually(lambda n=n: any(len(client.tokens) > n for client in clients))  # type: ignore[misc]
+            home.device(1).die()
+        assert [client.result.tokens for client in clients] == right
+    finally:
+        engine.close()
+        home.forward.close()
+        home.file.close()
