@@ -16,6 +16,7 @@ from tiny_models import make_gemma3, make_llama
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
+from llamado.devices.split.placement import Placement
 from llamado.engine.embedding.embedder import Embedder, cells_for
 from llamado.engine.embedding.pooling import normalize, pool, rows_wanted
 from llamado.engine.errors import (
@@ -46,13 +47,22 @@ def jit() -> Jit:
 def start(jit: Jit) -> Iterator[Open]:
     opened: list[tuple[Embedder, ModelRunner, GGUFFile]] = []
 
-    def open_(path: Path, pooling: Pooling, *, max_batch: int = 64, n_ctx: int = 128, n_threads: int = 2) -> Embedder:
+    def open_(
+        path: Path,
+        pooling: Pooling,
+        *,
+        max_batch: int = 64,
+        n_ctx: int = 128,
+        n_threads: int = 2,
+        placement: Placement | None = None,
+    ) -> Embedder:
         file = GGUFFile.open(path)
         model = load_model(file)
         forward = ModelRunner(
             file,
             model,
-            [CpuDevice(n_threads, jit=jit)],
+            [CpuDevice(n_threads, jit=jit) for _ in (placement.devices if placement is not None else (0,))],
+            placement,
             n_cells=cells_for(max_batch, n_ctx),
             max_batch=max_batch,
             output=Output.SCORES if pooling is Pooling.RANK else Output.HIDDEN,
@@ -97,6 +107,25 @@ def test_vectors_are_those_of_the_encoder(tmp_path: Path, start: Open, pooling: 
         }[pooling]
         # keys and values are halves here
         np.testing.assert_allclose(found, expected, atol=5e-3)
+
+
+def test_an_encoder_on_several_devices_has_its_classifier_with_the_head(
+    tmp_path: Path, start: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_bert(tmp_path / "m.gguf", classifier=True, n_scores=2)
+    texts = some_texts(2, 40, seed=5)
+    right = vectors(start(path, Pooling.RANK), texts)
+    loaded: list[set[str]] = []
+    load = CpuDevice.load
+
+    def loads(self: CpuDevice, weights: Any, *rest: Any) -> Any:
+        loaded.append({tensor.name for tensor, _ in weights})
+        return load(self, weights, *rest)
+
+    monkeypatch.setattr(CpuDevice, "load", loads)
+    several = vectors(start(path, Pooling.RANK, placement=Placement((1, 1), 2)), texts)
+    assert all(np.array_equal(one, other) for one, other in zip(several, right, strict=True))
+    assert {"cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias"} in loaded
 
 
 @pytest.mark.slow

@@ -54,6 +54,14 @@ def test_usual_weights_are_those_of_most_bytes(tmp_path: Path) -> None:
         assert usual_weights(file, load_model(file)) == (TensorType.Q8_0, 256)
 
 
+def test_usual_weights_are_the_layers(tmp_path: Path) -> None:
+    """However large the embedding is: no device reads it whole."""
+    path = make_llama(tmp_path / "m.gguf", n_layer=1, n_vocab=4000, types={"token_embd": "F32", "output.": "F32"})
+    with GGUFFile.open(path) as file:
+        assert file.tensors["token_embd.weight"].nbytes * 2 > file.nbytes * 0.9
+        assert usual_weights(file, load_model(file)) == (TensorType.Q4_0, 128)
+
+
 def test_a_mixture_reads_the_experts_that_are_used(tmp_path: Path) -> None:
     """One matrix of each layer is told to hold four experts: memory as before, and a quarter of it read."""
     with GGUFFile.open(make_llama(tmp_path / "m.gguf", n_layer=2)) as file:
