@@ -1,0 +1,148 @@
+"""The whole engine on devices that are neither this machine's processor nor workers: all it knows is the contract."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from own_device import OwnBackend, OwnDevice
+from tiny_models import make_llama
+
+from llamado.devices import registry
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.device import DeviceError
+from llamado.devices.split.placement import SplitOptions
+from llamado.engine.forward.contract import ForwardError
+from llamado.engine.forward.runner import ModelRunner
+from llamado.engine.llama import Llama
+from llamado.engine.options import EngineOptions
+from llamado.gguf.reader import GGUFFile
+from llamado.models import load_model
+from llamado.models.memory import Span
+from llamado.rpc.client.device import RemoteDevice
+from llamado.text.tokenizer.tokenizer import load_tokenizer
+
+PROMPTS = ("Hello world", "The quick brown fox", "1 2 3 4")
+SPLIT = SplitOptions(rpc=("a", "b"), tensor_split=(1.0, 1.0), n_gpu_layers=99)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("own")
+    return make_llama(folder / "m.gguf", n_embd=64, n_ff=64, n_layer=3, n_vocab=320)
+
+
+@pytest.fixture(scope="module")
+def right(path: Path) -> list[list[int]]:
+    """The tokens of our own device."""
+    with Llama.load(path, options()) as llama:
+        return [answer(llama, prompt) for prompt in PROMPTS]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[OwnDevice]]:
+    """Every device made while the registry knows no other kind."""
+    monkeypatch.setattr(registry, "_BACKENDS", dict.fromkeys(("cpu", "rpc"), "own_device:OwnBackend"))
+    for kind in (CpuDevice, RemoteDevice):
+        monkeypatch.setattr(kind, "__init__", lambda *_, **__: pytest.fail("a device of our own"))
+    monkeypatch.setattr(OwnBackend, "made", [], raising=False)
+    yield OwnBackend.made
+    assert all(device.closed for device in OwnBackend.made)
+
+
+def options(split: SplitOptions | None = None) -> EngineOptions:
+    return EngineOptions(n_ctx=384, n_slots=3, n_batch=32, n_ubatch=32, n_threads=1, split=split, mlock=split is None)
+
+
+def answer(llama: Llama, prompt: str) -> list[int]:
+    return [*llama.complete(prompt, n_predict=10, temperature=0.0, ignore_eos=True).tokens]
+
+
+def at_once(llama: Llama, prompts: Sequence[str] = PROMPTS) -> list[list[int]]:
+    """Answers of several slots."""
+    found: dict[str, list[int]] = {}
+    threads = [
+        threading.Thread(target=lambda prompt=prompt: found.update({prompt: answer(llama, prompt)}))
+        for prompt in prompts
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    return [found[prompt] for prompt in prompts]
+
+
+def test_it_shares_nothing_with_ours() -> None:
+    assert OwnDevice.__bases__ == (object,) and not {CpuDevice, RemoteDevice} & {*OwnDevice.__mro__}
+
+
+def test_a_device_of_this_machine(path: Path, made: list[OwnDevice], right: list[list[int]]) -> None:
+    with Llama.load(path, options()) as llama:
+        (here,) = made
+        mapped = llama.file.shard_data(0)
+        weights = [buffer for buffer in here.buffers if np.shares_memory(buffer.data, mapped)]
+        assert here.weights and len(weights) == len(here.weights), "weights are not copied"
+        assert all(buffer.locked for buffer in weights)
+        assert at_once(llama) == right
+    assert here.computed > 10
+
+
+@pytest.mark.parametrize("places", [(), ("far",)], ids=["local", "not local"])
+def test_a_runner_on_one_alone(
+    path: Path, made: list[OwnDevice], right: list[list[int]], places: tuple[str, ...]
+) -> None:
+    """Without a placement; operations are timed where the whole model is on this machine."""
+    (device,) = OwnBackend(places, registry.DeviceOptions()).devices()
+    with GGUFFile.open(path) as file:
+        tokens = np.array(load_tokenizer(file.metadata).encode(PROMPTS[0]), np.int32)
+        runner = ModelRunner(file, load_model(file), [device], n_cells=64, max_batch=32)
+        handle = runner.memory.allocate(len(tokens))
+        assert handle is not None
+        outputs = np.array([len(tokens) - 1], np.int32)
+        logits = runner.start(tokens, [Span(handle, 0, len(tokens))], outputs).result(60)
+        assert int(logits[0].argmax()) == right[0][0]
+        runner.memory.free(handle)
+        if device.local:
+            assert {"MUL_MAT", "FLASH_ATTN_EXT"} <= {time.label for time in runner.profile(3)}
+        else:
+            with pytest.raises(ForwardError, match="timed only where"):
+                runner.profile(3)
+        runner.close()
+
+
+@pytest.mark.slow
+def test_split_over_two_of_which_one_is_lost(path: Path, made: list[OwnDevice], right: list[list[int]]) -> None:
+    with Llama.load(path, options(SPLIT)) as llama:
+        here, first, second = made
+        assert [device.endpoint and device.endpoint.host for device in made] == [None, "a", "b"]
+        assert first.weights and second.weights and not {*first.weights} & {*second.weights}
+        mapped = llama.file.shard_data(0)
+        assert not any(np.shares_memory(b.data, mapped) for d in (first, second) for b in d.buffers)
+        assert at_once(llama) == right
+        first.left = 7  # in the middle of answers
+        assert at_once(llama) == right
+        assert first.lost is not None and first.closed
+        (again,) = made[3:]
+        assert again.name == first.name and {*again.weights} == {*first.weights} and again.computed > 5
+        assert min(here.computed, second.computed) > 10
+
+
+def test_kinds_come_from_the_registry(made: list[OwnDevice]) -> None:
+    assert registry.open_device("cpu") is made[0] and made[0].local
+    assert registry.open_device("RPC://some:where") is made[1] and not made[1].local
+    with pytest.raises(DeviceError, match="no kind of device called 'cuda'; known are cpu, rpc"):
+        registry.open_device("cuda://0")
+    for device in made:
+        device.close()
+
+
+def test_ours_are_made_by_name() -> None:
+    device = registry.open_device("cpu", registry.DeviceOptions(n_threads=1))
+    assert isinstance(device, CpuDevice) and device.details == "1 thread"
+    device.close()
+    workers = registry.backend("rpc", ("127.0.0.1:1",))
+    (gone,) = workers.connect(0.2)
+    assert isinstance(gone, registry.Unreachable) and gone.where == "127.0.0.1:1" and workers.weight_types() is None
