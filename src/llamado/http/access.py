@@ -1,4 +1,4 @@
-"""The door of the server and of the router: the prefix of all paths, origins, keys, HEAD, the end of the process."""
+"""Access control of server and router: the prefix of all paths, origins, keys, HEAD, the end of the process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Any
 from urllib.parse import urlsplit
 
-from llamado.http.answer import App, Receive, Scope, Send, answer, answer_error
+from llamado.http.answer import App, Receive, Scope, Send, answer, error_response
 from llamado.http.bodies import Bodies, Body
 from llamado.http.errors import ApiError, not_found
 
@@ -125,7 +125,7 @@ class Access:
         path, headers = scope["path"], dict(scope["headers"])
         if self._prefix:
             if not path.startswith(self._prefix + "/"):
-                await answer_error(send, not_found())
+                await error_response(not_found())(scope, receive, send)
                 return
             scope["raw_path"] = scope.get("raw_path", path.encode())[len(self._prefix) :]
             path = scope["path"] = path[len(self._prefix) :]
@@ -139,16 +139,16 @@ class Access:
             return
         if self.draining:
             error = ApiError("unavailable_error", "the server is ending", retry_after=_DRAIN_SECONDS)
-            await answer_error(send, error, close=True)
+            await error_response(error, close=True)(scope, receive, send)
             return
         if self._keys and path not in self._public and not key_is_valid(headers, self._keys):
-            await answer_error(send, ApiError("authentication_error", "Invalid API Key"))
+            await error_response(ApiError("authentication_error", "Invalid API Key"))(scope, receive, send)
             return
         changes = scope["method"] not in _SAFE or path in self._changing
         if changes and not self._keys and self._is_foreign(headers):
             origin = headers.get(b"origin", b"").decode("latin-1")[:200] or "another site"
             message = f"pages of {origin} may not change anything here: see --cors-origins and --api-key"
-            await answer_error(send, ApiError("permission_error", message))
+            await error_response(ApiError("permission_error", message))(scope, receive, send)
             return
         if scope["method"] == "HEAD":
             scope["method"], send = "GET", _without_body(send)

@@ -154,7 +154,7 @@ class Body:
 
 
 def body_of(scope: Scope) -> Body:
-    """The body of a request that came through the door."""
+    """The body of a request that `Access` let in."""
     body: Body = scope["llamado.body"]
     return body
 

@@ -19,7 +19,7 @@ _TICK = 0.05  # seconds
 class EndingServer(uvicorn.Server):
     """uvicorn that a signal ends cleanly: with exit code 0. `handle_exit` says what a signal does.
 
-    While running answers are finished, new requests are told to come again: `access` is the door they come through.
+    While running answers are finished, new requests are told to come again: `access` is what they come through.
     """
 
     access: Access | None = None

@@ -75,7 +75,7 @@ def request_head(scope: Scope, address: Address, path: bytes, query: bytes, leng
 
 
 def answer_headers(headers: Headers) -> Headers:
-    """The answer's headers as the client gets them; who may read it across origins is said at the door."""
+    """The answer's headers as the client gets them; who may read it across origins `Access` says."""
     dropped = _HOP | _named(headers)
     return [
         (name, value)

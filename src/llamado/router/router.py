@@ -23,7 +23,7 @@ from llamado.errors import LlamadoError
 from llamado.flags import Parsed
 from llamado.gguf.errors import SourceError
 from llamado.http.access import Access
-from llamado.http.answer import Receive, Scope, Send, answer, answer_error
+from llamado.http.answer import Receive, Scope, Send, answer, error_response
 from llamado.http.bodies import ClientGone, body_of
 from llamado.http.connections import RESERVED_FILES, ConnectionLimits, configure, raise_file_limit
 from llamado.http.errors import ApiError, invalid, not_found
@@ -123,7 +123,9 @@ class Router:
                 raise
             # The server gave it the time it gives at its end.
             if not started:
-                await answer_error(send, ApiError("unavailable_error", "the router is ending", retry_after=2))
+                await error_response(ApiError("unavailable_error", "the router is ending", retry_after=2))(
+                    scope, receive, send
+                )
         except ClientGone:
             pass
         except Exception as error:
@@ -131,7 +133,7 @@ class Router:
                 log.error("%s %s", scope["method"], scope["path"][:200], exc_info=error)
             if started:
                 return
-            await answer_error(send, translate(error))
+            await error_response(translate(error))(scope, receive, send)
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         method, path = scope["method"], scope["path"]
@@ -146,7 +148,7 @@ class Router:
         elif method == "GET" and (path == "/logs/stream" or path.startswith("/logs/stream/")):
             await self._log_stream(scope, receive, send)
         else:
-            await answer_error(send, not_found())
+            await error_response(not_found())(scope, receive, send)
 
     # To a model
 
@@ -314,7 +316,7 @@ class Router:
         name = await self._asked(scope, receive)
         instance = self.fleet.find(name)
         if instance is None:
-            await answer_error(send, not_found())
+            await error_response(not_found())(scope, receive, send)
             return
         if instance.running and not instance.stopping:
             raise invalid("model is already running")

@@ -1,4 +1,4 @@
-"""The ASGI application: routes, error bodies, and the door in front of them (keys, CORS, loading, sleep, records)."""
+"""The ASGI application: routes, error bodies, and what is in front of them (keys, CORS, loading, sleep, records)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from llamado import __version__
 from llamado.errors import LlamadoError
 from llamado.http.access import HEALTH, Access
-from llamado.http.answer import answer_error
+from llamado.http.answer import error_response, json_response
 from llamado.http.request_log import Record, current, request_id
 from llamado.server.api.anthropic import messages_router
 from llamado.server.api.completions import completions_router
@@ -35,7 +35,7 @@ from llamado.server.api.status import health_body, monitor_router
 from llamado.server.api.tokenize import text_router
 from llamado.server.errors import ApiError, not_found, translate
 from llamado.server.generate.generator import Generator
-from llamado.server.generate.streaming import Mailbox, error_response, json_response
+from llamado.server.generate.streaming import Mailbox
 from llamado.server.generate.threads import in_thread
 from llamado.server.ops.sleep import QUIET
 from llamado.server.state import ServerState
@@ -198,7 +198,9 @@ def busy_app(app: Callable[[], ASGIApp], prefix: str) -> ASGIApp:
         if scope["path"] in paths:
             await app()(scope, receive, send)
             return
-        await answer_error(send, ApiError("unavailable_error", "too many connections", retry_after=1), close=True)
+        await error_response(ApiError("unavailable_error", "too many connections", retry_after=1), close=True)(
+            scope, receive, send
+        )
 
     return refuse
 

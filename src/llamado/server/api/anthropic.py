@@ -17,6 +17,7 @@ from starlette.responses import Response
 from llamado.engine.parameters import PARAMETERS
 from llamado.engine.request import Progress, Result, Token
 from llamado.errors import LlamadoError
+from llamado.http.answer import json_response
 from llamado.http.json_body import read_object
 from llamado.server.api.openapi import describe
 from llamado.server.errors import ApiError, invalid, translate
@@ -24,7 +25,6 @@ from llamado.server.generate.formats import answer_reader
 from llamado.server.generate.generator import Generator
 from llamado.server.generate.json_values import table, text, whole, written
 from llamado.server.generate.request import GenerationRequest
-from llamado.server.generate.streaming import json_response
 from llamado.text.dialects.answer import AnswerReader, Part
 from llamado.text.dialects.dialect import Content, Reasoning
 

@@ -6,13 +6,13 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from llamado.http.answer import json_response
 from llamado.http.json_body import read_object
 from llamado.server.api.openapi import describe
 from llamado.server.errors import invalid, not_supported
 from llamado.server.generate.formats import ChatFormat, CompletionsFormat, NativeFormat
 from llamado.server.generate.generator import Generator
 from llamado.server.generate.json_values import text
-from llamado.server.generate.streaming import json_response
 
 
 def completions_router(generator: Generator) -> APIRouter:

@@ -16,12 +16,13 @@ from starlette.types import Receive, Scope, Send
 from llamado.engine.embedding.embedder import Embedding
 from llamado.engine.embedding.pooling import normalize
 from llamado.errors import LlamadoError
+from llamado.http.answer import error_response, json_response
 from llamado.http.json_body import read_object
 from llamado.models.hparams import Pooling
 from llamado.server.errors import ApiError, invalid, loading, not_supported, translate
 from llamado.server.generate.json_values import flag, text, type_name, whole
 from llamado.server.generate.prompts import tokenize_prompts
-from llamado.server.generate.streaming import error_response, json_response, watch
+from llamado.server.generate.streaming import watch
 from llamado.server.generate.threads import in_thread, off_loop, size_of
 from llamado.server.loaded_model import Embeddings, Served, ServedTokenizer
 from llamado.server.state import ServerState

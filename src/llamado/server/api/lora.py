@@ -10,10 +10,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from llamado.http.answer import json_response
 from llamado.http.json_body import read_json
 from llamado.server.errors import invalid, loading
 from llamado.server.generate.fields import lora_scales
-from llamado.server.generate.streaming import json_response
 from llamado.server.loaded_model import Served
 from llamado.server.state import ServerState
 

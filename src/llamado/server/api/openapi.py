@@ -317,7 +317,7 @@ def describe(name: str) -> dict[str, Any]:
     """Keyword arguments of a route: its body and its answers."""
     body, answer, streams = _ENDPOINTS[name]
     content = _json(answer) | ({"text/event-stream": {"schema": _EVENT}} if streams else {})
-    # The door in front of the endpoints does not know Anthropic's form.
+    # What is in front of the endpoints (`Access`) does not know Anthropic's form.
     error = {"anyOf": [_ANTHROPIC_ERROR, ERROR]} if name.startswith("messages") else ERROR
     responses: dict[int, Any] = {200: {"description": "the answer", "content": content}}
     responses |= {status: {"description": why, "content": _json(error)} for status, why in _FAILURES.items()}

@@ -18,10 +18,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Scope
 
+from llamado.http.answer import json_response
 from llamado.http.bodies import Bodies, Body
 from llamado.http.errors import ApiError, invalid
 from llamado.http.json_body import read_json
-from llamado.server.generate.streaming import json_response
 
 log = logging.getLogger("llamado.server")
 

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from llamado.engine.parameters import PARAMETERS
 from llamado.engine.request import Progress, Result, Token
+from llamado.http.answer import error_response, json_response
 from llamado.http.json_body import read_object
 from llamado.server.api.openapi import describe
 from llamado.server.errors import ApiError, invalid
@@ -23,7 +24,6 @@ from llamado.server.generate.formats import answer_reader, progress_json, timing
 from llamado.server.generate.generator import Generator
 from llamado.server.generate.json_values import table, text
 from llamado.server.generate.request import GenerationRequest
-from llamado.server.generate.streaming import error_response, json_response
 from llamado.text.dialects.answer import AnswerReader, CallSoFar, Part, random_id
 from llamado.text.dialects.dialect import Content, Reasoning
 

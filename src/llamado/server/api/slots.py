@@ -19,9 +19,9 @@ from starlette.responses import Response
 
 from llamado.engine.cache.slot_file import SlotFile
 from llamado.engine.errors import NoRoom, SlotFileError, SlotNotSaved
+from llamado.http.answer import json_response
 from llamado.http.json_body import read_json
 from llamado.server.errors import ApiError, invalid, not_supported
-from llamado.server.generate.streaming import json_response
 from llamado.server.state import ServerState
 
 # As C's strtol reads it: what follows the digits does not matter.

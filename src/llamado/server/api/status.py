@@ -14,10 +14,10 @@ from starlette.responses import Response
 from llamado.build import BUILD
 from llamado.engine.request import Away, SlotSnapshot
 from llamado.engine.request import Request as EngineRequest
+from llamado.http.answer import json_response
 from llamado.server.errors import RETRY_AFTER, ApiError, loading, not_supported
 from llamado.server.generate.generation_settings import generation_settings
 from llamado.server.generate.request import GenerationRequest, SubmittedRequest
-from llamado.server.generate.streaming import json_response
 from llamado.server.loaded_model import ModelInfo, Served
 from llamado.server.state import ServerState
 

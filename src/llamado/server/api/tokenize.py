@@ -8,13 +8,13 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from llamado.http.answer import json_response
 from llamado.http.json_body import read_object
 from llamado.server.api.openapi import describe
 from llamado.server.errors import invalid
 from llamado.server.generate.generator import Generator
 from llamado.server.generate.json_values import flag, type_name
 from llamado.server.generate.prompts import tokenize_mixed
-from llamado.server.generate.streaming import json_response
 from llamado.server.generate.threads import off_loop, size_of
 from llamado.server.loaded_model import ServedTokenizer
 

@@ -11,10 +11,10 @@ from starlette.responses import Response
 
 from llamado.build import BUILD
 from llamado.engine.request import Progress, Result, Timings, Token, TokenProb, TokenProbs
+from llamado.http.answer import error_response
 from llamado.server.errors import ApiError
 from llamado.server.generate.generation_settings import generation_settings
 from llamado.server.generate.request import GenerationRequest
-from llamado.server.generate.streaming import error_response
 from llamado.text.dialects.answer import AnswerReader, delta
 
 # JSON has no -inf; llama-server writes the lowest float32 for the logarithm of 0.

@@ -8,13 +8,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from llamado.engine.request import Done, Event, Failed, Progress, Request, Result, Timings, Token
 from llamado.engine.sampling.params import RANDOM_SEED
+from llamado.http.answer import json_response
 from llamado.http.bodies import body_of
 from llamado.http.connections import ABORT
 from llamado.http.request_log import current
@@ -447,17 +448,3 @@ def respond(generation: Generation, format: Format, ping_interval: int | None) -
     if ping_interval is None:
         return Answer(generation, format)
     return EventStream(generation, format, ping_interval=ping_interval)
-
-
-JSON_TYPE = "application/json; charset=utf-8"
-
-
-def json_response(body: bytes, status: int = 200, headers: dict[str, Any] | None = None) -> Response:
-    """A response with a JSON body that is already written."""
-    return Response(body, status, headers, media_type=JSON_TYPE)
-
-
-def error_response(error: ApiError) -> Response:
-    """An error as a response; one that may pass says when to ask again."""
-    headers = {"Retry-After": str(error.retry_after)} if error.retry_after is not None else None
-    return json_response(error.body, error.status, headers)
