@@ -358,10 +358,8 @@ def test_batches_follow_on_each_others_heels(tmp_path: Path, start: Open, spread
     started = []
     for at in range(0, 64, 8):
         for tokens, where in ((one, 0), (two, 512)):
-            positions = np.arange(at, at + 8, dtype=np.int32)
-            outputs = np.array([7] if at == 56 else [], np.int32)
-            where_ = np.full(8, where, np.int64)
-            started.append(several.start(np.array(tokens[at : at + 8], np.int32), positions, where_, outputs))
+            outputs = [7] if at == 56 else []
+            started.append(start_at(several, tokens[at : at + 8], range(at, at + 8), [where] * 8, outputs))
     found = [future.result() for future in started][-2:]
     assert same(found[0][0], right[0]) and same(found[1][0], right[1])
     copy(several, 512, 1024, 64)
