@@ -98,6 +98,41 @@ class _Server(EndingServer):
             log.info("finishing %d running answer(s), up to %d s; interrupt again to stop at once", count, GRACE)
 
 
+def _load(server: _Server, state: ServerState, settings: Settings, load: Load, addresses: list[str]) -> None:
+    """Load the model and say so; a failure is told to whoever asks for /health in this moment, and ends the server."""
+    began = time.perf_counter()
+    try:
+        served = load(settings, state.report)
+    except MemoryError:
+        state.failure = "the model does not fit this machine's memory"
+        log.error("failed to load model: out of memory")
+    except LlamadoError as error:
+        state.failure = str(error)
+        log.error("failed to load model: %s", error.as_logged())
+    except Exception as error:
+        state.failure = f"{type(error).__name__}: {error}"
+        log.exception("failed to load model, unexpectedly")
+    except BaseException as error:  # SystemExit of a library must not leave the server loading for ever
+        state.failure = repr(error)
+        log.error("failed to load model: %r", error)
+    else:
+        memory.keep()
+        state.served = served
+        state.report(1.0, "ready")
+        log.info("model loaded in %.2f s: %s", time.perf_counter() - began, served.info.name)
+        for line in overview(settings, served, addresses):
+            log.info("%s", line)
+        # Scripts wait for these words, which are llama-server's.
+        for address in addresses:
+            log.info("server is listening on %s", address)
+        log.info("all slots are idle")
+    if state.failure is not None:
+        while not server.started:
+            time.sleep(0.01)
+        time.sleep(0.5)  # whoever asks for /health in this moment hears the reason
+        server.should_exit = True
+
+
 def serve(settings: Settings, load: Load, sockets: list[socket.socket]) -> int:
     """Serve until a signal comes or loading fails; returns the exit code.
 
@@ -135,40 +170,9 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket]) -> int:
     for note in settings.notes:
         log.info("%s", note)
 
-    def work() -> None:
-        began = time.perf_counter()
-        try:
-            served = load(settings, state.report)
-        except MemoryError:
-            state.failure = "the model does not fit this machine's memory"
-            log.error("failed to load model: out of memory")
-        except LlamadoError as error:
-            state.failure = str(error)
-            log.error("failed to load model: %s", error.as_logged())
-        except Exception as error:
-            state.failure = f"{type(error).__name__}: {error}"
-            log.exception("failed to load model, unexpectedly")
-        except BaseException as error:  # SystemExit of a library must not leave the server loading for ever
-            state.failure = repr(error)
-            log.error("failed to load model: %r", error)
-        else:
-            memory.keep()
-            state.served = served
-            state.report(1.0, "ready")
-            log.info("model loaded in %.2f s: %s", time.perf_counter() - began, served.info.name)
-            for line in overview(settings, served, addresses):
-                log.info("%s", line)
-            # Scripts wait for these words, which are llama-server's.
-            for address in addresses:
-                log.info("server is listening on %s", address)
-            log.info("all slots are idle")
-        if state.failure is not None:
-            while not server.started:
-                time.sleep(0.01)
-            time.sleep(0.5)  # whoever asks for /health in this moment hears the reason
-            server.should_exit = True
-
-    loader = threading.Thread(target=work, name="llamado-load", daemon=True)
+    loader = threading.Thread(
+        target=partial(_load, server, state, settings, load, addresses), name="llamado-load", daemon=True
+    )
     loader.start()
     server.run(sockets=sockets)
     code = 0 if state.failure is None else 1

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from llamado.http.access import AccessRules
 from llamado.http.metrics import Traffic
+from llamado.server.errors import loading
 from llamado.server.loaded_model import Served
 from llamado.server.switches import Switches
 
@@ -31,6 +32,12 @@ class ServerState:
     sleep: Sleep | None = None
     """Puts the model to sleep and wakes it; None: it is always awake."""
     tracing: Tracing | None = None
+
+    def loaded(self) -> Served:
+        """The model. Raises ApiError while it is not loaded."""
+        if self.served is None:
+            raise loading()
+        return self.served
 
     def report(self, progress: float, stage: str) -> None:
         """Note how far loading is, from 0 to 1; any thread."""

@@ -19,12 +19,12 @@ from llamado.errors import LlamadoError
 from llamado.http.answer import error_response, json_response
 from llamado.http.json_body import read_object
 from llamado.models.hparams import Pooling
-from llamado.server.errors import ApiError, invalid, loading, not_supported, translate
+from llamado.server.errors import ApiError, invalid, not_supported, translate
 from llamado.server.generate.json_values import flag, text, type_name, whole
 from llamado.server.generate.prompts import tokenize_prompts
 from llamado.server.generate.streaming import watch
 from llamado.server.generate.threads import in_thread, off_loop, size_of
-from llamado.server.loaded_model import Embeddings, Served, ServedTokenizer
+from llamado.server.loaded_model import Embeddings, ServedTokenizer
 from llamado.server.state import ServerState
 
 _FEW = 1 << 16
@@ -70,80 +70,79 @@ def _cancel(waiting: asyncio.Future[list[Embedding]]) -> None:
     waiting.cancel()
 
 
+async def _embed(state: ServerState, request: Request, *, openai: bool) -> Response:
+    served = state.loaded()
+    embeddings = served.embeddings
+    if embeddings is None:
+        raise not_supported("This server does not support embeddings. Start it with `--embeddings`")
+    if openai and embeddings.pooling is Pooling.NONE:
+        raise invalid("Pooling type 'none' is not OAI compatible. Please use a different pooling type")
+    body = await read_object(request)
+    if "input" in body:
+        given = body["input"]
+    elif "content" in body:
+        given, openai = body["content"], False
+    else:
+        raise invalid('"input" or "content" must be provided')
+    as_base64 = _as_base64(body)
+    kind = _norm(body, embeddings)
+
+    def work() -> Future[list[Embedding]]:
+        return embeddings.embedder.submit(_texts(given, served.tokenizer))
+
+    future = await off_loop(work, size_of(given))
+    name = text(body, "model", served.info.name)
+    if openai:
+        return Vectors(future, lambda found: _openai_body(found, name, kind, as_base64))
+    return Vectors(future, lambda found: _native_body(found, kind, embeddings.pooling))
+
+
+async def _rerank(state: ServerState, request: Request) -> Response:
+    served = state.loaded()
+    embeddings = served.embeddings
+    if embeddings is None or not embeddings.reranks:
+        raise not_supported("This server does not support reranking. Start it with `--reranking`")
+    body = await read_object(request)
+    if "query" not in body:
+        raise invalid('"query" must be provided')
+    query = body["query"]
+    if not isinstance(query, str):
+        raise invalid('"query" must be a string')
+    documents = _documents(body)
+    top_n = whole(body, "top_n", len(documents))
+    if top_n < 0:
+        raise invalid(f'"top_n" must be 0 or more, but is {top_n}')
+
+    def work() -> Future[list[Embedding]]:
+        return embeddings.embedder.submit([embeddings.pair(query, document) for document in documents])
+
+    future = await off_loop(work, len(documents) * len(query) + size_of(documents))
+    name = text(body, "model", served.info.name)
+    if "texts" not in body:
+        return Vectors(future, lambda found: _jina_body(found, name, top_n))
+    shown = documents if flag(body, "return_text") else None
+    return Vectors(future, lambda found: _ranked(found, "score", top_n, shown))
+
+
 def embeddings_router(state: ServerState) -> APIRouter:
     """Embeddings and reranking."""
     router = APIRouter(tags=["embeddings"])
 
-    def service() -> tuple[Served, Embeddings | None]:
-        if state.served is None:
-            raise loading()
-        return state.served, state.served.embeddings
-
-    async def embed(request: Request, openai: bool) -> Response:
-        served, embeddings = service()
-        if embeddings is None:
-            raise not_supported("This server does not support embeddings. Start it with `--embeddings`")
-        if openai and embeddings.pooling is Pooling.NONE:
-            raise invalid("Pooling type 'none' is not OAI compatible. Please use a different pooling type")
-        body = await read_object(request)
-        if "input" in body:
-            given = body["input"]
-        elif "content" in body:
-            given, openai = body["content"], False
-        else:
-            raise invalid('"input" or "content" must be provided')
-        as_base64 = _as_base64(body)
-        kind = _norm(body, embeddings)
-
-        def work() -> Future[list[Embedding]]:
-            return embeddings.embedder.submit(_texts(given, served.tokenizer))
-
-        future = await off_loop(work, size_of(given))
-        name = text(body, "model", served.info.name)
-        if openai:
-            return Vectors(future, lambda found: _openai_body(found, name, kind, as_base64))
-        return Vectors(future, lambda found: _native_body(found, kind, embeddings.pooling))
-
-    async def rerank(request: Request) -> Response:
-        served, embeddings = service()
-        if embeddings is None or not embeddings.reranks:
-            raise not_supported("This server does not support reranking. Start it with `--reranking`")
-        body = await read_object(request)
-        if "query" not in body:
-            raise invalid('"query" must be provided')
-        query = body["query"]
-        if not isinstance(query, str):
-            raise invalid('"query" must be a string')
-        documents = _documents(body)
-        top_n = whole(body, "top_n", len(documents))
-        if top_n < 0:
-            raise invalid(f'"top_n" must be 0 or more, but is {top_n}')
-
-        def work() -> Future[list[Embedding]]:
-            return embeddings.embedder.submit([embeddings.pair(query, document) for document in documents])
-
-        future = await off_loop(work, len(documents) * len(query) + size_of(documents))
-        name = text(body, "model", served.info.name)
-        if "texts" not in body:
-            return Vectors(future, lambda found: _jina_body(found, name, top_n))
-        shown = documents if flag(body, "return_text") else None
-        return Vectors(future, lambda found: _ranked(found, "score", top_n, shown))
-
     @router.post("/embedding", openapi_extra=_schema("content", "input", "embd_normalize"))
     @router.post("/embeddings", openapi_extra=_schema("content", "input", "embd_normalize"))
     async def native_embeddings(request: Request) -> Response:
-        return await embed(request, openai=False)
+        return await _embed(state, request, openai=False)
 
     @router.post("/v1/embeddings", openapi_extra=_schema("input", "model", "encoding_format", "embd_normalize"))
     async def openai_embeddings(request: Request) -> Response:
-        return await embed(request, openai=True)
+        return await _embed(state, request, openai=True)
 
     @router.post("/rerank", openapi_extra=_schema("query", "documents", "texts", "top_n", "model", "return_text"))
     @router.post("/reranking", openapi_extra=_schema("query", "documents", "texts", "top_n", "model", "return_text"))
     @router.post("/v1/rerank", openapi_extra=_schema("query", "documents", "texts", "top_n", "model", "return_text"))
     @router.post("/v1/reranking", openapi_extra=_schema("query", "documents", "texts", "top_n", "model", "return_text"))
     async def rank(request: Request) -> Response:
-        return await rerank(request)
+        return await _rerank(state, request)
 
     return router
 

@@ -12,9 +12,8 @@ from starlette.responses import Response
 
 from llamado.http.answer import json_response
 from llamado.http.json_body import read_json
-from llamado.server.errors import invalid, loading
+from llamado.server.errors import invalid
 from llamado.server.generate.fields import lora_scales
-from llamado.server.loaded_model import Served
 from llamado.server.state import ServerState
 
 
@@ -32,14 +31,9 @@ def lora_router(state: ServerState) -> APIRouter:
     """LoRA adapters: which there are and how strong they are."""
     router = APIRouter(tags=["lora"])
 
-    def served() -> Served:
-        if state.served is None:
-            raise loading()
-        return state.served
-
     @router.get("/lora-adapters")
     async def adapters() -> Response:
-        model = served()
+        model = state.loaded()
         scales = model.engine.lora if isinstance(model.engine, HasAdapters) else ()
         found = [
             {"id": i, "path": info.path, "scale": scale, "task_name": info.task_name,
@@ -50,7 +44,7 @@ def lora_router(state: ServerState) -> APIRouter:
 
     @router.post("/lora-adapters")
     async def apply(request: Request) -> Response:
-        engine = served().engine
+        engine = state.loaded().engine
         entries = await read_json(request)
         if not isinstance(entries, list):
             raise invalid("Request body must be an array")

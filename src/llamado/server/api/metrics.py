@@ -70,63 +70,10 @@ class Scrape:
             yield family
 
     def _families(self, snapshot: EngineSnapshot) -> Iterator[Metric]:
-        c, last = snapshot.counters, self._last
-        self._last = c
-        counters = {
-            "prompt_tokens": ("Prompt tokens computed, without cached ones", c.prompt_tokens_total),
-            "prompt_tokens_cached": ("Prompt tokens reused from the cache", c.prompt_tokens_cached_total),
-            "prompt_seconds": ("Time spent on prompts", c.prompt_seconds_total),
-            "tokens_predicted": ("Tokens generated", c.tokens_predicted_total),
-            "tokens_predicted_seconds": ("Time spent generating", c.tokens_predicted_seconds_total),
-            "n_decode": ("Forward passes", c.n_decode_total),
-            "n_busy_slots": ("Busy slots, summed over the forward passes", c.n_busy_slots_total),
-            "spec_decode_num_draft_tokens": ("Drafted tokens", c.n_drafted),
-            "spec_decode_num_accepted_tokens": ("Drafted tokens that were right", c.n_accepted),
-            "spec_decode_num_drafts": ("Drafts evaluated", c.n_drafts),
-        }
-        for name, (help, value) in counters.items():
-            yield CounterMetricFamily(f"llamacpp:{name}", help, float(value))
-        longest = Metric("llamacpp:n_tokens_max", "Longest sequence seen, in tokens", "counter")
-        longest.add_sample("llamacpp:n_tokens_max", {}, float(c.n_tokens_max))
-        yield longest
-        accepted = CounterMetricFamily(
-            "llamacpp:spec_decode_num_accepted_tokens_per_pos",
-            "Drafted tokens that were right, by their place in the draft",
-            labels=["position"],
-        )
-        for place, n in enumerate(c.accepted_at):
-            accepted.add_metric([str(place)], float(n))
-        yield accepted
-        prompt_rate = _rate(
-            c.prompt_tokens_total - last.prompt_tokens_total, c.prompt_seconds_total - last.prompt_seconds_total
-        )
-        predicted_rate = _rate(
-            c.tokens_predicted_steps_total - last.tokens_predicted_steps_total,
-            c.tokens_predicted_seconds_total - last.tokens_predicted_seconds_total,
-        )
-        gauges = {
-            "prompt_tokens_seconds": ("Prompt tokens per second since the last scrape", prompt_rate),
-            "predicted_tokens_seconds": ("Generated tokens per second since the last scrape", predicted_rate),
-            "requests_processing": ("Requests being answered", snapshot.requests_processing),
-            "requests_deferred": ("Requests waiting for a slot", snapshot.requests_deferred),
-            "n_busy_slots_per_decode": ("Busy slots per forward pass", c.n_busy_slots_total / max(1, c.n_decode_total)),
-            "kv_cache_usage_ratio": (
-                "Share of the KV cache in use",
-                _rate(snapshot.kv_cells_used, snapshot.kv_cells_total),
-            ),
-            "kv_cache_tokens": ("Tokens in the KV cache", snapshot.kv_cells_used),
-        }
-        for name, (help, value) in gauges.items():
-            yield GaugeMetricFamily(f"llamacpp:{name}", help, float(value))
-        histograms = {
-            "time_to_first_token_seconds": ("From a request's arrival to its first token", c.first_token_seconds),
-            "inter_token_latency_seconds": ("From one token of an answer to its next", c.inter_token_seconds),
-            "request_queue_time_seconds": ("From a request's arrival to its slot", c.queue_seconds),
-            "batch_tokens": ("Tokens of a forward pass", c.batch_tokens),
-        }
-        for name, (help, histogram) in histograms.items():
-            buckets, total = _buckets(histogram)
-            yield HistogramMetricFamily(f"llamacpp:{name}", help, buckets=buckets, sum_value=total)
+        last, self._last = self._last, snapshot.counters
+        yield from _totals(snapshot.counters)
+        yield from _gauges(snapshot, last)
+        yield from _histograms(snapshot.counters)
         yield from self._http()
         build = GaugeMetricFamily(
             "llamado_build_info", "Always 1; the labels say what runs", labels=["version", "python", "machine"]
@@ -158,6 +105,72 @@ class Scrape:
             buckets, total = _buckets(histogram)
             durations.add_metric([endpoint], buckets=buckets, sum_value=total)
         yield durations
+
+
+def _totals(c: Counters) -> Iterator[Metric]:
+    counters = {
+        "prompt_tokens": ("Prompt tokens computed, without cached ones", c.prompt_tokens_total),
+        "prompt_tokens_cached": ("Prompt tokens reused from the cache", c.prompt_tokens_cached_total),
+        "prompt_seconds": ("Time spent on prompts", c.prompt_seconds_total),
+        "tokens_predicted": ("Tokens generated", c.tokens_predicted_total),
+        "tokens_predicted_seconds": ("Time spent generating", c.tokens_predicted_seconds_total),
+        "n_decode": ("Forward passes", c.n_decode_total),
+        "n_busy_slots": ("Busy slots, summed over the forward passes", c.n_busy_slots_total),
+        "spec_decode_num_draft_tokens": ("Drafted tokens", c.n_drafted),
+        "spec_decode_num_accepted_tokens": ("Drafted tokens that were right", c.n_accepted),
+        "spec_decode_num_drafts": ("Drafts evaluated", c.n_drafts),
+    }
+    for name, (help, value) in counters.items():
+        yield CounterMetricFamily(f"llamacpp:{name}", help, float(value))
+    longest = Metric("llamacpp:n_tokens_max", "Longest sequence seen, in tokens", "counter")
+    longest.add_sample("llamacpp:n_tokens_max", {}, float(c.n_tokens_max))
+    yield longest
+    accepted = CounterMetricFamily(
+        "llamacpp:spec_decode_num_accepted_tokens_per_pos",
+        "Drafted tokens that were right, by their place in the draft",
+        labels=["position"],
+    )
+    for place, n in enumerate(c.accepted_at):
+        accepted.add_metric([str(place)], float(n))
+    yield accepted
+
+
+def _gauges(snapshot: EngineSnapshot, last: Counters) -> Iterator[Metric]:
+    """What is now, and rates since the `last` scrape."""
+    c = snapshot.counters
+    prompt_rate = _rate(
+        c.prompt_tokens_total - last.prompt_tokens_total, c.prompt_seconds_total - last.prompt_seconds_total
+    )
+    predicted_rate = _rate(
+        c.tokens_predicted_steps_total - last.tokens_predicted_steps_total,
+        c.tokens_predicted_seconds_total - last.tokens_predicted_seconds_total,
+    )
+    gauges = {
+        "prompt_tokens_seconds": ("Prompt tokens per second since the last scrape", prompt_rate),
+        "predicted_tokens_seconds": ("Generated tokens per second since the last scrape", predicted_rate),
+        "requests_processing": ("Requests being answered", snapshot.requests_processing),
+        "requests_deferred": ("Requests waiting for a slot", snapshot.requests_deferred),
+        "n_busy_slots_per_decode": ("Busy slots per forward pass", c.n_busy_slots_total / max(1, c.n_decode_total)),
+        "kv_cache_usage_ratio": (
+            "Share of the KV cache in use",
+            _rate(snapshot.kv_cells_used, snapshot.kv_cells_total),
+        ),
+        "kv_cache_tokens": ("Tokens in the KV cache", snapshot.kv_cells_used),
+    }
+    for name, (help, value) in gauges.items():
+        yield GaugeMetricFamily(f"llamacpp:{name}", help, float(value))
+
+
+def _histograms(c: Counters) -> Iterator[Metric]:
+    histograms = {
+        "time_to_first_token_seconds": ("From a request's arrival to its first token", c.first_token_seconds),
+        "inter_token_latency_seconds": ("From one token of an answer to its next", c.inter_token_seconds),
+        "request_queue_time_seconds": ("From a request's arrival to its slot", c.queue_seconds),
+        "batch_tokens": ("Tokens of a forward pass", c.batch_tokens),
+    }
+    for name, (help, histogram) in histograms.items():
+        buckets, total = _buckets(histogram)
+        yield HistogramMetricFamily(f"llamacpp:{name}", help, buckets=buckets, sum_value=total)
 
 
 def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:

@@ -254,16 +254,6 @@ def _slots_health(served: Served, query: QueryParams) -> tuple[int, bytes]:
 def monitor_router(state: ServerState) -> APIRouter:
     """Endpoints for people and machines that watch the server."""
     router = APIRouter(tags=["monitor"])
-    scrape = None
-    if state.switches.metrics:
-        from llamado.server.api.metrics import Scrape
-
-        scrape = Scrape(state)
-
-    def served() -> Served:
-        if state.served is None:
-            raise loading()
-        return state.served
 
     @router.get("/health", responses=_HEALTH, openapi_extra=_query("include_slots", "fail_on_no_slot"))
     @router.get("/v1/health", responses=_HEALTH, openapi_extra=_query("include_slots", "fail_on_no_slot"))
@@ -281,11 +271,11 @@ def monitor_router(state: ServerState) -> APIRouter:
     @router.get("/v1/models", responses=_MODELS)
     @router.get("/models", responses=_MODELS)
     async def models() -> Response:
-        return json_response(orjson.dumps(models_json(served().info)))
+        return json_response(orjson.dumps(models_json(state.loaded().info)))
 
     @router.get("/props", responses=_PROPS)
     async def props() -> Response:
-        return json_response(orjson.dumps(props_json(served(), state)))
+        return json_response(orjson.dumps(props_json(state.loaded(), state)))
 
     @router.post("/props", responses=_CHANGED)
     async def change_props() -> Response:
@@ -297,10 +287,21 @@ def monitor_router(state: ServerState) -> APIRouter:
     async def slots(request: Request) -> Response:
         if not state.switches.slots:
             raise not_supported("This server does not support slots endpoint. Start it with `--slots`")
-        snapshot = served().engine.snapshot()
+        snapshot = state.loaded().engine.snapshot()
         if request.query_params.get("fail_on_no_slot") and all(s.is_processing for s in snapshot.slots):
             raise ApiError("unavailable_error", "no slot available", retry_after=1)
         return json_response(orjson.dumps([slot_json(s) for s in snapshot.slots]))
+
+    _add_metrics(router, state)
+    return router
+
+
+def _add_metrics(router: APIRouter, state: ServerState) -> None:
+    scrape = None
+    if state.switches.metrics:
+        from llamado.server.api.metrics import Scrape
+
+        scrape = Scrape(state)
 
     @router.get("/metrics", responses=_METRICS, response_class=Response)
     async def metrics() -> Response:
@@ -310,6 +311,4 @@ def monitor_router(state: ServerState) -> APIRouter:
             "Process-Start-Time-Unix": str(int(state.started)),
             "Content-Type": "text/plain; version=0.0.4",  # without a character set, as llama-server's
         }
-        return Response(scrape.text(served().snapshot()), headers=headers)
-
-    return router
+        return Response(scrape.text(state.loaded().snapshot()), headers=headers)

@@ -9,7 +9,6 @@ from typing import Any
 
 from starlette.responses import Response
 
-from llamado.server.errors import loading
 from llamado.server.generate.chat_request import chat_prompt, read_chat
 from llamado.server.generate.completion_request import read_completion
 from llamado.server.generate.prompts import tokenize_chat
@@ -38,10 +37,7 @@ class Generator:
 
     @property
     def served(self) -> Served:
-        served = self._state.served
-        if served is None:
-            raise loading()
-        return served
+        return self._state.loaded()
 
     async def complete(
         self,
