@@ -323,6 +323,25 @@ def test_divided_as_whole(model: Path, adapters: list[Path], jit: Jit) -> None:
     forward.close()
 
 
+def test_adapters_go_with_a_weight_that_is_elsewhere(model: Path, adapters: list[Path], jit: Jit) -> None:
+    tokens = text(20)
+    whole = opened(model, adapters, [CpuDevice(1, jit=jit)])
+    right = feed(whole, tokens, (1.0, 0.5))
+    whole.close()
+    elsewhere = ("blk.1.ffn_down.weight", "blk.2.attn_k.weight", "blk.3.ffn_up.weight")
+    devices = [MortalDevice("RPC1", jit), MortalDevice("RPC2", jit)]
+    overrides = ((elsewhere[0], 2), (elsewhere[1], 1), (elsewhere[2], 1))
+    forward = opened(
+        model, adapters, [CpuDevice(1, jit=jit), *devices], Placement((1, 1, 2, 2), 2, overrides=overrides)
+    )
+    assert feed(forward, tokens, (1.0, 0.5)).tobytes() == right.tobytes()
+    for device in devices:
+        loaded = set(device.loaded)
+        added = {name for name in loaded if ".lora_" in name}
+        assert {name.partition(".lora_")[0] for name in added} <= loaded
+    forward.close()
+
+
 def test_sizes_hold_the_adapters(model: Path, adapters: list[Path]) -> None:
     with GGUFFile.open(model) as file:
         found = load_model(file)
