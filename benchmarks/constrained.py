@@ -27,9 +27,8 @@ from sides import model_path
 from llamado.engine.llama import Llama
 from llamado.engine.options import EngineOptions
 from llamado.engine.request import Done, Event, Failed, Request, Result
-from llamado.engine.sampling.constraint import Constraint, Matcher
 from llamado.engine.sampling.params import Sampling
-from llamado.text.grammar.compiler import GrammarCompiler
+from llamado.text.grammar.compiler import Constraint, GrammarCompiler, Matcher
 from llamado.text.grammar.source import GrammarSource
 
 GROUP = 20

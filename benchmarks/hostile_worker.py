@@ -50,22 +50,10 @@ from llamado.ggml.graph import Graph
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.rpc.client.device import RemoteDevice, connect
-from llamado.rpc.wire import (
-    COMMANDS,
-    Allocated,
-    AllocBuffer,
-    BufferGetBase,
-    GetTensor,
-    Hello,
-    Number,
-    Request,
-    Response,
-    ResponseReader,
-    SetTensor,
-    SetTensorHash,
-    WireTensor,
-    write_request,
-)
+from llamado.rpc.wire import Hello, Number, SetTensor, SetTensorHash, WireTensor, write_request
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "rpc"))
+from wire_client import Client
 
 MOST_NEWCOMER_MS = 2000.0
 MEM = "600M"
@@ -184,7 +172,7 @@ def _preimage(port: int, tally: Tally) -> None:
     for data in (genuine, forged):
         with Wire(port) as wire:
             wire.send(SetTensor(wire.tensor, 1, 0, len(data)), data)
-            wire.ask(GetTensor(wire.tensor, 0, 1))  # it is there
+            wire.get(wire.tensor, 1)  # it is there
             time.sleep(1)  # entries are written by and by, while their client is there
     with Wire(port) as wire:
         answer = wire.ask(SetTensorHash(wire.tensor, 0, named))
@@ -194,71 +182,25 @@ def _preimage(port: int, tally: Tally) -> None:
     tally.statuses["genuine" if found == genuine else "not there" if not found else "forged"] += 1
 
 
-class Wire:
+class Wire(Client):
     """A connection that says what it is told to, with a tensor of a megabyte."""
 
     def __init__(self, port: int) -> None:
-        self._sock = socket.create_connection((HOST, port), 60)
-        self._reader = ResponseReader()
-        self.ask(Hello())
-        given = self.ask(AllocBuffer(0, 1 << 20))
-        assert isinstance(given, Allocated)
-        base = self.ask(BufferGetBase(given.ptr))
-        assert isinstance(base, Number)
+        super().__init__(port)
+        ptr, base = self.alloc(1 << 20)
         ne, nb = (1 << 20, 1, 1, 1), (1, 1 << 20, 1 << 20, 1 << 20)
-        self.tensor = WireTensor(1, int(TensorType.I8), given.ptr, ne, nb, base.value, name=b"weight")
-
-    def __enter__(self) -> Wire:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._sock.close()
-
-    def send(self, request: Request, data: bytes = b"") -> None:
-        """A request without an answer."""
-        self._sock.sendall(write_request(request) + data)
-
-    def ask(self, request: Request) -> Response:
-        """A request and its answer."""
-        self._reader.expect(COMMANDS[type(request)], request.size if isinstance(request, GetTensor) else 0)
-        self.send(request)
-        while (got := self._reader.next()) is None:
-            self._receive()
-        if isinstance(request, GetTensor):
-            self._take(request.size)
-        return got[1]
+        self.tensor = WireTensor(1, int(TensorType.I8), ptr, ne, nb, base, name=b"weight")
 
     def read(self) -> bytes:
         """The tensor's bytes."""
-        request = GetTensor(self.tensor, 0, 1 << 20)
-        self._reader.expect(COMMANDS[GetTensor], request.size)
-        self.send(request)
-        while self._reader.next() is None:
-            self._receive()
-        return self._take(request.size)
-
-    def _take(self, size: int) -> bytes:
-        target = memoryview(bytearray(size))
-        done = 0
-        while done < size:
-            got = self._reader.take(target[done:])
-            done += got
-            if not got:
-                self._receive()
-        return bytes(target)
-
-    def _receive(self) -> None:
-        data = self._sock.recv(1 << 16)
-        if not data:
-            raise DeviceError("the worker closed the connection")
-        self._reader.feed(data)
+        return self.get(self.tensor, 1 << 20)
 
 
 async def in_thread(attack: Callable[[int, Tally], None], port: int, tally: Tally) -> None:
     """Runs a blocking attack; those who are turned away have reached what they can."""
     try:
         await asyncio.to_thread(attack, port, tally)
-    except DeviceError as error:
+    except (DeviceError, ConnectionResetError) as error:
         tally.statuses[type(error).__name__] += 1
 
 

@@ -53,10 +53,11 @@ def running(*devices: Device, **options: Any) -> Iterator[Worker]:
 
 
 class Client:
-    """One connection, blocking. `greet` False leaves HELLO to the test."""
+    """One connection, blocking, to a worker or its port. `greet` False leaves HELLO to the test."""
 
-    def __init__(self, worker: Worker, *, greet: bool = True, timeout: float = 60.0) -> None:
-        self.sock: socket.socket = socket.create_connection(("127.0.0.1", worker.port), timeout=timeout)
+    def __init__(self, worker: Worker | int, *, greet: bool = True, timeout: float = 60.0) -> None:
+        port = worker if isinstance(worker, int) else worker.port
+        self.sock: socket.socket = socket.create_connection(("127.0.0.1", port), timeout=timeout)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.reader = ResponseReader()
         if greet:

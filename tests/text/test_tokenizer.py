@@ -13,7 +13,6 @@ from llamado.gguf.errors import GgufError
 from llamado.gguf.metadata import Metadata, StringArray
 from llamado.gguf.reader import GGUFFile
 from llamado.text.tokenizer.bpe import SPELLING, spell_bytes, unspell
-from llamado.text.tokenizer.stream import Detokenizer
 from llamado.text.tokenizer.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 from llamado.text.tokenizer.vocabulary import decode_all
 
@@ -278,21 +277,6 @@ def test_decode_cleans_spaces_where_the_vocabulary_wants_it() -> None:
     assert cleaned.decode(cleaned.encode(text)) == "a, b! i'm you're x'y 't"
     kept = load_tokenizer(metadata(letters, model="gpt2", pre="qwen2", merges=StringArray.of(["q q"])))
     assert kept.decode(kept.encode(text)) == text
-
-
-def test_stream_holds_back_incomplete_characters() -> None:
-    tokenizer = spm({"a": -1}, ("<|x|>", CONTROL), add_space_prefix=False)
-    stream = Detokenizer(tokenizer)
-    euro = tokenizer.encode("€")
-    assert [stream.push(token) for token in euro] == ["", "", "€"]
-    assert stream.push(euro[0]) == ""
-    assert stream.push(tokenizer.encode("a")[0]) == "\ufffda"
-    assert stream.push(tokenizer.vocabulary.ids["<|x|>"]) == ""
-    stream.push(euro[0])
-    assert stream.flush() == "\ufffd"
-    assert stream.flush() == ""
-    shown = Detokenizer(tokenizer, special=True)
-    assert shown.push(tokenizer.vocabulary.ids["<|x|>"]) == "<|x|>"
 
 
 # --- damaged and hostile input

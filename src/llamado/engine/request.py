@@ -17,7 +17,7 @@ from llamado.engine.sampling.params import Sampling, sampler_names
 from llamado.engine.sampling.rng import Seed
 
 if TYPE_CHECKING:
-    from llamado.engine.sampling.constraint import Constraint
+    from llamado.text.grammar.compiler import Constraint
 
 __all__ = [
     "ContextExceeded",

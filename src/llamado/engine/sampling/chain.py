@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +23,15 @@ from numpy.typing import NDArray
 from llamado.engine.errors import ComputeFailed, ConstraintFailed
 from llamado.engine.sampling import samplers
 from llamado.engine.sampling.candidates import F32, Candidates, TopK, log_softmax_top, top_k_numpy
-from llamado.engine.sampling.constraint import Matcher
 from llamado.engine.sampling.dry import Breakers, Dry
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.sampling.penalties import Penalties
 from llamado.engine.sampling.rng import uniform
 from llamado.engine.sampling.samplers import SamplerVocabulary, Step
 from llamado.engine.sampling.selectors import AdaptiveP, Chooser, Draw, Mirostat, Weights
+
+if TYPE_CHECKING:
+    from llamado.text.grammar.compiler import Matcher
 
 __all__ = ["Sampler", "SamplerVocabulary", "TopK", "log_softmax_top", "top_k_numpy", "uniform"]
 
