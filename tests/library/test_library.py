@@ -82,9 +82,16 @@ def test_completion(llm: Llama) -> None:
     assert llm(PROMPT, max_tokens=8, seed=5, model="m")["model"] == "m"
 
 
-def test_a_streamed_completion_is_the_same(llm: Llama) -> None:
-    whole = llm(PROMPT, max_tokens=12, seed=3, logprobs=2)
-    chunks = list(llm(PROMPT, max_tokens=12, seed=3, logprobs=2, stream=True))
+def bias(llm: Llama, ends: bool) -> dict[int, float]:
+    """Makes an answer end within a few tokens, or never."""
+    return {token: 5.0 if ends else float("-inf") for token in llm._model.tokenizer.eog}
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_streamed_completion_is_the_same(llm: Llama, ends: bool) -> None:
+    whole = llm(PROMPT, max_tokens=12, seed=3, logprobs=2, logit_bias=bias(llm, ends))
+    chunks = list(llm(PROMPT, max_tokens=12, seed=3, logprobs=2, stream=True, logit_bias=bias(llm, ends)))
+    assert whole["choices"][0]["finish_reason"] == ("stop" if ends else "length")
     assert len({chunk["id"] for chunk in chunks}) == 1
     assert all(chunk["object"] == "text_completion" for chunk in chunks)
     choices = [chunk["choices"][0] for chunk in chunks]
@@ -97,9 +104,11 @@ def test_a_streamed_completion_is_the_same(llm: Llama) -> None:
 
 
 def test_logprobs(llm: Llama) -> None:
-    found = llm(PROMPT, max_tokens=6, temperature=0.0, logprobs=3)["choices"][0]["logprobs"]
+    found = llm("Q: 1", max_tokens=6, temperature=0.0, logprobs=3)["choices"][0]["logprobs"]
     assert len({len(entries) for entries in found.values()}) == 1
-    assert found["text_offset"][0] == len(PROMPT)
+    lengths = [len(token) for token in found["tokens"]]
+    assert found["text_offset"] == [len("Q: 1") + sum(lengths[:i]) for i in range(len(lengths))]
+    assert len(set(found["text_offset"])) > 1
     for token, value, top in zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True):
         assert top[token] == value == max(top.values()) <= 0  # the likeliest is taken
 
@@ -110,7 +119,8 @@ def test_stop_and_length(llm: Llama) -> None:
     for given in (stop, [stop]):
         choice = llm(PROMPT, max_tokens=20, seed=4, stop=given)["choices"][0]
         assert choice["finish_reason"] == "stop" and choice["text"] == text[: text.index(stop)]
-    endless = {token: float("-inf") for token in llm._model.tokenizer.eog}
+    endless = bias(llm, False)
+    assert llm(PROMPT, max_tokens=7, logit_bias=endless)["usage"]["completion_tokens"] == 7
     for n in (None, 0, -1):
         found = llm(PROMPT, max_tokens=n, seed=4, logit_bias=endless)
         assert found["usage"]["total_tokens"] == llm.n_ctx() and found["choices"][0]["finish_reason"] == "length"
