@@ -19,7 +19,8 @@ from llamado.engine.parameters import BY_NAME, PARAMETERS, Parameter, markdown
 from llamado.engine.request import Request
 from llamado.engine.sampling.params import Sampling
 from llamado.flags import add_flags, parse
-from llamado.server.generate.request import GenerationRequest, SubmittedRequest
+from llamado.server.generate.request import GenerationRequest
+from llamado.server.generate.submission import SubmittedRequest
 from llamado.text.grammar.source import GrammarSource, Trigger
 
 ROOT = Path(__file__).parents[2]

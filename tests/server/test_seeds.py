@@ -21,7 +21,7 @@ from llamado.http.json_body import parse_json
 from llamado.server.errors import ApiError
 from llamado.server.generate.generation_settings import generation_settings
 from llamado.server.generate.json_values import number_json
-from llamado.server.generate.request import SubmittedRequest
+from llamado.server.generate.submission import SubmittedRequest
 
 JOBS = [int(hashlib.sha256(job).hexdigest(), 16) for job in (b"a", b"b", b"c")]
 NUMBERS = [

@@ -17,7 +17,8 @@ from llamado.engine.request import Request as EngineRequest
 from llamado.http.answer import json_response
 from llamado.server.errors import RETRY_AFTER, ApiError, loading, not_supported
 from llamado.server.generate.generation_settings import generation_settings
-from llamado.server.generate.request import GenerationRequest, SubmittedRequest
+from llamado.server.generate.request import GenerationRequest
+from llamado.server.generate.submission import SubmittedRequest
 from llamado.server.loaded_model import ModelInfo, Served
 from llamado.server.state import ServerState
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from llamado.server.errors import invalid, not_supported
+from llamado.server.errors import invalid
 from llamado.server.generate.json_values import MOST_ITEMS, at_most, type_name, written, wrong_type
-from llamado.server.loaded_model import Grammars, ServedTokenizer
-from llamado.text.grammar.source import GrammarError, GrammarSource, Trigger
-
-if TYPE_CHECKING:
-    from llamado.text.grammar.compiler import Constraint
+from llamado.server.loaded_model import ServedTokenizer
+from llamado.text.grammar.source import GrammarSource, Trigger
 
 LONGEST_TOKEN = 1024  # characters: vocabularies stay below a quarter of it
 # `common_grammar_trigger_type` (common/common.h, b11434).
@@ -56,28 +52,6 @@ class Limits:
             "grammar_triggers": [_trigger_json(t) for t in self.triggers],
             "preserved_tokens": sorted(self.preserved),
         }
-
-    def in_force(self, usual: GrammarSource | None) -> GrammarSource | None:
-        """The grammar that counts; `usual`: the server's for requests that bring none."""
-        if self.lazy and not self.triggers:
-            return None  # it would never begin
-        return usual if self.source is None else self.source
-
-    def compile(self, source: GrammarSource | None, grammars: Grammars | None) -> Constraint | None:
-        """What the engine holds an answer to; may take seconds. Raises ApiError."""
-        if source is None and self.reasoning is None:
-            return None
-        if grammars is None:
-            raise not_supported("This server's model does not generate")
-        constraint: Constraint | None = None
-        try:
-            if source is not None:
-                constraint = grammars.compile(source, triggers=self.triggers if self.lazy else ())
-            if self.reasoning is None:
-                return constraint
-            return grammars.with_reasoning(constraint, **dataclasses.asdict(self.reasoning))
-        except GrammarError as error:
-            raise invalid(f"Field '{self.field}': {error}" if self.field else str(error)) from None
 
 
 def _trigger_json(trigger: Trigger) -> dict[str, Any]:

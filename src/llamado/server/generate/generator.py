@@ -14,6 +14,7 @@ from llamado.server.generate.completion_request import read_completion
 from llamado.server.generate.prompts import tokenize_chat
 from llamado.server.generate.request import GenerationRequest
 from llamado.server.generate.streaming import EndsReasoning, Format, Generation, Mailbox, respond
+from llamado.server.generate.submission import engine_requests
 from llamado.server.generate.threads import off_loop, off_loop_chat, size_of
 from llamado.server.loaded_model import Served
 from llamado.server.state import ServerState
@@ -48,12 +49,15 @@ class Generator:
         prompt: Callable[[], list[int]] | None = None,
     ) -> Response:
         """Answer a body with a `prompt` in one of its shapes (see `read_completion`). Raises LlamadoError."""
-        read = partial(read_completion, body, self.served, self.switches, native=native, prompt=prompt)
-        return await self._answer(await off_loop(read, size_of(body)), make)
+        served = self.served
+        read = partial(read_completion, body, served, self.switches, native=native, prompt=prompt)
+        return await self._answer(await off_loop(read, size_of(body)), served, make)
 
     async def chat(self, body: Mapping[str, Any], make: MakeFormat) -> Response:
         """Answer a body of OpenAI's chat form. Raises LlamadoError."""
-        return await self._answer(await off_loop_chat(partial(read_chat, body, self.served, self.switches), body), make)
+        served = self.served
+        asked = await off_loop_chat(partial(read_chat, body, served, self.switches), body)
+        return await self._answer(asked, served, make)
 
     async def render(self, body: Mapping[str, Any]) -> str:
         """A chat body's prompt. Raises LlamadoError."""
@@ -64,10 +68,9 @@ class Generator:
         prompt = await self.render(body)
         return len(await off_loop(partial(tokenize_chat, prompt, self.served), len(prompt)))
 
-    async def _answer(self, asked: GenerationRequest, make: MakeFormat) -> Response:
+    async def _answer(self, asked: GenerationRequest, served: Served, make: MakeFormat) -> Response:
         """Give what is asked for to the engine. Raises LlamadoError."""
-        served = self.served
-        requests = await off_loop(partial(asked.for_engine, served.grammars), asked.effort)
+        requests = await engine_requests(asked, served.grammars)
         constraint = requests[0].constraint
         control = constraint if asked.control and isinstance(constraint, EndsReasoning) else None
         generation = Generation(self._mailbox, served.engine, requests, parts=asked.stream, control=control)

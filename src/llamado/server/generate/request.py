@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llamado.engine.parameters import BY_NAME
 from llamado.engine.request import Request
-from llamado.engine.sampling.params import RANDOM_SEED
-from llamado.engine.sampling.rng import Seed
 from llamado.server.errors import invalid
 from llamado.server.generate.constraints import Limits
-from llamado.server.loaded_model import Grammars, Served
+from llamado.server.loaded_model import Served
 from llamado.server.switches import Switches
 from llamado.text.dialects.answer import random_id
 
@@ -79,44 +76,6 @@ class GenerationRequest:
         """That prompt as text, "" where the answer does not show it."""
         return self.texts[index // self.n] if self.texts else ""
 
-    @property
-    def effort(self) -> float:
-        """How much `for_engine` has to do, as characters of text; compiling a grammar may take seconds."""
-        return math.inf if self.grammar is not None or self.limits.reasoning is not None else 64 * self.n_answers
-
-    def for_engine(self, grammars: Grammars | None) -> list[SubmittedRequest]:
-        """One request per prompt and answer; the answers of one prompt get seeds counted up from the given one.
-
-        Raises ApiError for a grammar that cannot be used.
-        """
-        shared: dict[str, Any] = {f.name: getattr(self.engine, f.name) for f in dataclasses.fields(Request)}
-        shared["constraint"] = self.limits.compile(self.grammar, grammars)
-        made = []
-        for prompt in self.prompts:
-            for i in range(self.n):
-                own: dict[str, Any] = {"prompt": prompt}
-                if i:
-                    seed = _counted_up(self.engine.sampling.seed, i)
-                    own |= {"sampling": dataclasses.replace(self.engine.sampling, seed=seed), "id_slot": -1}
-                made.append(SubmittedRequest(**(shared | own), asked=self))
-        return made
-
-
-@dataclass(slots=True, kw_only=True)
-class SubmittedRequest(Request):
-    """A request to the engine that knows what it is part of: what the engine's snapshots show has it at hand."""
-
-    asked: GenerationRequest
-
-
-def _counted_up(seed: Seed | None, i: int) -> Seed | None:
-    """The seed of a further answer; never -1 where the first is not."""
-    if seed is None or seed == RANDOM_SEED:
-        return seed
-    if isinstance(seed, str):
-        return f"{seed}+{i}"
-    return seed + i if seed >= 0 else seed - i
-
 
 _OWN = frozenset(f.name for f in dataclasses.fields(GenerationRequest))
 
@@ -147,12 +106,18 @@ def make_request(
         prompts=prompts,
         texts=texts,
         limits=limits,
-        grammar=limits.in_force(switches.grammar),
+        grammar=_in_force(limits, switches.grammar),
         model=served.info.name,
         banned=sorted(served.tokenizer.eog) if given.get("ignore_eos") else (),
         **own,
         **more,
     )
+
+
+def _in_force(limits: Limits, usual: GrammarSource | None) -> GrammarSource | None:
+    if limits.lazy and not limits.triggers:
+        return None  # it would never begin
+    return usual if limits.source is None else limits.source
 
 
 def _bounded(engine: Request, n_answers: int, n_ctx: int) -> int:
