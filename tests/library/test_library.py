@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -40,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(model: Path) -> Iterator[Llama]:
-    with Llama(model_path=str(model), n_threads=1, embedding=True, verbose=False) as found:
+    with Llama(model_path=str(model), n_threads=1, embedding=True) as found:
         yield found
 
 
@@ -405,14 +404,8 @@ def test_a_model_that_is_let_go_ends(model: Path) -> None:
 
 
 def test_quiet_is_quiet(model: Path, caplog: pytest.LogCaptureFixture) -> None:
-    logger = logging.getLogger("llamado")
-    level = logger.level
-    logger.setLevel(logging.NOTSET)
-    try:
-        Llama(str(model), n_threads=1, n_ctx=4096).close()
-        assert "trained with no more" in caplog.text
-        caplog.clear()
-        Llama(str(model), n_threads=1, n_ctx=4096, verbose=False).close()
-        assert not caplog.records
-    finally:
-        logger.setLevel(level)
+    Llama(str(model), n_threads=1, n_ctx=4096).close()
+    assert "trained with no more" in caplog.text
+    caplog.clear()
+    Llama(str(model), n_threads=1, n_ctx=4096, verbose=False).close()
+    assert not caplog.records
