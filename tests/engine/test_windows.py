@@ -214,3 +214,29 @@ def test_a_lost_worker(model: Path, start: Open, jit: Jit) -> None:
         engine.close()
         home.forward.close()
         home.file.close()
+
+
+@pytest.mark.slow
+def test_the_real_gemma(gemma3_path: Path, jit: Jit) -> None:
+    """A prompt of three windows, in chunks, then another end from a point that was marked."""
+    tokens = np.random.default_rng(0).integers(6, 200_000, 1600).tolist()
+    rows = []
+    for whole in (False, True):
+        file = GGUFFile.open(gemma3_path)
+        runner = ModelRunner(file, load_model(file), [CpuDevice(2, jit=jit)], n_cells=8192, max_batch=256, whole=whole)
+        memory, handle = runner.memory, runner.memory.allocate(1700)
+        assert handle is not None and memory.has_tails is not whole
+        memory.mark(handle, 1500)
+        found = []
+        for part in (tokens, tokens[:50]):
+            for at in range(0, len(part), 256):
+                batch = np.array(part[at : at + 256], np.int32)
+                last = np.array([batch.size - 1], np.int32)
+                span = Span(handle, handle.used, batch.size)
+                found.append(runner.start(batch, [span], last).result(300).tobytes())
+                handle.used += batch.size
+            assert memory.rewind(handle, 1500)
+        rows.append(found)
+        runner.close()
+        file.close()
+    assert rows[0] == rows[1]

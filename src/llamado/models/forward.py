@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from llamado.ggml.graph import (
@@ -17,6 +17,7 @@ from llamado.ggml.graph import (
     rope_ext,
     scale,
     set_rows,
+    view_1d,
     view_2d,
     view_4d,
 )
@@ -33,6 +34,7 @@ from llamado.models.inputs import (
     OutputRows,
     Positions,
     RowsWritten,
+    StateRows,
     TokenIds,
 )
 from llamado.models.memory import Kept, Memory
@@ -149,7 +151,6 @@ class Pass:
         without logits.
         """
         graph, kept = self.graph, self._memory[layer]
-        n_kv = self._reach(kept)
         only_cache = layer == self._last and not self.shape.n_outputs
         # The order in which llama.cpp expands them; models with sliding windows have their own.
         wanted = (q, k, v) if self._hparams.n_swa else (q, v, k)
@@ -161,16 +162,70 @@ class Pass:
         graph.expand(set_rows(v_cache, view_2d(v, v.ne[0] * v.ne[1], v.ne[2], v.nb[2]), cells))
         if only_cache:
             return None
+        n_kv = self._reach(kept)
+        keys = _heads(k_cache, k.ne[0], k.ne[1], n_kv)
+        return self._attention(layer, kept, q, keys, _heads(v_cache, v.ne[0], v.ne[1], n_kv), scale)
+
+    def attend_latent(self, layer: int, q: Tensor, row: Tensor, n_v: int, scale: float) -> Tensor | None:
+        """As `attend` where a token has one latent row [n, n_tokens] for all heads: F32 [n_v × n_head, n_tokens].
+
+        The row is the key, and its first `n_v` elements are the value. q is [n, heads, n_tokens].
+        """
+        graph, kept = self.graph, self._memory[layer]
+        (cache,) = kept.tensors
+        only_cache = layer == self._last and not self.shape.n_outputs
+        if not only_cache:
+            graph.expand(q)
+        graph.expand(set_rows(cache, row, self.cells(kept)))
+        if only_cache:
+            return None
+        n_kv = self._reach(kept)
+        keys, values = _heads(cache, cache.ne[0], 1, n_kv), _heads(cache, n_v, 1, n_kv)
+        return self._attention(layer, kept, q, keys, values, scale)
+
+    def _attention(self, layer: int, kept: Kept, q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         q = view_4d(q, *q.ne, q.nb[1], q.nb[2], q.nb[3])
         out = flash_attn_ext(
             permute(q, 0, 2, 1, 3),
-            permute(_heads(k_cache, k, n_kv), 0, 2, 1, 3),
-            permute(_heads(v_cache, v, n_kv), 0, 2, 1, 3),
+            permute(keys, 0, 2, 1, 3),
+            permute(values, 0, 2, 1, 3),
             self.mask(kept),
             scale,
             precision=_F32_PRECISION,
         )
-        return graph.expand(reshape(out, out.ne[0] * out.ne[1], out.ne[2], name=f"kqv_out-{layer}"))
+        return self.graph.expand(reshape(out, out.ne[0] * out.ne[1], out.ne[2], name=f"kqv_out-{layer}"))
+
+    def recur(
+        self,
+        layer: int,
+        inputs: Sequence[Tensor],
+        step: Callable[[tuple[Tensor, ...], tuple[Tensor, ...]], tuple[Tensor, ...]],
+    ) -> list[Tensor]:
+        """The first state of a layer behind each token, F32 [width, 1] each.
+
+        `step` makes states from those before a token and from its columns of `inputs`, F32 [n, n_tokens] each. Tokens
+        go one after the other, each on from where its sequence is: in whatever batches a sequence is read, the same
+        operations make its states.
+        """
+        n, kept = self.shape.n_tokens, self._memory[layer]
+        for tensor in inputs:
+            # Before states are read: between reading and writing them nothing may wait for another device, where the
+            # next batch could come in between.
+            self.graph.expand(tensor)
+        reads = self.input(StateRows(f"states{kept.part.suffix}", n, kept.number))
+        writes, states = self.cells(kept), kept.tensors
+        found = []
+        for i in range(n):
+            row = view_1d(reads, 1, i * reads.nb[0])
+            columns = tuple(view_1d(tensor, tensor.ne[0], i * tensor.nb[1]) for tensor in inputs)
+            after = step(tuple(get_rows(state, row) for state in states), columns)
+            row = view_1d(writes, 1, i * writes.nb[0])
+            # The next token reads what this one wrote.
+            states = tuple(
+                self.graph.expand(set_rows(state, now, row)) for state, now in zip(states, after, strict=True)
+            )
+            found.append(after[0])
+        return found
 
     def keep_outputs(self, layer: int, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """In the last layer, only the rows that get logits: nothing after attention mixes rows."""
@@ -180,7 +235,7 @@ class Pass:
         return get_rows(attended, rows), get_rows(residual, rows)
 
 
-def _heads(cache: Tensor, now: Tensor, n_kv: int) -> Tensor:
-    """The first `n_kv` cells of a cache as [head_dim, n_head_kv, n_kv]."""
-    head_dim, n_head, row = now.ne[0], now.ne[1], cache.nb[1]
+def _heads(cache: Tensor, head_dim: int, n_head: int, n_kv: int) -> Tensor:
+    """The first `n_kv` cells of a cache as [head_dim, n_head, n_kv]."""
+    row = cache.nb[1]
     return view_4d(cache, head_dim, n_head, n_kv, 1, row // n_head, row, cache.nb[2])

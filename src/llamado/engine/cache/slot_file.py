@@ -49,6 +49,7 @@ _VERSION, _VERSION_SCALES, _VERSION_TAIL = 1, 2, 3
 _HEAD = struct.Struct("<8s6IQ32s")
 _CRC = struct.Struct("<I")
 _COUNT = struct.Struct("<I")
+_DIGEST = 32
 # Pieces are read whole into memory: whoever writes larger ones is not us.
 _MOST_CELLS = 256
 
@@ -195,21 +196,20 @@ class SlotReader:
             raise self._bad("it was saved with another model")
         if (type_k, type_v) != tuple(type.value for type in memory.types):
             raise self._bad("it was saved with a cache of other types (--cache-type-k, --cache-type-v)")
-        if (version == _VERSION_TAIL) != memory.has_tails:
+        tail = version == _VERSION_TAIL
+        if tail != memory.has_tails or (tail and self._take(_DIGEST) != _digest(memory)):
             raise self._bad("it was saved with another kind of memory: another context or number of slots (-c, -np)")
         if (n_layers, cell_bytes) != (len(memory), memory.token_bytes) or not 0 < piece <= _MOST_CELLS:
             raise self._bad("its header is wrong")
         if n > n_ctx:
             raise self._bad(f"its {n} tokens do not fit the slot's context of {n_ctx}")
         n_tail = memory.tail_bytes(n)
-        if version == _VERSION_TAIL:
-            size += 32 + n_tail + 2 * _CRC.size
+        if tail:
+            size += _DIGEST + n_tail + 2 * _CRC.size
         n_pieces = -(-n // piece)
         if self.size != _HEAD.size + size + 4 * n + n * cell_bytes + _CRC.size * (2 + n_pieces):
             raise self._bad("it is not as long as it should be")
-        if version == _VERSION_TAIL:
-            if self._take(32) != _digest(memory):
-                raise self._bad("it was saved with another kind of memory")
+        if tail:
             self.tail = np.frombuffer(self._take(n_tail), np.uint8)
         tokens = np.frombuffer(self._take(4 * n), "<i4").astype(np.int32)
         if n and not 0 <= int(tokens.min()) <= int(tokens.max()) < n_vocab:

@@ -229,7 +229,7 @@ class Memory:
     def kind(self) -> str:
         """What the bytes of sequences in memories mean; they are of use only in those of the same kind."""
         return "; ".join(
-            f"{kept.part.suffix or 'all'}: " + " ".join(f"{t.type.name} {t.ne[0]}" for t in kept.tensors)
+            f"{kept.part.suffix or 'all'} {kept.window}: " + " ".join(f"{t.type.name} {t.ne[0]}" for t in kept.tensors)
             for kept in self._kept
         )
 

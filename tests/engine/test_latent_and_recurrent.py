@@ -1,0 +1,253 @@
+"""Models that remember latent rows, or states beside keys and values: the same bits however they are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+from rows import feed_sequence
+from tiny_architectures import HybridModel, LatentModel, make_tiny
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.jit import Jit
+from llamado.devices.split.placement import Placement
+from llamado.engine.cache.prompt_cache import CellReader
+from llamado.engine.engine import Engine
+from llamado.engine.forward.runner import ModelRunner
+from llamado.engine.forward.sizes import model_sizes
+from llamado.engine.request import Request
+from llamado.engine.sampling.params import Sampling
+from llamado.gguf.reader import GGUFFile
+from llamado.gguf.types import TensorType
+from llamado.models.memory import Handle, Span
+
+from . import test_restore
+from .fake import FakeTokenizer, ask, eventually, send
+
+Array = np.ndarray[Any, Any]
+Open = Callable[..., ModelRunner]
+Kind = type[LatentModel] | type[HybridModel]
+N, MAX_BATCH = 260, 16
+TOKENIZER = FakeTokenizer(dict.fromkeys(range(320), b"x"), eog=())
+
+
+@pytest.fixture(scope="module")
+def jit() -> Jit:
+    return Jit()
+
+
+@pytest.fixture(scope="module", params=[LatentModel, HybridModel])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    found: Kind = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def path(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("model") / "m.gguf", kind)
+
+
+@pytest.fixture
+def start(jit: Jit, kind: Kind, path: Path) -> Iterator[Open]:
+    opened: list[ModelRunner] = []
+
+    def open_(**options: Any) -> ModelRunner:
+        file = GGUFFile.open(path)
+        given = {"n_cells": 1536, "n_sequences": 3, "max_batch": MAX_BATCH, **options}
+        opened.append(ModelRunner(file, kind(file), [CpuDevice(1, jit=jit)], **given))
+        return opened[-1]
+
+    yield open_
+    for runner in opened:
+        runner.close()
+
+
+def text(seed: int = 0, n: int = N) -> list[int]:
+    return np.random.default_rng(seed).integers(6, 300, n).tolist()
+
+
+def allocated(runner: ModelRunner) -> Handle:
+    handle = runner.memory.allocate(N)
+    assert handle is not None
+    return handle
+
+
+def feed(runner: ModelRunner, handle: Handle, tokens: list[int], chunk: int = MAX_BATCH) -> Array:
+    """Logits of every token that a sequence goes on with."""
+    found = []
+    for at in range(0, len(tokens), chunk):
+        part = np.array(tokens[at : at + chunk], np.int32)
+        rows = np.arange(part.size, dtype=np.int32)
+        found.append(runner.start(part, [Span(handle, handle.used, part.size)], rows).result(60).copy())
+        handle.used += part.size
+    return np.concatenate(found)
+
+
+@pytest.fixture
+def right(start: Open) -> Array:
+    """Logits of every token, one read after the other."""
+    runner = start()
+    return feed(runner, allocated(runner), text(), 1)
+
+
+def same(a: Array, b: Array) -> bool:
+    return a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def test_what_it_costs(start: Open, kind: Kind, path: Path) -> None:
+    memory = start().memory
+    with GGUFFile.open(path) as file:
+        sizes = model_sizes(file, kind(file), n_cells=1536, n_sequences=3, max_batch=MAX_BATCH)
+    if kind is LatentModel:
+        assert sizes.kv == (1536 * 64 * 2,) * 4 and memory.token_bytes == 4 * 128 and not memory.has_tails
+        assert [len(memory[i].tensors) for i in range(4)] == [1] * 4, "no values of their own"
+    else:
+        state, rows = 3 * 3 * 128 * 4, 1536 * 2 * 128 * 2
+        assert sizes.kv == (state, rows, state, rows) and memory.token_bytes == 2 * 2 * 128 * 2
+        assert memory.has_tails and not memory.drafts and memory.tail_bytes(7) == 2 * 128 * 4
+
+
+@pytest.mark.parametrize("chunk", [MAX_BATCH, 7, 2])
+def test_a_prompt_in_chunks(start: Open, right: Array, chunk: int) -> None:
+    runner = start()
+    assert same(feed(runner, allocated(runner), text(), chunk), right)
+
+
+def test_types_of_a_latent_cache(start: Open, kind: Kind) -> None:
+    if kind is LatentModel:
+        plain, packed = start(type_k=TensorType.F32), start(type_k=TensorType.Q8_0)
+        a, b = (feed(runner, allocated(runner), text()[:40]) for runner in (plain, packed))
+        assert np.abs(a - b).max() < 0.1 * a.std() and not same(a, b)
+
+
+def test_among_strangers(start: Open, right: Array) -> None:
+    """Two others decode and read while ours is read in shares of any size."""
+    runner, rng = start(), np.random.default_rng(1)
+    handles = [allocated(runner) for _ in range(3)]
+    texts, found = [text(), text(1), text(2)], []
+    while handles[0].used < 200:
+        counts = [int(rng.choice([1, 1, 2, 5])), int(rng.choice([0, 1, 4])), int(rng.choice([0, 1, 3]))]
+        counts = [min(n, N - handle.used) for n, handle in zip(counts, handles, strict=True)]
+        order = [i for i in rng.permutation(3).tolist() if counts[i]]
+        tokens = [t for i in order for t in texts[i][handles[i].used : handles[i].used + counts[i]]]
+        spans = [Span(handles[i], handles[i].used, counts[i]) for i in order]
+        first = sum(counts[i] for i in order[: order.index(0)])
+        outputs = np.arange(first, first + counts[0], dtype=np.int32)
+        found.append(runner.start(np.array(tokens, np.int32), spans, outputs).result(60).copy())
+        for i in order:
+            handles[i].used += counts[i]
+    got = np.concatenate(found)
+    assert same(got, right[: len(got)])
+
+
+def test_going_back(start: Open, right: Array, kind: Kind) -> None:
+    runner = start()
+    memory, handle = runner.memory, allocated(runner)
+    memory.mark(handle, 199)
+    feed(runner, handle, text())
+    assert memory.reach(handle, 220) == (220 if kind is LatentModel else 199)
+    assert memory.rewind(handle, 100) == (kind is LatentModel)
+    for n in (199, 0) if kind is HybridModel else (77, 0):
+        assert memory.rewind(handle, n)
+        feed(runner, handle, text(2)[:20])
+        assert memory.rewind(handle, n)
+        assert same(feed(runner, handle, text()[n : n + 40], 9), right[n : n + 40])
+
+
+def test_a_beginning_is_copied(start: Open, right: Array) -> None:
+    runner = start()
+    memory, src, dst = runner.memory, allocated(runner), allocated(runner)
+    memory.mark(src, 199)
+    feed(runner, src, text())
+    feed(runner, dst, text()[:50])
+    assert memory.copy(src, dst, 199)
+    assert same(feed(runner, dst, text()[199:240]), right[199:240])
+
+
+def test_bytes_that_were_read_are_written_elsewhere(start: Open, right: Array) -> None:
+    runner, other = start(), start()
+    memory, handle = runner.memory, allocated(runner)
+    memory.mark(handle, 150)
+    feed(runner, handle, text()[:200])
+    for n in memory.tails(handle):
+        tail, cells = memory.read_tail(handle, n), memory.read(handle, 0, n)
+        assert memory.sound(cells, n) and memory.sound_tail(tail, n)
+        copied = allocated(other)
+        other.memory.write_tail(copied, n, tail)
+        other.memory.write(copied, n, cells)
+        assert same(feed(other, copied, text()[n : n + 40]), right[n : n + 40])
+        other.memory.free(copied)
+
+
+def req(prompt: list[int], n: int = 6, **options: Any) -> Request:
+    return Request(prompt=prompt, n_predict=n, sampling=Sampling(temperature=0.0, seed=1), n_probs=3, **options)
+
+
+def test_answers(start: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns, the same question again, another end, what was pushed out, another slot, and a saved slot."""
+    monkeypatch.setattr(CellReader, "pays", lambda self, handle, pace: True)
+    runner, plain = start(), start()
+    engine = Engine(runner, TOKENIZER, n_slots=3, n_ctx=512, cache_ram=-1, drafting=True)
+    alone = Engine(plain, TOKENIZER, n_slots=1, n_ctx=512)
+    try:
+        said, n_cached = text(4, 150), 0
+
+        def check(prompt: list[int], **options: Any) -> list[int]:
+            nonlocal n_cached
+            right = ask(alone, req(prompt, 12, cache_prompt=False))
+            found = ask(engine, req(prompt, 12, **options))
+            assert (found.tokens, found.probs) == (right.tokens, right.probs)
+            n_cached += found.n_cached
+            return found.tokens
+
+        first = check(said, id_slot=0)
+        check(said, id_slot=0)
+        check([*said, *first, 7, 8, 9], id_slot=0)
+        check(said[:-1] + text(5, 20), id_slot=1)
+        for slot in range(3):
+            check(text(6 + slot, 80), id_slot=slot)
+        check([*said, *first, 7, 8, 9, 10], id_slot=2)
+        assert n_cached > 4 * 140
+        engine.save_slot(2, tmp_path / "a").result(30)
+        engine.restore_slot(1, tmp_path / "a").result(30)
+        assert eventually(lambda: engine.snapshot().slots[1].n_prompt_tokens > 170)
+        check([*said, *first, 7, 8, 9, 10], id_slot=1)
+    finally:
+        engine.close()
+        alone.close()
+
+
+@pytest.mark.slow
+def test_a_lost_worker(kind: Kind, path: Path, start: Open, jit: Jit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of each sort lie on two devices, and one dies twice in the middle of answers."""
+    prompts = [text(7, 150), text(8, 60), text(7, 150)[:120] + text(9, 20)]
+    runner = start()
+    engine = Engine(runner, TOKENIZER, n_slots=3, n_ctx=512)
+    right = [ask(engine, req(prompt, 40, cache_prompt=False)).tokens for prompt in prompts]
+    assert right[0][0] == int(np.argmax(feed_sequence(start(), prompts[0])))
+    engine.close()
+    monkeypatch.setattr(test_restore, "load_model", kind)
+    home = test_restore.House(path, Placement((1, 1, 2, 2), 2), jit, n_cells=1536, n_sequences=3, max_batch=MAX_BATCH)
+    engine = Engine(home.forward, TOKENIZER, n_slots=3, n_ctx=512)
+    try:
+        clients = [send(engine, req(prompt, 40)) for prompt in prompts]
+        for n in (3, 20):
+            assert eventually(lambda n=n: any(len(client.tokens) > n for client in clients))  # type: ignore[misc]
+            home.device(1).die()
+        assert [client.result.tokens for client in clients] == right
+    finally:
+        engine.close()
+        home.forward.close()
+        home.file.close()
+
+
+def test_latent_attention_is_that_of_the_reference(path: Path, kind: Kind, start: Open, monkeypatch: Any) -> None:
+    if kind is LatentModel:
+        monkeypatch.setattr(reference, "load_model", kind)
+        expected = reference.ReferenceModel(path).logits(text()[:40], outputs=range(40))
+        found = feed((runner := start()), allocated(runner), text()[:40])
+        assert np.abs(found - expected).max() < 0.01 * expected.std()
