@@ -130,6 +130,14 @@ ANSWERS: list[Answer] = [
     ),
     ("hermes", '<tool_call>{"name": "now"}</tool_call>', "", "", [("now", {})]),
     ("hermes", "<think>\nA <tool_call> is\n</think>\n\nno", "A <tool_call> is\n", "no", []),
+    # Arguments of a call that gets no name are text.
+    (
+        "hermes",
+        '<tool_call>\n{"arguments": {"city": "Rome"}, "count": 3}\n</tool_call>',
+        "",
+        '\n{"arguments": {"city": "Rome"}, "count": 3}\n</tool_call>',
+        [],
+    ),
     ("hermes", '<tool_call>{"name": "now", "arguments": {"a": 1]}</tool_call>', "", "]}</tool_call>", [("now", None)]),  # type: ignore[list-item]
     *json_family("nemotron", "<TOOLCALL>[", ", ", "]</TOOLCALL>", '{"name": "NAME", "arguments": {ARGUMENTS}}', False),
     *json_family(
