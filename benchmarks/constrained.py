@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from schemas import Case, cases
 from sides import model_path
 
-from llamado.engine.llama import Llama
+from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
 from llamado.engine.request import Done, Event, Failed, Request, Result
 from llamado.engine.sampling.params import Sampling
@@ -71,7 +71,7 @@ class TimedMatcher:
         self._costs.accept.append((time.perf_counter() - began) * 1e6)
 
 
-def run(llama: Llama, requests: list[Request]) -> tuple[list[Result], float]:
+def run(llama: LoadedModel, requests: list[Request]) -> tuple[list[Result], float]:
     """All requests at once; their results in order, and the seconds until the last one was done."""
     results: list[Result | None] = [None] * len(requests)
     errors: list[Exception] = []
@@ -96,7 +96,9 @@ def run(llama: Llama, requests: list[Request]) -> tuple[list[Result], float]:
     return [result for result in results if result is not None], seconds
 
 
-def request(llama: Llama, case: Case, seed: int, temperature: float, n: int, constraint: Constraint | None) -> Request:
+def request(
+    llama: LoadedModel, case: Case, seed: int, temperature: float, n: int, constraint: Constraint | None
+) -> Request:
     return Request(
         prompt=llama.tokenize(case.prompt, add_special=True, parse_special=False),
         n_predict=n,
@@ -127,7 +129,7 @@ def main() -> None:
     seconds = {"constrained": 0.0, "free": 0.0}
     ratios: list[float] = []
     faults: list[str] = []
-    with Llama.load(
+    with LoadedModel.load(
         model_path(flags.model),
         EngineOptions(n_ctx=flags.slots * 2048, n_slots=flags.slots, n_threads=flags.threads, drafting=False),
     ) as llama:

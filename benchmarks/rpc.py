@@ -37,7 +37,7 @@ from sides import HOST, SIDES, Server, model_path, our_command, peer_program, ru
 
 from llamado.commands.bench.latency import Taps
 from llamado.devices.split.placement import SplitOptions
-from llamado.engine.llama import Llama
+from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
 from llamado.gguf.sources.resolve import cache_dir
 from llamado.rpc.endpoint import Endpoint
@@ -256,7 +256,7 @@ def load_seconds(path: Path, endpoints: Sequence[Endpoint], cache: Path | None =
 
     split = SplitOptions(rpc=tuple(map(str, endpoints)), tensor_split=(1.0, 1.0), n_gpu_layers=99)
     try:
-        Llama.load(path, EngineOptions(n_ctx=512, split=split, n_threads=1), progress=progress).close()
+        LoadedModel.load(path, EngineOptions(n_ctx=512, split=split, n_threads=1), progress=progress).close()
     except _Loaded:
         pass
     return ended - began, n_bytes

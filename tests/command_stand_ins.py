@@ -35,10 +35,10 @@ import llamado.text.grammar.compiler  # noqa: F401
 from llamado.commands import cli
 from llamado.devices.split.measure import figures_of
 from llamado.devices.split.placement import DeviceFigures
-from llamado.engine import llama
+from llamado.engine import loaded_model
 from llamado.engine.embedding.load import chosen_pooling
 from llamado.engine.forward import fitting
-from llamado.engine.llama import Llama
+from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.request import Defaults
 from llamado.models.hparams import override_metadata
 from llamado.router import router
@@ -135,11 +135,12 @@ class Commands:
     def _loading(self) -> None:
         """What a model is loaded with, down to the device, the forward pass and the engine."""
         commands = self
-        note, real_open, real_load = self._note, llama.GGUFFile.open, Llama.load.__func__  # type: ignore[attr-defined]
+        note, real_open = self._note, loaded_model.GGUFFile.open
+        real_load = LoadedModel.load.__func__  # type: ignore[attr-defined]
 
-        def load_model(cls: type[Llama], source: Any, options: Any, **more: Any) -> Llama:
+        def load_model(cls: type[LoadedModel], source: Any, options: Any, **more: Any) -> LoadedModel:
             note("load", defaults=more.get("defaults") or Defaults())
-            loaded: Llama = real_load(cls, source, options, **more)
+            loaded: LoadedModel = real_load(cls, source, options, **more)
             note("template", source=loaded.template.source)
             return loaded
 
@@ -192,11 +193,11 @@ class Commands:
                 self.devices, self.fit = [here], fitting.fit(file, model, wanted, [figures_of(here)], None)
                 self.reconnect = self.without = None
 
-        self._patch.setattr(Llama, "load", classmethod(load_model))
-        self._patch.setattr(llama, "GGUFFile", SimpleNamespace(open=open_file))
-        self._patch.setattr(llama, "override_metadata", metadata)
-        self._patch.setattr(llama, "load_adapters", adapters)
-        self._patch.setattr(llama, "Engine", Engine)
+        self._patch.setattr(LoadedModel, "load", classmethod(load_model))
+        self._patch.setattr(loaded_model, "GGUFFile", SimpleNamespace(open=open_file))
+        self._patch.setattr(loaded_model, "override_metadata", metadata)
+        self._patch.setattr(loaded_model, "load_adapters", adapters)
+        self._patch.setattr(loaded_model, "Engine", Engine)
         self._patch.setattr("llamado.devices.cpu.device.CpuDevice", Device)
         self._patch.setattr("llamado.engine.forward.runner.ModelRunner", Forward)
         self._patch.setattr("llamado.engine.forward.device_pool.DevicePool", House)
@@ -257,7 +258,7 @@ class Commands:
 
         self._patch.setattr("llamado.text.grammar.compiler.GrammarCompiler", Grammars)
         self._patch.setattr(load, "serve_llama", serve_llama)
-        self._patch.setattr(llama, "load_embedder", load_embedder)
+        self._patch.setattr(loaded_model, "load_embedder", load_embedder)
         real_embeddings = load.Embeddings
 
         def embeddings(**given: Any) -> Any:
@@ -354,7 +355,7 @@ class Commands:
         self._patch.setattr("llamado.commands.bench.perplexity.score_text", score)
 
     def _load_divided(self, source: Any, options: Any, nodes: int) -> Any:
-        return Llama.load(source, options)
+        return LoadedModel.load(source, options)
 
     def _others(self) -> None:
         """run, plan, worker, tap, wait, and what ends a command early."""
@@ -364,7 +365,7 @@ class Commands:
             note("chat", messages=messages, **options)
             return iter(["answer"])
 
-        self._patch.setattr(Llama, "chat", chat)
+        self._patch.setattr(LoadedModel, "chat", chat)
 
         class Workers:
             def __init__(self, split: Any) -> None:

@@ -21,7 +21,7 @@ import pytest
 from llamado.commands import cli
 from llamado.commands.bench import latency
 from llamado.commands.bench.latency import LatencyError, Measured, Taps, generation_rate, latencies_of, line, nodes_of
-from llamado.engine.llama import Llama
+from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.request import Done, Event, Failed, Request, Token
 from llamado.flags import FlagError
 from llamado.installation import install_command
@@ -248,7 +248,7 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         yield [Endpoint("127.0.0.1", 50_000 + i) for i in range(n)]
 
     monkeypatch.setattr(latency, "Taps", FakeTaps)
-    monkeypatch.setattr(Llama, "load", load)
+    monkeypatch.setattr(LoadedModel, "load", load)
     monkeypatch.setattr(latency, "own_workers", workers)
     return asked
 
@@ -306,7 +306,7 @@ def test_without_matplotlib(
 @pytest.mark.slow
 def test_fewer_devices_than_asked_for(faked: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     llama = FakeLlama(1)
-    monkeypatch.setattr(Llama, "load", lambda *_: llama)
+    monkeypatch.setattr(LoadedModel, "load", lambda *_: llama)
     command = ["bench", "-m", "smollm2", "--latency", "0", "--nodes", "2", "--out", str(tmp_path)]
     assert cli.main(command) == 1
     assert llama.closed

@@ -10,6 +10,6 @@ import pytest
 
 @pytest.mark.parametrize("name", ["run", "plan", "bench.speed", "bench.latency", "bench.perplexity", "options"])
 def test_no_server_is_imported(name: str) -> None:
-    code = f"import sys, llamado.commands.{name}, llamado.engine.llama; print(*sys.modules)"
+    code = f"import sys, llamado.commands.{name}, llamado.engine.loaded_model; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not [module for module in done.stdout.split() if module.startswith(("llamado.server", "llamado.router"))]

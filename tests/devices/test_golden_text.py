@@ -8,7 +8,7 @@ import pytest
 from running import BEST, can_run
 
 from llamado.devices.cpu.lowering import LOWERINGS
-from llamado.engine.llama import Llama
+from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
 
 PROMPT = "The three largest rivers of South America are"
@@ -51,7 +51,7 @@ def test_what_a_real_model_says(
         pytest.skip(f"this machine has no {lowering}")
     path: Path = request.getfixturevalue(model)
     monkeypatch.setenv("LLAMADO_SIMD", lowering)
-    with Llama.load(path, EngineOptions(n_ctx=256)) as llama:
+    with LoadedModel.load(path, EngineOptions(n_ctx=256)) as llama:
         result = llama.complete(PROMPT, n_predict=32, temperature=0.0, n_probs=1)
     assert result.content == text
     assert [p.token.logprob for p in result.probs] == pytest.approx(LOG_PROBABILITIES[model], abs=2e-6)

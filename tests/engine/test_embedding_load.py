@@ -12,10 +12,10 @@ from tiny_models import make_llama
 from llamado.devices.device import Device
 from llamado.devices.split.measure import figures_of
 from llamado.devices.split.placement import DeviceFigures, NotEnoughMemory
-from llamado.engine import llama as loading
+from llamado.engine import loaded_model as loading
 from llamado.engine.embedding import load as embedding_loading
 from llamado.engine.forward.fitting import LEAST_CONTEXT, MemoryOptions, sizes_for
-from llamado.engine.llama import Llama
+from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
 from llamado.gguf.types import TensorType
 from llamado.models import Pooling
@@ -38,11 +38,11 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_an_encoder_that_memory_cannot_hold_is_refused(tmp_path: Path, memory: list[int]) -> None:
     path = make_bert(tmp_path / "encoder.gguf")
-    with Llama.load(path, OPTIONS) as found:
+    with LoadedModel.load(path, OPTIONS) as found:
         assert found.embedder is not None and found.embedder.submit([[5, 6]]).result()[0].n_tokens == 2
     memory[0] = 1 << 16
     with pytest.raises(NotEnoughMemory, match="CPU needs"):
-        Llama.load(path, OPTIONS)
+        LoadedModel.load(path, OPTIONS)
 
 
 def test_an_embedder_gets_what_answers_leave(
@@ -51,13 +51,13 @@ def test_an_embedder_gets_what_answers_leave(
     """Texts are cut shorter where the cells of answers and those of texts do not fit together."""
     path = make_llama(tmp_path / "m.gguf", n_ctx=4 * LEAST_CONTEXT, n_layer=8)
     cells = 4 * LEAST_CONTEXT
-    with Llama.load(path, OPTIONS) as both:
+    with LoadedModel.load(path, OPTIONS) as both:
         assert both.embedder is not None and both.embedder.n_ctx == cells
         wanted = MemoryOptions(cells, 1, True, OPTIONS.max_batch, TensorType.F16, TensorType.F16)
         sizes = sizes_for(both.file, both.model, wanted, cells)
     assert not caplog.records
     memory[0] = sizes.weights + 2 * (sum(sizes.kv) + sizes.compute + sizes.head_compute) - sum(sizes.kv) // 2
-    with Llama.load(path, OPTIONS) as short:
+    with LoadedModel.load(path, OPTIONS) as short:
         assert short.engine.n_ctx == cells
         assert short.embedder is not None and LEAST_CONTEXT <= short.embedder.n_ctx < cells
     assert "the context is cut" in caplog.text
@@ -65,7 +65,7 @@ def test_an_embedder_gets_what_answers_leave(
 
 def test_without_embeddings_there_is_no_embedder(tmp_path: Path) -> None:
     path = make_llama(tmp_path / "m.gguf", n_ctx=256)
-    with Llama.load(path, replace(OPTIONS, embeddings=False)) as found:
+    with LoadedModel.load(path, replace(OPTIONS, embeddings=False)) as found:
         assert found.embedder is None
-    with Llama.load(path, replace(OPTIONS, embeddings=False, reranking=True)) as found:
+    with LoadedModel.load(path, replace(OPTIONS, embeddings=False, reranking=True)) as found:
         assert found.embedder is not None and found.embedder.pooling is Pooling.RANK

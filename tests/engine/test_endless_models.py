@@ -11,7 +11,7 @@ from command_stand_ins import Commands
 from tiny_models import make_llama
 
 from llamado.engine.engine import Engine
-from llamado.engine.llama import Llama, lacks
+from llamado.engine.loaded_model import LoadedModel, lacks
 from llamado.engine.request import Defaults
 from llamado.engine.sampling.params import Sampling
 from llamado.gguf.metadata import Metadata
@@ -42,14 +42,14 @@ def without(metadata: Metadata, *keys: str) -> Metadata:
     return type(metadata)({key: value for key, value in metadata.items() if key not in keys})
 
 
-def loaded(tiny: Path, missing: list[str], n_predict: int = -1) -> Llama:
+def loaded(tiny: Path, missing: list[str], n_predict: int = -1) -> LoadedModel:
     file = GGUFFile.open(tiny)
     tokenizer = load_tokenizer(file.metadata)
     forward = FakeForward(n_vocab=tokenizer.n_vocab)
     template = ChatTemplate.from_metadata(file.metadata, tokenizer)
     engine = Engine(forward, tokenizer, n_slots=1, n_ctx=256)
     defaults = Defaults(sampling=Sampling(seed=3, ignore_eos=True), n_predict=n_predict)
-    return Llama(file, load_model(file), tokenizer, template, forward, engine, defaults, lacks=missing)
+    return LoadedModel(file, load_model(file), tokenizer, template, forward, engine, defaults, lacks=missing)
 
 
 def test_what_a_model_lacks_is_known(file: GGUFFile) -> None:
@@ -65,7 +65,7 @@ def test_what_a_model_lacks_is_known(file: GGUFFile) -> None:
 
 @pytest.mark.parametrize("missing", [[], ["no template"]], ids=["whole", "lacking"])
 def test_where_answers_end(tiny: Path, missing: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamado.engine.llama.MOST_TOKENS", MOST_TOKENS)
+    monkeypatch.setattr("llamado.engine.loaded_model.MOST_TOKENS", MOST_TOKENS)
     with loaded(tiny, missing) as llama:
         messages = [{"role": "user", "content": "Hi"}]
         chat = llama.tokenize(llama.template.render(messages), add_special=True)
@@ -95,7 +95,7 @@ def test_it_is_said(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for command, more in (("serve", []), ("run", ["-p", "hi"])):
             _, _, said = commands.run(command, [*arguments, *more], {})
             assert not any("no chat template" in line for line in said)
-        patch.setattr("llamado.engine.llama.override_metadata", metadata)
+        patch.setattr("llamado.engine.loaded_model.override_metadata", metadata)
         for command, more in (("serve", []), ("run", ["-p", "hi"])):
             _, _, said = commands.run(command, [*arguments, *more], {})
             assert sum("no chat template" in line for line in said) == 1, command

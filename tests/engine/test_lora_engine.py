@@ -24,7 +24,7 @@ from llamado.engine.forward.contract import as_scales
 from llamado.engine.forward.lora_scales import DefaultScales
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.forward.sizes import model_sizes
-from llamado.engine.llama import Llama
+from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
 from llamado.engine.request import Request
 from llamado.engine.sampling.params import Sampling
@@ -376,20 +376,22 @@ def test_scales_in_float32() -> None:
 def test_loading(model: Path, adapters: list[Path]) -> None:
     prompt = text(12)
     options: dict[str, Any] = {"n_ctx": 256, "n_threads": 1}
-    with Llama.load(model, EngineOptions(**options)) as plain:
+    with LoadedModel.load(model, EngineOptions(**options)) as plain:
         without = plain.complete(prompt, n_predict=8, temperature=0.0).tokens
-    with Llama.load(model, EngineOptions(lora=((str(adapters[0]), 1.0), (str(adapters[1]), 0.5)), **options)) as llama:
+    with LoadedModel.load(
+        model, EngineOptions(lora=((str(adapters[0]), 1.0), (str(adapters[1]), 0.5)), **options)
+    ) as llama:
         assert llama.engine.lora == (1.0, 0.5)
         applied = llama.complete(prompt, n_predict=8, temperature=0.0).tokens
         assert llama.complete(prompt, n_predict=8, temperature=0.0, lora={0: 1.0, 1: 0.5}).tokens == applied
         assert llama.complete(prompt, n_predict=8, temperature=0.0, lora={0: 0.0}).tokens == without
-    with Llama.load(model, EngineOptions(lora=((str(adapters[0]), 1.0),), lora_apply=False, **options)) as llama:
+    with LoadedModel.load(model, EngineOptions(lora=((str(adapters[0]), 1.0),), lora_apply=False, **options)) as llama:
         assert llama.engine.lora == (0.0,)
         assert llama.complete(prompt, n_predict=8, temperature=0.0).tokens == without
     with pytest.raises(InvalidAdapter, match=r"'general\.type'"):
-        Llama.load(model, EngineOptions(lora=((str(model), 1.0),), **options))
+        LoadedModel.load(model, EngineOptions(lora=((str(model), 1.0),), **options))
     with pytest.raises(EngineError, match="float32"):
-        Llama.load(model, EngineOptions(lora=((str(adapters[0]), float("inf")),), **options))
+        LoadedModel.load(model, EngineOptions(lora=((str(adapters[0]), float("inf")),), **options))
 
 
 @pytest.mark.slow

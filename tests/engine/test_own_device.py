@@ -17,7 +17,7 @@ from llamado.devices.device import DeviceError
 from llamado.devices.split.placement import SplitOptions
 from llamado.engine.forward.contract import ForwardError
 from llamado.engine.forward.runner import ModelRunner
-from llamado.engine.llama import Llama
+from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
@@ -38,7 +38,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def right(path: Path) -> list[list[int]]:
     """The tokens of our own device."""
-    with Llama.load(path, options()) as llama:
+    with LoadedModel.load(path, options()) as llama:
         return [answer(llama, prompt) for prompt in PROMPTS]
 
 
@@ -57,11 +57,11 @@ def options(split: SplitOptions | None = None) -> EngineOptions:
     return EngineOptions(n_ctx=384, n_slots=3, n_batch=32, n_ubatch=32, n_threads=1, split=split, mlock=split is None)
 
 
-def answer(llama: Llama, prompt: str) -> list[int]:
+def answer(llama: LoadedModel, prompt: str) -> list[int]:
     return [*llama.complete(prompt, n_predict=10, temperature=0.0, ignore_eos=True).tokens]
 
 
-def at_once(llama: Llama, prompts: Sequence[str] = PROMPTS) -> list[list[int]]:
+def at_once(llama: LoadedModel, prompts: Sequence[str] = PROMPTS) -> list[list[int]]:
     """Answers of several slots."""
     found: dict[str, list[int]] = {}
     threads = [
@@ -80,7 +80,7 @@ def test_it_shares_nothing_with_ours() -> None:
 
 
 def test_a_device_of_this_machine(path: Path, made: list[OwnDevice], right: list[list[int]]) -> None:
-    with Llama.load(path, options()) as llama:
+    with LoadedModel.load(path, options()) as llama:
         (here,) = made
         mapped = llama.file.shard_data(0)
         weights = [buffer for buffer in here.buffers if np.shares_memory(buffer.data, mapped)]
@@ -115,7 +115,7 @@ def test_a_runner_on_one_alone(
 
 @pytest.mark.slow
 def test_split_over_two_of_which_one_is_lost(path: Path, made: list[OwnDevice], right: list[list[int]]) -> None:
-    with Llama.load(path, options(SPLIT)) as llama:
+    with LoadedModel.load(path, options(SPLIT)) as llama:
         here, first, second = made
         assert [device.endpoint and device.endpoint.host for device in made] == [None, "a", "b"]
         assert first.weights and second.weights and not {*first.weights} & {*second.weights}

@@ -9,9 +9,9 @@ import pytest
 from tiny_models import make_llama
 
 from llamado.devices.limits import Memory
-from llamado.engine import llama
+from llamado.engine import loaded_model
 from llamado.engine.forward.fitting import prompt_memory
-from llamado.engine.llama import Llama
+from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
 
 GIB = 1 << 30
@@ -36,8 +36,8 @@ def test_a_container_has_its_own_limit(tmp_path: Path, monkeypatch: pytest.Monke
         given.append(cache_ram)
         raise Stop
 
-    monkeypatch.setattr(llama, "Engine", remember)
-    monkeypatch.setattr(llama, "memory", lambda: Memory(GIB, 2 * GIB, 64 * GIB))
+    monkeypatch.setattr(loaded_model, "Engine", remember)
+    monkeypatch.setattr(loaded_model, "memory", lambda: Memory(GIB, 2 * GIB, 64 * GIB))
     with pytest.raises(Stop):
-        Llama.load(path, EngineOptions(n_ctx=64, n_threads=1, cache_ram=8192))
+        LoadedModel.load(path, EngineOptions(n_ctx=64, n_threads=1, cache_ram=8192))
     assert given == [1024]

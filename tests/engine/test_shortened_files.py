@@ -19,9 +19,9 @@ START = """
 import faulthandler, os, sys
 from pathlib import Path
 from llamado.engine.options import EngineOptions
-from llamado.engine.llama import Llama
+from llamado.engine.loaded_model import LoadedModel
 if "before" in sys.argv: faulthandler.enable()
-one, two = (Llama.load(path, EngineOptions(n_ctx=64, n_threads=2)) for path in sys.argv[1:3])
+one, two = (LoadedModel.load(path, EngineOptions(n_ctx=64, n_threads=2)) for path in sys.argv[1:3])
 if "after" in sys.argv: faulthandler.enable()
 assert one.generate("Hello", n_predict=2, seed=1) == two.generate("Hello", n_predict=2, seed=1)
 """
@@ -55,7 +55,7 @@ def test_one_that_is_closed_is_not_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_file_read_into_memory_may_become_shorter(tmp_path: Path) -> None:
     then = """
-three = Llama.load(sys.argv[1], EngineOptions(n_ctx=64, mmap=False))
+three = LoadedModel.load(sys.argv[1], EngineOptions(n_ctx=64, mmap=False))
 one.close()
 os.truncate(sys.argv[1], 8192)
 print(len(three.generate('Hello', n_predict=2)) > 0)

@@ -15,7 +15,7 @@ from llamado.commands import cli
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.device import DeviceError
-from llamado.engine.llama import Llama
+from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.supported import check_supported
 from llamado.gguf.header import Header
@@ -64,7 +64,7 @@ def test_a_type_without_a_kernel_is_refused_at_load(
     path = make_llama(tmp_path / "m.gguf", n_embd=256, types={"ffn_down": wtype})
     monkeypatch.setattr(CpuDevice, "__init__", lambda *_, **__: pytest.fail("it came as far as the device"))
     with pytest.raises(UnsupportedModel, match=rf"'blk\.0\.ffn_down\.weight' is of type {wtype}"):
-        Llama.load(path, EngineOptions(n_ctx=64))
+        LoadedModel.load(path, EngineOptions(n_ctx=64))
 
 
 def test_the_device_refuses_it_too(tmp_path: Path) -> None:

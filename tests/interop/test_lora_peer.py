@@ -27,7 +27,7 @@ from weights import to_float32
 
 from llamado.devices.split.placement import SplitOptions
 from llamado.engine.forward.runner import ModelRunner
-from llamado.engine.llama import Llama
+from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.request import Defaults, Result
 from llamado.server.load import load_served
@@ -57,9 +57,9 @@ class Files:
     def flags(self) -> list[str]:
         return ["--lora", str(self.adapters[0]), "--lora-scaled", f"{self.adapters[1]}:0.5"]
 
-    def load(self, path: Path, **options: Any) -> Llama:
+    def load(self, path: Path, **options: Any) -> LoadedModel:
         lora = tuple((str(adapter), 0.0) for adapter in self.adapters)
-        return Llama.load(
+        return LoadedModel.load(
             path, EngineOptions(n_ctx=4 * N_CTX, n_slots=4, unified=False, n_ubatch=256, lora=lora, **options)
         )
 
@@ -95,7 +95,7 @@ def field(scales: Scales) -> list[dict[str, float]]:
     return [{"id": i, "scale": scale} for i, scale in enumerate(scales)]
 
 
-def prompts(llama: Llama) -> dict[str, list[int]]:
+def prompts(llama: LoadedModel) -> dict[str, list[int]]:
     texts = {name: SHORT_TEXTS[name] for name in TEXTS}
     return {name: llama.tokenize(text, add_special=True) for name, text in texts.items() if isinstance(text, str)}
 
@@ -107,7 +107,7 @@ def show(*lines: str) -> None:
 Answers = dict[tuple[Scales, str], list[Step]]
 
 
-def ask_all(client: httpx.Client, llama: Llama, asked: Sequence[tuple[Scales, str]]) -> Answers:
+def ask_all(client: httpx.Client, llama: LoadedModel, asked: Sequence[tuple[Scales, str]]) -> Answers:
     """All at once; the scales of each are those of its request."""
     texts = prompts(llama)
     with ThreadPoolExecutor(4) as threads:
@@ -120,7 +120,7 @@ def ask_all(client: httpx.Client, llama: Llama, asked: Sequence[tuple[Scales, st
         return dict(zip(asked, answers, strict=True))
 
 
-def ours(llama: Llama, asked: Sequence[tuple[Scales, str]]) -> list[Result]:
+def ours(llama: LoadedModel, asked: Sequence[tuple[Scales, str]]) -> list[Result]:
     texts = prompts(llama)
     with ThreadPoolExecutor(4) as threads:
         return list(

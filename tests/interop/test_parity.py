@@ -23,7 +23,7 @@ from texts import TEXTS
 from weights import to_float32, with_nudged_norm
 
 from llamado.commands.bench.perplexity import score_text
-from llamado.engine.llama import Llama
+from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
 
 pytestmark = pytest.mark.interop
@@ -43,13 +43,13 @@ N_CHUNKS = 16
 class Loaded:
     name: str
     path: Path
-    llama: Llama
+    llama: LoadedModel
 
 
 @pytest.fixture(scope="module", params=["smollm2", "gemma3"])
 def loaded(request: pytest.FixtureRequest, peer_bin: Path) -> Iterator[Loaded]:
     path: Path = request.getfixturevalue(f"{request.param}_path")
-    with Llama.load(path, EngineOptions(n_ctx=N_CTX, n_threads=2)) as llama:
+    with LoadedModel.load(path, EngineOptions(n_ctx=N_CTX, n_threads=2)) as llama:
         llama.engine.close()  # the forward pass is driven from here
         yield Loaded(request.param, path, llama)
 
@@ -60,7 +60,7 @@ def options(cache: str) -> list[str]:
     return [*slots, "-t", "2", "-fa", "on", "-ctk", cache, "-ctv", cache, "--no-warmup"]
 
 
-def prompts_of(llama: Llama, client: httpx.Client) -> dict[str, list[int]]:
+def prompts_of(llama: LoadedModel, client: httpx.Client) -> dict[str, list[int]]:
     """The texts as tokens, which must be the real server's."""
     prompts = {}
     for name, text in TEXTS.items():
@@ -82,7 +82,7 @@ def test_distributions_of_float_weights(loaded: Loaded, peer_bin: Path, tmp_path
         prompts = prompts_of(loaded.llama, client)
         answers = continuations(client, loaded.llama.tokenizer, list(prompts.values()))
     ours = Comparison()
-    with Llama.load(path, EngineOptions(n_ctx=N_CTX, n_threads=2, type_k="f32", type_v="f32")) as llama:
+    with LoadedModel.load(path, EngineOptions(n_ctx=N_CTX, n_threads=2, type_k="f32", type_v="f32")) as llama:
         llama.engine.close()
         for (name, tokens), steps in zip(prompts.items(), answers, strict=True):
             assert len(tokens) + len(steps) >= 64, name

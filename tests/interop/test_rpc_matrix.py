@@ -36,7 +36,7 @@ from weights import with_nudged_norm
 
 from llamado.devices.split.placement import SplitOptions
 from llamado.engine.forward.runner import ModelRunner
-from llamado.engine.llama import Llama
+from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
 from llamado.engine.request import Result
 
@@ -183,10 +183,10 @@ def matrix(
 # --- servers ----------------------------------------------------------------------------------------------------------
 
 
-def load(path: Path, split: SplitOptions | None = None) -> Llama:
+def load(path: Path, split: SplitOptions | None = None) -> LoadedModel:
     """Our engine with a slot for each prompt."""
     threads = 2 if split is None else 1
-    return Llama.load(
+    return LoadedModel.load(
         path,
         EngineOptions(
             n_ctx=N_PROMPTS * N_CTX, n_slots=N_PROMPTS, unified=False, n_ubatch=256, n_threads=threads, split=split
@@ -194,12 +194,12 @@ def load(path: Path, split: SplitOptions | None = None) -> Llama:
     )
 
 
-def tokenized(llama: Llama) -> list[list[int]]:
+def tokenized(llama: LoadedModel) -> list[list[int]]:
     texts = [text if isinstance(text, str) else llama.template.render(text) for text in SHORT_TEXTS.values()]
     return [llama.tokenize(text, add_special=True) for text in texts]
 
 
-def answers_of(llama: Llama, prompts: Sequence[list[int]]) -> list[Result]:
+def answers_of(llama: LoadedModel, prompts: Sequence[list[int]]) -> list[Result]:
     """All prompts at once, continued greedily. Closes `llama` where that takes too long."""
     options = {"n_predict": N_PREDICT, "n_probs": N_TOP, "temperature": 0.0, "cache_prompt": False}
     with ThreadPoolExecutor(len(prompts)) as clients:
@@ -238,7 +238,7 @@ def on_workers(programs: Path, path: Path, log: Path, workers: Sequence[WorkerPr
 
 
 def on_llama_server(
-    client: httpx.Client, llama: Llama, prompts: Sequence[list[int]], workers: Sequence[WorkerProcess]
+    client: httpx.Client, llama: LoadedModel, prompts: Sequence[list[int]], workers: Sequence[WorkerProcess]
 ) -> Cell:
     began, before = time.monotonic(), [worker.graphs() for worker in workers]
     with ThreadPoolExecutor(N_PROMPTS) as clients:
@@ -247,7 +247,7 @@ def on_llama_server(
     return Cell(answers, graphs, seconds=time.monotonic() - began)
 
 
-def follow(client: httpx.Client, llama: Llama, prompts: Sequence[list[int]], cell: Cell) -> Comparison:
+def follow(client: httpx.Client, llama: LoadedModel, prompts: Sequence[list[int]], cell: Cell) -> Comparison:
     """What a cell reported, against what another llama-server reports when it is made to give the same answers."""
 
     def one(name: str, prompt: list[int], answer: list[Step]) -> Comparison:
@@ -284,7 +284,7 @@ def our_server(path: Path, log: Path, workers: Sequence[WorkerProcess]) -> Itera
 
 
 def along(
-    llama: Llama, prompts: Sequence[list[int]], cells: dict[tuple[str, Kinds], Cell]
+    llama: LoadedModel, prompts: Sequence[list[int]], cells: dict[tuple[str, Kinds], Cell]
 ) -> dict[tuple[str, Kinds], Comparison]:
     """`parity.compare` for all cells. What answers have in common is evaluated once: it is in the KV cache."""
     comparisons = {key: Comparison() for key in cells}
@@ -312,7 +312,7 @@ def n_common(a: Sequence[int], b: Sequence[int]) -> int:
     return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def logprobs_after(llama: Llama, tokens: Sequence[int], new: int, first: int) -> list[NDArray[np.float64]]:
+def logprobs_after(llama: LoadedModel, tokens: Sequence[int], new: int, first: int) -> list[NDArray[np.float64]]:
     """Our log-probabilities after each of tokens[first:]; those before `new` are in the cache."""
     if new == len(tokens):
         return []

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from parity import logits_along
 from peer_server import llama_server
 
-from llamado.engine.llama import Llama
+from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
 from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.params import Sampling, sampler_names
@@ -110,7 +110,7 @@ class Place:
 
 @dataclass
 class Setting:
-    llama: Llama
+    llama: LoadedModel
     client: httpx.Client
 
     def ask(self, tokens: list[int], **options: Any) -> list[dict[str, Any]]:
@@ -162,7 +162,7 @@ def setting(peer_bin: Path, smollm2_path: Path, tmp_path_factory: pytest.TempPat
     log = tmp_path_factory.mktemp("peer") / "llama-server.log"
     options = ["-np", "1", "-c", "1024", "-t", "1", "-fa", "on", "--no-warmup"]
     with (
-        Llama.load(smollm2_path, EngineOptions(n_ctx=512, n_threads=1)) as llama,
+        LoadedModel.load(smollm2_path, EngineOptions(n_ctx=512, n_threads=1)) as llama,
         llama_server(peer_bin, smollm2_path, log, *options) as client,
     ):
         llama.engine.close()  # the forward pass is driven from here

@@ -20,7 +20,7 @@ from tiny_models import make_gemma3, make_llama
 from llamado.devices.cpu.compile.compiler import Compiler
 from llamado.devices.cpu.lowering import PORTABLE
 from llamado.devices.cpu.memory import CpuBuffer
-from llamado.engine.llama import Llama
+from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
 from llamado.errors import LlamadoError
 from llamado.gguf.errors import GgufError
@@ -181,10 +181,10 @@ def test_through_to_loading_a_file(tmp_path: Path, key: str, type: V, value: Any
 
     path = make_llama(tmp_path / "model.gguf", edit=change)
     with pytest.raises(InvalidModel, match=rf"'llama\.{key}' is .* is expected"):
-        Llama.load(path, EngineOptions(n_ctx=64))
+        LoadedModel.load(path, EngineOptions(n_ctx=64))
 
 
 def test_a_context_that_no_machine_has_memory_for(tmp_path: Path) -> None:
     path = make_llama(tmp_path / "model.gguf", n_ctx=2**31 - 1)
     with pytest.raises(LlamadoError, match="memory"):
-        Llama.load(path)
+        LoadedModel.load(path)

@@ -238,10 +238,10 @@ def healthy(server: Server) -> None:
 @pytest.fixture(scope="module")
 def expected(smollm2_path: Path) -> list[str]:
     """The answers of this machine alone, the long ones, which begin with the short ones."""
-    from llamado.engine.llama import Llama
+    from llamado.engine.loaded_model import LoadedModel
     from llamado.engine.options import EngineOptions
 
-    with Llama.load(smollm2_path, EngineOptions(n_ctx=2048, n_slots=4)) as llama, ThreadPoolExecutor(4) as pool:
+    with LoadedModel.load(smollm2_path, EngineOptions(n_ctx=2048, n_slots=4)) as llama, ThreadPoolExecutor(4) as pool:
         options = {"n_predict": LONG, "ignore_eos": True}
         return [*pool.map(lambda request: llama.generate(**request | options), REQUESTS)]
 

@@ -19,7 +19,7 @@ from test_endpoint import Authority
 from tiny_models import make_llama
 
 from llamado.devices.split.placement import SplitOptions
-from llamado.engine.llama import Llama
+from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
 from llamado.gguf.reader import GGUFFile
 from llamado.rpc.client.workers import WorkersUnreachable
@@ -160,7 +160,7 @@ def answer_through(wire: Wire, model: Path, authority: Authority) -> str:
     split = SplitOptions(
         rpc=(str(wire.endpoint),), tensor_split=(1.0,), ca=authority.pem, cert=authority.cert, key=authority.key
     )
-    with Llama.load(model, EngineOptions(n_ctx=256, n_threads=1, split=split)) as llama:
+    with LoadedModel.load(model, EngineOptions(n_ctx=256, n_threads=1, split=split)) as llama:
         return llama.generate("Once upon a time", temperature=0, n_predict=N_PREDICT, ignore_eos=True)
 
 
@@ -219,7 +219,7 @@ def test_a_client_without_a_certificate_is_refused(
     wait_for("the client shows no certificate", strict_worker.log)
     split = SplitOptions(rpc=(str(strict_worker.endpoint),), tensor_split=(1.0,), ca=authority.pem)
     with pytest.raises(WorkersUnreachable, match="--rpc-cert"):
-        Llama.load(model, EngineOptions(n_ctx=256, n_threads=1, split=split))
+        LoadedModel.load(model, EngineOptions(n_ctx=256, n_threads=1, split=split))
     own = ("--rpc-cert", authority.cert, "--rpc-key", authority.key)
     done = list_devices(strict_worker.endpoint, "--rpc-ca", authority.pem, *own)
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ from wire_client import Client, layout, raw, request, running, wire_of
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.split.placement import SplitOptions
-from llamado.engine.llama import Llama
+from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
 from llamado.ggml import graph as g
 from llamado.ggml.graph import Graph
@@ -189,11 +189,11 @@ def test_they_compute_side_by_side(worker: Worker, devices: list[CpuDevice], mon
 def test_a_model_over_all_of_them(devices: list[CpuDevice], tmp_path: Path) -> None:
     """Layers on two devices of one worker, the rest on a third; the text is that of one machine."""
     path = make_llama(tmp_path / "m.gguf", n_layer=4, n_vocab=320)
-    with Llama.load(path, EngineOptions(n_ctx=256, n_threads=1)) as llama:
+    with LoadedModel.load(path, EngineOptions(n_ctx=256, n_threads=1)) as llama:
         expected = llama.generate("Hello world", n_predict=16, temperature=0.0)
     with running(*devices) as worker:
         split = SplitOptions(rpc=(str(worker.endpoint),), tensor_split=(1.0, 1.0, 1.0), n_gpu_layers=99)
-        with Llama.load(path, EngineOptions(n_ctx=256, n_threads=1, split=split)) as llama:
+        with LoadedModel.load(path, EngineOptions(n_ctx=256, n_threads=1, split=split)) as llama:
             assert llama.generate("Hello world", n_predict=16, temperature=0.0) == expected
             assert all(lender.lent > 0 for lender in worker.shared.lenders)
         found = connect(worker.endpoint)

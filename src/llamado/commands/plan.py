@@ -103,7 +103,7 @@ def plan(flags: Parsed) -> int:
 
     from llamado.engine.forward.fitting import MemoryOptions, context_size, fit, sizes_for
     from llamado.engine.forward.sizes import usual_weights
-    from llamado.engine.llama import cache_type
+    from llamado.engine.loaded_model import cache_type
     from llamado.gguf.reader import GGUFFile
     from llamado.gguf.sources.resolve import progress_bar
     from llamado.models import load_model

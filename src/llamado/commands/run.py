@@ -13,12 +13,12 @@ from llamado.flags import FlagError, Parsed
 from llamado.http import logs
 
 if TYPE_CHECKING:
-    from llamado.engine.llama import Llama
+    from llamado.engine.loaded_model import LoadedModel
 
 HELP = "/exit leaves, /clear forgets the conversation; Ctrl-C stops an answer, or leaves at the prompt."
 
 
-def _load(flags: Parsed, spec: str | None) -> Llama:
+def _load(flags: Parsed, spec: str | None) -> LoadedModel:
     if spec is None and not flags.model and not flags.hf_repo:
         spec = "smollm2"
     source = ModelSource(spec=spec) if spec is not None else model_source(flags)
@@ -32,16 +32,16 @@ def _load(flags: Parsed, spec: str | None) -> Llama:
             shown = line
 
     try:
-        from llamado.engine.llama import Llama
+        from llamado.engine.loaded_model import LoadedModel
 
         options, defaults = engine_options(flags, n_slots=1), sampling_defaults(flags)
-        return Llama.load(source, options, defaults=defaults, progress=as_share(report))
+        return LoadedModel.load(source, options, defaults=defaults, progress=as_share(report))
     finally:
         if shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _answer(llama: Llama, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
+def _answer(llama: LoadedModel, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
     """Stream one answer to stdout; an interrupt ends it and keeps what is there."""
     pieces: list[str] = []
     stream = llama.chat(messages, stream=True, **options)

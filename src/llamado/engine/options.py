@@ -56,7 +56,7 @@ class ModelSource:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """How a model is loaded and run: see `Llama.load`, and `Engine` for what goes there."""
+    """How a model is loaded and run: see `LoadedModel.load`, and `Engine` for what goes there."""
 
     n_ctx: int = 0
     """Tokens of context, shared by all slots or divided among them; 0: as many as the model was trained with."""

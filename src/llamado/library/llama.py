@@ -22,7 +22,7 @@ from typing import Any, Literal, Self, Unpack, overload
 
 from llamado.engine.embedding.pooling import normalize as normalized
 from llamado.engine.engine import Engine
-from llamado.engine.llama import Llama as LoadedModel
+from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.supported import check_supported
 from llamado.gguf.sources.hub import fetch_hub_model
 from llamado.library.chat import ChatCompletion, limits, prepared_chat

@@ -16,7 +16,7 @@ from llamado.server.settings import Settings
 
 if TYPE_CHECKING:
     from llamado.engine.embedding.embedder import Embedder
-    from llamado.engine.llama import Llama
+    from llamado.engine.loaded_model import LoadedModel
     from llamado.gguf.reader import GGUFFile
     from llamado.models import Model
     from llamado.text.template.chat import ChatTemplate
@@ -37,9 +37,9 @@ _VOCAB_TYPES = {"llama": 1, "gpt2": 2, "bert": 3, "t5": 4, "rwkv": 5, "plamo2": 
 
 def load_served(settings: Settings, report: Callable[[float, str], None]) -> Served:
     """Load the model of a server and describe it; `report` hears which share of that is done. Raises LlamadoError."""
-    from llamado.engine.llama import Llama
+    from llamado.engine.loaded_model import LoadedModel
 
-    llama = Llama.load(settings.source, settings.engine, defaults=settings.defaults, progress=as_share(report))
+    llama = LoadedModel.load(settings.source, settings.engine, defaults=settings.defaults, progress=as_share(report))
     try:
         return serve_llama(settings, llama, report)
     except BaseException:
@@ -47,7 +47,7 @@ def load_served(settings: Settings, report: Callable[[float, str], None]) -> Ser
         raise
 
 
-def serve_llama(settings: Settings, llama: Llama, report: Callable[[float, str], None]) -> Served:
+def serve_llama(settings: Settings, llama: LoadedModel, report: Callable[[float, str], None]) -> Served:
     """A loaded model behind the endpoints."""
     generates = llama.model.generates
     if generates and log.isEnabledFor(EVERYTHING):
@@ -72,7 +72,7 @@ def serve_llama(settings: Settings, llama: Llama, report: Callable[[float, str],
     )
 
 
-def _grammars(settings: Settings, llama: Llama, report: Callable[[float, str], None]) -> Grammars:
+def _grammars(settings: Settings, llama: LoadedModel, report: Callable[[float, str], None]) -> Grammars:
     from llamado.text.grammar.compiler import GrammarCompiler
     from llamado.text.grammar.source import GrammarError
 
@@ -86,7 +86,7 @@ def _grammars(settings: Settings, llama: Llama, report: Callable[[float, str], N
     return grammars
 
 
-def _embeddings(options: EngineOptions, llama: Llama, embedder: Embedder) -> Embeddings:
+def _embeddings(options: EngineOptions, llama: LoadedModel, embedder: Embedder) -> Embeddings:
     template = llama.file.metadata.str_(_RERANK_TEMPLATE, "")
     return Embeddings(
         embedder=embedder,

@@ -39,7 +39,7 @@ from llamado.rpc.endpoint import Endpoint
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from llamado.engine.llama import Llama
+    from llamado.engine.loaded_model import LoadedModel
 
 STREAMS = 8
 _PROMPT_TOKENS = 16
@@ -69,7 +69,7 @@ class Measured:
 # --- what is measured -------------------------------------------------------------------------------------------------
 
 
-def generation_rate(llama: Llama, n_streams: int, n_predict: int, seed: int = 0) -> float:
+def generation_rate(llama: LoadedModel, n_streams: int, n_predict: int, seed: int = 0) -> float:
     """Tokens per second that `n_streams` answers at once get in all, from the first token of any to the last."""
     times: list[float] = []  # one for each token
     ended: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -94,7 +94,7 @@ def generation_rate(llama: Llama, n_streams: int, n_predict: int, seed: int = 0)
     return (len(times) - 1) / (max(times) - min(times))
 
 
-def measure(llama: Llama, n_predict: int, repetitions: int) -> tuple[float, float]:
+def measure(llama: LoadedModel, n_predict: int, repetitions: int) -> tuple[float, float]:
     """Medians of one stream and of STREAMS of them, after a short round of each that warms up."""
     rates = []
     for n_streams in (1, STREAMS):
@@ -258,10 +258,10 @@ def split_for(given: SplitOptions | None, endpoints: Sequence[str], *, even: boo
     return replace(split, tensor_split=(1.0,) * (len(endpoints) + 1)) if even else split
 
 
-def _load(source: ModelSource, options: EngineOptions, nodes: int) -> Llama:
-    from llamado.engine.llama import Llama
+def _load(source: ModelSource, options: EngineOptions, nodes: int) -> LoadedModel:
+    from llamado.engine.loaded_model import LoadedModel
 
-    llama = Llama.load(source, options)
+    llama = LoadedModel.load(source, options)
     devices = len(getattr(llama.forward, "devices", [None]))
     if devices < nodes:
         llama.close()

@@ -115,9 +115,9 @@ def perplexity(flags: Parsed) -> int:
         raise FlagError("nothing to score: -c needs 4 tokens or more, --chunks 1 or more (or -1)")
     source = model_source(flags)
 
-    from llamado.engine.llama import Llama
+    from llamado.engine.loaded_model import LoadedModel
 
-    with Llama.load(source, options.with_context(n_ctx)) as llama:
+    with LoadedModel.load(source, options.with_context(n_ctx)) as llama:
         # The forward pass is ours alone: the engine, idle, would get it ready for requests.
         llama.engine.close()
         # llama-perplexity takes text as text: `<|im_end|>` in it is no special token.

@@ -26,7 +26,7 @@ from llamado.models.memory import Handle, Span
 
 if TYPE_CHECKING:
     from llamado.engine.forward.contract import Forward
-    from llamado.engine.llama import Llama
+    from llamado.engine.loaded_model import LoadedModel
     from llamado.gguf.reader import GGUFFile
     from llamado.models.base import Model
 
@@ -99,7 +99,7 @@ def measure(work: Callable[[], None], n: int, repetitions: int) -> tuple[float, 
     return statistics.fmean(rates), statistics.stdev(rates) if len(rates) > 1 else 0.0
 
 
-def speeds(llama: Llama, prompts: list[int], generations: list[int], repetitions: int) -> list[Speed]:
+def speeds(llama: LoadedModel, prompts: list[int], generations: list[int], repetitions: int) -> list[Speed]:
     """Run the tests of a loaded model."""
     forward = llama.forward
     read, operations = weights_per_token(llama.file, llama.model)
@@ -134,7 +134,7 @@ class OperationTime(NamedTuple):
     wait: float
 
 
-def _profile(llama: Llama, n: int, start: int) -> list[OperationTime]:
+def _profile(llama: LoadedModel, n: int, start: int) -> list[OperationTime]:
     """Where the time of a forward pass goes: operations of all layers taken together, the longest first."""
     from llamado.engine.forward.runner import ModelRunner
 
@@ -157,9 +157,9 @@ def bench(flags: Parsed) -> int:
     options = engine_options(flags, n_slots=1)
     need = max([*prompts, *generations, 1])
     source = model_source(flags)
-    from llamado.engine.llama import Llama
+    from llamado.engine.loaded_model import LoadedModel
 
-    with Llama.load(source, options.with_context(max(need, options.n_ctx))) as llama:
+    with LoadedModel.load(source, options.with_context(max(need, options.n_ctx))) as llama:
         if not prompts and not generations:
             raise FlagError("nothing to measure: give -p or -n a length")
         if need > llama.forward.memory.n_cells:

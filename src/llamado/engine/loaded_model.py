@@ -1,7 +1,7 @@
-"""The Python API: a model that is loaded once and answers any number of requests, from any thread.
+"""A model that is loaded once and answers any number of requests, from any thread.
 
->>> from llamado.engine.llama import Llama
->>> with Llama.load("smollm2") as llama:
+>>> from llamado.engine.loaded_model import LoadedModel
+>>> with LoadedModel.load("smollm2") as llama:
 ...     print(llama.chat([{"role": "user", "content": "Hello!"}], n_predict=32))
 ...     for piece in llama.generate("Once upon a time", stream=True, seed=1):
 ...         print(piece, end="", flush=True)
@@ -51,7 +51,7 @@ MOST_TOKENS = 1024
 """Where answers of a model end that cannot end them."""
 
 
-class Llama:
+class LoadedModel:
     """A loaded model: `file`, `model`, `tokenizer`, `template`, `forward`, `engine`, `embedder`, `defaults`.
 
     Options of `generate` and `chat` are the fields of Request and Sampling by name: `n_predict`, `stop`, `seed`,

@@ -12,7 +12,7 @@ from tiny_models import make_llama
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ContextExceeded, EngineError, InvalidRequest
 from llamado.engine.forward.fitting import context_size
-from llamado.engine.llama import Llama
+from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
 from llamado.engine.request import Defaults
 from llamado.engine.sampling.params import Sampling
@@ -31,19 +31,19 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def llama(tiny: Path) -> Iterator[Llama]:
-    """A Llama that computes nothing."""
+def llama(tiny: Path) -> Iterator[LoadedModel]:
+    """A LoadedModel that computes nothing."""
     file = GGUFFile.open(tiny)
     tokenizer = load_tokenizer(file.metadata)
     forward = FakeForward(n_vocab=tokenizer.n_vocab)
     template = ChatTemplate.from_metadata(file.metadata, tokenizer)
     engine = Engine(forward, tokenizer, n_slots=2, n_ctx=512)
     defaults = Defaults(sampling=Sampling(seed=3, ignore_eos=True), n_predict=16)
-    with Llama(file, load_model(file), tokenizer, template, forward, engine, defaults) as llama:
+    with LoadedModel(file, load_model(file), tokenizer, template, forward, engine, defaults) as llama:
         yield llama
 
 
-def test_generate_whole_and_in_pieces(llama: Llama) -> None:
+def test_generate_whole_and_in_pieces(llama: LoadedModel) -> None:
     whole = llama.generate("Hello world")
     assert whole and "".join(llama.generate("Hello world", stream=True)) == whole
     assert llama.generate(llama.tokenize("Hello world", add_special=True)) == whole
@@ -52,7 +52,7 @@ def test_generate_whole_and_in_pieces(llama: Llama) -> None:
     assert result.n_predicted == 5 and len(result.probs) == 5 and whole.startswith(result.content[:-1])
 
 
-def test_chat_renders_the_template(llama: Llama) -> None:
+def test_chat_renders_the_template(llama: LoadedModel) -> None:
     messages = [{"role": "user", "content": "How are you?"}]
     prompt = llama.template.render(messages)
     expected = llama.generate(llama.tokenize(prompt, add_special=True), n_predict=7)
@@ -60,7 +60,7 @@ def test_chat_renders_the_template(llama: Llama) -> None:
     assert "".join(llama.chat(messages, stream=True, n_predict=7)) == expected
 
 
-def test_chat_goes_on_with_an_answer_that_has_begun(llama: Llama) -> None:
+def test_chat_goes_on_with_an_answer_that_has_begun(llama: LoadedModel) -> None:
     user = {"role": "user", "content": "How are you?"}
     prompt = llama.template.render([user]) + "I am"
     expected = llama.generate(llama.tokenize(prompt, add_special=True), n_predict=7)
@@ -70,7 +70,7 @@ def test_chat_goes_on_with_an_answer_that_has_begun(llama: Llama) -> None:
     assert llama.chat([user, begun, user], n_predict=7) != expected
 
 
-def test_leaving_a_stream_ends_its_request(llama: Llama) -> None:
+def test_leaving_a_stream_ends_its_request(llama: LoadedModel) -> None:
     stream = llama.generate("Hello", stream=True, n_predict=-1, logit_bias={})
     next(stream)
     stream.close()  # type: ignore[attr-defined]
@@ -81,7 +81,7 @@ def test_leaving_a_stream_ends_its_request(llama: Llama) -> None:
     pytest.fail("the request still runs")
 
 
-def test_errors_reach_the_caller(llama: Llama) -> None:
+def test_errors_reach_the_caller(llama: LoadedModel) -> None:
     with pytest.raises(InvalidRequest, match="temprature"):
         llama.generate("Hello", temprature=0.5)
     with pytest.raises(ContextExceeded):
@@ -91,12 +91,12 @@ def test_errors_reach_the_caller(llama: Llama) -> None:
         llama.generate("Hello")
 
 
-def test_tokens_and_text(llama: Llama) -> None:
+def test_tokens_and_text(llama: LoadedModel) -> None:
     tokens = llama.tokenize("The quick brown fox")
     assert llama.detokenize(tokens) == "The quick brown fox"
 
 
-def test_many_threads(llama: Llama) -> None:
+def test_many_threads(llama: LoadedModel) -> None:
     expected = {i: llama.generate("Hello", seed=i) for i in range(8)}
     got: dict[int, str] = {}
     threads = [threading.Thread(target=lambda i=i: got.update({i: llama.generate("Hello", seed=i)})) for i in range(8)]
@@ -119,10 +119,10 @@ def test_context_size() -> None:
 def test_a_real_forward_pass_gives_each_its_own_answer(tiny: Path) -> None:
     """Alone, among others, after others: the same text, on the real device."""
     prompt, options = "One two three", {"n_predict": 24, "ignore_eos": True}
-    with Llama.load(tiny, EngineOptions(n_slots=1, n_ctx=512)) as alone:
+    with LoadedModel.load(tiny, EngineOptions(n_slots=1, n_ctx=512)) as alone:
         expected = [alone.generate(prompt, seed=i, **options) for i in range(6)]
         assert [alone.generate(prompt, seed=i, **options) for i in range(6)] == expected
-    with Llama.load(tiny, EngineOptions(n_slots=4, n_ctx=512, n_ubatch=32)) as llama:
+    with LoadedModel.load(tiny, EngineOptions(n_slots=4, n_ctx=512, n_ubatch=32)) as llama:
         streams = [llama.generate(prompt, stream=True, seed=i, **options) for i in range(6)]
         got = [""] * 6
 
@@ -139,6 +139,6 @@ def test_a_real_forward_pass_gives_each_its_own_answer(tiny: Path) -> None:
 
 def test_load_errors_are_named(tiny: Path) -> None:
     with pytest.raises(SourceError):
-        Llama.load("/nowhere/at/all.gguf")
+        LoadedModel.load("/nowhere/at/all.gguf")
     with pytest.raises(EngineError, match="q3_x"):
-        Llama.load(tiny, EngineOptions(type_k="q3_x"))
+        LoadedModel.load(tiny, EngineOptions(type_k="q3_x"))
