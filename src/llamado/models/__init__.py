@@ -16,7 +16,13 @@ from llamado.models.llama import LlamaModel
 from llamado.models.lora import load_adapters
 from llamado.models.memory import KV_TYPES, Memory
 
-ARCHITECTURES: dict[str, type[Model]] = {model.architecture: model for model in (LlamaModel, Gemma3Model, BertModel)}
+_MODELS: tuple[type[Model], ...] = (
+    LlamaModel,
+    Gemma3Model,
+    BertModel,
+)
+
+ARCHITECTURES: dict[str, type[Model]] = {model.architecture: model for model in _MODELS}
 """Every architecture by the name files give it in `general.architecture`."""
 
 

@@ -15,7 +15,20 @@ from llamado.devices.cpu.kernels.formats.q6_k import Q6_K
 from llamado.devices.cpu.kernels.formats.q8_0 import Q8_0
 from llamado.gguf.types import TensorType
 
-_KINDS: tuple[type[Format], ...] = (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL)
+_KINDS: tuple[type[Format], ...] = (
+    F32,
+    F16,
+    BF16,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q8_0,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    IQ4_NL,
+)
 
 FORMATS: dict[TensorType, Format] = {kind.type: kind() for kind in _KINDS}
 """By their types."""
