@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from fakes import FakeEngine, FakeTokenizer, client, run
 
-from llamado.server.api.infill import Room, infill_prompt
+from llamado.server.api.infill import PromptBudget, infill_prompt
 
-ROOM = Room(n_ctx=4096, n_batch=64, n_predict=-1)
+BUDGET = PromptBudget(n_ctx=4096, n_batch=64, n_predict=-1)
 BODY = {"input_prefix": "ab", "input_suffix": "yz"}
 
 
@@ -23,11 +23,11 @@ def ask(body: dict[str, Any], engine: FakeEngine, **switches: Any) -> tuple[int,
     return status, answer
 
 
-def build(body: dict[str, Any], room: Room = ROOM, *, suffix_first: bool = False, **tokens: Any) -> bytes:
+def build(body: dict[str, Any], budget: PromptBudget = BUDGET, *, suffix_first: bool = False, **tokens: Any) -> bytes:
     tokenizer = FakeTokenizer()
     for name, value in tokens.items():
         setattr(tokenizer, name, value)
-    return bytes(infill_prompt(body, tokenizer, room, suffix_first=suffix_first))
+    return bytes(infill_prompt(body, tokenizer, budget, suffix_first=suffix_first))
 
 
 def test_prefix_suffix_and_middle() -> None:
@@ -48,7 +48,9 @@ def test_files_around() -> None:
     repository = build({**BODY, "input_extra": files}, fim_rep=6, fim_sep=7, add_bos=True)
     assert repository == b"\x06myproject\n\x07a.py\nA\x07tmp\nB\x07filename\n\x02\x03ab\x04yz\x05"
     # What does not fit is left out from the beginning.
-    assert build({**BODY, "input_extra": files}, Room(n_ctx=66, n_batch=64, n_predict=-1)).startswith(b"-\n\nB\x03")
+    assert build({**BODY, "input_extra": files}, PromptBudget(n_ctx=66, n_batch=64, n_predict=-1)).startswith(
+        b"-\n\nB\x03"
+    )
 
 
 def test_prefix_and_suffix_share_a_batch() -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import orjson
 import pytest
-from fakes import FakeEngine, client, run
+from fakes import EOS, FakeEngine, client, run
 from test_endpoints import get
 
 from llamado.commands.options import sampling_defaults
@@ -79,13 +79,13 @@ class Answer(NamedTuple):
     requests: list[Request]
 
 
-def ask(api: str, *bodies: dict[str, Any]) -> list[Answer]:
+def ask(api: str, *bodies: dict[str, Any], **switches: Any) -> list[Answer]:
     """One answer for each of some fields, beside what the API wants at least."""
 
     async def work() -> list[Answer]:
         path, base = APIS[api]
         answers = []
-        async with client(FakeEngine("ab")) as http:
+        async with client(FakeEngine("ab"), **switches) as http:
             engine: FakeEngine = http.engine  # type: ignore[attr-defined]
             for fields in bodies:
                 response = await http.post(path, content=orjson.dumps(base | fields))
@@ -213,6 +213,27 @@ def test_what_limits_tokens_reaches_the_request(api: str) -> None:
     assert lazy.source == GrammarSource("gbnf", 'root ::= "a"') and lazy.lazy
     assert lazy.triggers == (Trigger("word", "ab"),) and schema.source is not None
     assert schema.source.kind == "json_schema" and preserved.preserved == {97}
+
+
+def test_each_answer_of_a_prompt_has_its_own_seed_and_only_the_first_the_slot() -> None:
+    """Of two prompts with two answers each."""
+    (answer,) = ask("native", {"prompt": ["a", "bc"], "n": 2, "seed": 7, "id_slot": 1, "temperature": 0.25})
+    requests = answer.requests
+    assert [request.prompt for request in requests] == [[97], [97], [98, 99], [98, 99]]
+    assert [request.sampling.seed for request in requests] == [7, 8, 7, 8]
+    assert [request.id_slot for request in requests] == [1, -1, 1, -1]
+    assert {request.sampling.temperature for request in requests} == {0.25}
+
+
+def test_what_limits_every_answer_and_what_ends_none() -> None:
+    ours, theirs = GrammarSource("gbnf", 'root ::= "a"'), GrammarSource("gbnf", 'root ::= "b"')
+    lazy = {"grammar": theirs.text, "grammar_lazy": True}
+    bodies = [{}, {"grammar": theirs.text}, lazy, {"ignore_eos": True}]
+    plain, own, never, endless = ask("native", *bodies, grammar=ours)
+    limits = [None if r.constraint is None else r.constraint.source for (r,) in (plain[2], own[2], never[2])]
+    assert limits == [ours, theirs, None]  # a lazy grammar that nothing begins never does
+    assert [a.told["generation_settings"]["grammar"] for a in (plain, own)] == ["", theirs.text]
+    assert endless.told["generation_settings"]["logit_bias"] == [{"bias": None, "token": EOS}]
 
 
 def test_slots_show_what_was_asked_for() -> None:

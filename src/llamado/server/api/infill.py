@@ -29,7 +29,7 @@ _PROJECT, _FILE = "myproject", "filename"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
+class PromptBudget:
     """How much of what goes into a prompt: all in tokens."""
 
     n_ctx: int
@@ -63,7 +63,9 @@ def _extra(body: Mapping[str, Any]) -> list[tuple[str, str]]:
     return files
 
 
-def infill_prompt(body: Mapping[str, Any], tokenizer: ServedTokenizer, room: Room, *, suffix_first: bool) -> list[int]:
+def infill_prompt(
+    body: Mapping[str, Any], tokenizer: ServedTokenizer, budget: PromptBudget, *, suffix_first: bool
+) -> list[int]:
     """The tokens of a body's prompt.
 
     Of the prefix the last three quarters of a batch are taken, of the suffix the first quarter, and of the files around
@@ -82,7 +84,7 @@ def infill_prompt(body: Mapping[str, Any], tokenizer: ServedTokenizer, room: Roo
         return tokenize_mixed(given, tokenizer, add_special=False, parse_special=False)
 
     begun = encode(start or "", tokenizer, add_special=False, parse_special=True)
-    quarter = room.n_batch // 4
+    quarter = budget.n_batch // 4
     prefix, suffix = plain(body["input_prefix"]), plain(body["input_suffix"])
     prefix = prefix[max(0, len(prefix) - 3 * quarter) :]
     suffix = suffix[: max(0, quarter - (2 + len(begun)))]
@@ -91,7 +93,7 @@ def infill_prompt(body: Mapping[str, Any], tokenizer: ServedTokenizer, room: Roo
     first, second = (after, before) if suffix_first else (before, after)
     bos = _token(tokenizer.bos) if tokenizer.add_bos else []
     around = _around(files, tokenizer)
-    n_around = min(len(around), max(0, room.n_ctx - room.n_batch - 2 * room.n_predict))
+    n_around = min(len(around), max(0, budget.n_ctx - budget.n_batch - 2 * budget.n_predict))
     return [*around[len(around) - n_around :], *bos, *first, *second, *_token(tokenizer.fim_mid)]
 
 
@@ -129,11 +131,11 @@ def infill_router(generator: Generator) -> APIRouter:
         tokenizer = served.tokenizer
         check_model(tokenizer)
         body = await read_object(request)
-        # As llama-server: the room is what the server's own limit leaves, not the request's.
-        room = Room(n_ctx=served.info.n_ctx, n_batch=served.n_batch, n_predict=served.defaults.n_predict)
+        # As llama-server: the budget is what the server's own limit leaves, not the request's.
+        budget = PromptBudget(n_ctx=served.info.n_ctx, n_batch=served.n_batch, n_predict=served.defaults.n_predict)
 
         def work() -> list[int]:
-            return infill_prompt(body, tokenizer, room, suffix_first=generator.switches.spm_infill)
+            return infill_prompt(body, tokenizer, budget, suffix_first=generator.switches.spm_infill)
 
         return await generator.complete(body, NativeFormat, native=True, prompt=work)
 

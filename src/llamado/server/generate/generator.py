@@ -13,7 +13,7 @@ from llamado.server.generate.chat_request import chat_prompt, read_chat
 from llamado.server.generate.completion_request import read_completion
 from llamado.server.generate.prompts import tokenize_chat
 from llamado.server.generate.request import GenerationRequest
-from llamado.server.generate.streaming import EndsReasoning, Format, Generation, Mailbox, respond
+from llamado.server.generate.streaming import EndsReasoning, Format, Generation, Mailbox, begin
 from llamado.server.generate.submission import engine_requests
 from llamado.server.generate.threads import off_loop, off_loop_chat, size_of
 from llamado.server.loaded_model import Served
@@ -73,8 +73,15 @@ class Generator:
         requests = await engine_requests(asked, served.grammars)
         constraint = requests[0].constraint
         control = constraint if asked.control and isinstance(constraint, EndsReasoning) else None
-        generation = Generation(self._mailbox, served.engine, requests, parts=asked.stream, control=control)
-        response = respond(generation, make(asked), asked.sse_ping_interval if asked.stream else None)
+        generation, response = begin(
+            self._mailbox,
+            served.engine,
+            requests,
+            make(asked),
+            stream=asked.stream,
+            ping_interval=asked.sse_ping_interval,
+            control=control,
+        )
         if asked.prepared is not None:
             self._chats[asked.id] = generation
         return response

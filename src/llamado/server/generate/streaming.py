@@ -442,9 +442,19 @@ class Answer(Response):
         await response(scope, receive, send)
 
 
-def respond(generation: Generation, format: Format, ping_interval: int | None) -> Response:
-    """Start a generation; returns the response that writes it, as a stream where a `ping_interval` is given."""
+def begin(
+    mailbox: Mailbox,
+    engine: ServedEngine,
+    requests: Sequence[Request],
+    format: Format,
+    *,
+    stream: bool,
+    ping_interval: int,
+    control: EndsReasoning | None = None,
+) -> tuple[Generation, Response]:
+    """Give requests to the engine; returns the response that writes what comes, and the generation behind it."""
+    generation = Generation(mailbox, engine, requests, parts=stream, control=control)
     generation.start()
-    if ping_interval is None:
-        return Answer(generation, format)
-    return EventStream(generation, format, ping_interval=ping_interval)
+    if stream:
+        return generation, EventStream(generation, format, ping_interval=ping_interval)
+    return generation, Answer(generation, format)
