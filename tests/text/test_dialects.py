@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamado.text.dialects import ChatRequest, Content, Continued, Piece, Prepared, Reasoning, ToolCall, prepare
+from llamado.text.dialects import Content, Continued, Conversation, Piece, Prepared, Reasoning, ToolCall, prepare
 from llamado.text.dialects.reading import ReadingParser
 from llamado.text.template.chat import ChatTemplate
 
@@ -53,7 +53,7 @@ _ids = itertools.count()
 
 def ready(name: str, **options: Any) -> Prepared:
     options.setdefault("tools", TOOLS)
-    return prepare(template(name), ChatRequest(messages=USER, **options), new_id=lambda: f"id{next(_ids)}")
+    return prepare(template(name), Conversation(messages=USER, **options), new_id=lambda: f"id{next(_ids)}")
 
 
 def read(prepared: Prepared, parts: list[str]) -> list[Piece]:
@@ -526,7 +526,7 @@ def test_calls_of_the_past_are_written_as_calls_are_read(name: str) -> None:
         id = f"functions.{tool}:{i}" if name == "kimi" else f"abcdefghi{i}"
         calls.append({"id": id, "type": "function", "function": function})
     messages = [*USER, {"role": "assistant", "content": "", "tool_calls": calls}]
-    request = ChatRequest(messages=messages, tools=TOOLS, add_generation_prompt=False)
+    request = Conversation(messages=messages, tools=TOOLS, add_generation_prompt=False)
     past = prepare(template(name), request).prompt
     prepared = ready(name)
     written = past.removeprefix(prepared.prompt)
@@ -632,7 +632,7 @@ def test_ids_come_from_the_model_or_are_made() -> None:
         "kimi", "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:3<|tool_call_argument_begin|>{}"
     ) == ["functions.now:3"]
     assert ids("command", '<|START_ACTION|>[{"tool_call_id": "7", "tool_name": "now", "parameters": {}}]') == ["7"]
-    prepared = prepare(template("hermes"), ChatRequest(messages=USER, tools=TOOLS))
+    prepared = prepare(template("hermes"), Conversation(messages=USER, tools=TOOLS))
     made = [
         p.id for p in read(prepared, ['<tool_call>{"name": "now"}</tool_call>' * 2]) if isinstance(p, ToolCall) and p.id
     ]

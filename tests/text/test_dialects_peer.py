@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from llamado.gguf.reader import GGUFFile
-from llamado.text.dialects import ChatRequest, Content, Piece, Reasoning, prepare
+from llamado.text.dialects import Content, Conversation, Piece, Reasoning, prepare
 from llamado.text.template.chat import ChatTemplate
 from llamado.text.template.templates import TEMPLATES
 from llamado.text.tokenizer.tokenizer import load_tokenizer
@@ -162,7 +162,7 @@ def test_prompts_and_capabilities(name: str, peer_bin: Path, smollm2_path: Path,
             if name == "plain" and "tools" in conversation:
                 continue  # llama-server says nothing of the tools to a model whose template knows none
             answer = client.post("/apply-template", json=conversation)
-            request = ChatRequest(
+            request = Conversation(
                 messages=conversation["messages"],
                 tools=conversation.get("tools", ()),
                 template_options=conversation.get("chat_template_kwargs", {}),
@@ -202,7 +202,7 @@ def test_thoughts(peer_bin: Path, smollm2_path: Path, ends: tuple[str, str]) -> 
                     "reasoning_format": format,
                 }
                 message = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
-                parser = prepare(template, ChatRequest(messages=[USER], reasoning_format=format)).parser()
+                parser = prepare(template, Conversation(messages=[USER], reasoning_format=format)).parser()
                 assert told(parser.push(text) + parser.finish()) == (
                     message.get("reasoning_content") or "",
                     message["content"],

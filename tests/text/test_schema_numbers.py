@@ -16,7 +16,7 @@ import pytest
 from guided import Vocabulary, bytes_tokenizer
 from test_dialects import template
 
-from llamado.text.dialects import ChatRequest, prepare
+from llamado.text.dialects import Conversation, prepare
 from llamado.text.grammar.schema_numbers import MOST
 from llamado.text.grammar.source import GrammarError, GrammarSource
 
@@ -114,8 +114,8 @@ def doors(schema: object) -> list[GrammarSource]:
     sources = [GrammarSource("json_schema", json.dumps(schema))]
     for name in ("plain", "hermes", "coder"):
         for request in (
-            ChatRequest(messages=messages, json_schema=schema),
-            ChatRequest(messages=messages, tools=[tool]),
+            Conversation(messages=messages, json_schema=schema),
+            Conversation(messages=messages, tools=[tool]),
         ):  # type: ignore[arg-type]
             grammar = prepare(template(name), request).grammar
             assert grammar is not None

@@ -13,7 +13,7 @@ from guided import Vocabulary, bytes_tokenizer
 from test_dialects import NAMES, template
 
 from llamado.errors import LlamadoError
-from llamado.text.dialects import ChatRequest, prepare
+from llamado.text.dialects import Conversation, prepare
 from llamado.text.grammar.source import GrammarError
 
 USER = [{"role": "user", "content": "hi"}]
@@ -75,7 +75,7 @@ def test_odd_tools_are_served_or_refused(name: str) -> None:
             tool = replaced(TOOL, path, value)
             choice = chance.choice(["auto", "required", "function:f"])
             try:
-                prepared = prepare(template(name), ChatRequest(messages=USER, tools=[tool], tool_choice=choice))
+                prepared = prepare(template(name), Conversation(messages=USER, tools=[tool], tool_choice=choice))
                 if prepared.grammar is not None and chance.random() < 0.1:
                     vocabulary.constraint(prepared.grammar.kind, prepared.grammar.text)
             except LlamadoError:
@@ -87,7 +87,7 @@ def test_odd_tools_are_served_or_refused(name: str) -> None:
 def test_parameters_that_are_no_object_are_named(name: str, parameters: Any) -> None:
     tool = replaced(TOOL, ("function", "parameters"), parameters)
     with pytest.raises(GrammarError, match=r"parameters of the tool 'f' must be .* not .") as caught:
-        prepare(template(name), ChatRequest(messages=USER, tools=[tool]))
+        prepare(template(name), Conversation(messages=USER, tools=[tool]))
     assert str(caught.value).endswith(json.dumps(parameters))
 
 
@@ -97,7 +97,7 @@ def test_lengths_beyond_all_answers_are_no_limits() -> None:
     long = {"type": "object", "properties": {"a": {"type": "string", "minLength": 1.0, "maxLength": 2**63 - 1}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": long}}
     for name in ("plain", "hermes", "coder", "lfm", "gemma"):
-        request = ChatRequest(messages=USER, tools=[tool], tool_choice="required")
+        request = Conversation(messages=USER, tools=[tool], tool_choice="required")
         grammar = prepare(template(name), request).grammar
         assert grammar is not None
         assert vocabulary.constraint(grammar.kind, grammar.text)
@@ -115,7 +115,7 @@ def test_a_call_has_what_it_needs(name: str, parallel: bool | None, good: str, b
     vocabulary = Vocabulary(bytes_tokenizer())
     schema = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "string"}}, "required": ["a"]}
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-    request = ChatRequest(messages=USER, tools=[tool], tool_choice="required", parallel_tool_calls=parallel)
+    request = Conversation(messages=USER, tools=[tool], tool_choice="required", parallel_tool_calls=parallel)
     grammar = prepare(template(name), request).grammar
     assert grammar is not None
     constraint = vocabulary.constraint(grammar.kind, grammar.text)

@@ -202,10 +202,10 @@ class LoadedModel:
         """
         variables = dict(template_options or {})
         if messages and messages[-1]["role"] == "assistant":
-            from llamado.text.dialects import ChatRequest, Continued, prepare
+            from llamado.text.dialects import Continued, Conversation, prepare
 
             tools, continued = variables.pop("tools", None) or (), Continued.of(messages[-1])
-            request = ChatRequest(messages=messages[:-1], tools=tools, continued=continued, template_options=variables)
+            request = Conversation(messages=messages[:-1], tools=tools, continued=continued, template_options=variables)
             text = prepare(self.template, request).prompt
         else:
             text = self.template.render(messages, **variables)

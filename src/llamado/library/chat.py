@@ -11,7 +11,7 @@ from typing import Any
 from llamado.engine.request import Result, TokenProb, TokenProbs
 from llamado.library.completion import Events, finish_reason, last, usage
 from llamado.library.errors import LibraryError
-from llamado.text.dialects import ChatRequest, Prepared, prepare
+from llamado.text.dialects import Conversation, Prepared, prepare
 from llamado.text.dialects.answer import AnswerReader, delta
 from llamado.text.grammar.compiler import Constraint, GrammarCompiler
 from llamado.text.grammar.source import GrammarSource
@@ -29,7 +29,7 @@ def prepared_chat(
     grammar: GrammarSource | None,
 ) -> Prepared:
     """A conversation made ready. Raises LibraryError and TemplateError."""
-    request = ChatRequest(
+    request = Conversation(
         messages=[_message(message) for message in messages],
         tools=tools or (),
         tool_choice=_tool_choice(tool_choice, tools or ()),

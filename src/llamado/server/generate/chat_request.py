@@ -15,7 +15,7 @@ from llamado.server.generate.request import GenerationRequest, make_request
 from llamado.server.loaded_model import Served
 from llamado.server.switches import Switches
 from llamado.text.dialects import prepare
-from llamado.text.dialects.dialect import ChatRequest, Content, Continued, Piece, Prepared
+from llamado.text.dialects.dialect import Content, Continued, Conversation, Piece, Prepared
 from llamado.text.grammar.source import GrammarSource
 from llamado.text.template.chat import ChatTemplate
 
@@ -257,7 +257,7 @@ def _continued(
     return Continued.of(last, wish if isinstance(wish, str) and wish in _PARTS else None), True
 
 
-def _conversation(body: Mapping[str, Any], switches: Switches) -> tuple[ChatRequest, str]:
+def _conversation(body: Mapping[str, Any], switches: Switches) -> tuple[Conversation, str]:
     """What the dialects take of a body, and the field that says what the content must look like."""
     limit, grammar, limited_by = _content_limit(body)
     messages = _messages(body)
@@ -277,7 +277,7 @@ def _conversation(body: Mapping[str, Any], switches: Switches) -> tuple[ChatRequ
         raise invalid(f"Unknown reasoning format: {reasoning}")
     template_options, thinking = _template_options(body, switches)
     pure = switches.skip_chat_parsing
-    request = ChatRequest(
+    conversation = Conversation(
         messages=messages,
         tools=tools,
         tool_choice=choice,
@@ -291,7 +291,7 @@ def _conversation(body: Mapping[str, Any], switches: Switches) -> tuple[ChatRequ
         parse_tool_calls=not pure and flag(body, "parse_tool_calls", True),
         template_options=template_options,
     )
-    return request, "" if tools and choice != "none" else limited_by
+    return conversation, "" if tools and choice != "none" else limited_by
 
 
 def _answer(body: Mapping[str, Any], tools: bool, switches: Switches) -> tuple[int | None, list[str], int]:
@@ -316,8 +316,8 @@ def _answer(body: Mapping[str, Any], tools: bool, switches: Switches) -> tuple[i
     return n_probs, stops, switches.reasoning_budget if budget == -1 else budget
 
 
-def _prepared(request: ChatRequest, switches: Switches, template: ChatTemplate) -> Prepared:
-    prepared = prepare(template, request)
+def _prepared(conversation: Conversation, switches: Switches, template: ChatTemplate) -> Prepared:
+    prepared = prepare(template, conversation)
     if switches.skip_chat_parsing:
         return dataclasses.replace(prepared, parser=PlainParser, grammar=None, triggers=(), thinking=None)
     return prepared
@@ -351,9 +351,9 @@ def _limits(
 
 def read_chat(body: Mapping[str, Any], served: Served, switches: Switches) -> GenerationRequest:
     """Check a chat body, render its prompt, and choose how the answer is read. Raises LlamadoError."""
-    request, limited_by = _conversation(body, switches)
-    n_probs, stops, budget = _answer(body, bool(request.tools), switches)
-    prepared = _prepared(request, switches, served.template)
+    conversation, limited_by = _conversation(body, switches)
+    n_probs, stops, budget = _answer(body, bool(conversation.tools), switches)
+    prepared = _prepared(conversation, switches, served.template)
     plain = {name: value for name, value in body.items() if name not in _CHAT_FIELDS}
     if n_probs is not None:
         plain["n_probs"] = n_probs
@@ -368,7 +368,7 @@ def read_chat(body: Mapping[str, Any], served: Served, switches: Switches) -> Ge
         limits=_limits(body, prepared, limited_by, budget, served, switches),
         show_prompts=given.get("verbose", switches.verbose),
         prepared=prepared,
-        reasoning_format=request.reasoning_format,
+        reasoning_format=conversation.reasoning_format,
         client_stops=stops,
         control=flag(body, "reasoning_control"),
     )
@@ -376,6 +376,6 @@ def read_chat(body: Mapping[str, Any], served: Served, switches: Switches) -> Ge
 
 def chat_prompt(body: Mapping[str, Any], served: Served, switches: Switches) -> str:
     """The prompt of a chat body; what is wrong with the chat is refused as by `read_chat`. Raises LlamadoError."""
-    request, _ = _conversation(body, switches)
-    _answer(body, bool(request.tools), switches)
-    return _prepared(request, switches, served.template).prompt
+    conversation, _ = _conversation(body, switches)
+    _answer(body, bool(conversation.tools), switches)
+    return _prepared(conversation, switches, served.template).prompt

@@ -69,7 +69,7 @@ class Continued:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatRequest:
+class Conversation:
     """A conversation and what is wanted of the answer (OpenAI's names)."""
 
     messages: Sequence[Mapping[str, Any]]

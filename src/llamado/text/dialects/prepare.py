@@ -12,7 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from llamado.text.dialects.calls import Tools
-from llamado.text.dialects.dialect import ChatRequest, Content, Continued, Prepared, Reasoning
+from llamado.text.dialects.dialect import Content, Continued, Conversation, Prepared, Reasoning
 from llamado.text.dialects.families.generic import generic_grammar, instructed, read_generic, spelled_out
 from llamado.text.dialects.family import Family, Message
 from llamado.text.dialects.reading import Reader, Reading, ReadingParser, Tags
@@ -51,30 +51,35 @@ def _look_up(template: ChatTemplate) -> _Known:
     return known
 
 
-def prepare(template: ChatTemplate, request: ChatRequest, new_id: Callable[[], str] = call_id) -> Prepared:
+def prepare(template: ChatTemplate, conversation: Conversation, new_id: Callable[[], str] = call_id) -> Prepared:
     """Make a conversation ready for the engine; `new_id` names calls. Raises TemplateError."""
     known = _look_up(template)
     family, thinking = known.family, known.thinking
-    wanted = request.tools and request.tool_choice != "none"
-    tools = Tools.of(request.tools if wanted else ())
+    wanted = conversation.tools and conversation.tool_choice != "none"
+    tools = Tools.of(conversation.tools if wanted else ())
     generic = bool(tools.schemas) and family.calls is None
-    required = request.tool_choice == "required" or request.tool_choice.startswith("function:")
+    required = conversation.tool_choice == "required" or conversation.tool_choice.startswith("function:")
     callable_tools = tools
-    if request.tool_choice.startswith("function:"):
-        callable_tools = tools.only(request.tool_choice.removeprefix("function:"))
+    if conversation.tool_choice.startswith("function:"):
+        callable_tools = tools.only(conversation.tool_choice.removeprefix("function:"))
 
-    messages: Sequence[Message] = request.messages
+    messages: Sequence[Message] = conversation.messages
     if family.calls is None:
         messages = spelled_out(messages)
     if generic:
-        messages = instructed(messages, request.tools, required)
+        messages = instructed(messages, conversation.tools, required)
     if family.adjust is not None:
         messages = family.adjust(messages)
     prompt, opening = _render(
-        template, messages, request, request.tools if wanted and not generic else (), thinking is not None
+        template, messages, conversation, conversation.tools if wanted and not generic else (), thinking is not None
     )
 
-    if family.opens is not None and request.add_generation_prompt and not opening and prompt.endswith(family.opens[0]):
+    if (
+        family.opens is not None
+        and conversation.add_generation_prompt
+        and not opening
+        and prompt.endswith(family.opens[0])
+    ):
         opening = family.opens[1]
         prompt += opening
 
@@ -87,32 +92,32 @@ def prepare(template: ChatTemplate, request: ChatRequest, new_id: Callable[[], s
     thinking_open = thinking is not None and thinking.start.strip() in before and thinking.end not in before
     fresh = True
     given: tuple[Content | Reasoning, ...] = ()
-    if request.continued is not None:
-        given = _given(request, thinking)
+    if conversation.continued is not None:
+        given = _given(conversation, thinking)
         base = prompt[: len(prompt) - len(opening)]
-        opening = _opened(opening, request.continued, thinking, family)
+        opening = _opened(opening, conversation.continued, thinking, family)
         prompt = base + opening
-        fresh = request.continued.content is None
+        fresh = conversation.continued.content is None
         before = family.before_answer if thinking is None or not fresh else thinking.start
         thinking_open = fresh and thinking is not None
     if tools.schemas and not callable_tools.schemas:
-        raise GrammarError(f"tool_choice is {request.tool_choice!r}, but none of the tools has that name")
+        raise GrammarError(f"tool_choice is {conversation.tool_choice!r}, but none of the tools has that name")
     if thinking is not None and family.calls is not None and family.calls_end_thoughts and tools.schemas:
         thinking = replace(thinking, also_ends=tuple(trigger.value for trigger in family.calls.triggers))
-    parallel = request.parallel_tool_calls
+    parallel = conversation.parallel_tool_calls
     if parallel is None:
         # A model that was never taught tools, or is told which one to call, would call for ever.
-        named = request.tool_choice.startswith("function:")
+        named = conversation.tool_choice.startswith("function:")
         parallel = not (generic or named) and bool(tools.schemas and template.caps["supports_parallel_tool_calls"])
-    grammar, lazy = _grammar(family, request, callable_tools, generic, required, parallel)
-    parse = request.parse_tool_calls
+    grammar, lazy = _grammar(family, conversation, callable_tools, generic, required, parallel)
+    parse = conversation.parse_tool_calls
     reads = partial(
         _read,
         family=family,
         thinking=thinking,
         tools=tools if parse else Tools({}),
         generic=generic and parse,
-        format=request.reasoning_format,
+        format=conversation.reasoning_format,
         fresh=fresh,
     )
     preserved = [*family.preserved, *(family.content or ())]
@@ -139,15 +144,15 @@ def prepare(template: ChatTemplate, request: ChatRequest, new_id: Callable[[], s
 def _render(
     template: ChatTemplate,
     messages: Sequence[Message],
-    request: ChatRequest,
+    conversation: Conversation,
     tools: Sequence[Mapping[str, Any]],
     thinks: bool,
 ) -> tuple[str, str]:
     """The prompt, and the end of it that opens the answer."""
-    extra = {"enable_thinking": thinks, **request.template_options}
-    if request.enable_thinking is not None:
-        extra["enable_thinking"] = request.enable_thinking
-    if not (request.add_generation_prompt or request.continued):
+    extra = {"enable_thinking": thinks, **conversation.template_options}
+    if conversation.enable_thinking is not None:
+        extra["enable_thinking"] = conversation.enable_thinking
+    if not (conversation.add_generation_prompt or conversation.continued):
         return template.render(messages, tools=tools or None, add_generation_prompt=False, **extra), ""
     bare, prompt = template.render_both(messages, tools=tools or None, **extra)
     differ = (i for i, c in enumerate(prompt) if bare[i : i + 1] != c)
@@ -165,9 +170,9 @@ def _opened(opening: str, continued: Continued, thinking: Thinking | None, famil
     return opening if continued.content is None else opening + family.before_content + continued.content
 
 
-def _given(request: ChatRequest, thinking: Thinking | None) -> tuple[Content | Reasoning, ...]:
-    continued, pieces = request.continued or Continued(), list[Content | Reasoning]()
-    if continued.reasoning and thinking is not None and request.reasoning_format != "none":
+def _given(conversation: Conversation, thinking: Thinking | None) -> tuple[Content | Reasoning, ...]:
+    continued, pieces = conversation.continued or Continued(), list[Content | Reasoning]()
+    if continued.reasoning and thinking is not None and conversation.reasoning_format != "none":
         behind = "" if continued.content is None else thinking.written[1].partition(thinking.end)[0]
         pieces.append(Reasoning(continued.reasoning + behind))
     if continued.content:
@@ -176,10 +181,10 @@ def _given(request: ChatRequest, thinking: Thinking | None) -> tuple[Content | R
 
 
 def _grammar(
-    family: Family, request: ChatRequest, tools: Tools, generic: bool, required: bool, parallel: bool
+    family: Family, conversation: Conversation, tools: Tools, generic: bool, required: bool, parallel: bool
 ) -> tuple[GrammarSource | None, bool]:
     """The answer's grammar, and whether it is lazy."""
-    schema = request.json_schema
+    schema = conversation.json_schema
     response = "" if schema is None else f"response: %json {json.dumps(schema)}\n"
     shown = "response"
     if family.content_prefix:
@@ -197,7 +202,7 @@ def _grammar(
             return GrammarSource("lark", f"{start}{response}{calls}\n"), False
         return GrammarSource("lark", f"start: calls\n{calls}\n"), True
     if schema is None:
-        return request.grammar, False
+        return conversation.grammar, False
     if shown == "response":
         return GrammarSource("json_schema", json.dumps(schema)), False
     return GrammarSource("lark", f"start: {shown}\n{response}"), False
