@@ -19,7 +19,9 @@ from llamado.engine.forward.contract import ForwardError
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
+from llamado.ggml.ops import Op
 from llamado.gguf.reader import GGUFFile
+from llamado.gguf.types import TensorType
 from llamado.models import load_model
 from llamado.models.memory import Span
 from llamado.rpc.client.device import RemoteDevice
@@ -45,7 +47,8 @@ def right(path: Path) -> list[list[int]]:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[OwnDevice]]:
     """Every device made while the registry knows no other kind."""
-    monkeypatch.setattr(registry, "_BACKENDS", dict.fromkeys(("cpu", "rpc"), "own_device:OwnBackend"))
+    monkeypatch.setattr(registry, "_HERE", {"cpu": "own_device:OwnBackend"})
+    monkeypatch.setattr(registry, "_ELSEWHERE", {"rpc": "own_device:OwnBackend"})
     for kind in (CpuDevice, RemoteDevice):
         monkeypatch.setattr(kind, "__init__", lambda *_, **__: pytest.fail("a device of our own"))
     monkeypatch.setattr(OwnBackend, "made", [], raising=False)
@@ -128,6 +131,23 @@ def test_split_over_two_of_which_one_is_lost(path: Path, made: list[OwnDevice], 
         (again,) = made[3:]
         assert again.name == first.name and {*again.weights} == {*first.weights} and again.computed > 5
         assert min(here.computed, second.computed) > 10
+
+
+@pytest.mark.parametrize("lacks", ["FLASH_ATTN_EXT", "Q4_0"])
+def test_one_that_cannot_run_the_model_gets_nothing_of_it(
+    path: Path, made: list[OwnDevice], monkeypatch: pytest.MonkeyPatch, lacks: str
+) -> None:
+    """Operations and types that a device lacks are known before a byte is sent."""
+    original = OwnDevice.supports
+
+    def supports(device: OwnDevice, op: Op, type: TensorType) -> bool:
+        lacking = device.endpoint is not None and lacks in (op.name, type.name if op is Op.MUL_MAT else "")
+        return not lacking and original(device, op, type)
+
+    monkeypatch.setattr(OwnDevice, "supports", supports)
+    with pytest.raises(DeviceError, match=rf"^OWN0\[a\] cannot run this model: it has no .*{lacks}"):
+        Llama.load(path, options(SPLIT))
+    assert len(made) == 3 and not any(device.weights or device.buffers for device in made)
 
 
 def test_kinds_come_from_the_registry(made: list[OwnDevice]) -> None:

@@ -15,11 +15,17 @@ from typing import NamedTuple, Protocol
 from llamado.devices.device import Device, DeviceError
 from llamado.gguf.types import TensorType
 
-_BACKENDS = {
+_HERE = {
     "cpu": "llamado.devices.cpu.backend:CpuBackend",
+}
+"""Kinds of this machine: they need no WHERE."""
+
+_ELSEWHERE = {
     "rpc": "llamado.rpc.client.workers:Workers",
 }
-"""The class of each kind, a Backend made of places and options; imported when it is asked for."""
+"""Kinds that are reached somewhere. Here as above: a class that is a Backend made of places and options, imported when
+it is asked for.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +69,17 @@ class Backend(Protocol):
         """Types of weights that its devices have kernels for; None where only they can tell."""
 
 
+def kinds_here() -> tuple[str, ...]:
+    """The kinds that this machine may have."""
+    return tuple(_HERE)
+
+
 def backend(kind: str, places: Sequence[str] = (), options: DeviceOptions | None = None) -> Backend:
     """The back end of a kind; nothing is opened yet. Raises DeviceError for an unknown kind."""
-    if kind not in _BACKENDS:
-        raise DeviceError(f"there is no kind of device called {kind!r}; known are {', '.join(_BACKENDS)}")
-    module, _, name = _BACKENDS[kind].partition(":")
+    known = _HERE | _ELSEWHERE
+    if kind not in known:
+        raise DeviceError(f"there is no kind of device called {kind!r}; known are {', '.join(known)}")
+    module, _, name = known[kind].partition(":")
     made: Backend = getattr(import_module(module), name)(places, options or DeviceOptions())
     return made
 

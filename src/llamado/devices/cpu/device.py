@@ -16,6 +16,7 @@ from llamado.devices import limits
 from llamado.devices.cpu.compile.compiler import SUPPORTED, Compiler
 from llamado.devices.cpu.compile.program import Program, Temporary, link, plan
 from llamado.devices.cpu.jit import Jit
+from llamado.devices.cpu.kernels.elements import SCALAR
 from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.cpu.memory import CpuBuffer, view_of
 from llamado.devices.cpu.numa import NumaBinding
@@ -78,7 +79,7 @@ class CpuDevice:
 
     def supports(self, op: Op, type: TensorType) -> bool:
         """Whether there are kernels."""
-        return op in SUPPORTED and type in FORMATS
+        return op in SUPPORTED and (type in FORMATS or type in SCALAR)
 
     def alloc(self, size: int) -> CpuBuffer:
         """Zeroed memory; its pages are taken when they are first touched."""

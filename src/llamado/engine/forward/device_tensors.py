@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from llamado.devices.device import Bytes, Device
+from llamado.devices.device import Bytes, Device, DeviceError
 from llamado.devices.split.partition import Part, split
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
@@ -116,6 +116,7 @@ class DeviceTensors:
         cuts = [self.cut(shape) for shape in shapes]
         everything = [part for cut in cuts for part in cut.parts]
         self.used = sorted({part.device for part in everything})
+        self._check(everything)
         fixed = self._new_places(everything)
         weights: dict[int, list[Tensor]] = {device: [] for device in self.used}
         caches: dict[int, list[Tensor]] = {device: [] for device in self.used}
@@ -130,6 +131,14 @@ class DeviceTensors:
                 self._held.update((tensor.name, device) for tensor in caches[device])
         self._load(weights, progress)
         return cuts[0].parts
+
+    def _check(self, parts: Iterable[Part]) -> None:
+        """Raises DeviceError where a device says that it cannot do what it would get, before it gets anything."""
+        needed = {(part.device, node.op, _source(node).type) for part in parts for node in part.graph.nodes}
+        for number, op, type in sorted(needed):
+            device = self._devices[number]
+            if not device.supports(op, type):
+                raise DeviceError(f"{device.name} cannot run this model: it has no {op.name} for {type.name}")
 
     def _new_places(self, parts: Iterable[Part]) -> dict[int, Own]:
         """For each device, places for what parts take and give that have none yet, or too small a one."""
@@ -214,6 +223,11 @@ def _owned(own: Own, leaf: Tensor, device: int) -> Tensor:
     if key not in own:
         own[key] = Tensor(leaf.type, leaf.ne, leaf.nb, name=leaf.name)
     return own[key]
+
+
+def _source(node: Tensor) -> Tensor:
+    """What an operation works on first."""
+    return node.source(0) or node
 
 
 def _fixed(part: Part) -> Iterable[tuple[str, Tensor]]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from llamado.devices import limits
 from llamado.devices.device import Device
-from llamado.devices.registry import DeviceOptions, open_device
+from llamado.devices.registry import DeviceOptions, backend, kinds_here
 from llamado.errors import LlamadoError
 from llamado.rpc.endpoint import Endpoint, server_tls
 from llamado.rpc.worker.identity import address, identity
@@ -47,7 +47,6 @@ _HUNG_UP = getattr(select, "POLLRDHUP", 0)
 """Its client has hung up, whatever waits to be read; elsewhere than on Linux POLLHUP, always looked for, says so."""
 _END_SECONDS = 60.0
 """How long a graph that runs may still take when the worker is told to end."""
-_DEVICES = ("CPU",)
 
 
 class WorkerError(LlamadoError):
@@ -261,14 +260,12 @@ class Worker:
 
 def run_worker(options: WorkerOptions) -> int:
     """The command: serves until SIGINT or SIGTERM. Raises WorkerError, EndpointError or CacheError."""
-    for name in options.devices:
-        if name.upper() not in _DEVICES:
-            raise WorkerError(f"-d/--device {name}: there is no such device here; known are {', '.join(_DEVICES)}")
-    device = open_device("cpu", DeviceOptions(n_threads=options.threads))
+    devices = _open(options)
     try:
-        worker = Worker([device], options)
+        worker = Worker(devices, options)
     except LlamadoError:
-        device.close()
+        for device in devices:
+            device.close()
         raise
 
     def end(number: int, _: object) -> None:
@@ -288,9 +285,21 @@ def run_worker(options: WorkerOptions) -> int:
     for line in worker.describe().splitlines():
         log.info("%s", line)
     worker.serve()
-    device.close()
+    for device in devices:
+        device.close()
     log.info("ended")
     return 0
+
+
+def _open(options: WorkerOptions) -> list[Device]:
+    """The devices that are offered. Raises WorkerError."""
+    for name in options.devices:
+        if name.lower() not in kinds_here():
+            known = ", ".join(kind.upper() for kind in kinds_here())
+            raise WorkerError(f"-d/--device {name}: there is no such device here; known are {known}")
+    kinds = dict.fromkeys(name.lower() for name in options.devices or kinds_here())
+    given = DeviceOptions(n_threads=options.threads)
+    return [device for kind in kinds for device in backend(kind, (), given).devices()]
 
 
 def _is_local(host: str) -> bool:
