@@ -146,7 +146,7 @@ def test_one_that_cannot_run_the_model_gets_nothing_of_it(
 
     monkeypatch.setattr(OwnDevice, "supports", supports)
     with pytest.raises(DeviceError, match=rf"^OWN0\[a\] cannot run this model: it has no .*{lacks}"):
-        Llama.load(path, options(SPLIT))
+        LoadedModel.load(path, options(SPLIT))
     assert len(made) == 3 and not any(device.weights or device.buffers for device in made)
 
 

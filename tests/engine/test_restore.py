@@ -26,8 +26,10 @@ from llamado.engine.request import Request
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler import recovery
 from llamado.ggml.graph import Graph
+from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile
+from llamado.gguf.types import TensorType
 from llamado.models import load_model
 
 from .fake import FakeTokenizer, ask, send
@@ -41,6 +43,9 @@ class MortalDevice:
     """
 
     local, endpoint = False, None
+
+    def supports(self, op: Op, type: TensorType) -> bool:
+        return self._device.supports(op, type)
 
     def __init__(self, name: str, jit: Jit) -> None:
         self.name = name

@@ -134,8 +134,8 @@ class DeviceTensors:
 
     def _check(self, parts: Iterable[Part]) -> None:
         """Raises DeviceError where a device says that it cannot do what it would get, before it gets anything."""
-        needed = {(part.device, node.op, _source(node).type) for part in parts for node in part.graph.nodes}
-        for number, op, type in sorted(needed):
+        nodes = [(part.device, node) for part in parts for node in part.graph.nodes if not node.is_noop]
+        for number, op, type in sorted({(device, node.op, _source(node).type) for device, node in nodes}):
             device = self._devices[number]
             if not device.supports(op, type):
                 raise DeviceError(f"{device.name} cannot run this model: it has no {op.name} for {type.name}")
