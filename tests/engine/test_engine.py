@@ -632,3 +632,11 @@ def test_snapshot_and_counters(make: Make) -> None:
     ask(engine, req([1] * 100, 1))
     settle(engine)
     assert engine.snapshot().counters.prompt_tokens_cached_total == 99
+
+
+def test_a_closed_engine_leaves_the_forward_pass_to_the_next() -> None:
+    forward = FakeForward(256)
+    for seed in range(4):
+        engine = Engine(forward, FakeTokenizer(), n_ctx=256)
+        assert ask(engine, req([*range(10 + seed, 90 + seed)], 8)).n_predicted == 8
+        engine.close()

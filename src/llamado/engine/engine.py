@@ -289,6 +289,7 @@ class Engine:
                 idle = not self._is_busy() and not any(slot.held for slot in self._slots)
                 if idle or time.monotonic() >= deadline or recovery.gone() is not None:
                     self._end_all(EngineClosed("the server was shut down before the answer was finished"))
+                    self._sequences.reset()  # another engine may have the forward pass next
                     return
             try:
                 lost = self._calls.run()
