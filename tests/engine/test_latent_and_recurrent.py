@@ -106,7 +106,7 @@ def test_what_it_costs(start: Open, kind: Kind, path: Path) -> None:
         assert sizes.kv == (1536 * 64 * 2,) * 4 and memory.token_bytes == 4 * 128 and not memory.has_tails
         assert [len(memory[i].tensors) for i in range(4)] == [1] * 4, "no values of their own"
     else:
-        state, rows = 3 * 3 * 128 * 4, 1536 * 2 * 128 * 2
+        state, rows = 3 * 4 * 128 * 4, 1536 * 2 * 128 * 2
         assert sizes.kv == (state, rows, state, rows) and memory.token_bytes == 2 * 2 * 128 * 2
         assert memory.has_tails and not memory.drafts and memory.tail_bytes(7) == 2 * 128 * 4
 

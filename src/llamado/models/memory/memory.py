@@ -308,6 +308,8 @@ class Memory:
         if self.reach(src, n) != n:
             return False
         known = dst.used
+        if n <= known:
+            return True
         for part, of_src, of_dst in zip(self._others, src.places, dst.places, strict=True):
             part.copy(of_src, of_dst, known, n, self._storage)  # type: ignore[arg-type]
         self._tokens.copy(src.run, dst.run, known, n, self._storage)
@@ -396,7 +398,7 @@ class Memory:
             row = tensor.nb[1]
             pieces.append(data[at + skip * row : at + (skip + n) * row])
             at += held * row
-        if tensors:
+        if tensors and n:
             self._storage.write_rows([RowSpan(t, handle.run.start + handle.used, n) for t in tensors], pieces)
         handle.used += n
 

@@ -296,7 +296,7 @@ class StatePlace:
 
 
 class States(Part[StatePlace]):
-    """One state of each sequence, and SNAPSHOTS earlier ones.
+    """One state of each sequence, SNAPSHOTS earlier ones that it may want to go back to, and one of now and then.
 
     A token reads the state before it in one row and writes the one behind it into another or the same: at a token that
     the sequence may want to go back to that is a row of its own, which so is a snapshot without a copy.
@@ -306,7 +306,7 @@ class States(Part[StatePlace]):
     """Tokens after which a state is kept."""
 
     def __init__(self, suffix: str, n_places: int) -> None:
-        self.rows_of_place = 1 + SNAPSHOTS
+        self.rows_of_place = 2 + SNAPSHOTS
         super().__init__(suffix, n_places * self.rows_of_place)
         self.clear()
 
@@ -342,12 +342,13 @@ class States(Part[StatePlace]):
         reads, writes = np.full(n, place.home), np.full(n, place.home)
         source = place.rows[used]
         kept = {known: row for known, row in place.rows.items() if row != place.home}
-        wanted = {mark for mark in place.marks if used < mark <= used + n}
-        wanted |= set(range(used + self.EVERY - used % self.EVERY, used + n + 1, self.EVERY))
-        for known in sorted(wanted)[-SNAPSHOTS:]:
-            row = self._row(place, kept)
-            kept[known] = row
-            writes[known - used - 1] = row
+        for known in sorted(mark for mark in place.marks if used < mark <= used + n)[-SNAPSHOTS:]:
+            kept[known] = writes[known - used - 1] = self._row(place, kept)
+        regular = (used + n) // self.EVERY * self.EVERY
+        if regular > used and regular not in kept:
+            row = place.home + 1 + SNAPSHOTS
+            kept = {known: other for known, other in kept.items() if other != row}
+            kept[regular] = writes[regular - used - 1] = row
         reads[0] = source
         reads[1:] = writes[:-1]
         kept.setdefault(used + n, int(writes[-1]))
@@ -356,10 +357,11 @@ class States(Part[StatePlace]):
 
     def _row(self, place: StatePlace, kept: dict[int, int]) -> int:
         """A row for a snapshot: a free one, else that of the fewest tokens."""
-        for row in range(place.home + 1, place.home + self.rows_of_place):
-            if row not in kept.values():
-                return row
-        return kept.pop(min(kept))
+        known_by_row = {row: known for known, row in kept.items()}
+        rows = range(place.home + 1, place.home + 1 + SNAPSHOTS)
+        row = min(rows, key=lambda row: known_by_row.get(row, -1))
+        kept.pop(known_by_row.get(row, -1), None)
+        return row
 
     def copy(self, src: StatePlace, dst: StatePlace, known: int, n: int, storage: Storage) -> None:
         storage.copy_rows(self.tensors, src.rows[n], dst.home, 1)

@@ -1,0 +1,227 @@
+"""Whatever is asked of a memory, each token of a batch finds in its rows what came before it, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llamado.ggml.tensor import Tensor
+from llamado.gguf.types import TensorType
+from llamado.models.errors import UnsupportedModel
+from llamado.models.memory import (
+    SPARE,
+    Handle,
+    KeysValues,
+    Latent,
+    LayerMemory,
+    Memory,
+    RowSpan,
+    Span,
+    State,
+    check_types,
+)
+from llamado.models.memory.parts import BLOCK, SNAPSHOTS, States
+
+Array = np.ndarray[Any, Any]
+WINDOW, MAX_BATCH, N_SEQUENCES = 37, 50, 3
+KINDS: dict[str, tuple[LayerMemory, ...]] = {
+    "all": (KeysValues(1, 1), Latent(2)),
+    "windows": (KeysValues(1, 1, WINDOW), KeysValues(1, 1), KeysValues(1, 1, 9)),
+    "states": (State((1, 2)),),
+    "hybrid": (State((2,)), KeysValues(1, 1, WINDOW), Latent(2)),
+}
+
+
+class Recorded:
+    """A memory whose rows hold a number that stands for all tokens up to a place, and the tokens of its sequences."""
+
+    def __init__(self, layers: Sequence[LayerMemory]) -> None:
+        f32 = TensorType.F32
+        self.memory = Memory(
+            layers, 4096, n_sequences=N_SEQUENCES, max_batch=MAX_BATCH, type_k=f32, type_v=f32, slack=20
+        )
+        self.memory.attach(self)
+        self.rows = {t.name: np.full((t.ne[1], t.ne[0]), -1.0, np.float32) for t in self.memory.tensors}
+        self.said: dict[Handle, list[int]] = {}
+
+    def copy_rows(self, tensors: Sequence[Tensor], src: int, dst: int, n: int) -> None:
+        for tensor in tensors:
+            assert n > 0 and min(src, dst) >= 0 and max(src, dst) + n <= tensor.ne[1] - SPARE
+            self.rows[tensor.name][dst : dst + n] = self.rows[tensor.name][src : src + n].copy()
+
+    def read_rows(self, spans: Sequence[RowSpan]) -> Array:
+        return np.concatenate([self.rows[t.name][a : a + n].reshape(-1).view(np.uint8) for t, a, n in spans])
+
+    def write_rows(self, spans: Sequence[RowSpan], pieces: Sequence[Array]) -> None:
+        for (tensor, start, n), data in zip(spans, pieces, strict=True):
+            self.rows[tensor.name][start : start + n] = data.copy().view(np.float32).reshape(n, -1)
+
+    def numbers(self, tokens: Sequence[int]) -> Array:
+        """One for each beginning of a sequence: exact in float32, and never 0."""
+        found, number = [], 1
+        for token in tokens:
+            number = (number * 31 + token + 1) % 65521
+            found.append(number + 1)
+        return np.array(found, np.float32)
+
+    def evaluate(self, parts: list[tuple[Handle, list[int]]]) -> None:
+        """A batch that goes on with sequences; every row that its tokens may see is looked at."""
+        spans = [Span(handle, handle.used, len(tokens)) for handle, tokens in parts]
+        placed = self.memory.place(spans)
+        i = 0
+        for handle, tokens in parts:
+            known = self.said[handle][: handle.used]
+            numbers = self.numbers([*known, *tokens])
+            for position in range(handle.used, handle.used + len(tokens)):
+                assert placed.positions[i] == position
+                for layer in range(len(self.memory)):
+                    self.look(layer, placed.rows[self.memory[layer].number], i, position, numbers)
+                i += 1
+            handle.used += len(tokens)
+            self.said[handle] = known + tokens
+
+    def look(self, layer: int, rows: Any, i: int, position: int, numbers: Array) -> None:
+        kept = self.memory[layer]
+        written, first, last = int(rows.written[i]), int(rows.first[i]), int(rows.last[i])
+        for tensor in kept.tensors:
+            data = self.rows[tensor.name]
+            if isinstance(kept.part, States):
+                assert (data[first] == (numbers[position - 1] if position else 0)).all()
+                data[written] = numbers[position]
+                continue
+            data[written] = numbers[position]
+            begin = max(first, written - kept.window + 1) if kept.window else first
+            assert last == written and begin >= 0 and first % BLOCK == 0, "blocks of attention begin where rows do"
+            assert written - begin == min(position, kept.window - 1 if kept.window else position)
+            assert (data[begin : written + 1] == numbers[position - written + begin : position + 1][:, None]).all()
+
+
+ACTIONS = st.tuples(st.integers(0, 6), st.integers(0, 1000), st.integers(0, 1000))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40)
+@given(history=st.lists(ACTIONS, max_size=40))
+def test_any_history(kind: str, history: list[tuple[int, int, int]]) -> None:
+    record = Recorded(KINDS[kind])
+    memory, said = record.memory, record.said
+    for number, (action, a, b) in enumerate(history):
+        handles = [*said]
+        if action == 0 or not handles:
+            handle = memory.allocate(1, 900)
+            assert (handle is not None) == (len(handles) < N_SEQUENCES or kind == "all")
+            if handle is not None:
+                said[handle] = []
+            continue
+        handle = handles[a % len(handles)]
+        match action:
+            case 1:
+                memory.free(handle)
+                del said[handle]
+            case 2 | 3:  # some tokens of it and of another one, the second of which may share what it says
+                parts = [(handle, [(number * 7 + i * b) % 50 for i in range(1 + b % MAX_BATCH)])]
+                parts += [(other, [b % 50]) for other in handles if other is not handle and action == 3]
+                parts = [(h, tokens) for h, tokens in parts if memory.grow(h, h.used + len(tokens))]
+                parts[0] = (parts[0][0], parts[0][1][: MAX_BATCH - len(parts) + 1])
+                record.evaluate(parts)
+                if b % 3 == 0:
+                    memory.mark(handle, max(1, handle.used - b % 20))
+            case 4:
+                n = b % (handle.used + 1)
+                reached = memory.reach(handle, n)
+                assert reached <= n and memory.reach(handle, reached) == reached
+                assert memory.rewind(handle, n) == (reached == n)
+                assert memory.rewind(handle, reached) and handle.used == reached
+            case 5:  # a beginning of another one
+                other = handles[b % len(handles)]
+                n = memory.reach(other, (a * b) % (other.used + 1))
+                known = handle.used
+                common = known <= n and said[handle][:known] == said[other][:known] and other is not handle
+                if common and memory.grow(handle, n + 1):
+                    assert memory.copy(other, handle, n) and handle.used == n
+                    said[handle] = said[other][:n]
+            case 6:  # written as it was read, in pieces, perhaps of a longer one
+                tails = memory.tails(handle)
+                assert handle.used in tails or not handle.used
+                if not tails or not handle.used:
+                    continue
+                tail = tails[b % len(tails)]
+                n = memory.tail_reach(tail, max(tail - a % 3, 0))
+                kept, cells = memory.read_tail(handle, tail), memory.read(handle, 0, tail)
+                assert kept.size == memory.tail_bytes(tail) and memory.sound_tail(kept, tail)
+                assert memory.sound(cells, tail) and n <= tail
+                memory.rewind(handle, 0)
+                if n:
+                    memory.write_tail(handle, tail, kept)
+                    memory.write(handle, n // 2, cells)
+                    memory.write(handle, n - n // 2, cells, skip=n // 2)
+                    said[handle] = said[handle][:n]
+    for handle in said:
+        if memory.grow(handle, handle.used + 1):
+            record.evaluate([(handle, [1])])
+
+
+def test_marks_are_points_to_go_back_to() -> None:
+    """The ends of the last prompts, however much is read behind them; older ones make room."""
+    assert SNAPSHOTS == 2
+    found = {"windows": [700, 450, 449, 299, 0], "states": [700, 450, 300, 0, 0], "hybrid": [700, 450, 300, 0, 0]}
+    for kind, points in found.items():
+        record = Recorded(KINDS[kind])
+        handle = record.memory.allocate(2000)
+        assert handle is not None
+        record.said[handle] = []
+        for mark in (100, 300, 450):
+            record.memory.mark(handle, mark)
+        while handle.used < 500:
+            record.evaluate([(handle, [handle.used % 50] * MAX_BATCH)])
+        for _ in range(200):
+            record.evaluate([(handle, [3])])
+        assert [record.memory.reach(handle, n) for n in (700, 460, 449, 299, 99)] == points
+
+
+def test_states_are_kept_now_and_then_without_a_mark() -> None:
+    record = Recorded(KINDS["states"])
+    handle = record.memory.allocate(2000)
+    assert handle is not None
+    record.said[handle] = []
+    while handle.used < 1100:
+        record.evaluate([(handle, [handle.used % 50] * MAX_BATCH)])
+    assert record.memory.reach(handle, 1050) == 1024 and record.memory.reach(handle, 1023) == 0
+
+
+def test_a_window_that_would_not_save_anything_is_part_of_all() -> None:
+    for n_sequences, windowed in ((1, True), (10, True), (11, False)):
+        memory = Memory([KeysValues(1, 1, WINDOW)], 4096, n_sequences=n_sequences, max_batch=MAX_BATCH, slack=20)
+        rows = memory[0].part.n_rows
+        assert memory.has_tails == windowed and (rows < 4096) == windowed
+    assert not Memory([KeysValues(1, 1, WINDOW)], 1 << 20, whole=True).has_tails
+
+
+def test_bytes() -> None:
+    f16 = TensorType.F16
+    memory = Memory([KeysValues(64, 32), Latent(48), State((10, 20))], 1000, n_sequences=5, type_v=TensorType.Q8_0)
+    assert memory.n_cells == 1024 and memory.types == (f16, TensorType.Q8_0)
+    assert [memory.layer_bytes(i) for i in range(3)] == [1024 * (128 + 34), 1024 * 96, 5 * 4 * 4 * 30]
+    assert [memory.read_bytes(i, 100) for i in range(3)] == [100 * (128 + 34), 100 * 96, 4 * 30]
+    assert memory.token_bytes == 128 + 34 + 96 and memory.tail_bytes(9) == 4 * 30 and memory.tail_bytes(0) == 0
+
+
+def test_what_cannot_be() -> None:
+    record = Recorded(KINDS["hybrid"])
+    handle = record.memory.allocate(10)
+    assert handle is not None
+    for span in (Span(handle, 1, 1), Span(handle, 0, 0), Span(handle, 0, 300)):
+        with pytest.raises(ValueError):
+            record.memory.place([span])
+    with pytest.raises(ValueError, match="tail of 5"):
+        record.memory.write_tail(handle, 5, np.zeros(3, np.uint8))
+    with pytest.raises(ValueError, match="3 tokens"):
+        record.memory.write(handle, 3, np.zeros(7, np.uint8))
+    for head_dim, type, message in ((40, TensorType.Q8_0, "whole blocks"), (32, TensorType.Q4_K, "known are")):
+        with pytest.raises(UnsupportedModel, match=message):
+            check_types(head_dim, [type])
