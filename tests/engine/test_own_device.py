@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
-from own_device import OwnBackend, OwnDevice
+from own_device import OwnBackend, OwnDevice, Place
 from tiny_models import make_llama
 
 from llamado.devices import registry
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.device import DeviceError
+from llamado.devices.device import Device, DeviceError, DeviceLost
 from llamado.devices.split.placement import SplitOptions
 from llamado.engine.forward.contract import ForwardError
 from llamado.engine.forward.runner import ModelRunner
@@ -78,8 +80,40 @@ def at_once(llama: LoadedModel, prompts: Sequence[str] = PROMPTS) -> list[list[i
     return [found[prompt] for prompt in prompts]
 
 
-def test_it_shares_nothing_with_ours() -> None:
-    assert OwnDevice.__bases__ == (object,) and not {CpuDevice, RemoteDevice} & {*OwnDevice.__mro__}
+def members(kind: type) -> dict[str, tuple[str, ...]]:
+    """What a class offers, and the parameters of its methods."""
+    names = {*vars(kind), *getattr(kind, "__annotations__", {})}
+    return {
+        name: tuple(inspect.signature(found).parameters) if inspect.isfunction(found) else ()
+        for name in names
+        if not name.startswith("_")
+        for found in [inspect.getattr_static(kind, name, None)]
+    }
+
+
+def test_all_of_the_contract() -> None:
+    """The test's own device has every member of it with the same parameters, as ours have, and no base but object."""
+    assert OwnDevice.__bases__ == (object,)
+    contract = members(Device)
+    assert len(contract) > 20
+    ours = CpuDevice(1)
+    for kind, made in ((OwnDevice, OwnDevice("x")), (CpuDevice, ours), (RemoteDevice, None)):
+        offered = members(kind)
+        for name, parameters in contract.items():
+            if parameters:
+                assert offered[name] == parameters, f"{kind.__name__}.{name}"
+            else:
+                assert made is None or hasattr(made, name), f"{kind.__name__} has no {name}"
+    ours.close()
+
+
+def test_all_back_ends_are_back_ends() -> None:
+    for path in (registry._HERE | registry._ELSEWHERE).values():
+        module, _, name = path.partition(":")
+        offered = members(getattr(import_module(module), name))
+        for member, parameters in members(registry.Backend).items():
+            assert offered[member] == parameters, f"{path}.{member}"
+    assert members(OwnBackend).items() >= members(registry.Backend).items()
 
 
 def test_a_device_of_this_machine(path: Path, made: list[OwnDevice], right: list[list[int]]) -> None:
@@ -166,3 +200,7 @@ def test_ours_are_made_by_name() -> None:
     workers = registry.backend("rpc", ("127.0.0.1:1",))
     (gone,) = workers.connect(0.2)
     assert isinstance(gone, registry.Unreachable) and gone.where == "127.0.0.1:1" and workers.weight_types() is None
+    with pytest.raises(DeviceLost, match="on none of the workers"):
+        workers.reconnect(OwnDevice("RPC0[a:1]", Place("a")))
+    with pytest.raises(DeviceLost, match="of this process"):
+        registry.backend("cpu").reconnect(OwnDevice("CPU"))
