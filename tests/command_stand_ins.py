@@ -259,13 +259,13 @@ class Commands:
         self._patch.setattr("llamado.text.grammar.compiler.GrammarCompiler", Grammars)
         self._patch.setattr(load, "serve_llama", serve_llama)
         self._patch.setattr(loaded_model, "load_embedder", load_embedder)
-        real_embeddings = load.Embeddings
+        real_embeddings = load.ServedEmbeddings
 
         def embeddings(**given: Any) -> Any:
             note("embeddings", normalize=given["normalize"], reranks=given["reranks"])
             return real_embeddings(**given)
 
-        self._patch.setattr(load, "Embeddings", embeddings)
+        self._patch.setattr(load, "ServedEmbeddings", embeddings)
         self._patch.setattr(run, "ServerState", make_state)
         self._patch.setattr(run, "ConnectionLimits", gate)
         self._patch.setattr(run, "Sleep", Sleep)

@@ -14,7 +14,7 @@ from llamado.models import Model
 from llamado.models.forward import Pass
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
-from llamado.models.memory import KeysValues, LayerMemory, State
+from llamado.models.memory import KeysValues, LayerMemory, RecurrentState
 from llamado.models.memory import Latent as LatentRow
 from llamado.models.weights import Weights
 
@@ -103,7 +103,7 @@ class HybridModel(_Tiny):
     widths = N_HEAD * HEAD, N_HEAD * HEAD, N_HEAD * HEAD, N_HEAD * HEAD
 
     def remembers(self, layer: int) -> LayerMemory:
-        return KeysValues(N_HEAD * HEAD, N_HEAD * HEAD) if layer % 2 else State((N_HEAD * HEAD,))
+        return KeysValues(N_HEAD * HEAD, N_HEAD * HEAD) if layer % 2 else RecurrentState((N_HEAD * HEAD,))
 
     def _mix(self, step: Pass, layer: int, h: Tensor) -> Tensor | None:
         w, n = self._layers[layer], step.shape.n_tokens

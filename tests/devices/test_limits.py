@@ -124,7 +124,7 @@ def test_cores_are_those_this_process_may_run_on(tmp_path: Path, monkeypatch: py
 
 def test_a_device_has_the_cores_and_memory_of_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(limits, "cores", lambda: 3)
-    monkeypatch.setattr(limits, "memory", lambda: limits.Memory(5, 7, 9))
+    monkeypatch.setattr(limits, "memory", lambda: limits.MachineMemory(5, 7, 9))
     device = CpuDevice(jit=Jit())
     try:
         assert device.n_threads == device.team.n == 3

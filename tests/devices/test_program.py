@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamado.devices.cpu.compile.program import Operation, Place, Span, Temporary, link, plan
+from llamado.devices.cpu.compile.program import ByteSpan, Operation, Place, Temporary, link, plan
 from llamado.devices.cpu.jit import Kernel, Loaded, Shelf
 
 ARENA = 1 << 20
@@ -29,16 +29,16 @@ def programs(draw: st.DrawFn) -> list[Operation]:
     operations = []
     for _ in range(draw(st.integers(1, 16))):
 
-        def spans() -> list[Span]:
+        def spans() -> list[ByteSpan]:
             found = []
             for _ in range(draw(st.integers(0, 3))):
                 if draw(st.booleans()):
                     temporary = draw(st.sampled_from(temporaries))
                     offset = draw(st.integers(0, temporary.size))
                     size = draw(st.integers(0, temporary.size - offset))
-                    found.append(Span(Place(temporary, offset), size))
+                    found.append(ByteSpan(Place(temporary, offset), size))
                 else:
-                    found.append(Span(Place(None, draw(st.integers(0, 300))), draw(st.integers(0, 100))))
+                    found.append(ByteSpan(Place(None, draw(st.integers(0, 300))), draw(st.integers(0, 100))))
             return found
 
         reads, writes = spans(), spans()
@@ -102,7 +102,7 @@ def test_a_barrier_stands_between_operations_that_conflict_and_nowhere_else(oper
 def test_fields_are_packed_by_name_and_places_become_addresses() -> None:
     kernel = Kernel("k", ("a", "b", "c"), lambda *_: None)
     temporary = Temporary(100)
-    spans = [Span(Place(temporary, 0), 100)]
+    spans = [ByteSpan(Place(temporary, 0), 100)]
     operation = Operation(kernel, {}, {"c": 1.5, "a": Place(temporary, 8), "b": -7}, [], spans, label="one")
     program = link([operation], FakeJit(), ARENA, plan([operation]), 64)  # type: ignore[arg-type]
     assert program.fields.tolist() == [ARENA + temporary.offset + 8, -7, 0x3FC00000]

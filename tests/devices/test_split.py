@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from tiny_models import make_gemma3, make_llama
 
-from llamado.devices.split.partition import Part, split
+from llamado.devices.split.partition import GraphPart, split
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile
 from llamado.models import BatchShape, load_model
 
 
-def cut(path: Path, home: Callable[[str, Tensor], int | None], shape: BatchShape) -> list[Part]:
+def cut(path: Path, home: Callable[[str, Tensor], int | None], shape: BatchShape) -> list[GraphPart]:
     model = load_model(GGUFFile.open(path))
     kv = model.memory(512)
     known = {*model.weights.values(), *kv.tensors}

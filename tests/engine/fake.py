@@ -22,7 +22,7 @@ from llamado.engine.forward.contract import CellKind, Cells, Scales
 from llamado.engine.request import Away, Done, EngineSnapshot, Event, Failed, Progress, Request, Result, Token
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
-from llamado.models.memory import Latent, LayerMemory, Memory, Placed, RowSpan, Span, State
+from llamado.models.memory import Latent, LayerMemory, Memory, Placed, RecurrentState, RowSpan, Span
 from llamado.models.memory.parts import SPARE, States
 
 U64 = np.uint64
@@ -45,7 +45,7 @@ class FakeMemory(Memory):
         return data.size == self.tail_bytes(n)
 
 
-ALL, STATE = Latent(2), State((2,))
+ALL, STATE = Latent(2), RecurrentState((2,))
 """What a layer may remember: 8 bytes of each token, or of a sequence; a window of them is `KeysValues(1, 1, n)`."""
 
 

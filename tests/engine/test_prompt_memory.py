@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tiny_models import make_llama
 
-from llamado.devices.limits import Memory
+from llamado.devices.limits import MachineMemory
 from llamado.engine import loaded_model
 from llamado.engine.forward.fitting import prompt_memory
 from llamado.engine.loaded_model import LoadedModel
@@ -37,7 +37,7 @@ def test_a_container_has_its_own_limit(tmp_path: Path, monkeypatch: pytest.Monke
         raise Stop
 
     monkeypatch.setattr(loaded_model, "Engine", remember)
-    monkeypatch.setattr(loaded_model, "memory", lambda: Memory(GIB, 2 * GIB, 64 * GIB))
+    monkeypatch.setattr(loaded_model, "memory", lambda: MachineMemory(GIB, 2 * GIB, 64 * GIB))
     with pytest.raises(Stop):
         LoadedModel.load(path, EngineOptions(n_ctx=64, n_threads=1, cache_ram=8192))
     assert given == [1024]

@@ -1150,7 +1150,7 @@ def test_open_to_others_warns(
 def test_more_memory_to_lend_than_there_is(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr("llamado.rpc.worker.server.Worker.serve", lambda worker: worker._end())
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(limits, "memory", lambda: limits.Memory(1 << 30, 2_000_000_000, 9 << 30))
+    monkeypatch.setattr(limits, "memory", lambda: limits.MachineMemory(1 << 30, 2_000_000_000, 9 << 30))
     for mem, warns in ((3_000_000_000, True), (2_000_000_000, False), (None, False)):
         caplog.clear()
         with caplog.at_level(logging.INFO, "llamado.rpc.worker.server"):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 _ROOT = Path("/")
 
 
-class Memory(NamedTuple):
+class MachineMemory(NamedTuple):
     """Bytes: `free` now, `total` that this process may ever have, and `physical`, the machine's RAM.
 
     `total` is less than `physical` where a control group limits it.
@@ -25,7 +25,7 @@ class Memory(NamedTuple):
     physical: int
 
 
-def memory(root: Path = _ROOT) -> Memory:
+def memory(root: Path = _ROOT) -> MachineMemory:
     """The memory this process may use; `root`: where `proc` and `sys` are."""
     page = os.sysconf("SC_PAGE_SIZE")
     physical = page * os.sysconf("SC_PHYS_PAGES")
@@ -40,7 +40,7 @@ def memory(root: Path = _ROOT) -> Memory:
         if limit < physical:  # a limit beyond it is how "none" is written
             total = min(total, limit)
             free = min(free, max(0, limit - used))
-    return Memory(min(free, total), total, physical)
+    return MachineMemory(min(free, total), total, physical)
 
 
 def cores(root: Path = _ROOT) -> int:

@@ -21,7 +21,7 @@ from llamado.installation import python_command
 from llamado.router import watchdog
 from llamado.router.catalogue import RoutedModel
 from llamado.router.log_tail import MODELS
-from llamado.router.upstream import Address, Pool, UpstreamLost, get
+from llamado.router.upstream import Pool, UpstreamAddress, UpstreamLost, get
 
 log = logging.getLogger("llamado.router")
 
@@ -126,7 +126,7 @@ class Child:
         launch = model.launch
         self._socket = folder / f"{number}.sock" if not launch.url else None
         self.args = [*launch.args, *(["--host", str(self._socket)] if self._socket else [])]
-        self.pool = Pool(Address(path=str(self._socket)) if self._socket else Address.parse(launch.url))
+        self.pool = Pool(UpstreamAddress(path=str(self._socket)) if self._socket else UpstreamAddress.parse(launch.url))
         self._watch = watch
         self._mark = f"{watch.cookie}-{number}"
         self._ended = ended

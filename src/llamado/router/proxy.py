@@ -16,7 +16,7 @@ from llamado.http.answer import Receive, Scope, Send
 from llamado.http.errors import ApiError
 from llamado.router.child import CRASHES, Child
 from llamado.router.fleet import Fleet, Instance, Lease
-from llamado.router.upstream import Address, Headers, UpstreamConnection, UpstreamLost, UpstreamRefused
+from llamado.router.upstream import Headers, UpstreamAddress, UpstreamConnection, UpstreamLost, UpstreamRefused
 
 log = logging.getLogger("llamado.router")
 
@@ -51,7 +51,9 @@ def _named(headers: Headers) -> frozenset[bytes]:
     return frozenset(word.strip().lower() for value in named for word in value.split(b",")) if named else frozenset()
 
 
-def request_head(scope: Scope, address: Address, path: bytes, query: bytes, length: int, *, keys: bool) -> bytes:
+def request_head(
+    scope: Scope, address: UpstreamAddress, path: bytes, query: bytes, length: int, *, keys: bool
+) -> bytes:
     """The request's head as the process gets it. `keys`: whether the client's key is passed on."""
     headers: Headers = scope["headers"]
     dropped = _REQUEST | _named(headers) | _FORWARDED | (frozenset() if keys else _KEYS)

@@ -33,7 +33,7 @@ class UpstreamRefused(UpstreamLost):
 
 
 @dataclass(frozen=True)
-class Address:
+class UpstreamAddress:
     """Where a process listens: a Unix socket's path, or host and port."""
 
     path: str = ""
@@ -44,7 +44,7 @@ class Address:
     """Before every path."""
 
     @classmethod
-    def parse(cls, url: str) -> Address:
+    def parse(cls, url: str) -> UpstreamAddress:
         """Of `http://host:port/base`."""
         parts = urlsplit(url)
         tls = parts.scheme == "https"
@@ -241,7 +241,7 @@ class UpstreamConnection(asyncio.Protocol):
 class Pool:
     """Connections to one process."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: UpstreamAddress) -> None:
         self.address = address
         self._idle: list[UpstreamConnection] = []
         self._all: set[UpstreamConnection] = set()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from llamado.engine.embedding.load import pair
 from llamado.engine.options import EngineOptions, as_share
 from llamado.http.logs import EVERYTHING
-from llamado.server.loaded_model import AdapterInfo, Embeddings, Grammars, ModelInfo, Served
+from llamado.server.loaded_model import AdapterInfo, Grammars, ModelInfo, Served, ServedEmbeddings
 from llamado.server.ops.banner import layer_devices
 from llamado.server.settings import Settings
 
@@ -86,9 +86,9 @@ def _grammars(settings: Settings, llama: LoadedModel, report: Callable[[float, s
     return grammars
 
 
-def _embeddings(options: EngineOptions, llama: LoadedModel, embedder: Embedder) -> Embeddings:
+def _embeddings(options: EngineOptions, llama: LoadedModel, embedder: Embedder) -> ServedEmbeddings:
     template = llama.file.metadata.str_(_RERANK_TEMPLATE, "")
-    return Embeddings(
+    return ServedEmbeddings(
         embedder=embedder,
         pooling=embedder.pooling,
         normalize=options.embd_normalize,

@@ -36,7 +36,7 @@ class ServedEmbedder(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Embeddings:
+class ServedEmbeddings:
     """How a server embeds and ranks."""
 
     embedder: ServedEmbedder
@@ -131,7 +131,7 @@ class Served:
     """The most characters of text that one token stands for; 0: nobody knows."""
     n_batch: int = 2048
     """Tokens of a logical batch; what `/infill` cuts its context to."""
-    embeddings: Embeddings | None = None
+    embeddings: ServedEmbeddings | None = None
     """None: the server was not started for embeddings."""
     close: Callable[[float], None] = lambda timeout: None
     """Ends the engine; the argument is the most seconds it may take."""

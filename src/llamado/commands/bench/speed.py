@@ -125,7 +125,7 @@ def feed_one_by_one(forward: Forward, tokens: NDArray[np.int32]) -> None:
     forward.memory.free(handle)
 
 
-class OperationTime(NamedTuple):
+class ProfileRow(NamedTuple):
     """Seconds that operations of one kind take in a forward pass, and that threads wait before them for each other."""
 
     operation: str
@@ -134,17 +134,17 @@ class OperationTime(NamedTuple):
     wait: float
 
 
-def _profile(llama: LoadedModel, n: int, start: int) -> list[OperationTime]:
+def _profile(llama: LoadedModel, n: int, start: int) -> list[ProfileRow]:
     """Where the time of a forward pass goes: operations of all layers taken together, the longest first."""
     from llamado.engine.forward.runner import ModelRunner
 
     assert isinstance(llama.forward, ModelRunner)
     n = min(n, llama.forward.max_batch)
-    parts: dict[str, OperationTime] = {}
+    parts: dict[str, ProfileRow] = {}
     for time_ in llama.forward.profile(n, start):
         name = re.sub(r"\b[a-z]+\.\d+\.", "", time_.label)  # without the layer's number
-        before = parts.get(name, OperationTime(name, 0, 0.0, 0.0))
-        parts[name] = OperationTime(name, before.n + 1, before.work + time_.work, before.wait + time_.wait)
+        before = parts.get(name, ProfileRow(name, 0, 0.0, 0.0))
+        parts[name] = ProfileRow(name, before.n + 1, before.work + time_.work, before.wait + time_.wait)
     return sorted(parts.values(), key=lambda part: part.work + part.wait, reverse=True)
 
 

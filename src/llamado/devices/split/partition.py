@@ -17,7 +17,7 @@ from llamado.ggml.tensor import Tensor, contiguous_strides
 
 
 @dataclass(eq=False)
-class Part:
+class GraphPart:
     """Operations that one device runs in one go, on tensors of its own.
 
     `graph.inputs` are the inputs of the whole graph that this part uses; `takes` leafs to be filled with what earlier
@@ -38,7 +38,7 @@ Own = Callable[[Tensor, int], Tensor]
 """The tensor that is a weight or cache on its device."""
 
 
-def split(graph: Graph, home: Home, own: Own, first: int) -> list[Part]:
+def split(graph: Graph, home: Home, own: Own, first: int) -> list[GraphPart]:
     """The parts of a graph in the order in which they run. `first` runs what comes before any weight."""
     nodes = [node for node in graph.nodes if not node.is_noop]
     places = _places(nodes, home, first)
@@ -108,7 +108,7 @@ class _Partitioner:
     """Copies operations into parts, each with tensors of its own."""
 
     def __init__(self, graph: Graph, nodes: list[Tensor], places: list[int], own: Own) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[GraphPart] = []
         self._own = own
         self._inputs = {tensor: name for name, tensor in graph.inputs.items()}
         self._made: dict[Tensor, tuple[int, Tensor]] = {}  # operation → part it is in, and its copy there
@@ -117,7 +117,7 @@ class _Partitioner:
         outputs = {_data(tensor): name for name, tensor in graph.outputs.items()}
         for node, device in zip(nodes, places, strict=True):
             if not self.parts or self.parts[-1].device != device:
-                self.parts.append(Part(device))
+                self.parts.append(GraphPart(device))
                 self._here = {}
             copy = self._copy(node)
             self._made[node] = len(self.parts) - 1, copy

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from llamado.devices.device import Bytes, Device, DeviceError
-from llamado.devices.split.partition import Part, split
+from llamado.devices.split.partition import GraphPart, split
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile
@@ -36,7 +36,7 @@ Own = dict[tuple[str, int], Tensor]
 class CutGraph(NamedTuple):
     """A graph in parts, each for one device, and what fills its inputs."""
 
-    parts: list[Part]
+    parts: list[GraphPart]
     feeds: Sequence[Input]
 
 
@@ -80,17 +80,17 @@ class DeviceTensors:
         """The graph for a shape, in parts, on the tensors that are here."""
         graph = self._model.build(shape, self._memory)
         if self.placement is None:
-            return CutGraph([Part(0, graph)], graph.feeds)
+            return CutGraph([GraphPart(0, graph)], graph.feeds)
         return CutGraph(self._divide(graph, self.placement, self._own), graph.feeds)
 
-    def bind(self, parts: Sequence[Part]) -> None:
+    def bind(self, parts: Sequence[GraphPart]) -> None:
         """Gives what parts take and give its fixed places."""
         for part in parts:
             for name, tensor in _fixed(part):
                 place = self._fixed[name, part.device]
                 tensor.buffer, tensor.offset = place.buffer, place.offset
 
-    def _divide(self, graph: ForwardGraph, placement: Placement, own: Own) -> list[Part]:
+    def _divide(self, graph: ForwardGraph, placement: Placement, own: Own) -> list[GraphPart]:
         """A graph in parts; weights and caches that a part is the first to need are added to `own`."""
         return split(graph, partial(self._home, placement), partial(_owned, own), 0)
 
@@ -103,7 +103,7 @@ class DeviceTensors:
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
-    def settle(self, shapes: Sequence[BatchShape], progress: Progress | None = None) -> list[Part]:
+    def settle(self, shapes: Sequence[BatchShape], progress: Progress | None = None) -> list[GraphPart]:
         """Gives memory to all that graphs of these shapes need, and weights their bytes, where that was not done yet;
         the parts of the first shape.
 
@@ -132,7 +132,7 @@ class DeviceTensors:
         self._load(weights, progress)
         return cuts[0].parts
 
-    def _check(self, parts: Iterable[Part]) -> None:
+    def _check(self, parts: Iterable[GraphPart]) -> None:
         """Raises DeviceError where a device says that it cannot do what it would get, before it gets anything."""
         nodes = [(part.device, node) for part in parts for node in part.graph.nodes if not node.is_noop]
         for number, op, type in sorted({(device, node.op, _source(node).type) for device, node in nodes}):
@@ -140,7 +140,7 @@ class DeviceTensors:
             if not device.supports(op, type):
                 raise DeviceError(f"{device.name} cannot run this model: it has no {op.name} for {type.name}")
 
-    def _new_places(self, parts: Iterable[Part]) -> dict[int, Own]:
+    def _new_places(self, parts: Iterable[GraphPart]) -> dict[int, Own]:
         """For each device, places for what parts take and give that have none yet, or too small a one."""
         fixed: dict[int, Own] = {device: {} for device in self.used}
         for part in parts:
@@ -230,6 +230,6 @@ def _source(node: Tensor) -> Tensor:
     return node.source(0) or node
 
 
-def _fixed(part: Part) -> Iterable[tuple[str, Tensor]]:
+def _fixed(part: GraphPart) -> Iterable[tuple[str, Tensor]]:
     """What a part is given and what it gives, by name."""
     return (*part.graph.inputs.items(), *part.takes.items(), *part.graph.outputs.items())

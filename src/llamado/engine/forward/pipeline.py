@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.device import Bytes, Device, DeviceLost
-from llamado.devices.split.partition import Part
+from llamado.devices.split.partition import GraphPart
 from llamado.engine.forward.contract import ForwardError
 
 _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -78,7 +78,7 @@ class _Job:
 
     __slots__ = ("future", "inputs", "n_outputs", "n_tokens", "parts", "values")
 
-    def __init__(self, parts: Sequence[Part], inputs: Mapping[str, Bytes], n_tokens: int, n_outputs: int) -> None:
+    def __init__(self, parts: Sequence[GraphPart], inputs: Mapping[str, Bytes], n_tokens: int, n_outputs: int) -> None:
         self.parts = parts
         self.inputs = inputs
         self.n_tokens = n_tokens
@@ -104,7 +104,7 @@ class Pipeline:
         self._queues: dict[int, queue.SimpleQueue[tuple[_Job, int] | threading.Event | None]] = {}
         self._closed = False
 
-    def set_up(self, parts: Sequence[Part], used: Sequence[int]) -> None:
+    def set_up(self, parts: Sequence[GraphPart], used: Sequence[int]) -> None:
         """From now on batches go through parts like these, on devices of these numbers."""
         self.depth = Depth(len({part.device for part in parts[1:]}) if len(parts) > 1 else 1)
         alone = len(parts) == 1 and self._devices[parts[0].device].local
@@ -115,7 +115,7 @@ class Pipeline:
                 threading.Thread(target=self._serve, args=work, name=f"llamado-part-{device}", daemon=True).start()
 
     def start(
-        self, parts: Sequence[Part], inputs: Mapping[str, Bytes], n_tokens: int, n_outputs: int
+        self, parts: Sequence[GraphPart], inputs: Mapping[str, Bytes], n_tokens: int, n_outputs: int
     ) -> Future[NDArray[np.float32]]:
         """Starts a batch of `n_tokens`, not counting those that fill it up; its first `n_outputs` rows are wanted.
 

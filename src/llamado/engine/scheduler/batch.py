@@ -34,7 +34,7 @@ class BatchShare(NamedTuple):
     """How often cells had been moved when it was started."""
 
 
-class Batch(NamedTuple):
+class ScheduledBatch(NamedTuple):
     """What `Forward.start` gets, and whose it is; the arrays are overwritten by the next one."""
 
     tokens: NDArray[np.int32]
@@ -173,7 +173,7 @@ class Planner:
 
     # -- filling -----------------------------------------------------------------------------------------------------
 
-    def fill(self, slots: list[Slot], counts: list[int]) -> Batch:
+    def fill(self, slots: list[Slot], counts: list[int]) -> ScheduledBatch:
         """The batch for what `plan` chose, with drafted tokens where there is room."""
         n = 0
         tokens = self._tokens
@@ -205,7 +205,7 @@ class Planner:
             if not task.generated:
                 n_prompt += count
         rows_out = np.array(outputs, np.int32)
-        return Batch(tokens[:n], spans, rows_out, slots[0].scales, shares, n_prompt)
+        return ScheduledBatch(tokens[:n], spans, rows_out, slots[0].scales, shares, n_prompt)
 
     def _draft(self, slot: Slot, room: int) -> list[int]:
         """Tokens that probably follow, as many as there is room for and as are worth their time."""
@@ -220,7 +220,7 @@ class Planner:
             return []
         return task.drafter.propose(slot.tokens, slot.length, most, self.cost.least_gain(self.n_generating))
 
-    def started(self, batch: Batch) -> None:
+    def started(self, batch: ScheduledBatch) -> None:
         """The forward pass has it: batches are worked on in order, so for whatever is planned next it is done."""
         self._n_launched += 1
         self._served[batch.scales] = self._n_launched

@@ -1,6 +1,6 @@
 """What a model remembers of the sequences it reads."""
 
-from llamado.models.memory.layers import KeysValues, Latent, LayerMemory, State
+from llamado.models.memory.layers import KeysValues, Latent, LayerMemory, RecurrentState
 from llamado.models.memory.memory import (
     KV_TYPES,
     Handle,
@@ -23,9 +23,9 @@ __all__ = [
     "LayerMemory",
     "Memory",
     "Placed",
+    "RecurrentState",
     "RowSpan",
     "Span",
-    "State",
     "Storage",
     "align",
     "check_types",

@@ -25,10 +25,10 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class RecurrentState:
     """Recurrence: rows of F32 of these lengths for each sequence, however long it is."""
 
     widths: tuple[int, ...]
 
 
-LayerMemory = KeysValues | Latent | State
+LayerMemory = KeysValues | Latent | RecurrentState

@@ -24,7 +24,7 @@ from llamado.server.generate.json_values import flag, text, type_name, whole
 from llamado.server.generate.prompts import tokenize_prompts
 from llamado.server.generate.streaming import watch
 from llamado.server.generate.threads import in_thread, off_loop, size_of
-from llamado.server.loaded_model import Embeddings, ServedTokenizer
+from llamado.server.loaded_model import ServedEmbeddings, ServedTokenizer
 from llamado.server.state import ServerState
 
 _FEW = 1 << 16
@@ -178,7 +178,7 @@ def _as_base64(body: Mapping[str, Any]) -> bool:
     return given == "base64"
 
 
-def _norm(body: Mapping[str, Any], embeddings: Embeddings) -> int:
+def _norm(body: Mapping[str, Any], embeddings: ServedEmbeddings) -> int:
     if "embd_normalize" not in body:
         return embeddings.normalize
     given = body["embd_normalize"]

@@ -13,14 +13,14 @@ from llamado.server.generate.chat_request import chat_prompt, read_chat
 from llamado.server.generate.completion_request import read_completion
 from llamado.server.generate.prompts import tokenize_chat
 from llamado.server.generate.request import GenerationRequest
-from llamado.server.generate.streaming import EndsReasoning, Format, Generation, Mailbox, begin
+from llamado.server.generate.streaming import AnswerFormat, EndsReasoning, Generation, Mailbox, begin
 from llamado.server.generate.submission import engine_requests
 from llamado.server.generate.threads import off_loop, off_loop_chat, size_of
 from llamado.server.loaded_model import Served
 from llamado.server.state import ServerState
 from llamado.server.switches import Switches
 
-MakeFormat = Callable[[GenerationRequest], Format]
+MakeFormat = Callable[[GenerationRequest], AnswerFormat]
 
 
 class Generator:

@@ -270,7 +270,7 @@ def _nothing(request: Request) -> Result:
     )
 
 
-class Format(Protocol):
+class AnswerFormat(Protocol):
     """How one API writes a stream's parts; each method returns whole SSE messages, b"" for none."""
 
     def token(self, index: int, event: Token) -> bytes: ...
@@ -304,7 +304,7 @@ async def watch(receive: Receive, hang_up: Callable[[], None]) -> None:
 class EventStream(Response):
     """A response that writes a generation's events as they come, and cancels it when the client goes away."""
 
-    def __init__(self, generation: Generation, format: Format, *, ping_interval: int = 30) -> None:
+    def __init__(self, generation: Generation, format: AnswerFormat, *, ping_interval: int = 30) -> None:
         super().__init__(media_type="text/event-stream", headers={"x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._generation = generation
@@ -417,7 +417,7 @@ class _Ping:
 class Answer(Response):
     """A response made of all results at once; the client's going away cancels the generation."""
 
-    def __init__(self, generation: Generation, format: Format) -> None:
+    def __init__(self, generation: Generation, format: AnswerFormat) -> None:
         super().__init__(media_type="application/json")
         self._generation = generation
         self._format = format
@@ -446,7 +446,7 @@ def begin(
     mailbox: Mailbox,
     engine: ServedEngine,
     requests: Sequence[Request],
-    format: Format,
+    format: AnswerFormat,
     *,
     stream: bool,
     ping_interval: int,

@@ -7,7 +7,7 @@ import struct
 from llamado.devices.cpu.compile import copies
 from llamado.devices.cpu.compile.copies import made, straight
 from llamado.devices.cpu.compile.emitter import Emitter, Fields, nothing
-from llamado.devices.cpu.compile.program import Place, Span, Temporary
+from llamado.devices.cpu.compile.program import ByteSpan, Place, Temporary
 from llamado.devices.cpu.kernels import attention
 from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.device import DeviceError
@@ -53,7 +53,7 @@ def attend(out: Emitter, node: Tensor) -> None:
     }  # fmt: skip
     reads = [out.span(t) for t in (q, k, v, mask) if t is not None]
     if ranges is not None:
-        reads.append(Span(Place(ranges, 0), ranges.size))
+        reads.append(ByteSpan(Place(ranges, 0), ranges.size))
     out.emit(attention.flash_attention, parameters, fields, reads, [out.span(node)], "attention")
 
 
@@ -98,6 +98,6 @@ def _ranges(out: Emitter, mask: Tensor) -> Temporary:
         fields: Fields = {
             "mask": out.place(mask), "nb1": mask.nb[1], "n_kv": mask.ne[0], "n_rows": n_rows, "ranges": Place(ranges, 0)
         }  # fmt: skip
-        out.emit(attention.mask_ranges, {}, fields, [out.span(mask)], [Span(Place(ranges, 0), ranges.size)])
+        out.emit(attention.mask_ranges, {}, fields, [out.span(mask)], [ByteSpan(Place(ranges, 0), ranges.size)])
         out.made[key] = ranges
     return out.made[key]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from llamado.devices.cpu.compile.emitter import Emitter, Fields
-from llamado.devices.cpu.compile.program import Place, Span
+from llamado.devices.cpu.compile.program import ByteSpan, Place
 from llamado.devices.cpu.kernels import rows
 from llamado.devices.device import DeviceError
 from llamado.ggml.tensor import Tensor
@@ -19,8 +19,8 @@ class Chain:
     value: Tensor  # what the row is now
     stages: list[rows.Stage] = field(default_factory=list)
     fields: Fields = field(default_factory=dict)
-    reads: list[Span] = field(default_factory=list)
-    writes: list[Span] = field(default_factory=list)
+    reads: list[ByteSpan] = field(default_factory=list)
+    writes: list[ByteSpan] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
 
     def add(self, stage: rows.Stage, name: str, **fields: int | float | Place) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from llamado.devices.cpu.compile.chains import Chain
 from llamado.devices.cpu.compile.emitter import Emitter
-from llamado.devices.cpu.compile.program import Place, Span, Temporary
+from llamado.devices.cpu.compile.program import ByteSpan, Place, Temporary
 from llamado.devices.cpu.kernels.activations import quantized_bytes
 from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.cpu.kernels.formats.format import Blocks
@@ -45,7 +45,7 @@ def quantize(chain: Chain, x: Tensor, block: int) -> None:
     target = Temporary(quantized_bytes(block, x.ne[0], columns, out.lowering.columns))
     out.made[_key(out, x, block)] = target
     chain.add(("quantize", block), "quantize", x=Place(target, 0), columns=columns)
-    chain.writes.append(Span(Place(target, 0), target.size))
+    chain.writes.append(ByteSpan(Place(target, 0), target.size))
 
 
 def activations(out: Emitter, x: Tensor, block: int) -> Temporary:

@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from llamado.devices.cpu.compile import checks
-from llamado.devices.cpu.compile.program import Operation, Place, Span, Temporary
+from llamado.devices.cpu.compile.program import ByteSpan, Operation, Place, Temporary
 from llamado.devices.cpu.jit import Kernel
 from llamado.devices.cpu.lowering import Lowering
 from llamado.devices.cpu.memory import CpuBuffer
@@ -66,9 +66,9 @@ class Emitter:
             temporary = self.places[root] = Temporary(whole, keep=root in self.outputs)
         return Place(temporary, inside + offset)
 
-    def span(self, tensor: Tensor) -> Span:
+    def span(self, tensor: Tensor) -> ByteSpan:
         """The bytes of a tensor."""
-        return Span(self.place(tensor), checks.extent(tensor))
+        return ByteSpan(self.place(tensor), checks.extent(tensor))
 
     def constant(self, values: NDArray[Any]) -> Place:
         """Numbers that are there before the graph runs."""
@@ -88,7 +88,7 @@ class Emitter:
 
     # --- operations ------------------------------------------------------------------------------------------------
     def emit(
-        self, kernel: Kernel, parameters: dict[str, Any], fields: Fields, reads: list[Span], writes: list[Span],
+        self, kernel: Kernel, parameters: dict[str, Any], fields: Fields, reads: list[ByteSpan], writes: list[ByteSpan],
         label: str = "",
     ) -> None:  # fmt: skip
         """Appends an operation."""

@@ -23,7 +23,7 @@ _FAR = 256
 
 
 @dataclass(frozen=True)
-class Access:
+class MemoryAccess:
     """Memory an operation touches: bytes `start` to `stop` of a tensor without a place yet (`base`), or absolute ones.
 
     `layout` says where each row lies, None where that is not known: the same for two accesses means that row i of one
@@ -36,7 +36,7 @@ class Access:
     write: bool
     layout: tuple[int, ...] | None = None
 
-    def meets(self, other: Access) -> bool:
+    def meets(self, other: MemoryAccess) -> bool:
         """Whether one of the two writes what the other touches."""
         return (
             (self.write or other.write)
@@ -53,7 +53,7 @@ class Fusion:
         """`numbers`: places of nodes in the graph."""
         self._out, self._nodes, self._numbers = out, nodes, numbers
         self._at = numbers.get(first, 0)
-        self._touched: list[Access] = []
+        self._touched: list[MemoryAccess] = []
 
     def joined(self, node: Tensor) -> None:
         """The chain does this one, too."""
@@ -123,7 +123,7 @@ def _takes_over(reader: Tensor, node: Tensor) -> bool:
     return reader.src[0] is node
 
 
-def _access(tensor: Tensor, *, write: bool = False, like: Tensor | None = None) -> Access:
+def _access(tensor: Tensor, *, write: bool = False, like: Tensor | None = None) -> MemoryAccess:
     root, start = tensor.root()
     base: Tensor | None = root
     if isinstance(root.buffer, CpuBuffer):
@@ -132,10 +132,10 @@ def _access(tensor: Tensor, *, write: bool = False, like: Tensor | None = None) 
     if like is not None:
         steps = strides(tensor, like).values()
         layout = (start, tensor.ne[0], *(s if n > 1 else 0 for s, n in zip(steps, like.ne[1:], strict=True)))
-    return Access(base, start, start + checks.extent(tensor), write, layout)
+    return MemoryAccess(base, start, start + checks.extent(tensor), write, layout)
 
 
-def _accesses(node: Tensor) -> list[Access]:
+def _accesses(node: Tensor) -> list[MemoryAccess]:
     """What a row operation touches, row by row where the chain's rows are meant."""
     chosen = (Op.SET_ROWS, Op.GET_ROWS)
     found = [_access(node, write=True, like=None if node.op is Op.SET_ROWS else node)]
@@ -147,6 +147,6 @@ def _accesses(node: Tensor) -> list[Access]:
     return found
 
 
-def _all_accesses(node: Tensor) -> list[Access]:
+def _all_accesses(node: Tensor) -> list[MemoryAccess]:
     """What any operation touches."""
     return [_access(node, write=True), *(_access(s) for s in node.src if s is not None)]

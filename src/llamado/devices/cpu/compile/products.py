@@ -7,7 +7,7 @@ from typing import Any
 from llamado.devices.cpu.compile import columns, copies
 from llamado.devices.cpu.compile.copies import made, straight
 from llamado.devices.cpu.compile.emitter import Emitter, Fields
-from llamado.devices.cpu.compile.program import Place, Span
+from llamado.devices.cpu.compile.program import ByteSpan, Place
 from llamado.devices.cpu.kernels import floats, matmul
 from llamado.devices.cpu.kernels.formats import FORMATS, in_blocks
 from llamado.devices.cpu.kernels.formats.format import Plain
@@ -78,7 +78,7 @@ class Products:
             if self._last_few is not None:  # the product before this one is told of it
                 self._last_few |= {"next": fields["w"], "next_panels": panels, "next_row_bytes": w.nb[1]}
             self._last_few = fields
-        reads = [out.span(w), Span(Place(acts, 0), acts.size)]
+        reads = [out.span(w), ByteSpan(Place(acts, 0), acts.size)]
         out.emit(kernel, parameters, fields, reads, [out.span(node)], f"{w.type.name} {w.name}")
 
     def _floats(self, node: Tensor, w: Tensor, x: Tensor) -> None:

@@ -42,7 +42,7 @@ class Place(NamedTuple):
     offset: int
 
 
-class Span(NamedTuple):
+class ByteSpan(NamedTuple):
     """`size` bytes from a place, read or written."""
 
     place: Place
@@ -56,8 +56,8 @@ class Operation:
     kernel: Kernel
     parameters: dict[str, Any]
     fields: dict[str, int | float | Place]
-    reads: list[Span]
-    writes: list[Span]
+    reads: list[ByteSpan]
+    writes: list[ByteSpan]
     address: int = 0
     label: str = ""
 
@@ -136,6 +136,6 @@ def _address(place: Place, arena: int) -> int:
     return offset if base is None else arena + base.offset + offset
 
 
-def _absolute(span: Span, arena: int) -> tuple[int, int]:
+def _absolute(span: ByteSpan, arena: int) -> tuple[int, int]:
     start = _address(span.place, arena)
     return start, start + span.size

@@ -11,7 +11,7 @@ from llamado.devices.cpu.compile.chains import Chain
 from llamado.devices.cpu.compile.checks import BINARY
 from llamado.devices.cpu.compile.copies import WRITABLE
 from llamado.devices.cpu.compile.emitter import Emitter, Fields, nothing
-from llamado.devices.cpu.compile.program import Place, Span, Temporary
+from llamado.devices.cpu.compile.program import ByteSpan, Place, Temporary
 from llamado.devices.cpu.compile.rope import alibi_slopes, rope_frequencies
 from llamado.devices.cpu.kernels import rows
 from llamado.devices.cpu.kernels.formats import FORMATS
@@ -135,7 +135,7 @@ def _rope(chain: Chain, node: Tensor) -> None:
         raise DeviceError(f"rotation mode {mode.name} is not supported here")
     table = _angles(chain.out, node)
     chain.add(("rope", mode.name), "rope", table=Place(table, 0), step=8 * (n_dims // 2), n_dims=n_dims)
-    chain.reads.append(Span(Place(table, 0), table.size))
+    chain.reads.append(ByteSpan(Place(table, 0), table.size))
 
 
 def _angles(out: Emitter, node: Tensor) -> Temporary:
@@ -161,7 +161,9 @@ def _angles(out: Emitter, node: Tensor) -> Temporary:
             "magnitude": magnitude,
         }
         read = [out.span(t) for t in (positions, factors) if t is not None]
-        out.emit(rows.rope_table, {"factored": factors is not None}, fields, read, [Span(Place(table, 0), table.size)])
+        out.emit(
+            rows.rope_table, {"factored": factors is not None}, fields, read, [ByteSpan(Place(table, 0), table.size)]
+        )
         out.made[key] = table
     return out.made[key]
 

@@ -1,0 +1,112 @@
+"""ARCHITECTURE.md says what is: its rooms are the folders, its picture is the imports, its paths are files."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCES = ROOT / "src" / "llamado"
+PAGE = (ROOT / "ARCHITECTURE.md").read_text()
+ROOMS = {path.name for path in SOURCES.iterdir() if (path / "__init__.py").exists()}
+MOST_FILES = 15
+
+Graph = dict[str, set[str]]
+
+
+def imports() -> Graph:
+    """By module, the modules of ours that it imports, also for types alone."""
+    paths = {path.relative_to(SOURCES.parent).with_suffix(""): path for path in SOURCES.rglob("*.py")}
+    modules = {".".join(name.parts).removesuffix(".__init__"): path for name, path in paths.items()}
+    found: Graph = defaultdict(set)
+    for module, path in modules.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            names: list[str] = []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            for name in names:
+                while name not in modules and "." in name:
+                    name = name.rpartition(".")[0]
+                if name.startswith("llamado.") and name != module:
+                    found[module].add(name)
+    return found
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def reaches(graph: Graph, start: str) -> set[str]:
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        for name in graph.get(waiting.pop(), ()):
+            if name not in found:
+                found.add(name)
+                waiting.append(name)
+    return found
+
+
+def test_the_picture_is_the_imports() -> None:
+    """An arrow for each room that another imports, unless a longer way leads there."""
+    rooms: Graph = defaultdict(set)
+    for module, imported in imports().items():
+        for name in imported:
+            a, b = room_of(module), room_of(name)
+            if a != b and {a, b} <= ROOMS:
+                rooms[a].add(b)
+    direct = {
+        (a, b)
+        for a, below in rooms.items()
+        for b in below
+        if not any(b in reaches(rooms, other) for other in below if other != b)
+    }
+    (picture,) = re.findall(r"^```mermaid\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    drawn = set(re.findall(r"^ *(\w+)(?:\[.*?\])? --> (\w+)", picture, re.MULTILINE))
+    assert drawn == direct
+
+
+def test_rooms_are_folders() -> None:
+    rows = re.findall(r"^\| `(\w+)/` \|", PAGE, re.MULTILINE)
+    assert sorted(rows) == sorted(ROOMS)
+
+
+def test_paths_exist() -> None:
+    named = set(re.findall(r"`((?:\w+/)+\w+\.py|(?:\w+/)+)`", PAGE))
+    assert len(named) > 40
+    assert not [path for path in sorted(named) if not ((SOURCES / path).exists() or (ROOT / path).exists())]
+
+
+def test_functions_and_classes_exist() -> None:
+    """Those named as `file.py: name`."""
+    named = re.findall(r"`((?:\w+/)+\w+\.py)` \(`([\w.]+)`", PAGE)
+    assert len(named) > 8
+    for path, name in named:
+        text = (SOURCES / path).read_text()
+        for part in name.split("."):
+            assert re.search(rf"^ *(?:async )?(?:def|class) {part}\b", text, re.MULTILINE), (path, name)
+
+
+def test_no_file_imports_itself_by_a_detour() -> None:
+    graph = imports()
+    assert not [module for module in graph if module in reaches(graph, module)]
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in SOURCES.rglob("*.py")}), ids=lambda p: p.name)
+def test_a_folder_can_be_read(folder: Path) -> None:
+    assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= MOST_FILES
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    homes: dict[str, list[str]] = defaultdict(list)
+    for path in SOURCES.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(str(path.relative_to(SOURCES)))
+    assert not {name: paths for name, paths in homes.items() if len(paths) > 1}
