@@ -1,0 +1,41 @@
+"""Files for those who carry on: what they name is there, and they say the same as what is run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+from llamado import __version__
+
+ROOT = Path(__file__).parent.parent
+KINDS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+
+
+def test_pre_commit_does_the_quick_checks_of_test_sh() -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    hooks = [hook for repo in config["repos"] for hook in repo["hooks"]]
+    assert all(hook["language"] == "system" for hook in hooks)
+    done = {tuple(hook["entry"].replace(" --force-exclude", "").split()) for hook in hooks}
+    script = (ROOT / "test.sh").read_text()
+    run = {tuple(line.split()) for line in re.findall(r"^(\.venv/bin/(?!python).*)$", script, re.MULTILINE)}
+    assert {tuple(word for word in command if word != ".") for command in run} == done
+
+
+def test_the_changelog_keeps_its_form() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    versions = re.findall(r"^## \[(.+?)\]", text, re.MULTILINE)
+    assert versions[0] == "Unreleased" and versions[1] == __version__
+    for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        kinds = re.findall(r"^### (\w+)$", section, re.MULTILINE)
+        assert kinds == [kind for kind in KINDS if kind in kinds] and kinds
+    for name in versions:
+        assert f"\n[{name}]: " in text
+
+
+def test_links_between_the_pages_lead_somewhere() -> None:
+    for page in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+        text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+            assert "://" in target or (ROOT / target).exists(), (page, target)
