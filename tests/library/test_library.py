@@ -139,8 +139,9 @@ def test_sampling_arguments(llm: Llama) -> None:
             assert text(logit_bias=biases, **penalty) != "!" * 10
     with pytest.raises(TypeError, match="temprature"):
         text(temprature=0.5)
-    with pytest.raises(LibraryError, match="logits_processor"):
-        text(logits_processor=[lambda ids, scores: scores])
+    for name in ("logits_processor", "stopping_criteria"):
+        with pytest.raises(LibraryError, match=name):
+            text(**{name: [lambda ids, scores: scores]})
 
 
 def test_seeds_of_requests_come_from_the_model_s(llm: Llama) -> None:
@@ -256,10 +257,12 @@ def test_messages_of_tools_and_parts(llm: Llama) -> None:
         {"tool_choice": "never"},
         {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "other"}}},
         {"response_format": {"type": "xml"}},
+        {"functions": [TOOL["function"]]},
+        {"function_call": "auto"},
     ],
 )
 def test_what_a_chat_cannot_have(llm: Llama, options: dict[str, Any]) -> None:
-    with pytest.raises(LibraryError, match=r"tool_choice|response_format"):
+    with pytest.raises(LibraryError, match="|".join(options)):
         chat(llm, **options)
 
 

@@ -35,6 +35,8 @@ _REFUSED = {
     "chat_handler": "chats are text, by the model's own template, or that of chat_format",
     "tokenizer": "a model's tokenizer is the one in its file",
     "logits_processor": "tokens are drawn where logits do not leave the engine; grammar and logit_bias limit them",
+    "functions": "tools are its successor",
+    "function_call": "tool_choice is its successor",
     "stopping_criteria": "an answer ends by stop and max_tokens, or when the iterator of a stream is closed",
 }
 _RANDOM_SEEDS = (None, -1, 0xFFFFFFFF)
