@@ -201,7 +201,7 @@ def asked_for(answer: Answer) -> GenerationRequest:
     assert answer.status == 200, answer.told
     request = answer.requests[0]
     assert isinstance(request, SubmittedRequest)
-    assert len(answer.requests) == request.asked.n_answers
+    assert not request.asked.prompts and not request.asked.texts  # an idle slot would keep those of all answers
     return request.asked
 
 

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class SubmittedRequest(Request):
-    """A request to the engine that knows what it is part of: what the engine's snapshots show has it at hand."""
+    """A request to the engine that knows what it is part of: what the engine's snapshots show has it at hand.
+
+    `asked` is without prompts: a slot shows its last request for as long as it rests.
+    """
 
     asked: GenerationRequest
 
@@ -38,6 +41,7 @@ def _requests(asked: GenerationRequest, grammars: Grammars | None) -> list[Submi
     """The answers of one prompt get seeds counted up from the given one."""
     shared: dict[str, Any] = {f.name: getattr(asked.engine, f.name) for f in dataclasses.fields(Request)}
     shared["constraint"] = _constraint(asked, grammars)
+    settings = dataclasses.replace(asked, prompts=(), texts=())
     made = []
     for prompt in asked.prompts:
         for i in range(asked.n):
@@ -46,7 +50,7 @@ def _requests(asked: GenerationRequest, grammars: Grammars | None) -> list[Submi
                 sampling = asked.engine.sampling
                 own["sampling"] = dataclasses.replace(sampling, seed=_counted_up(sampling.seed, i))
                 own["id_slot"] = -1
-            made.append(SubmittedRequest(**(shared | own), asked=asked))
+            made.append(SubmittedRequest(**(shared | own), asked=settings))
     return made
 
 
