@@ -32,6 +32,7 @@ from llamado.engine.errors import (
     SlotNotSaved,
     Unavailable,
 )
+from llamado.engine.forward import contract
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.request import Request
 from llamado.engine.sampling.params import Sampling
@@ -425,7 +426,7 @@ def test_a_worker_dies(
 ) -> None:
     """The file is whole, or the slot is restored, when the device is there again or its layers are elsewhere."""
     monkeypatch.setattr(recovery, "_FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(slot_io, "_PIECE_CELLS", 64)
+    monkeypatch.setattr(contract, "_PIECE_CELLS", 64)
     home = House(model, TWO, jit, n_cells=1024, max_batch=64)
     engine = Engine(home.forward, TOKENIZER, n_slots=2, failover=0.0 if elsewhere else None)
     try:

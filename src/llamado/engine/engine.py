@@ -6,8 +6,7 @@ fastest: which slot, which cells, how much of a prompt, in which order.
 
 Here is the thread and its loop. Its parts are in scheduler/: queue.py (who waits, who is turned down), batch.py (what
 goes into the next batch), prefix.py (whose cells are where), output.py (from logits to the next token), recovery.py
-(when a device is gone), slot_io.py and slot_hold.py (slots that are saved and restored), statistics.py (what is
-counted).
+(when a device is gone), slot_io.py (slots that are saved and restored), statistics.py (what is counted).
 """
 
 from __future__ import annotations
@@ -37,10 +36,9 @@ from llamado.engine.sampling.rng import seed_key
 from llamado.engine.scheduler.batch import BatchShare, Planner
 from llamado.engine.scheduler.output import Answering, EngineVocabulary
 from llamado.engine.scheduler.prefix import Sequences
-from llamado.engine.scheduler.queue import Queue
+from llamado.engine.scheduler.queue import CallQueue, Queue, SlotTask
 from llamado.engine.scheduler.recovery import Recovery
-from llamado.engine.scheduler.slot_hold import Hold
-from llamado.engine.scheduler.slot_io import CallQueue, Job, SlotTask
+from llamado.engine.scheduler.slot_io import Job, SlotHold
 from llamado.engine.scheduler.slots import Slot, choose_slot
 from llamado.engine.scheduler.statistics import Statistics
 from llamado.errors import LlamadoError
@@ -389,7 +387,7 @@ class Engine:
                 continue
             job = Job(
                 slot_task,
-                Hold(slot, self._forward, self._sequences, self._queue),
+                SlotHold(slot, self._forward, self._sequences, self._queue),
                 self._calls,
                 self._forward.cell_kind,
                 n_ctx=self.n_ctx,

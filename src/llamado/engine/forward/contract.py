@@ -24,6 +24,15 @@ Cells = NDArray[np.uint8]
 """Bytes of tokens in a memory, as `Memory.read` gives them."""
 
 
+# Bytes of cells that are moved between two steps, and cells of a piece at most.
+_PIECE_BYTES, _PIECE_CELLS = 8 << 20, 256
+
+
+def piece_cells(cell_bytes: int) -> int:
+    """How many cells are moved at a time."""
+    return max(1, min(_PIECE_CELLS, _PIECE_BYTES // max(1, cell_bytes)))
+
+
 def as_scales(numbers: Iterable[float]) -> Scales:
     """Numbers in float32, none at all where all are 0; raises ValueError for those that it cannot hold."""
     with np.errstate(over="ignore"):

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from llamado.devices.device import DeviceLost
 from llamado.engine.cache.prompt_cache import CellReader, Store
 from llamado.engine.errors import NoRoom
-from llamado.engine.forward.contract import Cells, Forward, Scales
-from llamado.engine.scheduler.slot_io import piece_cells
+from llamado.engine.forward.contract import Cells, Forward, Scales, piece_cells
 from llamado.engine.scheduler.slots import Slot, Task
 from llamado.engine.scheduler.statistics import Statistics
 

@@ -7,18 +7,82 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
+from llamado.devices.device import DeviceLost
 from llamado.engine.errors import EngineClosed, QueueFull
 from llamado.engine.forward.contract import Scales
 from llamado.engine.request import Event, Failed, Request
 from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.rng import Seed
-from llamado.engine.scheduler.slot_io import SlotTask, fail_all
 from llamado.engine.scheduler.slots import Slot, Task
 from llamado.errors import LlamadoError
 
+T = TypeVar("T")
+
 # Requests whose ends tell the pace, and the most seconds somebody is told to wait.
 _PACE_REQUESTS, _LONGEST_WAIT = 64, 60
+
+
+class SlotTask:
+    """What somebody wants done with a slot once it is free."""
+
+    __slots__ = ("future", "id_slot", "kind", "path", "t_submit")
+
+    def __init__(self, kind: Literal["save", "restore", "erase"], id_slot: int, path: Path | None = None) -> None:
+        self.kind = kind
+        self.id_slot = id_slot
+        self.path = path
+        self.future: Future[Any] = Future()
+        self.t_submit = time.monotonic()
+
+
+class CallQueue:
+    """Functions that other threads have the engine's thread run between two steps."""
+
+    def __init__(self, wake: threading.Condition) -> None:
+        self._wake = wake
+        self._waiting: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._closed: LlamadoError | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def call(self, function: Callable[[], T]) -> T:
+        """What the function returns or raises; waits until it ran."""
+        future: Future[T] = Future()
+        with self._wake:
+            if self._closed is not None:
+                raise self._closed
+            self._waiting.append((function, future))
+            self._wake.notify()
+        return future.result()
+
+    def run(self) -> DeviceLost | None:
+        """Run those that wait; the loss of a device that one of them came across."""
+        while self._waiting:
+            function, future = self._waiting.popleft()
+            try:
+                result = function()
+            except DeviceLost as error:
+                future.set_exception(error)
+                return error
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+        return None
+
+    def fail(self, error: LlamadoError, *, for_good: bool = False) -> None:
+        """End those that wait, and with `for_good` those to come."""
+        with self._wake:
+            if for_good:
+                self._closed = error
+            while self._waiting:
+                self._waiting.popleft()[1].set_exception(error)
 
 
 class Queue:
@@ -182,7 +246,7 @@ class Queue:
         late = [slot_task for slot_task in self.slot_tasks if now - max(slot_task.t_submit, since) >= seconds]
         for slot_task in late:
             self.slot_tasks.remove(slot_task)
-        fail_all(deque(late), error)
+        _fail_all(deque(late), error)
 
     def fail_all(self, error: LlamadoError) -> None:
         """End everything, in slots or not."""
@@ -196,4 +260,11 @@ class Queue:
         for task in waiting:
             self.tasks.pop(task.id, None)
             task.tell(Failed(error))
-        fail_all(self.slot_tasks, error)
+        _fail_all(self.slot_tasks, error)
+
+
+def _fail_all(slot_tasks: deque[SlotTask], error: LlamadoError) -> None:
+    """None of these is done."""
+    while slot_tasks:
+        with suppress(Exception):  # nobody waits for it any more
+            slot_tasks.popleft().future.set_exception(error)

@@ -11,8 +11,7 @@ from llamado.devices.device import DeviceLost
 from llamado.engine.errors import Unavailable
 from llamado.engine.forward.contract import Forward
 from llamado.engine.request import Fault
-from llamado.engine.scheduler.queue import Queue
-from llamado.engine.scheduler.slot_io import CallQueue
+from llamado.engine.scheduler.queue import CallQueue, Queue
 from llamado.errors import LlamadoError
 
 log = logging.getLogger(__name__)

@@ -9,12 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,16 +18,20 @@ from numpy.typing import NDArray
 from llamado.devices.device import DeviceLost
 from llamado.engine.cache.slot_file import SlotFile, SlotReader, write_slot
 from llamado.engine.errors import EngineError
-from llamado.engine.forward.contract import CellKind, Cells, Scales
+from llamado.engine.forward.contract import CellKind, Cells, Forward, Scales, piece_cells
+from llamado.engine.request import Done, Event, Failed, Request
+from llamado.engine.sampling.chain import Sampler
+from llamado.engine.sampling.params import Sampling
+from llamado.engine.scheduler.prefix import Sequences
+from llamado.engine.scheduler.queue import CallQueue, Queue, SlotTask
+from llamado.engine.scheduler.slots import Slot
 from llamado.errors import LlamadoError
+from llamado.models.memory import Handle
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 Tokens = NDArray[np.int32]
 
-# Bytes of cells that are moved between two steps, and cells of a piece at most.
-_PIECE_BYTES, _PIECE_CELLS = 8 << 20, 256
 # How often a device may be lost while a slot is saved or restored.
 _ATTEMPTS = 5
 
@@ -40,105 +40,81 @@ class CellsGone(EngineError):
     """The cells of a held slot were lost with a device."""
 
 
-class SlotTask:
-    """What somebody wants done with a slot once it is free."""
+class SlotHold:
+    """A slot that a job has to itself.
 
-    __slots__ = ("future", "id_slot", "kind", "path", "t_submit")
+    All but `release` run on the engine's thread, and raise DeviceLost or CellsGone.
+    """
 
-    def __init__(self, kind: Literal["save", "restore", "erase"], id_slot: int, path: Path | None = None) -> None:
-        self.kind = kind
-        self.id_slot = id_slot
-        self.path = path
-        self.future: Future[Any] = Future()
-        self.t_submit = time.monotonic()
-
-
-class CallQueue:
-    """Functions that other threads have the engine's thread run between two steps."""
-
-    def __init__(self, wake: threading.Condition) -> None:
-        self._wake = wake
-        self._waiting: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._closed: LlamadoError | None = None
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
-    def call(self, function: Callable[[], T]) -> T:
-        """What the function returns or raises; waits until it ran."""
-        future: Future[T] = Future()
-        with self._wake:
-            if self._closed is not None:
-                raise self._closed
-            self._waiting.append((function, future))
-            self._wake.notify()
-        return future.result()
-
-    def run(self) -> DeviceLost | None:
-        """Run those that wait; the loss of a device that one of them came across."""
-        while self._waiting:
-            function, future = self._waiting.popleft()
-            try:
-                result = function()
-            except DeviceLost as error:
-                future.set_exception(error)
-                return error
-            except Exception as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-        return None
-
-    def fail(self, error: LlamadoError, *, for_good: bool = False) -> None:
-        """End those that wait, and with `for_good` those to come."""
-        with self._wake:
-            if for_good:
-                self._closed = error
-            while self._waiting:
-                self._waiting.popleft()[1].set_exception(error)
-
-
-class Held(Protocol):
-    """A slot that a job has to itself; these run on the engine's thread, and raise DeviceLost or CellsGone."""
+    def __init__(self, slot: Slot, forward: Forward, sequences: Sequences, queue: Queue) -> None:
+        slot.held = True
+        self._slot = slot
+        self._forward = forward
+        self._memory = forward.memory
+        self._sequences = sequences
+        self._queue = queue
 
     def tokens(self) -> Tokens:
         """The sequence."""
-        ...
+        return self._slot.tokens[: self._slot.used].copy()
 
     def scales(self) -> Scales:
         """How strong adapters are in its cells."""
-        ...
+        return self._slot.scales
 
     def rebuild(self, tokens: Tokens) -> Future[None]:
         """Have the cells of a sequence computed again."""
-        ...
+        done: Future[None] = Future()
+
+        def emit(event: Event) -> None:
+            if isinstance(event, Done):
+                done.set_result(None)
+            elif isinstance(event, Failed):
+                done.set_exception(event.error)
+
+        request = Request(prompt=tokens.tolist(), n_predict=0)
+        sampler = Sampler(Sampling(), seed=0, n_vocab=self._forward.n_vocab)
+        task = self._queue.enter(request, emit, sampler=sampler, seed=0, scales=self._slot.scales)
+        self._sequences.begin(self._slot, task, tokens)
+        return done
 
     def read(self, start: int, n: int) -> Cells:
         """Cells of the sequence."""
-        ...
+        return self._memory.read(self._handle(start + n), start, n)
 
     def read_tail(self, n: int) -> Cells:
         """What layers that do not keep all tokens have of the first `n`."""
-        ...
+        return self._memory.read_tail(self._handle(n), n) if n else np.empty(0, np.uint8)
 
     def make_room(self, n: int, scales: Scales) -> None:
         """Forget the sequence and get `n` cells for one with these scales.
 
         Raises NoRoom where running answers have them.
         """
-        ...
+        self._sequences.empty(self._slot, n, scales)
 
     def write(self, tokens: Tokens, cells: Cells) -> None:
         """The sequence goes on with these tokens, whose cells these are."""
-        ...
+        slot, handle = self._slot, self._handle(0)
+        used = handle.used
+        self._memory.write(handle, tokens.size, cells)
+        slot.tokens[used : used + tokens.size] = tokens
+        slot.length = handle.used
 
     def write_tail(self, n: int, tail: Cells) -> None:
         """The tail of the `n` tokens that are written behind it."""
-        ...
+        if n:
+            self._memory.write_tail(self._handle(0), n, tail)
+
+    def _handle(self, n: int) -> Handle:
+        handle = self._slot.handle
+        if handle is None or handle.used < n:
+            raise CellsGone("the cells of the slot were lost with a device")
+        return handle
 
     def release(self) -> None:
         """The job is done; any thread."""
-        ...
+        self._queue.let_go(self._slot)
 
 
 class Job(threading.Thread):
@@ -147,7 +123,7 @@ class Job(threading.Thread):
     def __init__(
         self,
         slot_task: SlotTask,
-        held: Held,
+        held: SlotHold,
         calls: CallQueue,
         kind: Callable[[Scales], CellKind],
         *,
@@ -219,15 +195,3 @@ class Job(threading.Thread):
 
     def _put(self, tokens: Tokens, cells: Cells) -> None:
         self._calls.call(lambda: self._held.write(tokens, cells))
-
-
-def piece_cells(cell_bytes: int) -> int:
-    """How many cells are moved at a time."""
-    return max(1, min(_PIECE_CELLS, _PIECE_BYTES // max(1, cell_bytes)))
-
-
-def fail_all(slot_tasks: deque[SlotTask], error: LlamadoError) -> None:
-    """None of these is done."""
-    while slot_tasks:
-        with suppress(Exception):  # nobody waits for it any more
-            slot_tasks.popleft().future.set_exception(error)
