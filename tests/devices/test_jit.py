@@ -197,20 +197,22 @@ def test_files_used_longest_ago_are_deleted(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.slow
 def test_kernels_used_longest_ago_leave_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that hold them go on; what is needed again is loaded again."""
-    monkeypatch.setattr("llamado.devices.cpu.jit.SHELF", 2)
-    monkeypatch.setattr("llamado.devices.cpu.jit.SHELVES", 3)
+    monkeypatch.setattr("llamado.devices.cpu.jit.SEGMENT_KERNELS", 2)
+    monkeypatch.setattr("llamado.devices.cpu.jit.SEGMENTS", 3)
     jit = Jit(folder=tmp_path)
     double(jit)
     held = jit.load(KERNEL, stages=STAGES)
     function = jit.function(KERNEL, stages=STAGES)
-    shelves = [weakref.ref(jit.load(rows_kernel(stages), stages=stages).shelf) for stages in chains(12)]
+    segments = [weakref.ref(jit.load(rows_kernel(stages), stages=stages).segment) for stages in chains(12)]
     gc.collect()
-    assert held.shelf not in jit._shelves.values() and len(jit._shelves) == 3
-    assert [shelf() is None for shelf in shelves] == [False] + [True] * 6 + [False] * 5  # the first shares its shelf
+    assert held.segment not in jit._segments.values() and len(jit._segments) == 3
+    assert [segment() is None for segment in segments] == [False] + [True] * 6 + [
+        False
+    ] * 5  # the first shares its segment
     compiled = jit.compiled
     double(jit)
-    assert jit.load(KERNEL, stages=STAGES).shelf is not held.shelf and jit.compiled == compiled
-    gone = weakref.ref(held.shelf)
+    assert jit.load(KERNEL, stages=STAGES).segment is not held.segment and jit.compiled == compiled
+    gone = weakref.ref(held.segment)
     del held
     gc.collect()
     assert gone() is not None  # the function's
@@ -221,8 +223,8 @@ def test_kernels_used_longest_ago_leave_the_memory(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.slow
 def test_a_program_holds_its_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("llamado.devices.cpu.jit.SHELF", 1)
-    monkeypatch.setattr("llamado.devices.cpu.jit.SHELVES", 2)
+    monkeypatch.setattr("llamado.devices.cpu.jit.SEGMENT_KERNELS", 1)
+    monkeypatch.setattr("llamado.devices.cpu.jit.SEGMENTS", 2)
     device = CpuDevice(2, jit=Jit(folder=tmp_path))
     x = new(64, 5)
     case = Case({"y": g.relu(g.scale(g.rms_norm(x, 1e-5), 2.0))}, {x: values(64, 5)})

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamado.devices.cpu.compile.program import ByteSpan, Operation, Place, Temporary, link, plan
-from llamado.devices.cpu.jit import Kernel, Loaded, Shelf
+from llamado.devices.cpu.jit import CodeSegment, Kernel, Loaded
 
 ARENA = 1 << 20
 KERNEL = Kernel("nothing", ("x",), lambda *_: None)
@@ -17,7 +17,7 @@ KERNEL = Kernel("nothing", ("x",), lambda *_: None)
 
 class FakeJit:
     def load(self, kernel: Kernel, **parameters: Any) -> Loaded:
-        return Loaded(4711, Shelf(None))
+        return Loaded(4711, CodeSegment(None))
 
 
 @st.composite

@@ -332,7 +332,7 @@ class Engine:
         launched = len(self._flights)
         while len(self._flights) < self._forward.depth:
             changed = self._queue.drop_cancelled()
-            changed |= self._start_errands()
+            changed |= self._start_slot_tasks()
             changed |= self._admit()
             if changed:
                 self._show()
@@ -367,7 +367,7 @@ class Engine:
             except Exception as error:
                 self._queue.fail(slot, constraint_failed(error))
 
-    def _start_errands(self) -> bool:
+    def _start_slot_tasks(self) -> bool:
         """Do what is to be done with slots that are free by now."""
         changed = False
         slot_tasks = self._queue.slot_tasks

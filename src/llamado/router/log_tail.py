@@ -17,8 +17,8 @@ _BEHIND = 1024  # lines a slow reader may be behind before it misses some
 class LogFollower:
     """One that follows the log; `kind` is "" (all), "proxy", "upstream", or a model's name."""
 
-    def __init__(self, book: LogTail, kind: str) -> None:
-        self._book = book
+    def __init__(self, tail: LogTail, kind: str) -> None:
+        self._tail = tail
         self.kind = kind
         self._lines: asyncio.Queue[bytes] = asyncio.Queue(_BEHIND)
 
@@ -36,7 +36,7 @@ class LogFollower:
 
     def close(self) -> None:
         """Stop following."""
-        self._book.readers.discard(self)
+        self._tail.readers.discard(self)
 
 
 class LogTail(logging.Handler):

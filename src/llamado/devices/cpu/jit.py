@@ -3,7 +3,7 @@
 The name of a cached object is a hash of the kernels' own source, the CPU, the lowering, LLVM's version and the kernel's
 parameters, so an edited kernel is compiled anew and one cache folder serves many machines. Files are written whole or
 not at all; one that cannot be read, or that somebody else may have written, is compiled again. What was not used for
-longest goes: on disk beyond `DISK_BYTES`, in memory beyond `SHELVES`.
+longest goes: on disk beyond `DISK_BYTES`, in memory beyond `SEGMENTS`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Trace = Callable[..., None]
 
 DISK_BYTES = 256 << 20
 """Most bytes of compiled kernels on disk; those of one model on one machine have about two million."""
-SHELF = 64
+SEGMENT_KERNELS = 64
 """Kernels that are loaded and let go together: making room for one at a time costs more than compiling some of them."""
-SHELVES = 32
+SEGMENTS = 32
 _LOOK_AFTER = 64
 """Kernels written before the folder is looked through for what is too much."""
 _DAY = 24 * 3600.0
@@ -108,7 +108,7 @@ def cache_folder() -> Path:
     return (Path(root) if root else Path.home() / ".cache" / "llamado") / "kernels"
 
 
-class Shelf:
+class CodeSegment:
     """Machine code of some kernels, in memory for as long as somebody holds this."""
 
     def __init__(self, engine: Any) -> None:
@@ -117,10 +117,10 @@ class Shelf:
 
 
 class Loaded(NamedTuple):
-    """A kernel that can be called: its code is at `address` for as long as its shelf is held."""
+    """A kernel that can be called: its code is at `address` for as long as its segment is held."""
 
     address: int
-    shelf: Shelf
+    segment: CodeSegment
 
 
 class Jit:
@@ -153,8 +153,8 @@ class Jit:
         identity = [llvmlite.__version__, self.cpu, self._features, self.lowering.name]
         self._identity = hashlib.sha256(_source_hash() + "\0".join(identity).encode())
         self._loaded: dict[tuple[str, tuple[tuple[str, Any], ...]], Loaded] = {}
-        self._shelves: OrderedDict[int, Shelf] = OrderedDict()  # the one used last at the end
-        self._open: Shelf | None = None
+        self._segments: OrderedDict[int, CodeSegment] = OrderedDict()  # the one used last at the end
+        self._open: CodeSegment | None = None
         self._folder_is_ours: bool | None = None
         self._warned = False
         self._written = 0
@@ -190,9 +190,9 @@ class Jit:
                 code = self.compile(kernel, symbol, parameters)
                 self._write(path, code)
             found = self._loaded[key] = self._load(code, symbol)
-            found.shelf.kernels.append(key)
+            found.segment.kernels.append(key)
         else:
-            self._shelves.move_to_end(id(found.shelf))
+            self._segments.move_to_end(id(found.segment))
         return found
 
     def function(self, kernel: Kernel, **parameters: Any) -> Callable[[int, int, int, int], None]:
@@ -201,7 +201,7 @@ class Jit:
         """
         loaded = self.load(kernel, **parameters)
         function: Any = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(loaded.address)
-        function.shelf = loaded.shelf
+        function.segment = loaded.segment
         return function  # type: ignore[no-any-return]
 
     def module(self, kernel: Kernel, symbol: str, parameters: dict[str, Any]) -> Any:
@@ -240,26 +240,28 @@ class Jit:
         return str(self._machine.emit_assembly(self.module(kernel, kernel.name, parameters)))
 
     def _load(self, code: bytes, symbol: str) -> Loaded:
-        shelf = self._open
-        if shelf is None or len(shelf.kernels) >= SHELF:
-            shelf = self._open = self._new_shelf()
-        shelf.engine.add_object_file(self._llvm.ObjectFileRef.from_data(code))
-        shelf.engine.finalize_object()
-        address = int(shelf.engine.get_function_address(symbol))
+        segment = self._open
+        if segment is None or len(segment.kernels) >= SEGMENT_KERNELS:
+            segment = self._open = self._new_segment()
+        segment.engine.add_object_file(self._llvm.ObjectFileRef.from_data(code))
+        segment.engine.finalize_object()
+        address = int(segment.engine.get_function_address(symbol))
         if not address:
             raise JitError(f"compiled kernel {symbol} cannot be loaded; delete {self.folder} and start again")
-        self._shelves.move_to_end(id(shelf))
-        return Loaded(address, shelf)
+        self._segments.move_to_end(id(segment))
+        return Loaded(address, segment)
 
-    def _new_shelf(self) -> Shelf:
+    def _new_segment(self) -> CodeSegment:
         """An empty one; of too many the one not used for longest is let go, and is gone when no program holds it."""
-        shelf = Shelf(self._llvm.create_mcjit_compiler(self._llvm.parse_assembly(self._first), self._new_machine()))
-        self._shelves[id(shelf)] = shelf
-        if len(self._shelves) > SHELVES:
-            _, oldest = self._shelves.popitem(last=False)
+        segment = CodeSegment(
+            self._llvm.create_mcjit_compiler(self._llvm.parse_assembly(self._first), self._new_machine())
+        )
+        self._segments[id(segment)] = segment
+        if len(self._segments) > SEGMENTS:
+            _, oldest = self._segments.popitem(last=False)
             for key in oldest.kernels:
                 del self._loaded[key]
-        return shelf
+        return segment
 
     # --- on disk ----------------------------------------------------------------------------------------------------
     def _usable(self) -> bool:

@@ -246,16 +246,16 @@ def predict(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Plac
         if not figures[stage.device].local:
             out = sizes.logits if stage.head else sizes.hidden
             link[stage.device] += figures[stage.device].carries(sizes.hidden + sizes.inputs + out)
-    guests: set[tuple[int, int, int]] = set()
+    crossings: set[tuple[int, int, int]] = set()
     for role, size in weights_elsewhere(sizes, placement):
-        host, guest = _host(placement, role), placement.device_of(role)
-        for device, sign in ((host, -1), (guest, 1)):
+        host, other = _host(placement, role), placement.device_of(role)
+        for device, sign in ((host, -1), (other, 1)):
             weights[device] += sign * size.held
             read[device] += sign * size.read
-        guests.add((host, guest, role.layer))
-    for host, guest, _ in guests:
+        crossings.add((host, other, role.layer))
+    for host, other, _ in crossings:
         # The hidden state goes there and comes back; how often within a layer, only the graph knows.
-        for device in (guest, host):
+        for device in (other, host):
             if not figures[device].local:
                 link[device] += figures[device].carries(2 * sizes.hidden)
     if figures[placement.embedding].decode:  # too little to need a speed that is not known

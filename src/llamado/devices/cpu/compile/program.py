@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.devices.cpu.jit import Jit, Kernel, Shelf
+from llamado.devices.cpu.jit import CodeSegment, Jit, Kernel
 from llamado.devices.first_fit import FOREVER, Life, place
 
 _ALIGN = 64
@@ -71,7 +71,7 @@ class Program:
     fields: NDArray[np.int64]
     arena_size: int
     labels: list[str] = field(default_factory=list)
-    code: list[Shelf] = field(default_factory=list)
+    code: list[CodeSegment] = field(default_factory=list)
     """What its kernels' addresses point into."""
 
     @property
@@ -104,7 +104,7 @@ def link(operations: list[Operation], jit: Jit, arena: int, arena_size: int, cou
     values: list[int] = []
     starts: list[int] = []
     since: list[tuple[int, int, bool]] = []
-    code: dict[int, Shelf] = {}
+    code: dict[int, CodeSegment] = {}
     for i, operation in enumerate(operations):
         starts.append(len(values))
         values += operation.kernel.pack(operation.fields, lambda place: _address(place, arena))
@@ -112,8 +112,8 @@ def link(operations: list[Operation], jit: Jit, arena: int, arena_size: int, cou
         touched += [(*_absolute(span, arena), True) for span in operation.writes]
         barrier = len(since) > _REMEMBERED or _conflict(touched, since)
         since = touched if barrier else since + touched
-        table[i, 0], shelf = jit.load(operation.kernel, **operation.parameters)
-        code[id(shelf)] = shelf
+        table[i, 0], segment = jit.load(operation.kernel, **operation.parameters)
+        code[id(segment)] = segment
         table[i, 2] = barrier
     fields = np.array(values or [0], np.int64)
     table[:, 1] = fields.ctypes.data + 8 * np.array(starts, np.int64)
