@@ -31,14 +31,7 @@ def serves_many(flags: Parsed) -> bool:
 
 def serve_settings(flags: Parsed) -> Settings:
     """Settings of `llamado serve`; with several models, or none, those of its router. Raises FlagError."""
-    kwargs: dict[str, Any] = {}
-    if flags.chat_template_kwargs:
-        try:
-            kwargs = json.loads(flags.chat_template_kwargs)
-        except ValueError:
-            kwargs = []  # type: ignore[assignment]
-        if not isinstance(kwargs, dict):
-            raise FlagError(f"--chat-template-kwargs: expected a JSON object, got {flags.chat_template_kwargs!r}")
+    kwargs = _template_kwargs(flags)
     if not 0 <= flags.port <= 65535:
         raise FlagError(f"--port: expected 0 to 65535, got {flags.port}")
     try:
@@ -50,12 +43,7 @@ def serve_settings(flags: Parsed) -> Settings:
     hosts = tuple(host.strip() for host in flags.host.split(",") if host.strip())
     if not hosts:
         raise FlagError("--host: expected an address, got an empty text")
-    for key, least in (("timeout", 1), ("max_prompts", 1), ("models_max", 0), ("reasoning_budget", -1)):
-        if flags.values[key] < least:
-            raise FlagError(f"--{key.replace('_', '-')}: expected {least} or more, got {flags.values[key]}")
-    for key in ("threads_http", "max_connections", "sleep_idle_seconds"):
-        if flags.values[key] == 0 or flags.values[key] < -1:
-            raise FlagError(f"--{key.replace('_', '-')}: expected 1 or more, or -1, got {flags.values[key]}")
+    _check_numbers(flags)
     prefix = flags.api_prefix.rstrip("/")
     if prefix and not re.fullmatch("(/[A-Za-z0-9._~-]+)+", prefix):
         raise FlagError(f"--api-prefix: expected a path as /llama, got {flags.api_prefix!r}")
@@ -72,32 +60,7 @@ def serve_settings(flags: Parsed) -> Settings:
             cors_headers=flags.cors_headers,
             cors_credentials=flags.cors_credentials,
         ),
-        switches=Switches(
-            metrics=flags.metrics,
-            metrics_labels=_labels(flags.metrics_labels),
-            slots=flags.slots,
-            props=flags.props,
-            prefill_assistant=flags.prefill_assistant,
-            sse_ping_interval=flags.sse_ping_interval,
-            chat_template_kwargs=kwargs,
-            jinja=flags.jinja,
-            skip_chat_parsing=flags.skip_chat_parsing,
-            reasoning_format=flags.reasoning_format,
-            reasoning=flags.reasoning,
-            reasoning_budget=flags.reasoning_budget,
-            reasoning_budget_message=flags.reasoning_budget_message,
-            reasoning_effort=flags.reasoning_effort,
-            reasoning_preserve=flags.reasoning_preserve,
-            slot_save_path=_folder("--slot-save-path", flags.slot_save_path),
-            api_prefix=prefix,
-            static_path=_folder("--path", flags.path),
-            max_prompts=flags.max_prompts,
-            sleep_idle_seconds=flags.sleep_idle_seconds,
-            spm_infill=flags.spm_infill,
-            predict=predict,
-            verbose=flags.verbose or flags.log_verbosity >= VERBOSE,
-            grammar=_grammar(flags),
-        ),
+        switches=_switches(flags, kwargs, prefix, predict),
         defaults=sampling_defaults(flags),
         hosts=hosts,
         port=flags.port if predict is None else predict.port,
@@ -111,6 +74,57 @@ def serve_settings(flags: Parsed) -> Settings:
         threads_http=None if flags.threads_http < 0 else flags.threads_http,
         max_connections=None if flags.max_connections < 0 else flags.max_connections,
         otel=flags.otel,
+    )
+
+
+def _template_kwargs(flags: Parsed) -> dict[str, Any]:
+    """Further variables of the chat template."""
+    if not flags.chat_template_kwargs:
+        return {}
+    try:
+        kwargs = json.loads(flags.chat_template_kwargs)
+    except ValueError:
+        kwargs = None
+    if not isinstance(kwargs, dict):
+        raise FlagError(f"--chat-template-kwargs: expected a JSON object, got {flags.chat_template_kwargs!r}")
+    return kwargs
+
+
+def _check_numbers(flags: Parsed) -> None:
+    for key, least in (("timeout", 1), ("max_prompts", 1), ("models_max", 0), ("reasoning_budget", -1)):
+        if flags.values[key] < least:
+            raise FlagError(f"--{key.replace('_', '-')}: expected {least} or more, got {flags.values[key]}")
+    for key in ("threads_http", "max_connections", "sleep_idle_seconds"):
+        if flags.values[key] == 0 or flags.values[key] < -1:
+            raise FlagError(f"--{key.replace('_', '-')}: expected 1 or more, or -1, got {flags.values[key]}")
+
+
+def _switches(flags: Parsed, kwargs: dict[str, Any], prefix: str, predict: PredictRoutes | None) -> Switches:
+    return Switches(
+        metrics=flags.metrics,
+        metrics_labels=_labels(flags.metrics_labels),
+        slots=flags.slots,
+        props=flags.props,
+        prefill_assistant=flags.prefill_assistant,
+        sse_ping_interval=flags.sse_ping_interval,
+        chat_template_kwargs=kwargs,
+        jinja=flags.jinja,
+        skip_chat_parsing=flags.skip_chat_parsing,
+        reasoning_format=flags.reasoning_format,
+        reasoning=flags.reasoning,
+        reasoning_budget=flags.reasoning_budget,
+        reasoning_budget_message=flags.reasoning_budget_message,
+        reasoning_effort=flags.reasoning_effort,
+        reasoning_preserve=flags.reasoning_preserve,
+        slot_save_path=_folder("--slot-save-path", flags.slot_save_path),
+        api_prefix=prefix,
+        static_path=_folder("--path", flags.path),
+        max_prompts=flags.max_prompts,
+        sleep_idle_seconds=flags.sleep_idle_seconds,
+        spm_infill=flags.spm_infill,
+        predict=predict,
+        verbose=flags.verbose or flags.log_verbosity >= VERBOSE,
+        grammar=_grammar(flags),
     )
 
 

@@ -191,6 +191,41 @@ def _groups(reader: _ConfigReader, given: Any, models: Mapping[str, Any]) -> dic
     return member_of
 
 
+def _macros(
+    reader: _ConfigReader, where: str, name: str, body: dict[str, Any], outer: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a model's texts may refer to: the file's macros, its own, and a port where it asks for one."""
+    macros: dict[str, Any] = {**outer, **reader.mapping(f"{where}.macros", body.get("macros")), "MODEL_ID": name}
+    for key, value in macros.items():
+        if isinstance(value, (dict, list)):
+            raise reader.fail(f"{where}: macro {key}", "expected a text, a number or a switch")
+    own = {key: body.get(key) for key in ("cmd", "proxy", "cmdStop", "checkEndpoint", "metadata")}
+    if any("${PORT}" in text for text in _expanded(own, macros)):
+        macros["PORT"] = reader.ports
+        reader.ports += 1
+    return macros
+
+
+def _is_address(url: str) -> bool:
+    """Whether a URL says where a command listens."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _environment(reader: _ConfigReader, where: str, body: dict[str, Any], macros: Mapping[str, Any]) -> dict[str, str]:
+    """The environment of a model's process."""
+    env = dict(presets.environment())
+    for text in reader.texts(f"{where}.env", body.get("env")):
+        variable, equals, value = str(_fill(reader, f"{where}.env", text, macros)).partition("=")
+        if not equals or not variable:
+            raise reader.fail(f"{where}.env", f"expected NAME=VALUE, got {text!r}")
+        env[variable] = value
+    return env
+
+
 def _model(
     reader: _ConfigReader,
     name: str,
@@ -202,14 +237,7 @@ def _model(
     listed: bool,
 ) -> RoutedModel:
     where = f"models.{name}"
-    macros: dict[str, Any] = {**outer, **reader.mapping(f"{where}.macros", body.get("macros")), "MODEL_ID": name}
-    for key, value in macros.items():
-        if isinstance(value, (dict, list)):
-            raise reader.fail(f"{where}: macro {key}", "expected a text, a number or a switch")
-    own = {key: body.get(key) for key in ("cmd", "proxy", "cmdStop", "checkEndpoint", "metadata")}
-    if any("${PORT}" in text for text in _expanded(own, macros)):
-        macros["PORT"] = reader.ports
-        reader.ports += 1
+    macros = _macros(reader, where, name, body, outer)
 
     def filled(key: str, default: str = "") -> str:
         value = body.get(key)
@@ -231,20 +259,10 @@ def _model(
     url = filled("proxy") or (f"http://localhost:{macros['PORT']}" if "PORT" in macros else "")
     if not url:
         raise reader.fail(f"{where}.proxy", "where does the command listen? Use ${PORT} in cmd, or give proxy: URL")
-    parts = urlsplit(url)
-    try:
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        valid = False
-    if not valid:
+    if not _is_address(url):
         raise reader.fail(f"{where}.proxy", f"expected http://host:port, got {url!r}")
     check = filled("checkEndpoint", "/health").strip()
-    env = dict(presets.environment())
-    for text in reader.texts(f"{where}.env", body.get("env")):
-        variable, equals, value = str(_fill(reader, f"{where}.env", text, macros)).partition("=")
-        if not equals or not variable:
-            raise reader.fail(f"{where}.env", f"expected NAME=VALUE, got {text!r}")
-        env[variable] = value
+    env = _environment(reader, where, body, macros)
     own_ttl = reader.number(f"{where}.ttl", body.get("ttl"), -1.0)
     # ${PID} is known when the process runs.
     stop = words("cmdStop")

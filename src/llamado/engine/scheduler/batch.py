@@ -138,6 +138,13 @@ class Planner:
         counts = [1] * len(slots)
         if not reading or (n_generating and not self._cont_batching):
             return slots, counts
+        return self._add_prompts(slots, counts, reading, n_generating)
+
+    def _add_prompts(
+        self, slots: list[Slot], counts: list[int], reading: list[Slot], n_generating: int
+    ) -> tuple[list[Slot], list[int]]:
+        """Slots that generate, and behind them as much of the prompts of others as the batch has room for."""
+        sequences = self._sequences
         room = min(self._max_batch, max(self._forward.chunk, len(slots) + 1))
         if n_generating:
             # Even with more slots generating than the smaller batch holds, prompts must move on.
