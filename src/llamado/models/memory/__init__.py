@@ -1,15 +1,8 @@
 """What a model remembers of the sequences it reads."""
 
 from llamado.models.memory.layers import KeysValues, Latent, LayerMemory, RecurrentState
-from llamado.models.memory.memory import (
-    KV_TYPES,
-    Handle,
-    Kept,
-    Memory,
-    Placed,
-    Span,
-    check_types,
-)
+from llamado.models.memory.layout import KV_TYPES, Kept, check_types
+from llamado.models.memory.memory import Handle, Memory, Placed, Span
 from llamado.models.memory.parts import SPARE, RowSpan, Storage
 from llamado.models.memory.pool import align
 

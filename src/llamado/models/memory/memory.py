@@ -7,51 +7,26 @@ all tokens (to any of them), a window (while it is still there, or to a snapshot
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.ggml.graph import new_tensor
-from llamado.ggml.tensor import Tensor
-from llamado.gguf.types import TensorType
 from llamado.models.batch import MemoryRows
-from llamado.models.errors import UnsupportedModel
-from llamado.models.memory.layers import KeysValues, Latent, LayerMemory
+from llamado.models.memory.layout import Layout
 from llamado.models.memory.parts import (
-    SPARE,
     Bytes,
     NoStorage,
     RowSpan,
     StatePlace,
     States,
     Storage,
-    Tokens,
-    Window,
     WindowPlace,
     blocks,
 )
-from llamado.models.memory.pool import Run, align
-
-KV_TYPES = (TensorType.F32, TensorType.F16, TensorType.BF16, TensorType.Q8_0)
-"""Types a cache can have. ggml's GPU back ends want F16 or Q8_0."""
-
-SLACK = 256
-"""Tokens more than a window and a batch that a sequence has room for, so that windows are seldom copied."""
-
-_HUGE_BF16 = 0x7149  # 1e30: the product of a number of a cache with one of a query stays a float32 up to there
-
-
-class Kept(NamedTuple):
-    """What a graph needs to know of a layer's memory."""
-
-    number: int
-    """Of its part: `Placed.rows` has one entry for each."""
-    part: Tokens | Window | States
-    tensors: tuple[Tensor, ...]
-    """K and V; one latent row; or the states."""
-    window: int
+from llamado.models.memory.pool import Run
+from llamado.models.memory.sound import are_sound, cut
 
 
 class Handle:
@@ -104,116 +79,17 @@ class Placed(NamedTuple):
     rows: tuple[MemoryRows, ...]
 
 
-class Memory:
-    """What `layers` remember of up to `n_sequences` sequences with `n_cells` tokens in all.
+class Memory(Layout):
+    """Sequences in the memory of a layout, and what batches read and write there."""
 
-    `max_batch`: most tokens of a batch. `type_k`, `type_v`: of the caches. `causal`: whether tokens see only those
-    before them. Windows have memory of their own where that is less than that of all tokens; `whole` keeps all
-    (llama.cpp's --swa-full). Raises UnsupportedModel for types that do not fit.
-    """
+    n_moves = 0
+    """How often tokens were moved."""
+    _storage: Storage = NoStorage()
 
-    def __init__(
-        self,
-        layers: Sequence[LayerMemory],
-        n_cells: int,
-        *,
-        n_sequences: int = 1,
-        max_batch: int = 512,
-        type_k: TensorType = TensorType.F16,
-        type_v: TensorType = TensorType.F16,
-        causal: bool = True,
-        whole: bool = False,
-        slack: int = SLACK,
-    ) -> None:
-        self.n_cells = align(n_cells)
-        self.n_moves = 0
-        """How often tokens were moved."""
-        self._causal = causal
-        self._storage: Storage = NoStorage()
-        self.types = type_k, type_v
-        self._tokens = Tokens(self.n_cells, self._move)
-        self._windows: dict[int, Window] = {}
-        self._states: States | None = None
-        kept = [self._add(layer, memory, n_sequences, max_batch, slack, whole) for layer, memory in enumerate(layers)]
-        self._others: list[Window | States] = [*self._windows.values()]
-        if self._states is not None:
-            self._others.append(self._states)
-        self.parts: tuple[Tokens | Window | States, ...] = (
-            *((self._tokens,) if self._tokens.layers else ()),
-            *self._others,
-        )
-        self._kept = [Kept(self.parts.index(part), part, tensors, window) for part, tensors, window in kept]
-
-    # -- layers ------------------------------------------------------------------------------------------------------
-
-    def _add(
-        self, layer: int, memory: LayerMemory, n: int, max_batch: int, slack: int, whole: bool
-    ) -> tuple[Tokens | Window | States, tuple[Tensor, ...], int]:
-        part: Tokens | Window | States
-        window = 0
-        if isinstance(memory, KeysValues):
-            window = memory.window
-            part = self._window(window, n, max_batch, slack) if window and not whole else self._tokens
-            named = (("k", memory.k, self.types[0]), ("v", memory.v, self.types[1]))
-        elif isinstance(memory, Latent):
-            part, named = self._tokens, (("k", memory.n, self.types[0]),)  # type: ignore[assignment]
-        else:
-            if self._states is None:
-                self._states = States("_s", n)
-            part = self._states
-            named = tuple((f"s{i}", width, TensorType.F32) for i, width in enumerate(memory.widths))  # type: ignore
-        tensors = tuple(
-            new_tensor(type, width, part.n_rows + SPARE, name=f"cache_{name}_l{layer}") for name, width, type in named
-        )
-        part.layers[layer] = tensors
-        return part, tensors, window
-
-    def _window(self, window: int, n: int, max_batch: int, slack: int) -> Tokens | Window:
-        part = self._windows.get(window)
-        if part is None:
-            suffix = f"_swa{len(self._windows) or ''}"
-            part = Window(suffix, window, max_batch, slack, n)
-            if part.n_rows >= self.n_cells:
-                return self._tokens
-            self._windows[window] = part
-        return part
-
-    def __getitem__(self, layer: int) -> Kept:
-        return self._kept[layer]
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All of them, by layers."""
-        return tuple(tensor for kept in self._kept for tensor in kept.tensors)
-
-    @property
-    def layer_of(self) -> dict[str, int]:
-        """The layer of each tensor, by name."""
-        return {tensor.name: layer for layer, kept in enumerate(self._kept) for tensor in kept.tensors}
-
-    def layer_bytes(self, layer: int) -> int:
-        """What a layer takes, for all sequences."""
-        _, part, tensors, _ = self._kept[layer]
-        return part.n_rows * sum(tensor.nb[1] for tensor in tensors)
-
-    def read_bytes(self, layer: int, n: int) -> int:
-        """What a token reads of a layer's memory in a sequence of `n` tokens."""
-        _, part, tensors, window = self._kept[layer]
-        rows = 1 if isinstance(part, States) else min(n, window) if window else n
-        return rows * sum(tensor.nb[1] for tensor in tensors)
-
-    def mask_rows(self, n: int) -> int:
-        """Rows that the masks of a graph have for a token, all of them together, where the first `n` are in use."""
-        masks = {(kept.number, kept.window) for kept in self._kept if not isinstance(kept.part, States)}
-        return sum(min(n, self.parts[number].n_rows) for number, _ in masks)
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of a token in the layers that keep all tokens: those of `read` and `write`."""
-        return self._tokens.row_bytes
+    def attach(self, storage: Storage) -> None:
+        """The tensors have a place, where `storage` moves their rows."""
+        self._storage = storage
+        self._tokens.move = self._move
 
     @property
     def has_tails(self) -> bool:
@@ -224,18 +100,6 @@ class Memory:
     def drafts(self) -> bool:
         """Whether a sequence can go back behind tokens that it has just read: states cannot."""
         return self._states is None
-
-    @property
-    def kind(self) -> str:
-        """What the bytes of sequences in memories mean; they are of use only in those of the same kind."""
-        return "; ".join(
-            f"{kept.part.suffix or 'all'} {kept.window}: " + " ".join(f"{t.type.name} {t.ne[0]}" for t in kept.tensors)
-            for kept in self._kept
-        )
-
-    def attach(self, storage: Storage) -> None:
-        """The tensors have a place, where `storage` moves their rows."""
-        self._storage = storage
 
     # -- sequences ---------------------------------------------------------------------------------------------------
 
@@ -447,29 +311,16 @@ class Memory:
         for part, place in zip(self._others, handle.places, strict=True):
             start = part.put_tail(place, tail)  # type: ignore[arg-type]
             spans += [RowSpan(t, start, part.tail_rows(tail)) for t in part.tensors]
-        self._storage.write_rows(spans, _cut(data, (span.n * span.tensor.nb[1] for span in spans)))
+        self._storage.write_rows(spans, cut(data, spans))
 
     def sound(self, data: Bytes, n: int) -> bool:
         """Whether bytes from elsewhere can be those of `n` tokens: numbers, and such that no sum overflows."""
-        if data.size != n * self.token_bytes:
-            return False
-        return _all_sound(self._tokens.tensors, [n] * len(self._tokens.tensors), data)
+        return are_sound(data, [RowSpan(tensor, 0, n) for tensor in self._tokens.tensors])
 
     def sound_tail(self, data: Bytes, n: int) -> bool:
         """As `sound`, of the tail of a sequence of `n` tokens."""
-        if data.size != self.tail_bytes(n):
-            return False
-        pairs = [(t, part.tail_rows(n)) for part in self._others for t in part.tensors] if n else []
-        return _all_sound([t for t, _ in pairs], [rows for _, rows in pairs], data)
-
-
-def check_types(head_dim: int, types: Iterable[TensorType]) -> None:
-    """Raises UnsupportedModel for types of a cache that are not known, or of which heads are not whole blocks."""
-    for type in types:
-        if type not in KV_TYPES:
-            raise UnsupportedModel(f"a cache of type {type.name}; known are {', '.join(t.name for t in KV_TYPES)}")
-        if head_dim % type.block_size:
-            raise UnsupportedModel(f"a {type.name} cache needs heads of whole blocks, not of {head_dim} elements")
+        spans = [RowSpan(t, 0, part.tail_rows(n)) for part in self._others for t in part.tensors] if n else []
+        return are_sound(data, spans)
 
 
 def _fill(rows: tuple[NDArray[np.int64], ...], at: int, end: int, start: int, behind: int, causal: bool) -> None:
@@ -482,30 +333,3 @@ def _fill(rows: tuple[NDArray[np.int64], ...], at: int, end: int, start: int, be
         written[at:end] = np.arange(cell, cell + end - at)
         lasts[at:end] = written[at:end] if causal else cell + end - at - 1
     firsts[at:end] = start
-
-
-def _cut(data: Bytes, sizes: Iterable[int]) -> list[Bytes]:
-    pieces, at = [], 0
-    for size in sizes:
-        pieces.append(data[at : at + size])
-        at += size
-    return pieces
-
-
-def _all_sound(tensors: Sequence[Tensor], rows: Sequence[int], data: Bytes) -> bool:
-    pieces = _cut(data, (n * tensor.nb[1] for tensor, n in zip(tensors, rows, strict=True)))
-    return all(_sound(piece, tensor.type) for piece, tensor in zip(pieces, tensors, strict=True))
-
-
-def _sound(data: Bytes, type: TensorType) -> bool:
-    """Whether all numbers of a cache's type are finite, and far from where products of them are not."""
-    match type:
-        case TensorType.F16:
-            return not bool(np.any((data.view(np.uint16) & 0x7C00) == 0x7C00))
-        case TensorType.Q8_0:  # blocks of a scale in f16 and 32 bytes
-            scales = data.reshape(-1, 34)[:, :2].copy().view(np.uint16)
-            return not bool(np.any((scales & 0x7C00) == 0x7C00))
-        case TensorType.BF16:
-            return not bool(np.any((data.view(np.uint16) & 0x7FFF) >= _HUGE_BF16))
-        case _:
-            return not bool(np.any((data.view(np.uint32) & 0x7FFF_FFFF) >= _HUGE_BF16 << 16))

@@ -118,13 +118,19 @@ class Part(ABC, Generic[Place]):
 class Tokens(Part[Run]):
     """All tokens of a sequence, in one run of cells in the order of their positions."""
 
-    def __init__(self, n_rows: int, move: Callable[[int, int, int], None]) -> None:
+    def __init__(self, n_rows: int) -> None:
         super().__init__("", n_rows)
-        self._move = move
-        self.pool = KVPool(n_rows, move)
+        self.move: Callable[[int, int, int], None] | None = None
+        """Copies so many cells from one to another."""
+        self.clear()
 
     def clear(self) -> None:
         self.pool = KVPool(self.n_rows, self._move)
+
+    def _move(self, src: int, dst: int, n: int) -> None:
+        if self.move is None:
+            raise RuntimeError("the memory's tensors have no place yet")
+        self.move(src, dst, n)
 
     def reach(self, place: Run, used: int, n: int) -> int:
         return min(used, n)

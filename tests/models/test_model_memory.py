@@ -22,7 +22,7 @@ from llamado.models.memory import (
     Memory,
     RowSpan,
     Span,
-    State,
+    RecurrentState,
     check_types,
 )
 from llamado.models.memory.parts import BLOCK, SNAPSHOTS, States
@@ -32,8 +32,8 @@ WINDOW, MAX_BATCH, N_SEQUENCES = 37, 50, 3
 KINDS: dict[str, tuple[LayerMemory, ...]] = {
     "all": (KeysValues(1, 1), Latent(2)),
     "windows": (KeysValues(1, 1, WINDOW), KeysValues(1, 1), KeysValues(1, 1, 9)),
-    "states": (State((1, 2)),),
-    "hybrid": (State((2,)), KeysValues(1, 1, WINDOW), Latent(2)),
+    "states": (RecurrentState((1, 2)),),
+    "hybrid": (RecurrentState((2,)), KeysValues(1, 1, WINDOW), Latent(2)),
 }
 
 
@@ -204,7 +204,7 @@ def test_a_window_that_would_not_save_anything_is_part_of_all() -> None:
 
 def test_bytes() -> None:
     f16 = TensorType.F16
-    memory = Memory([KeysValues(64, 32), Latent(48), State((10, 20))], 1000, n_sequences=5, type_v=TensorType.Q8_0)
+    memory = Memory([KeysValues(64, 32), Latent(48), RecurrentState((10, 20))], 1000, n_sequences=5, type_v=TensorType.Q8_0)
     assert memory.n_cells == 1024 and memory.types == (f16, TensorType.Q8_0)
     assert [memory.layer_bytes(i) for i in range(3)] == [1024 * (128 + 34), 1024 * 96, 5 * 4 * 4 * 30]
     assert [memory.read_bytes(i, 100) for i in range(3)] == [100 * (128 + 34), 100 * 96, 4 * 30]
@@ -225,3 +225,63 @@ def test_what_cannot_be() -> None:
     for head_dim, type, message in ((40, TensorType.Q8_0, "whole blocks"), (32, TensorType.Q4_K, "known are")):
         with pytest.raises(UnsupportedModel, match=message):
             check_types(head_dim, [type])
+
+
+def read(record: Recorded, handle: Handle, n: int, token: int | None = None) -> None:
+    """Goes on to `n` tokens."""
+    while handle.used < n:
+        tokens = range(handle.used, min(handle.used + MAX_BATCH, n))
+        record.evaluate([(handle, [i % 50 if token is None else token for i in tokens])])
+
+
+def begun(record: Recorded) -> Handle:
+    handle = record.memory.allocate(1000)
+    assert handle is not None
+    record.said[handle] = []
+    return handle
+
+
+@pytest.mark.parametrize("kind", ["windows", "hybrid"])
+def test_going_back_one_by_one(kind: str) -> None:
+    """To the very last token whose window is there."""
+    for used in (180, 190, 200, 230):
+        record = Recorded([layer for layer in KINDS[kind] if not isinstance(layer, RecurrentState)])
+        handle = begun(record)
+        read(record, handle, used)
+        n, memory = used, record.memory
+        while memory.rewind(handle, n):
+            read(record, handle, n + 1)
+            n -= 1
+        assert used - 170 < n < used - 1 and not memory.rewind(handle, n)
+        assert memory.rewind(handle, n + 1)
+
+
+def test_what_was_put_aside_is_of_no_use_for_another_end() -> None:
+    record = Recorded(KINDS["windows"][:1])
+    handle, memory = begun(record), record.memory
+    memory.mark(handle, 110)
+    read(record, handle, 300)
+    assert memory.reach(handle, 200) == 110 and memory.rewind(handle, 104)
+    read(record, handle, 320, token=7)
+    assert memory.reach(handle, 110) == 104 and memory.rewind(handle, 104)
+    read(record, handle, 330)
+    record = Recorded(KINDS["states"])
+    handle, memory = begun(record), record.memory
+    for mark in (50, 110):
+        memory.mark(handle, mark)
+    read(record, handle, 300)
+    assert memory.rewind(handle, 50)
+    read(record, handle, 320, token=7)
+    assert memory.reach(handle, 110) == 50
+
+
+def test_what_was_put_aside_stays_while_it_is_gone_on_from() -> None:
+    record = Recorded(KINDS["windows"][:1])
+    handle, memory = begun(record), record.memory
+    memory.mark(handle, 110)
+    read(record, handle, 300)
+    for token in (7, 8, 9):
+        assert memory.rewind(handle, 110)
+        read(record, handle, 130 + 100 * (token == 8), token=token)
+    assert memory.rewind(handle, 110)
+    read(record, handle, 200)

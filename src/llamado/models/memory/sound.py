@@ -1,0 +1,43 @@
+"""Whether bytes from elsewhere can be what a model remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from llamado.gguf.types import TensorType
+from llamado.models.memory.parts import Bytes, RowSpan
+
+_HUGE_BF16 = 0x7149  # 1e30: the product of a number of a cache with one of a query stays a float32 up to there
+
+
+def cut(data: Bytes, spans: Sequence[RowSpan]) -> list[Bytes]:
+    """The bytes of each span, which lie one behind the other."""
+    pieces, at = [], 0
+    for span in spans:
+        size = span.n * span.tensor.nb[1]
+        pieces.append(data[at : at + size])
+        at += size
+    return pieces
+
+
+def are_sound(data: Bytes, spans: Sequence[RowSpan]) -> bool:
+    """Whether these are all the bytes of some rows, and numbers such that no sum over them overflows."""
+    if data.size != sum(span.n * span.tensor.nb[1] for span in spans):
+        return False
+    return all(_sound(piece, span.tensor.type) for piece, span in zip(cut(data, spans), spans, strict=True))
+
+
+def _sound(data: Bytes, type: TensorType) -> bool:
+    """Whether all numbers of a cache's type are finite, and far from where products of them are not."""
+    match type:
+        case TensorType.F16:
+            return not bool(np.any((data.view(np.uint16) & 0x7C00) == 0x7C00))
+        case TensorType.Q8_0:  # blocks of a scale in f16 and 32 bytes
+            scales = data.reshape(-1, 34)[:, :2].copy().view(np.uint16)
+            return not bool(np.any((scales & 0x7C00) == 0x7C00))
+        case TensorType.BF16:
+            return not bool(np.any((data.view(np.uint16) & 0x7FFF) >= _HUGE_BF16))
+        case _:
+            return not bool(np.any((data.view(np.uint32) & 0x7FFF_FFFF) >= _HUGE_BF16 << 16))
