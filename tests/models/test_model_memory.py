@@ -20,9 +20,9 @@ from llamado.models.memory import (
     Latent,
     LayerMemory,
     Memory,
+    RecurrentState,
     RowSpan,
     Span,
-    RecurrentState,
     check_types,
 )
 from llamado.models.memory.parts import BLOCK, SNAPSHOTS, States
@@ -204,7 +204,9 @@ def test_a_window_that_would_not_save_anything_is_part_of_all() -> None:
 
 def test_bytes() -> None:
     f16 = TensorType.F16
-    memory = Memory([KeysValues(64, 32), Latent(48), RecurrentState((10, 20))], 1000, n_sequences=5, type_v=TensorType.Q8_0)
+    memory = Memory(
+        [KeysValues(64, 32), Latent(48), RecurrentState((10, 20))], 1000, n_sequences=5, type_v=TensorType.Q8_0
+    )
     assert memory.n_cells == 1024 and memory.types == (f16, TensorType.Q8_0)
     assert [memory.layer_bytes(i) for i in range(3)] == [1024 * (128 + 34), 1024 * 96, 5 * 4 * 4 * 30]
     assert [memory.read_bytes(i, 100) for i in range(3)] == [100 * (128 + 34), 100 * 96, 4 * 30]
