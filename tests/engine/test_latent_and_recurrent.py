@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import reference
 from rows import feed_sequence
-from tiny_architectures import HybridModel, LatentModel, make_tiny
+from tiny_architectures import N_ROW, N_VALUE, HybridModel, LatentModel, make_tiny
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
@@ -21,8 +21,10 @@ from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.forward.sizes import model_sizes
 from llamado.engine.request import Request
 from llamado.engine.sampling.params import Sampling
+from llamado.ggml.ops import Op
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
+from llamado.models import BatchShape
 from llamado.models.memory import Handle, Span
 
 from . import test_restore
@@ -251,3 +253,18 @@ def test_latent_attention_is_that_of_the_reference(path: Path, kind: Kind, start
         expected = reference.ReferenceModel(path).logits(text()[:40], outputs=range(40))
         found = feed((runner := start()), allocated(runner), text()[:40])
         assert np.abs(found - expected).max() < 0.01 * expected.std()
+
+
+def test_a_value_is_the_beginning_of_its_row(path: Path, kind: Kind) -> None:
+    if kind is LatentModel:
+        with GGUFFile.open(path) as file:
+            model = kind(file)
+            memory = model.memory(512)
+            graph = model.build(BatchShape(4, 1, 256), memory)
+        attention = [node for node in graph.nodes if node.op is Op.FLASH_ATTN_EXT]
+        assert len(attention) == 4
+        for layer, node in enumerate(attention):
+            k, v = node.source(1), node.source(2)
+            assert k is not None and v is not None and k.view_src is v.view_src is memory[layer].tensors[0]
+            assert (k.ne[:3], v.ne[:3]) == ((N_ROW, 256, 1), (N_VALUE, 256, 1))
+            assert k.view_offs == v.view_offs == 0 and k.nb[1] == v.nb[1] == 2 * N_ROW

@@ -15,7 +15,9 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.split.placement import Placement
 from llamado.engine.cache.prompt_cache import CellReader
+from llamado.engine.cache.slot_file import SlotReader, write_slot
 from llamado.engine.engine import Engine
+from llamado.engine.errors import SlotFileError
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.request import Request
 from llamado.engine.sampling.params import Sampling
@@ -240,3 +242,20 @@ def test_the_real_gemma(gemma3_path: Path, jit: Jit) -> None:
         runner.close()
         file.close()
     assert rows[0] == rows[1]
+
+
+def test_a_file_whose_window_holds_no_numbers(start: Open, tmp_path: Path) -> None:
+    runner = start()
+    memory, handle = runner.memory, allocated(runner)
+    feed(runner, handle, text()[:100], 32)
+    tail, cells = memory.read_tail(handle, 100).copy(), memory.read(handle, 0, 100)
+    for infinite in (False, True):
+        if infinite:
+            tail[-2:] = [0, 0x7C]
+        write_slot(tmp_path / "a", runner.cell_kind(), np.array(text()[:100], np.int32), tail, [cells], 100)
+        if not infinite:
+            with SlotReader(tmp_path / "a", runner.cell_kind, n_ctx=4096, n_vocab=512) as file:
+                assert np.array_equal(file.tail, tail)
+            continue
+        with pytest.raises(SlotFileError, match="no number"):
+            SlotReader(tmp_path / "a", runner.cell_kind, n_ctx=4096, n_vocab=512)
