@@ -138,6 +138,7 @@ def test_unknown_keys_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture
         ("models: {a: {cmd: x}}", "models.a.proxy: where does the command listen"),
         ("models: {a: {cmd: x, proxy: 'localhost:1'}}", "models.a.proxy: expected http://host:port"),
         ("models: {a: {cmd: x, proxy: 'http://h:99999'}}", "models.a.proxy: expected http://host:port"),
+        ("models: {a: {cmd: x, proxy: 'http://['}}", "models.a.proxy: expected http://host:port"),
         ("models: {a: {cmd: 'x ${NO}', proxy: 'http://h:1'}}", "models.a.cmd: there is no macro ${NO}"),
         ("models: {a: {cmd: 'x ${env.NO_SUCH_}', proxy: 'http://h:1'}}", "the environment has no NO_SUCH_"),
         ("macros: {m: '${m} ${m}'}\nmodels: {a: {cmd: '${m}', proxy: 'http://h:1'}}", "contain one another"),
