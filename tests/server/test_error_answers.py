@@ -1,0 +1,67 @@
+"""What access control itself answers, to requests of the server and of the router alike."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from llamado.http.access import Access, AccessRules
+from llamado.http.answer import Receive, Scope, Send, error_response
+from llamado.http.errors import ApiError
+
+KEY = [(b"authorization", b"Bearer secret")]
+
+
+async def application(scope: Scope, receive: Receive, send: Send) -> None:
+    """Fails as the routes and the router fail."""
+    await error_response(ApiError("unavailable_error", "busy", retry_after=7))(scope, receive, send)
+
+
+def asked(access: Access, path: str, headers: list[tuple[bytes, bytes]], method: str = "GET") -> tuple[Any, ...]:
+    """Status, headers and body of the answer."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        raise AssertionError("nothing more comes")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": method, "path": path, "headers": headers}
+    asyncio.run(access(scope, receive, send))
+    start, *rest = sent
+    return start["status"], dict(start["headers"]), b"".join(part.get("body", b"") for part in rest)
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "draining", "status", "kind", "more"),
+    [
+        ("/elsewhere", KEY, False, 404, "not_found_error", {}),
+        ("/at/x", [], False, 401, "authentication_error", {}),
+        ("/at/x", KEY, False, 503, "unavailable_error", {b"retry-after": b"7"}),
+        ("/at/x", KEY, True, 503, "unavailable_error", {b"retry-after": b"5", b"connection": b"close"}),
+    ],
+)
+def test_errors_have_one_form(
+    path: str, headers: Any, draining: bool, status: int, kind: str, more: dict[bytes, bytes]
+) -> None:
+    access = Access(application, AccessRules(api_keys=(b"secret",)), "/at")
+    access.draining = draining
+    found, given, body = asked(access, path, headers)
+    error = json.loads(body)["error"]
+    assert (found, error["code"], error["type"]) == (status, status, kind)
+    assert given == {
+        b"content-type": b"application/json; charset=utf-8",
+        b"content-length": str(len(body)).encode(),
+        **more,
+    }
+
+
+def test_a_page_of_another_site_may_not_change_anything() -> None:
+    headers = [(b"origin", b"https://evil.example")]
+    status, given, body = asked(Access(application, AccessRules()), "/x", headers, "POST")
+    assert (status, json.loads(body)["error"]["type"]) == (403, "permission_error")
+    assert b"access-control-allow-origin" not in given
