@@ -18,7 +18,7 @@ from tiny_models import make_llama
 
 from llamado.commands import demo
 
-CLONE = Path(__file__).parents[1]
+CLONE = Path(__file__).parents[2]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 VARIABLES = ("WORKERS", "LATENCY1", "LATENCY2", "LATENCY3", "LLAMADO_DEMO_PORT", "PYTHON")
 

@@ -19,7 +19,7 @@ from llamado.devices.split.placement import ALL_LAYERS
 from llamado.flags import FlagError, FlagParser, Kind, Parsed, add_flags, parse
 from llamado.text.grammar.source import GrammarSource
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 LLAMA_SERVER = (
     "-m x.gguf -a one,two --host 0.0.0.0 --port 9999 -t 3 -tb 2 -c 4096 -n 77 -b 1024 -ub 256 -np 2 -cb --keep 5 "
