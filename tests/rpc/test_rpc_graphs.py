@@ -31,6 +31,8 @@ PTR, BASE = 7, 1 << 33
 class NoMemory:
     """A buffer that is never touched."""
 
+    memory = None
+
     def __init__(self, size: int) -> None:
         self.size = size
 

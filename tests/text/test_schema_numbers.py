@@ -26,7 +26,7 @@ INT, NUMBER = {"type": "integer"}, {"type": "number"}
 CHILD = """
 import json, sys
 from guided import Vocabulary, bytes_tokenizer
-from llamado.text.grammar import ConstraintError, GrammarError
+from llamado.text.grammar.source import ConstraintError, GrammarError
 vocabulary = Vocabulary(bytes_tokenizer())
 for line in sys.stdin:
     kind, text = json.loads(line)
