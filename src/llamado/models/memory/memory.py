@@ -7,7 +7,7 @@ all tokens (to any of them), a window (while it is still there, or to a snapshot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -149,14 +149,14 @@ class Memory(Layout):
 
     def reach(self, handle: Handle, n: int) -> int:
         """To how many of its first tokens, at most `n`, the sequence can go back."""
-        n = min(n, handle.used)
-        while True:
-            found = n
-            for part, place in zip(self._others, handle.places, strict=True):
-                found = part.reach(place, handle.used, found)  # type: ignore[arg-type]
-            if found == n:
-                return n
-            n = found
+        places = list(zip(self._others, handle.places, strict=True))
+
+        def less(n: int) -> int:
+            for part, place in places:
+                n = part.reach(place, handle.used, n)  # type: ignore[arg-type]
+            return n
+
+        return _agreed(min(n, handle.used), less)
 
     def rewind(self, handle: Handle, n: int) -> bool:
         """Go back to the first `n` tokens; whether that was possible. Nothing is moved yet."""
@@ -282,14 +282,13 @@ class Memory(Layout):
 
     def tail_reach(self, tail: int, n: int) -> int:
         """To how many tokens, at most `n`, one can go with the tail of a sequence of `tail` tokens."""
-        n = min(tail, n)
-        while True:
-            found = n
+
+        def less(n: int) -> int:
             for part in self._others:
-                found = part.tail_reach(tail, found)
-            if found == n:
-                return n
-            n = found
+                n = part.tail_reach(tail, n)
+            return n
+
+        return _agreed(min(tail, n), less)
 
     def read_tail(self, handle: Handle, n: int) -> Bytes:
         """The bytes that layers which do not keep all tokens have of the first `n`. Raises DeviceLost."""
@@ -321,6 +320,13 @@ class Memory(Layout):
         """As `sound`, of the tail of a sequence of `n` tokens."""
         spans = [RowSpan(t, 0, part.tail_rows(n)) for part in self._others for t in part.tensors] if n else []
         return are_sound(data, spans)
+
+
+def _agreed(n: int, less: Callable[[int], int]) -> int:
+    """The number of tokens at which all parts can be: each in turn takes off what it cannot reach, until none does."""
+    while (found := less(n)) != n:
+        n = found
+    return n
 
 
 def _fill(rows: tuple[NDArray[np.int64], ...], at: int, end: int, start: int, behind: int, causal: bool) -> None:

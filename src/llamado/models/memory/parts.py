@@ -148,6 +148,70 @@ class Tokens(Part[Run]):
         dst.used = n
 
 
+class SequencePlace:
+    """Where a sequence is in a part whose places begin at fixed rows; `home` is the first of its own.
+
+    `marks`: numbers of tokens that it may want to go back to.
+    """
+
+    __slots__ = ("home", "marks")
+
+    def __init__(self, home: int) -> None:
+        self.home = home
+        self.marks: list[int] = []
+
+
+Fixed = TypeVar("Fixed", bound=SequencePlace)
+
+
+class FixedPart(Part[Fixed]):
+    """A part with `n_places` places of `rows_of_place` rows each. Of its layers a sequence has a tail: what they need
+    to go on from so many tokens.
+    """
+
+    def __init__(self, suffix: str, n_rows: int, n_places: int, rows_of_place: int) -> None:
+        super().__init__(suffix, n_rows)
+        self.rows_of_place = rows_of_place
+        self._n_places = n_places
+        self.clear()
+
+    def clear(self) -> None:
+        self._free = [i * self.rows_of_place for i in range(self._n_places)][::-1]
+
+    def allocate(self) -> Fixed | None:
+        """A place for one more sequence; None where all are taken."""
+        return self._place(self._free.pop()) if self._free else None
+
+    def free(self, place: Fixed) -> None:
+        """The sequence is gone."""
+        self._free.append(place.home)
+
+    def mark(self, place: Fixed, n: int) -> None:
+        """The sequence may want to go back to `n` tokens."""
+        if n not in place.marks:
+            place.marks = [*place.marks, n][-_MARKS:]
+
+    @abstractmethod
+    def _place(self, home: int) -> Fixed:
+        """A place of which nothing is known."""
+
+    @abstractmethod
+    def tail_rows(self, n: int) -> int:
+        """Rows that a sequence of `n` tokens needs to go on."""
+
+    @abstractmethod
+    def tail_reach(self, tail: int, n: int) -> int:
+        """To how many tokens, at most `n`, one can go back with the rows that belong to `tail` tokens."""
+
+    @abstractmethod
+    def tail_row(self, place: Fixed, n: int) -> int:
+        """Where the rows of a tail begin."""
+
+    @abstractmethod
+    def put_tail(self, place: Fixed, tail: int) -> int:
+        """Where the rows of a tail go; the sequence has them, whatever it had."""
+
+
 class _Snapshot(NamedTuple):
     """Tokens `first` to `n` from row `row` on."""
 
@@ -156,17 +220,16 @@ class _Snapshot(NamedTuple):
     row: int
 
 
-class WindowPlace:
+class WindowPlace(SequencePlace):
     """The last tokens of a sequence: those from `first` on lie from row `base` on, where there is room for `room`.
 
     `home` is where its run begins, behind which its snapshots lie.
     """
 
-    __slots__ = ("base", "first", "home", "marks", "room", "snapshots")
+    __slots__ = ("base", "first", "room", "snapshots")
 
     def __init__(self, home: int, room: int) -> None:
-        self.home = home
-        self.marks: list[int] = []
+        super().__init__(home)
         self.begin(room)
 
     def begin(self, room: int) -> None:
@@ -174,7 +237,7 @@ class WindowPlace:
         self.snapshots: list[_Snapshot] = []
 
 
-class Window(Part[WindowPlace]):
+class Window(FixedPart[WindowPlace]):
     """The last `window` tokens of a sequence and those of a batch, in the order of their positions.
 
     When a run is full the last tokens are copied to its front, which happens every `slack` tokens at most. Windows that
@@ -185,20 +248,12 @@ class Window(Part[WindowPlace]):
         self.window = window
         self._run = blocks(window + BLOCK + max_batch + slack)
         self._block = blocks(window + BLOCK)
-        self.rows_of_place = self._run + SNAPSHOTS * self._block
+        rows = self._run + SNAPSHOTS * self._block
         # GPU back ends want attention over a multiple of 256 rows.
-        super().__init__(suffix, align(n_places * self.rows_of_place))
-        self._n_places = n_places
-        self.clear()
+        super().__init__(suffix, align(n_places * rows), n_places, rows)
 
-    def clear(self) -> None:
-        self._free = [i * self.rows_of_place for i in range(self._n_places)][::-1]
-
-    def allocate(self) -> WindowPlace | None:
-        return WindowPlace(self._free.pop(), self._run) if self._free else None
-
-    def free(self, place: WindowPlace) -> None:
-        self._free.append(place.home)
+    def _place(self, home: int) -> WindowPlace:
+        return WindowPlace(home, self._run)
 
     def _least(self, n: int) -> int:
         """The first token that has to be kept of `n`."""
@@ -213,11 +268,6 @@ class Window(Part[WindowPlace]):
         if self._serves(place.first, n):
             return _Snapshot(n, place.first, place.base)
         return next(s for s in place.snapshots if s.n >= n and self._serves(s.first, n))
-
-    def mark(self, place: WindowPlace, n: int) -> None:
-        """The sequence may want to go back to `n` tokens."""
-        if n not in place.marks:
-            place.marks = [*place.marks, n][-_MARKS:]
 
     def reach(self, place: WindowPlace, used: int, n: int) -> int:
         n = min(used, n)
@@ -271,37 +321,32 @@ class Window(Part[WindowPlace]):
         dst.base, dst.first, dst.room = dst.home, first, self._run
 
     def tail_rows(self, n: int) -> int:
-        """Rows that a sequence of `n` tokens needs to go on."""
         return n - self._least(n)
 
     def tail_reach(self, tail: int, n: int) -> int:
-        """To how many tokens, at most `n`, one can go back with the rows that belong to `tail` tokens."""
         n = min(tail, n)
         return n if self._serves(self._least(tail), n) else 0
 
     def tail_row(self, place: WindowPlace, n: int) -> int:
-        """Where the rows of a tail begin."""
         found = self._find(place, n)
         return found.row + self._least(n) - found.first
 
     def put_tail(self, place: WindowPlace, tail: int) -> int:
-        """Where the rows of a tail go; the sequence has them, whatever it had."""
         place.base, place.first, place.room = place.home, self._least(tail), self._run
         return place.home
 
 
-class StatePlace:
+class StatePlace(SequencePlace):
     """The states of a sequence: after how many tokens, and in which row. `home` is the one that is written over."""
 
-    __slots__ = ("home", "marks", "rows")
+    __slots__ = ("rows",)
 
     def __init__(self, home: int) -> None:
-        self.home = home
-        self.marks: list[int] = []
+        super().__init__(home)
         self.rows: dict[int, int] = {}
 
 
-class States(Part[StatePlace]):
+class States(FixedPart[StatePlace]):
     """One state of each sequence, SNAPSHOTS earlier ones that it may want to go back to, and one of now and then.
 
     A token reads the state before it in one row and writes the one behind it into another or the same: at a token that
@@ -312,23 +357,11 @@ class States(Part[StatePlace]):
     """Tokens after which a state is kept."""
 
     def __init__(self, suffix: str, n_places: int) -> None:
-        self.rows_of_place = 2 + SNAPSHOTS
-        super().__init__(suffix, n_places * self.rows_of_place)
-        self.clear()
+        rows = 2 + SNAPSHOTS
+        super().__init__(suffix, n_places * rows, n_places, rows)
 
-    def clear(self) -> None:
-        self._free = list(range(0, self.n_rows, self.rows_of_place))[::-1]
-
-    def allocate(self) -> StatePlace | None:
-        return StatePlace(self._free.pop()) if self._free else None
-
-    def free(self, place: StatePlace) -> None:
-        self._free.append(place.home)
-
-    def mark(self, place: StatePlace, n: int) -> None:
-        """The sequence may want to go back to `n` tokens."""
-        if n not in place.marks:
-            place.marks = [*place.marks, n][-_MARKS:]
+    def _place(self, home: int) -> StatePlace:
+        return StatePlace(home)
 
     def reach(self, place: StatePlace, used: int, n: int) -> int:
         return max((known for known in place.rows if known <= n), default=0)
@@ -374,18 +407,14 @@ class States(Part[StatePlace]):
         dst.rows = {at: row for at, row in dst.rows.items() if row != dst.home} | {n: dst.home}
 
     def tail_rows(self, n: int) -> int:
-        """Rows that a sequence of `n` tokens needs to go on."""
         return 1
 
     def tail_reach(self, tail: int, n: int) -> int:
-        """See Window."""
         return tail if tail <= n else 0
 
     def tail_row(self, place: StatePlace, n: int) -> int:
-        """See Window."""
         return place.rows[n]
 
     def put_tail(self, place: StatePlace, tail: int) -> int:
-        """See Window."""
         place.rows = {tail: place.home}
         return place.home
