@@ -23,6 +23,7 @@ from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
 from llamado.rpc.client.device import RemoteDevice, connect
 from llamado.rpc.worker.server import Worker, WorkerOptions
+from llamado.rpc.worker.session import Session
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def test_the_limit_of_a_worker(device: RemoteDevice) -> None:
 
 
 @pytest.mark.slow
-def test_weights_by_hash(device: RemoteDevice) -> None:
+def test_weights_by_hash(device: RemoteDevice, tmp_path: Path) -> None:
     data = np.random.default_rng(0).integers(0, 256, 11 << 20, np.uint8)
     for turn in range(2):
         tensor = g.new_tensor(T.I8, data.nbytes, name="w")
@@ -98,6 +99,7 @@ def test_weights_by_hash(device: RemoteDevice) -> None:
         np.testing.assert_array_equal(device.read(tensor, 0, tensor.nbytes).result(60), data)
         assert sum(done) == data.nbytes
         assert (len(done) == 1) == (turn == 1)
+        until(lambda: any((tmp_path / "cache").glob("*/*-11534336")))  # it is kept while the buffer is there
         buffers[0].free()
 
 
@@ -123,13 +125,23 @@ def test_signs_of_life_go_on_when_the_worker_gives_their_place_to_another(monkey
         device.place([tensor])
         device.write(tensor, np.full(1000, 7, np.uint8))
         assert device.read(tensor, 0, 1000).result(30).tolist() == [7] * 1000
+        greet, turned_away = Session._greet, []
+
+        def turn_away_the_first(session: Session, tls: object) -> None:
+            if not turned_away:
+                turned_away.append(session)
+                raise ConnectionResetError("let go for another")
+            greet(session, None)
+
+        monkeypatch.setattr(Session, "_greet", turn_away_the_first)
         for _ in range(3):
             sessions = {*worker._sessions}
             (beating,) = (session for session in sessions if session.idle_since is not None)
+            turned_away.clear()
             beating.shut()
-            until(lambda before=sessions: bool({*worker._sessions} - before or device.lost))  # type: ignore[misc]
+            until(lambda before=sessions: any(s._greeted for s in {*worker._sessions} - before) or device.lost)  # type: ignore[misc]
             until(lambda gone=beating: gone not in worker._sessions)  # type: ignore[misc]
-            assert device.lost is None and len(worker._sessions) == 2
+            assert device.lost is None and turned_away and len(worker._sessions) == 2
         assert device.read(tensor, 0, 1000).result(30).tolist() == [7] * 1000
         device.close()
         until(lambda: not worker._sessions)

@@ -25,6 +25,8 @@ SILENCE = 1.6
 
 An idle line is asked by the kernel after 1 s of silence (see transport.py), so it is dead within 2 s, too.
 """
+_ATTEMPTS = 3
+"""Connections tried for signs of life: where many connect, a worker may let one go before it has asked for anything."""
 _OVERDUE = 0.5
 _LOOK = 0.2
 
@@ -39,16 +41,19 @@ class Heartbeat:
         self._connect(timeout)
 
     def _connect(self, timeout: float) -> None:
-        self._sock = dial(self._endpoint, self._tls, timeout)
-        self._reader = ResponseReader()
-        self._sock.settimeout(timeout)
-        try:
-            if self._ended:
-                raise ConnectionAbortedError("it is not asked any more")
-            self._ask(Hello())
-        except (OSError, WireError) as error:
-            self._sock.close()
-            raise ConnectError(f"{self._endpoint} does not answer a second connection: {error}") from error
+        for left in range(_ATTEMPTS)[::-1]:
+            self._sock = dial(self._endpoint, self._tls, timeout)
+            self._reader = ResponseReader()
+            self._sock.settimeout(timeout)
+            try:
+                if self._ended:
+                    raise ConnectionAbortedError("it is not asked any more")
+                self._ask(Hello())
+                break
+            except (OSError, WireError) as error:
+                self._sock.close()
+                if not left or self._ended or not isinstance(error, ConnectionResetError):
+                    raise ConnectError(f"{self._endpoint} does not answer a second connection: {error}") from error
         self._sock.settimeout(PATIENCE)
 
     def beat(self) -> str | None:
