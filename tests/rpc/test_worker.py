@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -65,6 +66,7 @@ from llamado.rpc.worker.budgets import Budgets
 from llamado.rpc.worker.identity import identity
 from llamado.rpc.worker.memory import Lender, Turns
 from llamado.rpc.worker.server import Worker, WorkerError, WorkerOptions, run_worker
+from llamado.rpc.worker.session import Session
 
 GENUINE = hashlib.sha512(b"genuine").digest() * 64
 FORGED = (b"forged 1 " + bytes(4096))[:4076] + bytes.fromhex("02021909050400000306050305001e03053e0201")
@@ -712,6 +714,30 @@ def test_tls_shaken_byte_by_byte(device: CpuDevice, tmp_path: Path, monkeypatch:
             for byte in b"\x16\x03\x01\x40\x00\x01" + bytes(3000):
                 client.sock.sendall(bytes([byte]))
                 time.sleep(0.02)
+        until(lambda: worker.clients == 0)
+
+
+def test_no_tls_is_refused_at_once(device: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although the worker's first thread looks at the connection just then."""
+    greet = Session._greet
+
+    def later(session: Session, tls: ssl.SSLContext | None) -> None:
+        time.sleep(0.2)
+        greet(session, tls)
+
+    monkeypatch.setattr(Session, "_greet", later)
+    monkeypatch.setattr("llamado.rpc.worker.server._LOOK_SECONDS", 60.0)
+    own = Authority(tmp_path)
+    with (
+        running(device, tls_cert=own.cert, tls_key=own.key) as worker,
+        Client(worker, greet=False, timeout=30) as client,
+    ):
+        client.send(Hello())
+        try:
+            while client.sock.recv(64):  # an alert, then the end
+                pass
+        except ConnectionResetError:
+            pass
         until(lambda: worker.clients == 0)
 
 

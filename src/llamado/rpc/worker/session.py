@@ -230,7 +230,9 @@ class Session:
             if tls is not None:
                 sock.settimeout(_HELLO_SECONDS)
                 try:
-                    sock = self._sock = tls.wrap_socket(sock, server_side=True)
+                    # Not shaken yet, so that it can be shut: closing alone says nothing while `Worker` polls it.
+                    sock = self._sock = tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+                    sock.do_handshake()
                 except ssl.SSLError as error:
                     raise WireError(f"no TLS: {_tls_reason(error)}") from None
             buffer = memoryview(bytearray(64))
