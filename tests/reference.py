@@ -520,12 +520,17 @@ def rope(device: ReferenceDevice, node: Tensor) -> Array:
 @rule(Op.FLASH_ATTN_EXT)
 def flash_attn_ext(device: ReferenceDevice, node: Tensor) -> Array:
     q, k, v = (device.get(source(node, i)) for i in range(3))
-    mask, softcap = node.source(3), f32(node, 2)
+    mask, sinks, softcap = node.source(3), node.source(4), f32(node, 2)
     k, v = (np.repeat(np.repeat(x, q.shape[0] // x.shape[0], 0), q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = q @ k.swapaxes(2, 3) * f32(node, 0)
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
-    weights = soft_max(scores, None if mask is None else device.get(mask), f32(node, 1))
+    weights = soft_max(
+        scores,
+        None if mask is None else device.get(mask),
+        f32(node, 1),
+        None if sinks is None else device.get(sinks).reshape(-1),
+    )
     return (weights @ v).swapaxes(1, 2)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,6 +40,10 @@ class Attention:
     type_v: T = T.F16
     softcap: float = 0.0
     head_v: int = 0
+    max_bias: float = 0.0
+    sinks: Array | None = None
+    latent: bool = False
+    """Whether a value is the beginning of its key's row."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -51,21 +56,29 @@ class Attention:
         n = len(q)
         heads = new(self.head, self.n_heads, n)
         k = new(self.head * self.n_heads_kv, self.n_kv, type=self.type_k)
-        v = new(self.head_v * self.n_heads_kv, self.n_kv, type=self.type_v)
-        data: dict[Tensor, Array] = {heads: q, k: self.keys, v: self.values}
+        data: dict[Tensor, Array] = {heads: q, k: self.keys}
+        if self.latent:
+            v = k
+        else:
+            v = new(self.head_v * self.n_heads_kv, self.n_kv, type=self.type_v)
+            data[v] = self.values
+        sinks = None
+        if self.sinks is not None:
+            sinks = new(self.n_heads)
+            data[sinks] = self.sinks
         m = None
         if mask is not None:
             m = new(self.n_kv, n, type=T.F16)
             data[m] = mask
         out = g.flash_attn_ext(
             g.permute(heads, 0, 2, 1, 3), self._heads(k, self.head), self._heads(v, self.head_v), m,
-            self.head**-0.5, 0.0, self.softcap,
+            self.head**-0.5, self.max_bias, self.softcap, sinks=sinks,
         )  # fmt: skip
         return Case({"out": out}, data)
 
     def _heads(self, cache: Tensor, head: int) -> Tensor:
         view = g.view_4d(
-            cache, head, self.n_heads_kv, self.n_kv, 1, cache.type.row_bytes(head), cache.nb[1], cache.nb[2]
+            cache, head, self.n_heads_kv, self.n_kv, 1, cache.nb[1] // self.n_heads_kv, cache.nb[1], cache.nb[2]
         )
         return g.permute(view, 0, 2, 1, 3)
 
@@ -127,6 +140,43 @@ def test_values_of_another_size_than_keys(device: CpuDevice) -> None:
         Attention(48, 4, 2, 64, head_v=24).check(device, causal(n, 64, 40), n)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("heads", [(192, 128), (576, 512), (112, 48)])
+def test_keys_wider_than_values(device: CpuDevice, heads: tuple[int, int]) -> None:
+    for n in (1, 11):
+        Attention(heads[0], 6, 2, 64, head_v=heads[1]).check(device, causal(n, 64, 30), n)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("type", CACHES, ids=ids)
+@pytest.mark.parametrize("heads", [(2, 1), (5, 1), (20, 1), (6, 2)])
+def test_values_that_are_the_beginning_of_their_keys(device: CpuDevice, type: T, heads: tuple[int, int]) -> None:
+    for n in (1, 3, 11):
+        attention = Attention(96, *heads, 80, type, type, head_v=64, latent=True)
+        attention.check(device, causal(n, 80, 60), n)
+
+
+@pytest.mark.parametrize("n_heads", [1, 4, 12, 20])
+def test_biases_by_distance(device: CpuDevice, n_heads: int) -> None:
+    """ALiBi: the mask holds distances, and every head minds them in its own measure."""
+    for n in (1, 5, 12):
+        far = -np.abs(np.arange(64)[None] - (40 + np.arange(n)[:, None])).astype(np.float32)
+        attention = Attention(32, n_heads, n_heads // 4 or 1, 64, max_bias=8.0)
+        attention.check(device, far + causal(n, 64, 40), n)
+        attention.check(device, far, n)
+
+
+@pytest.mark.parametrize("softcap", [0.0, 20.0])
+def test_sinks(device: CpuDevice, softcap: float) -> None:
+    """One more key for each head, a weak one, one among the others, one above all; who sees nothing gets nothing."""
+    sinks = np.array([-30.0, 0.0, 2.0, 60.0, -1.0, 5.0], np.float32)
+    for n in (1, 4, 12):
+        attention = Attention(32, 6, 2, 96, softcap=softcap, sinks=sinks)
+        attention.check(device, causal(n, 96, 60), n)
+        attention.check(device, None, n)
+        attention.check(device, np.full((n, 96), -np.inf), n)
+
+
 def test_masks_with_holes_windows_and_rows_that_see_nothing(device: CpuDevice) -> None:
     rng = np.random.default_rng(5)
     for n in (1, 3, 8, 9, 33):
@@ -158,12 +208,23 @@ def test_great_scores_do_not_overflow(device: CpuDevice) -> None:
 # --- one numerics -----------------------------------------------------------------------------------------------------
 
 
+FORMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sinks": {"sinks": np.linspace(-3, 3, 12, dtype=np.float32)},
+    "latent": {"latent": True, "head_v": 32},
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("type", CACHES, ids=ids)
-@pytest.mark.parametrize("heads", [(4, 2), (9, 3)])
-def test_a_query_is_the_same_in_any_company(teams: list[CpuDevice], type: T, heads: tuple[int, int]) -> None:
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("heads", [(4, 2), (9, 3), (12, 1)])
+def test_a_query_is_the_same_in_any_company(teams: list[CpuDevice], type: T, heads: tuple[int, int], form: str) -> None:
     """Bits: alone, among strangers, at any place of the batch, in a longer cache, on any number of threads."""
-    attention = Attention(64, *heads, 1024, type, type)
+    given = dict(FORMS[form])
+    if "sinks" in given:
+        given["sinks"] = given["sinks"][: heads[0]]
+    attention = Attention(64, *heads, 1024, type, type, **given)
     starts = [0, 256, 512, 512, 768]
     mask = np.concatenate(
         [causal(8, 1024, 90 - 13 * i, start, window=(0, 0, 50)[i % 3]) for i, start in enumerate(starts)]
@@ -196,8 +257,9 @@ def test_unseen_cells_do_not_matter_whatever_they_hold(best: CpuDevice) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("type", CACHES, ids=ids)
-def test_lowerings_agree_to_the_bit(lowerings: dict[str, CpuDevice], type: T) -> None:
-    attention = Attention(64, 6, 2, 200, type, type, softcap=30.0)
+@pytest.mark.parametrize("heads", [(6, 2), (14, 1)])
+def test_lowerings_agree_to_the_bit(lowerings: dict[str, CpuDevice], type: T, heads: tuple[int, int]) -> None:
+    attention = Attention(64, *heads, 200, type, type, softcap=30.0)
     for n in (1, 20):
         mask, q = causal(n, 200, 150), attention.queries(n)
         found = {name: attention.run(device, q, mask).tobytes() for name, device in lowerings.items()}

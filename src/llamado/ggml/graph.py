@@ -401,16 +401,23 @@ def top_k(a: Tensor, k: int, name: str = "") -> Tensor:
     return _make(*shapes.top_k(a, k), Op.TOP_K, (a,), name=name)
 
 
-def soft_max_ext(a: Tensor, mask: Tensor | None, scale: float, max_bias: float = 0.0, name: str = "") -> Tensor:
+def soft_max_ext(
+    a: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    max_bias: float = 0.0,
+    name: str = "",
+    sinks: Tensor | None = None,
+) -> Tensor:
     """softmax(a × scale + mask) of each row.
 
     `mask` is F16 or F32 [ne0, at least ne1, …], repeated over dimensions 2 and 3; `max_bias` > 0 weighs it per head
-    (ALiBi).
+    (ALiBi). `sinks`, F32 [ne2], are the scores of one more element for each head.
     """
-    result = shapes.soft_max(a, mask, None, max_bias)
+    result = shapes.soft_max(a, mask, sinks, max_bias)
     if not a.is_contiguous() or (mask is not None and not mask.is_contiguous()):
         raise ShapeError("soft_max", "scores and mask must be contiguous", a, mask)
-    return _make(*result, Op.SOFT_MAX, (a, mask, None), _pack_ff(scale, max_bias), name)
+    return _make(*result, Op.SOFT_MAX, (a, mask, sinks), _pack_ff(scale, max_bias), name)
 
 
 # --- matrices, positions, attention -----------------------------------------------------------------------------------
@@ -484,17 +491,19 @@ def flash_attn_ext(
     logit_softcap: float = 0.0,
     precision: PrecType = PrecType.DEFAULT,
     name: str = "",
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """softmax(q·k × scale + mask) · v for each head: F32 [v.ne0, n_head, n_tokens, q.ne3].
 
     q [head_dim, n_tokens, n_head], k and v [head_dim, n_kv, n_head_kv] with n_head a multiple of n_head_kv; `mask` F16
-    [n_kv, at least n_tokens]. A `logit_softcap` c > 0 turns scores s into c × tanh(s / c).
+    [n_kv, at least n_tokens]. `max_bias` > 0 weighs the mask per head (ALiBi). A `logit_softcap` c > 0 turns scores s
+    into c × tanh(s / c). `sinks`, F32 [n_head], are the scores of one more key for each head, which has no value.
     """
-    result = shapes.flash_attn_ext(q, k, v, mask, None, max_bias)
+    result = shapes.flash_attn_ext(q, k, v, mask, sinks, max_bias)
     if mask is not None and not mask.is_contiguous():
         raise ShapeError("flash_attn_ext", "the mask must be contiguous", q, k, v, mask)
     params = _pack_flash(scale, max_bias, logit_softcap, precision, 0)
-    return _make(*result, Op.FLASH_ATTN_EXT, (q, k, v, mask, None), params, name)
+    return _make(*result, Op.FLASH_ATTN_EXT, (q, k, v, mask, sinks), params, name)
 
 
 # --- the graph --------------------------------------------------------------------------------------------------------

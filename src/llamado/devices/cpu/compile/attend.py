@@ -8,6 +8,7 @@ from llamado.devices.cpu.compile import copies
 from llamado.devices.cpu.compile.copies import made, straight
 from llamado.devices.cpu.compile.emitter import Emitter, Fields, nothing
 from llamado.devices.cpu.compile.program import ByteSpan, Place, Temporary
+from llamado.devices.cpu.compile.rope import alibi_slopes
 from llamado.devices.cpu.kernels import attention
 from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.device import DeviceError
@@ -21,9 +22,9 @@ _TILE = 32
 
 def attend(out: Emitter, node: Tensor) -> None:
     """Flash attention, with a mask or without."""
-    q, k, v, mask = node.src[0], node.src[1], node.src[2], node.source(3)
+    q, k, v, mask, sinks = node.src[0], node.src[1], node.src[2], node.source(3), node.source(4)
     assert q is not None and k is not None and v is not None
-    scale, _, softcap = _checked(node, k.ne[0], v.ne[0])
+    scale, max_bias, softcap = _checked(node, k.ne[0], v.ne[0])
     head_k, head_v = k.ne[0], v.ne[0]
     q, k, v = straight(out, q), _cache(out, k), _cache(out, v)
     if mask is not None:
@@ -31,8 +32,8 @@ def attend(out: Emitter, node: Tensor) -> None:
     n_tokens, n_heads, n_streams = q.ne[1], q.ne[2], q.ne[3]
     n_kv, n_heads_kv = k.ne[1], k.ne[2]
     ranges = _ranges(out, mask) if mask is not None else None
-    # a pair of heads shares what it reads of the cache; more queries share an expanded block
-    tile = _TILE if n_tokens > 8 else 2 if (n_heads // n_heads_kv) % 2 == 0 else 1
+    shared = (out.place(k), k.type, k.nb) == (out.place(v), v.type, v.nb) and head_v <= head_k
+    tile = _tile(n_tokens, n_heads // n_heads_kv, n_heads_kv * n_streams, out.n_threads)
     fields: Fields = {
         "q": out.place(q), "q_token": q.nb[1], "q_head": q.nb[2], "q_stream": q.nb[3],
         "k": out.place(k), "k_cell": k.nb[1], "k_head": k.nb[2], "k_stream": k.nb[3],
@@ -42,6 +43,8 @@ def attend(out: Emitter, node: Tensor) -> None:
         "mask_stream": 0 if mask is None or mask.ne[3] == 1 else mask.nb[3],
         "ranges": nothing() if ranges is None else Place(ranges, 0),
         "ranges_stream": 0 if mask is None or mask.ne[3] == 1 else 8 * mask.ne[1],
+        "sinks": nothing() if sinks is None else out.place(sinks),
+        "slopes": out.constant(alibi_slopes(n_heads, max_bias)) if max_bias > 0 else nothing(),
         "out": out.place(node), "out_head": node.nb[1], "out_token": node.nb[2], "out_stream": node.nb[3],
         "n_tokens": n_tokens, "n_heads_kv": n_heads_kv, "n_streams": n_streams, "group": n_heads // n_heads_kv,
         "n_kv": n_kv, "scale": scale / softcap if softcap else scale, "softcap": softcap,
@@ -49,19 +52,28 @@ def attend(out: Emitter, node: Tensor) -> None:
     }  # fmt: skip
     parameters = {
         "head_k": head_k, "head_v": head_v, "keys": k.type.name, "values": v.type.name,
-        "tile": tile, "masked": mask is not None, "capped": bool(softcap),
+        "tile": tile, "lanes": out.lowering.panel_rows, "masked": mask is not None, "capped": bool(softcap),
+        "sinks": sinks is not None, "biased": mask is not None and max_bias > 0, "shared": shared,
     }  # fmt: skip
-    reads = [out.span(t) for t in (q, k, v, mask) if t is not None]
+    reads = [out.span(t) for t in (q, k, v, mask, sinks) if t is not None]
     if ranges is not None:
         reads.append(ByteSpan(Place(ranges, 0), ranges.size))
     out.emit(attention.flash_attention, parameters, fields, reads, [out.span(node)], "attention")
 
 
+def _tile(n_tokens: int, group: int, n_groups: int, n_threads: int) -> int:
+    """Queries that are taken together: they share what is read of the cache."""
+    if n_tokens > 8:
+        return _TILE
+    if group > attention.DIRECT * n_threads and n_groups < n_threads:  # one key head: its queries are all there is
+        share = -(-group // n_threads)
+        return min(_TILE, share + share % 2)
+    return 2 if group % 2 == 0 else 1
+
+
 def _checked(node: Tensor, head_k: int, head_v: int) -> tuple[float, float, float]:
     """Scale, greatest bias and soft cap; DeviceError for a form that the kernel does not have."""
     scale, max_bias, softcap = struct.unpack_from("<3f", node.op_params)
-    if max_bias or node.source(4) is not None:
-        raise DeviceError("attention with ALiBi or sinks is not supported here")
     if head_k % 8 or head_v % 8 or max(head_k, head_v) > _MAX_HEAD:
         raise DeviceError(f"attention with heads of {head_k} and {head_v} is not supported here")
     if node.type != TensorType.F32 or not node.has_contiguous_rows():

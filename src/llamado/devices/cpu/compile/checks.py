@@ -143,6 +143,9 @@ def _is_possible(node: Tensor) -> bool:
             n_dims: int = struct.unpack_from("<i", node.op_params, 4)[0]
             return n_dims <= MAX_ROTATED and (c is None or flat(c))
         case Op.FLASH_ATTN_EXT:
-            return mask is None or mask.ne[3] in (1, a.ne[3])
+            sinks = node.source(4)
+            return (
+                a.ne[2] <= MAX_HEADS and (mask is None or mask.ne[3] in (1, a.ne[3])) and (sinks is None or flat(sinks))
+            )
         case _:
             return True

@@ -63,15 +63,27 @@ _FIELDS = (
     "q", "q_token", "q_head", "q_stream",
     "k", "k_cell", "k_head", "k_stream",
     "v", "v_cell", "v_head", "v_stream",
-    "mask", "mask_token", "mask_stream", "ranges", "ranges_stream",
+    "mask", "mask_token", "mask_stream", "ranges", "ranges_stream", "sinks", "slopes",
     "out", "out_head", "out_token", "out_stream",
     "n_tokens", "n_heads_kv", "n_streams", "group", "n_kv", "scale", "softcap", "scratch", "scratch_step",
 )  # fmt: skip
 
+DIRECT = 2
+"""Queries of a tile that read keys and values where they lie; more of them share an expanded block."""
+
 
 def scratch_bytes(head_k: int, head_v: int, tile: int) -> int:
-    """Scratch one thread needs: outputs and scores of a tile, a block of keys and of values in f32."""
-    return 4 * (tile * (head_v + BLOCK) + BLOCK * (head_k + head_v)) + 64
+    """Scratch one thread needs: outputs, scores and queries of a tile, a block of keys and of values in f32."""
+    return 4 * (tile * (head_v + BLOCK + head_k) + BLOCK * (head_k + head_v)) + 64
+
+
+class _Place:
+    """Where a query's data lie in the tile's table, in bytes: addresses of its numbers, mask row and output, the first
+    and the last + 1 cell it sees (two i32), its sink and its slope (f32).
+    """
+
+    Q, MASK, OUT, RANGE, SINK, SLOPE = 0, 8, 16, 24, 32, 36
+    BYTES = 40
 
 
 @kernel(*_FIELDS)
@@ -85,11 +97,18 @@ def flash_attention(
     keys: str,
     values: str,
     tile: int,
+    lanes: int,
     masked: bool,
     capped: bool,
+    sinks: bool,
+    biased: bool,
+    shared: bool,
 ) -> None:
     """One unit of work is a tile of `tile` queries (token and head of one key head's group, heads fastest) of
     one key head.
+
+    `lanes`, 8 or 16: numbers of a register. `sinks`: each head has one more key, a score without a value. `biased`: each head weighs the mask by its slope.
+    `shared`: values are the beginnings of the keys' rows.
     """
     k_type, v_type = TensorType[keys], TensorType[values]
     scale, softcap = a.scale.to(I32).bits(F32), a.softcap.to(I32).bits(F32)
@@ -97,88 +116,102 @@ def flash_attention(
     tiles = (rows + (tile - 1)) // tile
     outputs = a.scratch + work.thread * a.scratch_step
     scores = outputs + 4 * tile * head_v
-    k_block = scores + 4 * tile * BLOCK
+    queries = scores + 4 * tile * BLOCK
+    k_block = queries + 4 * tile * head_k
     v_block = k_block + 4 * BLOCK * head_k
-    step = 2 if c.lowering.columns > 4 and tile % 2 == 0 else 1  # queries handled at once: what the registers hold
+    step = 2 if c.lowering.columns > 4 and tile % 2 == 0 else 1  # queries whose values are added at once
+    groups, part = _groups(tile, lanes, step), _part(head_v, lanes)
 
     with c.shares(work, tiles * a.n_heads_kv * a.n_streams, c.i64(1)) as unit:
         # the longest tiles (the last tokens see most keys) are handed out first
         number = tiles - 1 - unit // (a.n_heads_kv * a.n_streams)
         rest = unit % (a.n_heads_kv * a.n_streams)
         head, stream = rest % a.n_heads_kv, rest // a.n_heads_kv
-        places = c.scratch(8 * 4 * tile)  # per query: addresses of q, mask and output, first and last + 1 cell it sees
-        peaks, sums = c.scratch(4 * tile), c.scratch(32 * tile)
+        places = c.scratch(_Place.BYTES * tile)
+        peaks, sums, fades = c.scratch(4 * tile), c.scratch(32 * tile), c.scratch(4 * tile)
         start, stop = c.var(a.n_kv), c.var(c.i64(0))
         with c.range(0, tile) as j:
             row = c.min(number * tile + j, rows - 1)
             token, h = row // a.group, head * a.group + row % a.group
-            c.store(places + j * 32, a.q + token * a.q_token + h * a.q_head + stream * a.q_stream)
-            c.store(places + j * 32 + 8, a.mask + token * a.mask_token + stream * a.mask_stream)
-            c.store(places + j * 32 + 16, a.out + h * a.out_head + token * a.out_token + stream * a.out_stream)
+            place = places + j * _Place.BYTES
+            c.store(place + _Place.Q, a.q + token * a.q_token + h * a.q_head + stream * a.q_stream)
+            c.store(place + _Place.MASK, a.mask + token * a.mask_token + stream * a.mask_stream)
+            c.store(place + _Place.OUT, a.out + h * a.out_head + token * a.out_token + stream * a.out_stream)
+            if sinks:
+                c.store(place + _Place.SINK, c.load(F32, a.sinks + h * 4))
+            if biased:
+                c.store(place + _Place.SLOPE, c.load(F32, a.slopes + h * 4))
             c.store(peaks + j * 4, c.f32(_NONE))
             c.store(sums + j * 32, c.const(F32x8, 0.0))
             if masked:
                 range_ = a.ranges + token * 8 + stream * a.ranges_stream
-                c.store(places + j * 32 + 24, c.load(I64, range_))
+                c.store(place + _Place.RANGE, c.load(I64, range_))
                 start.value = c.min(start.value, c.load(I32, range_).to(I64))
                 stop.value = c.max(stop.value, c.load(I32, range_ + 4).to(I64))
         if not masked:
             start.value, stop.value = c.i64(0), a.n_kv
         with c.range(0, tile * head_v, 8) as i:
             c.store(outputs + i * 4, c.const(F32x8, 0.0))
+        for group in groups:
+            if group.lanes > 8:
+                _interleave(c, group, places, queries, head_k)
 
         k_head = a.k + head * a.k_head + stream * a.k_stream
         v_head = a.v + head * a.v_head + stream * a.v_stream
-        caches = ((_Cells(k_head, a.k_cell, k_type), head_k), (_Cells(v_head, a.v_cell, v_type), head_v))
-        if tile <= 2:  # weights have passed through all caches since these cells were last read
+        caches = [(_Cells(k_head, a.k_cell, k_type), head_k)]
+        if not shared:
+            caches.append((_Cells(v_head, a.v_cell, v_type), head_v))
+        if tile <= DIRECT:  # weights have passed through all caches since these cells were last read
             for cells, head_size in caches:
                 _fetch(c, cells, start.value, c.min(start.value + _AHEAD, stop.value), head_size)
         with c.range(start.value // BLOCK * BLOCK, stop.value, BLOCK) as first:
             here = c.min(stop.value - first, BLOCK)
-            if tile <= 2:
+            if tile <= DIRECT:
                 for cells, head_size in caches:
                     _fetch(c, cells, first + _AHEAD, c.min(first + (_AHEAD + BLOCK), stop.value), head_size)
             wanted = c.var(c.i64(0 if masked else 1))
             if masked:
                 with c.range(0, tile) as j:
-                    wanted.value = wanted.value | _sees(c, places + j * 32, first)
+                    wanted.value = wanted.value | _sees(c, places + j * _Place.BYTES, first)
             with c.when(wanted.value > 0):
                 keys_, values_ = _Cells(k_head, a.k_cell, k_type), _Cells(v_head, a.v_cell, v_type)
-                if tile > 2:
+                if tile > DIRECT:
                     keys_ = _expand(c, keys_, first, here, a.n_kv, head_k, k_block)
-                    values_ = _expand(c, values_, first, here, a.n_kv, head_v, v_block)
-                block, cap = _Block(first, here, stop.value, a.n_kv), softcap if capped else None
-
-                def attend(
-                    j: Value, n: int, cells: tuple[_Cells, _Cells] = (keys_, values_), block: _Block = block
-                ) -> None:
-                    """Queries j … j+n−1 over the block."""
-                    at = scores + j * (4 * BLOCK)
-                    _score(c, cells[0], head_k, places + j * 32, at, n, block, scale, cap, masked=masked)
-                    fades = [
-                        _soften(c, at + s * (4 * BLOCK), here, peaks + (j + s) * 4, sums + (j + s) * 32)
-                        for s in range(n)
-                    ]
-                    _mix(c, cells[1], head_v, at, outputs + j * (4 * head_v), n, block, fades)
-
-                with c.range(0, tile, step) as j:
-                    seen = c.i64(0 if masked else step)
-                    for s in range(step if masked else 0):
-                        seen = seen + _sees(c, places + (j + s) * 32, first)
+                    values_ = keys_ if shared else _expand(c, values_, first, here, a.n_kv, head_v, v_block)
+                block = _Block(first, here, stop.value, a.n_kv)
+                rule = _Rule(scale, softcap if capped else None, masked, biased)
+                # eight keys, and then a part of all values, stay in the first cache for all queries of the tile
+                with c.range(0, here, 8) as k8:
+                    for group in groups:
+                        with c.range(group.first, group.stop, group.queries) as j:
+                            seen = _seen(c, places, j, group.queries, first, masked=masked)
+                            with c.when(seen > 0):
+                                _score(c, keys_, head_k, places, queries, scores, j, group, k8, block, rule)
+                with c.range(0, tile) as j, c.when(_seen(c, places, j, 1, first, masked=masked) > 0):
+                    fade = _soften(c, scores + j * (4 * BLOCK), here, peaks + j * 4, sums + j * 32)
+                    c.store(fades + j * 4, fade)
+                with c.range(0, head_v, part[0] * part[1]) as d, c.range(0, tile, step) as j:
+                    seen = _seen(c, places, j, step, first, masked=masked)
                     with c.when(seen.equals(step)):
-                        attend(j, step)
+                        _mix(c, values_, head_v, d, part, scores, outputs, fades, j, step, block)
                     if masked and step > 1:  # two sequences meet: what one of them does not see may be no number
                         with (
                             c.when(seen.equals(1)),
                             c.range(j, j + step) as one,
-                            c.when(_sees(c, places + one * 32, first) > 0),
+                            c.when(_sees(c, places + one * _Place.BYTES, first) > 0),
                         ):
-                            attend(one, 1)
+                            _mix(c, values_, head_v, d, part, scores, outputs, fades, one, 1, block)
 
         with c.range(0, tile) as j:
             total = c.sum_lanes(c.load(F32x8, sums + j * 32))
-            inverse = c.select(total > 0.0, c.f32(1.0) / total, c.f32(0.0)).splat(8)
-            to = c.load(I64, places + j * 32 + 16)
+            share = c.f32(1.0)
+            if sinks:
+                peak, sink = c.load(F32, peaks + j * 4), c.load(F32, places + j * _Place.BYTES + _Place.SINK)
+                greatest = c.max(peak, sink)
+                share = maths.exp(c, peak - greatest)
+                total = total * share + maths.exp(c, sink - greatest)
+            inverse = c.select(total > 0.0, share / total, c.f32(0.0)).splat(8)
+            to = c.load(I64, places + j * _Place.BYTES + _Place.OUT)
             with c.range(0, head_v, 8) as d:
                 c.store(to + d * 4, c.load(F32x8, outputs + (j * head_v + d) * 4) * inverse)
 
@@ -206,10 +239,58 @@ class _Block(NamedTuple):
     n_kv: Value
 
 
+class _Rule(NamedTuple):
+    """What is done to a product to make it a score."""
+
+    scale: Value
+    softcap: Value | None
+    masked: bool
+    biased: bool
+
+
+class _Group(NamedTuple):
+    """Queries of a tile, from `first` to `stop`, whose scores are computed `queries` at a time.
+
+    A register has 8 lanes of one query, or 16: eight of one and eight of the next, which lie so in scratch.
+    """
+
+    first: int
+    stop: int
+    queries: int
+    lanes: int
+
+
+def _groups(tile: int, lanes: int, step: int) -> list[_Group]:
+    """How the queries of a tile are taken: what the registers hold, and the rest."""
+    if lanes == 16 and tile > DIRECT and tile % 2 == 0:
+        fours = tile // 4 * 4
+        return [_Group(*g, lanes) for g in ((0, fours, 4), (fours, tile, 2)) if g[0] < g[1]]
+    return [_Group(0, tile, step, 8)]
+
+
+def _part(head: int, lanes: int) -> tuple[int, int]:
+    """Lanes of a register for values, and how many registers of a head are filled at once."""
+    lanes = lanes if head % lanes == 0 else 8
+    n = min(8, head // lanes)
+    while (head // lanes) % n:
+        n -= 1
+    return lanes, n
+
+
 def _sees(c: Code, place: Value, first: Value) -> Value:
     """1 where the query at `place` sees a cell of the block at `first`, else 0."""
-    low, high = c.load(I32, place + 24).to(I64), c.load(I32, place + 28).to(I64)
+    low, high = c.load(I32, place + _Place.RANGE).to(I64), c.load(I32, place + (_Place.RANGE + 4)).to(I64)
     return ((low < first + BLOCK) & (high > first)).zext(I64)
+
+
+def _seen(c: Code, places: Value, j: Value, n: int, first: Value, *, masked: bool) -> Value:
+    """How many of the queries j … j+n−1 see a cell of the block at `first`."""
+    if not masked:
+        return c.i64(n)
+    seen = _sees(c, places + j * _Place.BYTES, first)
+    for s in range(1, n):
+        seen = seen + _sees(c, places + (j + s) * _Place.BYTES, first)
+    return seen
 
 
 def _fetch(c: Code, cells: _Cells, first: Value, stop: Value, head: int) -> None:
@@ -229,40 +310,64 @@ def _expand(c: Code, cells: _Cells, first: Value, here: Value, n_kv: Value, head
     return _Cells(to, c.i64(4 * head), TensorType.F32, expanded=True)
 
 
+def _interleave(c: Code, group: _Group, places: Value, queries: Value, head: int) -> None:
+    """Copies queries so that eight numbers of one are followed by the same eight of the next."""
+    with c.range(group.first, group.stop, 2) as j:
+        for s in range(2):
+            source = c.load(I64, places + (j + s) * _Place.BYTES + _Place.Q)
+            with c.range(0, head, 8) as d:
+                c.store(queries + j * (4 * head) + d * 8 + 32 * s, c.load(F32x8, source + d * 4))
+
+
 def _score(
     c: Code,
     keys: _Cells,
     head: int,
     places: Value,
+    interleaved: Value,
     scores: Value,
-    step: int,
+    j: Value,
+    group: _Group,
+    k8: Value,
     block: _Block,
-    scale: Value,
-    softcap: Value | None,
-    *,
-    masked: bool,
+    rule: _Rule,
 ) -> None:
-    """scores[query][key] of `step` queries for the keys of a block, eight at a time."""
-    queries = [c.load(I64, places + 32 * s) for s in range(step)]
-    with c.range(0, block.here, 8) as k8:
-        rows = [keys.row(c, block, k8 + i) for i in range(8)]
-        sums = [[c.var(c.const(F32x8, 0.0)) for _ in range(8)] for _ in range(step)]
-        with c.range(0, head, 8) as d:
-            q = [c.load(F32x8, query + d * 4) for query in queries]
-            for i, row in enumerate(rows):
-                k = FORMATS[keys.type].load(c, row, d)
-                for s in range(step):
-                    sums[s][i].value = c.fma(q[s], k, sums[s][i].value)
-        order = c.const(I64._replace(lanes=8), list(range(8))) + (block.first + k8).splat(8)
-        for s in range(step):
-            score = c.sum_lanes8([v.value for v in sums[s]]) * scale.splat(8)
-            if softcap is not None:
-                score = maths.tanh(c, score) * softcap.splat(8)  # `scale` has the division by the cap in it
-            if masked:
-                mask = c.load(I64, places + 32 * s + 8)
-                score = score + c.load(F16x8, mask + (block.first + k8) * 2).to(F32x8)
-            score = c.select(order < block.stop.splat(8), score, c.const(F32x8, float("-inf")))
-            c.store(scores + 4 * BLOCK * s + k8 * 4, score)
+    """scores[query][key] of the queries from j on for the eight keys from k8 on."""
+    both = group.lanes == 16
+    type_ = F32._replace(lanes=group.lanes)
+    if both:
+        queries = [interleaved + (j + s) * (4 * head) for s in range(0, group.queries, 2)]
+    else:
+        queries = [c.load(I64, places + (j + s) * _Place.BYTES + _Place.Q) for s in range(group.queries)]
+    rows = [keys.row(c, block, k8 + i) for i in range(8)]
+    sums = [[c.var(c.const(type_, 0.0)) for _ in rows] for _ in queries]
+    with c.range(0, head, 8) as d:
+        q = [c.load(type_, query + d * (8 if both else 4)) for query in queries]
+        for i, row in enumerate(rows):
+            k = FORMATS[keys.type].load(c, row, d)
+            if both:
+                k = c.concat(k, k)
+            for s, numbers in enumerate(q):
+                sums[s][i].value = c.fma(numbers, k, sums[s][i].value)
+    order = c.const(I64._replace(lanes=8), list(range(8))) + (block.first + k8).splat(8)
+    inside = order < block.stop.splat(8)
+    for s in range(group.queries):
+        if both:
+            half = range(8) if s % 2 == 0 else range(8, 16)
+            products = [c.shuffle(v.value, None, half) for v in sums[s // 2]]
+        else:
+            products = [v.value for v in sums[s]]
+        score = c.sum_lanes8(products) * rule.scale.splat(8)
+        if rule.softcap is not None:
+            score = maths.tanh(c, score) * rule.softcap.splat(8)  # `scale` has the division by the cap in it
+        if rule.masked:
+            place = places + (j + s) * _Place.BYTES
+            mask = c.load(F16x8, c.load(I64, place + _Place.MASK) + (block.first + k8) * 2).to(F32x8)
+            if rule.biased:
+                mask = mask * c.splat_load(F32x8, place + _Place.SLOPE)
+            score = score + mask
+        score = c.select(inside, score, c.const(F32x8, float("-inf")))
+        c.store(scores + (j + s) * (4 * BLOCK) + k8 * 4, score)
 
 
 def _soften(c: Code, scores: Value, here: Value, peak: Value, sums: Value) -> Value:
@@ -284,25 +389,35 @@ def _soften(c: Code, scores: Value, here: Value, peak: Value, sums: Value) -> Va
 
 
 def _mix(
-    c: Code, values: _Cells, head: int, scores: Value, out: Value, step: int, block: _Block, fades: list[Value]
+    c: Code,
+    values: _Cells,
+    head: int,
+    d: Value,
+    part: tuple[int, int],
+    scores: Value,
+    outputs: Value,
+    fades: Value,
+    j: Value,
+    step: int,
+    block: _Block,
 ) -> None:
-    """outputs = outputs · fade + Σ weight · value, key by key, in tiles of eight vectors of the head."""
-    n = min(8, head // 8)
-    while (head // 8) % n:
-        n -= 1
-    with c.range(0, head, 8 * n) as d:
-        sums: list[list[Var]] = []
-        for s in range(step):
-            fade = fades[s].splat(8)
-            at = out + s * (4 * head)
-            sums.append([c.var(c.load(F32x8, at + (d + 8 * i) * 4) * fade) for i in range(n)])
-        with c.range(0, block.here) as k:
-            row = values.row(c, block, k)
-            weights = [c.splat_load(F32x8, scores + 4 * BLOCK * s + k * 4) for s in range(step)]
-            for i in range(n):
-                v = FORMATS[values.type].load(c, row, d + 8 * i)
-                for s in range(step):
-                    sums[s][i].value = c.fma(weights[s], v, sums[s][i].value)
-        for s in range(step):
-            for i in range(n):
-                c.store(out + s * (4 * head) + (d + 8 * i) * 4, sums[s][i].value)
+    """outputs = outputs · fade + Σ weight · value, key by key, for a part of the head from element d on."""
+    lanes, n = part
+    type_, form = F32._replace(lanes=lanes), FORMATS[values.type]
+    sums: list[list[Var]] = []
+    for s in range(step):
+        fade = c.splat_load(type_, fades + (j + s) * 4)
+        at = outputs + (j + s) * (4 * head)
+        sums.append([c.var(c.load(type_, at + (d + lanes * i) * 4) * fade) for i in range(n)])
+    with c.range(0, block.here) as k:
+        row = values.row(c, block, k)
+        weights = [c.splat_load(type_, scores + (j + s) * (4 * BLOCK) + k * 4) for s in range(step)]
+        for i in range(n):
+            v = form.load(c, row, d + lanes * i)
+            if lanes == 16:
+                v = c.concat(v, form.load(c, row, d + (lanes * i + 8)))
+            for s in range(step):
+                sums[s][i].value = c.fma(weights[s], v, sums[s][i].value)
+    for s in range(step):
+        for i in range(n):
+            c.store(outputs + (j + s) * (4 * head) + (d + lanes * i) * 4, sums[s][i].value)
