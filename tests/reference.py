@@ -505,11 +505,11 @@ def rope(device: ReferenceDevice, node: Tensor) -> Array:
     x, positions = device.get(source(node, 0)), device.get(source(node, 1)).reshape(-1)
     factors = node.source(2)
     angles, magnitude = rope_angles(node, positions, None if factors is None else device.get(factors).reshape(-1))
-    n_dims, mode = i32(node, 1), RopeMode(i32(node, 2))
+    n_dims, mode, start = i32(node, 1), RopeMode(i32(node, 2)), i32(node, 15)
     cos, sin = (magnitude * f(angles)[None, :, None, :] for f in (np.cos, np.sin))
     first, second = {
-        RopeMode.NORMAL: (slice(0, n_dims, 2), slice(1, n_dims, 2)),
-        RopeMode.NEOX: (slice(0, n_dims // 2), slice(n_dims // 2, n_dims)),
+        RopeMode.NORMAL: (slice(start, start + n_dims, 2), slice(start + 1, start + n_dims, 2)),
+        RopeMode.NEOX: (slice(start, start + n_dims // 2), slice(start + n_dims // 2, start + n_dims)),
     }[mode]
     out = x.copy()
     out[..., first] = x[..., first] * cos - x[..., second] * sin

@@ -69,12 +69,14 @@ LINEAR = (0, 500000.0, 0.125, 0.0, 1.0, 32.0, 1.0)
 @pytest.mark.parametrize("parameters", [PLAIN_ROPE, LINEAR, YARN], ids=["plain", "linear", "yarn"])
 @pytest.mark.parametrize("factors", [False, True])
 def test_rotation(device: CpuDevice, mode: RopeMode, parameters: Any, factors: bool) -> None:
-    for head, n_dims, heads, tokens in (
-        (64, 64, 3, 5),
-        (16, 16, 1, 1),
-        (80, 48, 2, 9),
-        (6, 4, 2, 3),
-        (128, 128, 1, 17),
+    for head, n_dims, heads, tokens, offset in (
+        (64, 64, 3, 5, 0),
+        (16, 16, 1, 1, 0),
+        (80, 48, 2, 9, 0),
+        (80, 48, 2, 9, 32),
+        (80, 24, 2, 3, 50),
+        (6, 4, 2, 3, 0),
+        (128, 128, 1, 17, 0),
     ):
         x, positions = new(head, heads, tokens), new(tokens, type=T.I32)
         data: dict[Tensor, Any] = {x: values(head, heads, tokens), positions: np.arange(tokens) * 977 % 131000}
@@ -82,7 +84,7 @@ def test_rotation(device: CpuDevice, mode: RopeMode, parameters: Any, factors: b
         if factors:
             freq = new(n_dims // 2)
             data[freq] = np.linspace(1, 8, n_dims // 2)
-        result = g.rope_ext(x, positions, freq, n_dims, mode, *parameters)
+        result = g.rope_ext(x, positions, freq, n_dims, mode, *parameters, offset=offset)
         check(device, result, data, rtol=1e-4, atol=3e-6)
 
 

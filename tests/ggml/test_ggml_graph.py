@@ -181,6 +181,12 @@ def test_parameter_bytes(result: Tensor, expected: bytes) -> None:
             "one I32 position for each token",
         ),
         (
+            lambda: g.rope_ext(
+                new(64, 9, 5), new(5, type=T.I32), None, 48, 0, 0, 1e4, 1.0, 0.0, 1.0, 32.0, 1.0, offset=18
+            ),
+            "from number 18",
+        ),
+        (
             lambda: g.rope_ext(new(64, 9, 5), new(5, type=T.I32), new(31), 64, 0, 0, 1e4, 1.0, 0.0, 1.0, 32.0, 1.0),
             "32 F32 frequency factors",
         ),

@@ -464,19 +464,20 @@ def rope_ext(
     beta_fast: float,
     beta_slow: float,
     name: str = "",
+    offset: int = 0,
 ) -> Tensor:
-    """Rotary position embedding of the first `n_dims` elements of each head of `a` [head_dim, n_head, n_tokens].
+    """Rotary position embedding of `n_dims` elements of each head of `a` [head_dim, n_head, n_tokens].
 
-    `pos` is I32 [n_tokens]; `freq_factors` F32 [n_dims / 2] divides the frequencies; `ext_factor` to `beta_slow` are
-    YaRN's.
+    They are those from `offset` on. `pos` is I32 [n_tokens]; `freq_factors` F32 [n_dims / 2] divides the frequencies;
+    `ext_factor` to `beta_slow` are YaRN's.
     """
     if mode & 1 or mode & RopeMode.MROPE:
         raise ShapeError("rope", f"mode {int(mode)} is not NORMAL or NEOX", a)
-    result = shapes.rope(a, pos, freq_factors, n_dims, mode)
+    result = shapes.rope(a, pos, freq_factors, n_dims, mode, offset)
     params = _pack_rope(
         *(0, n_dims, mode, 0, n_ctx_orig),
         *(freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow),
-        *(0, 0, 0, 0, 0),
+        *(0, 0, 0, 0, offset),
     )
     return _make(*result, _ROPE, (a, pos, freq_factors), params, name)
 

@@ -203,7 +203,7 @@ def add_id(a: Tensor, b: Tensor, ids: Tensor) -> Result:
     return a.type, a.ne
 
 
-def rope(a: Tensor, pos: Tensor, factors: Tensor | None, n_dims: int, mode: int) -> Result:
+def rope(a: Tensor, pos: Tensor, factors: Tensor | None, n_dims: int, mode: int, offset: int) -> Result:
     """A position for each token (dimension 2), four for the modes of several sections; a factor for each pair."""
     if mode & 1:
         raise ShapeError("rope", f"mode {mode} is no longer one", a)
@@ -213,8 +213,8 @@ def rope(a: Tensor, pos: Tensor, factors: Tensor | None, n_dims: int, mode: int)
         raise ShapeError("rope", f"there must be {count} for each token (dimension 2)", a, pos)
     if factors is not None and (factors.type is not _F32 or factors.ne[0] < n_dims // 2):
         raise ShapeError("rope", f"needs {n_dims // 2} F32 frequency factors", a, pos, factors)
-    if not 0 < n_dims <= a.ne[0] or n_dims % 2:
-        raise ShapeError("rope", f"cannot turn {n_dims} elements of a head", a, pos)
+    if n_dims <= 0 or n_dims % 2 or offset < 0 or offset % 2 or offset + n_dims > a.ne[0]:
+        raise ShapeError("rope", f"cannot turn {n_dims} elements from number {offset} on of a head", a, pos)
     return a.type, a.ne
 
 
@@ -290,7 +290,7 @@ def _set_rows(node: Tensor, src: Tensor, ids: Tensor) -> Result:
 
 def _rope(node: Tensor, a: Tensor, pos: Tensor, factors: Tensor | None) -> Result:
     n_dims, mode = _ints(node, "<2i", 4)
-    return rope(a, pos, factors, n_dims, mode)
+    return rope(a, pos, factors, n_dims, mode, _ints(node, "<i", 60)[0])
 
 
 def _attention(node: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None) -> Result:

@@ -134,7 +134,8 @@ def _rope(chain: Chain, node: Tensor) -> None:
     if mode not in (RopeMode.NORMAL, RopeMode.NEOX):
         raise DeviceError(f"rotation mode {mode.name} is not supported here")
     table = _angles(chain.out, node)
-    chain.add(("rope", mode.name), "rope", table=Place(table, 0), step=8 * (n_dims // 2), n_dims=n_dims)
+    (offset,) = struct.unpack_from("<i", node.op_params, 60)
+    chain.add(("rope", mode.name), "rope", table=Place(table, 0), step=8 * (n_dims // 2), n_dims=n_dims, offset=offset)
     chain.reads.append(ByteSpan(Place(table, 0), table.size))
 
 
@@ -144,7 +145,7 @@ def _angles(out: Emitter, node: Tensor) -> Temporary:
     assert positions is not None
     _, n_dims, _, _, n_ctx_orig, *scaling = struct.unpack_from("<5i6f", node.op_params)
     key = (
-        "angles", out.contents(positions), node.op_params, None if factors is None else out.contents(factors),
+        "angles", out.contents(positions), node.op_params[:60], None if factors is None else out.contents(factors),
         node.ne[2],
     )  # fmt: skip
     if key not in out.made:

@@ -107,8 +107,8 @@ def flash_attention(
     """One unit of work is a tile of `tile` queries (token and head of one key head's group, heads fastest) of
     one key head.
 
-    `lanes`, 8 or 16: numbers of a register. `sinks`: each head has one more key, a score without a value. `biased`: each head weighs the mask by its slope.
-    `shared`: values are the beginnings of the keys' rows.
+    `lanes`, 8 or 16: numbers of a register. `sinks`: each head has one more key, a score without a value. `biased`:
+    each head weighs the mask by its slope. `shared`: values are the beginnings of the keys' rows.
     """
     k_type, v_type = TensorType[keys], TensorType[values]
     scale, softcap = a.scale.to(I32).bits(F32), a.softcap.to(I32).bits(F32)

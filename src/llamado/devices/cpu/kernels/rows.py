@@ -21,7 +21,8 @@ stage                          fields                    meaning
 ("unary", op)                                            a UnaryOp or an Op that is a function of one number
 ("leaky_relu",)                slope
 ("glu", op)                    x s1 s2 s3                op(row) · operand
-("rope", mode)                 table step n_dims         rotation by the table of token i2 (rope_table)
+("rope", mode)                 table step n_dims         rotation of `n_dims` elements from `offset` on by the table
+                               offset                    of token i2 (rope_table)
 ("soft_max", mask, sinks)      scale mask s1 s2 s3       softmax(row · scale + slope[i2] · mask[i1, i2 % m2, i3 % m3]);
                                m2 m3 slopes sinks        mask: its type or None; sinks: with one more key per head
 ("store",)                     x s1 s2 s3                to memory, f32
@@ -67,7 +68,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "unary": (),
     "leaky_relu": ("slope",),
     "glu": _OPERAND,
-    "rope": ("table", "step", "n_dims"),
+    "rope": ("table", "step", "n_dims", "offset"),
     "soft_max": ("scale", "mask", "s1", "s2", "s3", "m2", "m3", "slopes", "sinks"),
     "store": _OPERAND,
     "keep": _OPERAND,
@@ -298,8 +299,8 @@ class _RowCode:
         c = self.c
         if self.pending:
             self.settle(self.scratch)
-        source, to = self.at, self.scratch
-        n_dims = self.field(i, "n_dims")
+        start, n_dims = self.field(i, "offset"), self.field(i, "n_dims")
+        source, to = self.at + start * 4, self.scratch + start * 4
         table = self.field(i, "table") + self.index[1] * self.field(i, "step")
         half = n_dims // 2
         if mode == RopeMode.NEOX:
@@ -314,9 +315,10 @@ class _RowCode:
                 cos, sin = c.load(F32, table + j * 8), c.load(F32, table + j * 8 + 4)
                 c.store(to + j * 8, c.fma(x0, cos, -(x1 * sin)))
                 c.store(to + j * 8 + 4, c.fma(x0, sin, x1 * cos))
-        with c.range(n_dims, self.a.n) as j:
-            c.store(to + j * 4, c.load(F32, source + j * 4))
-        self.at = to
+        for first, stop in ((c.i64(0), start), (start + n_dims, self.a.n)):
+            with c.range(first, stop) as j:
+                c.store(self.scratch + j * 4, c.load(F32, self.at + j * 4))
+        self.at = self.scratch
 
     def _set_rows(self, i: int, type_: TensorType, *, wide: bool, how: str) -> None:
         c = self.c
