@@ -394,6 +394,11 @@ def argmax(device: ReferenceDevice, node: Tensor) -> Array:
     return device.get(source(node, 0)).argmax(axis=3)
 
 
+@rule(Op.FILL)
+def fill(device: ReferenceDevice, node: Tensor) -> Array:
+    return np.full(node.ne[::-1], f32(node, 0), device.dtype)
+
+
 @rule(Op.ARGSORT)
 def argsort(device: ReferenceDevice, node: Tensor) -> Array:
     x = device.get(source(node, 0))

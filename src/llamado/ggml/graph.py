@@ -265,6 +265,13 @@ def clamp(a: Tensor, low: float, high: float, name: str = "") -> Tensor:
     return _map(Op.CLAMP, a, name, _pack_ff(low, high))
 
 
+def fill(a: Tensor, number: float, name: str = "") -> Tensor:
+    """A tensor of the shape of `a` that is `number` everywhere."""
+    if not a.is_contiguous():
+        raise ShapeError("fill", "the tensor must be contiguous", a)
+    return _map(Op.FILL, a, name, _pack_f(number))
+
+
 def unary(a: Tensor, op: UnaryOp, name: str = "") -> Tensor:
     """The function `op` of each element; rows must be contiguous."""
     if not a.has_contiguous_rows():

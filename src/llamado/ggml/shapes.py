@@ -301,7 +301,7 @@ def _attention(node: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | Non
 
 _EACH = (
     Op.NORM, Op.RMS_NORM, Op.L2_NORM, Op.GROUP_NORM, Op.SCALE, Op.UNARY, Op.SQR, Op.SQRT, Op.LOG, Op.SIN, Op.COS,
-    Op.CLAMP, Op.DIAG_MASK_INF, Op.DIAG_MASK_ZERO, Op.LEAKY_RELU,
+    Op.CLAMP, Op.FILL, Op.DIAG_MASK_INF, Op.DIAG_MASK_ZERO, Op.LEAKY_RELU,
 )  # fmt: skip
 
 # How many sources an operation needs, how many its rule takes (the node first), and the rule.

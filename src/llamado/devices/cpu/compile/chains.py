@@ -30,9 +30,11 @@ class Chain:
         self.fields.update({prefix + key: value for key, value in fields.items()})
         self.names.append(name)
 
-    def operand(self, stage: rows.Stage, operand: Tensor, like: Tensor, name: str, *, write: bool = False) -> None:
+    def operand(
+        self, stage: rows.Stage, operand: Tensor, like: Tensor, name: str, *, write: bool = False, **fields: float
+    ) -> None:
         """Appends a stage that reads (or writes) a row of `operand` for each row of `like`."""
-        self.add(stage, name, x=self.out.place(operand), **strides(operand, like))
+        self.add(stage, name, x=self.out.place(operand), **strides(operand, like), **fields)
         (self.writes if write else self.reads).append(self.out.span(operand))
 
     def finish(self, shape: Tensor) -> None:

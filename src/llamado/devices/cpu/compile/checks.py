@@ -28,6 +28,8 @@ MAX_ROTATED = 1 << 16
 """Elements that a rotation turns; its frequencies are computed when the graph is compiled. Heads have up to 1,024."""
 MAX_HEADS = 1 << 16
 """Heads whose slopes (ALiBi) are computed when the graph is compiled."""
+MAX_EXPERTS = 1 << 16
+"""Experts that tokens are sorted by; models have up to 1,024."""
 _ELEMENT = 64
 """Multiplications that take as long as anything else done to one number."""
 
@@ -59,7 +61,7 @@ def _check_view(tensor: Tensor) -> None:
 
 def _work(node: Tensor) -> int:
     a, b = node.source(0), node.source(1)
-    if node.op is Op.MUL_MAT and a is not None:
+    if node.op in (Op.MUL_MAT, Op.MUL_MAT_ID) and a is not None:
         return node.nelements * a.ne[0]
     if node.op is Op.FLASH_ATTN_EXT and a is not None and b is not None:
         return (a.nelements + node.nelements) * b.ne[1]
@@ -119,7 +121,7 @@ def is_row_operation(node: Tensor) -> bool:
         return False
     if node.op in BINARY:
         return b is not None and flat(b) and all(m in (1, n) for m, n in zip(b.ne, node.ne, strict=True))
-    if node.op is Op.GLU:
+    if node.op in (Op.GLU, Op.ADD_ID):
         return b is not None and flat(b)
     if node.op is Op.SOFT_MAX:
         return b is None or (b.type in (TensorType.F32, TensorType.F16) and b.has_contiguous_rows())
@@ -139,6 +141,8 @@ def _is_possible(node: Tensor) -> bool:
             return b is not None or a.ne[0] % 2 == 0
         case Op.SOFT_MAX:
             return (b is None or a.ne[2] <= MAX_HEADS) and (c is None or flat(c))
+        case Op.MUL_MAT_ID:
+            return a.ne[2] <= MAX_EXPERTS
         case Op.ROPE:
             n_dims: int = struct.unpack_from("<i", node.op_params, 4)[0]
             return n_dims <= MAX_ROTATED and (c is None or flat(c))

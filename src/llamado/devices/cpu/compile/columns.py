@@ -4,7 +4,7 @@ computes the activations.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from llamado.devices.cpu.compile.chains import Chain
 from llamado.devices.cpu.compile.emitter import Emitter
@@ -17,49 +17,71 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
 
+class Layout(NamedTuple):
+    """How columns lie: in blocks of so many numbers, in groups or each apart."""
+
+    block: int
+    apart: bool
+
+
 def takes_blocks(product: Tensor) -> bool:
-    """Whether a product takes its weights as the file has them: one matrix in blocks, of eight rows or more."""
+    """Whether a product takes its weights as the file has them: in blocks, matrices of eight rows or more.
+
+    That is one matrix, or for products of experts one for each of them.
+    """
     w, x = product.source(0), product.source(1)
     if w is None or x is None or not isinstance(FORMATS.get(w.type), Blocks):
         return False
-    if w.ne[0] != x.ne[0] or w.ne[0] % w.type.block_size:
+    if w.ne[0] != x.ne[0] or w.ne[0] % w.type.block_size or not w.has_contiguous_rows():
         return False
-    return w.ne[1] >= 8 and w.ne[2] == 1 == w.ne[3] and product.type == TensorType.F32 and product.is_contiguous()
+    if w.ne[1] < 8 or w.ne[3] != 1 or product.type != TensorType.F32 or not product.is_contiguous():
+        return False
+    if product.op is Op.MUL_MAT_ID:
+        return x.ne[1] in (1, product.ne[1])
+    return w.ne[2] == 1
 
 
 def takes_columns(product: Tensor, x: Tensor) -> bool:
     """Whether `product` multiplies weights in blocks with `x` itself, row for column."""
-    return product.op is Op.MUL_MAT and product.source(1) is x and x.is_contiguous() and takes_blocks(product)
+    if product.op not in (Op.MUL_MAT, Op.MUL_MAT_ID) or not x.is_contiguous() or not takes_blocks(product):
+        return False
+    taken = product.src[1]
+    assert taken is not None
+    if taken is x:
+        return True
+    same = taken.root() == x.root() and taken.nelements == x.nelements and taken.ne[0] == x.ne[0]
+    return same and taken.is_contiguous()
 
 
-def block_of(product: Tensor) -> int:
-    """Weights of a block: what decides the layout of columns."""
-    weights = product.src[0]
-    assert weights is not None
-    return weights.type.block_size
+def layout_of(product: Tensor) -> Layout:
+    """The layout of the columns that a product takes."""
+    weights, x = product.src[0], product.src[1]
+    assert weights is not None and x is not None
+    return Layout(weights.type.block_size, product.op is Op.MUL_MAT_ID and x.nrows > 1)
 
 
-def quantize(chain: Chain, x: Tensor, block: int) -> None:
+def quantize(chain: Chain, x: Tensor, layout: Layout) -> None:
     """Appends the stage that quantises the chain's rows, those of `x`."""
     out, columns = chain.out, x.nrows
-    target = Temporary(quantized_bytes(block, x.ne[0], columns, out.lowering.columns))
-    out.made[_key(out, x, block)] = target
-    chain.add(("quantize", block), "quantize", x=Place(target, 0), columns=columns)
+    group = 1 if layout.apart else out.lowering.columns
+    target = Temporary(quantized_bytes(layout.block, x.ne[0], columns, group))
+    out.made[_key(out, x, layout)] = target
+    chain.add(("quantize", *layout), "quantize", x=Place(target, 0), columns=columns)
     chain.writes.append(ByteSpan(Place(target, 0), target.size))
 
 
-def activations(out: Emitter, x: Tensor, block: int) -> Temporary:
+def activations(out: Emitter, x: Tensor, layout: Layout) -> Temporary:
     """Quantised columns of x, made here unless the chain that computed x has."""
-    key = _key(out, x, block)
+    key = _key(out, x, layout)
     if key not in out.made:
         chain = Chain(out, x)
         chain.operand(("row",), x, x, "row")
-        quantize(chain, x, block)
+        quantize(chain, x, layout)
         chain.finish(x)
     return out.made[key]
 
 
-def _key(out: Emitter, x: Tensor, block: int) -> tuple[Any, ...]:
+def _key(out: Emitter, x: Tensor, layout: Layout) -> tuple[Any, ...]:
     """For the columns of contiguous x: its further dimensions may be cut as they like."""
     root, inside, *_, changes = out.contents(x)
-    return "columns", root, inside, x.ne[0], x.nrows, block, changes
+    return "columns", root, inside, x.ne[0], x.nrows, layout, changes

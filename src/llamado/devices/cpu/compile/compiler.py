@@ -12,7 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from llamado.devices.cpu.compile import attend, checks, copies, whole_rows
+from llamado.devices.cpu.compile import attend, checks, copies, experts, whole_rows
 from llamado.devices.cpu.compile.checks import COPIES
 from llamado.devices.cpu.compile.emitter import Emitter
 from llamado.devices.cpu.compile.products import Products
@@ -34,6 +34,8 @@ _EMIT: dict[Op, Callable[[Emitter, Tensor], None]] = {
     Op.CUMSUM: whole_rows.cumulate,
     **dict.fromkeys((Op.ARGSORT, Op.TOP_K), whole_rows.sort),
     Op.FLASH_ATTN_EXT: attend.attend,
+    Op.MUL_MAT_ID: experts.multiply,
+    Op.FILL: copies.fill,
 }
 """Operations that are emitted one by one."""
 

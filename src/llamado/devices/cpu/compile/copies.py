@@ -126,6 +126,14 @@ def concat(out: Emitter, node: Tensor) -> None:
         copy(out, part, alias(node, node.type, part.ne, node.nb, offset))
 
 
+def fill(out: Emitter, node: Tensor) -> None:
+    """FILL."""
+    if node.type != TensorType.F32 or not node.is_contiguous():
+        raise DeviceError("filling of this form is not supported here")
+    span, number = out.span(node), struct.unpack_from("<f", node.op_params)[0]
+    out.emit(floats.fill, {}, {"x": span.place, "size": span.size, "number": number}, [], [span], "fill")
+
+
 def pad(out: Emitter, node: Tensor) -> None:
     """Zeros around the source."""
     a = node.src[0]
@@ -134,6 +142,6 @@ def pad(out: Emitter, node: Tensor) -> None:
     if circular or node.type != TensorType.F32 or not node.is_contiguous():
         raise DeviceError("padding of this form is not supported here")
     span = out.span(node)
-    out.emit(floats.clear, {}, {"x": span.place, "size": span.size}, [], [span], "pad")
+    out.emit(floats.fill, {}, {"x": span.place, "size": span.size, "number": 0.0}, [], [span], "pad")
     offset = sum(pads[2 * d] * node.nb[d] for d in range(4))
     copy(out, a, alias(node, node.type, a.ne, node.nb, offset))

@@ -142,7 +142,7 @@ def _accesses(node: Tensor) -> list[MemoryAccess]:
     for i, source in enumerate(node.src):
         if source is None or (node.op is Op.SET_ROWS and i == 0):
             continue  # the rows a cache takes come in registers
-        aside = node.op in chosen or (node.op in (Op.ROPE, Op.SOFT_MAX) and i > 0)
+        aside = node.op in chosen or (node.op in (Op.ROPE, Op.SOFT_MAX, Op.ADD_ID) and i > 0)
         found.append(_access(source, like=None if aside else node))
     return found
 

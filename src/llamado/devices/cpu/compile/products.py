@@ -49,7 +49,7 @@ class Products:
 
     def _blocks(self, node: Tensor, w: Tensor, x: Tensor) -> None:
         out, form, n_columns = self._out, in_blocks(w.type), x.nrows
-        acts = columns.activations(out, x, form.block)
+        acts = columns.activations(out, x, columns.layout_of(node))
         panels = -(-w.ne[1] // 8)
         few = n_columns <= matmul.SEVERAL * out.lowering.columns  # rows pass through registers, not through scratch
         kernel = matmul.matmul_many

@@ -61,12 +61,32 @@ def _unary(chain: Chain, node: Tensor) -> None:
 
 
 def _glu(chain: Chain, node: Tensor) -> None:
-    kind, swapped = struct.unpack_from("<2i", node.op_params)
+    kind, swapped, alpha, limit = struct.unpack_from("<2i2f", node.op_params)
     gate = GluOp(kind)
     up = node.source(1)
+    if gate is GluOp.SWIGLU_OAI and up is not None and not swapped:
+        chain.operand(("swiglu_oai",), up, node, gate.name, alpha=alpha, limit=limit)
+        return
     if gate not in GATE or up is None or swapped:
         raise DeviceError(f"gated activation {gate.name} of this form is not supported here")
     chain.operand(("glu", gate.name), up, node, gate.name)
+
+
+def _add_id(chain: Chain, node: Tensor) -> None:
+    matrix, ids = node.src[1], node.src[2]
+    assert matrix is not None and ids is not None
+    out = chain.out
+    chain.add(
+        ("add_id",),
+        "ADD_ID",
+        x=out.place(matrix),
+        nb1=matrix.nb[1],
+        ids=out.place(ids),
+        id1=ids.nb[0],
+        id2=ids.nb[1],
+        rows=matrix.ne[1],
+    )
+    chain.reads += [out.span(matrix), out.span(ids)]
 
 
 def _get_rows(chain: Chain, node: Tensor) -> None:
@@ -172,6 +192,7 @@ def _angles(out: Emitter, node: Tensor) -> Temporary:
 STAGES: dict[Op, StageOf] = {
     **dict.fromkeys(BINARY, _binary),
     **dict.fromkeys(ALONE, _alone),
+    Op.ADD_ID: _add_id,
     Op.RMS_NORM: _norm,
     Op.NORM: _norm,
     Op.SCALE: _scale,

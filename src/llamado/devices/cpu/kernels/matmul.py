@@ -12,7 +12,8 @@ Layout of x: see `activations.py`. W: row r at w + r·row_bytes as in the file. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 from llamado.devices.cpu.jit import kernel
@@ -22,6 +23,47 @@ from llamado.devices.cpu.kernels.formats import in_blocks
 from llamado.devices.cpu.kernels.formats.format import Block32, Block256, Blocks32, Blocks256
 from llamado.devices.cpu.simd import Code, F32x8, I32x8, Type, Value, Var, Work
 from llamado.gguf.types import TensorType
+
+
+class Columns(ABC):
+    """Where `n` quantised columns lie: element `at` of column j of the block they stand at (see `activations.py`)."""
+
+    n: int
+
+    @abstractmethod
+    def address(self, at: Value | int, j: int) -> Value:
+        """Byte `at` of column j, in units of a single column."""
+
+    @abstractmethod
+    def behind(self, at: Value | int) -> Columns:
+        """The same columns from byte `at` on."""
+
+
+class Together(Columns):
+    """A group of columns, interleaved from address x on."""
+
+    def __init__(self, x: Value, n: int) -> None:
+        self.x, self.n = x, n
+
+    def address(self, at: Value | int, j: int) -> Value:
+        return self.x + (at * self.n + 4 * j)
+
+    def behind(self, at: Value | int) -> Columns:
+        return Together(self.x + at * self.n, self.n)
+
+
+class Apart(Columns):
+    """Columns that are groups of one, each somewhere else, `at` bytes from its address."""
+
+    def __init__(self, columns: Sequence[Value], at: Value | int = 0) -> None:
+        self.columns, self.at, self.n = columns, at, len(columns)
+
+    def address(self, at: Value | int, j: int) -> Value:
+        return self.columns[j] + self.at + at
+
+    def behind(self, at: Value | int) -> Columns:
+        return Apart(self.columns, self.at + at)
+
 
 _FIELDS = ("w", "row_bytes", "n_blocks", "n_rows", "x", "n_columns", "y", "y_stride", "share")
 
@@ -35,41 +77,41 @@ STRETCH = 2048
 """Weights of a row unpacked at a time by `matmul_many` for eight rows, half as many for 16: they stay in L1."""
 
 
-def _step32(c: Code, form: Blocks32, block: Block32, x: Value, sums: Sequence[Var]) -> None:
+def _step32(c: Code, form: Blocks32, block: Block32, x: Columns, sums: Sequence[Var]) -> None:
     """Adds one 32-weight block of the panel's rows times the columns at x to the f32 sums."""
     n = len(sums)
     i32, f32 = block.d.type._replace(elem="i32"), block.d.type
     signed = form.signed(c.lowering)
     if form.zero_shift is not None and not signed:
-        totals = [c.splat_load(i32, x + acts.MINUS_SUM * n + 4 * j) << form.zero_shift for j in range(n)]
+        totals = [c.splat_load(i32, x.address(acts.MINUS_SUM, j)) << form.zero_shift for j in range(n)]
     else:
         totals = [c.const(i32, 0)] * n
-    addresses = [[x + 4 * (g * n + j) for j in range(n)] for g in range(8)]
+    addresses = [[x.address(4 * g, j) for j in range(n)] for g in range(8)]
     if signed:
         c.lowering.dot_signed(c, totals, block.groups, addresses)
     else:
         c.lowering.dot(c, totals, block.groups, addresses, form.peak)
     for j, total in enumerate(totals):
-        scale = block.d * c.splat_load(f32, x + acts.D * n + 4 * j)
+        scale = block.d * c.splat_load(f32, x.address(acts.D, j))
         value = c.fma(total.to(f32), scale, sums[j].value)
         if block.m is not None:
-            value = c.fma(block.m, c.splat_load(f32, x + acts.D_SUM * n + 4 * j), value)
+            value = c.fma(block.m, c.splat_load(f32, x.address(acts.D_SUM, j)), value)
         sums[j].value = value
 
 
 def _finish256(
-    c: Code, form: Blocks256, block: Block256, totals: Sequence[Value], x: Value, sums: Sequence[Var]
+    c: Code, form: Blocks256, block: Block256, totals: Sequence[Value], x: Columns, sums: Sequence[Var]
 ) -> None:
     """Adds a super-block's scaled integer sums to the f32 sums."""
     n = len(sums)
     i32, f32 = block.d.type._replace(elem="i32"), block.d.type
-    first = (acts.SUMS_OF_16 if form.part == 16 else acts.SUMS_OF_32) * n
+    first = acts.SUMS_OF_16 if form.part == 16 else acts.SUMS_OF_32
     for j in range(n):
         mins = c.const(i32, 0)
         for p, pair in enumerate(block.pairs):
-            sum_pair = c.splat_load(i32, x + first + 4 * (p * n + j)).bits(pair.type)
+            sum_pair = c.splat_load(i32, x.address(first + 4 * p, j)).bits(pair.type)
             mins = c.lowering.dot_pairs(c, mins, pair, sum_pair)
-        d = c.splat_load(f32, x + acts.D_256 * n + 4 * j)
+        d = c.splat_load(f32, x.address(acts.D_256, j))
         if block.dmin is None:
             value = block.d * (totals[j] - (mins << (form.zero_shift or 0))).to(f32)
         else:
@@ -77,18 +119,18 @@ def _finish256(
         sums[j].value = c.fma(value, d, sums[j].value)
 
 
-def _step256(c: Code, form: Blocks256, block: Block256, x: Value, sums: Sequence[Var]) -> None:
+def _step256(c: Code, form: Blocks256, block: Block256, x: Columns, sums: Sequence[Var]) -> None:
     """Adds one super-block of eight rows times the columns at x to the f32 sums."""
     n, group = len(sums), 0
     totals = [c.const(I32x8, 0)] * n
     for groups, scale in block.parts:
-        addresses = [[x + 4 * ((group + g) * n + j) for j in range(n)] for g in range(len(groups))]
+        addresses = [[x.address(4 * (group + g), j) for j in range(n)] for g in range(len(groups))]
         c.lowering.dot_scaled(c, totals, groups, addresses, scale, form.peak)
         group += len(groups)
     _finish256(c, form, block, totals, x, sums)
 
 
-def _row_addresses(a: SimpleNamespace, first: Value) -> list[Value]:
+def row_addresses(a: SimpleNamespace, first: Value) -> list[Value]:
     return [a.w + (first + r) * a.row_bytes for r in range(8)]
 
 
@@ -109,24 +151,23 @@ def matmul_few(
     form = in_blocks(TensorType[weights])
     with c.shares(work, (a.n_rows + 7) // 8, a.share) as panel:
         first = c.min(panel * 8, a.n_rows - 8)
-        rows = _row_addresses(a, first)
-        for j, total in enumerate(_products(c, a, form, rows, a.x, columns, near)):
+        rows = row_addresses(a, first)
+        for j, total in enumerate(products(c, a, form, rows, Together(a.x, columns), near)):
             c.store(a.y + j * a.y_stride + first * 4, total.value)
     _fetch_next(c, a, work)
 
 
-def _products(
+def products(
     c: Code,
     a: SimpleNamespace,
     form: Blocks32 | Blocks256,
     rows: Sequence[Value],
-    x: Value,
-    columns: int,
+    x: Columns,
     near: bool | None,
 ) -> list[Var]:
     """Sums of eight rows times one group of columns at x; `near` None: the rows that follow are not asked for."""
-    x_step = BYTES_PER_COLUMN[form.block] * columns
-    sums = [c.var(c.const(F32x8, 0.0)) for _ in range(columns)]
+    per_column = BYTES_PER_COLUMN[form.block]
+    sums = [c.var(c.const(F32x8, 0.0)) for _ in range(x.n)]
     with c.range(0, a.n_blocks) as i:
         if near is not None:
             for line in range(0, 8 * form.block_bytes, 64):
@@ -135,7 +176,7 @@ def _products(
                     c.prefetch(at + a.row_bytes * 8, near=True)
                 c.prefetch(at + a.row_bytes * (24 if near else 16), near=False)
         here = [row + i * form.block_bytes for row in rows]
-        at_x = x + i * x_step
+        at_x = x.behind(i * per_column)
         if isinstance(form, Blocks32):
             _step32(c, form, form.unpack(c, here), at_x, sums)
         else:
@@ -160,13 +201,13 @@ def matmul_several(c: Code, a: SimpleNamespace, work: Work, *, weights: str, nea
 
     def group(first: Value, rows: Sequence[Value], column: Value | int, n: int, near: bool | None) -> None:
         x = a.x + x_column * column
-        for j, total in enumerate(_products(c, a, form, rows, x, n, near)):
+        for j, total in enumerate(products(c, a, form, rows, Together(x, n), near)):
             inside = (a.n_columns * 0 + column) + j < a.n_columns
             c.store(c.select(inside, a.y + a.y_stride * (column + j) + first * 4, nowhere), total.value)
 
     with c.shares(work, (a.n_rows + 7) // 8, a.share) as panel:
         first = c.min(panel * 8, a.n_rows - 8)
-        rows = _row_addresses(a, first)
+        rows = row_addresses(a, first)
         group(first, rows, 0, wide, near)
         with c.range(1, n_wide) as number:
             group(first, rows, number * wide, wide, None)
@@ -188,12 +229,12 @@ def _fetch_next(c: Code, a: SimpleNamespace, work: Work) -> None:
             c.prefetch(line, near=False)
 
 
-def _slots(form: Blocks32 | Blocks256) -> int:
+def slots(form: Blocks32 | Blocks256) -> int:
     """Vectors that one unpacked block takes in scratch: groups, scales, pairs, d and dmin (m)."""
     return 8 + 2 if isinstance(form, Blocks32) else 64 + form.n_parts + form.n_pairs + 2
 
 
-def _unpack(c: Code, form: Blocks32 | Blocks256, rows: Sequence[Value], to: Value, slot: int) -> None:
+def unpack(c: Code, form: Blocks32 | Blocks256, rows: Sequence[Value], to: Value, slot: int) -> None:
     """Stores one unpacked block of eight rows, a vector every `slot` bytes."""
     if isinstance(form, Blocks32):
         small = form.unpack(c, rows)
@@ -211,7 +252,7 @@ def _unpack(c: Code, form: Blocks32 | Blocks256, rows: Sequence[Value], to: Valu
         c.store(to + slot * (at + p), vector)
 
 
-def _step_panel(c: Code, form: Blocks32 | Blocks256, panel: Value, x: Value, sums: Sequence[Var]) -> None:
+def step_panel(c: Code, form: Blocks32 | Blocks256, panel: Value, x: Columns, sums: Sequence[Var]) -> None:
     """As `_step32` and `_step256`, from scratch, for as many rows as the sums have lanes."""
     n, lanes = len(sums), sums[0].type.lanes
     slot = 4 * lanes
@@ -228,8 +269,8 @@ def _step_panel(c: Code, form: Blocks32 | Blocks256, panel: Value, x: Value, sum
         values = [t.value for t in totals]
         at = panel + s * (slot * per_part)
         groups = [c.load(i8, at + slot * g) for g in range(per_part)]
-        x_part = x + s * (4 * n * per_part)
-        addresses = [[x_part + 4 * (g * n + j) for j in range(n)] for g in range(per_part)]
+        x_part = x.behind(s * (4 * per_part))
+        addresses = [[x_part.address(4 * g, j) for j in range(n)] for g in range(per_part)]
         c.lowering.dot_scaled(c, values, groups, addresses, c.load(scale_type, panel + slot * (64 + s)), form.peak)
         for t, v in zip(totals, values, strict=True):
             t.value = v
@@ -240,6 +281,33 @@ def _step_panel(c: Code, form: Blocks32 | Blocks256, panel: Value, x: Value, sum
     _finish256(c, form, Block256(c.load(f32, at), dmin, pairs), [t.value for t in totals], x, sums)
 
 
+def add_panel(
+    c: Code,
+    form: Blocks32 | Blocks256,
+    scratch: Value,
+    blocks: Value,
+    x: Columns,
+    targets: Sequence[Value],
+    on: Value,
+    panel_rows: int,
+    meanwhile: Callable[[Value], None] = lambda block: None,
+) -> None:
+    """Products of a panel's blocks in scratch and the columns at x, stored to `targets`; `on`: added to what is there.
+
+    `meanwhile` may do something beside each block.
+    """
+    size, per_column, f32 = 4 * panel_rows * slots(form), BYTES_PER_COLUMN[form.block], Type("f32", panel_rows)
+    sums = [c.var(c.const(f32, 0.0)) for _ in targets]
+    with c.when(on):
+        for total, target in zip(sums, targets, strict=True):
+            total.value = c.load(f32, target)
+    with c.range(0, blocks) as i:
+        meanwhile(i)
+        step_panel(c, form, scratch + i * size, x.behind(i * per_column), sums)
+    for total, target in zip(sums, targets, strict=True):
+        c.store(target, total.value)
+
+
 @kernel(*_FIELDS)
 def matmul_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_rows: int) -> None:
     """y for any number of columns: x in groups of `Lowering.columns`, the last group of 4 where that holds the rest.
@@ -247,7 +315,7 @@ def matmul_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_
     `panel_rows`, 8 or 16: rows unpacked together, the lanes of the vectors that are multiplied.
     """
     form = in_blocks(TensorType[weights])
-    per_column, size = BYTES_PER_COLUMN[form.block], 4 * panel_rows * _slots(form)
+    per_column, size = BYTES_PER_COLUMN[form.block], 4 * panel_rows * slots(form)
     stretch = STRETCH * 8 // panel_rows // form.block
     scratch, nowhere = c.scratch(stretch * size), c.scratch(4 * panel_rows)
     wide = c.lowering.columns
@@ -259,30 +327,22 @@ def matmul_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_
 
     def columns(first_row: Value, start: Value, blocks: Value, column: Value, n: int) -> None:
         """One group of n columns over the blocks in scratch."""
-        x = a.x + column * x_column + start * (per_column * n)
+        x = Together(a.x + column * x_column, n).behind(start * per_column)
         targets = []
         for j in range(n):
             inside = column + j < a.n_columns
             targets.append(c.select(inside, a.y + (column + j) * a.y_stride + first_row * 4, nowhere))
-        f32 = Type("f32", panel_rows)
-        sums = [c.var(c.const(f32, 0.0)) for _ in range(n)]
-        with c.when(start > 0):
-            for total, target in zip(sums, targets, strict=True):
-                total.value = c.load(f32, target)
-        with c.range(0, blocks) as i:
-            _step_panel(c, form, scratch + i * size, x + i * (per_column * n), sums)
-        for total, target in zip(sums, targets, strict=True):
-            c.store(target, total.value)
+        add_panel(c, form, scratch, blocks, x, targets, start > 0, panel_rows)
 
     def panel(first: Value) -> None:
         """A panel's rows and all columns; sums wait in y from one stretch to the next."""
-        eights = [_row_addresses(a, first + eight) for eight in range(0, panel_rows, 8)]
+        eights = [row_addresses(a, first + eight) for eight in range(0, panel_rows, 8)]
         with c.range(0, a.n_blocks, stretch) as start:
             blocks = c.min(a.n_blocks - start, stretch)
             with c.range(0, blocks) as i:
                 for number, rows in enumerate(eights):
                     here = [row + (start + i) * form.block_bytes for row in rows]
-                    _unpack(c, form, here, scratch + i * size + 32 * number, 4 * panel_rows)
+                    unpack(c, form, here, scratch + i * size + 32 * number, 4 * panel_rows)
             with c.range(0, n_wide) as group:
                 columns(first, start, blocks, group * wide, wide)
             if wide > 4:

@@ -14,6 +14,7 @@ stage                          fields                    meaning
 ("get_rows", type)             x nb1 nb2 nb3 ids         row ids[i1, i2, i3] of a table of `rows` (its first row where
                                id1 id2 id3 rows          there is none of that number)
 ("add"|"sub"|"mul"|"div",)     x s1 s2 s3                with an operand row
+("add_id",)                    x nb1 ids id1 id2 rows    plus row ids[i1, i2] of a matrix of `rows` (as above)
 ("element", op)                x s1 s2 s3                the same with one number for the whole row
 ("rms_norm",) ("norm",)        eps                       by the row's root mean square; by its mean and deviation
 ("scale",)                     factor, bias              ·factor + bias
@@ -21,6 +22,8 @@ stage                          fields                    meaning
 ("unary", op)                                            a UnaryOp or an Op that is a function of one number
 ("leaky_relu",)                slope
 ("glu", op)                    x s1 s2 s3                op(row) · operand
+("swiglu_oai",)                x s1 s2 s3 alpha limit    with g = min(row, limit): g·sigmoid(alpha·g)·(1 + operand),
+                                                         the operand within ±limit
 ("rope", mode)                 table step n_dims         rotation of `n_dims` elements from `offset` on by the table
                                offset                    of token i2 (rope_table)
 ("soft_max", mask, sinks)      scale mask s1 s2 s3       softmax(row · scale + slope[i2] · mask[i1, i2 % m2, i3 % m3]);
@@ -30,7 +33,8 @@ stage                          fields                    meaning
 ("set_rows", type, wide, how)  x nb1 nb2 nb3 ids         to row ids[i1, i2 % m2, i3 % m3] of a cache of `rows` (wide:
                                id1 id2 id3 m2 m3         64-bit ids; nowhere for other numbers); how "flat": ids[row];
                                part rows                 "heads": to byte i1·part of row ids[i2]; "deep": as above
-("quantize", block)            x columns                 to column (flat row number) of quantised activations
+("quantize", block, apart)     x columns                 to column (flat row number) of quantised activations; apart:
+                                                         each is a group of its own
 """
 
 from __future__ import annotations
@@ -67,7 +71,9 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "clamp": ("low", "high"),
     "unary": (),
     "leaky_relu": ("slope",),
+    "add_id": ("x", "nb1", "ids", "id1", "id2", "rows"),
     "glu": _OPERAND,
+    "swiglu_oai": (*_OPERAND, "alpha", "limit"),
     "rope": ("table", "step", "n_dims", "offset"),
     "soft_max": ("scale", "mask", "s1", "s2", "s3", "m2", "m3", "slopes", "sinks"),
     "store": _OPERAND,
@@ -145,6 +151,10 @@ class _RowCode:
                     self._apply(maths.FUNCTIONS[stage[1]])
                 case "leaky_relu":
                     self._leaky_relu(self.number(i, "slope"))
+                case "add_id":
+                    self._add_id(i)
+                case "swiglu_oai":
+                    self._swiglu_oai(self.operand(i), self.number(i, "alpha"), self.number(i, "limit"))
                 case "glu":
                     self._gate(maths.GATE[GluOp[stage[1]]], self.operand(i))
                 case "rope":
@@ -158,7 +168,7 @@ class _RowCode:
                 case "set_rows":
                     self._set_rows(i, TensorType[stage[1]], wide=stage[2], how=stage[3])
                 case "quantize":
-                    self._quantize(i, stage[1])
+                    self._quantize(i, stage[1], apart=stage[2])
 
     def _then(self, function: Callable[[Value], Value]) -> None:
         """Leaves something to be done to each element on the next pass."""
@@ -184,6 +194,23 @@ class _RowCode:
 
     def _gate(self, function: maths.Function, operand: Value) -> None:
         self._with_operand(lambda v, up: function(self.c, v) * up, operand)
+
+    def _add_id(self, i: int) -> None:
+        c, (i1, i2, _) = self.c, self.index
+        id_ = c.load(I32, self.field(i, "ids") + i1 * self.field(i, "id1") + i2 * self.field(i, "id2")).to(I64)
+        inside = (id_ >= 0) & (id_ < self.field(i, "rows"))
+        row = self.field(i, "x") + c.select(inside, id_, c.i64(0)) * self.field(i, "nb1")
+        self._with_operand(lambda v, more: v + more, row)
+
+    def _swiglu_oai(self, operand: Value, alpha: Value, limit: Value) -> None:
+        c = self.c
+
+        def gated(v: Value, up: Value) -> Value:
+            most = _like(limit, v)
+            gate, value = c.min(v, most), c.min(c.max(up, -most), most)
+            return gate * maths.sigmoid(c, gate * _like(alpha, v)) * (value + 1.0)
+
+        self._with_operand(gated, operand)
 
     def sweep(self, each: Callable[[Value, Value], None]) -> None:
         """One pass: every vector of the row, with what is pending done to it; single elements at the end."""
@@ -349,12 +376,16 @@ class _RowCode:
             self.settle(self.scratch)
         form.store_row(self.c, row, self.a.n, self.at)
 
-    def _quantize(self, i: int, block: int) -> None:
+    def _quantize(self, i: int, block: int, *, apart: bool) -> None:
         c = self.c
         if self.pending:
             self.settle(self.scratch)
         wide = c.lowering.columns
         per_column = self.a.n // block * BYTES_PER_COLUMN[block]
+        if apart:
+            place = self.field(i, "x") + self.row * per_column
+            quantize_row(c, self.at, self.a.n, place, c.i64(0), c.i64(1), block=block)
+            return
         columns = self.field(i, "columns")
         # one group holds all columns where they fit; else whole groups, the last of 4 where that holds the rest
         first = self.row // wide * wide

@@ -1,0 +1,98 @@
+"""Products of experts (`kernels/experts.py`): tokens are grouped by their experts, once for all products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llamado.devices.cpu.compile import columns, copies
+from llamado.devices.cpu.compile.copies import made, straight
+from llamado.devices.cpu.compile.emitter import Emitter, Fields
+from llamado.devices.cpu.compile.program import ByteSpan, Place, Temporary
+from llamado.devices.cpu.kernels import experts, matmul
+from llamado.devices.cpu.kernels.formats import FORMATS, in_blocks
+from llamado.devices.cpu.kernels.formats.format import Plain
+from llamado.ggml.tensor import Tensor
+from llamado.gguf.types import TensorType
+
+
+def multiply(out: Emitter, node: Tensor) -> None:
+    """MUL_MAT_ID."""
+    w, x, ids = node.src[0], node.src[1], node.src[2]
+    assert w is not None and x is not None and ids is not None
+    if node.type != TensorType.F32 or not node.is_contiguous():
+        result = made(TensorType.F32, node.ne, node.name)
+        result.op, result.src = node.op, (w, x, ids)
+        multiply(out, result)
+        copies.copy(out, result, node)
+        return
+    if x.ne[1] not in (1, node.ne[1]):  # its columns serve several choices of a token each
+        whole = made(TensorType.F32, (x.ne[0], node.ne[1], x.ne[2], 1), x.name)
+        copies.repeat(out, straight(out, x), whole)
+        x = whole
+    elif not x.is_contiguous() or x.type != TensorType.F32:
+        plain = made(TensorType.F32, x.ne, x.name)
+        copies.copy(out, x, plain)
+        x = plain
+    product = Tensor(node.type, node.ne, node.nb, node.op, (w, x, ids), view_src=node, name=node.name)
+    if columns.takes_blocks(product):
+        _blocks(out, product, w, x, ids)
+        return
+    known = isinstance(FORMATS.get(w.type), Plain) and w.has_contiguous_rows()
+    _floats(out, product, w if known else straight(out, w), x, ids)
+
+
+def _blocks(out: Emitter, node: Tensor, w: Tensor, x: Tensor, ids: Tensor) -> None:
+    form = in_blocks(w.type)
+    acts = columns.activations(out, x, columns.layout_of(node))
+    fields = _fields(out, node, w) | {"x": Place(acts, 0), "n_blocks": w.ne[0] // form.block}
+    parameters: dict[str, Any] = {"weights": w.type.name, "shared": x.ne[1] == 1}
+    reads = [out.span(w), ByteSpan(Place(acts, 0), acts.size)]
+    if x.ne[2] == 1:
+        parameters |= {"near": 8 * w.nb[1] <= matmul.NEAR}
+        fields |= _choices(out, ids, w.ne[2])
+        kernel = experts.experts_one
+        reads.append(out.span(ids))
+    else:
+        parameters |= {"panel_rows": out.lowering.panel_rows if w.ne[1] >= out.lowering.panel_rows else 8}
+        fields |= _routed(out, ids, w.ne[2], reads)
+        kernel = experts.experts_many
+    out.emit(kernel, parameters, fields, reads, [out.span(node)], f"{w.type.name} {w.name}")
+
+
+def _floats(out: Emitter, node: Tensor, w: Tensor, x: Tensor, ids: Tensor) -> None:
+    fields = _fields(out, node, w) | {"x": out.place(x), "n": w.ne[0], "x1": x.nb[1], "x_used": x.ne[1]}
+    reads = [out.span(w), out.span(x)]
+    fields |= _routed(out, ids, w.ne[2], reads)
+    parameters = {"weights": w.type.name}
+    out.emit(experts.experts_float, parameters, fields, reads, [out.span(node)], f"{w.type.name} {w.name}")
+
+
+def _fields(out: Emitter, node: Tensor, w: Tensor) -> Fields:
+    n_matrices = min(w.ne[2], node.ne[1] * node.ne[2])
+    return {
+        "w": out.place(w), "row_bytes": w.nb[1], "expert_bytes": w.nb[2], "n_rows": w.ne[1],
+        "y": out.place(node), "y_stride": node.nb[1],
+        "share": max(1, min(8, n_matrices * w.ne[1] // (128 * out.n_threads))),
+    }  # fmt: skip
+
+
+def _choices(out: Emitter, ids: Tensor, n_experts: int) -> Fields:
+    return {
+        "ids": out.place(ids), "id0": ids.nb[0], "id1": ids.nb[1], "n_used": ids.ne[0], "n_experts": n_experts
+    }  # fmt: skip
+
+
+def _routed(out: Emitter, ids: Tensor, n_experts: int, reads: list[ByteSpan]) -> Fields:
+    """Fields of the table of routes, which is made once for all products with the same choices."""
+    key = ("routes", *out.contents(ids), n_experts)
+    if key not in out.made:
+        routes = Temporary(experts.routes_bytes(n_experts, ids.nelements))
+        counts = Temporary(4 * n_experts)
+        fields = _choices(out, ids, n_experts)
+        fields |= {"n_tokens": ids.ne[1], "counts": Place(counts, 0), "routes": Place(routes, 0)}
+        writes = [ByteSpan(Place(t, 0), t.size) for t in (routes, counts)]
+        out.emit(experts.group_by_expert, {}, fields, [out.span(ids)], writes, "experts")
+        out.made[key] = routes
+    routes = out.made[key]
+    reads.append(ByteSpan(Place(routes, 0), routes.size))
+    return {"n_experts": n_experts, "routes": Place(routes, 0)}

@@ -1,0 +1,211 @@
+"""Products of experts: each token's activations times the matrices that were chosen for it.
+
+The arithmetic is that of `matmul.py` and `floats.py`, so a product is the same to the bit as that of the expert's
+matrix alone, whoever else chose it. `routes` says which columns each expert has, so that its rows are read once for all
+of them. A slot is a choice of a token, number token · n_used + i; it is a row of the result.
+
+Columns are groups of one (see `activations.py`), one for each token (`shared`) or for each slot. Numbers of experts
+that do not exist count as the first.
+
+The table of routes: i64 n, the number of experts that were chosen; from HEAD on 16 bytes for each of them (i32 expert,
+i32 first, i32 count); behind those of all experts 8 bytes for each slot, by experts (i32 slot, i32 token).
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import NamedTuple
+
+from llamado.devices.cpu.jit import kernel
+from llamado.devices.cpu.kernels.activations import BYTES_PER_COLUMN
+from llamado.devices.cpu.kernels.floats import COLUMNS, ROWS, dot_rows
+from llamado.devices.cpu.kernels.formats import FORMATS, in_blocks
+from llamado.devices.cpu.kernels.matmul import (
+    SEVERAL,
+    STRETCH,
+    Apart,
+    add_panel,
+    products,
+    row_addresses,
+    slots,
+    unpack,
+)
+from llamado.devices.cpu.simd import I32, I64, Code, Value, Work
+from llamado.gguf.types import TensorType
+
+HEAD, _CHOSEN, _SLOT = 64, 16, 8
+
+_CHOICES = ("ids", "id0", "id1", "n_used", "n_experts")
+_MATRICES = ("w", "row_bytes", "expert_bytes", "n_rows", "x", "y", "y_stride", "share")
+
+
+def routes_bytes(n_experts: int, n_slots: int) -> int:
+    """Bytes of a table of routes."""
+    return HEAD + _CHOSEN * n_experts + _SLOT * n_slots
+
+
+def _expert(c: Code, a: SimpleNamespace, token: Value, i: Value) -> Value:
+    """The number of the expert that is a token's choice i."""
+    id_ = c.load(I32, a.ids + token * a.id1 + i * a.id0).to(I64)
+    return c.select((id_ >= 0) & (id_ < a.n_experts), id_, c.i64(0))
+
+
+@kernel(*_CHOICES, "n_tokens", "counts", "routes")
+def group_by_expert(c: Code, a: SimpleNamespace, work: Work) -> None:
+    """The table of routes; an expert's slots ascend. `counts`: i32 for each expert, used on the way."""
+    order = a.routes + HEAD + a.n_experts * _CHOSEN
+    with c.shares(work, c.i64(1), c.i64(1)):
+        with c.range(0, a.n_experts) as e:
+            c.store(a.counts + e * 4, c.const(I32, 0))
+        with c.range(0, a.n_tokens) as token, c.range(0, a.n_used) as i:
+            at = a.counts + _expert(c, a, token, i) * 4
+            c.store(at, c.load(I32, at) + 1)
+        n, first = c.var(c.i64(0)), c.var(c.const(I32, 0))
+        with c.range(0, a.n_experts) as e:
+            count = c.load(I32, a.counts + e * 4)
+            c.store(a.counts + e * 4, first.value)
+            with c.when(count > 0):
+                at = a.routes + HEAD + n.value * _CHOSEN
+                for word, number in enumerate((e.to(I32), first.value, count)):
+                    c.store(at + 4 * word, number)
+                n.value = n.value + 1
+            first.value = first.value + count
+        c.store(a.routes, n.value)
+        with c.range(0, a.n_tokens) as token, c.range(0, a.n_used) as i:
+            at = a.counts + _expert(c, a, token, i) * 4
+            place = c.load(I32, at)
+            c.store(at, place + 1)
+            to = order + place.to(I64) * _SLOT
+            c.store(to, (token * a.n_used + i).to(I32))
+            c.store(to + 4, token.to(I32))
+
+
+@kernel(*_MATRICES, "n_blocks", *_CHOICES)
+def experts_one(c: Code, a: SimpleNamespace, work: Work, *, weights: str, shared: bool, near: bool) -> None:
+    """y for one token: the rows of its experts one after the other, as `matmul_few`."""
+    form = in_blocks(TensorType[weights])
+    panels = (a.n_rows + 7) // 8
+    x_column = a.n_blocks * BYTES_PER_COLUMN[form.block]
+    with c.shares(work, a.n_used * panels, a.share) as unit:
+        i, panel = unit // panels, unit % panels
+        first = c.min(panel * 8, a.n_rows - 8)
+        rows = row_addresses(_matrix(a, _expert(c, a, c.i64(0), i)), first)
+        x = a.x if shared else a.x + i * x_column
+        (total,) = products(c, a, form, rows, Apart([x]), near)
+        c.store(a.y + i * a.y_stride + first * 4, total.value)
+
+
+def _matrix(a: SimpleNamespace, expert: Value) -> SimpleNamespace:
+    """The rows of an expert."""
+    return SimpleNamespace(w=a.w + expert * a.expert_bytes, row_bytes=a.row_bytes)
+
+
+class _Columns(NamedTuple):
+    """The columns of a chosen expert."""
+
+    expert: Value
+    n: Value
+    order: Value
+
+
+def _chosen(c: Code, a: SimpleNamespace, number: Value) -> _Columns:
+    at = a.routes + HEAD + number * _CHOSEN
+    expert, first, count = (c.load(I32, at + 4 * i).to(I64) for i in range(3))
+    return _Columns(expert, count, a.routes + HEAD + a.n_experts * _CHOSEN + first * _SLOT)
+
+
+@kernel(*_MATRICES, "n_blocks", "n_experts", "routes")
+def experts_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_rows: int, shared: bool) -> None:
+    """y for any number of tokens; `panel_rows`, 8 or 16: rows that a thread takes at a time.
+
+    For few columns of an expert as `matmul_several`, for more as `matmul_many`.
+    """
+    form = in_blocks(TensorType[weights])
+    per_column, wide = BYTES_PER_COLUMN[form.block], c.lowering.columns
+    x_column = a.n_blocks * per_column
+    size = 4 * panel_rows * slots(form)
+    stretch = STRETCH * 8 // panel_rows // form.block
+    scratch, nowhere = c.scratch(stretch * size), c.scratch(4 * panel_rows)
+
+    def group(found: _Columns, column: Value, first: Value, n: int) -> tuple[Apart, list[Value]]:
+        """Where n columns lie, and where their products go."""
+        xs, targets = [], []
+        for j in range(n):
+            at = found.order + c.min(column + j, found.n - 1) * _SLOT
+            slot = c.load(I32, at).to(I64)
+            xs.append(a.x + (c.load(I32, at + 4).to(I64) if shared else slot) * x_column)
+            targets.append(c.select(column + j < found.n, a.y + slot * a.y_stride + first * 4, nowhere))
+        return Apart(xs), targets
+
+    def few(found: _Columns, first: Value, column: Value, n: int, near: bool | None) -> None:
+        """Eight rows times n columns."""
+        x, targets = group(found, column, first, n)
+        rows = row_addresses(_matrix(a, found.expert), first)
+        for target, total in zip(targets, products(c, a, form, rows, x, near), strict=True):
+            c.store(target, total.value)
+
+    def eight(found: _Columns, first: Value) -> None:
+        """Eight rows times few columns."""
+        zero, count = c.i64(0), found.n
+        with c.when(count.equals(1)):
+            few(found, first, zero, 1, False)
+        if wide > 4:
+            with c.when((count > 1) & (count <= 4)):
+                few(found, first, zero, 4, False)
+        with c.when(count > (4 if wide > 4 else 1)):
+            few(found, first, zero, wide, False)
+            with c.range(wide, count, wide) as column:
+                few(found, first, column, wide, None)
+
+    def panel(found: _Columns, first: Value) -> None:
+        """A panel's rows times many columns; sums wait in y from one stretch to the next."""
+        rows = [row_addresses(_matrix(a, found.expert), first + eight) for eight in range(0, panel_rows, 8)]
+        n_wide, rest = found.n // wide, found.n % wide
+        if wide > 4:
+            n_wide = n_wide + (rest > 4).zext(I64)
+        with c.range(0, a.n_blocks, stretch) as start:
+            blocks = c.min(a.n_blocks - start, stretch)
+            with c.range(0, blocks) as i:
+                for number, eights in enumerate(rows):
+                    here = [row + (start + i) * form.block_bytes for row in eights]
+                    unpack(c, form, here, scratch + i * size + 32 * number, 4 * panel_rows)
+
+            def columns(column: Value, n: int) -> None:
+                x, targets = group(found, column, first, n)
+                add_panel(c, form, scratch, blocks, x.behind(start * per_column), targets, start > 0, panel_rows)
+
+            with c.range(0, n_wide) as group_number:
+                columns(group_number * wide, wide)
+            with c.when(n_wide * wide < found.n):
+                columns(n_wide * wide, min(wide, 4))
+
+    # as in `matmul_many`, one thread does the last two panels where they share rows
+    panels = a.n_rows // panel_rows
+    with c.shares(work, c.load(I64, a.routes) * panels, a.share) as unit:
+        found = _chosen(c, a, unit // panels)
+        number = unit % panels
+        start = number * panel_rows
+        stop = c.select((number + 1).equals(panels), a.n_rows, start + panel_rows)
+        with c.when(found.n <= SEVERAL * wide), c.range(start, stop, 8) as first:
+            eight(found, c.min(first, a.n_rows - 8))
+        with c.when(found.n > SEVERAL * wide), c.range(start, stop, panel_rows) as first:
+            panel(found, c.min(first, a.n_rows - panel_rows))
+
+
+@kernel(*_MATRICES, "n", "x1", "x_used", "n_experts", "routes")
+def experts_float(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> None:
+    """y for experts of plain floats, as `matmul_float`: x has rows of f32, `x_used` of them for each token."""
+    form = FORMATS[TensorType[weights]]
+    quads = (a.n_rows + (ROWS - 1)) // ROWS
+    with c.shares(work, c.load(I64, a.routes) * quads, a.share) as unit:
+        found, quad = _chosen(c, a, unit // quads), unit % quads
+        numbers = [c.min(quad * ROWS + r, a.n_rows - 1) for r in range(ROWS)]
+        rows = [a.w + found.expert * a.expert_bytes + number * a.row_bytes for number in numbers]
+        with c.range(0, found.n, COLUMNS) as column:
+            places = [found.order + c.min(column + j, found.n - 1) * _SLOT for j in range(COLUMNS)]
+            slots_ = [c.load(I32, at).to(I64) for at in places]
+            tokens = [c.load(I32, at + 4).to(I64) for at in places]
+            xs = [a.x + (t * a.x_used + s % a.x_used) * a.x1 for s, t in zip(slots_, tokens, strict=True)]
+            for number, totals in zip(numbers, dot_rows(c, form, rows, xs, a.n), strict=True):
+                for slot, total in zip(slots_, totals, strict=True):
+                    c.store(a.y + slot * a.y_stride + number * 4, total)
