@@ -75,6 +75,7 @@ NODES: dict[Op, Callable[[], Tensor]] = {
     Op.SIN: lambda: g.sin(new(*X)),
     Op.COS: lambda: g.cos(new(*X)),
     Op.CLAMP: lambda: g.clamp(new(*X), 0.0, 1.0),
+    Op.FILL: lambda: g.fill(new(*X), 1.0),
     Op.CUMSUM: lambda: g.cumsum(new(*X)),
     Op.LEAKY_RELU: lambda: g.leaky_relu(new(*X), 0.1),
     Op.DIAG_MASK_INF: lambda: made(Op.DIAG_MASK_INF, new(*X), *X),

@@ -17,7 +17,7 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
 
-class Layout(NamedTuple):
+class ColumnLayout(NamedTuple):
     """How columns lie: in blocks of so many numbers, in groups or each apart."""
 
     block: int
@@ -53,14 +53,14 @@ def takes_columns(product: Tensor, x: Tensor) -> bool:
     return same and taken.is_contiguous()
 
 
-def layout_of(product: Tensor) -> Layout:
+def layout_of(product: Tensor) -> ColumnLayout:
     """The layout of the columns that a product takes."""
     weights, x = product.src[0], product.src[1]
     assert weights is not None and x is not None
-    return Layout(weights.type.block_size, product.op is Op.MUL_MAT_ID and x.nrows > 1)
+    return ColumnLayout(weights.type.block_size, product.op is Op.MUL_MAT_ID and x.nrows > 1)
 
 
-def quantize(chain: Chain, x: Tensor, layout: Layout) -> None:
+def quantize(chain: Chain, x: Tensor, layout: ColumnLayout) -> None:
     """Appends the stage that quantises the chain's rows, those of `x`."""
     out, columns = chain.out, x.nrows
     group = 1 if layout.apart else out.lowering.columns
@@ -70,7 +70,7 @@ def quantize(chain: Chain, x: Tensor, layout: Layout) -> None:
     chain.writes.append(ByteSpan(Place(target, 0), target.size))
 
 
-def activations(out: Emitter, x: Tensor, layout: Layout) -> Temporary:
+def activations(out: Emitter, x: Tensor, layout: ColumnLayout) -> Temporary:
     """Quantised columns of x, made here unless the chain that computed x has."""
     key = _key(out, x, layout)
     if key not in out.made:
@@ -81,7 +81,7 @@ def activations(out: Emitter, x: Tensor, layout: Layout) -> Temporary:
     return out.made[key]
 
 
-def _key(out: Emitter, x: Tensor, layout: Layout) -> tuple[Any, ...]:
+def _key(out: Emitter, x: Tensor, layout: ColumnLayout) -> tuple[Any, ...]:
     """For the columns of contiguous x: its further dimensions may be cut as they like."""
     root, inside, *_, changes = out.contents(x)
     return "columns", root, inside, x.ne[0], x.nrows, layout, changes

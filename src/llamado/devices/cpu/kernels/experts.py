@@ -100,7 +100,7 @@ def _matrix(a: SimpleNamespace, expert: Value) -> SimpleNamespace:
     return SimpleNamespace(w=a.w + expert * a.expert_bytes, row_bytes=a.row_bytes)
 
 
-class _Columns(NamedTuple):
+class _Chosen(NamedTuple):
     """The columns of a chosen expert."""
 
     expert: Value
@@ -108,10 +108,10 @@ class _Columns(NamedTuple):
     order: Value
 
 
-def _chosen(c: Code, a: SimpleNamespace, number: Value) -> _Columns:
+def _chosen(c: Code, a: SimpleNamespace, number: Value) -> _Chosen:
     at = a.routes + HEAD + number * _CHOSEN
     expert, first, count = (c.load(I32, at + 4 * i).to(I64) for i in range(3))
-    return _Columns(expert, count, a.routes + HEAD + a.n_experts * _CHOSEN + first * _SLOT)
+    return _Chosen(expert, count, a.routes + HEAD + a.n_experts * _CHOSEN + first * _SLOT)
 
 
 @kernel(*_MATRICES, "n_blocks", "n_experts", "routes")
@@ -127,7 +127,7 @@ def experts_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel
     stretch = STRETCH * 8 // panel_rows // form.block
     scratch, nowhere = c.scratch(stretch * size), c.scratch(4 * panel_rows)
 
-    def group(found: _Columns, column: Value, first: Value, n: int) -> tuple[Apart, list[Value]]:
+    def group(found: _Chosen, column: Value, first: Value, n: int) -> tuple[Apart, list[Value]]:
         """Where n columns lie, and where their products go."""
         xs, targets = [], []
         for j in range(n):
@@ -137,14 +137,14 @@ def experts_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel
             targets.append(c.select(column + j < found.n, a.y + slot * a.y_stride + first * 4, nowhere))
         return Apart(xs), targets
 
-    def few(found: _Columns, first: Value, column: Value, n: int, near: bool | None) -> None:
+    def few(found: _Chosen, first: Value, column: Value, n: int, near: bool | None) -> None:
         """Eight rows times n columns."""
         x, targets = group(found, column, first, n)
         rows = row_addresses(_matrix(a, found.expert), first)
         for target, total in zip(targets, products(c, a, form, rows, x, near), strict=True):
             c.store(target, total.value)
 
-    def eight(found: _Columns, first: Value) -> None:
+    def eight(found: _Chosen, first: Value) -> None:
         """Eight rows times few columns."""
         zero, count = c.i64(0), found.n
         with c.when(count.equals(1)):
@@ -157,7 +157,7 @@ def experts_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel
             with c.range(wide, count, wide) as column:
                 few(found, first, column, wide, None)
 
-    def panel(found: _Columns, first: Value) -> None:
+    def panel(found: _Chosen, first: Value) -> None:
         """A panel's rows times many columns; sums wait in y from one stretch to the next."""
         rows = [row_addresses(_matrix(a, found.expert), first + eight) for eight in range(0, panel_rows, 8)]
         n_wide, rest = found.n // wide, found.n % wide
