@@ -22,10 +22,10 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType as T
 from llamado.models import Model, load_model
+from llamado.models.architectures.llama.llama import LlamaModel
 from llamado.models.batch import Batch, MemoryRows
 from llamado.models.forward import Pass
 from llamado.models.inputs import Bytes, Input
-from llamado.models.llama import LlamaModel
 
 from .test_restore import TWO, House
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import pytest
 from gguf import GGUFValueType as V
 from lora_files import make_adapter
 from minilm import make_bert
-from tiny_models import make_gemma3, make_llama
+from tiny import TINY, make
+from tiny_models import make_llama
 
 from llamado.devices.cpu.compile.compiler import Compiler
 from llamado.devices.cpu.lowering import PORTABLE
@@ -41,7 +43,10 @@ from llamado.models.keys import BOOLS, FLOATS, INTEGERS, STRINGS
 from llamado.text.errors import TokenizerError
 from llamado.text.tokenizer.tokenizer import load_tokenizer
 
-MAKERS = {"llama": make_llama, "gemma3": make_gemma3, "bert": make_bert}
+MAKERS: dict[str, Callable[[Path], Path]] = {
+    "bert": make_bert,
+    **{tiny.architecture: partial(make, tiny) for tiny in TINY.values() if not tiny.variant},
+}
 NAMED = (GgufError, InvalidModel, UnsupportedModel, InvalidAdapter, TokenizerError)
 
 INTS = (0, 1, -1, 2, 3, 7, 3 * 10**8, 2**31 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1, -(2**31), -(2**63))

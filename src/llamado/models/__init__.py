@@ -7,23 +7,12 @@ from llamado.gguf.reader import GGUFFile
 from llamado.models.adapter import Adapter
 from llamado.models.base import Model
 from llamado.models.batch import BatchShape, Output
-from llamado.models.bert import BertModel
 from llamado.models.errors import InvalidAdapter, InvalidModel, UnsupportedModel
-from llamado.models.gemma3 import Gemma3Model
 from llamado.models.hparams import HyperParameters, Pooling, Rope, check_experts
 from llamado.models.keys import Keys
-from llamado.models.llama import LlamaModel
 from llamado.models.lora import load_adapters
 from llamado.models.memory import KV_TYPES, Memory
-
-_MODELS: tuple[type[Model], ...] = (
-    LlamaModel,
-    Gemma3Model,
-    BertModel,
-)
-
-ARCHITECTURES: dict[str, type[Model]] = {model.architecture: model for model in _MODELS}
-"""Every architecture by the name files give it in `general.architecture`."""
+from llamado.models.registry import ARCHITECTURES
 
 
 def load_model(file: GGUFFile) -> Model:
@@ -40,7 +29,7 @@ def find_architecture(source: str, metadata: Metadata) -> type[Model]:
             f"{source}: models of architecture '{name}' do not run here; those of {', '.join(sorted(ARCHITECTURES))} do"
         )
     check_experts(Keys(metadata))
-    return architecture
+    return architecture.load()
 
 
 __all__ = [

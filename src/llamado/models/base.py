@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+from llamado.ggml.graph import scale, tanh
 from llamado.ggml.role import Role
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile
@@ -12,12 +13,13 @@ from llamado.gguf.types import TensorType
 from llamado.models.adapter import Adapter
 from llamado.models.batch import BatchShape, Output
 from llamado.models.errors import InvalidModel
-from llamado.models.forward import Pass
+from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import HyperParameters
 from llamado.models.inputs import ForwardGraph
 from llamado.models.keys import Keys
 from llamado.models.memory import KeysValues, LayerMemory, Memory, check_types
-from llamado.models.weights import Weights
+from llamado.models.parts.norms import Norm, RmsNorm
+from llamado.models.weights import RoleWeights, Weights
 
 
 class Model(ABC):
@@ -54,12 +56,19 @@ class Model(ABC):
     @abstractmethod
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters: ...
 
+    def _take_norm(self, w: RoleWeights, name: str, n: int) -> Norm:
+        """A norm of the kind that comes behind the layers."""
+        return RmsNorm.take(w, name, n)
+
     def _take_head(self, weights: Weights) -> None:
         """What comes after the layers."""
-        self._output_norm = weights.output.need("output_norm.weight", self.hparams.n_embd)
-        matrix = weights.output.maybe("output.weight", self.hparams.n_embd, self.hparams.n_vocab)
-        # Without a matrix of its own the head shares the embedding's.
-        self._output = matrix or weights.output.also("output.weight", self._token_embd)
+        hp, w = self.hparams, weights.output
+        self._output_norm = self._take_norm(w, "output_norm", hp.n_embd)
+        if w.has("output.weight"):
+            self._output = w.linear("output", hp.n_embd, hp.n_vocab)
+        else:  # without a matrix of its own the head shares the embedding's
+            matrix = w.also("output.weight", self._token_embd)
+            self._output = Linear(matrix, w.maybe("output.bias", hp.n_vocab))
 
     @abstractmethod
     def _take_weights(self, weights: Weights) -> None: ...
@@ -69,15 +78,22 @@ class Model(ABC):
         """The hidden state after a layer; None when `step.attend` gave none."""
 
     def _embed(self, step: Pass) -> Tensor:
-        if step.shape.embeddings:
+        if step.shape.embeddings:  # of the right size already
             return step.embeddings()
-        return step.get_rows(self._token_embd, step.tokens(), "embd")
+        x, factor = step.get_rows(self._token_embd, step.tokens(), "embd"), self.hparams.embedding_scale
+        return x if factor == 1.0 else scale(x, factor, name="inp_scaled")
 
     def _hidden(self, step: Pass, x: Tensor) -> Tensor:
-        return step.norm(x, self._output_norm, "result_norm")
+        return self._output_norm(step, x, "result_norm")
 
     def _head(self, step: Pass, x: Tensor) -> Tensor:
-        return step.mul_mat(self._output, self._hidden(step, x), "result_output")
+        hp = self.hparams
+        logits = self._output(step, self._hidden(step, x), "result_output")
+        if hp.logit_scale != 1.0:
+            logits = scale(logits, hp.logit_scale, name="result_output")
+        if cap := hp.final_logit_softcap:
+            logits = scale(tanh(scale(logits, 1.0 / cap)), cap, name="result_output")
+        return logits
 
     def _scores(self, step: Pass, x: Tensor) -> Tensor:
         """What the classifier makes of hidden states; where a model has none, as llama.cpp, those themselves."""

@@ -43,13 +43,16 @@ _F32_PRECISION = PrecType.F32
 
 
 class Linear(NamedTuple):
-    """A matrix, and where the file has one a bias."""
+    """A matrix, and where the file has them a factor of all its products and a bias."""
 
     weight: Tensor
-    bias: Tensor | None
+    bias: Tensor | None = None
+    scale: Tensor | None = None
 
     def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor:
         y = step.mul_mat(self.weight, x, name)
+        if self.scale is not None:
+            y = mul(y, self.scale, name)
         return y if self.bias is None else add(y, self.bias, name)
 
 
@@ -68,6 +71,11 @@ class Pass:
         self._adapters = [pair for pair in zip(adapters, shape.scales, strict=False) if pair[1]]
         # The layer after which only the rows with logits go on.
         self._last = hparams.n_layer - 1
+
+    @property
+    def norm_eps(self) -> float:
+        """What the model's norms add to a mean square or a variance."""
+        return self._hparams.norm_eps
 
     def input(self, input: Input) -> Tensor:
         """The tensor of an input, made when it is first asked for."""
@@ -144,11 +152,13 @@ class Pass:
             name,
         )
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor | None:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, *, softcap: float = 0.0
+    ) -> Tensor | None:
         """Writes keys and values to the cache and attends: F32 [head_dim × n_head, n_tokens].
 
-        q, k, v are [head_dim, heads, n_tokens]. None when nothing behind the cache is wanted: the last layer of a batch
-        without logits.
+        q, k, v are [head_dim, heads, n_tokens]; `softcap`: products are bent to stay below it, cap · tanh(x / cap).
+        None when nothing behind the cache is wanted: the last layer of a batch without logits.
         """
         graph, kept = self.graph, self._memory[layer]
         only_cache = layer == self._last and not self.shape.n_outputs
@@ -164,7 +174,7 @@ class Pass:
             return None
         n_kv = self._reach(kept)
         keys = _heads(k_cache, k.ne[0], k.ne[1], n_kv)
-        return self._attention(layer, kept, q, keys, _heads(v_cache, v.ne[0], v.ne[1], n_kv), scale)
+        return self._attention(layer, kept, q, keys, _heads(v_cache, v.ne[0], v.ne[1], n_kv), scale, softcap)
 
     def attend_latent(self, layer: int, q: Tensor, row: Tensor, n_v: int, scale: float) -> Tensor | None:
         """As `attend` where a token has one latent row [n, n_tokens] for all heads: F32 [n_v × n_head, n_tokens].
@@ -183,7 +193,9 @@ class Pass:
         keys, values = _heads(cache, cache.ne[0], 1, n_kv), _heads(cache, n_v, 1, n_kv)
         return self._attention(layer, kept, q, keys, values, scale)
 
-    def _attention(self, layer: int, kept: Kept, q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    def _attention(
+        self, layer: int, kept: Kept, q: Tensor, keys: Tensor, values: Tensor, scale: float, softcap: float = 0.0
+    ) -> Tensor:
         q = view_4d(q, *q.ne, q.nb[1], q.nb[2], q.nb[3])
         out = flash_attn_ext(
             permute(q, 0, 2, 1, 3),
@@ -191,6 +203,7 @@ class Pass:
             permute(values, 0, 2, 1, 3),
             self.mask(kept),
             scale,
+            logit_softcap=softcap,
             precision=_F32_PRECISION,
         )
         return self.graph.expand(reshape(out, out.ne[0] * out.ne[1], out.ne[2], name=f"kqv_out-{layer}"))
@@ -227,12 +240,12 @@ class Pass:
             found.append(after[0])
         return found
 
-    def keep_outputs(self, layer: int, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def keep_outputs(self, layer: int, *streams: Tensor) -> tuple[Tensor, ...]:
         """In the last layer, only the rows that get logits: nothing after attention mixes rows."""
         if layer != self._last:
-            return attended, residual
+            return streams
         rows = self.out_rows()
-        return get_rows(attended, rows), get_rows(residual, rows)
+        return tuple(get_rows(stream, rows) for stream in streams)
 
 
 def _heads(cache: Tensor, head_dim: int, n_head: int, n_kv: int) -> Tensor:

@@ -49,8 +49,10 @@ class HyperParameters:
 
     `n_swa` is the width of the sliding window in tokens (0: no such layers), `swa_layers` the layers that have it:
     there a token at position p sees positions p - n_swa + 1 to p. `rope_swa` is the rotary embedding of those layers.
-    `norm_eps` is what the norms add to the mean square or the variance. Without `causal` a token sees the whole of its
-    text. `pooling` is the file's word on it.
+    `norm_eps` is what the norms add to the mean square or the variance.
+    `embedding_scale`, `residual_scale` and `logit_scale` multiply embeddings, what a half of a layer adds, and logits;
+    the soft caps bend x to cap · tanh(x / cap). Without `causal` a token sees the whole of its text. `pooling` is the
+    file's word on it.
     """
 
     architecture: str
@@ -70,6 +72,9 @@ class HyperParameters:
     swa_layers: tuple[bool, ...] = ()
     rope_swa: Rope | None = None
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    attention_softcap: float = 0.0
     final_logit_softcap: float = 0.0
     causal: bool = True
     pooling: Pooling | None = None
@@ -85,6 +90,10 @@ class HyperParameters:
     def is_swa(self, layer: int) -> bool:
         """Whether a layer attends through the sliding window."""
         return bool(self.swa_layers) and self.swa_layers[layer]
+
+    def rope_of(self, layer: int) -> Rope:
+        """The rotary embedding of a layer."""
+        return self.rope_swa if self.rope_swa is not None and self.is_swa(layer) else self.rope
 
 
 def override_metadata(metadata: Metadata, values: Iterable[tuple[str, int | float | bool | str]]) -> Metadata:
@@ -145,6 +154,15 @@ def read_rope(keys: Keys, head_dim: int, n_ctx_train: int, mode: RopeMode) -> Ro
         beta_fast=keys.float_("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=keys.float_("rope.scaling.yarn_beta_slow", 1.0),
     )
+
+
+def read_swa_layers(keys: Keys, n_layer: int, period: int) -> tuple[bool, ...]:
+    """Which layers have the sliding window: a list in the file, or all but every n-th (default: `period`-th)."""
+    suffix = "attention.sliding_window_pattern"
+    if keys.has(suffix) and not keys.is_int(suffix):
+        return keys.metadata.bools(keys.name(suffix), n=n_layer)
+    period = keys.int_(suffix, period)
+    return tuple(period == 0 or i % period < period - 1 for i in range(n_layer))
 
 
 def read_pooling(keys: Keys) -> Pooling | None:

@@ -107,6 +107,11 @@ class RoleWeights:
         """A weight that has another role already, and serves as `name` too."""
         return self._weights.serve(weight, self._role(name))
 
+    def has(self, name: str) -> bool:
+        """Whether the file has it."""
+        return self._weights.has(self._prefix + name)
+
     def linear(self, name: str, n_in: int, n_out: int) -> Linear:
-        """The matrix `name.weight` and, where there is one, `name.bias`; raises InvalidModel."""
-        return Linear(self.need(f"{name}.weight", n_in, n_out), self.maybe(f"{name}.bias", n_out))
+        """The matrix `name.weight`, and `name.bias` and `name.scale` where they are; raises InvalidModel."""
+        weight = self.need(f"{name}.weight", n_in, n_out)
+        return Linear(weight, self.maybe(f"{name}.bias", n_out), self.maybe(f"{name}.scale", 1))

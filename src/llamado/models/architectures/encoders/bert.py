@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from llamado.ggml.graph import add, gelu, get_rows, mul, norm, reshape, tanh, view_1d
+from llamado.ggml.graph import add, gelu, get_rows, reshape, tanh, view_1d
 from llamado.ggml.ops import RopeMode
 from llamado.ggml.tensor import Tensor
 from llamado.models.base import Model
@@ -18,17 +18,8 @@ from llamado.models.errors import UnsupportedModel
 from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import HyperParameters, Pooling, read_hparams
 from llamado.models.keys import Keys
-from llamado.models.weights import RoleWeights, Weights
-
-
-class LayerNorm(NamedTuple):
-    """Mean 0 and deviation 1 in each row, then a scale and a shift of its own for each element."""
-
-    weight: Tensor
-    bias: Tensor
-
-    def __call__(self, x: Tensor, eps: float, name: str) -> Tensor:
-        return add(mul(norm(x, eps), self.weight), self.bias, name)
+from llamado.models.parts.norms import LayerNorm
+from llamado.models.weights import Weights
 
 
 class BertLayer(NamedTuple):
@@ -70,13 +61,9 @@ class BertModel(Model):
 
     def _take_weights(self, weights: Weights) -> None:
         hp = self.hparams
-
-        def layer_norm(of: RoleWeights, name: str) -> LayerNorm:
-            return LayerNorm(of.need(f"{name}.weight", hp.n_embd), of.need(f"{name}.bias", hp.n_embd))
-
         self._types = weights.input.maybe("token_types.weight", hp.n_embd, self._n_types)
         self._positions = weights.input.need("position_embd.weight", hp.n_embd, hp.n_ctx_train)
-        self._embd_norm = layer_norm(weights.input, "token_embd_norm")
+        self._embd_norm = LayerNorm.take(weights.input, "token_embd_norm", hp.n_embd)
         self._layers = []
         for i in range(hp.n_layer):
             w = weights.layer(i)
@@ -87,10 +74,10 @@ class BertModel(Model):
                     k=w.linear("attn_k", hp.n_embd, hp.n_embd_k(i)),
                     v=w.linear("attn_v", hp.n_embd, hp.n_embd_v(i)),
                     out=w.linear("attn_output", n_q, hp.n_embd),
-                    attn_norm=layer_norm(w, "attn_output_norm"),
+                    attn_norm=LayerNorm.take(w, "attn_output_norm", hp.n_embd),
                     up=w.linear("ffn_up", hp.n_embd, hp.n_ff[i]),
                     down=w.linear("ffn_down", hp.n_ff[i], hp.n_embd),
-                    out_norm=layer_norm(w, "layer_output_norm"),
+                    out_norm=LayerNorm.take(w, "layer_output_norm", hp.n_embd),
                 )
             )
 
@@ -99,7 +86,7 @@ class BertModel(Model):
         if self._types is not None:  # all tokens are of the first type, "sentence A"
             x = add(x, view_1d(self._types, self.hparams.n_embd))
         x = add(get_rows(self._positions, step.positions()), x, "inp_embd")
-        return self._embd_norm(x, self.hparams.norm_eps, "inp_norm")
+        return self._embd_norm(step, x, "inp_norm")
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         hp, w, i = self.hparams, self._layers[layer], layer
@@ -111,10 +98,10 @@ class BertModel(Model):
         if attended is None:
             return None
         h, x = step.keep_outputs(i, w.out(step, attended, f"attn_out-{i}"), x)
-        x = w.attn_norm(add(h, x, f"attn_inp-{i}"), hp.norm_eps, f"ffn_inp-{i}")
+        x = w.attn_norm(step, add(h, x, f"attn_inp-{i}"), f"ffn_inp-{i}")
 
         h = w.down(step, gelu(w.up(step, x, f"ffn_up-{i}"), f"ffn_gelu-{i}"), f"ffn_out-{i}")
-        return w.out_norm(add(h, x, f"ffn_sum-{i}"), hp.norm_eps, f"l_out-{i}")
+        return w.out_norm(step, add(h, x, f"ffn_sum-{i}"), f"l_out-{i}")
 
     def _hidden(self, step: Pass, x: Tensor) -> Tensor:
         return x

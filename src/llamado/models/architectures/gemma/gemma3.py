@@ -1,0 +1,70 @@
+"""The gemma3 architecture (text): five layers with a sliding window, then one that sees everything, and so on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from llamado.ggml.ops import GluOp, RopeMode
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.hparams import HyperParameters, inverse_sqrt, read_hparams, read_swa_layers
+from llamado.models.keys import Keys
+from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.norms import RmsNorm
+from llamado.models.weights import RoleWeights
+
+_LAYERS_OF_27B = 62
+
+
+class Gemma3Model(Decoder):
+    """Decoder with a norm before and after each half of a layer, normed queries and keys, and a GEGLU network."""
+
+    architecture = "gemma3"
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
+        hp = replace(
+            hp,
+            # Files made by Ollama may call the two bases "global" and "local".
+            rope=replace(hp.rope, freq_base=keys.float_("rope.global.freq_base", hp.rope.freq_base)),
+            embedding_scale=float(np.sqrt(np.float32(hp.n_embd))),
+            # The 27B model alone scales by the width per head instead of the head's own.
+            attention_scale=inverse_sqrt(hp.n_embd // hp.n_head[0] if hp.n_layer == _LAYERS_OF_27B else hp.head_dim_k),
+            final_logit_softcap=keys.float_("final_logit_softcapping", 0.0),
+        )
+        n_swa = keys.int_("attention.sliding_window", 0)
+        if not n_swa:
+            return hp
+        return replace(
+            hp,
+            n_swa=n_swa,
+            swa_layers=read_swa_layers(keys, hp.n_layer, 6),
+            # Context is stretched in the global layers only.
+            rope_swa=replace(
+                hp.rope,
+                freq_base=keys.float_("rope.freq_base_swa", keys.float_("rope.local.freq_base", 10000.0)),
+                freq_scale=1.0,
+            ),
+        )
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        return Layer(
+            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
+            attention=Attention(
+                heads=heads,
+                project=take_projections(w, hp.n_embd, heads),
+                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                q_norm=RmsNorm.take(w, "attn_q_norm", heads.dim_k),
+                k_norm=RmsNorm.take(w, "attn_k_norm", heads.dim_k),
+                rope=hp.rope_of(layer),
+                scale=hp.attention_scale,
+                scale_queries=True,
+            ),
+            attn_post_norm=RmsNorm.take(w, "post_attention_norm", hp.n_embd),
+            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
+            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer], GluOp.GEGLU),
+            ffn_post_norm=RmsNorm.take(w, "post_ffw_norm", hp.n_embd),
+        )

@@ -1,0 +1,1 @@
+"""Llama and those that follow it."""

@@ -1,0 +1,43 @@
+"""The llama architecture: Llama 1 to 3, Mistral, SmolLM and all others that are saved under its name."""
+
+from __future__ import annotations
+
+from llamado.ggml.ops import RopeMode
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.errors import InvalidModel
+from llamado.models.hparams import HyperParameters, read_hparams
+from llamado.models.keys import Keys
+from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.norms import RmsNorm
+from llamado.models.weights import RoleWeights
+
+
+class LlamaModel(Decoder):
+    """Pre-norm decoder: grouped-query attention with rotary positions, then a SwiGLU feed-forward network."""
+
+    architecture = "llama"
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
+        if hp.rope.n_dims != hp.head_dim_k:
+            raise InvalidModel(
+                f"metadata key '{keys.name('rope.dimension_count')}' is {hp.rope.n_dims}; {hp.head_dim_k} is expected"
+            )
+        return hp
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        return Layer(
+            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
+            attention=Attention(
+                heads=heads,
+                project=take_projections(w, hp.n_embd, heads),
+                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                scale=hp.attention_scale,
+                rope=hp.rope,
+                factors=self._freq_factors,
+            ),
+            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
+            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer]),
+        )

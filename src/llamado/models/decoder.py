@@ -1,0 +1,75 @@
+"""A stack of layers around one stream of hidden states, each of attention and a feed-forward network."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import NamedTuple
+
+from llamado.ggml.graph import add, scale
+from llamado.ggml.tensor import Tensor
+from llamado.models.base import Model
+from llamado.models.forward import Pass
+from llamado.models.parts.attention import Mixer
+from llamado.models.parts.feedforward import FeedForward
+from llamado.models.parts.norms import Norm
+from llamado.models.weights import RoleWeights, Weights
+
+
+class Layer(NamedTuple):
+    """What a layer is made of. Norms before a half of it, and norms of what it adds, may be missing."""
+
+    attention: Mixer
+    feed_forward: FeedForward
+    attn_norm: Norm | None = None
+    ffn_norm: Norm | None = None
+    attn_post_norm: Norm | None = None
+    ffn_post_norm: Norm | None = None
+
+
+class Decoder(Model):
+    """One half of a layer after the other: x + attention(norm(x)), then x + network(norm(x))."""
+
+    def _take_weights(self, weights: Weights) -> None:
+        hp = self.hparams
+        # Llama 3 stretches its context by dividing each rotary frequency by its own factor.
+        self._freq_factors = weights.shared.maybe("rope_freqs.weight", hp.rope.n_dims // 2)
+        self._layers = [self._take_layer(weights.layer(i), i) for i in range(hp.n_layer)]
+
+    @abstractmethod
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        """A layer's weights. Raises InvalidModel."""
+
+    def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
+        w, i = self._layers[layer], layer
+        h = x if w.attn_norm is None else w.attn_norm(step, x, f"attn_norm-{i}")
+        attended = w.attention(step, i, h)
+        if attended is None:
+            return None
+        h, x = step.keep_outputs(i, attended, x)
+        if w.attn_post_norm is not None:
+            h = w.attn_post_norm(step, h, f"attn_post_norm-{i}")
+        x = self._add(h, x, f"ffn_inp-{i}")
+        h = x if w.ffn_norm is None else w.ffn_norm(step, x, f"ffn_norm-{i}")
+        h = w.feed_forward(step, i, h)
+        if w.ffn_post_norm is not None:
+            h = w.ffn_post_norm(step, h, f"ffn_post_norm-{i}")
+        return self._add(h, x, f"l_out-{i}")
+
+    def _add(self, h: Tensor, x: Tensor, name: str) -> Tensor:
+        """What a half of a layer makes, added to the stream."""
+        factor = self.hparams.residual_scale
+        return add(h if factor == 1.0 else scale(h, factor), x, name)
+
+
+class ParallelDecoder(Decoder):
+    """Both halves side by side: x + attention(norm(x)) + network(norm(x)), with one norm or two."""
+
+    def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
+        w, i = self._layers[layer], layer
+        first = x if w.attn_norm is None else w.attn_norm(step, x, f"attn_norm-{i}")
+        attended = w.attention(step, i, first)
+        if attended is None:
+            return None
+        attended, x, first = step.keep_outputs(i, attended, x, first)
+        h = first if w.ffn_norm is None else w.ffn_norm(step, x, f"ffn_norm-{i}")
+        return add(add(attended, w.feed_forward(step, i, h)), x, f"l_out-{i}")

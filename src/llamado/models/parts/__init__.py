@@ -1,0 +1,1 @@
+"""What layers of many architectures are made of: norms, attention, feed-forward networks."""

@@ -1,0 +1,133 @@
+"""Attention as most decoders have it: queries, keys and values of heads, normed and rotated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from llamado.ggml.graph import clamp, reshape, scale, view_2d, view_3d
+from llamado.ggml.tensor import Tensor
+from llamado.models.forward import Linear, Pass
+from llamado.models.hparams import HyperParameters, Rope
+from llamado.models.parts.norms import Norm
+from llamado.models.weights import RoleWeights
+
+
+class Mixer(Protocol):
+    """What tells tokens of each other; None when nothing behind the memory is wanted (see Pass.attend)."""
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None: ...
+
+
+class Heads(NamedTuple):
+    """How many heads queries, and keys and values, have in a layer, and elements of each head."""
+
+    n: int
+    n_kv: int
+    dim_k: int
+    dim_v: int
+
+    @classmethod
+    def of(cls, hp: HyperParameters, layer: int) -> Heads:
+        return cls(hp.n_head[layer], hp.n_head_kv[layer], hp.head_dim_k, hp.head_dim_v)
+
+
+class Projections(NamedTuple):
+    """The matrices that make queries, keys and values."""
+
+    q: Linear
+    k: Linear
+    v: Linear
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.q(step, x, f"Qcur-{layer}"), self.k(step, x, f"Kcur-{layer}"), self.v(step, x, f"Vcur-{layer}")
+
+
+class FusedProjection(NamedTuple):
+    """One matrix for all three: its rows are those of the queries, of the keys, of the values."""
+
+    qkv: Linear
+    n_q: int
+    n_k: int
+    n_v: int
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = self.qkv(step, x, f"wqkv-{layer}")
+        n_tokens, size = y.ne[1], y.nb[0]
+        return (
+            view_2d(y, self.n_q, n_tokens, y.nb[1]),
+            view_2d(y, self.n_k, n_tokens, y.nb[1], self.n_q * size),
+            view_2d(y, self.n_v, n_tokens, y.nb[1], (self.n_q + self.n_k) * size),
+        )
+
+
+def take_projections(w: RoleWeights, n_embd: int, heads: Heads) -> Projections | FusedProjection:
+    """`attn_qkv`, or `attn_q`, `attn_k` and `attn_v`, with biases where the file has them. Raises InvalidModel."""
+    n_q, n_k, n_v = heads.dim_k * heads.n, heads.dim_k * heads.n_kv, heads.dim_v * heads.n_kv
+    if w.has("attn_qkv.weight"):
+        return FusedProjection(w.linear("attn_qkv", n_embd, n_q + n_k + n_v), n_q, n_k, n_v)
+    return Projections(
+        w.linear("attn_q", n_embd, n_q), w.linear("attn_k", n_embd, n_k), w.linear("attn_v", n_embd, n_v)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Grouped-query attention (arXiv 2305.13245) with rotary positions (arXiv 2104.09864).
+
+    `rope` None: no positions; `factors`: a divisor of each rotary frequency; `q_norm` and `k_norm` work on heads, or,
+    with `norm_rows`, on whole rows of them, before the rotation or, with `norm_after_rope`, behind it; `scale`: a
+    factor of the products of queries and keys, given to the queries themselves with `scale_queries`; `clamp`: the
+    greatest magnitude of queries, keys and values, 0: any; `softcap`: see Pass.attend.
+    """
+
+    heads: Heads
+    project: Projections | FusedProjection
+    out: Linear
+    scale: float
+    rope: Rope | None
+    factors: Tensor | None = None
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    norm_rows: bool = False
+    norm_after_rope: bool = False
+    scale_queries: bool = False
+    clamp: float = 0.0
+    softcap: float = 0.0
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
+        heads, n_tokens = self.heads, x.ne[1]
+        q, k, v = self.project(step, layer, x)
+        if self.clamp:
+            q, k, v = (clamp(each, -self.clamp, self.clamp) for each in (q, k, v))
+        if self.norm_rows:
+            q, k = self._normed(step, layer, q, k)
+        q = _as_heads(q, heads.dim_k, heads.n, n_tokens, f"Qcur-{layer}")
+        k = _as_heads(k, heads.dim_k, heads.n_kv, n_tokens, f"Kcur-{layer}")
+        v = _as_heads(v, heads.dim_v, heads.n_kv, n_tokens, f"Vcur-{layer}")
+        if not (self.norm_rows or self.norm_after_rope):
+            q, k = self._normed(step, layer, q, k)
+        if self.rope is not None:
+            q = step.rotate(q, self.rope, self.factors, f"Qcur-{layer}")
+            k = step.rotate(k, self.rope, self.factors, f"Kcur-{layer}")
+        if self.norm_after_rope:
+            q, k = self._normed(step, layer, q, k)
+        factor = self.scale
+        if self.scale_queries:
+            q, factor = scale(q, factor), 1.0
+        attended = step.attend(layer, q, k, v, factor, softcap=self.softcap)
+        return None if attended is None else self.out(step, attended, f"attn_out-{layer}")
+
+    def _normed(self, step: Pass, layer: int, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if self.q_norm is not None:
+            q = self.q_norm(step, q, f"Qcur_normed-{layer}")
+        if self.k_norm is not None:
+            k = self.k_norm(step, k, f"Kcur_normed-{layer}")
+        return q, k
+
+
+def _as_heads(x: Tensor, dim: int, n_head: int, n_tokens: int, name: str) -> Tensor:
+    """Rows as [dim, n_head, n_tokens]; those that are parts of wider rows stay where they are."""
+    if x.is_contiguous():
+        return reshape(x, dim, n_head, n_tokens, name=name)
+    return view_3d(x, dim, n_head, n_tokens, dim * x.nb[0], x.nb[1], name=name)

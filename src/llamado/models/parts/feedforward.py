@@ -1,0 +1,77 @@
+"""Feed-forward networks: what works on each token by itself."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from llamado.ggml.graph import glu, glu_split, sqr, unary
+from llamado.ggml.ops import GluOp, UnaryOp
+from llamado.ggml.tensor import Tensor
+from llamado.models.forward import Linear, Pass
+from llamado.models.weights import RoleWeights
+
+
+class FeedForward(Protocol):
+    """What works on each token by itself: F32 [n_embd, n_tokens] of the same."""
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor: ...
+
+
+class Gated(NamedTuple):
+    """down(act(gate x) · up x), as in SwiGLU and GEGLU (arXiv 2002.05202)."""
+
+    gate: Linear
+    up: Linear
+    down: Linear
+    activation: GluOp
+
+    @classmethod
+    def take(cls, w: RoleWeights, n_embd: int, n_ff: int, activation: GluOp = GluOp.SWIGLU) -> Gated:
+        """`ffn_gate`, `ffn_up` and `ffn_down`, with biases where the file has them. Raises InvalidModel."""
+        return cls(
+            w.linear("ffn_gate", n_embd, n_ff),
+            w.linear("ffn_up", n_embd, n_ff),
+            w.linear("ffn_down", n_ff, n_embd),
+            activation,
+        )
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor:
+        gate, up = self.gate(step, x, f"ffn_gate-{layer}"), self.up(step, x, f"ffn_up-{layer}")
+        return self.down(step, glu_split(gate, up, self.activation, f"ffn_act-{layer}"), f"ffn_out-{layer}")
+
+
+class GatedFused(NamedTuple):
+    """As Gated, where one matrix holds the rows of the gate, then those beside it."""
+
+    gate_up: Linear
+    down: Linear
+    activation: GluOp
+
+    @classmethod
+    def take(cls, w: RoleWeights, n_embd: int, n_ff: int, activation: GluOp = GluOp.SWIGLU) -> GatedFused:
+        """`ffn_up` of 2·n_ff rows, and `ffn_down`. Raises InvalidModel."""
+        return cls(w.linear("ffn_up", n_embd, 2 * n_ff), w.linear("ffn_down", n_ff, n_embd), activation)
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor:
+        both = self.gate_up(step, x, f"ffn_up-{layer}")
+        return self.down(step, glu(both, self.activation, name=f"ffn_act-{layer}"), f"ffn_out-{layer}")
+
+
+class Ungated(NamedTuple):
+    """down(act(up x)); `squared`: the square of what the activation gives."""
+
+    up: Linear
+    down: Linear
+    activation: UnaryOp
+    squared: bool = False
+
+    @classmethod
+    def take(cls, w: RoleWeights, n_embd: int, n_ff: int, activation: UnaryOp, *, squared: bool = False) -> Ungated:
+        """`ffn_up` and `ffn_down`, with biases where the file has them. Raises InvalidModel."""
+        return cls(w.linear("ffn_up", n_embd, n_ff), w.linear("ffn_down", n_ff, n_embd), activation, squared)
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor:
+        h = unary(self.up(step, x, f"ffn_up-{layer}"), self.activation, f"ffn_act-{layer}")
+        if self.squared:
+            h = sqr(h, f"ffn_sqr-{layer}")
+        return self.down(step, h, f"ffn_out-{layer}")

@@ -1,0 +1,46 @@
+"""Normalisation of rows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from llamado.ggml.graph import add, mul, norm
+from llamado.ggml.tensor import Tensor
+from llamado.models.forward import Pass
+from llamado.models.weights import RoleWeights
+
+
+class Norm(Protocol):
+    """A norm of the rows of x; the epsilon is the model's."""
+
+    def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor: ...
+
+
+class RmsNorm(NamedTuple):
+    """Mean square 1 in each row, then a scale of its own for each element (arXiv 1910.07467)."""
+
+    weight: Tensor
+
+    @classmethod
+    def take(cls, w: RoleWeights, name: str, n: int) -> RmsNorm:
+        """The norm `name` of rows of `n`. Raises InvalidModel."""
+        return cls(w.need(f"{name}.weight", n))
+
+    def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor:
+        return step.norm(x, self.weight, name)
+
+
+class LayerNorm(NamedTuple):
+    """Mean 0 and deviation 1 in each row, then a scale and mostly a shift for each element (arXiv 1607.06450)."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    @classmethod
+    def take(cls, w: RoleWeights, name: str, n: int, *, biased: bool = True) -> LayerNorm:
+        """The norm `name` of rows of `n`. Raises InvalidModel."""
+        return cls(w.need(f"{name}.weight", n), w.need(f"{name}.bias", n) if biased else None)
+
+    def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor:
+        y = mul(norm(x, step.norm_eps), self.weight, name)
+        return y if self.bias is None else add(y, self.bias, name)

@@ -1,0 +1,32 @@
+"""Every architecture that runs here, by the name files give it in `general.architecture`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import NamedTuple
+
+from llamado.models.base import Model
+
+_FOLDER = "llamado.models.architectures"
+
+
+class Architecture(NamedTuple):
+    """Where an architecture is (`family.module:Class`), and models that have it."""
+
+    place: str
+    models: str
+
+    def load(self) -> type[Model]:
+        """Its class; the file is read when it is first wanted."""
+        module, name = self.place.split(":")
+        found: type[Model] = getattr(import_module(f"{_FOLDER}.{module}"), name)
+        return found
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "bert": Architecture("encoders.bert:BertModel", "BERT, MiniLM, BGE, E5, GTE; rerankers made of them"),
+    "gemma3": Architecture("gemma.gemma3:Gemma3Model", "Gemma 3"),
+    "llama": Architecture("llama.llama:LlamaModel", "Llama 1 to 3, Mistral, SmolLM2, TinyLlama, Yi"),
+    "qwen2": Architecture("qwen.qwen2:Qwen2Model", "Qwen2, Qwen2.5, QwQ, DeepSeek-R1-Distill-Qwen"),
+    "qwen3": Architecture("qwen.qwen3:Qwen3Model", "Qwen3, Qwen3-Embedding"),
+}

@@ -1,0 +1,45 @@
+"""Small models of every architecture: our distributions against those of the real llama.cpp, at 500 positions."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from long_text import long_text
+from parity import log_softmax, logits_along
+from saved_logits import saved_logits
+from tiny import TINY, make
+
+from llamado.engine.loaded_model import LoadedModel
+from llamado.engine.options import EngineOptions
+
+pytestmark = pytest.mark.interop
+
+N_CTX, N_CHUNKS = 512, 2
+AGREEMENT, MEAN_DIFFERENCE = 0.99, 0.01
+N_TOP = 10
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_real_one_says_the_same(peer_bin: Path, tmp_path: Path, name: str) -> None:
+    path = make(TINY[name], tmp_path / "m.gguf")
+    text = tmp_path / "text.txt"
+    text.write_text(long_text(6 * N_CTX))
+    theirs = saved_logits(peer_bin, path, text, N_CTX, ["--chunks", str(N_CHUNKS)])
+    with LoadedModel.load(path, EngineOptions(n_ctx=N_CTX, n_threads=2)) as loaded:
+        loaded.engine.close()  # the forward pass is driven from here
+        ours = np.array(
+            [
+                [log_softmax(row) for row in logits_along(loaded.forward, chunk.tolist(), theirs.first)][:-1]
+                for chunk in theirs.tokens
+            ]
+        )
+    best = theirs.logprobs.argmax(-1)
+    top = np.argsort(theirs.logprobs, axis=-1)[..., -N_TOP:]
+    difference = np.abs(np.take_along_axis(ours - theirs.logprobs, top, -1)).mean()
+    agreement = (ours.argmax(-1) == best).mean()
+    print(f"\n| {name} | {best.size} | {100 * agreement:.2f}% | {difference:.5f} |", file=sys.stderr)
+    assert best.size >= 500 and len(np.unique(best)) > 10  # the model says something
+    assert agreement >= AGREEMENT and difference <= MEAN_DIFFERENCE

@@ -1,0 +1,96 @@
+"""Every architecture held to the first law: a token's logits have the same bits however its text is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import TINY, make
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.jit import Jit
+from llamado.engine.forward.runner import ModelRunner
+from llamado.gguf.reader import GGUFFile
+from llamado.models import ARCHITECTURES, load_model
+from llamado.models.memory import Handle, Span
+
+Array = np.ndarray[Any, Any]
+
+N = 150
+TOKENS = np.random.default_rng(5).integers(3, 300, N).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def jit() -> Jit:
+    return Jit()
+
+
+def read(runner: ModelRunner, handle: Handle, sizes: list[int]) -> Array:
+    """Logits of all tokens that a sequence goes on with, read in batches of these sizes."""
+    found = []
+    for n in sizes:
+        part = TOKENS[handle.used : handle.used + n]
+        rows = np.arange(part.size, dtype=np.int32)
+        found.append(runner.start(part, [Span(handle, handle.used, part.size)], rows).result(60).copy())
+        handle.used += part.size
+    return np.concatenate(found)
+
+
+def begin(runner: ModelRunner) -> Handle:
+    handle = runner.memory.allocate(N)
+    assert handle is not None
+    return handle
+
+
+@pytest.fixture(params=["F32", "Q8_0"])
+def runner(request: pytest.FixtureRequest, name: str, jit: Jit, tmp_path: Path) -> Iterator[ModelRunner]:
+    with GGUFFile.open(make(TINY[name], tmp_path / "m.gguf", wtype=request.param)) as file:
+        model = load_model(file)
+        if not model.generates:
+            pytest.skip("it makes vectors, not text")
+        runner = ModelRunner(file, model, [CpuDevice(2, jit=jit)], n_cells=1024, n_sequences=3, max_batch=160)
+        yield runner
+        runner.close()
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_same_bits_however_it_is_read(runner: ModelRunner) -> None:
+    """At once, in batches of odd sizes, token by token, from the middle on again."""
+    memory, handle = runner.memory, begin(runner)
+    right = read(runner, handle, [N])
+    assert np.isfinite(right).all() and right.std() > 0.1
+    memory.free(handle)
+    for sizes in ([64, 1, 37, 48], [7] * 21 + [3]):
+        handle = begin(runner)
+        assert read(runner, handle, sizes).tobytes() == right.tobytes(), sizes
+        memory.free(handle)
+    handle = begin(runner)
+    assert read(runner, handle, [90] + [1] * 60)[90:].tobytes() == right[90:].tobytes()
+    back = memory.reach(handle, 120)
+    assert memory.rewind(handle, back)
+    assert read(runner, handle, [150 - back]).tobytes() == right[back:].tobytes()
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_same_bits_among_others(runner: ModelRunner) -> None:
+    """Three sequences in one batch, in an order of their own."""
+    alone = begin(runner)
+    right = read(runner, alone, [40, 1, 1])
+    runner.memory.free(alone)
+    handles = [begin(runner) for _ in range(3)]
+    for handle, n in zip(handles, (30, 40, 20), strict=True):
+        read(runner, handle, [n])
+    for _ in range(2):
+        spans = [Span(handles[i], handles[i].used, n) for i, n in ((2, 5), (1, 1), (0, 9))]
+        part = np.concatenate([TOKENS[span.handle.used : span.handle.used + span.n] for span in spans])
+        found = runner.start(part, spans, np.array([5], np.int32)).result(60).copy()
+        assert found[0].tobytes() == right[handles[1].used].tobytes()
+        for span in spans:
+            span.handle.used += span.n
+
+
+def test_every_architecture_has_a_small_file() -> None:
+    assert {tiny.architecture for tiny in TINY.values()} | {"bert"} == set(ARCHITECTURES)

@@ -1,0 +1,46 @@
+"""Llama and those that follow it."""
+
+from __future__ import annotations
+
+from tiny.spec import Tiny
+
+N_EMBD, N_FF, HEAD = 128, 192, 32
+
+ATTENTION = {
+    "attn_norm.weight": N_EMBD,
+    "attn_q.weight": (N_EMBD, 4 * HEAD),
+    "attn_k.weight": (N_EMBD, 2 * HEAD),
+    "attn_v.weight": (N_EMBD, 2 * HEAD),
+    "attn_output.weight": (4 * HEAD, N_EMBD),
+}
+"""Four heads, of which two share keys and values."""
+BIASES = {
+    "attn_q.bias": 4 * HEAD,
+    "attn_k.bias": 2 * HEAD,
+    "attn_v.bias": 2 * HEAD,
+}
+GATED = {
+    "ffn_norm.weight": N_EMBD,
+    "ffn_gate.weight": (N_EMBD, N_FF),
+    "ffn_up.weight": (N_EMBD, N_FF),
+    "ffn_down.weight": (N_FF, N_EMBD),
+}
+KEYS = {
+    "embedding_length": N_EMBD,
+    "feed_forward_length": N_FF,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "rope.freq_base": 10000.0,
+}
+
+MODELS = (
+    Tiny("llama", {**KEYS, "rope.dimension_count": HEAD}, {**ATTENTION, **GATED}),
+    Tiny(
+        "llama",
+        {**KEYS, "rope.dimension_count": HEAD},
+        {**ATTENTION, **GATED, **BIASES, "attn_output.bias": N_EMBD},
+        {"rope_freqs.weight": HEAD // 2},
+        variant="biased",
+    ),
+)

@@ -1,0 +1,115 @@
+"""What a small file of an architecture has: keys and shapes; what its weights are follows from their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from tiny_models import add_bpe_vocabulary, add_spm_vocabulary, encode_weight
+
+Shape = int | tuple[int, ...]
+
+N_VOCAB = {"bpe": 512, "spm": 512}
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """`keys` of the architecture, without its name in front; `tensors` outside the layers and `layer` those of each, by
+    name without `.weight`'s dot (`attn_q.weight`), with their shapes, ne0 first. `layers` adds to single layers, or
+    replaces; a shape of None takes one away.
+
+    Norms' weights are about 1, factors of frequencies above it, biases and other vectors about 0, matrices keep the
+    size of what they multiply;
+    `deviation` gives names another standard deviation. `variant` tells two files of one architecture apart.
+    """
+
+    architecture: str
+    keys: Mapping[str, Any]
+    layer: Mapping[str, Shape]
+    tensors: Mapping[str, Shape | None] = field(default_factory=dict)
+    layers: Mapping[int, Mapping[str, Shape | None]] = field(default_factory=dict)
+    n_layer: int = 4
+    vocabulary: str = "bpe"
+    deviation: Mapping[str, float] = field(default_factory=dict)
+    variant: str = ""
+
+    @property
+    def name(self) -> str:
+        """The architecture's, and what is special about this one."""
+        return f"{self.architecture}-{self.variant}" if self.variant else self.architecture
+
+    @property
+    def n_embd(self) -> int:
+        n: int = self.keys["embedding_length"]
+        return n
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """All tensors by their full names."""
+        n_vocab = N_VOCAB[self.vocabulary]
+        found: dict[str, Shape | None] = {"token_embd.weight": (self.n_embd, n_vocab)}
+        found |= {"output_norm.weight": self.n_embd, "output.weight": (self.n_embd, n_vocab), **self.tensors}
+        for i in range(self.n_layer):
+            for name, shape in {**self.layer, **self.layers.get(i, {})}.items():
+                found[f"blk.{i}.{name}"] = shape
+        return {
+            name: shape if isinstance(shape, tuple) else (shape,) for name, shape in found.items() if shape is not None
+        }
+
+    def values(self, rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        """Random values of a tensor, in numpy's order of axes."""
+        normal = rng.standard_normal(shape[::-1]).astype(np.float32)
+        for part, deviation in self.deviation.items():
+            if part in name:
+                return normal * np.float32(deviation)
+        if name.endswith("norm.weight") or ("_norm_" in name and name.endswith(".weight")):
+            return 1 + normal * np.float32(0.2)
+        if len(shape) == 1:
+            return normal * np.float32(0.2)
+        if "rope" in name:
+            return 1 + 4 * np.abs(normal)
+        if name == "token_embd.weight":  # a head that shares it must not make too large logits
+            tied = "output.weight" not in self.shapes()
+            return normal * np.float32(3 * shape[0] ** -0.5 if tied else 1.0)
+        return normal * np.float32((3 if name == "output.weight" else 1) * shape[0] ** -0.5)
+
+
+def make(tiny: Tiny, path: Path, *, wtype: str = "F32", seed: int = 0) -> Path:
+    """Writes the file; matrices of layers are of `wtype`, where their rows are whole blocks of it."""
+    writer = gguf.GGUFWriter(path, tiny.architecture)
+    writer.add_name(f"tiny {tiny.name}")
+    writer.add_block_count(tiny.n_layer)
+    for key, value in {"context_length": 2048, **tiny.keys}.items():
+        _add(writer, f"{tiny.architecture}.{key}", value)
+    {"bpe": add_bpe_vocabulary, "spm": add_spm_vocabulary}[tiny.vocabulary](writer, N_VOCAB[tiny.vocabulary])
+    rng = np.random.default_rng(seed)
+    block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[wtype]][0]
+    for name, shape in tiny.shapes().items():
+        values = tiny.values(rng, name, shape)
+        if wtype == "F32" or len(shape) < 2 or shape[0] % block or not name.startswith("blk."):
+            writer.add_tensor(name, values)
+            continue
+        rows = values.reshape(-1, shape[0])
+        data, type = encode_weight(rng, wtype, len(rows), shape[0], float(rows.std()))
+        writer.add_tensor(name, data.reshape(*shape[:0:-1], -1), raw_dtype=type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
