@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "gguf"))
 import gguf_bytes as by
 import stand_in_sites as loopback
 
-SUPPORTED = "bert, gemma3, llama"
+SUPPORTED = ", ".join(sorted(ARCHITECTURES))
 
 
 def of_type(type: TensorType) -> Header:
