@@ -16,6 +16,7 @@ from llamado.gguf.types import TensorType as T
 from llamado.models import BatchShape, Output, load_model
 from llamado.models.batch import Batch, MemoryRows
 from llamado.models.inputs import (
+    AttentionTemperature,
     Embeddings,
     Input,
     Mask,
@@ -169,3 +170,30 @@ def test_a_graph_knows_what_fills_its_inputs(tmp_path: Path, make: Callable[...,
     given = batch(embeddings=np.ones((5, model.hparams.n_embd), np.float32))
     for feed in graph.feeds:
         assert feed.fill(given).nbytes == graph.inputs[feed.name].nbytes
+
+
+def test_a_mask_of_chunks() -> None:
+    """Places 4, 5 and 6 in chunks of 5 tokens: the last two are in another chunk than the first."""
+    found = filled(Mask("mask_swa", 80, 8, window=5, chunked=True), batch())
+    sees = np.zeros((8, 80), bool)
+    sees[0, 64:69] = sees[1, 69:70] = sees[2, 69:71] = sees[3, 7:8] = sees[4, 7:9] = True
+    np.testing.assert_array_equal(found, np.where(sees, 0, -np.inf))
+
+
+def test_a_mask_of_distances() -> None:
+    """Everyone sees the whole of its sequence, what is behind it too, and how far it is."""
+    rows = MemoryRows(ROWS.written, FIRST, np.array([66, 66, 66, 8, 8]) + 4 * (FIRST == 64), SPARE)
+    found = filled(Mask("mask", 80, 6, distances=True), batch(memory=(rows,)))
+    for i, (own, first, last) in enumerate(zip(rows.written, rows.first, rows.last, strict=True)):
+        row = np.full(80, -np.inf)
+        row[first : last + 1] = -abs(np.arange(first, last + 1) - own)
+        np.testing.assert_array_equal(found[i], row)
+    assert np.isneginf(found[5]).all()
+
+
+def test_temperatures() -> None:
+    given = batch(positions=np.array([0, 8190, 8191, 8192, 100000], np.int32))
+    found = filled(AttentionTemperature(6, 0.1, 8192, 1.0), given).reshape(-1)
+    np.testing.assert_allclose(found, [1, 1, 1 + 0.1 * np.log(2), 1 + 0.1 * np.log(2), 1 + 0.1 * np.log(13), 0], 1e-6)
+    plain = filled(AttentionTemperature(5, 0.1, 8192), given).reshape(-1)
+    np.testing.assert_allclose(plain[:4], [1, 1, 1, 1 + 0.1 * np.log(2)], 1e-6)

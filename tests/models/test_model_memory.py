@@ -22,6 +22,7 @@ from llamado.models.memory import (
     Memory,
     RecurrentState,
     RowSpan,
+    SharedMemory,
     Span,
     check_types,
 )
@@ -211,6 +212,14 @@ def test_bytes() -> None:
     assert [memory.layer_bytes(i) for i in range(3)] == [1024 * (128 + 34), 1024 * 96, 5 * 4 * 4 * 30]
     assert [memory.read_bytes(i, 100) for i in range(3)] == [100 * (128 + 34), 100 * 96, 4 * 30]
     assert memory.token_bytes == 128 + 34 + 96 and memory.tail_bytes(9) == 4 * 30 and memory.tail_bytes(0) == 0
+
+
+def test_a_layer_that_shares_has_nothing_of_its_own() -> None:
+    memory = Memory([KeysValues(64, 32, WINDOW), KeysValues(64, 64), SharedMemory(0), SharedMemory(1)], 4096)
+    assert memory[2] == memory[0] and memory[3] == memory[1] and len(memory) == 4
+    assert [memory.layer_bytes(i) for i in (2, 3)] == [0, 0] and memory.token_bytes == 2 * 128
+    assert [memory.read_bytes(i, 100) for i in (2, 3)] == [memory.read_bytes(i, 100) for i in (0, 1)]
+    assert len(memory.tensors) == 4 and set(memory.layer_of.values()) == {0, 1}
 
 
 def test_what_cannot_be() -> None:

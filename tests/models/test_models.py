@@ -252,7 +252,7 @@ def _tensor(name: str, *ne: int) -> Callable[[dict[str, Any], dict[str, Any]], N
         (_put("llama.attention.head_count", 0), InvalidModel, "'llama.attention.head_count'"),
         (_put("llama.rope.dimension_count", 16), InvalidModel, "'llama.rope.dimension_count' is 16; 32 is expected"),
         (_put("llama.attention.layer_norm_rms_epsilon", float("nan")), InvalidModel, "layer_norm_rms_epsilon"),
-        (_put("llama.attention.value_length", 64), UnsupportedModel, "'llama.attention.value_length'"),
+        (_put("llama.attention.value_length", 64), InvalidModel, r"'blk.0.attn_v.weight' has .*expected \[128, 128\]"),
         (_put("llama.block_count", "two"), LlamadoError, "'llama.block_count'.*integer"),
         (_put("llama.attention.head_count_kv", [2, 2, 2]), LlamadoError, "'llama.attention.head_count_kv'"),
         (_drop("llama.embedding_length"), LlamadoError, "'llama.embedding_length' is missing"),

@@ -125,7 +125,8 @@ class Model(ABC):
     ) -> Memory:
         """A memory of `n_cells` tokens, not yet placed on devices; see Memory. Raises UnsupportedModel."""
         hp = self.hparams
-        check_types(hp.head_dim_k, (type_k, type_v))
+        check_types(hp.head_dim_k, (type_k,))
+        check_types(hp.head_dim_v, (type_v,))
         return Memory(
             [self.remembers(layer) for layer in range(hp.n_layer)],
             n_cells,

@@ -27,6 +27,7 @@ from llamado.models.adapter import Adapter
 from llamado.models.batch import BatchShape
 from llamado.models.hparams import HyperParameters, Rope
 from llamado.models.inputs import (
+    AttentionTemperature,
     Embeddings,
     ForwardGraph,
     Input,
@@ -97,14 +98,31 @@ class Pass:
         """I64 [n_tokens]: the row of a layer's memory that each token is written to."""
         return self.input(RowsWritten(f"cells{kept.part.suffix}", self.shape.n_tokens, kept.number))
 
-    def mask(self, kept: Kept) -> Tensor:
-        """F16 [rows, n_tokens]: 0 where a token sees a row of a layer's memory, minus infinity elsewhere."""
+    def mask(self, kept: Kept, *, distances: bool = False) -> Tensor:
+        """F16 [rows, n_tokens]: 0 where a token sees a row of a layer's memory, minus infinity elsewhere.
+
+        With `distances` not 0, but less by one for each token in between and the row's own (ALiBi).
+        """
         name = f"mask{kept.part.suffix or '_swa'}" if kept.window else "mask"
-        return self.input(Mask(name, self._reach(kept), self.shape.n_tokens, kept.number, kept.window))
+        return self.input(
+            Mask(
+                name + "_distances" * distances,
+                self._reach(kept),
+                self.shape.n_tokens,
+                kept.number,
+                kept.window,
+                chunked=kept.chunked,
+                distances=distances,
+            )
+        )
 
     def _reach(self, kept: Kept) -> int:
         """Rows of a layer's memory that attention reads."""
         return min(self.shape.n_kv, kept.part.n_rows)
+
+    def temperature(self, scale: float, length: int, offset: float = 0.0) -> Tensor:
+        """F32 [1, 1, n_tokens]: what queries are multiplied by, more the further a token is (AttentionTemperature)."""
+        return self.input(AttentionTemperature(self.shape.n_tokens, scale, length, offset))
 
     def out_rows(self) -> Tensor:
         """I32 [n_outputs]: the rows of the batch that get logits."""
@@ -153,12 +171,22 @@ class Pass:
         )
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, *, softcap: float = 0.0
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        *,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+        max_bias: float = 0.0,
     ) -> Tensor | None:
-        """Writes keys and values to the cache and attends: F32 [head_dim × n_head, n_tokens].
+        """Writes keys and values to the cache and attends: F32 [head_dim of v × n_head, n_tokens].
 
-        q, k, v are [head_dim, heads, n_tokens]; `softcap`: products are bent to stay below it, cap · tanh(x / cap).
-        None when nothing behind the cache is wanted: the last layer of a batch without logits.
+        q, k, v are [head_dim, heads, n_tokens]; heads of values may have another size than those of keys. `softcap`,
+        `sinks` (F32 [n_head]) and `max_bias` (ALiBi) are those of `flash_attn_ext`. None when nothing behind the cache
+        is wanted: the last layer of a batch without logits.
         """
         graph, kept = self.graph, self._memory[layer]
         only_cache = layer == self._last and not self.shape.n_outputs
@@ -174,7 +202,20 @@ class Pass:
             return None
         n_kv = self._reach(kept)
         keys = _heads(k_cache, k.ne[0], k.ne[1], n_kv)
-        return self._attention(layer, kept, q, keys, _heads(v_cache, v.ne[0], v.ne[1], n_kv), scale, softcap)
+        values = _heads(v_cache, v.ne[0], v.ne[1], n_kv)
+        return self._attention(layer, kept, q, keys, values, scale, softcap, sinks, max_bias)
+
+    def attend_shared(
+        self, layer: int, q: Tensor, n_head_kv: int, scale: float, *, softcap: float = 0.0
+    ) -> Tensor | None:
+        """As `attend` of a layer that sees an earlier one's keys and values, of `n_head_kv` heads."""
+        kept = self._memory[layer]
+        if layer == self._last and not self.shape.n_outputs:
+            return None
+        self.graph.expand(q)
+        n_kv = self._reach(kept)
+        keys, values = (_heads(cache, cache.ne[0] // n_head_kv, n_head_kv, n_kv) for cache in kept.tensors)
+        return self._attention(layer, kept, q, keys, values, scale, softcap)
 
     def attend_latent(self, layer: int, q: Tensor, row: Tensor, n_v: int, scale: float) -> Tensor | None:
         """As `attend` where a token has one latent row [n, n_tokens] for all heads: F32 [n_v × n_head, n_tokens].
@@ -194,17 +235,28 @@ class Pass:
         return self._attention(layer, kept, q, keys, values, scale)
 
     def _attention(
-        self, layer: int, kept: Kept, q: Tensor, keys: Tensor, values: Tensor, scale: float, softcap: float = 0.0
+        self,
+        layer: int,
+        kept: Kept,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        scale: float,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+        max_bias: float = 0.0,
     ) -> Tensor:
         q = view_4d(q, *q.ne, q.nb[1], q.nb[2], q.nb[3])
         out = flash_attn_ext(
             permute(q, 0, 2, 1, 3),
             permute(keys, 0, 2, 1, 3),
             permute(values, 0, 2, 1, 3),
-            self.mask(kept),
+            self.mask(kept, distances=max_bias > 0),
             scale,
-            logit_softcap=softcap,
+            max_bias,
+            softcap,
             precision=_F32_PRECISION,
+            sinks=sinks,
         )
         return self.graph.expand(reshape(out, out.ne[0] * out.ne[1], out.ne[2], name=f"kqv_out-{layer}"))
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from math import log
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,6 +42,14 @@ class Rope:
     attn_factor: float
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+
+
+class Temperature(NamedTuple):
+    """How queries grow with their place: log(⌊(position + offset) / length⌋ + 1) · scale + 1 (Llama 4)."""
+
+    scale: float
+    length: int
+    offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +227,6 @@ def read_hparams(
         )
     head_dim_k = keys.int_("attention.key_length", n_embd // n_head[0])
     head_dim_v = keys.int_("attention.value_length", n_embd // n_head[0])
-    if head_dim_k != head_dim_v:
-        raise UnsupportedModel(
-            f"metadata keys '{keys.name('attention.key_length')}' and '{keys.name('attention.value_length')}' differ: "
-            f"{head_dim_k} and {head_dim_v}"
-        )
     n_ctx_train = keys.int_("context_length")
     return HyperParameters(
         architecture=keys.architecture,

@@ -134,23 +134,54 @@ class StateRows(Input):
 class Mask(Input):
     """F16 [n_kv, n_tokens]: 0 where a token (row) sees a row of a part of the memory, minus infinity elsewhere.
 
-    `window`: how many rows a token sees at most, its own the last of them (0: all from its first to its last).
+    `window`: how many rows a token sees at most, its own the last of them (0: all from its first to its last);
+    `chunked`: not the last so many, but those from the last multiple of `window` tokens on. `distances`: instead of 0
+    minus the distance to a token's own row (ALiBi).
     """
 
-    def __init__(self, name: str, n_kv: int, n_tokens: int, part: int = 0, window: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        n_kv: int,
+        n_tokens: int,
+        part: int = 0,
+        window: int = 0,
+        *,
+        chunked: bool = False,
+        distances: bool = False,
+    ) -> None:
         super().__init__(name, TensorType.F16, n_kv, n_tokens)
-        self._part, self._window = part, window
+        self._part, self._window, self._chunked, self._distances = part, window, chunked, distances
 
     def fill(self, batch: Batch) -> Bytes:
         """See Input."""
         rows = batch.memory[self._part]
         first, last = rows.first, rows.last
         if self._window:
-            first, last = np.maximum(first, rows.written - self._window + 1), rows.written
+            behind = _times(batch) % self._window if self._chunked else self._window - 1
+            first, last = np.maximum(first, rows.written - behind), rows.written
         mask = np.full((self.ne[1], self.ne[0]), _HIDDEN, np.uint16)
-        for row, start, stop in zip(mask, first.tolist(), last.tolist(), strict=False):
-            row[start : stop + 1] = 0
+        cells = np.arange(self.ne[0])
+        for row, own, start, stop in zip(mask, rows.written.tolist(), first.tolist(), last.tolist(), strict=False):
+            seen = slice(start, stop + 1)
+            row[seen] = (-np.abs(cells[seen] - own)).astype(np.float16).view(np.uint16) if self._distances else 0
         return mask.reshape(-1).view(np.uint8)
+
+
+class AttentionTemperature(Input):
+    """F32 [1, 1, n_tokens]: log(⌊(position + offset) / length⌋ + 1) · scale + 1 (llm_graph_input_attn_temp)."""
+
+    def __init__(self, n_tokens: int, scale: float, length: int, offset: float = 0.0) -> None:
+        super().__init__("temperature", TensorType.F32, 1, 1, n_tokens)
+        self._scale, self._length, self._offset = scale, length, offset
+
+    def fill(self, batch: Batch) -> Bytes:
+        """See Input."""
+        f = np.float32
+        turns = np.floor((_times(batch).astype(f) + f(self._offset)) / f(self._length))
+        whole = np.zeros(self.ne[2], f)
+        whole[: batch.n_tokens] = np.log(turns + 1.0) * f(self._scale) + f(1)
+        return whole.view(np.uint8)
 
 
 class OutputRows(Input):
@@ -162,6 +193,11 @@ class OutputRows(Input):
     def fill(self, batch: Batch) -> Bytes:
         """See Input."""
         return _filled(batch.outputs, np.int32, self.ne[0], 0)
+
+
+def _times(batch: Batch) -> NDArray[np.integer]:
+    """The place in time of each token."""
+    return batch.positions if batch.positions.ndim == 1 else batch.positions[0]
 
 
 def _filled(values: NDArray[np.integer], type: type[np.integer], n: int, filler: int) -> Bytes:

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 class KeysValues:
     """Attention: a row of `k` and one of `v` elements per token; where `window` is given only the last ones are seen.
 
-    A token at position p sees positions p - window + 1 to p.
+    A token at position p sees positions p - window + 1 to p, or where memory is `chunked` those from the last multiple
+    of the window on.
     """
 
     k: int
     v: int
     window: int = 0
+    chunked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,4 +33,11 @@ class RecurrentState:
     widths: tuple[int, ...]
 
 
-LayerMemory = KeysValues | Latent | RecurrentState
+@dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """Nothing of its own: attention sees what an earlier `layer` remembers."""
+
+    layer: int
+
+
+LayerMemory = KeysValues | Latent | RecurrentState | SharedMemory

@@ -9,7 +9,7 @@ from llamado.ggml.graph import new_tensor
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.models.errors import UnsupportedModel
-from llamado.models.memory.layers import KeysValues, Latent, LayerMemory
+from llamado.models.memory.layers import KeysValues, Latent, LayerMemory, RecurrentState, SharedMemory
 from llamado.models.memory.parts import SPARE, States, Tokens, Window
 from llamado.models.memory.pool import align
 
@@ -23,12 +23,15 @@ SLACK = 256
 class Kept(NamedTuple):
     """What a graph needs to know of a layer's memory."""
 
+    layer: int
+    """Whose memory it is: the layer's own, or an earlier one's that it shares."""
     number: int
     """Of its part: `Placed.rows` has one entry for each."""
     part: Tokens | Window | States
     tensors: tuple[Tensor, ...]
     """K and V; one latent row; or the states."""
     window: int
+    chunked: bool
 
 
 class Layout:
@@ -58,7 +61,12 @@ class Layout:
         self._tokens = Tokens(self.n_cells)
         self._windows: dict[int, Window] = {}
         self._states: States | None = None
-        kept = [self._add(layer, memory, n_sequences, max_batch, slack, whole) for layer, memory in enumerate(layers)]
+        added: list[tuple[int, Tokens | Window | States, tuple[Tensor, ...]]] = []
+        for layer, memory in enumerate(layers):
+            if isinstance(memory, SharedMemory):
+                added.append(added[memory.layer])
+            else:
+                added.append((layer, *self._add(layer, memory, n_sequences, max_batch, slack, whole)))
         self._others: list[Window | States] = [*self._windows.values()]
         if self._states is not None:
             self._others.append(self._states)
@@ -66,13 +74,24 @@ class Layout:
             *((self._tokens,) if self._tokens.layers else ()),
             *self._others,
         )
-        self._kept = [Kept(self.parts.index(part), part, tensors, window) for part, tensors, window in kept]
+        self._kept = [self._keep(layers[layer], layer, part, tensors) for layer, part, tensors in added]
+
+    def _keep(
+        self, memory: LayerMemory, layer: int, part: Tokens | Window | States, tensors: tuple[Tensor, ...]
+    ) -> Kept:
+        window, chunked = (memory.window, memory.chunked) if isinstance(memory, KeysValues) else (0, False)
+        return Kept(layer, self.parts.index(part), part, tensors, window, chunked)
 
     def _add(
-        self, layer: int, memory: LayerMemory, n: int, max_batch: int, slack: int, whole: bool
-    ) -> tuple[Tokens | Window | States, tuple[Tensor, ...], int]:
+        self,
+        layer: int,
+        memory: KeysValues | Latent | RecurrentState,
+        n: int,
+        max_batch: int,
+        slack: int,
+        whole: bool,
+    ) -> tuple[Tokens | Window | States, tuple[Tensor, ...]]:
         part: Tokens | Window | States
-        window = 0
         if isinstance(memory, KeysValues):
             window = memory.window
             part = self._window(window, n, max_batch, slack) if window and not whole else self._tokens
@@ -88,7 +107,7 @@ class Layout:
             new_tensor(type, width, part.n_rows + SPARE, name=f"cache_{name}_l{layer}") for name, width, type in named
         )
         part.layers[layer] = tensors
-        return part, tensors, window
+        return part, tensors
 
     def _window(self, window: int, n: int, max_batch: int, slack: int) -> Tokens | Window:
         part = self._windows.get(window)
@@ -109,23 +128,23 @@ class Layout:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All of them, by layers."""
-        return tuple(tensor for kept in self._kept for tensor in kept.tensors)
+        return tuple(tensor for layer, kept in enumerate(self._kept) if kept.layer == layer for tensor in kept.tensors)
 
     @property
     def layer_of(self) -> dict[str, int]:
         """The layer of each tensor, by name."""
-        return {tensor.name: layer for layer, kept in enumerate(self._kept) for tensor in kept.tensors}
+        return {tensor.name: kept.layer for kept in self._kept for tensor in kept.tensors}
 
     def layer_bytes(self, layer: int) -> int:
         """What a layer takes, for all sequences."""
-        _, part, tensors, _ = self._kept[layer]
-        return part.n_rows * sum(tensor.nb[1] for tensor in tensors)
+        kept = self._kept[layer]
+        return kept.part.n_rows * sum(tensor.nb[1] for tensor in kept.tensors) if kept.layer == layer else 0
 
     def read_bytes(self, layer: int, n: int) -> int:
         """What a token reads of a layer's memory in a sequence of `n` tokens."""
-        _, part, tensors, window = self._kept[layer]
-        rows = 1 if isinstance(part, States) else min(n, window) if window else n
-        return rows * sum(tensor.nb[1] for tensor in tensors)
+        kept = self._kept[layer]
+        rows = 1 if isinstance(kept.part, States) else min(n, kept.window) if kept.window else n
+        return rows * sum(tensor.nb[1] for tensor in kept.tensors)
 
     def mask_rows(self, n: int) -> int:
         """Rows that the masks of a graph have for a token, all of them together, where the first `n` are in use."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from llamado.ggml.graph import clamp, reshape, scale, view_2d, view_3d
+from llamado.ggml.graph import clamp, mul, reshape, scale, view_2d, view_3d
 from llamado.ggml.tensor import Tensor
 from llamado.models.forward import Linear, Pass
-from llamado.models.hparams import HyperParameters, Rope
+from llamado.models.hparams import HyperParameters, Rope, Temperature
 from llamado.models.parts.norms import Norm
 from llamado.models.weights import RoleWeights
 
@@ -78,7 +78,8 @@ class Attention:
     `rope` None: no positions; `factors`: a divisor of each rotary frequency; `q_norm` and `k_norm` work on heads, or,
     with `norm_rows`, on whole rows of them, before the rotation or, with `norm_after_rope`, behind it; `scale`: a
     factor of the products of queries and keys, given to the queries themselves with `scale_queries`; `clamp`: the
-    greatest magnitude of queries, keys and values, 0: any; `softcap`: see Pass.attend.
+    greatest magnitude of queries, keys and values, 0: any; `temperature`: what queries are multiplied by, by their
+    places; `softcap`, `sinks` and `max_bias`: see Pass.attend.
     """
 
     heads: Heads
@@ -94,6 +95,9 @@ class Attention:
     scale_queries: bool = False
     clamp: float = 0.0
     softcap: float = 0.0
+    sinks: Tensor | None = None
+    max_bias: float = 0.0
+    temperature: Temperature | None = None
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         heads, n_tokens = self.heads, x.ne[1]
@@ -112,10 +116,14 @@ class Attention:
             k = step.rotate(k, self.rope, self.factors, f"Kcur-{layer}")
         if self.norm_after_rope:
             q, k = self._normed(step, layer, q, k)
+        if self.temperature is not None:
+            q = mul(q, step.temperature(*self.temperature), f"Qcur_temp-{layer}")
         factor = self.scale
         if self.scale_queries:
             q, factor = scale(q, factor), 1.0
-        attended = step.attend(layer, q, k, v, factor, softcap=self.softcap)
+        attended = step.attend(
+            layer, q, k, v, factor, softcap=self.softcap, sinks=self.sinks, max_bias=self.max_bias
+        )
         return None if attended is None else self.out(step, attended, f"attn_out-{layer}")
 
     def _normed(self, step: Pass, layer: int, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
