@@ -121,9 +121,7 @@ class Attention:
         factor = self.scale
         if self.scale_queries:
             q, factor = scale(q, factor), 1.0
-        attended = step.attend(
-            layer, q, k, v, factor, softcap=self.softcap, sinks=self.sinks, max_bias=self.max_bias
-        )
+        attended = step.attend(layer, q, k, v, factor, softcap=self.softcap, sinks=self.sinks, max_bias=self.max_bias)
         return None if attended is None else self.out(step, attended, f"attn_out-{layer}")
 
     def _normed(self, step: Pass, layer: int, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
