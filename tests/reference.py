@@ -16,8 +16,9 @@ from struct import unpack_from
 from typing import Any
 
 import numpy as np
+from block_types import decode
 from gguf import GGMLQuantizationType
-from gguf.quants import dequantize, quantize
+from gguf.quants import quantize
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
@@ -42,7 +43,7 @@ FLOATS = (TensorType.F32, TensorType.F16, TensorType.F64)
 
 def decode_rows(rows: NDArray[np.uint8], type: TensorType) -> NDArray[np.float32]:
     """Weights from rows of bytes (..., row bytes)."""
-    return dequantize(np.ascontiguousarray(rows), GGMLQuantizationType(int(type)))
+    return decode(rows, type)
 
 
 def encode_rows(values: Array, type: TensorType) -> NDArray[np.uint8]:

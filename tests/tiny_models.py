@@ -11,10 +11,11 @@ from typing import Any
 
 import gguf
 import numpy as np
+from block_types import encode
 from gguf import GGMLQuantizationType as Type
-from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
+from llamado.gguf.types import TensorType
 from llamado.models import Model
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -35,47 +36,12 @@ GEMMA_CHAT = (
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
 )
 
-# Where the scales of a random block lie: offset of d, of dmin (or None), and the dmin / d that centres values at 0.
-_SCALES: dict[Type, tuple[int, int | None, float]] = {
-    Type.Q2_K: (80, 82, 1.5),
-    Type.Q3_K: (108, None, 0.0),
-    Type.Q4_K: (0, 2, 7.5),
-    Type.Q5_K: (0, 2, 15.5),
-    Type.Q6_K: (208, None, 0.0),
-    Type.IQ4_NL: (0, None, 0.0),
-    Type.IQ4_XS: (0, None, 0.0),
-}
-
-
-def random_blocks(rng: np.random.Generator, type: Type, rows: int, ne0: int, std: float) -> NDArray[np.uint8]:
-    """Random bytes of a type that gguf-py cannot quantise to, with scales such that the values have deviation `std`."""
-    block, size = gguf.GGML_QUANT_SIZES[type]
-    at_d, at_dmin, ratio = _SCALES[type]
-    data = rng.integers(0, 256, (rows * ne0 // block, size), np.uint8)
-
-    def set_scales(d: NDArray[np.float32]) -> None:
-        data[:, at_d : at_d + 2] = d.astype(np.float16).view(np.uint8).reshape(-1, 2)
-        if at_dmin is not None:
-            data[:, at_dmin : at_dmin + 2] = (d * ratio).astype(np.float16).view(np.uint8).reshape(-1, 2)
-
-    ones = np.ones(len(data), np.float32)
-    set_scales(ones)
-    unit = float(dequantize(data[:64], type).std())
-    set_scales(ones * (std / unit) * rng.uniform(0.5, 1.5, len(data)).astype(np.float32))
-    return data.reshape(rows, ne0 // block * size)
-
 
 def encode_weight(
     rng: np.random.Generator, type_name: str, rows: int, ne0: int, std: float
 ) -> tuple[NDArray[Any], Type]:
     """A random weight [ne0, rows] in the bytes of a type."""
-    type = Type[type_name]
-    if ne0 % gguf.GGML_QUANT_SIZES[type][0]:
-        raise ValueError(f"rows of {ne0} weights are not whole {type_name} blocks")
-    if type in _SCALES:
-        return random_blocks(rng, type, rows, ne0, std), type
-    values = (rng.standard_normal((rows, ne0)) * std).astype(np.float32)
-    return values if type == Type.F32 else quantize(values, type), type
+    return encode(rng, TensorType[type_name], rows, ne0, std), Type[type_name]
 
 
 def byte_characters() -> list[str]:

@@ -9,8 +9,8 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
+from block_types import encode
 from reference import ReferenceDevice
-from tiny_models import encode_weight
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
@@ -21,7 +21,10 @@ from llamado.gguf.types import TensorType as T
 
 Array = np.ndarray[Any, Any]
 
-WEIGHTS = (T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.Q4_K, T.Q5_K, T.Q6_K)
+WEIGHTS = (
+    T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.Q2_K, T.Q3_K, T.Q4_K, T.Q5_K, T.Q6_K, T.IQ4_NL, T.IQ4_XS,
+    T.MXFP4, T.NVFP4, T.TQ1_0, T.TQ2_0, T.Q1_0, T.Q2_0,
+)  # fmt: skip
 PLAIN = (T.F32, T.F16, T.BF16)
 
 
@@ -36,7 +39,7 @@ def values(*ne: int, seed: int = 0, scale: float = 1.0) -> Array:
 
 def weight_bytes(type: T, ne0: int, rows: int, seed: int = 0) -> Array:
     """The bytes of a random weight."""
-    data, _ = encode_weight(np.random.default_rng(seed), type.name, rows, ne0, ne0**-0.5)
+    data = encode(np.random.default_rng(seed), type, rows, ne0, ne0**-0.5)
     return np.ascontiguousarray(data).view(np.uint8).reshape(-1)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from block_types import CODES, SCALES
 from reference import decode_rows
 from running import PLAIN, WEIGHTS, Array, Case, check, new, values, weight_bytes
 
@@ -32,7 +33,7 @@ def rounded(x: Array, block: int) -> Array:
 def product(type: T, raw: Array, n: int, x: Array) -> Array:
     """x · Wᵀ in float64, with activations rounded as the device rounds them."""
     weights = decode_rows(raw.reshape(-1, type.row_bytes(n)), type).astype(np.float64)
-    return rounded(x, type.block_size) @ weights.T
+    return rounded(x, 256 if type.block_size == 256 else 32) @ weights.T
 
 
 def multiply(device: CpuDevice, type: T, raw: Array, n: int, x: Array) -> Array:
@@ -57,10 +58,10 @@ def test_extreme_weights_and_activations(device: CpuDevice, type: T) -> None:
     """All bits set, the greatest activations: no integer sum overflows."""
     n, rows, columns = 2048, 8, 3
     raw = np.full(rows * type.row_bytes(n), 0xFF, np.uint8).reshape(-1, type.block_bytes)
-    scales = {T.Q6_K: (208,), T.Q4_0: (0,), T.Q5_0: (0,), T.Q8_0: (0,)}.get(type, (0, 2))
-    for byte in (0xFF, 0x80, 0x7F):
+    for byte in (0xFF, 0x80, 0x7F, 0x00):
         raw[:] = byte
-        for at in scales:
+        raw[:, : CODES.get(type, 0)] = 120
+        for at in SCALES.get(type, ()):
             raw[:, at : at + 2] = np.array([0.01], np.float16).view(np.uint8)
         x = np.stack([np.ones(n), -np.ones(n), np.where(np.arange(n) % 2, 1, -1)]).astype(np.float32) * 5
         expected = product(type, raw.reshape(-1), n, x[:columns])

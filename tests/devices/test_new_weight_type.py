@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ class MadeUp(Blocks32):
 
     peak, zero_shift = 15, 3
 
-    def unpack(self, c: Code, rows: Sequence[Value]) -> Block32:
-        return Block32(bits.nibbles(bits.cells4(c, rows, 1)), bits.halves(c, rows, 20))
+    def unpack(self, c: Code, rows: Sequence[Value]) -> Iterable[Block32]:
+        return [Block32(bits.nibbles(bits.cells4(c, rows, 1)), bits.halves(c, rows, 20))]
 
 
 @pytest.fixture(params=sorted(LOWERINGS))

@@ -40,6 +40,9 @@ class TensorType(IntEnum):
     TQ1_0 = 34
     TQ2_0 = 35
     MXFP4 = 39
+    NVFP4 = 40
+    Q1_0 = 41
+    Q2_0 = 42
 
     @property
     def block_size(self) -> int:
@@ -92,4 +95,7 @@ _LAYOUT: dict[TensorType, tuple[int, int]] = {
     TensorType.TQ1_0: (256, 54),
     TensorType.TQ2_0: (256, 66),
     TensorType.MXFP4: (32, 17),
+    TensorType.NVFP4: (64, 36),
+    TensorType.Q1_0: (128, 18),
+    TensorType.Q2_0: (64, 18),
 }

@@ -26,15 +26,15 @@ class Lowering:
     # Rows that `matmul_many` unpacks together: the lanes of its vectors.
     panel_rows: int = 8
 
-    # A weight of zero point z is held as u = w + z, unsigned; 8-bit weights need all of u8, which AVX2's saturating
-    # multiply does not allow: there they stay signed.
+    # A weight of zero point z is held as u = w + z, unsigned; weights that need all of u8, which AVX2's saturating
+    # multiply does not allow, stay signed there.
     full_u8: bool = True
 
     def dot(
         self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], peak: int
     ) -> None:
-        """sums[j] (I32x8) += Σ_g groups of four of weights[g] (unsigned bytes ≤ `peak`) · x[g][j] (address of 4
-        signed bytes).
+        """sums[j] (I32x8) += Σ_g groups of four of weights[g] (unsigned bytes ≤ `peak`; signed ones where a greater
+        peak than 127 is not `full_u8`) · x[g][j] (address of 4 signed bytes).
         """
         for w, addresses in zip(weights, x, strict=True):
             for j, address in enumerate(addresses):
@@ -55,12 +55,6 @@ class Lowering:
         for j, value in enumerate(part):
             sums[j] = sums[j] + value * scale
 
-    def dot_signed(self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]]) -> None:
-        """As `dot` for signed weights in −128 … 127."""
-        for w, addresses in zip(weights, x, strict=True):
-            for j, address in enumerate(addresses):
-                sums[j] = sums[j] + _dot4(c, w.to(_I32x32), self._spread(c, address).to(_I32x32))
-
     def dot_pairs(self, c: Code, total: Value, a: Value, b: Value) -> Value:
         """total + the sums of neighbouring products of two I16x16."""
         wide = a.to(_I32x16) * b.to(_I32x16)
@@ -70,6 +64,14 @@ class Lowering:
     def scale(self, c: Code, value: Value) -> Value:
         """Prepares an I32x8 of small integers (−128 … 127) as the scale of `dot_scaled`."""
         return value
+
+    def lookup(self, c: Code, table: Sequence[int], numbers: Value) -> Value:
+        """table[number] for each byte of `numbers` (I8x32 of 0 … 15)."""
+        row = [c.const(I8x32, v) for v in table]
+        for bit in range(4):
+            odd = (numbers & (1 << bit)).differs(0)
+            row = [c.select(odd, row[i + 1], row[i]) for i in range(0, len(row), 2)]
+        return row[0]
 
     def _spread(self, c: Code, address: Value) -> Value:
         return c.load(I32, address).splat(8).bits(I8x32)
@@ -107,26 +109,23 @@ class Avx2(Lowering):
         self, c: Code, columns: int, weights: Sequence[Value], x: Sequence[Sequence[Value]], peak: int
     ) -> list[tuple[Value, int]]:
         """Partial sums in I16x16, each of as many products as i16 holds, with their columns."""
-        many = 32767 // (2 * 127 * peak)
+        signed = peak > 127
+        many = 1 if signed else 32767 // (2 * 127 * peak)
         parts: list[tuple[Value, int]] = []
         for first in range(0, len(weights), many):
             rows = list(zip(weights[first : first + many], x[first : first + many], strict=True))
             held: list[Value | None] = [None] * columns
             for w, addresses in rows:
+                magnitude = c.intrinsic("llvm.abs.v32i8", I8x32, [w, c.const(Type("i1"), 0)]) if signed else w
                 for j, address in enumerate(addresses):
-                    product = _maddubs(c, w, self._spread(c, address))
+                    operand = self._spread(c, address)
+                    if signed:
+                        operand = c.intrinsic("llvm.x86.avx2.psign.b", I8x32, [operand, w])
+                    product = _maddubs(c, magnitude, operand)
                     before = held[j]
                     held[j] = product if before is None else before + product
             parts += [(value, j) for j, value in enumerate(held) if value is not None]
         return parts
-
-    def dot_signed(self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]]) -> None:
-        ones = c.const(I16x16, 1)
-        for w, addresses in zip(weights, x, strict=True):
-            magnitude = c.intrinsic("llvm.abs.v32i8", I8x32, [w, c.const(Type("i1"), 0)])
-            for j, address in enumerate(addresses):
-                turned = c.intrinsic("llvm.x86.avx2.psign.b", I8x32, [self._spread(c, address), w])
-                sums[j] = sums[j] + _madd(c, _maddubs(c, magnitude, turned), ones)
 
     def dot_pairs(self, c: Code, total: Value, a: Value, b: Value) -> Value:
         return total + _madd(c, a, b)
@@ -134,6 +133,9 @@ class Avx2(Lowering):
     def scale(self, c: Code, value: Value) -> Value:
         low = value & 0xFFFF
         return (low | (low << 16)).bits(I16x16)
+
+    def lookup(self, c: Code, table: Sequence[int], numbers: Value) -> Value:
+        return c.intrinsic("llvm.x86.avx2.pshuf.b", I8x32, [c.const(I8x32, [*table, *table]), numbers])
 
 
 def _maddubs(c: Code, unsigned: Value, signed: Value) -> Value:

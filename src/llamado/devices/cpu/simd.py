@@ -235,8 +235,8 @@ class Words(Protocol):
     def dot(
         self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], peak: int
     ) -> None:
-        """sums[j] (I32x8) += Σ_g groups of four of weights[g] (unsigned bytes ≤ `peak`) · x[g][j] (address of 4
-        signed bytes).
+        """sums[j] (I32x8) += Σ_g groups of four of weights[g] (unsigned bytes ≤ `peak`; signed ones where a greater
+        peak than 127 is not `full_u8`) · x[g][j] (address of 4 signed bytes).
         """
 
     def dot_scaled(
@@ -250,14 +250,14 @@ class Words(Protocol):
     ) -> None:
         """sums[j] += scale · (the dot product of `dot`), `scale` as made by `scale`."""
 
-    def dot_signed(self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]]) -> None:
-        """As `dot` for signed weights in −128 … 127."""
-
     def dot_pairs(self, c: Code, total: Value, a: Value, b: Value) -> Value:
         """total + the sums of neighbouring products of two I16x16."""
 
     def scale(self, c: Code, value: Value) -> Value:
         """Prepares an I32x8 of small integers (−128 … 127) as the scale of `dot_scaled`."""
+
+    def lookup(self, c: Code, table: Sequence[int], numbers: Value) -> Value:
+        """table[number] for each byte of `numbers` (I8x32 of 0 … 15)."""
 
 
 class Code:

@@ -10,7 +10,7 @@ from llamado.devices.cpu.compile.chains import Chain
 from llamado.devices.cpu.compile.emitter import Emitter
 from llamado.devices.cpu.compile.program import ByteSpan, Place, Temporary
 from llamado.devices.cpu.kernels.activations import quantized_bytes
-from llamado.devices.cpu.kernels.formats import FORMATS
+from llamado.devices.cpu.kernels.formats import FORMATS, in_blocks
 from llamado.devices.cpu.kernels.formats.format import Blocks
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
@@ -57,7 +57,7 @@ def layout_of(product: Tensor) -> ColumnLayout:
     """The layout of the columns that a product takes."""
     weights, x = product.src[0], product.src[1]
     assert weights is not None and x is not None
-    return ColumnLayout(weights.type.block_size, product.op is Op.MUL_MAT_ID and x.nrows > 1)
+    return ColumnLayout(in_blocks(weights.type).columns, product.op is Op.MUL_MAT_ID and x.nrows > 1)
 
 
 def quantize(chain: Chain, x: Tensor, layout: ColumnLayout) -> None:

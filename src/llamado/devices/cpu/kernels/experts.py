@@ -17,7 +17,6 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from llamado.devices.cpu.jit import kernel
-from llamado.devices.cpu.kernels.activations import BYTES_PER_COLUMN
 from llamado.devices.cpu.kernels.floats import COLUMNS, ROWS, dot_rows
 from llamado.devices.cpu.kernels.formats import FORMATS, in_blocks
 from llamado.devices.cpu.kernels.matmul import (
@@ -85,7 +84,7 @@ def experts_one(c: Code, a: SimpleNamespace, work: Work, *, weights: str, shared
     """y for one token: the rows of its experts one after the other, as `matmul_few`."""
     form = in_blocks(TensorType[weights])
     panels = (a.n_rows + 7) // 8
-    x_column = a.n_blocks * BYTES_PER_COLUMN[form.block]
+    x_column = a.n_blocks * form.column_bytes
     with c.shares(work, a.n_used * panels, a.share) as unit:
         i, panel = unit // panels, unit % panels
         first = c.min(panel * 8, a.n_rows - 8)
@@ -121,7 +120,7 @@ def experts_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel
     For few columns of an expert as `matmul_several`, for more as `matmul_many`.
     """
     form = in_blocks(TensorType[weights])
-    per_column, wide = BYTES_PER_COLUMN[form.block], c.lowering.columns
+    per_column, wide = form.column_bytes, c.lowering.columns
     x_column = a.n_blocks * per_column
     size = 4 * panel_rows * slots(form)
     stretch = STRETCH * 8 // panel_rows // form.block

@@ -78,22 +78,29 @@ STRETCH = 2048
 
 
 def _step32(c: Code, form: Blocks32, block: Block32, x: Columns, sums: Sequence[Var]) -> None:
-    """Adds one 32-weight block of the panel's rows times the columns at x to the f32 sums."""
-    n = len(sums)
+    """Adds 32 weights of the panel's rows times the columns at x to the f32 sums."""
+    n, zero = len(sums), form.zero(c.lowering)
     i32, f32 = block.d.type._replace(elem="i32"), block.d.type
-    signed = form.signed(c.lowering)
-    if form.zero_shift is not None and not signed:
-        totals = [c.splat_load(i32, x.address(acts.MINUS_SUM, j)) << form.zero_shift for j in range(n)]
-    else:
-        totals = [c.const(i32, 0)] * n
+    totals = [c.const(i32, 0)] * n
+    if zero:
+        totals = [c.splat_load(i32, x.address(acts.MINUS_SUM, j)) * zero for j in range(n)]
     addresses = [[x.address(4 * g, j) for j in range(n)] for g in range(8)]
-    if signed:
-        c.lowering.dot_signed(c, totals, block.groups, addresses)
-    else:
+    if block.d_high is None:
         c.lowering.dot(c, totals, block.groups, addresses, form.peak)
-    for j, total in enumerate(totals):
-        scale = block.d * c.splat_load(f32, x.address(acts.D, j))
-        value = c.fma(total.to(f32), scale, sums[j].value)
+        found = [(totals, block.d)]
+    else:
+        first, zeros = [c.const(i32, 0)] * n, [c.const(i32, 0)] * n
+        c.lowering.dot(c, first, block.groups[:4], addresses[:4], form.peak)
+        if zero:  # the sum of the first sixteen activations is not among those of the columns
+            c.lowering.dot(c, zeros, [c.const(block.groups[0].type, zero)] * 4, addresses[:4], form.peak)
+            first = [total - z for total, z in zip(first, zeros, strict=True)]
+            totals = [total + z for total, z in zip(totals, zeros, strict=True)]
+        c.lowering.dot(c, totals, block.groups[4:], addresses[4:], form.peak)
+        found = [(first, block.d), (totals, block.d_high)]
+    for j in range(n):
+        d, value = c.splat_load(f32, x.address(acts.D, j)), sums[j].value
+        for part, part_d in found:
+            value = c.fma(part[j].to(f32), part_d * d, value)
         if block.m is not None:
             value = c.fma(block.m, c.splat_load(f32, x.address(acts.D_SUM, j)), value)
         sums[j].value = value
@@ -106,16 +113,19 @@ def _finish256(
     n = len(sums)
     i32, f32 = block.d.type._replace(elem="i32"), block.d.type
     first = acts.SUMS_OF_16 if form.part == 16 else acts.SUMS_OF_32
+    zero = form.zero(c.lowering)
     for j in range(n):
         mins = c.const(i32, 0)
-        for p, pair in enumerate(block.pairs):
+        for p, pair in enumerate(block.pairs if form.has_min or zero else ()):
             sum_pair = c.splat_load(i32, x.address(first + 4 * p, j)).bits(pair.type)
             mins = c.lowering.dot_pairs(c, mins, pair, sum_pair)
         d = c.splat_load(f32, x.address(acts.D_256, j))
-        if block.dmin is None:
-            value = block.d * (totals[j] - (mins << (form.zero_shift or 0))).to(f32)
-        else:
+        if block.dmin is not None:
             value = block.d * totals[j].to(f32) - block.dmin * mins.to(f32)
+        elif zero:
+            value = block.d * (totals[j] - mins * zero).to(f32)
+        else:
+            value = block.d * totals[j].to(f32)
         sums[j].value = c.fma(value, d, sums[j].value)
 
 
@@ -125,7 +135,10 @@ def _step256(c: Code, form: Blocks256, block: Block256, x: Columns, sums: Sequen
     totals = [c.const(I32x8, 0)] * n
     for groups, scale in block.parts:
         addresses = [[x.address(4 * (group + g), j) for j in range(n)] for g in range(len(groups))]
-        c.lowering.dot_scaled(c, totals, groups, addresses, scale, form.peak)
+        if scale is None:
+            c.lowering.dot(c, totals, groups, addresses, form.peak)
+        else:
+            c.lowering.dot_scaled(c, totals, groups, addresses, scale, form.peak)
         group += len(groups)
     _finish256(c, form, block, totals, x, sums)
 
@@ -166,7 +179,7 @@ def products(
     near: bool | None,
 ) -> list[Var]:
     """Sums of eight rows times one group of columns at x; `near` None: the rows that follow are not asked for."""
-    per_column = BYTES_PER_COLUMN[form.block]
+    per_column = form.column_bytes
     sums = [c.var(c.const(F32x8, 0.0)) for _ in range(x.n)]
     with c.range(0, a.n_blocks) as i:
         if near is not None:
@@ -178,7 +191,8 @@ def products(
         here = [row + i * form.block_bytes for row in rows]
         at_x = x.behind(i * per_column)
         if isinstance(form, Blocks32):
-            _step32(c, form, form.unpack(c, here), at_x, sums)
+            for part, block in enumerate(form.unpack(c, here)):
+                _step32(c, form, block, at_x.behind(part * BYTES_PER_COLUMN[32]), sums)
         else:
             _step256(c, form, form.unpack(c, here), at_x, sums)
     return sums
@@ -197,7 +211,7 @@ def matmul_several(c: Code, a: SimpleNamespace, work: Work, *, weights: str, nea
     n_wide = a.n_columns // wide
     if wide > 4:
         n_wide = n_wide + (rest > 4).zext(n_wide.type)
-    x_column = a.n_blocks * BYTES_PER_COLUMN[form.block]
+    x_column = a.n_blocks * form.column_bytes
 
     def group(first: Value, rows: Sequence[Value], column: Value | int, n: int, near: bool | None) -> None:
         x = a.x + x_column * column
@@ -230,23 +244,25 @@ def _fetch_next(c: Code, a: SimpleNamespace, work: Work) -> None:
 
 
 def slots(form: Blocks32 | Blocks256) -> int:
-    """Vectors that one unpacked block takes in scratch: groups, scales, pairs, d and dmin (m)."""
-    return 8 + 2 if isinstance(form, Blocks32) else 64 + form.n_parts + form.n_pairs + 2
+    """Vectors that one unpacked block takes in scratch: groups, scales, pairs, d and dmin (m, or the other d)."""
+    return 10 * form.n_parts if isinstance(form, Blocks32) else 64 + form.n_parts + form.n_pairs + 2
 
 
 def unpack(c: Code, form: Blocks32 | Blocks256, rows: Sequence[Value], to: Value, slot: int) -> None:
     """Stores one unpacked block of eight rows, a vector every `slot` bytes."""
     if isinstance(form, Blocks32):
-        small = form.unpack(c, rows)
-        for g, group in enumerate([*small.groups, small.d, *([] if small.m is None else [small.m])]):
-            c.store(to + slot * g, group)
+        for part, small in enumerate(form.unpack(c, rows)):
+            last = small.m if small.d_high is None else small.d_high
+            for g, group in enumerate([*small.groups, small.d, *([] if last is None else [last])]):
+                c.store(to + slot * (10 * part + g), group)
         return
     block, g = form.unpack(c, rows), 0
     for s, (groups, scale) in enumerate(block.parts):
         for group in groups:
             c.store(to + slot * g, group)
             g += 1
-        c.store(to + slot * (64 + s), scale)
+        if scale is not None:
+            c.store(to + slot * (64 + s), scale)
     at = 64 + form.n_parts
     for p, vector in enumerate([*block.pairs, block.d, *([] if block.dmin is None else [block.dmin])]):
         c.store(to + slot * (at + p), vector)
@@ -258,9 +274,13 @@ def step_panel(c: Code, form: Blocks32 | Blocks256, panel: Value, x: Columns, su
     slot = 4 * lanes
     i8, i16, i32, f32 = Type("i8", 4 * lanes), Type("i16", 2 * lanes), Type("i32", lanes), Type("f32", lanes)
     if isinstance(form, Blocks32):
-        groups = [c.load(i8, panel + slot * g) for g in range(8)]
-        m = c.load(f32, panel + slot * 9) if form.has_min else None
-        _step32(c, form, Block32(groups, c.load(f32, panel + slot * 8), m), x, sums)
+        for part in range(form.n_parts):
+            at = panel + slot * (10 * part)
+            groups = [c.load(i8, at + slot * g) for g in range(8)]
+            m = c.load(f32, at + slot * 9) if form.has_min else None
+            high = c.load(f32, at + slot * 9) if form.has_halves else None
+            block = Block32(groups, c.load(f32, at + slot * 8), m, high)
+            _step32(c, form, block, x.behind(part * BYTES_PER_COLUMN[32]), sums)
         return
     per_part, n_parts = form.part // 4, form.n_parts
     totals = [c.var(c.const(i32, 0)) for _ in sums]
@@ -271,7 +291,11 @@ def step_panel(c: Code, form: Blocks32 | Blocks256, panel: Value, x: Columns, su
         groups = [c.load(i8, at + slot * g) for g in range(per_part)]
         x_part = x.behind(s * (4 * per_part))
         addresses = [[x_part.address(4 * g, j) for j in range(n)] for g in range(per_part)]
-        c.lowering.dot_scaled(c, values, groups, addresses, c.load(scale_type, panel + slot * (64 + s)), form.peak)
+        if form.has_scales:
+            scale = c.load(scale_type, panel + slot * (64 + s))
+            c.lowering.dot_scaled(c, values, groups, addresses, scale, form.peak)
+        else:
+            c.lowering.dot(c, values, groups, addresses, form.peak)
         for t, v in zip(totals, values, strict=True):
             t.value = v
     at = panel + slot * (64 + n_parts)
@@ -296,7 +320,7 @@ def add_panel(
 
     `meanwhile` may do something beside each block.
     """
-    size, per_column, f32 = 4 * panel_rows * slots(form), BYTES_PER_COLUMN[form.block], Type("f32", panel_rows)
+    size, per_column, f32 = 4 * panel_rows * slots(form), form.column_bytes, Type("f32", panel_rows)
     sums = [c.var(c.const(f32, 0.0)) for _ in targets]
     with c.when(on):
         for total, target in zip(sums, targets, strict=True):
@@ -315,7 +339,7 @@ def matmul_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_
     `panel_rows`, 8 or 16: rows unpacked together, the lanes of the vectors that are multiplied.
     """
     form = in_blocks(TensorType[weights])
-    per_column, size = BYTES_PER_COLUMN[form.block], 4 * panel_rows * slots(form)
+    per_column, size = form.column_bytes, 4 * panel_rows * slots(form)
     stretch = STRETCH * 8 // panel_rows // form.block
     scratch, nowhere = c.scratch(stretch * size), c.scratch(4 * panel_rows)
     wide = c.lowering.columns

@@ -1,10 +1,14 @@
-"""The types of numbers that kernels know. A new one is a class in a file of its own, and a line here."""
+"""The types of numbers that kernels know. A new one is a class in a file of this folder, and a line here."""
 
 from __future__ import annotations
 
 from llamado.devices.cpu.kernels.formats.format import Blocks32, Blocks256, Format
-from llamado.devices.cpu.kernels.formats.iq4_nl import IQ4_NL
+from llamado.devices.cpu.kernels.formats.fp4 import MXFP4, NVFP4
+from llamado.devices.cpu.kernels.formats.iq4 import IQ4_NL, IQ4_XS
+from llamado.devices.cpu.kernels.formats.low_bits import Q1_0, Q2_0
 from llamado.devices.cpu.kernels.formats.plain import BF16, F16, F32
+from llamado.devices.cpu.kernels.formats.q2_k import Q2_K
+from llamado.devices.cpu.kernels.formats.q3_k import Q3_K
 from llamado.devices.cpu.kernels.formats.q4_0 import Q4_0
 from llamado.devices.cpu.kernels.formats.q4_1 import Q4_1
 from llamado.devices.cpu.kernels.formats.q4_k import Q4_K
@@ -13,6 +17,7 @@ from llamado.devices.cpu.kernels.formats.q5_1 import Q5_1
 from llamado.devices.cpu.kernels.formats.q5_k import Q5_K
 from llamado.devices.cpu.kernels.formats.q6_k import Q6_K
 from llamado.devices.cpu.kernels.formats.q8_0 import Q8_0
+from llamado.devices.cpu.kernels.formats.ternary import TQ1_0, TQ2_0
 from llamado.gguf.types import TensorType
 
 _KINDS: tuple[type[Format], ...] = (
@@ -24,10 +29,19 @@ _KINDS: tuple[type[Format], ...] = (
     Q5_0,
     Q5_1,
     Q8_0,
+    Q2_K,
+    Q3_K,
     Q4_K,
     Q5_K,
     Q6_K,
     IQ4_NL,
+    IQ4_XS,
+    MXFP4,
+    NVFP4,
+    TQ1_0,
+    TQ2_0,
+    Q1_0,
+    Q2_0,
 )
 
 FORMATS: dict[TensorType, Format] = {kind.type: kind() for kind in _KINDS}

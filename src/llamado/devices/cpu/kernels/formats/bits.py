@@ -40,19 +40,19 @@ def shift_bytes(v: Value, n: int) -> Value:
     return (v.bits(I16x16) >> n).bits(I8x32)
 
 
-def fifth_bits(c: Code, qh: Value, group: int) -> Value:
-    """Bits 4·group … 4·group+3 of each row's 32-bit `qh` as 16 or 0 in the four bytes of its lane."""
+def four_bits(c: Code, word: Value, group: int, one: int) -> Value:
+    """Bits 4·group … 4·group+3 of each row's 32-bit `word` as `one` or 0 in the four bytes of its lane."""
     byte = group // 2
-    spread = c.shuffle(qh.bits(I8x32), None, [4 * lane + byte for lane in range(8) for _ in range(4)])
+    spread = c.shuffle(word.bits(I8x32), None, [4 * lane + byte for lane in range(8) for _ in range(4)])
     bits = c.const(I8x32, [1 << (4 * (group % 2) + k) for _ in range(8) for k in range(4)])
     chosen = (spread & bits).equals(bits)
-    return c.select(chosen, c.const(I8x32, 16), c.const(I8x32, 0))
+    return c.select(chosen, c.const(I8x32, one), c.const(I8x32, 0))
 
 
 def five_bits(c: Code, rows: Sequence[Value], offset: int, qh: Value) -> list[Value]:
     """The groups of five-bit weights: nibbles at `offset`, fifth bits in `qh`."""
     groups = nibbles(cells4(c, rows, offset))
-    return [v | fifth_bits(c, qh, g) for g, v in enumerate(groups)]
+    return [v | four_bits(c, qh, g, 16) for g, v in enumerate(groups)]
 
 
 def place_bit(v: Value, source: int, target: int) -> Value:

@@ -13,10 +13,11 @@ Sources of the layouts: ggml-common.h (`block_q4_0` … `block_q6_K`) and the de
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
+from llamado.devices.cpu.kernels.activations import BYTES_PER_COLUMN
 from llamado.devices.cpu.simd import Code, F32x8, I8x32, I32x8, Value, Words
 from llamado.gguf.types import TensorType
 
@@ -105,11 +106,15 @@ class Cached32(Format):
 
 @dataclass
 class Block32:
-    """Eight rows of one 32-weight block: Σ over the block is d·Σ(w·x) + m·Σx."""
+    """Eight rows of 32 weights: Σ over them is d·Σ(w·x) + m·Σx.
+
+    `d_high`: d of the last sixteen, where that is another one.
+    """
 
     groups: list[Value]
     d: Value
     m: Value | None = None
+    d_high: Value | None = None
 
 
 @dataclass
@@ -119,7 +124,7 @@ class Block256:
     d: Value
     dmin: Value | None
     pairs: list[Value]  # I16x16: mins (or scales where the zero point needs them) of two sub-blocks per row
-    parts: Iterator[tuple[list[Value], Value]] = field(default_factory=lambda: iter(()))  # groups and scale, in order
+    parts: Iterable[tuple[list[Value], Value | None]] = ()  # groups and scale, in order
 
 
 class Blocks(Format):
@@ -129,16 +134,23 @@ class Blocks(Format):
     belongs to row r and a vector holds four consecutive weights of eight rows ("a group"). A weight of zero point z is
     held as the unsigned byte w + z; z times the sum of the activations is taken off in integers, so nothing is lost.
 
-    Two families by the activations they multiply with (`activations.py`): blocks of 32 weights with float scales, and
-    super-blocks of 256 with integer scales for their 8 or 16 sub-blocks.
+    Two families by the activations they multiply with (`activations.py`): blocks of 32 weights, or several times 32,
+    with float scales, and super-blocks of 256 with integer scales for their 8 or 16 sub-blocks.
     """
 
+    columns: ClassVar[int]
+    """Values in a block of the quantised activations it is multiplied with."""
     peak: ClassVar[int]
     """The greatest weight, unsigned."""
     zero_shift: ClassVar[int | None] = None
     """The zero point as a power of two; None: 0."""
     has_min: ClassVar[bool] = False
     """Whether a block has a minimum of its own, which is added (or taken off) once for all its weights."""
+
+    @property
+    def column_bytes(self) -> int:
+        """Bytes of a column of activations for one block of weights."""
+        return self.block // self.columns * BYTES_PER_COLUMN[self.columns]
 
     def signed(self, lowering: Words) -> bool:
         """Whether groups hold signed weights: where the unsigned ones need bits that a lowering's products lack."""
@@ -169,24 +181,39 @@ class Blocks(Format):
 
 
 class Blocks32(Blocks):
-    """Weights in blocks of 32."""
+    """Weights in blocks of 32, or of several times 32."""
+
+    columns = 32
+    has_halves: ClassVar[bool] = False
+    """Whether the last sixteen of 32 weights have a scale of their own (`Block32.d_high`)."""
+
+    @property
+    def n_parts(self) -> int:
+        """Times 32 weights of a block."""
+        return self.block // 32
 
     @abstractmethod
-    def unpack(self, c: Code, rows: Sequence[Value]) -> Block32:
-        """Reads the block at each of eight row addresses."""
+    def unpack(self, c: Code, rows: Sequence[Value]) -> Iterable[Block32]:
+        """Reads the block at each of eight row addresses, 32 weights after 32."""
 
     def expand_block(self, c: Code, block: Value, to: Value) -> None:
-        small, zero = self.unpack(c, [block] * 8), self.zero(c.lowering)
-        for k, quants in enumerate(self._first_row(c, small.groups)):
-            value = (quants - zero).to(F32x8) * small.d
-            c.store(to + 32 * k, value if small.m is None else value + small.m)
+        zero, at = self.zero(c.lowering), 0
+        for small in self.unpack(c, [block] * 8):
+            for k, quants in enumerate(self._first_row(c, small.groups)):
+                d = small.d if k < 2 or small.d_high is None else small.d_high
+                value = (quants - zero).to(F32x8) * d
+                c.store(to + at, value if small.m is None else value + small.m)
+                at += 32
 
 
 class Blocks256(Blocks):
     """Weights in super-blocks of 256."""
 
+    columns = 256
     part: ClassVar[int] = 32
     """Weights per sub-block."""
+    has_scales: ClassVar[bool] = True
+    """Whether sub-blocks have scales; where not, those of `Block256.parts` are None."""
 
     @property
     def n_parts(self) -> int:
@@ -207,10 +234,12 @@ class Blocks256(Blocks):
             for pair in big.pairs:
                 both = pair.bits(I32x8)
                 mins += [both & 0xFFFF, both >> 16]
-            mins = [mins[i] for i in (0, 2, 1, 3, 4, 6, 5, 7)]
+            mins = [mins[four + i] for four in range(0, self.n_parts, 4) for i in (0, 2, 1, 3)]
         for s, (groups, scale) in enumerate(big.parts):
-            number = scale if scale.type == I32x8 else (scale.bits(I32x8) << 16).sar(16)
-            d = big.d * number.to(F32x8)
+            d = big.d
+            if scale is not None:
+                number = scale if scale.type == I32x8 else (scale.bits(I32x8) << 16).sar(16)
+                d = big.d * number.to(F32x8)
             for quants in self._first_row(c, groups):
                 value = (quants - zero).to(F32x8) * d
                 if big.dmin is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from llamado.devices.cpu.kernels.formats import bits
 from llamado.devices.cpu.kernels.formats.format import Block32, Blocks32, Cached32
@@ -16,8 +16,8 @@ class Q4_0(Blocks32, Cached32):
     type = TensorType.Q4_0
     peak, zero_shift = 15, 3
 
-    def unpack(self, c: Code, rows: Sequence[Value]) -> Block32:
-        return Block32(bits.nibbles(bits.cells4(c, rows, 2)), bits.halves(c, rows, 0))
+    def unpack(self, c: Code, rows: Sequence[Value]) -> Iterable[Block32]:
+        return [Block32(bits.nibbles(bits.cells4(c, rows, 2)), bits.halves(c, rows, 0))]
 
     def load_eight(self, c: Code, block: Value, inside: Value) -> Value:
         quants = block + 2

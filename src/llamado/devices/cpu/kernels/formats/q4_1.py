@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from llamado.devices.cpu.kernels.formats import bits
 from llamado.devices.cpu.kernels.formats.format import Block32, Blocks32, Cached32
@@ -16,9 +16,9 @@ class Q4_1(Blocks32, Cached32):
     type = TensorType.Q4_1
     peak, has_min = 15, True
 
-    def unpack(self, c: Code, rows: Sequence[Value]) -> Block32:
+    def unpack(self, c: Code, rows: Sequence[Value]) -> Iterable[Block32]:
         both = c.gather(I32, rows)
-        return Block32(bits.nibbles(bits.cells4(c, rows, 4)), bits.low_half(both), bits.low_half(both >> 16))
+        return [Block32(bits.nibbles(bits.cells4(c, rows, 4)), bits.low_half(both), bits.low_half(both >> 16))]
 
     def load_eight(self, c: Code, block: Value, inside: Value) -> Value:
         quants = block + 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from llamado.devices.cpu.kernels.formats import bits
 from llamado.devices.cpu.kernels.formats.format import Block32, Blocks32, Cached32
@@ -16,9 +16,9 @@ class Q5_0(Blocks32, Cached32):
     type = TensorType.Q5_0
     peak, zero_shift = 31, 4
 
-    def unpack(self, c: Code, rows: Sequence[Value]) -> Block32:
+    def unpack(self, c: Code, rows: Sequence[Value]) -> Iterable[Block32]:
         qh = c.gather(I32, [row + 2 for row in rows])
-        return Block32(bits.five_bits(c, rows, 6, qh), bits.halves(c, rows, 0))
+        return [Block32(bits.five_bits(c, rows, 6, qh), bits.halves(c, rows, 0))]
 
     def load_eight(self, c: Code, block: Value, inside: Value) -> Value:
         quants = block + 6

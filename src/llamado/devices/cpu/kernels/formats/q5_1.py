@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from llamado.devices.cpu.kernels.formats import bits
 from llamado.devices.cpu.kernels.formats.format import Block32, Blocks32, Cached32
@@ -16,9 +16,9 @@ class Q5_1(Blocks32, Cached32):
     type = TensorType.Q5_1
     peak, has_min = 31, True
 
-    def unpack(self, c: Code, rows: Sequence[Value]) -> Block32:
+    def unpack(self, c: Code, rows: Sequence[Value]) -> Iterable[Block32]:
         both, qh = c.gather(I32, rows), c.gather(I32, [row + 4 for row in rows])
-        return Block32(bits.five_bits(c, rows, 8, qh), bits.low_half(both), bits.low_half(both >> 16))
+        return [Block32(bits.five_bits(c, rows, 8, qh), bits.low_half(both), bits.low_half(both >> 16))]
 
     def load_eight(self, c: Code, block: Value, inside: Value) -> Value:
         quants = block + 8

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from llamado.devices.cpu.kernels.formats import bits
 from llamado.devices.cpu.kernels.formats.format import Block32, Blocks32, Cached32
@@ -16,11 +16,11 @@ class Q8_0(Blocks32, Cached32):
     type = TensorType.Q8_0
     peak, zero_shift = 255, 7
 
-    def unpack(self, c: Code, rows: Sequence[Value]) -> Block32:
+    def unpack(self, c: Code, rows: Sequence[Value]) -> Iterable[Block32]:
         groups = [v.bits(I8x32) for v in bits.cells8(c, rows, 2)]
         if not self.signed(c.lowering):
             groups = [v ^ -128 for v in groups]
-        return Block32(groups, bits.halves(c, rows, 0))
+        return [Block32(groups, bits.halves(c, rows, 0))]
 
     def load_eight(self, c: Code, block: Value, inside: Value) -> Value:
         quants = block + 2

@@ -1,22 +1,31 @@
-"""IQ4_NL: f16 d | 16 bytes of nibbles; d · what the nibble stands for."""
+"""IQ4_NL: f16 d | 16 bytes of nibbles; d · what the nibble stands for.
+IQ4_XS: f16 d | 16 bits with the high pairs of eight scales | 4 bytes of their low nibbles | 128 bytes of nibbles;
+d · (scale − 32) · what the nibble stands for.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from llamado.devices.cpu.kernels.formats import bits
-from llamado.devices.cpu.kernels.formats.format import Cached32
-from llamado.devices.cpu.simd import F16, Code, F32x8, I32x8, Value
+from llamado.devices.cpu.kernels.formats.format import Block32, Block256, Blocks, Blocks32, Blocks256, Cached32
+from llamado.devices.cpu.simd import F16, I32, Code, F32x8, I16x16, I32x8, Value
 from llamado.gguf.types import TensorType
 
 _VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """What the sixteen nibbles stand for (`kvalues_iq4nl`)."""
 
 
-class IQ4_NL(Cached32):
+class IQ4_NL(Blocks32, Cached32):
     """Four bits, closer together near zero."""
 
     type = TensorType.IQ4_NL
+    peak, zero_shift = 241, 7
+
+    def unpack(self, c: Code, rows: Sequence[Value]) -> Iterable[Block32]:
+        numbers = bits.nibbles(bits.cells4(c, rows, 2))
+        return [Block32(_weights(c, self, numbers), bits.halves(c, rows, 0))]
 
     def load_eight(self, c: Code, block: Value, inside: Value) -> Value:
         quants = block + 2
@@ -43,6 +52,33 @@ class IQ4_NL(Cached32):
         none = c.const(I32x8, 0)
         keep = something.splat(8)
         bits.store_nibbles(c, to + 2, [c.select(keep, number, none) for number in numbers])
+
+
+class IQ4_XS(Blocks256):
+    """The same four bits, in sub-blocks of 32."""
+
+    type = TensorType.IQ4_XS
+    peak, zero_shift = 241, 7
+
+    def unpack(self, c: Code, rows: Sequence[Value]) -> Block256:
+        head, low = c.gather(I32, rows), c.gather(I32, [row + 4 for row in rows])
+        scales = [(((low >> 4 * s) & 15) | (((head >> 16 + 2 * s) & 3) << 4)) - 32 for s in range(8)]
+        pairs = [((scales[s] & 0xFFFF) | (scales[s + 2] << 16)).bits(I16x16) for s in (0, 1, 4, 5)]
+
+        def parts() -> Iterator[tuple[list[Value], Value]]:
+            for j in range(4):
+                groups = bits.nibbles(bits.cells8(c, rows, 8 + 32 * j))
+                for half in range(2):
+                    numbers = groups[4 * half : 4 * half + 4] + groups[8 + 4 * half : 12 + 4 * half]
+                    yield _weights(c, self, numbers), c.lowering.scale(c, scales[2 * j + half])
+
+        return Block256(bits.low_half(head), None, pairs, parts())
+
+
+def _weights(c: Code, form: Blocks, numbers: Sequence[Value]) -> list[Value]:
+    """Groups of what nibbles stand for."""
+    table = [v + form.zero(c.lowering) for v in _VALUES]
+    return [c.lowering.lookup(c, table, number) for number in numbers]
 
 
 def _spread(c: Code, number: Value) -> Value:

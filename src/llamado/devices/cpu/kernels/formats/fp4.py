@@ -1,0 +1,60 @@
+"""MXFP4: a byte with the exponent of d | 16 bytes of nibbles; d · what the nibble stands for.
+NVFP4: 4 bytes of d, each of 16 weights | 32 bytes of nibbles, 8 for each of them; d · what the nibble stands for.
+
+Nibbles are E2M1 numbers; the table has their doubles, whole numbers, and d is halved in return. MXFP4's d is E8M0 (a
+power of two), NVFP4's UE4M3 (no sign, four bits of exponent, three of mantissa). Source: `ggml_e8m0_to_fp32_half` and
+`ggml_ue4m3_to_fp32` in ggml-impl.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from llamado.devices.cpu.kernels.formats import bits
+from llamado.devices.cpu.kernels.formats.format import Block32, Blocks32
+from llamado.devices.cpu.simd import I8, I32, Code, F32x8, I32x8, Value
+from llamado.gguf.types import TensorType
+
+_ZERO = 16
+_TABLE = [v + _ZERO for v in (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)]
+
+
+class MXFP4(Blocks32):
+    """Four-bit floats with a power of two for 32 of them."""
+
+    type = TensorType.MXFP4
+    peak, zero_shift = 28, 4
+
+    def unpack(self, c: Code, rows: Sequence[Value]) -> Iterable[Block32]:
+        exponent = c.gather(I8, rows).zext(I32x8)
+        small = c.const(I32x8, 0x00200000) << exponent  # 2^-128 and 2^-127 are denormal
+        d = c.select(exponent < 2, small, (exponent - 1) << 23).bits(F32x8)
+        return [Block32(_weights(c, bits.nibbles(bits.cells4(c, rows, 1))), d)]
+
+
+class NVFP4(Blocks32):
+    """Four-bit floats with a small float for 16 of them."""
+
+    type = TensorType.NVFP4
+    peak, zero_shift, has_halves = 28, 4, True
+
+    def unpack(self, c: Code, rows: Sequence[Value]) -> Iterable[Block32]:
+        scales = c.gather(I32, rows)
+        for part in range(2):
+            d, d_high = (_ue4m3(c, (scales >> 8 * (2 * part + k)) & 0xFF) for k in range(2))
+            cells = bits.cells4(c, rows, 4 + 16 * part)
+            groups = _weights(c, bits.nibbles(cells[:2]) + bits.nibbles(cells[2:]))
+            yield Block32(groups, d, d_high=d_high)
+
+
+def _weights(c: Code, numbers: Sequence[Value]) -> list[Value]:
+    """Groups of what nibbles stand for."""
+    return [c.lowering.lookup(c, _TABLE, number) for number in numbers]
+
+
+def _ue4m3(c: Code, code: Value) -> Value:
+    """Half of what eight bits stand for; 0 for 0x7F."""
+    exponent, mantissa = (code >> 3) & 15, code & 7
+    normal = ((exponent + (127 - 8)) << 23 | mantissa << 20).bits(F32x8)
+    value = c.select(exponent.equals(0), mantissa.to(F32x8) * 2.0**-10, normal)
+    return c.select(code.equals(0x7F), c.const(F32x8, 0.0), value)

@@ -1,0 +1,68 @@
+"""TQ1_0: 48 bytes of five weights each | 4 bytes of four weights each | f16 d.
+TQ2_0: 64 bytes of pairs of bits | f16 d.
+Both: d · (q − 1), q from 0 to 2. A byte of TQ1_0 is a fraction of 256 whose digits to base 3 are the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from llamado.devices.cpu.kernels.formats import bits
+from llamado.devices.cpu.kernels.formats.format import Block256, Blocks256
+from llamado.devices.cpu.simd import I32, Code, I8x32, I16x16, Value
+from llamado.gguf.types import TensorType
+
+
+class _Ternary(Blocks256):
+    """Three values for each weight, and no scales but d."""
+
+    zero_shift, has_scales = 0, False
+
+    def _block(self, c: Code, d: Value, groups: Iterator[Value]) -> Block256:
+        def parts() -> Iterator[tuple[list[Value], None]]:
+            for _ in range(self.n_parts):
+                yield [next(groups) for _ in range(8)], None
+
+        return Block256(d, None, [c.const(I16x16, 1)] * self.n_pairs, parts())
+
+
+class TQ1_0(_Ternary):
+    """Ternary digits, five to a byte."""
+
+    type = TensorType.TQ1_0
+    peak = 2
+
+    def unpack(self, c: Code, rows: Sequence[Value]) -> Block256:
+        def groups() -> Iterator[Value]:
+            yield from _digits(bits.cells8(c, rows, 0), 5)
+            yield from _digits(bits.cells4(c, rows, 32), 5)
+            yield from _digits([c.gather(I32, [row + 48 for row in rows])], 4)
+
+        return self._block(c, bits.halves(c, rows, 52), groups())
+
+
+class TQ2_0(_Ternary):
+    """Two bits for a ternary digit."""
+
+    type = TensorType.TQ2_0
+    peak = 3  # of any two bits
+
+    def unpack(self, c: Code, rows: Sequence[Value]) -> Block256:
+        def groups() -> Iterator[Value]:
+            for half in range(2):
+                cells = bits.cells8(c, rows, 32 * half)
+                for quarter in range(4):
+                    yield from (bits.shift_bytes(cell.bits(I8x32), 2 * quarter) & 3 for cell in cells)
+
+        return self._block(c, bits.halves(c, rows, 64), groups())
+
+
+def _digits(cells: Sequence[Value], n: int) -> Iterator[Value]:
+    """The first digit of all bytes, then the second: each is what three times the fraction has before its point."""
+    even = [cell.bits(I16x16) & 0x00FF for cell in cells]
+    odd = [cell.bits(I16x16) >> 8 for cell in cells]
+    for _ in range(n):
+        even, odd = [v * 3 for v in even], [v * 3 for v in odd]
+        for low, high in zip(even, odd, strict=True):
+            yield ((low >> 8) | (high & -256)).bits(I8x32)
+        even, odd = [v & 0x00FF for v in even], [v & 0x00FF for v in odd]
