@@ -132,7 +132,10 @@ class Body:
                     chunks.append(chunk)
                     if more and not self.held and self.arrived > SMALL_BODY:
                         await self._bodies.hold(self, MAX_BODY)
-        except TimeoutError:
+        except BaseException as error:
+            chunks.clear()  # the error's frames would keep them until cycles are looked for
+            if not isinstance(error, TimeoutError):
+                raise
             slow = "the request's body came too slowly while others waited for room"
             raise ApiError("invalid_request_error", slow, status=408) from None
         finally:
