@@ -95,6 +95,23 @@ def test_heads_share_keys_and_may_be_permuted(device: CpuDevice, type: T) -> Non
     check(device, scores, {k: weight_bytes(type, 24, 14), q: values(24, 6, 5, seed=1)}, atol=2e-6)
 
 
+@pytest.mark.parametrize("type", [T.Q4_0, T.Q8_0, T.Q4_K], ids=ids)
+def test_a_matrix_for_each_head(device: CpuDevice, type: T) -> None:
+    """As bits what each matrix gives alone, in any order of dimensions, and where heads share one."""
+    n, rows, n_matrices = 256, 21, 5
+    data = weight_bytes(type, n, rows * n_matrices)
+    for columns, per_matrix in ((1, 1), (2, 1), (3, 2), (12, 1), (80, 1)):
+        heads = n_matrices * per_matrix
+        x = values(n, heads, columns)
+        w, b = new(n, rows, n_matrices, type=type), new(n, heads, columns)
+        found = Case({"y": g.mul_mat(w, g.permute(b, 0, 2, 1, 3))}, {w: data, b: x}).run(device)["y"][0]
+        for i in range(heads):
+            alone, column = new(n, rows, type=type), new(n, columns)
+            own = data.reshape(n_matrices, -1)[i // per_matrix]
+            right = Case({"y": g.mul_mat(alone, column)}, {alone: own, column: x[:, i]}).run(device)["y"][0, 0]
+            assert found[i].tobytes() == right.tobytes(), (columns, i)
+
+
 def test_columns_may_have_further_dimensions(device: CpuDevice) -> None:
     w, x = new(64, 12, type=T.Q5_1), new(64, 3, 5)
     check(device, g.mul_mat(w, x), {w: weight_bytes(T.Q5_1, 64, 12), x: values(64, 3, 5)}, rtol=0.05, atol=0.02)

@@ -27,7 +27,7 @@ class ColumnLayout(NamedTuple):
 def takes_blocks(product: Tensor) -> bool:
     """Whether a product takes its weights as the file has them: in blocks, matrices of eight rows or more.
 
-    That is one matrix, or for products of experts one for each of them.
+    That is one matrix, one for each head, or for products of experts one for each of them.
     """
     w, x = product.source(0), product.source(1)
     if w is None or x is None or not isinstance(FORMATS.get(w.type), Blocks):
@@ -38,7 +38,7 @@ def takes_blocks(product: Tensor) -> bool:
         return False
     if product.op is Op.MUL_MAT_ID:
         return x.ne[1] in (1, product.ne[1])
-    return w.ne[2] == 1
+    return w.ne[2] == 1 or (x.ne[3] == 1 and x.ne[2] % w.ne[2] == 0)
 
 
 def takes_columns(product: Tensor, x: Tensor) -> bool:
@@ -57,7 +57,8 @@ def layout_of(product: Tensor) -> ColumnLayout:
     """The layout of the columns that a product takes."""
     weights, x = product.src[0], product.src[1]
     assert weights is not None and x is not None
-    return ColumnLayout(in_blocks(weights.type).columns, product.op is Op.MUL_MAT_ID and x.nrows > 1)
+    several = product.op is Op.MUL_MAT_ID or weights.ne[2] > 1
+    return ColumnLayout(in_blocks(weights.type).columns, several and x.nrows > 1)
 
 
 def quantize(chain: Chain, x: Tensor, layout: ColumnLayout) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from llamado.devices.cpu.compile import columns, copies
 from llamado.devices.cpu.compile.copies import made, straight
 from llamado.devices.cpu.compile.emitter import Emitter, Fields
@@ -41,6 +43,28 @@ def multiply(out: Emitter, node: Tensor) -> None:
     _floats(out, product, w if known else straight(out, w), x, ids)
 
 
+def multiply_each(out: Emitter, node: Tensor, w: Tensor, x: Tensor) -> None:
+    """MUL_MAT of contiguous x with several matrices in blocks: columns of dimension 2 go through one after the other.
+
+    A product of experts whose routes are known.
+    """
+    each = x.nrows // w.ne[2]
+    acts = columns.activations(out, x, columns.layout_of(node))
+    fields = _fields(out, node, w) | {"x": Place(acts, 0), "n_blocks": w.ne[0] // in_blocks(w.type).block}
+    parameters: dict[str, Any] = {"weights": w.type.name, "shared": False}
+    if each == 1:
+        parameters |= {"near": 8 * w.nb[1] <= matmul.NEAR}
+        ids = out.constant(np.arange(w.ne[2], dtype=np.int32))
+        fields |= {"ids": ids, "id0": 4, "id1": 0, "n_used": w.ne[2], "n_experts": w.ne[2]}
+        kernel = experts.experts_one
+    else:
+        parameters |= {"panel_rows": out.lowering.panel_rows if w.ne[1] >= out.lowering.panel_rows else 8}
+        fields |= {"n_experts": w.ne[2], "routes": out.constant(experts.routes(w.ne[2], each))}
+        kernel = experts.experts_many
+    reads = [out.span(w), ByteSpan(Place(acts, 0), acts.size)]
+    out.emit(kernel, parameters, fields, reads, [out.span(node)], f"{w.type.name} {w.name}")
+
+
 def _blocks(out: Emitter, node: Tensor, w: Tensor, x: Tensor, ids: Tensor) -> None:
     form = in_blocks(w.type)
     acts = columns.activations(out, x, columns.layout_of(node))
@@ -68,7 +92,7 @@ def _floats(out: Emitter, node: Tensor, w: Tensor, x: Tensor, ids: Tensor) -> No
 
 
 def _fields(out: Emitter, node: Tensor, w: Tensor) -> Fields:
-    n_matrices = min(w.ne[2], node.ne[1] * node.ne[2])
+    n_matrices = min(w.ne[2], node.nrows)
     return {
         "w": out.place(w), "row_bytes": w.nb[1], "expert_bytes": w.nb[2], "n_rows": w.ne[1],
         "y": out.place(node), "y_stride": node.nb[1],

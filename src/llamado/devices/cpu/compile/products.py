@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llamado.devices.cpu.compile import columns, copies
+from llamado.devices.cpu.compile import columns, copies, experts
 from llamado.devices.cpu.compile.copies import made, straight
 from llamado.devices.cpu.compile.emitter import Emitter, Fields
 from llamado.devices.cpu.compile.program import ByteSpan, Place
@@ -41,9 +41,12 @@ class Products:
                 columns_in = made(TensorType.F32, x.ne, x.name)
                 copies.copy(out, x, columns_in)
                 x = columns_in
-            self._blocks(node, w, x)
+            if w.ne[2] > 1:
+                experts.multiply_each(out, node, w, x)
+            else:
+                self._blocks(node, w, x)
             return
-        # few rows of weights, or many matrices of them (a cache): as f32 where they are in blocks
+        # few rows of weights: as f32 where they are in blocks
         plain = isinstance(FORMATS.get(w.type), Plain) and w.has_contiguous_rows()
         self._floats(node, w if plain else straight(out, w), x)
 

@@ -13,8 +13,12 @@ i32 first, i32 count); behind those of all experts 8 bytes for each slot, by exp
 
 from __future__ import annotations
 
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from llamado.devices.cpu.jit import kernel
 from llamado.devices.cpu.kernels.floats import COLUMNS, ROWS, dot_rows
@@ -41,6 +45,17 @@ _MATRICES = ("w", "row_bytes", "expert_bytes", "n_rows", "x", "y", "y_stride", "
 def routes_bytes(n_experts: int, n_slots: int) -> int:
     """Bytes of a table of routes."""
     return HEAD + _CHOSEN * n_experts + _SLOT * n_slots
+
+
+@lru_cache(maxsize=64)
+def routes(n: int, count: int) -> NDArray[np.uint8]:
+    """The table of `n` matrices that have `count` columns each, one behind the other."""
+    chosen, slots_ = np.zeros((n, _CHOSEN // 4), np.int32), np.arange(n * count, dtype=np.int32)
+    chosen[:, 0], chosen[:, 1], chosen[:, 2] = np.arange(n), np.arange(n) * count, count
+    head = np.zeros(HEAD, np.uint8)
+    head[:8] = np.array([n], np.int64).view(np.uint8)
+    order = np.repeat(slots_, _SLOT // 4)
+    return np.concatenate([head, chosen.reshape(-1).view(np.uint8), order.view(np.uint8)])
 
 
 def _expert(c: Code, a: SimpleNamespace, token: Value, i: Value) -> Value:
