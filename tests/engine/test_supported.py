@@ -52,9 +52,6 @@ def test_architectures_and_experts() -> None:
         check_supported(Header("it", Metadata({"general.architecture": name}), {}))
     with pytest.raises(UnsupportedModel, match=f"it: .*'glm4moelite' do not run here; those of {SUPPORTED} do$"):
         check_supported(Header("it", Metadata({"general.architecture": "glm4moelite"}), {}))
-    mixture = Metadata({"general.architecture": "llama", "llama.expert_count": 8})
-    with pytest.raises(UnsupportedModel, match="expert_count"):
-        check_supported(Header("it", mixture, {}))
 
 
 @pytest.mark.parametrize("wtype", ["Q2_K", "IQ4_XS", "TQ1_0"])

@@ -246,7 +246,6 @@ def _tensor(name: str, *ne: int) -> Callable[[dict[str, Any], dict[str, Any]], N
     ("change", "error", "says"),
     [
         (_put("general.architecture", "glm4moelite"), UnsupportedModel, "'glm4moelite' do not run.*gemma3, .*do$"),
-        (_put("llama.expert_count", 8), UnsupportedModel, "'llama.expert_count' is 8"),
         (_put("llama.rope.scaling.type", "longrope"), UnsupportedModel, "'llama.rope.scaling.type' is 'longrope'"),
         (_put("llama.attention.head_count_kv", 3), InvalidModel, "'llama.attention.head_count_kv'.*divisor"),
         (_put("llama.attention.head_count", 0), InvalidModel, "'llama.attention.head_count'"),

@@ -25,6 +25,16 @@ GATED = {
     "ffn_up.weight": (N_EMBD, N_FF),
     "ffn_down.weight": (N_FF, N_EMBD),
 }
+EXPERT = 64
+EXPERTS = {
+    "ffn_norm.weight": N_EMBD,
+    "ffn_gate_inp.weight": (N_EMBD, 8),
+    "ffn_gate_exps.weight": (N_EMBD, EXPERT, 8),
+    "ffn_up_exps.weight": (N_EMBD, EXPERT, 8),
+    "ffn_down_exps.weight": (EXPERT, N_EMBD, 8),
+}
+"""Eight of them."""
+EXPERT_KEYS = {"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": EXPERT}
 KEYS = {
     "embedding_length": N_EMBD,
     "feed_forward_length": N_FF,
@@ -42,5 +52,17 @@ MODELS = (
         {**ATTENTION, **GATED, **BIASES, "attn_output.bias": N_EMBD},
         {"rope_freqs.weight": HEAD // 2},
         variant="biased",
+    ),
+    Tiny(
+        "llama",
+        {
+            **KEYS,
+            "rope.dimension_count": HEAD,
+            "expert_count": 8,
+            "expert_used_count": 2,
+            "feed_forward_length": EXPERT,
+        },
+        {**ATTENTION, **EXPERTS},
+        variant="experts",
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiny.llama import ATTENTION, BIASES, GATED, KEYS, N_EMBD
+from tiny.llama import ATTENTION, BIASES, EXPERT_KEYS, EXPERTS, GATED, KEYS, N_EMBD
 from tiny.spec import Tiny
 
 WIDE = 40
@@ -16,6 +16,33 @@ MODELS = (
         {
             **ATTENTION,
             **GATED,
+            "attn_q.weight": (N_EMBD, 4 * WIDE),
+            "attn_k.weight": (N_EMBD, 2 * WIDE),
+            "attn_v.weight": (N_EMBD, 2 * WIDE),
+            "attn_output.weight": (4 * WIDE, N_EMBD),
+            "attn_q_norm.weight": WIDE,
+            "attn_k_norm.weight": WIDE,
+        },
+    ),
+    Tiny(
+        "qwen2moe",
+        {**KEYS, **EXPERT_KEYS, "expert_shared_feed_forward_length": 96},
+        {
+            **ATTENTION,
+            **BIASES,
+            **EXPERTS,
+            "ffn_gate_inp_shexp.weight": N_EMBD,
+            "ffn_gate_shexp.weight": (N_EMBD, 96),
+            "ffn_up_shexp.weight": (N_EMBD, 96),
+            "ffn_down_shexp.weight": (96, N_EMBD),
+        },
+    ),
+    Tiny(
+        "qwen3moe",
+        {**KEYS, **EXPERT_KEYS, "attention.key_length": WIDE, "attention.value_length": WIDE},
+        {
+            **ATTENTION,
+            **EXPERTS,
             "attn_q.weight": (N_EMBD, 4 * WIDE),
             "attn_k.weight": (N_EMBD, 2 * WIDE),
             "attn_v.weight": (N_EMBD, 2 * WIDE),

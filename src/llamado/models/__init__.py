@@ -8,8 +8,7 @@ from llamado.models.adapter import Adapter
 from llamado.models.base import Model
 from llamado.models.batch import BatchShape, Output
 from llamado.models.errors import InvalidAdapter, InvalidModel, UnsupportedModel
-from llamado.models.hparams import HyperParameters, Pooling, Rope, check_experts
-from llamado.models.keys import Keys
+from llamado.models.hparams import HyperParameters, Pooling, Rope
 from llamado.models.lora import load_adapters
 from llamado.models.memory import KV_TYPES, Memory
 from llamado.models.registry import ARCHITECTURES
@@ -28,7 +27,6 @@ def find_architecture(source: str, metadata: Metadata) -> type[Model]:
         raise UnsupportedModel(
             f"{source}: models of architecture '{name}' do not run here; those of {', '.join(sorted(ARCHITECTURES))} do"
         )
-    check_experts(Keys(metadata))
     return architecture.load()
 
 

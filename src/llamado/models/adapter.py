@@ -133,7 +133,7 @@ class Adapter:
                 "adapter for another model?"
             )
         a, b = parts[_A], parts[_B]
-        n_in, n_out = base.ne[0], base.ne[1]
+        n_in, n_out, n_experts = base.ne[0], base.ne[1], base.ne[2]
         if any(role.part is ModelPart.INPUT for role in roles):
             if len(roles) > 1:
                 raise InvalidAdapter(
@@ -144,7 +144,7 @@ class Adapter:
             expected = {_A: (rank, n_out, 1, 1), _B: (rank, n_in, 1, 1)}
         else:
             rank = a.ne[1]
-            expected = {_A: (n_in, rank, 1, 1), _B: (rank, n_out, 1, 1)}
+            expected = {_A: (n_in, rank, n_experts, 1), _B: (rank, n_out, n_experts, 1)}
         for part, info in parts.items():
             if info.ne != expected[part]:
                 raise InvalidAdapter(

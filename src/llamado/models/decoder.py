@@ -10,7 +10,7 @@ from llamado.ggml.tensor import Tensor
 from llamado.models.base import Model
 from llamado.models.forward import Pass
 from llamado.models.parts.attention import Mixer
-from llamado.models.parts.feedforward import FeedForward
+from llamado.models.parts.feedforward import FeedForward, Gated
 from llamado.models.parts.norms import Norm
 from llamado.models.weights import RoleWeights, Weights
 
@@ -38,6 +38,10 @@ class Decoder(Model):
     @abstractmethod
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         """A layer's weights. Raises InvalidModel."""
+
+    def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
+        """The network of a layer, SwiGLU unless an architecture says otherwise. Raises InvalidModel."""
+        return Gated.take(w, self.hparams.n_embd, self.hparams.n_ff[layer])
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         w, i = self._layers[layer], layer

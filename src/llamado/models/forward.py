@@ -11,6 +11,7 @@ from llamado.ggml.graph import (
     get_rows,
     mul,
     mul_mat,
+    mul_mat_id,
     permute,
     reshape,
     rms_norm,
@@ -135,6 +136,16 @@ class Pass:
             pair = adapter.pairs.get(weight.name)
             if pair is not None:
                 more = mul_mat(pair.b, mul_mat(pair.a, x))
+                y = add(y, scale(more, adapter.strength(weight.name, strength)), name)
+        return y
+
+    def mul_mat_id(self, weight: Tensor, x: Tensor, chosen: Tensor, name: str) -> Tensor:
+        """Products of the matrices chosen for each token, with what adapters add to them."""
+        y = mul_mat_id(weight, x, chosen, name)
+        for adapter, strength in self._adapters:
+            pair = adapter.pairs.get(weight.name)
+            if pair is not None:
+                more = mul_mat_id(pair.b, mul_mat_id(pair.a, x, chosen), chosen)
                 y = add(y, scale(more, adapter.strength(weight.name, strength)), name)
         return y
 

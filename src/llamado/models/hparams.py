@@ -52,6 +52,36 @@ class Temperature(NamedTuple):
     offset: float = 0.0
 
 
+class Gating(IntEnum):
+    """What experts' weights are made of (`llama_expert_gating_func_type`)."""
+
+    SOFTMAX = 1
+    SIGMOID = 2
+    SOFTMAX_OF_CHOSEN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture of experts: of `n` a token goes through `n_used`, each with a hidden layer of `n_ff`.
+
+    Weights are made by `gating`, divided by their sum with `normalised`, and multiplied by `scale`. Of `n_groups` > 1
+    groups of experts only those of the best `n_groups_used` are chosen from. Every token goes through `n_shared`
+    others, or one of `n_ff_shared`. The first `n_dense_layers` layers have no experts.
+    """
+
+    n: int
+    n_used: int
+    n_ff: int
+    gating: Gating
+    normalised: bool
+    scale: float
+    n_groups: int
+    n_groups_used: int
+    n_shared: int
+    n_ff_shared: int
+    n_dense_layers: int
+
+
 @dataclass(frozen=True, slots=True)
 class HyperParameters:
     """The sizes and constants of a model. Tuples have one entry per layer.
@@ -59,6 +89,7 @@ class HyperParameters:
     `n_swa` is the width of the sliding window in tokens (0: no such layers), `swa_layers` the layers that have it:
     there a token at position p sees positions p - n_swa + 1 to p. `rope_swa` is the rotary embedding of those layers.
     `norm_eps` is what the norms add to the mean square or the variance.
+    `experts` is the mixture that feed-forward networks are made of, where they are.
     `embedding_scale`, `residual_scale` and `logit_scale` multiply embeddings, what a half of a layer adds, and logits;
     the soft caps bend x to cap · tanh(x / cap). Without `causal` a token sees the whole of its text. `pooling` is the
     file's word on it.
@@ -87,6 +118,7 @@ class HyperParameters:
     final_logit_softcap: float = 0.0
     causal: bool = True
     pooling: Pooling | None = None
+    experts: Experts | None = None
 
     def n_embd_k(self, layer: int) -> int:
         """Elements of one token's keys in a layer."""
@@ -188,13 +220,68 @@ def read_pooling(keys: Keys) -> Pooling | None:
         ) from None
 
 
-def check_experts(keys: Keys) -> None:
-    """Raises UnsupportedModel for a mixture of experts."""
-    if keys.int_("expert_count", 0):
-        raise UnsupportedModel(
-            f"metadata key '{keys.name('expert_count')}' is {keys.int_('expert_count')}: mixtures of experts do not "
-            "run here yet"
+def read_experts(
+    keys: Keys,
+    n_ff: int,
+    *,
+    gating: Gating = Gating.SOFTMAX,
+    normalised: bool = False,
+    from_file: bool = False,
+) -> Experts:
+    """The mixture of a file's layers.
+
+    `n_ff` is the width of an expert where the file names none. Experts are weighted as `gating` and `normalised` say;
+    with `from_file`, as the file says where it does. Raises GgufError, InvalidModel or UnsupportedModel, naming the
+    key.
+    """
+    n, n_used = keys.int_("expert_count"), keys.int_("expert_used_count")
+    n_groups, n_groups_used = keys.int_("expert_group_count", 0), keys.int_("expert_group_used_count", 0)
+    if not 0 < n_used <= n:
+        raise InvalidModel(
+            f"metadata keys '{keys.name('expert_count')}' and '{keys.name('expert_used_count')}' are {n} and {n_used}; "
+            "a token goes through at least one expert, and at most through all"
         )
+    if n_groups > 1 and (n % n_groups or n // n_groups < 2 or not 0 < n_groups_used < n_groups):
+        raise InvalidModel(
+            f"metadata keys '{keys.name('expert_group_count')}' and '{keys.name('expert_group_used_count')}' are "
+            f"{n_groups} and {n_groups_used} for {n} experts; equal groups of two or more are expected, and fewer used"
+        )
+    if n_groups > 1 and n_used > n // n_groups * n_groups_used:
+        raise InvalidModel(
+            f"metadata key '{keys.name('expert_used_count')}' is {n_used}; the groups that are used have "
+            f"{n // n_groups * n_groups_used} experts"
+        )
+    factor = 1.0
+    if from_file:
+        gating = _read_gating(keys, gating)
+        normalised = keys.bool_("expert_weights_norm", normalised)
+        factor = keys.float_("expert_weights_scale", 0.0) or 1.0
+    return Experts(
+        n=n,
+        n_used=n_used,
+        n_ff=keys.int_("expert_feed_forward_length", 0) or n_ff,
+        gating=gating,
+        normalised=normalised,
+        scale=factor,
+        n_groups=n_groups,
+        n_groups_used=n_groups_used,
+        n_shared=keys.int_("expert_shared_count", 0),
+        n_ff_shared=keys.int_("expert_shared_feed_forward_length", 0),
+        n_dense_layers=keys.int_("leading_dense_block_count", 0),
+    )
+
+
+def _read_gating(keys: Keys, default: Gating) -> Gating:
+    value = keys.int_("expert_gating_func", 0)
+    if not value:
+        return default
+    try:
+        return Gating(value)
+    except ValueError:
+        raise UnsupportedModel(
+            f"metadata key '{keys.name('expert_gating_func')}' is {value}; known are "
+            + ", ".join(f"{g.value} ({g.name.lower()})" for g in Gating)
+        ) from None
 
 
 def read_hparams(

@@ -47,6 +47,15 @@ INTEGERS: dict[str, Range] = {
     "rope.dimension_count": Range(2, 2**16, "as attention.key_length"),
     "rope.scaling.original_context_length": Range(1, _INT32, "ROPE's op_params hold it as I32"),
     "expert_count": Range(0, _EXPERTS, "as many as llama.cpp has room for"),
+    "expert_used_count": Range(0, _EXPERTS, "as expert_count"),
+    "expert_shared_count": Range(0, _EXPERTS, "as expert_count"),
+    "expert_group_count": Range(0, _EXPERTS, "as expert_count"),
+    "expert_group_used_count": Range(0, _EXPERTS, "as expert_count"),
+    "expert_feed_forward_length": Range(0, 2**24, "as feed_forward_length"),
+    "expert_shared_feed_forward_length": Range(0, 2**24, "as feed_forward_length"),
+    "expert_gating_func": Range(0, _INT32, "llama_expert_gating_func_type"),
+    "leading_dense_block_count": Range(0, _LAYERS, "a number of layers"),
+    "moe_every_n_layers": Range(0, _LAYERS, "a number of layers"),
     "pooling_type": Range(0, _INT32, "llama_pooling_type without the unspecified one"),
     "classifier.pooling_type": Range(-1, _INT32, "llama_pooling_type"),
     "tokenizer.ggml.token_type_count": Range(1, 2**16, "BERT has 2, RoBERTa 1"),
@@ -63,6 +72,7 @@ FLOATS: dict[str, Range] = {
     "attention.layer_norm_rms_epsilon": _EPSILON,
     "attention.layer_norm_epsilon": _EPSILON,
     "final_logit_softcapping": Range(1e-3, 1e6, "logits are divided by it; 30 in use", or_zero=True),
+    "expert_weights_scale": Range(1e-3, 1e3, "a factor of activations; 2.5 in use", or_zero=True),
     "rope.freq_base": _BASE,
     "rope.freq_base_swa": _BASE,
     "rope.global.freq_base": _BASE,
@@ -78,7 +88,7 @@ FLOATS: dict[str, Range] = {
 }
 """Those that are numbers."""
 
-BOOLS = ("attention.causal",)
+BOOLS = ("attention.causal", "expert_weights_norm")
 STRINGS = ("rope.scaling.type",)
 
 
@@ -99,6 +109,10 @@ class Keys:
     def has(self, suffix: str) -> bool:
         """Whether the file has the key."""
         return self.name(suffix) in self.metadata
+
+    def has_experts(self) -> bool:
+        """Whether the file says that it is a mixture of experts."""
+        return self.int_("expert_count", 0) > 0
 
     def is_int(self, suffix: str) -> bool:
         """Whether the file has the key with one integer, where an array is possible too."""

@@ -26,7 +26,9 @@ class Architecture(NamedTuple):
 ARCHITECTURES: dict[str, Architecture] = {
     "bert": Architecture("encoders.bert:BertModel", "BERT, MiniLM, BGE, E5, GTE; rerankers made of them"),
     "gemma3": Architecture("gemma.gemma3:Gemma3Model", "Gemma 3"),
-    "llama": Architecture("llama.llama:LlamaModel", "Llama 1 to 3, Mistral, SmolLM2, TinyLlama, Yi"),
+    "llama": Architecture("llama.llama:LlamaModel", "Llama 1 to 3, Mistral, Mixtral, SmolLM2, TinyLlama, Yi"),
     "qwen2": Architecture("qwen.qwen2:Qwen2Model", "Qwen2, Qwen2.5, QwQ, DeepSeek-R1-Distill-Qwen"),
+    "qwen2moe": Architecture("qwen.qwen2moe:Qwen2MoeModel", "Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B"),
     "qwen3": Architecture("qwen.qwen3:Qwen3Model", "Qwen3, Qwen3-Embedding"),
+    "qwen3moe": Architecture("qwen.qwen3moe:Qwen3MoeModel", "Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder"),
 }

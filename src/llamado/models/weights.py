@@ -28,10 +28,6 @@ class Weights:
         """Those of a layer; their names are given without the `blk.N.` in front."""
         return RoleWeights(self, ModelPart.LAYER, layer)
 
-    def experts(self, layer: int, n: int, n_used: int) -> RoleWeights:
-        """Those of a layer that hold the matrices of `n` experts, of which a token goes through `n_used`."""
-        return RoleWeights(self, ModelPart.LAYER, layer, n, n_used)
-
     def ne(self, name: str) -> Shape:
         """The shape a tensor has in the file; raises InvalidModel when there is none."""
         info = self._file.tensors.get(name)
@@ -88,6 +84,10 @@ class RoleWeights:
         self._part, self._layer = part, layer
         self._experts = n_experts, n_used
         self._prefix = f"blk.{layer}." if part is ModelPart.LAYER else ""
+
+    def experts(self, n: int, n_used: int) -> RoleWeights:
+        """Those that hold the matrices of `n` experts, of which a token goes through `n_used`."""
+        return RoleWeights(self._weights, self._part, self._layer, n, n_used)
 
     def _role(self, name: str) -> Role:
         return Role(self._part, self._prefix + name, self._layer, *self._experts)

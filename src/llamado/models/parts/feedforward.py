@@ -26,12 +26,17 @@ class Gated(NamedTuple):
     activation: GluOp
 
     @classmethod
-    def take(cls, w: RoleWeights, n_embd: int, n_ff: int, activation: GluOp = GluOp.SWIGLU) -> Gated:
-        """`ffn_gate`, `ffn_up` and `ffn_down`, with biases where the file has them. Raises InvalidModel."""
+    def take(
+        cls, w: RoleWeights, n_embd: int, n_ff: int, activation: GluOp = GluOp.SWIGLU, *, suffix: str = ""
+    ) -> Gated:
+        """`ffn_gate`, `ffn_up` and `ffn_down`, with biases where the file has them, or those with a suffix.
+
+        Raises InvalidModel.
+        """
         return cls(
-            w.linear("ffn_gate", n_embd, n_ff),
-            w.linear("ffn_up", n_embd, n_ff),
-            w.linear("ffn_down", n_ff, n_embd),
+            w.linear(f"ffn_gate{suffix}", n_embd, n_ff),
+            w.linear(f"ffn_up{suffix}", n_embd, n_ff),
+            w.linear(f"ffn_down{suffix}", n_ff, n_embd),
             activation,
         )
 

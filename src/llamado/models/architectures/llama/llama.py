@@ -1,20 +1,26 @@
-"""The llama architecture: Llama 1 to 3, Mistral, SmolLM and all others that are saved under its name."""
+"""The llama architecture: Llama 1 to 3, Mistral, Mixtral, SmolLM and all others that are saved under its name."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from llamado.ggml.ops import RopeMode
 from llamado.models.decoder import Decoder, Layer
 from llamado.models.errors import InvalidModel
-from llamado.models.hparams import HyperParameters, read_hparams
+from llamado.models.hparams import HyperParameters, read_experts, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, Heads, take_projections
-from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.experts import Mixture
+from llamado.models.parts.feedforward import FeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
 
 class LlamaModel(Decoder):
-    """Pre-norm decoder: grouped-query attention with rotary positions, then a SwiGLU feed-forward network."""
+    """Pre-norm decoder: grouped-query attention with rotary positions, then a SwiGLU feed-forward network.
+
+    Or, in Mixtral (arXiv 2401.04088), several of them as experts.
+    """
 
     architecture = "llama"
 
@@ -24,7 +30,7 @@ class LlamaModel(Decoder):
             raise InvalidModel(
                 f"metadata key '{keys.name('rope.dimension_count')}' is {hp.rope.n_dims}; {hp.head_dim_k} is expected"
             )
-        return hp
+        return replace(hp, experts=read_experts(keys, hp.n_ff[0], normalised=True)) if keys.has_experts() else hp
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp, heads = self.hparams, Heads.of(self.hparams, layer)
@@ -39,5 +45,9 @@ class LlamaModel(Decoder):
                 factors=self._freq_factors,
             ),
             ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer]),
+            feed_forward=self._take_feed_forward(w, layer),
         )
+
+    def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
+        hp = self.hparams
+        return Mixture.take(w, hp.n_embd, hp.experts) if hp.experts else super()._take_feed_forward(w, layer)

@@ -1,0 +1,229 @@
+"""Mixtures of experts (arXiv 1701.06538): of many feed-forward networks a token goes through those a router chooses."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from llamado.ggml.graph import (
+    add,
+    add_id,
+    argsort_top_k,
+    clamp,
+    cont,
+    div,
+    fill,
+    get_rows,
+    glu_split,
+    mul,
+    repeat,
+    reshape,
+    scale,
+    set_rows,
+    sigmoid,
+    soft_max_ext,
+    sqr,
+    sum_rows,
+    swiglu_oai,
+    unary,
+    view_2d,
+    view_3d,
+)
+from llamado.ggml.ops import GluOp, UnaryOp
+from llamado.ggml.tensor import Tensor
+from llamado.models.forward import Linear, Pass
+from llamado.models.hparams import Experts, Gating
+from llamado.models.parts.feedforward import FeedForward
+from llamado.models.weights import RoleWeights
+
+_LEAST_SUM = 6.103515625e-5
+"""What weights are divided by at least: the smallest normal number of f16."""
+_ALPHA, _LIMIT = 1.702, 7.0
+"""Constants of gpt-oss' gated activation."""
+
+
+class ExpertLinear(NamedTuple):
+    """A matrix for each expert, and where the file has them a factor and a bias for each."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    scale: Tensor | None = None
+
+    @classmethod
+    def take(cls, w: RoleWeights, name: str, n_in: int, n_out: int, n: int) -> ExpertLinear:
+        """`name.weight` [n_in, n_out, n], and `name.bias` [n_out, n] and `name.scale` [n] where they are.
+
+        Raises InvalidModel.
+        """
+        weight = w.need(f"{name}.weight", n_in, n_out, n)
+        return cls(weight, w.maybe(f"{name}.bias", n_out, n), w.maybe(f"{name}.scale", n))
+
+    def __call__(self, step: Pass, x: Tensor, chosen: Tensor, name: str) -> Tensor:
+        """Of x [n_in, 1 or n_used, n_tokens] and the experts chosen [n_used, n_tokens]: [n_out, n_used, n_tokens]."""
+        y = step.mul_mat_id(self.weight, x, chosen, name)
+        if self.scale is not None:
+            n, n_tokens = self.scale.ne[0], x.ne[2]
+            each = get_rows(repeat(reshape(self.scale, 1, n, 1), 1, n, n_tokens, 1), chosen)
+            y = mul(y, each, name)
+        return y if self.bias is None else add_id(y, self.bias, chosen, name)
+
+
+class ExpertRouter(NamedTuple):
+    """Chooses experts, and says with which weights their results are added.
+
+    `bias` is added to what experts are chosen by, not to their weights (arXiv 2408.15664). `by_logits`: they are chosen
+    by what the gate gives, not by what is made of it.
+    """
+
+    gate: Linear
+    experts: Experts
+    bias: Tensor | None = None
+    by_logits: bool = False
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Of x [n, n_tokens] the experts I32 [n_used, n_tokens] and their weights F32 [1, n_used, n_tokens]."""
+        hp, n_tokens = self.experts, x.ne[1]
+        probs = logits = self.gate(step, x, f"ffn_moe_logits-{layer}")
+        if hp.gating is Gating.SOFTMAX:
+            probs = soft_max_ext(logits, None, 1.0, name=f"ffn_moe_probs-{layer}")
+        elif hp.gating is Gating.SIGMOID:
+            probs = sigmoid(logits, f"ffn_moe_probs-{layer}")
+        scores = logits if self.by_logits else probs
+        if self.bias is not None:
+            scores = add(scores, self.bias, f"ffn_moe_probs_biased-{layer}")
+        if hp.n_groups > 1:
+            scores = self._in_best_groups(layer, scores)
+        chosen = argsort_top_k(scores, hp.n_used, f"ffn_moe_topk-{layer}")
+        weights = get_rows(reshape(probs, 1, hp.n, n_tokens), chosen, f"ffn_moe_weights-{layer}")
+        if hp.gating is Gating.SOFTMAX_OF_CHOSEN or hp.normalised:
+            weights = reshape(weights, hp.n_used, n_tokens)
+            if hp.gating is Gating.SOFTMAX_OF_CHOSEN:
+                weights = soft_max_ext(weights, None, 1.0, name=f"ffn_moe_weights_softmax-{layer}")
+            if hp.normalised:
+                weights = div(weights, clamp(sum_rows(weights), _LEAST_SUM, math.inf), f"ffn_moe_weights_norm-{layer}")
+            weights = reshape(weights, 1, hp.n_used, n_tokens)
+        if hp.scale not in (0.0, 1.0):
+            weights = scale(weights, hp.scale, name=f"ffn_moe_weights_scaled-{layer}")
+        return chosen, step.graph.expand(weights)
+
+    def _in_best_groups(self, layer: int, scores: Tensor) -> Tensor:
+        """The scores of experts in the groups whose two best are greatest together, minus infinity for all others."""
+        hp, n_tokens = self.experts, scores.ne[1]
+        n = hp.n // hp.n_groups
+        groups = reshape(scores, n, hp.n_groups, n_tokens)
+        two = get_rows(reshape(groups, 1, n, hp.n_groups, n_tokens), argsort_top_k(groups, 2))
+        sums = reshape(sum_rows(reshape(two, 2, hp.n_groups, n_tokens)), hp.n_groups, n_tokens)
+        best = argsort_top_k(sums, hp.n_groups_used, f"ffn_moe_group_topk-{layer}")
+        masked = set_rows(fill(groups, -math.inf), get_rows(groups, best), best)
+        return reshape(masked, hp.n, n_tokens, name=f"ffn_moe_probs_masked-{layer}")
+
+
+class Mixture(NamedTuple):
+    """The weighted sum of down(act(gate x) · up x) of the chosen experts, and of those that every token goes through.
+
+    `gate` None: down(act(up x)), squared behind the activation with `squared`; `up` None: `gate` has the rows of the
+    gate and then those beside it. `shared` sees every token, weighted by sigmoid(shared_gate · x) where there is such a
+    vector. `weigh_input`: the weights multiply what goes into experts, not what comes out.
+    """
+
+    router: ExpertRouter
+    down: ExpertLinear
+    gate: ExpertLinear | None
+    up: ExpertLinear | None
+    activation: GluOp | UnaryOp = GluOp.SWIGLU
+    squared: bool = False
+    shared: FeedForward | None = None
+    shared_gate: Tensor | None = None
+    weigh_input: bool = False
+
+    @classmethod
+    def take(
+        cls,
+        w: RoleWeights,
+        n_embd: int,
+        hp: Experts,
+        activation: GluOp | UnaryOp = GluOp.SWIGLU,
+        *,
+        squared: bool = False,
+        weigh_input: bool = False,
+        shared: FeedForward | None = None,
+        shared_gate: Tensor | None = None,
+    ) -> Mixture:
+        """`ffn_gate_inp`, `exp_probs_b` where it is, and of the experts `ffn_gate_up_exps`, or `ffn_gate_exps` and
+        `ffn_up_exps`, or for an activation without a gate `ffn_up_exps` alone, and `ffn_down_exps`.
+
+        Raises InvalidModel.
+        """
+        e, n_ff = w.experts(hp.n, hp.n_used), hp.n_ff
+        gate: ExpertLinear | None
+        up: ExpertLinear | None
+        if e.has("ffn_gate_up_exps.weight"):
+            gate, up = ExpertLinear.take(e, "ffn_gate_up_exps", n_embd, 2 * n_ff, hp.n), None
+        else:
+            gated = isinstance(activation, GluOp)
+            gate = ExpertLinear.take(e, "ffn_gate_exps", n_embd, n_ff, hp.n) if gated else None
+            up = ExpertLinear.take(e, "ffn_up_exps", n_embd, n_ff, hp.n)
+        return cls(
+            router=ExpertRouter(
+                w.linear("ffn_gate_inp", n_embd, hp.n), hp, w.maybe("exp_probs_b.bias", hp.n), by_logits=weigh_input
+            ),
+            down=ExpertLinear.take(e, "ffn_down_exps", n_ff, n_embd, hp.n),
+            gate=gate,
+            up=up,
+            activation=activation,
+            squared=squared,
+            shared=shared,
+            shared_gate=shared_gate,
+            weigh_input=weigh_input,
+        )
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor:
+        n_embd, n_tokens = x.ne[0], x.ne[1]
+        chosen, weights = self.router(step, layer, x)
+        h = reshape(x, n_embd, 1, n_tokens)
+        if self.weigh_input:
+            n_used = self.router.experts.n_used
+            h = mul(repeat(h, n_embd, n_used, n_tokens, 1), weights, f"ffn_moe_weighted-{layer}")
+        h = self.down(step, self._activated(step, layer, h, chosen), chosen, f"ffn_moe_down-{layer}")
+        if not self.weigh_input:
+            h = mul(h, weights, f"ffn_moe_weighted-{layer}")
+        y = _sum(step, h, f"ffn_moe_out-{layer}")
+        if self.shared is None:
+            return y
+        more = self.shared(step, layer, x)
+        if self.shared_gate is not None:
+            more = mul(more, sigmoid(step.mul_mat(self.shared_gate, x, f"ffn_shexp_gate-{layer}")))
+        return add(y, more, f"ffn_out-{layer}")
+
+    def _activated(self, step: Pass, layer: int, x: Tensor, chosen: Tensor) -> Tensor:
+        """What goes into `down`: F32 [n_ff, n_used, n_tokens]."""
+        if isinstance(self.activation, UnaryOp):
+            assert self.up is not None
+            h = unary(self.up(step, x, chosen, f"ffn_moe_up-{layer}"), self.activation, f"ffn_moe_act-{layer}")
+            return sqr(h, f"ffn_moe_sqr-{layer}") if self.squared else h
+        assert self.gate is not None
+        if self.up is None:
+            both = self.gate(step, x, chosen, f"ffn_moe_gate_up-{layer}")
+            n = both.ne[0] // 2
+            gate, up = (
+                view_3d(both, n, both.ne[1], both.ne[2], both.nb[1], both.nb[2], at) for at in (0, n * both.nb[0])
+            )
+        else:
+            up = self.up(step, x, chosen, f"ffn_moe_up-{layer}")
+            gate = self.gate(step, x, chosen, f"ffn_moe_gate-{layer}")
+        if self.activation is GluOp.SWIGLU_OAI:
+            return swiglu_oai(gate, up, _ALPHA, _LIMIT, f"ffn_moe_act-{layer}")
+        return glu_split(gate, up, self.activation, f"ffn_moe_act-{layer}")
+
+
+def _sum(step: Pass, each: Tensor, name: str) -> Tensor:
+    """Of [n, n_used, n_tokens] the sums over those used, in their order."""
+    step.graph.expand(each)
+    n, n_used, n_tokens = each.ne[:3]
+    parts = [step.graph.expand(view_2d(each, n, n_tokens, each.nb[2], i * each.nb[1])) for i in range(n_used)]
+    if n_used == 1:
+        return cont(parts[0], name=name)
+    total = parts[0]
+    for part in parts[1:]:
+        total = step.graph.expand(add(total, part, name))
+    return total
