@@ -24,7 +24,7 @@ llamado: serve and run GGUF language models, on one machine or on many
   llamado wait URL              wait until a server answers requests
   llamado run [MODEL]           chat in the terminal
   llamado pull MODEL            fetch a model
-  llamado inspect FILE          what is in a GGUF file
+  llamado inspect MODEL         what is in a GGUF file, here or on a server, and whether it runs
   llamado bench -m MODEL        speed of prompts and of generation
   llamado perplexity -m MODEL -f TEXT
   llamado worker                lend this machine to a server elsewhere (ggml RPC)
@@ -75,18 +75,20 @@ def _perplexity(flags: Parsed, _: argparse.Namespace) -> int:
     return perplexity(flags)
 
 
-def _pull(_: Parsed, namespace: argparse.Namespace) -> int:
+def _pull(flags: Parsed, namespace: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from llamado.engine.options import ModelSource
+    from llamado.commands.options import fit_options
+    from llamado.engine.options import EngineOptions, ModelSource
     from llamado.gguf.sources.resolve import progress_bar
 
-    console = Console(stderr=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
     if not namespace.spec and not namespace.hf_repo:
         raise FlagError("pull: which model? Try: llamado pull smollm2")
     source = ModelSource(spec=namespace.spec, hf_repo=namespace.hf_repo, hf_file=namespace.hf_file)
+    options = EngineOptions(fit=fit_options(flags))
     with progress_bar(console, source.name) as progress:
-        path = source.fetch(progress=progress, warn=console.print)
+        path = source.fetch(options, progress=progress, warn=console.print, say=console.print)
     print(path)
     return 0
 
@@ -94,14 +96,26 @@ def _pull(_: Parsed, namespace: argparse.Namespace) -> int:
 def _inspect(_: Parsed, namespace: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from llamado.engine.options import ModelSource
-    from llamado.engine.supported import check_supported
+    from llamado.engine.options import EngineOptions, ModelSource
+    from llamado.engine.supported import check_supported, what_it_takes
     from llamado.gguf.inspect import render
+    from llamado.gguf.sources.resolve import progress_bar
 
     # A table that goes into a pipe or a file keeps its full width.
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    path = ModelSource(spec=namespace.spec).fetch()
-    render(path, console, tensors=not namespace.no_tensors, check=check_supported)
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    source = ModelSource(spec=namespace.spec)
+    with progress_bar(Console(stderr=True), source.name) as progress:
+        header = source.header(progress=progress)
+    render(header, console, tensors=not namespace.no_tensors)
+    lines: list[str] = []
+    try:
+        check_supported(header)
+        lines.append("Its architecture and its types of weights run here.")
+        lines += what_it_takes(header, EngineOptions())
+    except LlamadoError as error:
+        lines.append(str(error) if lines else f"This model does not run here. {error}")
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
     return 0
 
 
@@ -233,7 +247,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
         parser.add_argument("-hf", "-hfr", "--hf-repo", metavar="REPO", help="user/repo[:quant] of Hugging Face")
         parser.add_argument("-hff", "--hf-file", metavar="FILE", help="file inside --hf-repo")
     elif command == "inspect":
-        parser.add_argument("spec", metavar="FILE", help="a GGUF path, or a name as -m takes it")
+        parser.add_argument("spec", metavar="MODEL", help="a GGUF path, a URL, or a name as -m takes it")
         parser.add_argument("--no-tensors", action="store_true", help="leave out the table of tensors")
     add_flags(parser, command)
     return parser

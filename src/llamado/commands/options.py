@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from llamado.commands.split_options import listed, split_options
-from llamado.engine.options import EngineOptions, ModelSource
+from llamado.engine.options import EngineOptions, FitOptions, ModelSource
 from llamado.engine.parameters import PARAMETERS
 from llamado.engine.request import Defaults
 from llamado.engine.sampling.params import DEFAULT_SAMPLERS, RANDOM_SEED, Sampling, sampler_names
@@ -125,6 +126,7 @@ def engine_options(flags: Parsed, *, n_slots: int | None = None) -> EngineOption
     f32 = flags.values.get("memory_f32", False)
     return EngineOptions(
         n_ctx=flags.ctx_size,
+        fit=fit_options(flags),
         n_slots=n_slots,
         unified=unified,
         n_batch=flags.batch_size,
@@ -152,6 +154,25 @@ def engine_options(flags: Parsed, *, n_slots: int | None = None) -> EngineOption
         pooling="rank" if flags.values.get("rerank") and not flags.pooling else flags.values.get("pooling"),
         embd_normalize=flags.values.get("embd_normalize", 2),
         metadata=(*_rope(flags), *_metadata(flags.override_kv or [])),
+    )
+
+
+def fit_options(flags: Parsed) -> FitOptions:
+    """What may be changed so that a model fits memory. Raises FlagError."""
+    try:
+        target = [int(text) for text in re.split("[,/]+", flags.fit_target)]
+    except ValueError:
+        target = [-1]
+    if min(target) < 0:
+        raise FlagError(f"-fitt/--fit-target: expected MiB, comma-separated, got {flags.fit_target!r}")
+    if flags.fit_ctx < 1:
+        raise FlagError(f"-fitc/--fit-ctx: expected 1 or more, got {flags.fit_ctx}")
+    return FitOptions(
+        on=flags.fit == "on",
+        target=tuple(n << 20 for n in target),
+        least_context=flags.fit_ctx,
+        batch=not flags.given & {"batch_size", "ubatch_size"},
+        cache=not flags.given & {"cache_type_k", "cache_type_v", "memory_f32"},
     )
 
 

@@ -101,10 +101,9 @@ def plan(flags: Parsed) -> int:
     """Print how the model would be divided, against other ways; 1 where it does not fit. Raises LlamadoError."""
     from rich.console import Console
 
-    from llamado.engine.forward.fitting import MemoryOptions, context_size, fit, sizes_for
+    from llamado.engine.forward.fitting import context_size, fit, memory_options, sizes_for
     from llamado.engine.forward.sizes import usual_weights
-    from llamado.engine.loaded_model import cache_type
-    from llamado.gguf.reader import GGUFFile
+    from llamado.engine.supported import check_supported, read_text
     from llamado.gguf.sources.resolve import progress_bar
     from llamado.models import load_model
     from llamado.models.hparams import override_metadata
@@ -112,47 +111,42 @@ def plan(flags: Parsed) -> int:
     options, source = engine_options(flags), model_source(flags)
     errors = Console(stderr=True)
     with progress_bar(errors, source.name) as progress:
-        path = source.fetch(progress=progress, warn=errors.print, workers=options.split is not None)
-    with GGUFFile.open(path) as file:
-        if options.metadata:
-            file.metadata = override_metadata(file.metadata, options.metadata)
-        model = load_model(file)
-        figures = _figures(options, *usual_weights(file, model))
-        wanted = MemoryOptions(
-            options.n_ctx,
-            options.n_slots,
-            options.unified,
-            options.max_batch,
-            cache_type(options.type_k),
-            cache_type(options.type_v),
-        )
-        n_ctx = options.n_ctx or model.hparams.n_ctx_train
-        n_cells = context_size(n_ctx, options.n_slots, options.unified)[1]
-        sizes = sizes_for(file, model, wanted, n_ctx)
-        notes: tuple[str, ...] = ()
-        with suppress(NotEnoughMemory):  # the tables show where, and then it is said
-            found = fit(file, model, wanted, figures, options.split)
-            sizes, n_cells, notes = found.sizes, found.n_cells, found.notes
-        console = Console(width=None if sys.stdout.isatty() else _WIDTH)
-        console.print(
-            f"{path.name}: {sizes.n_layer} layers and the head, {mib(sizes.weights)} of weights, embedding of "
-            f"{mib(sizes.embedding)} on this machine; {n_cells} tokens of context: {mib(sum(sizes.kv))} of K/V cache",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
-        for note in notes:
-            errors.print(note, highlight=False, markup=False, soft_wrap=True)
-        console.print(devices_table(figures))
-        first, *others = candidates(sizes, figures, options.split)
-        for candidate in (first, *others):
-            console.print(placement_table(sizes, figures, candidate))
-        if options.split is not None and first.placement is not None and first.problem is None:
-            for number, why in idle(sizes, figures, options.split, first.placement).items():
-                line = f"{figures[number].name} gets no layers: {why}"
-                console.print(line, highlight=False, markup=False, soft_wrap=True)
-        if others:
-            console.print(comparison(sizes, figures, [first, *others]), highlight=False, markup=False)
+        header = source.header(progress=progress, warn=errors.print)
+    if options.metadata:
+        header = replace(header, metadata=override_metadata(header.metadata, options.metadata))
+    header = replace(header, mapped=header.mapped and options.mmap)
+    check_supported(header, workers=options.split is not None)
+    model = load_model(header)
+    figures = _figures(options, *usual_weights(header, model))
+    wanted = memory_options(options)
+    n_ctx = options.n_ctx or model.hparams.n_ctx_train
+    n_cells = context_size(n_ctx, options.n_slots, options.unified)[1]
+    sizes = sizes_for(header, model, wanted, n_ctx)
+    notes: tuple[str, ...] = ()
+    with suppress(NotEnoughMemory):  # the tables show where, and then it is said
+        found = fit(header, model, wanted, figures, options.split)
+        sizes, n_cells, notes = found.sizes, found.n_cells, found.notes
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+    console.print(
+        f"{header.source.rpartition('/')[2]}: {sizes.n_layer} layers and the head, {mib(sizes.weights)} of weights"
+        f"{read_text(sizes)}, embedding of {mib(sizes.embedding)} on this machine; "
+        f"{n_cells} tokens of context: {mib(sum(sizes.kv))} of K/V cache",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    for note in notes:
+        errors.print(note, highlight=False, markup=False, soft_wrap=True)
+    console.print(devices_table(figures))
+    first, *others = candidates(sizes, figures, options.split)
+    for candidate in (first, *others):
+        console.print(placement_table(sizes, figures, candidate))
+    if options.split is not None and first.placement is not None and first.problem is None:
+        for number, why in idle(sizes, figures, options.split, first.placement).items():
+            line = f"{figures[number].name} gets no layers: {why}"
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if others:
+        console.print(comparison(sizes, figures, [first, *others]), highlight=False, markup=False)
     if first.problem is not None:
         raise first.problem
     return 0

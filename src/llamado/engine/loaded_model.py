@@ -24,15 +24,14 @@ from llamado.engine.embedding.load import NoGeneration, load_embedder
 from llamado.engine.engine import Engine
 from llamado.engine.errors import EngineError
 from llamado.engine.forward.contract import Forward, Scales, as_scales
-from llamado.engine.forward.fitting import Fit, MemoryOptions, before_reading, fit, prompt_memory
+from llamado.engine.forward.fitting import Fit, before_reading, fit, memory_options, prompt_memory
 from llamado.engine.forward.lora_scales import DefaultScales, default_scales
 from llamado.engine.options import FETCHING, EngineOptions, ModelSource, Report
 from llamado.engine.request import Defaults, Done, Event, Failed, Result, Token
 from llamado.engine.supported import check_supported
 from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile
-from llamado.gguf.types import TensorType
-from llamado.models import KV_TYPES, Model, load_adapters, load_model
+from llamado.models import Model, load_adapters, load_model
 from llamado.models.hparams import override_metadata
 from llamado.text.template import rendering
 from llamado.text.template.chat import KEY, ChatTemplate
@@ -108,9 +107,9 @@ class LoadedModel:
         said = progress or (lambda *_: None)
         fetching = f"{FETCHING}{source.name}"
         workers = options.split is not None
-        path = source.fetch(progress=lambda done, total: said(fetching, done, total), workers=workers)
+        path = source.fetch(options, progress=lambda done, total: said(fetching, done, total))
         said("opening the model", 0, 0)
-        types = cache_type(options.type_k), cache_type(options.type_v)
+        memory_options(options)  # what is wrong in them is said before the file is opened
         with ExitStack() as opened:
             file = GGUFFile.open(path, mmap=options.mmap)
             opened.callback(file.close)
@@ -128,19 +127,19 @@ class LoadedModel:
             forward: Forward
             engine: Engine | NoGeneration
             if options.embeds and not model.generates:
-                forward, embedder = load_embedder(file, model, options, types, progress, lambda: scales.now)
+                forward, embedder = load_embedder(file, model, options, progress, lambda: scales.now)
                 engine = NoGeneration(embedder, options.n_slots, scales)
             else:
                 missing = lacks(file.metadata, tokenizer, options.chat_template)
                 for what in missing:
                     log.warning("%s", what)
-                forward, found = _runner(file, model, options, types, progress, scales.now)
+                forward, found = _runner(file, model, options, progress, scales.now)
                 opened.callback(forward.close)
                 engine = generating = _engine(forward, tokenizer, options, found.n_ctx_slot, scales)
                 opened.callback(engine.close)
                 if options.embeds:
                     now = lambda: as_scales(generating.lora)  # noqa: E731
-                    _, embedder = load_embedder(file, model, options, types, progress, now, beside=found)
+                    _, embedder = load_embedder(file, model, options, progress, now, beside=found)
             opened.pop_all()
         return cls(file, model, tokenizer, template, forward, engine, defaults, lacks=missing, embedder=embedder)
 
@@ -271,20 +270,10 @@ def lacks(metadata: Metadata, tokenizer: Tokenizer, chat_template: str | None) -
     return found
 
 
-def cache_type(name: str) -> TensorType:
-    """The type that a flag's word for it means; raises EngineError."""
-    try:
-        return TensorType[name.upper()]
-    except KeyError:
-        known = ", ".join(type.name.lower() for type in KV_TYPES)
-        raise EngineError(f"a KV cache of type {name!r} is not known; known are {known}") from None
-
-
 def _runner(
     file: GGUFFile,
     model: Model,
     options: EngineOptions,
-    types: tuple[TensorType, TensorType],
     progress: Report | None,
     scales: Scales,
 ) -> tuple[ModelRunner, Fit]:
@@ -292,9 +281,7 @@ def _runner(
     from llamado.engine.forward.runner import ModelRunner
 
     here = options.device()
-    wanted = MemoryOptions(
-        options.n_ctx, options.n_slots, options.unified, options.max_batch, *types, options.beyond_training
-    )
+    wanted = memory_options(options)
     pool = None
     if options.split is None:
         found = fit(file, model, wanted, [before_reading(figures_of(here), file)], None)
@@ -314,9 +301,9 @@ def _runner(
         None if pool is None else found.placement,
         n_cells=found.n_cells,
         n_sequences=options.n_slots,
-        max_batch=options.max_batch,
-        type_k=types[0],
-        type_v=types[1],
+        max_batch=found.wanted.max_batch,
+        type_k=found.wanted.type_k,
+        type_v=found.wanted.type_v,
         mlock=options.mlock,
         progress=progress,
         reconnect=None if pool is None else pool.reconnect,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,10 @@ from llamado.devices.registry import DeviceOptions, open_device
 from llamado.devices.split.placement import SplitOptions
 
 if TYPE_CHECKING:
+    from llamado.gguf.header import Header
     from llamado.gguf.report import Progress, Warn
+
+log = logging.getLogger(__name__)
 
 Report = Callable[[str, int, int], None]
 """Hears what is going on, how much of it is done, and how much there is (0: nobody knows)."""
@@ -35,13 +38,21 @@ class ModelSource:
         """How the API calls the model when no alias is given."""
         return self.spec or self.hf_repo or ""
 
-    def fetch(self, *, progress: Progress | None = None, warn: Warn | None = None, workers: bool = False) -> Path:
-        """The model's file, fetched where it is not here yet. Raises SourceError, and UnsupportedModel before that.
+    def fetch(
+        self,
+        options: EngineOptions | None = None,
+        *,
+        progress: Progress | None = None,
+        warn: Warn | None = None,
+        say: Warn | None = None,
+    ) -> Path:
+        """The model's file, fetched where it is not here yet, if it can run with these options.
 
-        `progress(done, total)` counts bytes, `warn` hears what the user should know (by default it is logged).
-        `workers`: see check_supported.
+        Raises SourceError, and before anything but its header is fetched what `check_before_fetching` raises.
+        `progress(done, total)` counts bytes, `warn` hears what the user should know, `say` what the model will take (by
+        default both are logged).
         """
-        from llamado.engine.supported import check_supported
+        from llamado.engine.supported import check_before_fetching
         from llamado.gguf.sources.resolve import resolve
 
         return resolve(
@@ -50,8 +61,33 @@ class ModelSource:
             hf_file=self.hf_file,
             progress=progress,
             warn=warn,
-            check=partial(check_supported, workers=workers),
+            check=lambda header: check_before_fetching(header, options or EngineOptions(), say or log.info),
         )
+
+    def header(self, *, progress: Progress | None = None, warn: Warn | None = None) -> Header:
+        """What the model's file says of itself; of one that is not here nothing else is fetched. Raises SourceError and
+        GgufError.
+        """
+        from llamado.gguf.sources.resolve import read_header
+
+        return read_header(self.spec, hf_repo=self.hf_repo, hf_file=self.hf_file, progress=progress, warn=warn)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitOptions:
+    """What may be changed of a user's wishes so that a model fits memory (llama.cpp's `--fit`)."""
+
+    on: bool = True
+    """Whether anything may; else too little memory is an error."""
+    target: tuple[int, ...] = (1 << 30,)
+    """Bytes that are to stay free on each worker in order, then on this machine; one: on each. Where that is not
+    possible less stays free."""
+    least_context: int = 4096
+    """Tokens to which a context is cut, and no further."""
+    batch: bool = False
+    """Whether batches may become smaller, since nobody said how large they are."""
+    cache: bool = False
+    """Whether the K/V cache may become q8_0, since nobody said what it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +98,8 @@ class EngineOptions:
     """Tokens of context, shared by all slots or divided among them; 0: as many as the model was trained with."""
     beyond_training: bool = False
     """Whether there are cells for all of n_ctx where slots use less, for one who drives the forward pass directly."""
+    fit: FitOptions = FitOptions()
+    """What of all this may be changed for want of memory."""
     n_slots: int = 1
     """Requests that are answered at a time."""
     unified: bool = True

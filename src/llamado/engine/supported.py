@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from llamado.devices.registry import backend
+from dataclasses import replace
+
+from llamado.devices.limits import memory
+from llamado.devices.registry import DeviceOptions, backend
+from llamado.devices.split.measure import figures_of
+from llamado.devices.split.placement import DeviceFigures, ModelSizes, NotEnoughMemory, SplitOptions, mib
+from llamado.engine.forward.fitting import Fit, fit, memory_options
+from llamado.engine.options import EngineOptions
 from llamado.gguf.header import Header
-from llamado.models import UnsupportedModel, find_architecture
+from llamado.gguf.report import Warn
+from llamado.models import UnsupportedModel, find_architecture, load_model
+from llamado.models.hparams import override_metadata
 
 
 def check_supported(header: Header, *, workers: bool = False) -> None:
@@ -16,9 +25,89 @@ def check_supported(header: Header, *, workers: bool = False) -> None:
     types = None if workers else backend("cpu").weight_types()
     if types is None:
         return
-    for name, type in header.types.items():
-        if type not in types:
+    for name, info in header.tensors.items():
+        if info.type not in types:
             raise UnsupportedModel(
-                f"{header.source}: tensor '{name}' is of type {type.name}, which has no kernel here; these types have: "
-                f"{', '.join(sorted(type.name for type in types))}"
+                f"{header.source}: tensor '{name}' is of type {info.type.name}, which has no kernel here; these types "
+                f"have: {', '.join(sorted(type.name for type in types))}"
             )
+
+
+def check_before_fetching(header: Header, options: EngineOptions, say: Warn) -> None:
+    """Refuses a model that would not run here, from its header alone: `say` hears what one that does will take.
+
+    Raises what `check_supported` and `what_it_takes` raise; NotEnoughMemory not where `options.fit` is off.
+    """
+    check_supported(header, workers=options.split is not None)
+    try:
+        lines = what_it_takes(header, options)
+    except NotEnoughMemory as error:
+        if options.fit.on:
+            raise NotEnoughMemory(
+                f"{header.source} is not fetched: {error} (--fit off fetches it all the same)",
+                error.missing,
+                error.placement,
+            ) from error
+        lines = [str(error)]
+    for line in lines:
+        say(line)
+
+
+def what_it_takes(header: Header, options: EngineOptions) -> list[str]:
+    """What a model takes of the memory of this machine and of the workers, in words.
+
+    Raises NotEnoughMemory that says what would fit, InvalidModel, UnsupportedModel, GgufError, WorkersUnreachable.
+    """
+    if options.metadata:
+        header = replace(header, metadata=override_metadata(header.metadata, options.metadata))
+    model = load_model(header)
+    figures = _figures(options.split)
+    try:
+        found = fit(header, model, memory_options(options), figures, options.split)
+    except NotEnoughMemory as error:
+        fitting = _fitting(header, sum(error.missing.values()))
+        raise NotEnoughMemory(f"{error}{fitting}", error.missing, error.placement) from error
+    return [_taken(header, found, figures), *found.notes]
+
+
+def _figures(split: SplitOptions | None) -> list[DeviceFigures]:
+    """What memory devices have; of their speeds, which are not measured for this, it is said that they are equal."""
+    here = memory()
+    figures = [DeviceFigures(name="CPU", local=True, free=here.free, total=here.total, decode=1.0)]
+    if split is not None:
+        devices = backend("rpc", split.rpc, DeviceOptions(ca=split.ca, cert=split.cert, key=split.key)).devices()
+        try:
+            figures += [replace(figures_of(device), decode=1.0) for device in devices]
+        finally:
+            for device in devices:
+                device.close()
+    return figures
+
+
+def _taken(header: Header, found: Fit, figures: list[DeviceFigures]) -> str:
+    sizes = found.sizes
+    compute = sizes.compute + sizes.head_compute
+    whole = sizes.weights + sizes.embedding + sum(sizes.kv) + compute
+    free = sum(device.free for device in figures)
+    return (
+        f"{header.source}: {header.file_bytes / 1e9:.2f} GB; it takes {mib(whole)} of memory with {found.n_cells} "
+        f"tokens of context (weights {mib(sizes.weights + sizes.embedding)}{read_text(sizes)}, "
+        f"K/V cache {mib(sum(sizes.kv))}, compute {mib(compute)}); {mib(free)} are free"
+    )
+
+
+def _fitting(header: Header, missing: int) -> str:
+    """Which other files of the same model are so much smaller, the largest first, in words."""
+    if not header.others:
+        return ""
+    most = header.file_bytes - missing
+    sizes = sorted(((n, name) for name, n in header.others.items() if n <= most), reverse=True)
+    if not sizes:
+        return ". None of its other quantisations would fit"
+    return ". What would fit: " + ", ".join(f"{name} ({n / 1e9:.1f} GB)" for n, name in sizes[:3])
+
+
+def read_text(sizes: ModelSizes) -> str:
+    """How much of a mixture's weights a token goes through, in words; nothing where it is all of them."""
+    read = sum(sizes.layers_read or sizes.layers) + sizes.head
+    return f", of which a token reads {mib(read)}" if read < 0.9 * sizes.weights else ""

@@ -7,9 +7,9 @@ left before anything is allocated for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
 
 from llamado.gguf.cursor import Cursor
 from llamado.gguf.metadata import Metadata, Value
@@ -65,22 +65,72 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says of itself before its weights: metadata, and its tensors' types by their names.
+    """What a model says of itself before its weights: metadata, and its tensors by their names.
 
-    `source` is where the file is, for messages. Of a split file, the first shard's.
+    `source` is where the file is, for messages. Of a split model the metadata are the first shard's, the tensors those
+    of all shards. `mapped`: see ModelFile. `others`: further files to be had in its place, and their bytes.
     """
 
     source: str
     metadata: Metadata
-    types: Mapping[str, TensorType]
+    tensors: Mapping[str, TensorInfo]
+    version: int = 3
+    alignment: int = DEFAULT_ALIGNMENT
+    file_bytes: int = 0
+    n_shards: int = 1
+    mapped: bool = False
+    others: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(info.nbytes for info in self.tensors.values())
 
 
-def parse_header(start: bytes, source: str) -> Header:
-    """The header of a file (one shard) from its first bytes; raises GgufError, or TruncatedFile for too few."""
+class ModelFile(Protocol):
+    """What a model is made from: a file, or its header alone."""
+
+    @property
+    def source(self) -> str:
+        """Where it is, for messages."""
+        ...
+
+    @property
+    def metadata(self) -> Metadata: ...
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        ...
+
+    @property
+    def mapped(self) -> bool:
+        """Whether weights that memory does not hold can be read from it again and again."""
+        ...
+
+
+def parse_header(start: bytes, source: str, shard: int = 0) -> Header:
+    """The header of a file (one shard) from its first bytes; raises GgufError, or TruncatedFile for too few.
+
+    Whether the data of the tensors is there is not known; `file_bytes` is what the file must have at least.
+    """
     cursor = Cursor(start, source)
     cursor.need(len(MAGIC) + 4, "magic")
     table = read_table(cursor)
-    return Header(source, table.metadata, {row.name: row.type for row in table.rows})
+    data_start = _data_start(cursor, table)
+    tensors = _placed(table, data_start, shard)
+    end = max((info.offset + info.nbytes for info in tensors), default=data_start)
+    return Header(source, table.metadata, {t.name: t for t in tensors}, table.version, table.alignment, end)
+
+
+def joined(shards: Sequence[Header]) -> Header:
+    """The header of a model from those of all its shards."""
+    tensors = {name: info for shard in shards for name, info in shard.tensors.items()}
+    n_bytes = sum(shard.file_bytes for shard in shards)
+    return replace(shards[0], tensors=tensors, file_bytes=n_bytes, n_shards=len(shards))
 
 
 class Table(NamedTuple):
@@ -189,7 +239,7 @@ def _read_tensors(cursor: Cursor, n_tensors: int, alignment: int) -> list[TableR
 def place_tensors(cursor: Cursor, table: Table, shard: int) -> list[TensorInfo]:
     """The tensors where their data lies, which must be in the file and no other's."""
     rows = table.rows
-    data_start = -(-cursor.pos // table.alignment) * table.alignment
+    data_start = _data_start(cursor, table)
     data_size = max(cursor.size - data_start, 0)
     for name, _, _, offset, nbytes, at in rows:
         if offset + nbytes > data_size:
@@ -204,8 +254,18 @@ def place_tensors(cursor: Cursor, table: Table, shard: int) -> list[TensorInfo]:
         if offset < last_end:
             cursor.fail(f"the data overlaps that of tensor '{last_name}'", name, at)
         last_name, last_end = name, offset + nbytes
+    return _placed(table, data_start, shard)
+
+
+def _data_start(cursor: Cursor, table: Table) -> int:
+    """Where the data of the tensors begins, the cursor being behind the header."""
+    return -(-cursor.pos // table.alignment) * table.alignment
+
+
+def _placed(table: Table, data_start: int, shard: int) -> list[TensorInfo]:
     return [
-        TensorInfo(name, kind, ne, data_start + offset, nbytes, shard) for name, kind, ne, offset, nbytes, _ in rows
+        TensorInfo(name, kind, ne, data_start + offset, nbytes, shard)
+        for name, kind, ne, offset, nbytes, _ in table.rows
     ]
 
 

@@ -2,53 +2,37 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llamado.errors import LlamadoError
-from llamado.gguf.header import TensorInfo
+from llamado.gguf.header import Header, TensorInfo
 from llamado.gguf.metadata import StringArray, Value
-from llamado.gguf.reader import GGUFFile
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from llamado.gguf.sources.header import Check
-
 MAX_TEXT = 120  # characters of a string that are shown
 MAX_ITEMS = 6  # elements of an array that are shown
 
 
-def render(path: str | os.PathLike[str], console: Console, *, tensors: bool = True, check: Check | None = None) -> None:
-    """Print a model file's metadata, its tensors (unless `tensors` is false), its totals, and what `check` has to say.
-
-    Raises `GgufError`.
-    """
+def render(file: Header, console: Console, *, tensors: bool = True) -> None:
+    """Print a model's metadata, its tensors (unless `tensors` is false) and its totals."""
     from rich.text import Text
 
-    with GGUFFile.open(path) as file:
-        shards = f", {file.n_shards} files" if file.n_shards > 1 else ""
-        console.print(
-            Text(
-                f"{file.path}: GGUF version {file.version}, {size_text(file.file_bytes)}{shards}, "
-                f"alignment {file.alignment}"
-            )
+    shards = f", {file.n_shards} files" if file.n_shards > 1 else ""
+    console.print(
+        Text(
+            f"{file.source}: GGUF version {file.version}, {size_text(file.file_bytes)}{shards}, "
+            f"alignment {file.alignment}"
         )
-        console.print(_metadata_table(file))
-        if tensors:
-            console.print(_tensor_table(file))
-        console.print(_totals_table(file))
-        if check is not None:
-            try:
-                check(file.header)
-            except LlamadoError as error:
-                console.print(Text(f"This model does not run here. {error}"))
-            else:
-                console.print("Its architecture and its types of weights run here.")
+    )
+    console.print(_metadata_table(file))
+    if tensors:
+        console.print(_tensor_table(file))
+    console.print(_totals_table(file))
 
 
 def size_text(n: int) -> str:
@@ -91,7 +75,7 @@ def _table(title: str, *columns: tuple[str, bool]) -> Table:
     return table
 
 
-def _metadata_table(file: GGUFFile) -> Table:
+def _metadata_table(file: Header) -> Table:
     from rich.text import Text
 
     table = _table(f"Metadata: {len(file.metadata)} keys", ("key", False), ("type", False), ("value", False))
@@ -101,7 +85,7 @@ def _metadata_table(file: GGUFFile) -> Table:
     return table
 
 
-def _tensor_table(file: GGUFFile) -> Table:
+def _tensor_table(file: Header) -> Table:
     from rich.text import Text
 
     split = file.n_shards > 1
@@ -118,7 +102,7 @@ def _shape_text(info: TensorInfo) -> str:
     return " × ".join(str(n) for n in info.ne[: last + 1])
 
 
-def _totals_table(file: GGUFFile) -> Table:
+def _totals_table(file: Header) -> Table:
     table = _table(
         "By type", ("type", False), ("tensors", True), ("weights", True), ("size", True), ("bits per weight", True)
     )

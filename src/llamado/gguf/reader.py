@@ -79,9 +79,23 @@ class GGUFFile:
         return self.shard_data(info.shard)[info.offset : info.offset + info.nbytes]
 
     @property
+    def source(self) -> str:
+        """Where it is, for messages."""
+        return str(self.path)
+
+    @property
     def header(self) -> Header:
         """What it says of itself; its tensors are those of all shards."""
-        return Header(str(self.path), self.metadata, {name: info.type for name, info in self.tensors.items()})
+        return Header(
+            self.source,
+            self.metadata,
+            self.tensors,
+            self.version,
+            self.alignment,
+            self.file_bytes,
+            self.n_shards,
+            self.mapped,
+        )
 
     @property
     def n_shards(self) -> int:

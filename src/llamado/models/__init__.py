@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llamado.gguf.metadata import Metadata
-from llamado.gguf.reader import GGUFFile
+from llamado.gguf.header import ModelFile
 from llamado.models.adapter import Adapter
 from llamado.models.base import Model
 from llamado.models.batch import BatchShape, Output
@@ -14,9 +14,9 @@ from llamado.models.memory import KV_TYPES, Memory
 from llamado.models.registry import ARCHITECTURES
 
 
-def load_model(file: GGUFFile) -> Model:
+def load_model(file: ModelFile) -> Model:
     """The model in a file; raises UnsupportedModel, InvalidModel or GgufError naming what is wrong."""
-    return find_architecture(str(file.path), file.metadata)(file)
+    return find_architecture(file.source, file.metadata)(file)
 
 
 def find_architecture(source: str, metadata: Metadata) -> type[Model]:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from llamado.ggml.graph import scale, tanh
 from llamado.ggml.role import Role
 from llamado.ggml.tensor import Tensor
-from llamado.gguf.reader import GGUFFile
+from llamado.gguf.header import ModelFile
 from llamado.gguf.types import TensorType
 from llamado.models.adapter import Adapter
 from llamado.models.batch import BatchShape, Output
@@ -35,14 +35,14 @@ class Model(ABC):
     roles: dict[str, tuple[Role, ...]]
     adapters: tuple[Adapter, ...]
 
-    def __init__(self, file: GGUFFile) -> None:
+    def __init__(self, file: ModelFile) -> None:
         """Raises GgufError, InvalidModel or UnsupportedModel, naming the key or tensor that is wrong."""
         weights = Weights(file)
         n_vocab = weights.ne("token_embd.weight")[1]
         tokens = file.metadata.strings("tokenizer.ggml.tokens", None)
         if tokens is not None and len(tokens) != n_vocab:
             raise InvalidModel(
-                f"{file.path}: tensor 'token_embd.weight' has {n_vocab} rows, but 'tokenizer.ggml.tokens' names "
+                f"{file.source}: tensor 'token_embd.weight' has {n_vocab} rows, but 'tokenizer.ggml.tokens' names "
                 f"{len(tokens)} tokens"
             )
         self.hparams = self._read_hparams(Keys(file.metadata), n_vocab)

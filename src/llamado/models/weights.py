@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llamado.ggml.role import ModelPart, Role
 from llamado.ggml.tensor import Shape, Tensor, contiguous_strides
-from llamado.gguf.reader import GGUFFile
+from llamado.gguf.header import ModelFile
 from llamado.models.errors import InvalidModel, UnsupportedModel
 from llamado.models.forward import Linear
 
@@ -16,7 +16,7 @@ class Weights:
     a weight is a Tensor with the type and shape in the file; who runs the model binds it to memory.
     """
 
-    def __init__(self, file: GGUFFile) -> None:
+    def __init__(self, file: ModelFile) -> None:
         self._file = file
         self.taken: dict[str, Tensor] = {}
         self.roles: dict[str, tuple[Role, ...]] = {}
@@ -32,7 +32,7 @@ class Weights:
         """The shape a tensor has in the file; raises InvalidModel when there is none."""
         info = self._file.tensors.get(name)
         if info is None:
-            raise InvalidModel(f"{self._file.path}: tensor '{name}' is missing")
+            raise InvalidModel(f"{self._file.source}: tensor '{name}' is missing")
         return info.ne
 
     def has(self, name: str) -> bool:
@@ -47,7 +47,7 @@ class Weights:
             return None
         if info.ne != (*ne, 1, 1, 1)[:4]:
             found = list(info.ne[: max(len(ne), 1 + max(i for i, n in enumerate(info.ne) if i == 0 or n != 1))])
-            raise InvalidModel(f"{self._file.path}: tensor '{name}' has shape {found}; expected {list(ne)}")
+            raise InvalidModel(f"{self._file.source}: tensor '{name}' has shape {found}; expected {list(ne)}")
         weight = self.taken.get(name)
         if weight is None:
             weight = Tensor(info.type, info.ne, contiguous_strides(info.type, info.ne), name=name)
@@ -63,7 +63,7 @@ class Weights:
 
     def missing(self, name: str, ne: tuple[int, ...]) -> InvalidModel:
         """The error for a tensor that an architecture cannot do without."""
-        return InvalidModel(f"{self._file.path}: tensor '{name}' is missing; expected shape {list(ne)}")
+        return InvalidModel(f"{self._file.source}: tensor '{name}' is missing; expected shape {list(ne)}")
 
     def check_all_taken(self) -> None:
         """Raises UnsupportedModel for weights the architecture would ignore: the answers would be wrong."""
@@ -71,7 +71,7 @@ class Weights:
         if left:
             more = f" and {len(left) - 5} more" if len(left) > 5 else ""
             raise UnsupportedModel(
-                f"{self._file.path}: {self._file.metadata['general.architecture']} as known here has no use for "
+                f"{self._file.source}: {self._file.metadata['general.architecture']} as known here has no use for "
                 f"tensors {', '.join(left[:5])}{more}"
             )
 

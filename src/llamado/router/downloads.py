@@ -13,7 +13,7 @@ from typing import Any
 from llamado.errors import LlamadoError
 from llamado.gguf.sources.catalogue import CATALOGUE, LARGE
 from llamado.gguf.sources.hub import split_quant
-from llamado.gguf.sources.resolve import cache_dir, resolve
+from llamado.gguf.sources.resolve import cache_dir
 from llamado.router.catalogue import hub_cache, hub_files
 
 log = logging.getLogger("llamado.router")
@@ -55,17 +55,11 @@ class Downloads:
                 self._call(self._report, name, done, total)
 
         def work() -> None:
-            from llamado.engine.supported import check_supported
+            from llamado.engine.options import ModelSource
 
             try:
-                hf_repo = f"{repo}:{quant}" if quant else repo
-                resolve(
-                    spec,
-                    hf_repo=hf_repo or None,
-                    progress=report,
-                    warn=lambda text: log.warning("%s", text),
-                    check=check_supported,
-                )
+                source = ModelSource(spec=spec, hf_repo=(f"{repo}:{quant}" if quant else repo) or None)
+                source.fetch(progress=report, warn=lambda text: log.warning("%s", text))
             except _Cancelled:
                 self._call(self._over, name, "it was cancelled")
             except LlamadoError as error:

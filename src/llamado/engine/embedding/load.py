@@ -11,12 +11,11 @@ from llamado.devices.split.measure import figures_of
 from llamado.engine.embedding.embedder import Embedder, cells_for
 from llamado.engine.errors import EngineError
 from llamado.engine.forward.contract import Scales
-from llamado.engine.forward.fitting import Fit, MemoryOptions, before_reading, fit
+from llamado.engine.forward.fitting import Fit, MemoryOptions, before_reading, fit, memory_options
 from llamado.engine.forward.lora_scales import DefaultScales
 from llamado.engine.options import EngineOptions, Report
 from llamado.engine.request import Counters, EngineSnapshot, Event, Request, SlotSnapshot
 from llamado.gguf.reader import GGUFFile
-from llamado.gguf.types import TensorType
 from llamado.models import Model, Output, Pooling
 from llamado.text.tokenizer.tokenizer import Tokenizer
 
@@ -82,7 +81,6 @@ def load_embedder(
     file: GGUFFile,
     model: Model,
     options: EngineOptions,
-    types: tuple[TensorType, TensorType],
     progress: Report | None,
     scales: Callable[[], Scales],
     *,
@@ -90,7 +88,7 @@ def load_embedder(
 ) -> tuple[ModelRunner, Embedder]:
     """A forward pass on this machine, and an embedder with it, for texts as long as a slot's context.
 
-    `types`: those of the KV cache. `scales`: how strong the model's adapters are now. `beside`: what the model has for
+    `scales`: how strong the model's adapters are now. `beside`: what the model has for
     generating; its weights serve both. Where memory is short texts are cut shorter, and that is said. Raises
     LlamadoError.
     """
@@ -102,9 +100,11 @@ def load_embedder(
     if beside is not None:
         taken = sum(beside.sizes.kv) + beside.sizes.compute + beside.sizes.head_compute
         figures = replace(figures, free=max(figures.free - taken, 0))
-        wanted = _Texts(beside.n_ctx_slot, 1, True, options.max_batch, *types)
+        wanted = _Texts(*beside.wanted._replace(n_ctx=beside.n_ctx_slot, n_slots=1, unified=True))
     else:
-        wanted = _Texts(options.n_ctx, options.n_slots, options.unified, options.max_batch, *types)
+        wanted = _Texts(*memory_options(options)._replace(beyond_training=False))
+    # A text is read in one batch: with smaller ones longer texts would be refused.
+    wanted = wanted._replace(max_batch=options.max_batch, fit=replace(options.fit, batch=False))
     found = fit(file, model, wanted, [figures], None)
     for note in found.notes:
         log.warning("%s", note)
@@ -113,16 +113,16 @@ def load_embedder(
         model,
         [here],
         n_cells=found.n_cells,
-        max_batch=options.max_batch,
+        max_batch=found.wanted.max_batch,
         whole=True,
         output=Output.SCORES if pooling is Pooling.RANK else Output.HIDDEN,
-        type_k=types[0],
-        type_v=types[1],
+        type_k=found.wanted.type_k,
+        type_v=found.wanted.type_v,
         mlock=options.mlock,
         progress=progress,
     )
     try:
-        forward.warm_up([8, options.max_batch], progress, scales())
+        forward.warm_up([8, forward.max_batch], progress, scales())
         embedder = Embedder(
             forward,
             pooling=pooling,

@@ -1,8 +1,12 @@
-"""How much context a model gets: what was asked for, cut to what it was trained with and to what memory holds."""
+"""What of a user's wishes a model gets: context, batches, cache and placement, cut to what memory holds.
+
+llama.cpp's `--fit` (common/fit.cpp), for all devices alike: the context is cut first, and only where that is not
+enough, batches and the type of the cache, and only those that nobody asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,18 +17,20 @@ from llamado.devices.split.placement import (
     Placement,
     SplitOptions,
     check_memory,
+    mib,
 )
 from llamado.devices.split.rules import place
 from llamado.engine.errors import EngineError
 from llamado.engine.forward.sizes import model_sizes
-from llamado.gguf.reader import GGUFFile
+from llamado.engine.options import EngineOptions, FitOptions
+from llamado.gguf.header import ModelFile
 from llamado.gguf.types import TensorType
 from llamado.models.base import Model
-from llamado.models.memory import align
+from llamado.models.memory import KV_TYPES, align
 
-LEAST_CONTEXT = 4096
-"""Tokens to which a context is cut for want of memory, and no further (llama-server's --fit-ctx)."""
 _STEP = 256
+_BATCHES = (256, 128, 64)
+"""Tokens of smaller batches that are tried; with still fewer a prompt takes long, and they take next to nothing."""
 
 
 class MemoryOptions(NamedTuple):
@@ -38,6 +44,7 @@ class MemoryOptions(NamedTuple):
     type_v: TensorType
     beyond_training: bool = False
     """Whether there are cells for more tokens than all slots can have; see EngineOptions."""
+    fit: FitOptions = FitOptions()
 
     @property
     def whole(self) -> bool:
@@ -50,7 +57,7 @@ class MemoryOptions(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """A context that fits, and what there is to say about it."""
+    """What fits, and what there is to say about it."""
 
     n_ctx_slot: int
     """Tokens of one sequence."""
@@ -58,6 +65,31 @@ class Fit(NamedTuple):
     sizes: ModelSizes
     placement: Placement
     notes: tuple[str, ...]
+    wanted: MemoryOptions
+    """The wishes, with the batches and the types of the cache that they came to."""
+
+
+def cache_type(name: str) -> TensorType:
+    """The type that a flag's word for it means; raises EngineError."""
+    try:
+        return TensorType[name.upper()]
+    except KeyError:
+        known = ", ".join(type.name.lower() for type in KV_TYPES)
+        raise EngineError(f"a KV cache of type {name!r} is not known; known are {known}") from None
+
+
+def memory_options(options: EngineOptions) -> MemoryOptions:
+    """What of these options takes memory. Raises EngineError."""
+    return MemoryOptions(
+        options.n_ctx,
+        options.n_slots,
+        options.unified,
+        options.max_batch,
+        cache_type(options.type_k),
+        cache_type(options.type_v),
+        options.beyond_training,
+        options.fit,
+    )
 
 
 def context_size(n_ctx: int, n_slots: int, unified: bool) -> tuple[int, int]:
@@ -69,7 +101,7 @@ def context_size(n_ctx: int, n_slots: int, unified: bool) -> tuple[int, int]:
     return n_ctx // n_slots, n_slots * align(n_ctx // n_slots)
 
 
-def sizes_for(file: GGUFFile, model: Model, wanted: MemoryOptions, n_ctx: int) -> ModelSizes:
+def sizes_for(file: ModelFile, model: Model, wanted: MemoryOptions, n_ctx: int) -> ModelSizes:
     """What the model takes with a context of `n_ctx` tokens in all."""
     return model_sizes(
         file,
@@ -84,46 +116,96 @@ def sizes_for(file: GGUFFile, model: Model, wanted: MemoryOptions, n_ctx: int) -
 
 
 def fit(
-    file: GGUFFile, model: Model, wanted: MemoryOptions, figures: Sequence[DeviceFigures], split: SplitOptions | None
+    file: ModelFile, model: Model, wanted: MemoryOptions, figures: Sequence[DeviceFigures], split: SplitOptions | None
 ) -> Fit:
-    """The context and the placement that a model gets on devices of these figures.
+    """The context, batches, cache and placement that a model gets on devices of these figures.
 
-    Where memory is short the context is cut, to LEAST_CONTEXT tokens if need be. Weights that are mapped from a file
-    on this machine may be more than its memory, which is said: they are read again and again. Raises NotEnoughMemory
-    for all else that does not fit, and what `place` raises.
+    Where memory is short the context is cut, then what else `wanted.fit` allows. Weights that are mapped from a file on
+    this machine may be more than its memory, which is said: they are read again and again. Raises NotEnoughMemory for
+    all else that does not fit, and what `place` raises.
     """
     n_train = model.hparams.n_ctx_train
     given = asked = wanted.n_ctx or n_train
     if not wanted.beyond_training:
         asked = min(asked, wanted.n_slots * n_train)
-    sizes = sizes_for(file, model, wanted, asked)
-    n_ctx, notes = asked, []
-    try:
-        placement = placed(sizes, figures, split)
-    except NotEnoughMemory as error:
-        least = min(asked, max(LEAST_CONTEXT, wanted.n_slots))
-
-        def most(figures: Sequence[DeviceFigures]) -> int:
-            return _most(least, asked, lambda n: placed(sizes_for(file, model, wanted, n), figures, split))
-
-        n_ctx = most(figures)
-        said = str(error)
-        if not n_ctx and split is None and file.mapped:
-            figures = [replace(figures[0], free=figures[0].free + sizes.weights)]
-            n_ctx = most(figures)
-            said += ". Weights that memory cannot hold are read from the file again and again, which is slow"
-        if not n_ctx:
-            raise
+    least = min(asked, max(wanted.fit.least_context, wanted.n_slots)) if wanted.fit.on else asked
+    short: NotEnoughMemory | None = None
+    for attempt in _attempts(file, model, wanted, figures, split):
+        one, room = attempt.wanted, attempt.figures
+        n_ctx, error = _most(least, asked, lambda n: placed(sizes_for(file, model, one, n), room, split))  # noqa: B023
+        short = short if attempt.changed else error
+        if n_ctx:
+            break
+    else:
+        placed(sizes_for(file, model, wanted, least), figures, split)  # says what even the least lacks
+        raise AssertionError
+    sizes, notes = sizes_for(file, model, one, n_ctx), []
+    if short is not None:
+        changes = []
         if n_ctx < asked:
             whose = "-c" if wanted.n_ctx else "the model's own"
-            said = f"the context is cut from {asked} tokens ({whose}) to {n_ctx}: {said}"
-        notes.append(said)
-        sizes = sizes_for(file, model, wanted, n_ctx)
-        placement = placed(sizes, figures, split)
-    slot, n_cells = wanted.shape(n_ctx)
+            changes.append(f"the context is cut from {asked} tokens ({whose}) to {n_ctx}")
+        if one.max_batch < wanted.max_batch:
+            changes.append(f"batches are cut from {wanted.max_batch} tokens (-ub) to {one.max_batch}")
+        if one.type_k is not wanted.type_k:
+            changes.append(f"the K/V cache is {one.type_k.name.lower()} instead of {wanted.type_k.name.lower()} (-ctk)")
+        notes.append(f"{', '.join(changes)}{': ' if changes else ''}{short}{attempt.remark}")
+    slot, n_cells = one.shape(n_ctx)
     if slot >= n_train and (whole := wanted.shape(given)[0]) > n_train:
         notes.append(f"a slot's context is cut from {whole} tokens to {n_train}: the model was trained with no more")
-    return Fit(min(slot, n_train), n_cells, sizes, placement, tuple(notes))
+    return Fit(min(slot, n_train), n_cells, sizes, placed(sizes, room, split), tuple(notes), one)
+
+
+class _Attempt(NamedTuple):
+    """What is tried, on devices of which figures, and what there is to say if that is what it comes to."""
+
+    wanted: MemoryOptions
+    figures: Sequence[DeviceFigures]
+    remark: str = ""
+    changed: bool = False
+    """Whether it is less than what was asked for even with the whole context."""
+
+
+def _attempts(
+    file: ModelFile, model: Model, wanted: MemoryOptions, figures: Sequence[DeviceFigures], split: SplitOptions | None
+) -> Iterator[_Attempt]:
+    """What is tried one after the other, from what was asked for to what is worst."""
+    allowed = wanted.fit
+    if allowed.on:
+        modest = _leaving(figures, allowed.target)
+        if modest != list(figures):
+            left = "/".join(mib(n) for n in dict.fromkeys(allowed.target))
+            yield _Attempt(wanted, modest, f". Of what is free {left} are left to others (--fit-target)")
+    yield _Attempt(wanted, figures)
+    batches = [n for n in _BATCHES if n < wanted.max_batch] if allowed.on and allowed.batch else []
+    for n in batches:
+        yield _Attempt(wanted._replace(max_batch=n), figures, changed=True)
+    if allowed.on and allowed.cache and wanted.type_k.block_size == wanted.type_v.block_size == 1:
+        small = wanted._replace(type_k=TensorType.Q8_0, type_v=TensorType.Q8_0)
+        for n in (wanted.max_batch, *batches):
+            yield _Attempt(small._replace(max_batch=n), figures, changed=True)
+    if split is None and file.mapped:
+        weights = sizes_for(file, model, wanted, max(wanted.n_slots, 1)).weights
+        yield _Attempt(
+            wanted,
+            [replace(figures[0], free=figures[0].free + weights)],
+            ". Weights that memory cannot hold are read from the file again and again, which is slow",
+            changed=True,
+        )
+
+
+def _leaving(figures: Sequence[DeviceFigures], target: Sequence[int]) -> list[DeviceFigures]:
+    """The figures of devices with so much less memory: of this machine's whole memory, of what a worker has free."""
+    far = [i for i, device in enumerate(figures) if not device.local]
+    order = [*far, *(i for i, device in enumerate(figures) if device.local)]
+    found = list(figures)
+    for place_, i in enumerate(order):
+        device = figures[i]
+        margin = target[0] if len(target) == 1 else target[place_] if place_ < len(target) else 0
+        if device.total or device.free:
+            free = min(device.free, device.total - margin) if device.local else device.free - margin
+            found[i] = replace(device, free=max(free, 0))
+    return found
 
 
 def placed(sizes: ModelSizes, figures: Sequence[DeviceFigures], split: SplitOptions | None) -> Placement:
@@ -139,31 +221,35 @@ def _alone(n_layer: int) -> Placement:
     return Placement((0,) * n_layer, 0, 0)
 
 
-def _most(least: int, asked: int, attempt: Callable[[int], object]) -> int:
-    """The longest context from `least` to `asked` for which `attempt` finds room, by halving; 0 where there is none."""
+def _most(least: int, asked: int, attempt: Callable[[int], object]) -> tuple[int, NotEnoughMemory | None]:
+    """The longest context from `least` to `asked` for which `attempt` finds room, by halving, and why it is not all.
 
-    def fits(n_ctx: int) -> bool:
+    0 where there is none.
+    """
+
+    def problem(n_ctx: int) -> NotEnoughMemory | None:
         try:
             attempt(n_ctx)
-        except NotEnoughMemory:
-            return False
-        return True
+        except NotEnoughMemory as error:
+            return error
+        return None
 
-    if fits(asked):
-        return asked
-    if least == asked or not fits(least):
-        return 0
+    short = problem(asked)
+    if short is None:
+        return asked, None
+    if least == asked or problem(least):
+        return 0, short
     low, high = 0, (asked - least - 1) // _STEP  # steps above the least: so many fit, and more than so many do not
     while low < high:
         middle = (low + high + 1) // 2
-        if fits(least + middle * _STEP):
+        if problem(least + middle * _STEP) is None:
             low = middle
         else:
             high = middle - 1
-    return least + low * _STEP
+    return least + low * _STEP, short
 
 
-def before_reading(figures: DeviceFigures, file: GGUFFile) -> DeviceFigures:
+def before_reading(figures: DeviceFigures, file: ModelFile) -> DeviceFigures:
     """This machine's figures as they were before a file was read into its memory; of a mapped file, as they are."""
     return figures if file.mapped else replace(figures, free=figures.free + file.nbytes)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llamado.devices.split.placement import ModelSizes, WeightSize
 from llamado.ggml.role import ModelPart, Role
-from llamado.gguf.reader import GGUFFile
+from llamado.gguf.header import ModelFile
 from llamado.gguf.types import TensorType
 from llamado.models.base import Model
 
@@ -13,7 +13,7 @@ _CONTEXT = 1024
 
 
 def model_sizes(
-    file: GGUFFile,
+    file: ModelFile,
     model: Model,
     *,
     n_cells: int,
@@ -60,7 +60,7 @@ def model_sizes(
     )
 
 
-def weight_sizes(file: GGUFFile, model: Model) -> dict[Role, WeightSize]:
+def weight_sizes(file: ModelFile, model: Model) -> dict[Role, WeightSize]:
     """Each role of each weight, with what the adapters add to it; one that serves twice is here twice."""
     found = {}
     for name, roles in model.roles.items():
@@ -74,7 +74,7 @@ def weight_sizes(file: GGUFFile, model: Model) -> dict[Role, WeightSize]:
     return found
 
 
-def usual_weights(file: GGUFFile, model: Model) -> tuple[TensorType, int]:
+def usual_weights(file: ModelFile, model: Model) -> tuple[TensorType, int]:
     """The type that most bytes of the layers' matrices have, and the length of their rows: what speeds depend on."""
     n_bytes: dict[TensorType, int] = {}
     for name, roles in model.roles.items():

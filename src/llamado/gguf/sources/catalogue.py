@@ -32,14 +32,12 @@ class WheelModel:
 
 
 @dataclass(frozen=True, slots=True)
-class HubModel:
-    """A model on the Hugging Face hub: a repository with a file name or a quantisation; its architecture, if known."""
+class LargeModel:
+    """A file in a repository of the Hugging Face hub, kept in `~/.models`."""
 
     about: str
     repo: str
-    file_name: str | None = None
-    quant: str | None = None
-    architecture: str | None = None
+    file_name: str
 
 
 CATALOGUE: dict[str, WheelModel] = {
@@ -68,18 +66,16 @@ CATALOGUE: dict[str, WheelModel] = {
 }
 """Those that are offered."""
 
-LARGE: dict[str, HubModel] = {
-    "glm": HubModel(
-        about="GLM 4.7 Flash, Q4_K_M, 17 GB",
+LARGE: dict[str, LargeModel] = {
+    "glm": LargeModel(
+        about="GLM 4.7 Flash, Q4_K_M, 18 GB",
         repo="unsloth/GLM-4.7-Flash-GGUF",
         file_name="GLM-4.7-Flash-Q4_K_M.gguf",
-        architecture="deepseek2",
     ),
-    "qwen3": HubModel(
+    "qwen3": LargeModel(
         about="Qwen3 Coder 30B A3B Instruct, Q4_K_M, 18 GB",
         repo="unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF",
-        quant="Q4_K_M",
-        architecture="qwen3moe",
+        file_name="Qwen3-Coder-30B-A3B-Instruct-Q4_K_M.gguf",
     ),
 }
-"""Names that are understood and not offered: whoever asks is told from the architecture alone whether it runs."""
+"""Those for machines with the memory that they take."""

@@ -20,6 +20,7 @@ from llamado.gguf.report import Progress, Warn
 if sys.platform != "win32":
     import fcntl
 
+CACHE = "LLAMADO_CACHE"
 CHUNK = 1 << 20
 ATTEMPTS = 5  # in a row without a single new byte
 PAUSE = 0.5  # seconds before the second; doubled each time
@@ -39,11 +40,13 @@ def download(
     sha256: str | None = None,
     progress: Progress | None = None,
     pause: float = PAUSE,
+    variable: str = CACHE,
 ) -> None:
     """Fetch `url` into `target`, going on from `target`'s `.part` file where a former run was interrupted.
 
-    A connection that breaks is taken up again, at first after `pause` seconds, as long as bytes keep coming. Raises
-    `SourceError` when the server refuses, the network fails, the disk is full or the content is not of that `sha256`.
+    `variable` names the folder, in errors. A connection that breaks is taken up again, at first after `pause` seconds,
+    as long as bytes keep coming. Raises `SourceError` when the server refuses, the network fails, the disk is full or
+    the content is not of that `sha256`.
     """
     part = target.with_name(target.name + ".part")
     failures = 0
@@ -64,11 +67,11 @@ def download(
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise SourceError(f"cannot fetch {shown(url)}: {error or type(error).__name__}") from error
         except OSError as error:
-            raise disk_error(error, part) from error
-    put_in_place(part, target, sha256, shown(url))
+            raise disk_error(error, part, variable) from error
+    put_in_place(part, target, sha256, shown(url), variable)
 
 
-def put_in_place(part: Path, target: Path, sha256: str | None, source: str) -> None:
+def put_in_place(part: Path, target: Path, sha256: str | None, source: str, variable: str = CACHE) -> None:
     """Give a fetched file its name; raises `SourceError`, and deletes it, when its SHA-256 is another."""
     try:
         if sha256 is not None and file_sha256(part) != sha256.lower():
@@ -79,7 +82,7 @@ def put_in_place(part: Path, target: Path, sha256: str | None, source: str) -> N
             )
         os.replace(part, target)
     except OSError as error:
-        raise disk_error(error, target) from error
+        raise disk_error(error, target, variable) from error
 
 
 class Incomplete(Exception):
@@ -122,25 +125,23 @@ def _fetch_rest(client: httpx.Client, url: httpx.URL | str, part: Path, progress
             raise Incomplete(f"the connection ended after {have} of {total_bytes} bytes")
 
 
-def disk_error(error: OSError, path: Path) -> SourceError:
-    """The `SourceError` for a failure to write `path`."""
+def disk_error(error: OSError, path: Path, variable: str = CACHE) -> SourceError:
+    """The `SourceError` for a failure to write `path`, in a folder that `variable` names."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return SourceError(
-            f"the disk that holds {path.parent} is full; free some space or set LLAMADO_CACHE to a folder elsewhere, "
+            f"the disk that holds {path.parent} is full; free some space or set {variable} to a folder elsewhere, "
             "then run the same command again"
         )
-    return SourceError(
-        f"cannot write {path}: {error.strerror or error}; set LLAMADO_CACHE to a folder you may write to"
-    )
+    return SourceError(f"cannot write {path}: {error.strerror or error}; set {variable} to a folder you may write to")
 
 
-def check_space(folder: Path, needed: int) -> None:
+def check_space(folder: Path, needed: int, variable: str = CACHE) -> None:
     """Raise `SourceError` when fewer than `needed` bytes are free where `folder` is."""
     stats = os.statvfs(folder) if hasattr(os, "statvfs") else None
     if stats is not None and stats.f_bavail * stats.f_frsize < needed:
         raise SourceError(
             f"{folder} has {stats.f_bavail * stats.f_frsize / 1e6:.0f} MB free and {needed / 1e6:.0f} MB are needed; "
-            "free some space or set LLAMADO_CACHE to a folder elsewhere"
+            f"free some space or set {variable} to a folder elsewhere"
         )
 
 

