@@ -246,12 +246,13 @@ COMPUTE = _group(
           env="LLAMA_ARG_FLASH_ATTN GGML_CUDA_NO_FA", off_names="--no-flash-attn", commands=_ENGINE,
           dest="flash_attn"),
     _none("--metal", _CPU, type="bool"),
-    _used("-fit --fit", "where memory is short, cut the context, then batches and the type of the K/V cache where nobody "
-          "gave them; off: too little memory is an error, and a model is fetched whether it fits or not",
-          type="str", default="on", bare="on", choices="on off", metavar="on|off", env="LLAMA_ARG_FIT", commands=_FITTED),
-    _used("-fitt --fit-target", "MiB that are to stay free where that is possible: on each worker, and of this "
-          "machine's memory; comma-separated, one for all", type="str", default="1024", metavar="MIB", env="LLAMA_ARG_FIT_TARGET",
+    _used("-fit --fit", "where memory is short, cut the context, then batches and the type of the K/V cache where "
+          "nobody gave them; off: too little memory is an error, and a model is fetched whether it fits or not",
+          type="str", default="on", bare="on", choices="on off", metavar="on|off", env="LLAMA_ARG_FIT",
           commands=_FITTED),
+    _used("-fitt --fit-target", "MiB that are to stay free where that is possible: on each worker, and of this "
+          "machine's memory; comma-separated, one for all", type="str", default="1024", metavar="MIB",
+          env="LLAMA_ARG_FIT_TARGET", commands=_FITTED),
     _used("-fitc --fit-ctx", "tokens to which a context is cut, and no further", type="int", default=4096, metavar="N",
           env="LLAMA_ARG_FIT_CTX", commands=_FITTED),
     _none("-kvo --kv-offload", "the cache lies where its layer is", type="bool",

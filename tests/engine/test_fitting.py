@@ -11,12 +11,14 @@ from command_stand_ins import Commands
 from tiny_models import make_llama
 
 from llamado.devices.split.placement import DeviceFigures, NotEnoughMemory, SplitOptions
-from llamado.engine.forward.fitting import LEAST_CONTEXT, Fit, MemoryOptions, fit, placed, sizes_for
+from llamado.engine.forward.fitting import Fit, MemoryOptions, fit, placed, sizes_for
+from llamado.engine.options import FitOptions
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models import load_model
 
 TRAINED = 65536
+LEAST_CONTEXT = FitOptions().least_context
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from llamado.devices.device import DeviceError
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.supported import check_supported
-from llamado.gguf.header import Header
+from llamado.gguf.header import Header, TensorInfo
 from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.sources.catalogue import LARGE
@@ -34,7 +34,9 @@ SUPPORTED = ", ".join(sorted(ARCHITECTURES))
 
 
 def of_type(type: TensorType) -> Header:
-    return Header("it.gguf", Metadata({"general.architecture": "llama"}), {"blk.0.ffn_up.weight": type})
+    name = "blk.0.ffn_up.weight"
+    tensors = {name: TensorInfo(name, type, (256, 1, 1, 1), 0, type.row_bytes(256), 0)}
+    return Header("it.gguf", Metadata({"general.architecture": "llama"}), tensors)
 
 
 @pytest.mark.parametrize("type", TensorType)
@@ -81,7 +83,7 @@ def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[loopback.S
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("LLAMADO_CACHE", str(tmp_path / "cache"))
     content = by.file(
-        [by.entry("general.architecture", by.STRING, by.text("qwen3moe"))], [by.tensor("a", [4 << 20])], bytes(16 << 20)
+        [by.entry("general.architecture", by.STRING, by.text("zebra"))], [by.tensor("a", [4 << 20])], bytes(16 << 20)
     )
     with loopback.serve(loopback.Site(headers={"ETag": f'"{"e" * 40}"'})) as served:
         loopback.add_repo(served, "me/big", {"big-Q4_K_M.gguf": content})
@@ -94,7 +96,7 @@ def fetched_bytes(site: loopback.Site) -> int:
     return sum(n for path, n in site.sent.items() if path.endswith(".gguf"))
 
 
-SAYS = f"'qwen3moe' do not run here; those of {SUPPORTED} do"
+SAYS = f"'zebra' do not run here; those of {SUPPORTED} do"
 
 
 def test_serving(site: loopback.Site) -> None:

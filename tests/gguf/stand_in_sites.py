@@ -25,6 +25,7 @@ class Site:
     cuts: int = 0  # … this many times
     failures: list[int] = field(default_factory=list)  # status codes that the next requests for files get
     asked: list[tuple[str, str, str | None]] = field(default_factory=list)  # method, path, Range
+    linked: dict[str, str] = field(default_factory=dict)  # SHA-256 that the hub gives for files, by path
     sent: dict[str, int] = field(default_factory=dict)  # bytes of bodies, by path
     url: str = ""
 
@@ -55,6 +56,8 @@ def serve(site: Site) -> Iterator[Site]:
             if site.failures and path.endswith(".whl"):
                 return self.begin(site.failures.pop(0), b"", {})
             status, extra = 200, {"Content-Type": site.kinds.get(path, "application/octet-stream")}
+            if path in site.linked:
+                extra["X-Linked-ETag"] = f'"{site.linked[path]}"'
             match = re.fullmatch(r"bytes=(\d+)-(\d*)", asked_range or "")
             if match and site.ranges:
                 start = int(match[1])
@@ -128,7 +131,8 @@ def add_wheel(
 def add_repo(site: Site, repo: str, files: dict[str, bytes]) -> None:
     """Publish a model repository the way the hub's API shows it."""
     commit = hashlib.sha1(repo.encode()).hexdigest()
-    info = {"id": repo, "modelId": repo, "sha": commit, "siblings": [{"rfilename": name} for name in files]}
+    siblings = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
+    info = {"id": repo, "modelId": repo, "sha": commit, "siblings": siblings}
     site.files[f"/api/models/{repo}"] = json.dumps(info).encode()
     site.kinds[f"/api/models/{repo}"] = "application/json"
     site.headers |= {"X-Repo-Commit": commit}

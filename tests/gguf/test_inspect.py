@@ -10,11 +10,13 @@ import gguf_bytes as by
 from rich.console import Console
 
 from llamado.gguf import inspect
+from llamado.gguf.reader import GGUFFile
 
 
 def rendered(path: Path, *, tensors: bool = True, width: int = 160) -> str:
     out = io.StringIO()
-    inspect.render(path, Console(file=out, width=width, color_system=None), tensors=tensors)
+    with GGUFFile.open(path) as file:
+        inspect.render(file.header, Console(file=out, width=width, color_system=None), tensors=tensors)
     return out.getvalue()
 
 

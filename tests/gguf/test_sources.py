@@ -217,7 +217,7 @@ def test_hub_without_a_network(hub_site: loopback.Site, tmp_path: Path, monkeypa
 def test_hub_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(SourceError, match=r'the extra "hub": .*install'):
-        resolve.resolve("glm", cache_dir=tmp_path)
+        resolve.resolve("hf:me/model", cache_dir=tmp_path)
 
 
 def test_progress_bar_shows_only_when_something_is_fetched() -> None:

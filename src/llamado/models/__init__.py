@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from llamado.gguf.metadata import Metadata
 from llamado.gguf.header import ModelFile
+from llamado.gguf.metadata import Metadata
 from llamado.models.adapter import Adapter
 from llamado.models.base import Model
 from llamado.models.batch import BatchShape, Output

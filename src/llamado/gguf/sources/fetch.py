@@ -39,7 +39,7 @@ def download(
     *,
     sha256: str | None = None,
     progress: Progress | None = None,
-    pause: float = PAUSE,
+    pause: float | None = None,
     variable: str = CACHE,
 ) -> None:
     """Fetch `url` into `target`, going on from `target`'s `.part` file where a former run was interrupted.
@@ -49,6 +49,7 @@ def download(
     the content is not of that `sha256`.
     """
     part = target.with_name(target.name + ".part")
+    pause = PAUSE if pause is None else pause
     failures = 0
     while True:
         before = part.stat().st_size if part.exists() else 0
