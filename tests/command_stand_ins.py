@@ -128,7 +128,13 @@ class Commands:
             note("source", spec=None if spec is None else str(spec), hf_repo=hf_repo, hf_file=hf_file)
             return model
 
+        def read_header(spec: str | None, *, hf_repo: str | None, hf_file: str | None, **_: Any) -> Any:
+            resolve(spec, hf_repo=hf_repo, hf_file=hf_file)
+            return real_read_header(model)
+
+        real_read_header = llamado.gguf.sources.resolve.read_header
         self._patch.setattr("llamado.gguf.sources.resolve.resolve", resolve)
+        self._patch.setattr("llamado.gguf.sources.resolve.read_header", read_header)
         self._patch.setattr("llamado.http.logs.configure", lambda **options: note("logs", **options))
         self._patch.setattr(cli, "_log_to_stderr", lambda flags: note("logs", verbose=flags.verbose))
 
@@ -136,6 +142,7 @@ class Commands:
         """What a model is loaded with, down to the device, the forward pass and the engine."""
         commands = self
         note, real_open = self._note, loaded_model.GGUFFile.open
+        real_memory_options = fitting.memory_options
         real_load = LoadedModel.load.__func__  # type: ignore[attr-defined]
 
         def load_model(cls: type[LoadedModel], source: Any, options: Any, **more: Any) -> LoadedModel:
@@ -193,7 +200,13 @@ class Commands:
                 self.devices, self.fit = [here], fitting.fit(file, model, wanted, [figures_of(here)], None)
                 self.reconnect = self.without = None
 
+        def memory_options(options: Any) -> Any:
+            note("fit", **dataclasses.asdict(options.fit))
+            return real_memory_options(options)
+
         self._patch.setattr(LoadedModel, "load", classmethod(load_model))
+        self._patch.setattr(loaded_model, "memory_options", memory_options)
+        self._patch.setattr(fitting, "memory_options", memory_options)
         self._patch.setattr(loaded_model, "GGUFFile", SimpleNamespace(open=open_file))
         self._patch.setattr(loaded_model, "override_metadata", metadata)
         self._patch.setattr(loaded_model, "load_adapters", adapters)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_stand_ins import Commands
@@ -12,7 +13,9 @@ from tiny_models import make_llama
 
 from llamado.devices.split.placement import DeviceFigures, NotEnoughMemory, SplitOptions
 from llamado.engine.forward.fitting import Fit, MemoryOptions, fit, placed, sizes_for
-from llamado.engine.options import FitOptions
+from llamado.engine import loaded_model
+from llamado.engine.loaded_model import LoadedModel
+from llamado.engine.options import EngineOptions, FitOptions
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models import load_model
@@ -106,6 +109,84 @@ def test_what_does_not_help_is_not_advised(file: GGUFFile) -> None:
     far = DeviceFigures(name="RPC0[h:1]", local=False, free=1, total=1, decode=1e9)
     with pytest.raises(NotEnoughMemory, match="one more worker"):
         placed(sizes, [here(1), far], SplitOptions(rpc=("h:1",), tensor_split=(1.0,)))
+
+
+def allowed(**more: Any) -> MemoryOptions:
+    return wanted()._replace(fit=FitOptions(**more))
+
+
+def test_memory_is_left_to_others(file: GGUFFile) -> None:
+    model, margin = load_model(file), 8 << 20
+    total = need(file, 20000) + margin
+    lines = []
+    for target in ((margin,), (3 << 20, margin)):  # of two, the second is this machine's where there is one worker
+        far = DeviceFigures(name="RPC0[h:1]", local=False, free=1 << 40, total=1 << 40, decode=1e9, prefill=1e9)
+        split = SplitOptions(rpc=("h:1",), n_gpu_layers=0) if len(target) == 2 else None
+        figures = [here(total)] if split is None else [here(total), far]
+        found = fit(file, model, allowed(target=target), figures, split)
+        assert found.n_cells == 20224
+        lines += found.notes
+    assert "Of what is free 8.0 MiB are left to others (--fit-target)" in lines[0] and "3.0 MiB/8.0 MiB" in lines[1]
+    # It is this machine's memory in all that something is left of, not what others have left of it.
+    busy = DeviceFigures(name="CPU", local=True, free=need(file, 20000), total=total, decode=1e9, prefill=1e9)
+    assert fit(file, model, allowed(target=(margin,)), [busy], None).n_cells == found.n_cells
+    # Where nothing can be left, nothing is.
+    found = fit(file, model, allowed(target=(1 << 40,)), [here(need(file, TRAINED))], None)
+    assert (found.n_cells, found.notes) == (TRAINED, ())
+
+
+def test_a_worker_keeps_memory_too(file: GGUFFile) -> None:
+    far = DeviceFigures(name="RPC0[h:1]", local=False, free=need(file, 9000) + (8 << 20), total=1 << 40, decode=1e10)
+    split = SplitOptions(rpc=("h:1",), n_gpu_layers=3)
+    found = fit(file, load_model(file), allowed(target=(8 << 20,)), [here(1 << 40), far], split)
+    assert LEAST_CONTEXT <= found.n_cells < 9300 and "(--fit-target)" in found.notes[0]
+
+
+def test_nothing_is_changed_that_may_not_be(file: GGUFFile) -> None:
+    with pytest.raises(NotEnoughMemory):
+        fit(file, load_model(file), allowed(on=False), [here(need(file, 20000) - file.nbytes)], None)
+    free = need(file, 2000)
+    found = fit(file, load_model(file), allowed(least_context=1000, batch=True, cache=True), [here(free)], None)
+    assert 1000 <= found.n_cells <= 2048 and found.wanted.max_batch == 512
+    assert found.wanted.type_k is TensorType.F16 and len(found.notes) == 1
+
+
+def test_batches_and_then_the_cache_become_smaller(file: GGUFFile) -> None:
+    model, least = load_model(file), wanted()
+    plain = sizes_for(file, model, least, LEAST_CONTEXT)
+
+    def least_need(n_batch: int, type: TensorType = TensorType.F16) -> int:
+        sizes = sizes_for(file, model, least._replace(max_batch=n_batch, type_k=type, type_v=type), LEAST_CONTEXT)
+        return sizes.weights + sum(sizes.kv) + sizes.compute + sizes.head_compute
+
+    for n_batch in (256, 128, 64):
+        free = least_need(n_batch)
+        found = fit(file, model, allowed(batch=True, cache=True), [here(free)], None)
+        assert (found.n_cells, found.wanted.max_batch, found.wanted.type_k) == (LEAST_CONTEXT, n_batch, TensorType.F16)
+        assert f"batches are cut from 512 tokens (-ub) to {n_batch}: not enough memory" in found.notes[0]
+        assert placed(found.sizes, [here(free)], None) == found.placement
+    assert least_need(64) - least_need(64, TensorType.Q8_0) > (1 << 19), "else the next is no test"
+    found = fit(file, model, allowed(batch=True, cache=True), [here(least_need(64, TensorType.Q8_0))], None)
+    assert (found.wanted.max_batch, found.wanted.type_k, found.wanted.type_v) == (64, TensorType.Q8_0, TensorType.Q8_0)
+    assert "the K/V cache is q8_0 instead of f16 (-ctk)" in found.notes[0]
+    found = fit(file, model, allowed(cache=True), [here(least_need(512, TensorType.Q8_0))], None)
+    assert (found.wanted.max_batch, found.wanted.type_k) == (512, TensorType.Q8_0)
+    given = allowed(batch=True, cache=True)._replace(type_k=TensorType.Q8_0, type_v=TensorType.Q8_0)
+    assert fit(file, model, given, [here(least_need(64, TensorType.Q8_0))], None).wanted.type_k is TensorType.Q8_0
+    with pytest.raises(NotEnoughMemory) as error:  # what even the least lacks
+        fit(file, model, allowed(batch=True, cache=True), [here(plain.weights // 2)], None) if file.mapped else None
+        fit(file, model, allowed(batch=True, cache=True), [here(1 << 20)], None)
+    assert error.value.missing["CPU"] <= least_need(64, TensorType.Q8_0)
+
+
+def test_a_model_runs_as_it_was_fitted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with GGUFFile.open(folder / "tiny.gguf") as file:
+        sizes = sizes_for(file, load_model(file), wanted()._replace(max_batch=64), LEAST_CONTEXT)
+    free = sizes.weights + sum(sizes.kv) + sizes.compute + sizes.head_compute
+    monkeypatch.setattr(loaded_model, "figures_of", lambda _: here(free))
+    with LoadedModel.load(folder / "tiny.gguf", EngineOptions(fit=FitOptions(batch=True), n_threads=1)) as llama:
+        assert (llama.forward.max_batch, llama.forward.memory.n_cells) == (64, LEAST_CONTEXT)
+        assert len(llama.complete("one two three " * 40, n_predict=3, ignore_eos=True).tokens) == 3
 
 
 def test_a_context_beyond_the_training_is_cut_and_said(file: GGUFFile) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+
 from llamado.gguf.header import ModelFile
 from llamado.gguf.metadata import Metadata
 from llamado.models.adapter import Adapter
@@ -11,7 +13,7 @@ from llamado.models.errors import InvalidAdapter, InvalidModel, UnsupportedModel
 from llamado.models.hparams import HyperParameters, Pooling, Rope
 from llamado.models.lora import load_adapters
 from llamado.models.memory import KV_TYPES, Memory
-from llamado.models.registry import ARCHITECTURES
+from llamado.models.registry import ARCHITECTURES, ELSEWHERE
 
 
 def load_model(file: ModelFile) -> Model:
@@ -24,10 +26,19 @@ def find_architecture(source: str, metadata: Metadata) -> type[Model]:
     name = metadata.str_("general.architecture")
     architecture = ARCHITECTURES.get(name)
     if architecture is None:
-        raise UnsupportedModel(
-            f"{source}: models of architecture '{name}' do not run here; those of {', '.join(sorted(ARCHITECTURES))} do"
-        )
+        raise UnsupportedModel(f"{source}: models of architecture '{name}' do not run here. {_near(name)}")
     return architecture.load()
+
+
+def _near(name: str) -> str:
+    """What runs in the place of an architecture that does not, in words."""
+    if name in ELSEWHERE:
+        return ELSEWHERE[name]
+    near = get_close_matches(name, ARCHITECTURES, n=4, cutoff=0.5)
+    alike = f"Of names like it {', '.join(near)}; a" if near else "A"
+    return (
+        f"{alike}ll that do are in docs/models.md: {len(ARCHITECTURES)} architectures, among them llama, qwen2, gemma3"
+    )
 
 
 __all__ = [

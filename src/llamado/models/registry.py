@@ -32,3 +32,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3": Architecture("qwen.qwen3:Qwen3Model", "Qwen3, Qwen3-Embedding"),
     "qwen3moe": Architecture("qwen.qwen3moe:Qwen3MoeModel", "Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder"),
 }
+
+
+ELSEWHERE = {
+    "glm4moelite": "Ollama's own name for GLM-4.7-Flash, in a layout of its own: take the file of the Hugging Face "
+    "hub, whose architecture is deepseek2 (the name glm, or hf:unsloth/GLM-4.7-Flash-GGUF)",
+}
+"""Names that no file made by llama.cpp's tools has, and what to take instead."""

@@ -129,16 +129,22 @@ def fit(
     if not wanted.beyond_training:
         asked = min(asked, wanted.n_slots * n_train)
     least = min(asked, max(wanted.fit.least_context, wanted.n_slots)) if wanted.fit.on else asked
-    short: NotEnoughMemory | None = None
+    short = lacking = None
     for attempt in _attempts(file, model, wanted, figures, split):
         one, room = attempt.wanted, attempt.figures
-        n_ctx, error = _most(least, asked, lambda n: placed(sizes_for(file, model, one, n), room, split))  # noqa: B023
-        short = short if attempt.changed else error
+        n_ctx, all_lacks, least_lacks = _most(
+            least,
+            asked,
+            lambda n: placed(sizes_for(file, model, one, n), room, split),  # noqa: B023
+        )
+        if not attempt.changed:
+            short = all_lacks
         if n_ctx:
             break
+        lacking = lacking if attempt.from_disk else least_lacks
     else:
-        placed(sizes_for(file, model, wanted, least), figures, split)  # says what even the least lacks
-        raise AssertionError
+        assert lacking is not None
+        raise lacking
     sizes, notes = sizes_for(file, model, one, n_ctx), []
     if short is not None:
         changes = []
@@ -164,6 +170,8 @@ class _Attempt(NamedTuple):
     remark: str = ""
     changed: bool = False
     """Whether it is less than what was asked for even with the whole context."""
+    from_disk: bool = False
+    """Whether memory counts that weights would take."""
 
 
 def _attempts(
@@ -191,6 +199,7 @@ def _attempts(
             [replace(figures[0], free=figures[0].free + weights)],
             ". Weights that memory cannot hold are read from the file again and again, which is slow",
             changed=True,
+            from_disk=True,
         )
 
 
@@ -221,11 +230,16 @@ def _alone(n_layer: int) -> Placement:
     return Placement((0,) * n_layer, 0, 0)
 
 
-def _most(least: int, asked: int, attempt: Callable[[int], object]) -> tuple[int, NotEnoughMemory | None]:
-    """The longest context from `least` to `asked` for which `attempt` finds room, by halving, and why it is not all.
+class _Most(NamedTuple):
+    """The longest context that has room, 0 if none has; what all that was asked for lacks, and what the least."""
 
-    0 where there is none.
-    """
+    n_ctx: int
+    all_lacks: NotEnoughMemory | None
+    least_lacks: NotEnoughMemory | None
+
+
+def _most(least: int, asked: int, attempt: Callable[[int], object]) -> _Most:
+    """The longest context from `least` to `asked` for which `attempt` finds room, by halving."""
 
     def problem(n_ctx: int) -> NotEnoughMemory | None:
         try:
@@ -234,11 +248,12 @@ def _most(least: int, asked: int, attempt: Callable[[int], object]) -> tuple[int
             return error
         return None
 
-    short = problem(asked)
-    if short is None:
-        return asked, None
-    if least == asked or problem(least):
-        return 0, short
+    all_lacks = problem(asked)
+    if all_lacks is None:
+        return _Most(asked, None, None)
+    least_lacks = all_lacks if least == asked else problem(least)
+    if least_lacks is not None:
+        return _Most(0, all_lacks, least_lacks)
     low, high = 0, (asked - least - 1) // _STEP  # steps above the least: so many fit, and more than so many do not
     while low < high:
         middle = (low + high + 1) // 2
@@ -246,7 +261,7 @@ def _most(least: int, asked: int, attempt: Callable[[int], object]) -> tuple[int
             low = middle
         else:
             high = middle - 1
-    return least + low * _STEP, short
+    return _Most(least + low * _STEP, all_lacks, None)
 
 
 def before_reading(figures: DeviceFigures, file: ModelFile) -> DeviceFigures:
