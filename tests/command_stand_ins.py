@@ -31,7 +31,7 @@ import llamado.gguf.sources.resolve
 import llamado.router.catalogue
 import llamado.rpc.tap.proxy
 import llamado.rpc.worker.server
-import llamado.text.grammar.compiler  # noqa: F401
+import llamado.text.grammar.compiler
 from llamado.commands import cli
 from llamado.devices.split.measure import figures_of
 from llamado.devices.split.placement import DeviceFigures
@@ -133,7 +133,7 @@ class Commands:
             return real_read_header(model)
 
         real_read_header = llamado.gguf.sources.resolve.read_header
-        self._patch.setattr("llamado.gguf.sources.resolve.resolve", resolve)
+        self._patch.setattr("llamado.engine.supported.resolve", resolve)
         self._patch.setattr("llamado.gguf.sources.resolve.read_header", read_header)
         self._patch.setattr("llamado.http.logs.configure", lambda **options: note("logs", **options))
         self._patch.setattr(cli, "_log_to_stderr", lambda flags: note("logs", verbose=flags.verbose))

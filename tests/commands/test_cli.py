@@ -166,7 +166,7 @@ def test_bench_over_slow_links_is_another_program(monkeypatch: pytest.MonkeyPatc
 
 
 def test_meaningless_flags_are_said_once_each() -> None:
-    notes = parsed("-m", "x", "-ngl", "1", "-ngl", "2", "-sm", "row", "-fit", "off").notes
+    notes = parsed("-m", "x", "-ngl", "1", "-ngl", "2", "-sm", "row", "--perf").notes
     assert len(notes) == 2  # those with the same reason share a line
     assert any("-ngl/--gpu-layers, -sm/--split-mode" in note for note in notes)
 

@@ -14,13 +14,15 @@ from llamado.devices.split.measure import figures_of
 from llamado.devices.split.placement import DeviceFigures, NotEnoughMemory
 from llamado.engine import loaded_model as loading
 from llamado.engine.embedding import load as embedding_loading
-from llamado.engine.forward.fitting import LEAST_CONTEXT, MemoryOptions, sizes_for
+from llamado.engine.forward.fitting import MemoryOptions, sizes_for
 from llamado.engine.loaded_model import LoadedModel
-from llamado.engine.options import EngineOptions
+from llamado.engine.options import EngineOptions, FitOptions
 from llamado.gguf.types import TensorType
 from llamado.models import Pooling
 
 OPTIONS = EngineOptions(n_threads=1, n_batch=64, embeddings=True)
+
+LEAST = FitOptions().least_context
 
 
 @pytest.fixture
@@ -49,8 +51,8 @@ def test_an_embedder_gets_what_answers_leave(
     tmp_path: Path, memory: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Texts are cut shorter where the cells of answers and those of texts do not fit together."""
-    path = make_llama(tmp_path / "m.gguf", n_ctx=4 * LEAST_CONTEXT, n_layer=8)
-    cells = 4 * LEAST_CONTEXT
+    path = make_llama(tmp_path / "m.gguf", n_ctx=4 * LEAST, n_layer=8)
+    cells = 4 * LEAST
     with LoadedModel.load(path, OPTIONS) as both:
         assert both.embedder is not None and both.embedder.n_ctx == cells
         wanted = MemoryOptions(cells, 1, True, OPTIONS.max_batch, TensorType.F16, TensorType.F16)
@@ -59,7 +61,7 @@ def test_an_embedder_gets_what_answers_leave(
     memory[0] = sizes.weights + 2 * (sum(sizes.kv) + sizes.compute + sizes.head_compute) - sum(sizes.kv) // 2
     with LoadedModel.load(path, OPTIONS) as short:
         assert short.engine.n_ctx == cells
-        assert short.embedder is not None and LEAST_CONTEXT <= short.embedder.n_ctx < cells
+        assert short.embedder is not None and LEAST <= short.embedder.n_ctx < cells
     assert "the context is cut" in caplog.text
 
 

@@ -12,8 +12,8 @@ from command_stand_ins import Commands
 from tiny_models import make_llama
 
 from llamado.devices.split.placement import DeviceFigures, NotEnoughMemory, SplitOptions
-from llamado.engine.forward.fitting import Fit, MemoryOptions, fit, placed, sizes_for
 from llamado.engine import loaded_model
+from llamado.engine.forward.fitting import Fit, MemoryOptions, fit, placed, sizes_for
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions, FitOptions
 from llamado.gguf.reader import GGUFFile

@@ -23,7 +23,7 @@ from llamado.devices.split.placement import DeviceFigures, NotEnoughMemory, Spli
 from llamado.engine import supported
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions, ModelSource
-from llamado.engine.supported import check_before_fetching, check_supported
+from llamado.engine.supported import check_before_fetching, check_supported, fetch_model
 from llamado.gguf.header import Header, TensorInfo
 from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile
@@ -113,7 +113,7 @@ SAYS = "'zebra' do not run here. All that do"
 def test_serving(site: loopback.Site) -> None:
     for source in (ModelSource(spec=f"{site.url}/big.gguf"), ModelSource(hf_repo="me/big")):
         with pytest.raises(UnsupportedModel, match=SAYS):
-            source.fetch()
+            fetch_model(source, EngineOptions())
     assert 0 < fetched_bytes(site) <= 2 << 20
 
 

@@ -80,6 +80,7 @@ def _pull(flags: Parsed, namespace: argparse.Namespace) -> int:
 
     from llamado.commands.options import fit_options
     from llamado.engine.options import EngineOptions, ModelSource
+    from llamado.engine.supported import fetch_model
     from llamado.gguf.sources.resolve import progress_bar
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -88,7 +89,7 @@ def _pull(flags: Parsed, namespace: argparse.Namespace) -> int:
     source = ModelSource(spec=namespace.spec, hf_repo=namespace.hf_repo, hf_file=namespace.hf_file)
     options = EngineOptions(fit=fit_options(flags))
     with progress_bar(console, source.name) as progress:
-        path = source.fetch(options, progress=progress, warn=console.print, say=console.print)
+        path = fetch_model(source, options, progress=progress, warn=console.print, say=console.print)
     print(path)
     return 0
 

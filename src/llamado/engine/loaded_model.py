@@ -28,7 +28,7 @@ from llamado.engine.forward.fitting import Fit, before_reading, fit, memory_opti
 from llamado.engine.forward.lora_scales import DefaultScales, default_scales
 from llamado.engine.options import FETCHING, EngineOptions, ModelSource, Report
 from llamado.engine.request import Defaults, Done, Event, Failed, Result, Token
-from llamado.engine.supported import check_supported
+from llamado.engine.supported import check_supported, fetch_model
 from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile
 from llamado.models import Model, load_adapters, load_model
@@ -107,7 +107,7 @@ class LoadedModel:
         said = progress or (lambda *_: None)
         fetching = f"{FETCHING}{source.name}"
         workers = options.split is not None
-        path = source.fetch(options, progress=lambda done, total: said(fetching, done, total))
+        path = fetch_model(source, options, progress=lambda done, total: said(fetching, done, total))
         said("opening the model", 0, 0)
         memory_options(options)  # what is wrong in them is said before the file is opened
         with ExitStack() as opened:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamado.devices.device import Device
@@ -15,8 +13,6 @@ from llamado.devices.split.placement import SplitOptions
 if TYPE_CHECKING:
     from llamado.gguf.header import Header
     from llamado.gguf.report import Progress, Warn
-
-log = logging.getLogger(__name__)
 
 Report = Callable[[str, int, int], None]
 """Hears what is going on, how much of it is done, and how much there is (0: nobody knows)."""
@@ -37,32 +33,6 @@ class ModelSource:
     def name(self) -> str:
         """How the API calls the model when no alias is given."""
         return self.spec or self.hf_repo or ""
-
-    def fetch(
-        self,
-        options: EngineOptions | None = None,
-        *,
-        progress: Progress | None = None,
-        warn: Warn | None = None,
-        say: Warn | None = None,
-    ) -> Path:
-        """The model's file, fetched where it is not here yet, if it can run with these options.
-
-        Raises SourceError, and before anything but its header is fetched what `check_before_fetching` raises.
-        `progress(done, total)` counts bytes, `warn` hears what the user should know, `say` what the model will take (by
-        default both are logged).
-        """
-        from llamado.engine.supported import check_before_fetching
-        from llamado.gguf.sources.resolve import resolve
-
-        return resolve(
-            self.spec,
-            hf_repo=self.hf_repo,
-            hf_file=self.hf_file,
-            progress=progress,
-            warn=warn,
-            check=lambda header: check_before_fetching(header, options or EngineOptions(), say or log.info),
-        )
 
     def header(self, *, progress: Progress | None = None, warn: Warn | None = None) -> Header:
         """What the model's file says of itself; of one that is not here nothing else is fetched. Raises SourceError and

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
+from pathlib import Path
 
 from llamado.devices.limits import memory
 from llamado.devices.registry import DeviceOptions, backend
 from llamado.devices.split.measure import figures_of
 from llamado.devices.split.placement import DeviceFigures, ModelSizes, NotEnoughMemory, SplitOptions, mib
 from llamado.engine.forward.fitting import Fit, fit, memory_options
-from llamado.engine.options import EngineOptions
+from llamado.engine.options import EngineOptions, ModelSource
 from llamado.gguf.header import Header
-from llamado.gguf.report import Warn
+from llamado.gguf.report import Progress, Warn
+from llamado.gguf.sources.resolve import resolve
 from llamado.models import UnsupportedModel, find_architecture, load_model
 from llamado.models.hparams import override_metadata
+
+log = logging.getLogger(__name__)
 
 
 def check_supported(header: Header, *, workers: bool = False) -> None:
@@ -31,6 +36,30 @@ def check_supported(header: Header, *, workers: bool = False) -> None:
                 f"{header.source}: tensor '{name}' is of type {info.type.name}, which has no kernel here; these types "
                 f"have: {', '.join(sorted(type.name for type in types))}"
             )
+
+
+def fetch_model(
+    source: ModelSource,
+    options: EngineOptions,
+    *,
+    progress: Progress | None = None,
+    warn: Warn | None = None,
+    say: Warn = log.info,
+) -> Path:
+    """The file of a model, fetched where it is not here yet, if it can run with these options.
+
+    `progress(done, total)` counts bytes, `warn` hears what the user should know (by default it is logged), `say` what
+    the model will take. Raises SourceError, and before anything but the header is fetched what `check_before_fetching`
+    raises.
+    """
+    return resolve(
+        source.spec,
+        hf_repo=source.hf_repo,
+        hf_file=source.hf_file,
+        progress=progress,
+        warn=warn,
+        check=lambda header: check_before_fetching(header, options, say),
+    )
 
 
 def check_before_fetching(header: Header, options: EngineOptions, say: Warn) -> None:

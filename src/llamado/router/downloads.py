@@ -55,11 +55,12 @@ class Downloads:
                 self._call(self._report, name, done, total)
 
         def work() -> None:
-            from llamado.engine.options import ModelSource
+            from llamado.engine.options import EngineOptions, ModelSource
+            from llamado.engine.supported import fetch_model
 
             try:
                 source = ModelSource(spec=spec, hf_repo=(f"{repo}:{quant}" if quant else repo) or None)
-                source.fetch(progress=report, warn=lambda text: log.warning("%s", text))
+                fetch_model(source, EngineOptions(), progress=report, warn=lambda text: log.warning("%s", text))
             except _Cancelled:
                 self._call(self._over, name, "it was cancelled")
             except LlamadoError as error:

@@ -130,18 +130,18 @@ def fit(
         asked = min(asked, wanted.n_slots * n_train)
     least = min(asked, max(wanted.fit.least_context, wanted.n_slots)) if wanted.fit.on else asked
     short = lacking = None
-    for attempt in _attempts(file, model, wanted, figures, split):
-        one, room = attempt.wanted, attempt.figures
+    for trial in _reductions(file, model, wanted, figures, split):
+        one, room = trial.wanted, trial.figures
         n_ctx, all_lacks, least_lacks = _most(
             least,
             asked,
             lambda n: placed(sizes_for(file, model, one, n), room, split),  # noqa: B023
         )
-        if not attempt.changed:
+        if not trial.changed:
             short = all_lacks
         if n_ctx:
             break
-        lacking = lacking if attempt.from_disk else least_lacks
+        lacking = lacking if trial.from_disk else least_lacks
     else:
         assert lacking is not None
         raise lacking
@@ -155,14 +155,14 @@ def fit(
             changes.append(f"batches are cut from {wanted.max_batch} tokens (-ub) to {one.max_batch}")
         if one.type_k is not wanted.type_k:
             changes.append(f"the K/V cache is {one.type_k.name.lower()} instead of {wanted.type_k.name.lower()} (-ctk)")
-        notes.append(f"{', '.join(changes)}{': ' if changes else ''}{short}{attempt.remark}")
+        notes.append(f"{', '.join(changes)}{': ' if changes else ''}{short}{trial.remark}")
     slot, n_cells = one.shape(n_ctx)
     if slot >= n_train and (whole := wanted.shape(given)[0]) > n_train:
         notes.append(f"a slot's context is cut from {whole} tokens to {n_train}: the model was trained with no more")
     return Fit(min(slot, n_train), n_cells, sizes, placed(sizes, room, split), tuple(notes), one)
 
 
-class _Attempt(NamedTuple):
+class _Reduction(NamedTuple):
     """What is tried, on devices of which figures, and what there is to say if that is what it comes to."""
 
     wanted: MemoryOptions
@@ -174,27 +174,27 @@ class _Attempt(NamedTuple):
     """Whether memory counts that weights would take."""
 
 
-def _attempts(
+def _reductions(
     file: ModelFile, model: Model, wanted: MemoryOptions, figures: Sequence[DeviceFigures], split: SplitOptions | None
-) -> Iterator[_Attempt]:
+) -> Iterator[_Reduction]:
     """What is tried one after the other, from what was asked for to what is worst."""
     allowed = wanted.fit
     if allowed.on:
         modest = _leaving(figures, allowed.target)
         if modest != list(figures):
             left = "/".join(mib(n) for n in dict.fromkeys(allowed.target))
-            yield _Attempt(wanted, modest, f". Of what is free {left} are left to others (--fit-target)")
-    yield _Attempt(wanted, figures)
+            yield _Reduction(wanted, modest, f". Of what is free {left} are left to others (--fit-target)")
+    yield _Reduction(wanted, figures)
     batches = [n for n in _BATCHES if n < wanted.max_batch] if allowed.on and allowed.batch else []
     for n in batches:
-        yield _Attempt(wanted._replace(max_batch=n), figures, changed=True)
+        yield _Reduction(wanted._replace(max_batch=n), figures, changed=True)
     if allowed.on and allowed.cache and wanted.type_k.block_size == wanted.type_v.block_size == 1:
         small = wanted._replace(type_k=TensorType.Q8_0, type_v=TensorType.Q8_0)
         for n in (wanted.max_batch, *batches):
-            yield _Attempt(small._replace(max_batch=n), figures, changed=True)
+            yield _Reduction(small._replace(max_batch=n), figures, changed=True)
     if split is None and file.mapped:
         weights = sizes_for(file, model, wanted, max(wanted.n_slots, 1)).weights
-        yield _Attempt(
+        yield _Reduction(
             wanted,
             [replace(figures[0], free=figures[0].free + weights)],
             ". Weights that memory cannot hold are read from the file again and again, which is slow",

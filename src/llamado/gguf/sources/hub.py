@@ -14,7 +14,7 @@ from llamado.gguf.errors import SourceError
 from llamado.gguf.header import Header, joined
 from llamado.gguf.report import Progress
 from llamado.gguf.shards import shard_names
-from llamado.gguf.sources.urls import hub_access
+from llamado.gguf.sources.access import hub_access
 from llamado.installation import install_command
 
 if TYPE_CHECKING:

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 from llamado.gguf.errors import SourceError
 from llamado.gguf.header import Header
 from llamado.gguf.report import Progress, Warn
+from llamado.gguf.sources.access import HUB, hub_access, offline
 from llamado.gguf.sources.catalogue import LargeModel
 
 if TYPE_CHECKING:
     import httpx
 
     from llamado.gguf.sources.header import Check
-
-HUB = "https://huggingface.co"
 
 
 def url_target(url: str, folder: Path) -> Path:
@@ -41,16 +40,6 @@ def url_target(url: str, folder: Path) -> Path:
 def large_folder() -> Path:
     """The folder for the large models with a short name: `$LLAMADO_MODELS` or `~/.models`."""
     return Path(os.environ.get("LLAMADO_MODELS") or "~/.models").expanduser()
-
-
-def hub_access() -> tuple[str | None, str | None]:
-    """The hub's address, where it is another one, and the user's token."""
-    return os.environ.get("HF_ENDPOINT") or None, os.environ.get("HF_TOKEN") or None
-
-
-def offline() -> bool:
-    """Whether nothing is to be asked of a network (`--offline`)."""
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 class UrlModel:
