@@ -81,7 +81,7 @@ def random_blocks(rng: np.random.Generator, type: T, n: int, std: float) -> NDAr
         return data
 
     def set_scales(d: NDArray[np.float32]) -> None:
-        for at, ratio in zip(SCALES[type], (1.0, _CENTRED.get(type, 0.0)), strict=False):
+        for at, ratio in zip(SCALES.get(type, (0,)), (1.0, _CENTRED.get(type, 0.0)), strict=False):
             data[:, at : at + 2] = (d * ratio).astype(np.float16).view(np.uint8).reshape(-1, 2)
 
     ones = np.ones(n, np.float32)
