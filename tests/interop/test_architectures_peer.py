@@ -30,6 +30,8 @@ def test_the_real_one_says_the_same(peer_bin: Path, tmp_path: Path, name: str) -
     theirs = saved_logits(peer_bin, path, text, N_CTX, ["--chunks", str(N_CHUNKS)])
     with LoadedModel.load(path, EngineOptions(n_ctx=N_CTX, n_threads=2)) as loaded:
         loaded.engine.close()  # the forward pass is driven from here
+        if loaded.tokenizer.add_bos:  # the program puts it in the place of each chunk's first token
+            theirs.tokens[:, 0] = loaded.tokenizer.bos
         ours = np.array(
             [
                 [log_softmax(row) for row in logits_along(loaded.forward, chunk.tolist(), theirs.first)][:-1]

@@ -23,6 +23,9 @@ N = 150
 TOKENS = np.random.default_rng(5).integers(3, 300, N).astype(np.int32)
 
 
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] if tiny.n_layer > 16 else []) for name, tiny in TINY.items()]
+
+
 @pytest.fixture(scope="module")
 def jit() -> Jit:
     return Jit()
@@ -56,7 +59,7 @@ def runner(request: pytest.FixtureRequest, name: str, jit: Jit, tmp_path: Path) 
         runner.close()
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_same_bits_however_it_is_read(runner: ModelRunner) -> None:
     """At once, in batches of odd sizes, token by token, from the middle on again."""
     memory, handle = runner.memory, begin(runner)
@@ -74,7 +77,7 @@ def test_the_same_bits_however_it_is_read(runner: ModelRunner) -> None:
     assert read(runner, handle, [150 - back]).tobytes() == right[back:].tobytes()
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_same_bits_among_others(runner: ModelRunner) -> None:
     """Three sequences in one batch, in an order of their own."""
     alone = begin(runner)

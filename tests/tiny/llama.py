@@ -35,6 +35,18 @@ EXPERTS = {
 }
 """Eight of them."""
 EXPERT_KEYS = {"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": EXPERT}
+FUSED = {
+    "attn_norm.weight": N_EMBD,
+    "attn_qkv.weight": (N_EMBD, 8 * HEAD),
+    "attn_output.weight": (4 * HEAD, N_EMBD),
+}
+"""As ATTENTION, in one matrix."""
+GATED_FUSED = {
+    "ffn_norm.weight": N_EMBD,
+    "ffn_up.weight": (N_EMBD, 2 * N_FF),
+    "ffn_down.weight": (N_FF, N_EMBD),
+}
+POST_NORMS = {"post_attention_norm.weight": N_EMBD, "post_ffw_norm.weight": N_EMBD}
 KEYS = {
     "embedding_length": N_EMBD,
     "feed_forward_length": N_FF,
@@ -65,4 +77,6 @@ MODELS = (
         {**ATTENTION, **EXPERTS},
         variant="experts",
     ),
+    Tiny("internlm2", KEYS, {**ATTENTION, **GATED}),
+    Tiny("smollm3", KEYS, {**ATTENTION, **GATED}, {"output.weight": None}, n_layer=5),
 )

@@ -67,10 +67,12 @@ class Tiny:
                 return normal * np.float32(deviation)
         if name.endswith("norm.weight") or ("_norm_" in name and name.endswith(".weight")):
             return 1 + normal * np.float32(0.2)
-        if len(shape) == 1:
-            return normal * np.float32(0.2)
         if "rope" in name:
             return 1 + 4 * np.abs(normal)
+        if name.endswith(".scale"):
+            return 1 + normal * np.float32(0.2)
+        if len(shape) == 1:
+            return normal * np.float32(0.2)
         if name == "token_embd.weight":  # a head that shares it must not make too large logits
             tied = "output.weight" not in self.shapes()
             return normal * np.float32(3 * shape[0] ** -0.5 if tied else 1.0)
@@ -80,7 +82,7 @@ class Tiny:
 def make(tiny: Tiny, path: Path, *, wtype: str = "F32", seed: int = 0) -> Path:
     """Writes the file; matrices of layers are of `wtype`, where their rows are whole blocks of it."""
     writer = gguf.GGUFWriter(path, tiny.architecture)
-    writer.add_name(f"tiny {tiny.name}")
+    writer.add_name("a small model")  # some vocabularies are known by a name
     writer.add_block_count(tiny.n_layer)
     for key, value in {"context_length": 2048, **tiny.keys}.items():
         _add(writer, f"{tiny.architecture}.{key}", value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from llamado.ggml.graph import (
     add,
@@ -42,6 +42,12 @@ from llamado.models.inputs import (
 from llamado.models.memory import Kept, Memory
 
 _F32_PRECISION = PrecType.F32
+
+
+class Projection(Protocol):
+    """What makes rows of other rows."""
+
+    def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor: ...
 
 
 class Linear(NamedTuple):

@@ -206,6 +206,14 @@ def read_swa_layers(keys: Keys, n_layer: int, period: int) -> tuple[bool, ...]:
     return tuple(period == 0 or i % period < period - 1 for i in range(n_layer))
 
 
+def check_sections(keys: Keys) -> None:
+    """Raises UnsupportedModel for places of several dimensions (M-RoPE), where an architecture has them for images."""
+    key = keys.name("rope.dimension_sections")
+    sections = keys.metadata.ints(key, ())
+    if len(sections) > 1 and sections[0] > 0 and sections[1] > 0:
+        raise UnsupportedModel(f"metadata key '{key}' is {list(sections)}: only places of one dimension run here")
+
+
 def read_pooling(keys: Keys) -> Pooling | None:
     """How the file wants vectors of tokens pooled; None where it says nothing."""
     if not keys.has("pooling_type"):

@@ -65,20 +65,27 @@ INTEGERS: dict[str, Range] = {
 _BASE = Range(2, 1e15, "YaRN divides by its logarithm; a million times the largest in use")
 _STRETCH = Range(1e-4, 1e6, "its inverse and YaRN's 1 + 0.1 ln(factor) must be positive and finite", or_zero=True)
 _STRENGTH = Range(1e-3, 1e3, "a factor of activations, about 1")
+_FACTOR = Range(1e-6, 1e6, "a factor or divisor of what is about 1", or_zero=True)
 _ROTATIONS = Range(1e-3, 1e6, "turns within the context, 1 and 32 in YaRN's paper; it takes their logarithm")
 _EPSILON = Range(0, 1, "added to a mean square of about 1")
 
 FLOATS: dict[str, Range] = {
     "attention.layer_norm_rms_epsilon": _EPSILON,
     "attention.layer_norm_epsilon": _EPSILON,
+    "attn_logit_softcapping": Range(1e-3, 1e6, "products are divided by it; 50 in use", or_zero=True),
     "final_logit_softcapping": Range(1e-3, 1e6, "logits are divided by it; 30 in use", or_zero=True),
     "expert_weights_scale": Range(1e-3, 1e3, "a factor of activations; 2.5 in use", or_zero=True),
+    "attention.scale": _FACTOR,
+    "embedding_scale": _FACTOR,
+    "residual_scale": _FACTOR,
+    "logit_scale": _FACTOR,
     "rope.freq_base": _BASE,
     "rope.freq_base_swa": _BASE,
     "rope.global.freq_base": _BASE,
     "rope.local.freq_base": _BASE,
     "rope.scaling.factor": _STRETCH,
     "rope.scale_linear": _STRETCH,
+    "rope.scaling.alpha": Range(1e-3, 1e6, "a power of it multiplies rope.freq_base; 1000 in use", or_zero=True),
     "rope.scaling.attn_factor": _STRENGTH,
     "rope.scaling.yarn_attn_factor": _STRENGTH,
     "rope.scaling.yarn_ext_factor": Range(-1, 1e3, "the share of YaRN, 0 to 1; -1 is llama.cpp's for not given"),
@@ -88,7 +95,7 @@ FLOATS: dict[str, Range] = {
 }
 """Those that are numbers."""
 
-BOOLS = ("attention.causal", "expert_weights_norm")
+BOOLS = ("attention.causal", "expert_weights_norm", "rope.scaling.finetuned", "use_parallel_residual")
 STRINGS = ("rope.scaling.type",)
 
 
@@ -131,10 +138,11 @@ class Keys:
         value = self.metadata.float_(key) if default is None else self.metadata.float_(key, default)
         return value if value is default else self._checked(suffix, value, FLOATS[suffix])
 
-    def bool_(self, suffix: str, default: bool) -> bool:
-        """A truth value. Raises GgufError."""
+    def bool_(self, suffix: str, default: bool | None = None) -> bool:
+        """A truth value; required when there is no default. Raises GgufError."""
         assert suffix in BOOLS
-        return self.metadata.bool_(self.name(suffix), default)
+        key = self.name(suffix)
+        return self.metadata.bool_(key) if default is None else self.metadata.bool_(key, default)
 
     def str_(self, suffix: str, default: str) -> str:
         """A word. Raises GgufError."""

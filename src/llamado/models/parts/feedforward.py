@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from llamado.ggml.graph import glu, glu_split, sqr, unary
 from llamado.ggml.ops import GluOp, UnaryOp
 from llamado.ggml.tensor import Tensor
-from llamado.models.forward import Linear, Pass
+from llamado.models.forward import Linear, Pass, Projection
 from llamado.models.weights import RoleWeights
 
 
@@ -22,7 +22,7 @@ class Gated(NamedTuple):
 
     gate: Linear
     up: Linear
-    down: Linear
+    down: Projection
     activation: GluOp
 
     @classmethod

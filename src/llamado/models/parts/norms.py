@@ -44,3 +44,12 @@ class LayerNorm(NamedTuple):
     def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor:
         y = mul(norm(x, step.norm_eps), self.weight, name)
         return y if self.bias is None else add(y, self.bias, name)
+
+
+def take_head_norm(w: RoleWeights, name: str, dim: int, n_head: int) -> LayerNorm | None:
+    """The layer norm `name` of heads, with weights of its own for each; None where the file has none.
+
+    Raises InvalidModel.
+    """
+    weight = w.maybe(f"{name}.weight", dim, n_head)
+    return None if weight is None else LayerNorm(weight, None)

@@ -1,0 +1,50 @@
+"""The cohere2 architecture: Command R7B, Command A."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llamado.ggml.ops import RopeMode
+from llamado.models.decoder import Layer, ParallelDecoder
+from llamado.models.hparams import HyperParameters, read_hparams, read_swa_layers
+from llamado.models.keys import Keys
+from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.norms import LayerNorm, Norm
+from llamado.models.weights import RoleWeights
+
+
+class Cohere2Model(ParallelDecoder):
+    """Attention and network side by side behind one layer norm without shifts (arXiv 2504.00698).
+
+    Three layers with a sliding window, which rotate queries and keys, then one that sees everything and does not.
+    """
+
+    architecture = "cohere2"
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        eps = "attention.layer_norm_epsilon"
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL, norm_eps=eps)
+        return replace(
+            hp,
+            logit_scale=keys.float_("logit_scale") or 1.0,
+            n_swa=keys.int_("attention.sliding_window"),
+            swa_layers=read_swa_layers(keys, hp.n_layer, 4),
+        )
+
+    def _take_norm(self, w: RoleWeights, name: str, n: int) -> Norm:
+        return LayerNorm.take(w, name, n, biased=False)
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        return Layer(
+            attn_norm=LayerNorm.take(w, "attn_norm", hp.n_embd, biased=False),
+            attention=Attention(
+                heads=heads,
+                project=take_projections(w, hp.n_embd, heads),
+                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                rope=hp.rope if hp.is_swa(layer) else None,
+                scale=hp.attention_scale,
+            ),
+            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer]),
+        )

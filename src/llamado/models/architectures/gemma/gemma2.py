@@ -1,0 +1,57 @@
+"""The gemma2 architecture: layers with a sliding window and layers that see everything take turns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from llamado.ggml.ops import GluOp, RopeMode
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.hparams import HyperParameters, inverse_sqrt, read_hparams, read_swa_layers
+from llamado.models.keys import Keys
+from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.norms import RmsNorm
+from llamado.models.weights import RoleWeights
+
+_LAYERS_OF_27B = 46
+
+
+class Gemma2Model(Decoder):
+    """Decoder with a norm before and after each half of a layer, and soft caps (arXiv 2408.00118)."""
+
+    architecture = "gemma2"
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
+        return replace(
+            hp,
+            embedding_scale=float(np.sqrt(np.float32(hp.n_embd))),
+            # The 27B model alone scales by the width per head instead of the head's own.
+            attention_scale=inverse_sqrt(hp.n_embd // hp.n_head[0] if hp.n_layer == _LAYERS_OF_27B else hp.head_dim_k),
+            attention_softcap=keys.float_("attn_logit_softcapping", 50.0),
+            final_logit_softcap=keys.float_("final_logit_softcapping", 30.0),
+            n_swa=keys.int_("attention.sliding_window", 4096),
+            swa_layers=read_swa_layers(keys, hp.n_layer, 2),
+            rope_swa=replace(hp.rope, freq_base=keys.float_("rope.freq_base_swa", hp.rope.freq_base)),
+        )
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        return Layer(
+            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
+            attention=Attention(
+                heads=heads,
+                project=take_projections(w, hp.n_embd, heads),
+                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                rope=hp.rope_of(layer),
+                scale=hp.attention_scale,
+                scale_queries=True,
+                softcap=hp.attention_softcap,
+            ),
+            attn_post_norm=RmsNorm.take(w, "post_attention_norm", hp.n_embd),
+            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
+            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer], GluOp.GEGLU),
+            ffn_post_norm=RmsNorm.take(w, "post_ffw_norm", hp.n_embd),
+        )

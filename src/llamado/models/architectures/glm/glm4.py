@@ -1,0 +1,41 @@
+"""The glm4 architecture: GLM-4-0414 and GLM-Z1."""
+
+from __future__ import annotations
+
+from llamado.ggml.ops import RopeMode
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.hparams import HyperParameters, check_sections, read_hparams
+from llamado.models.keys import Keys
+from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.feedforward import GatedFused
+from llamado.models.parts.norms import RmsNorm
+from llamado.models.weights import RoleWeights
+
+
+class Glm4Model(Decoder):
+    """Decoder with a norm before and after each half of a layer, and heads of which a part is rotated
+    (arXiv 2406.12793).
+    """
+
+    architecture = "glm4"
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        check_sections(keys)
+        return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        return Layer(
+            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
+            attention=Attention(
+                heads=heads,
+                project=take_projections(w, hp.n_embd, heads),
+                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                rope=hp.rope,
+                scale=hp.attention_scale,
+            ),
+            attn_post_norm=RmsNorm.take(w, "post_attention_norm", hp.n_embd),
+            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
+            feed_forward=GatedFused.take(w, hp.n_embd, hp.n_ff[layer]),
+            ffn_post_norm=RmsNorm.take(w, "post_ffw_norm", hp.n_embd),
+        )

@@ -1,0 +1,53 @@
+"""The granite architecture: the dense models of Granite 3 and 4."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from llamado.ggml.ops import RopeMode
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.hparams import HyperParameters, read_hparams
+from llamado.models.keys import Keys
+from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.norms import RmsNorm
+from llamado.models.weights import RoleWeights
+
+
+class GraniteModel(Decoder):
+    """As Llama, with factors of embeddings, of products of queries and keys, of what half a layer adds, and of logits.
+
+    A file may say that nothing is rotated (`rope.scaling.finetuned` false).
+    """
+
+    architecture = "granite"
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
+        self._rotates = keys.bool_("rope.scaling.finetuned", True)
+        return replace(
+            hp,
+            embedding_scale=keys.float_("embedding_scale", 0.0) or 1.0,
+            attention_scale=keys.float_("attention.scale", 0.0) or hp.attention_scale,
+            residual_scale=keys.float_("residual_scale", 0.0) or 1.0,
+            # The file's number divides the logits.
+            logit_scale=float(np.float32(1) / np.float32(keys.float_("logit_scale") or 1.0)),
+        )
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        return Layer(
+            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
+            attention=Attention(
+                heads=heads,
+                project=take_projections(w, hp.n_embd, heads),
+                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                rope=hp.rope if self._rotates else None,
+                factors=self._freq_factors,
+                scale=hp.attention_scale,
+            ),
+            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
+            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer]),
+        )

@@ -1,0 +1,51 @@
+"""The hunyuan-dense architecture: the dense models of Hunyuan, 0.5B to 7B."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from llamado.ggml.ops import RopeMode
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.hparams import HyperParameters, check_sections, read_hparams
+from llamado.models.keys import Keys
+from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.norms import RmsNorm
+from llamado.models.weights import RoleWeights
+
+
+class HunyuanDenseModel(Decoder):
+    """As Llama, with a norm of each head's query and key behind the rotation."""
+
+    architecture = "hunyuan-dense"
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        check_sections(keys)
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
+        alpha = keys.float_("rope.scaling.alpha", 0.0)
+        if not alpha or hp.head_dim_k == 2:
+            return hp
+        # NTK: a larger base in the place of slower rotation.
+        power = np.float32(hp.head_dim_k) / np.float32(hp.head_dim_k - 2)
+        base = np.float32(hp.rope.freq_base) * np.float32(alpha) ** power
+        return replace(hp, rope=replace(hp.rope, freq_base=float(base)))
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        return Layer(
+            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
+            attention=Attention(
+                heads=heads,
+                project=take_projections(w, hp.n_embd, heads),
+                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                q_norm=RmsNorm.take(w, "attn_q_norm", heads.dim_k),
+                k_norm=RmsNorm.take(w, "attn_k_norm", heads.dim_k),
+                norm_after_rope=True,
+                rope=hp.rope,
+                scale=hp.attention_scale,
+            ),
+            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
+            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer]),
+        )

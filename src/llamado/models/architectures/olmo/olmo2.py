@@ -1,0 +1,53 @@
+"""The olmo2 architecture: OLMo 2 and OLMo 3."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llamado.ggml.ops import RopeMode
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.hparams import HyperParameters, read_hparams, read_swa_layers
+from llamado.models.keys import Keys
+from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.norms import RmsNorm
+from llamado.models.weights import RoleWeights
+
+
+class Olmo2Model(Decoder):
+    """Norms of what each half of a layer adds, none before it; rows of queries and keys are normed (arXiv 2501.00656).
+
+    Where a file has a sliding window (OLMo 3), every fourth layer sees all, and only there context is stretched.
+    """
+
+    architecture = "olmo2"
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
+        n_swa = keys.int_("attention.sliding_window", 0)
+        if not n_swa:
+            return hp
+        return replace(
+            hp,
+            n_swa=n_swa,
+            swa_layers=read_swa_layers(keys, hp.n_layer, 4),
+            rope_swa=replace(hp.rope, freq_scale=1.0, ext_factor=0.0, attn_factor=1.0),
+        )
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        return Layer(
+            attention=Attention(
+                heads=heads,
+                project=take_projections(w, hp.n_embd, heads),
+                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                q_norm=RmsNorm.take(w, "attn_q_norm", heads.n * heads.dim_k),
+                k_norm=RmsNorm.take(w, "attn_k_norm", heads.n_kv * heads.dim_k),
+                norm_rows=True,
+                rope=hp.rope_of(layer),
+                scale=hp.attention_scale,
+            ),
+            attn_post_norm=RmsNorm.take(w, "post_attention_norm", hp.n_embd),
+            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer]),
+            ffn_post_norm=RmsNorm.take(w, "post_ffw_norm", hp.n_embd),
+        )

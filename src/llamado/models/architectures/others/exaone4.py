@@ -1,0 +1,50 @@
+"""The exaone4 architecture: EXAONE 4.0."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llamado.ggml.ops import RopeMode
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.hparams import HyperParameters, read_hparams, read_swa_layers
+from llamado.models.keys import Keys
+from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.norms import RmsNorm
+from llamado.models.weights import RoleWeights
+
+_LAYERS_OF_32B = 64
+
+
+class Exaone4Model(Decoder):
+    """Norms of what each half of a layer adds, none before it, and normed queries and keys (arXiv 2507.11407).
+
+    The 32B model has three layers with a sliding window, then one that sees everything and rotates nothing.
+    """
+
+    architecture = "exaone4"
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
+        if hp.n_layer != _LAYERS_OF_32B:
+            return hp
+        n_swa = keys.int_("attention.sliding_window", 4096)
+        return replace(hp, n_swa=n_swa, swa_layers=read_swa_layers(keys, hp.n_layer, 4))
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        return Layer(
+            attention=Attention(
+                heads=heads,
+                project=take_projections(w, hp.n_embd, heads),
+                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                q_norm=RmsNorm.take(w, "attn_q_norm", heads.dim_k),
+                k_norm=RmsNorm.take(w, "attn_k_norm", heads.dim_k),
+                rope=hp.rope if hp.is_swa(layer) or not hp.n_swa else None,
+                factors=self._freq_factors,
+                scale=hp.attention_scale,
+            ),
+            attn_post_norm=RmsNorm.take(w, "post_attention_norm", hp.n_embd),
+            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer]),
+            ffn_post_norm=RmsNorm.take(w, "post_ffw_norm", hp.n_embd),
+        )

@@ -1,0 +1,49 @@
+"""The gptneox architecture: GPT-NeoX, Pythia, Dolly, RedPajama."""
+
+from __future__ import annotations
+
+from llamado.ggml.ops import RopeMode, UnaryOp
+from llamado.ggml.tensor import Tensor
+from llamado.models.decoder import Decoder, Layer, ParallelDecoder
+from llamado.models.forward import Pass
+from llamado.models.hparams import HyperParameters, read_hparams
+from llamado.models.keys import Keys
+from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.feedforward import Ungated
+from llamado.models.parts.norms import LayerNorm, Norm
+from llamado.models.weights import RoleWeights
+
+
+class GptNeoxModel(ParallelDecoder):
+    """Attention and network side by side, each behind a layer norm of its own, or, where the file says so, one after
+    the other; a quarter of each head is rotated (arXiv 2204.06745).
+    """
+
+    architecture = "gptneox"
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        self._parallel = keys.bool_("use_parallel_residual")
+        eps = "attention.layer_norm_epsilon"
+        return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX, norm_eps=eps)
+
+    def _take_norm(self, w: RoleWeights, name: str, n: int) -> Norm:
+        return LayerNorm.take(w, name, n)
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        return Layer(
+            attn_norm=LayerNorm.take(w, "attn_norm", hp.n_embd),
+            attention=Attention(
+                heads=heads,
+                project=take_projections(w, hp.n_embd, heads),
+                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                rope=hp.rope,
+                scale=hp.attention_scale,
+            ),
+            ffn_norm=LayerNorm.take(w, "ffn_norm", hp.n_embd),
+            feed_forward=Ungated.take(w, hp.n_embd, hp.n_ff[layer], UnaryOp.GELU),
+        )
+
+    def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
+        order = ParallelDecoder if self._parallel else Decoder
+        return order._layer(self, step, layer, x)

@@ -1,0 +1,41 @@
+"""The phi3 architecture: Phi-3, Phi-3.5, Phi-4, Phi-4-mini."""
+
+from __future__ import annotations
+
+from llamado.ggml.ops import RopeMode
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.hparams import HyperParameters, read_hparams
+from llamado.models.keys import Keys
+from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.feedforward import GatedFused
+from llamado.models.parts.norms import RmsNorm
+from llamado.models.weights import RoleWeights
+
+
+class Phi3Model(Decoder):
+    """Pre-norm decoder with one matrix for queries, keys and values and one for gate and network (arXiv 2404.14219).
+
+    A sliding window that a file gives is not used: llama.cpp does not, either.
+    """
+
+    architecture = "phi3"
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        return Layer(
+            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
+            attention=Attention(
+                heads=heads,
+                project=take_projections(w, hp.n_embd, heads),
+                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                rope=hp.rope,
+                factors=self._freq_factors,
+                scale=hp.attention_scale,
+                scale_queries=True,
+            ),
+            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
+            feed_forward=GatedFused.take(w, hp.n_embd, hp.n_ff[layer]),
+        )
