@@ -3,6 +3,8 @@
 #
 #   ./demo.sh              the default model (SmolLM2 135M)
 #   ./demo.sh gemma3       Gemma 3 270M
+#   ./demo.sh glm          GLM 4.7 Flash: 17 GB, fetched to ~/.models (LLAMADO_MODELS) if it fits memory
+#   ./demo.sh qwen3        Qwen3 Coder 30B A3B: 18 GB, likewise
 #   ./demo.sh PATH.gguf    a file of yours
 #   ./demo.sh hf:user/model    a GGUF model from the Hugging Face hub
 #   WORKERS=2 ./demo.sh    the model divided among two workers
@@ -35,7 +37,7 @@ if [ "${1:-}" = "stop" ]; then
   echo "stopped"
   exit 0
 fi
-case "${1:-}" in -h | --help) sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]##*/}"; exit 0 ;; esac
+case "${1:-}" in -h | --help) sed -n '2,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]##*/}"; exit 0 ;; esac
 
 python=""
 for candidate in "${PYTHON:-}" python3 python3.14 python3.13 python3.12 python3.11 python; do

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
@@ -14,9 +15,18 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tiny import TINY, make
 from tiny_models import make_llama
 
 from llamado.commands import demo
+from llamado.devices.limits import MachineMemory
+from llamado.devices.split.placement import NotEnoughMemory
+from llamado.engine import supported
+from llamado.gguf.sources.catalogue import LARGE
+from llamado.gguf.sources.resolve import cache_dir
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "gguf"))
+from stand_in_sites import Site, add_repo, serve
 
 CLONE = Path(__file__).parents[2]
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -149,24 +159,75 @@ def test_help(run: Run, clone: Path) -> None:
     for flag in ("-h", "--help"):
         done = run(flag)
         assert done.returncode == 0 and done.stdout.startswith("Chat with a model in one command.")
-        for said in ("gemma3", "PATH.gguf", "stop", *(name for name in VARIABLES if name != "LATENCY3")):
+        for said in (
+            "gemma3",
+            "glm",
+            "qwen3",
+            "LLAMADO_MODELS",
+            "PATH.gguf",
+            "stop",
+            *(name for name in VARIABLES if name != "LATENCY3"),
+        ):
             assert said in done.stdout
-        # What does not run is not offered.
-        assert not re.search("glm|qwen", done.stdout) and "set -" not in done.stdout
+        assert "set -" not in done.stdout
     assert not (clone / ".demo").exists()
+
+
+def stand_in(folder: Path, name: str, architecture: str) -> tuple[Site, bytes]:
+    """A site that has a small model of an architecture in the place of the large one, and the model."""
+    tiny = next((one for one in TINY.values() if one.architecture == architecture), TINY["llama"])
+    content = make(tiny, folder / "tiny.gguf").read_bytes()
+    site, entry = Site(headers={"ETag": f'"{"e" * 40}"'}), LARGE[name]
+    add_repo(site, entry.repo, {entry.file_name: content})
+    site.linked[f"/{entry.repo}/resolve/main/{entry.file_name}"] = hashlib.sha256(content).hexdigest()
+    return site, content
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "architecture"), [("glm", "deepseek2"), ("qwen3", "qwen3moe")])
-def test_large_models_are_refused_before_anything_is_fetched(
+def test_large_models_run_from_the_hub_to_an_answer(
     run: Run, clone: Path, tmp_path: Path, name: str, architecture: str
 ) -> None:
-    python = f'case "$*" in *"-m pip"*) touch {tmp_path / "pip"} ;; esac\nexec {shlex.quote(sys.executable)} "$@"'
-    script(clone / ".venv" / "bin" / "python", python)
-    done = run(name, LLAMADO_CACHE=str(tmp_path / "cache"), LLAMADO_DEMO_PORT="0")
-    assert done.returncode == 1 and not (clone / ".demo").exists()
-    assert f"models of architecture '{architecture}' do not run here; those of " in done.stdout
-    assert not any((tmp_path / made).exists() for made in ("pip", "cache", "hf"))
+    site, content = stand_in(tmp_path, name, architecture)
+    folder = tmp_path / "home" / ".models"
+    variables = {"HOME": str(tmp_path / "home"), "LLAMADO_CACHE": str(cache_dir()), "LLAMADO_DEMO_PORT": "0"}
+    with serve(site):
+        variables |= {"HF_ENDPOINT": site.url, "NO_PROXY": "127.0.0.1"}
+        site.cut_after, site.cuts = 1 << 20, 100  # the network is down after each MB, and no attempt gets further
+        site.ranges = False
+        broken = run(name, **variables)
+        assert broken.returncode == 1 and "run the same command again, it goes on where it stopped" in broken.stdout
+        (part,) = folder.glob("*.part")
+        site.cuts, site.ranges = 0, True
+        site.asked.clear()
+        done = run(name, **variables, LATENCY1="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert any(asked == f"bytes={1 << 20}-" for _, _, asked in site.asked), "it goes on where it stopped"
+    assert (folder / LARGE[name].file_name).read_bytes() == content and not part.exists()
+    words = " ".join(done.stdout.split())
+    assert f"model: {LARGE[name].about} " in words and re.search(r"takes [\d.,]+ MiB of memory with 4096 tokens", words)
+    assert "worker 1: 127.0.0.1:" in words and "a link of 1 ms" in words and "time to first token" in words
+    _, _, _, server = commands(clone)
+    assert server[server.index("-a") + 1] == name
+    assert run("stop").stdout == "stopped\n"
+    again = run(name, **variables)  # nobody is asked now
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert run("stop").stdout == "stopped\n"
+
+
+def test_a_large_model_that_does_not_fit_is_refused_by_its_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site, content = stand_in(tmp_path, "qwen3", "qwen3moe")
+    monkeypatch.setattr(supported, "memory", lambda: MachineMemory(1 << 20, 1 << 20, 1 << 40))
+    monkeypatch.setenv("LLAMADO_MODELS", str(tmp_path / "models"))
+    with serve(site):
+        monkeypatch.setenv("HF_ENDPOINT", site.url)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        with pytest.raises(NotEnoughMemory, match=r"Q4_K_M\.gguf is not fetched: .*has 1\.0 MiB free"):
+            demo.fetch("qwen3")
+    assert sum(n for path, n in site.sent.items() if path.endswith(".gguf")) <= 1 << 20 < len(content)
+    assert not (tmp_path / "models").exists()
 
 
 @pytest.mark.slow

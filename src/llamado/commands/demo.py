@@ -19,16 +19,18 @@ import httpx
 import orjson
 from rich.console import Console
 
-from llamado.engine.supported import check_supported
+from llamado.engine.options import EngineOptions, ModelSource
+from llamado.engine.supported import fetch_model
 from llamado.errors import LlamadoError
 from llamado.gguf.errors import SourceError
 from llamado.gguf.reader import GGUFFile
-from llamado.gguf.sources.catalogue import CATALOGUE
-from llamado.gguf.sources.resolve import progress_bar, resolve
+from llamado.gguf.sources.catalogue import CATALOGUE, LARGE
+from llamado.gguf.sources.resolve import progress_bar
 from llamado.installation import own_command
 
 FOLDER = Path(".demo")
 PORT = 8080
+CONTEXT, SLOTS = 4096, 4
 QUESTION = "What is a llama? Answer in two sentences."
 BEGINNING = "The llama is an animal that"
 
@@ -55,18 +57,24 @@ def running() -> tuple[int, str] | None:
 
 
 def fetch(spec: str) -> Path:
-    """The model's file. Raises DemoError that says what to do without a network."""
-    known = CATALOGUE.get(spec)
+    """The model's file, if it can run here. Raises LlamadoError; DemoError that says what to do without a network."""
+    known = CATALOGUE.get(spec) or LARGE.get(spec)
     console.print(f"model: {known.about if known else spec}")
     try:
         with progress_bar(console, spec) as progress:
-            return resolve(spec, progress=progress, warn=console.print, check=check_supported)
+            options = EngineOptions(n_ctx=CONTEXT, n_slots=SLOTS)
+            return fetch_model(ModelSource(spec=spec), options, progress=progress, warn=say, say=say)
     except SourceError as error:
         if known is None and ":" not in spec:
             raise
         raise DemoError(
             f"{error}\nWithout a network: copy a .gguf file here from another machine and run ./demo.sh PATH.gguf"
         ) from None
+
+
+def say(text: str) -> None:
+    """Prints what has no markup."""
+    console.print(text, markup=False)
 
 
 def free_port() -> int:
@@ -150,7 +158,7 @@ def start(model: Path, alias: str, port: int, links: list[float]) -> subprocess.
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / "processes").unlink(missing_ok=True)
     workers = start_workers(links)
-    arguments = ["serve", "-m", str(model), "-a", alias, "--port", str(port), "-c", "4096", "--metrics"]
+    arguments = ["serve", "-m", str(model), "-a", alias, "--port", str(port), "-c", str(CONTEXT), "--metrics"]
     if workers:
         arguments += ["--rpc", ",".join(workers), "--tensor-split", ",".join("1" for _ in workers)]
     server = background("server", *arguments)
@@ -235,7 +243,7 @@ def main() -> int:
         model = fetch(spec)
         url = f"http://127.0.0.1:{port}"
         try:
-            server = start(model, spec if spec in CATALOGUE else model.stem, port, links)
+            server = start(model, spec if spec in CATALOGUE or spec in LARGE else model.stem, port, links)
             wait_ready(server, url)
         except DemoError:
             end_all()

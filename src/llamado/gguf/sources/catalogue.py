@@ -68,7 +68,7 @@ CATALOGUE: dict[str, WheelModel] = {
 
 LARGE: dict[str, LargeModel] = {
     "glm": LargeModel(
-        about="GLM 4.7 Flash, Q4_K_M, 18 GB",
+        about="GLM 4.7 Flash, Q4_K_M, 17 GB",
         repo="unsloth/GLM-4.7-Flash-GGUF",
         file_name="GLM-4.7-Flash-Q4_K_M.gguf",
     ),
