@@ -1,4 +1,4 @@
-"""Architectures of the tests' own, for what no real one here remembers: latent rows, and states beside attention."""
+"""Architectures of the tests' own, for what no real one here remembers: states beside attention."""
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ from llamado.models.forward import Pass
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.memory import KeysValues, LayerMemory, RecurrentState
-from llamado.models.memory import Latent as LatentRow
 from llamado.models.weights import Weights
 
 N_EMBD, N_HEAD, HEAD, N_FF, N_VOCAB = 64, 4, 32, 96, 320
-N_ROW, N_VALUE = 64, 32
-"""Elements of a latent row, and of its value."""
 N_STATE = 48
 
 
@@ -76,24 +73,6 @@ class _Tiny(Model):
         h = step.norm(x, w.ffn_norm, f"ffn_norm-{i}")
         h = swiglu_split(step.mul_mat(w.gate, h, f"gate-{i}"), step.mul_mat(w.up, h, f"up-{i}"), f"swiglu-{i}")
         return add(step.mul_mat(w.down, h, f"ffn_out-{i}"), x, f"l_out-{i}")
-
-
-class LatentModel(_Tiny):
-    """Multi-head latent attention: a token is one row for all heads, of which its value is a part."""
-
-    architecture = "tiny-latent"
-    widths = N_HEAD * N_ROW, N_ROW, N_ROW, N_HEAD * N_VALUE
-
-    def remembers(self, layer: int) -> LayerMemory:
-        return LatentRow(N_ROW)
-
-    def _mix(self, step: Pass, layer: int, h: Tensor) -> Tensor | None:
-        w, n, rope = self._layers[layer], step.shape.n_tokens, self.hparams.rope
-        q = reshape(step.mul_mat(w.q, h, f"q-{layer}"), N_ROW, N_HEAD, n)
-        row = reshape(step.mul_mat(w.k, h, f"row-{layer}"), N_ROW, 1, n)
-        q, row = (step.rotate(x, rope, None, "") for x in (q, row))
-        row = mul(reshape(row, N_ROW, n), sigmoid(step.mul_mat(w.v, h, f"gate-{layer}")))
-        return step.attend_latent(layer, q, row, N_VALUE, N_ROW**-0.5)
 
 
 class HybridModel(_Tiny):

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import reference
 from rows import feed_sequence
-from tiny_architectures import N_ROW, N_VALUE, HybridModel, LatentModel, make_tiny
+from tiny import TINY, make
+from tiny.deepseek import RANK, ROPE
+from tiny_architectures import HybridModel, make_tiny
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
@@ -25,6 +27,7 @@ from llamado.ggml.ops import Op
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models import BatchShape
+from llamado.models.architectures.deepseek.deepseek2 import Deepseek2Model
 from llamado.models.memory import Handle, Span
 
 from . import test_restore
@@ -32,9 +35,9 @@ from .fake import FakeTokenizer, ask, eventually, send
 
 Array = np.ndarray[Any, Any]
 Open = Callable[..., ModelRunner]
-Kind = type[LatentModel] | type[HybridModel]
+Kind = type[Deepseek2Model] | type[HybridModel]
 N, MAX_BATCH = 260, 16
-TOKENIZER = FakeTokenizer(dict.fromkeys(range(320), b"x"), eog=())
+TOKENIZER = FakeTokenizer(dict.fromkeys(range(512), b"x"), eog=())
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +45,7 @@ def jit() -> Jit:
     return Jit()
 
 
-@pytest.fixture(scope="module", params=[LatentModel, HybridModel])
+@pytest.fixture(scope="module", params=[Deepseek2Model, HybridModel])
 def kind(request: pytest.FixtureRequest) -> Kind:
     found: Kind = request.param
     return found
@@ -50,7 +53,8 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 @pytest.fixture(scope="module")
 def path(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny(tmp_path_factory.mktemp("model") / "m.gguf", kind)
+    path = tmp_path_factory.mktemp("model") / "m.gguf"
+    return make_tiny(path, HybridModel) if kind is HybridModel else make(TINY["deepseek2"], path)
 
 
 @pytest.fixture
@@ -104,8 +108,9 @@ def test_what_it_costs(start: Open, kind: Kind, path: Path) -> None:
     memory = start().memory
     with GGUFFile.open(path) as file:
         sizes = model_sizes(file, kind(file), n_cells=1536, n_sequences=3, max_batch=MAX_BATCH)
-    if kind is LatentModel:
-        assert sizes.kv == (1536 * 64 * 2,) * 4 and memory.token_bytes == 4 * 128 and not memory.has_tails
+    if kind is Deepseek2Model:
+        row = (RANK + ROPE) * 2
+        assert sizes.kv == (1536 * row,) * 4 and memory.token_bytes == 4 * row and not memory.has_tails
         assert [len(memory[i].tensors) for i in range(4)] == [1] * 4, "no values of their own"
     else:
         state, rows = 3 * 4 * 128 * 4, 1536 * 2 * 128 * 2
@@ -120,10 +125,11 @@ def test_a_prompt_in_chunks(start: Open, right: Array, chunk: int) -> None:
 
 
 def test_types_of_a_latent_cache(start: Open, kind: Kind) -> None:
-    if kind is LatentModel:
+    if kind is Deepseek2Model:
         plain, packed = start(type_k=TensorType.F32), start(type_k=TensorType.Q8_0)
         a, b = (feed(runner, allocated(runner), text()[:40]) for runner in (plain, packed))
-        assert np.abs(a - b).max() < 0.1 * a.std() and not same(a, b)
+        # Some tokens choose another expert: all their numbers differ.
+        assert 0 < np.median(np.abs(a - b)) < 0.02 * a.std()
 
 
 def test_among_strangers(start: Open, right: Array) -> None:
@@ -151,8 +157,8 @@ def test_going_back(start: Open, right: Array, kind: Kind) -> None:
     memory, handle = runner.memory, allocated(runner)
     memory.mark(handle, 199)
     feed(runner, handle, text())
-    assert memory.reach(handle, 220) == (220 if kind is LatentModel else 199)
-    assert memory.rewind(handle, 100) == (kind is LatentModel)
+    assert memory.reach(handle, 220) == (220 if kind is Deepseek2Model else 199)
+    assert memory.rewind(handle, 100) == (kind is Deepseek2Model)
     for n in (199, 0) if kind is HybridModel else (77, 0):
         assert memory.rewind(handle, n)
         feed(runner, handle, text(2)[:20])
@@ -248,7 +254,7 @@ def test_a_lost_worker(kind: Kind, path: Path, start: Open, jit: Jit, monkeypatc
 
 
 def test_latent_attention_is_that_of_the_reference(path: Path, kind: Kind, start: Open, monkeypatch: Any) -> None:
-    if kind is LatentModel:
+    if kind is Deepseek2Model:
         monkeypatch.setattr(reference, "load_model", kind)
         expected = reference.ReferenceModel(path).logits(text()[:40], outputs=range(40))
         found = feed((runner := start()), allocated(runner), text()[:40])
@@ -256,7 +262,7 @@ def test_latent_attention_is_that_of_the_reference(path: Path, kind: Kind, start
 
 
 def test_a_value_is_the_beginning_of_its_row(path: Path, kind: Kind) -> None:
-    if kind is LatentModel:
+    if kind is Deepseek2Model:
         with GGUFFile.open(path) as file:
             model = kind(file)
             memory = model.memory(512)
@@ -266,5 +272,5 @@ def test_a_value_is_the_beginning_of_its_row(path: Path, kind: Kind) -> None:
         for layer, node in enumerate(attention):
             k, v = node.source(1), node.source(2)
             assert k is not None and v is not None and k.view_src is v.view_src is memory[layer].tensors[0]
-            assert (k.ne[:3], v.ne[:3]) == ((N_ROW, 256, 1), (N_VALUE, 256, 1))
-            assert k.view_offs == v.view_offs == 0 and k.nb[1] == v.nb[1] == 2 * N_ROW
+            assert (k.ne[:3], v.ne[:3]) == ((RANK + ROPE, 256, 1), (RANK, 256, 1))
+            assert k.view_offs == v.view_offs == 0 and k.nb[1] == v.nb[1] == 2 * (RANK + ROPE)

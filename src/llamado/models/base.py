@@ -49,7 +49,7 @@ class Model(ABC):
         self._token_embd = weights.input.need("token_embd.weight", self.hparams.n_embd, n_vocab)
         self._take_head(weights)
         self._take_weights(weights)
-        weights.check_all_taken()
+        weights.check_all_taken(range(self.hparams.n_layer, self.hparams.n_layer + self.hparams.n_nextn))
         self.weights, self.roles = weights.taken, weights.roles
         self.adapters = ()
 

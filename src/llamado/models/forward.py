@@ -169,8 +169,8 @@ class Pass:
         """RMS norm, scaled by a weight."""
         return mul(rms_norm(x, self._hparams.norm_eps), weight, name)
 
-    def rotate(self, x: Tensor, rope: Rope, freq_factors: Tensor | None, name: str) -> Tensor:
-        """Rotary position embedding of heads [head_dim, n_head, n_tokens]."""
+    def rotate(self, x: Tensor, rope: Rope, freq_factors: Tensor | None, name: str, *, offset: int = 0) -> Tensor:
+        """Rotary position embedding of heads [head_dim, n_head, n_tokens], from element `offset` on."""
         return rope_ext(
             x,
             self.positions(),
@@ -185,6 +185,7 @@ class Pass:
             rope.beta_fast,
             rope.beta_slow,
             name,
+            offset,
         )
 
     def attend(

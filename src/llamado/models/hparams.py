@@ -92,7 +92,7 @@ class HyperParameters:
     `experts` is the mixture that feed-forward networks are made of, where they are.
     `embedding_scale`, `residual_scale` and `logit_scale` multiply embeddings, what a half of a layer adds, and logits;
     the soft caps bend x to cap · tanh(x / cap). Without `causal` a token sees the whole of its text. `pooling` is the
-    file's word on it.
+    file's word on it. `n_nextn` blocks behind the layers predict tokens beyond the next one; they do not run here.
     """
 
     architecture: str
@@ -119,6 +119,7 @@ class HyperParameters:
     causal: bool = True
     pooling: Pooling | None = None
     experts: Experts | None = None
+    n_nextn: int = 0
 
     def n_embd_k(self, layer: int) -> int:
         """Elements of one token's keys in a layer."""
@@ -195,6 +196,12 @@ def read_rope(keys: Keys, head_dim: int, n_ctx_train: int, mode: RopeMode) -> Ro
         beta_fast=keys.float_("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=keys.float_("rope.scaling.yarn_beta_slow", 1.0),
     )
+
+
+def stretch_factor(rope: Rope, multiplier: float) -> float:
+    """What YaRN multiplies attention by for its stretch of the context: 0.1 · multiplier · ln(stretch) + 1."""
+    stretch = 1.0 / rope.freq_scale
+    return 1.0 if stretch <= 1.0 else 0.1 * multiplier * log(stretch) + 1.0
 
 
 def read_swa_layers(keys: Keys, n_layer: int, period: int) -> tuple[bool, ...]:
@@ -305,10 +312,17 @@ def read_hparams(
     `norm_eps` names the key of the norms' epsilon. Raises GgufError (missing key, wrong type), InvalidModel (impossible
     value) or UnsupportedModel, naming the key.
     """
-    n_layer = keys.int_("block_count")
+    n_layer = n_blocks = keys.int_("block_count")
+    n_nextn = keys.int_("nextn_predict_layers", 0)
+    if n_nextn >= n_layer:
+        raise InvalidModel(
+            f"metadata key '{keys.name('nextn_predict_layers')}' is {n_nextn}; fewer than the {n_layer} layers are "
+            "expected"
+        )
+    n_layer -= n_nextn
     n_embd = keys.int_("embedding_length")
-    n_head = keys.per_layer("attention.head_count", n_layer)
-    n_head_kv = keys.per_layer("attention.head_count_kv", n_layer, n_head)
+    n_head = keys.per_layer("attention.head_count", n_blocks)
+    n_head_kv = keys.per_layer("attention.head_count_kv", n_blocks, n_head)
     for layer, (heads, heads_kv) in enumerate(zip(n_head, n_head_kv, strict=True)):
         if heads % heads_kv:
             raise InvalidModel(
@@ -327,11 +341,12 @@ def read_hparams(
         architecture=keys.architecture,
         n_layer=n_layer,
         n_embd=n_embd,
-        n_head=n_head,
-        n_head_kv=n_head_kv,
+        n_head=n_head[:n_layer],
+        n_head_kv=n_head_kv[:n_layer],
         head_dim_k=head_dim_k,
         head_dim_v=head_dim_v,
-        n_ff=keys.per_layer("feed_forward_length", n_layer),
+        n_ff=keys.per_layer("feed_forward_length", n_blocks)[:n_layer],
+        n_nextn=n_nextn,
         n_vocab=n_vocab,
         n_ctx_train=n_ctx_train,
         norm_eps=keys.float_(norm_eps),

@@ -65,9 +65,10 @@ class Weights:
         """The error for a tensor that an architecture cannot do without."""
         return InvalidModel(f"{self._file.source}: tensor '{name}' is missing; expected shape {list(ne)}")
 
-    def check_all_taken(self) -> None:
-        """Raises UnsupportedModel for weights the architecture would ignore: the answers would be wrong."""
-        left = [name for name in self._file.tensors if name not in self.taken]
+    def check_all_taken(self, unused: range) -> None:
+        """Raises UnsupportedModel for weights the architecture would ignore, but those of the blocks `unused`."""
+        free = tuple(f"blk.{block}." for block in unused)
+        left = [name for name in self._file.tensors if name not in self.taken and not name.startswith(free)]
         if left:
             more = f" and {len(left) - 5} more" if len(left) > 5 else ""
             raise UnsupportedModel(

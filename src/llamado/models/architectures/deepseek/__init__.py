@@ -1,0 +1,1 @@
+"""DeepSeek and those that follow it."""

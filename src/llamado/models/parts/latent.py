@@ -1,0 +1,176 @@
+"""Multi-head latent attention (arXiv 2405.04434): keys and values of all heads are made of one short row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from llamado.ggml.graph import concat, cont, mul, permute, repeat, reshape, view_2d, view_3d
+from llamado.ggml.tensor import Tensor
+from llamado.models.forward import Linear, Pass
+from llamado.models.hparams import Rope, Temperature
+from llamado.models.memory import KeysValues, Latent, LayerMemory
+from llamado.models.parts.norms import RmsNorm
+from llamado.models.weights import RoleWeights
+
+
+class LowRank(NamedTuple):
+    """A matrix as a product of two, with a norm in between."""
+
+    a: Linear
+    norm: RmsNorm
+    b: Linear
+
+    def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor:
+        return self.b(step, self.norm(step, self.a(step, x, f"{name}_a"), f"{name}_norm"), name)
+
+
+class LatentSizes(NamedTuple):
+    """Elements of a head's query and key that are not rotated and that are, of its value, and of the latent row."""
+
+    n_head: int
+    nope: int
+    rope: int
+    value: int
+    rank: int
+
+    @property
+    def key(self) -> int:
+        return self.nope + self.rope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compressed:
+    """What all forms of latent attention begin with: queries of heads, the latent row, and the rotated part of keys."""
+
+    sizes: LatentSizes
+    q: Linear | LowRank
+    row: Linear
+    norm: RmsNorm
+    rope: Rope
+    temperature: Temperature | None
+
+    @classmethod
+    def take(
+        cls,
+        w: RoleWeights,
+        n_embd: int,
+        sizes: LatentSizes,
+        q_rank: int,
+        rope: Rope,
+        temperature: Temperature | None,
+    ) -> Compressed:
+        """`attn_q`, or `attn_q_a`, `attn_q_a_norm` and `attn_q_b`; `attn_kv_a_mqa` and `attn_kv_a_norm`.
+
+        Raises InvalidModel.
+        """
+        n_q = sizes.n_head * sizes.key
+        q: Linear | LowRank
+        if w.has("attn_q.weight"):
+            q = w.linear("attn_q", n_embd, n_q)
+        else:
+            norm = RmsNorm.take(w, "attn_q_a_norm", q_rank)
+            q = LowRank(w.linear("attn_q_a", n_embd, q_rank), norm, w.linear("attn_q_b", q_rank, n_q))
+        return cls(
+            sizes=sizes,
+            q=q,
+            row=w.linear("attn_kv_a_mqa", n_embd, sizes.rank + sizes.rope),
+            norm=RmsNorm.take(w, "attn_kv_a_norm", sizes.rank),
+            rope=rope,
+            temperature=temperature,
+        )
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [key, n_head, n_tokens], latent rows [rank, n_tokens], and [rope, 1, n_tokens] of keys."""
+        s, n_tokens = self.sizes, x.ne[1]
+        q = reshape(self.q(step, x, f"q-{layer}"), s.key, s.n_head, n_tokens)
+        both = self.row(step, x, f"kv_cmpr_pe-{layer}")
+        size, stride = both.nb[0], both.nb[1]
+        latent = self.norm(step, view_2d(both, s.rank, n_tokens, stride), f"kv_cmpr-{layer}")
+        k = view_3d(both, s.rope, 1, n_tokens, stride, stride, s.rank * size)
+        return q, latent, step.rotate(k, self.rope, None, f"k_pe-{layer}")
+
+    def warmed(self, step: Pass, q: Tensor) -> Tensor:
+        """Queries times what their places make them grow."""
+        return q if self.temperature is None else mul(q, step.temperature(*self.temperature))
+
+
+class LatentAttention(NamedTuple):
+    """Attention over the latent rows themselves: what makes keys of them is multiplied into the queries, what makes
+    values of them into the result.
+    """
+
+    compressed: Compressed
+    k_b: Tensor
+    v_b: Tensor
+    out: Linear
+    scale: float
+
+    @classmethod
+    def take(cls, w: RoleWeights, n_embd: int, compressed: Compressed, scale: float) -> LatentAttention:
+        """`attn_k_b`, `attn_v_b` and `attn_output`. Raises InvalidModel."""
+        s = compressed.sizes
+        return cls(
+            compressed,
+            w.need("attn_k_b.weight", s.nope, s.rank, s.n_head),
+            w.need("attn_v_b.weight", s.rank, s.value, s.n_head),
+            w.linear("attn_output", s.n_head * s.value, n_embd),
+            scale,
+        )
+
+    def remembers(self) -> LayerMemory:
+        """One row for keys and values."""
+        return Latent(self.compressed.sizes.rank + self.compressed.sizes.rope)
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
+        s, n_tokens = self.compressed.sizes, x.ne[1]
+        q, latent, k = self.compressed(step, layer, x)
+        plain = view_3d(q, s.nope, s.n_head, n_tokens, q.nb[1], q.nb[2])
+        turned = view_3d(q, s.rope, s.n_head, n_tokens, q.nb[1], q.nb[2], s.nope * q.nb[0])
+        turned = step.rotate(turned, self.compressed.rope, None, f"q_pe-{layer}")
+        absorbed = step.mul_mat(self.k_b, permute(plain, 0, 2, 1, 3), f"q_nope_absorbed-{layer}")
+        q = self.compressed.warmed(step, concat(permute(absorbed, 0, 2, 1, 3), turned, 0))
+        row = concat(latent, reshape(k, s.rope, n_tokens), 0)
+        attended = step.attend_latent(layer, q, row, s.rank, self.scale)
+        if attended is None:
+            return None
+        by_head = permute(reshape(attended, s.rank, s.n_head, n_tokens), 0, 2, 1, 3)
+        values = permute(step.mul_mat(self.v_b, by_head, f"fattn_mla-{layer}"), 0, 2, 1, 3)
+        return self.out(step, reshape(cont(values), s.value * s.n_head, n_tokens), f"attn_out-{layer}")
+
+
+class ExpandedAttention(NamedTuple):
+    """Attention over keys and values that are made of the latent rows first, as older files have it."""
+
+    compressed: Compressed
+    kv_b: Linear
+    out: Linear
+    scale: float
+
+    @classmethod
+    def take(cls, w: RoleWeights, n_embd: int, compressed: Compressed, scale: float) -> ExpandedAttention:
+        """`attn_kv_b` and `attn_output`. Raises InvalidModel."""
+        s = compressed.sizes
+        return cls(
+            compressed,
+            w.linear("attn_kv_b", s.rank, s.n_head * (s.nope + s.value)),
+            w.linear("attn_output", s.n_head * s.value, n_embd),
+            scale,
+        )
+
+    def remembers(self) -> LayerMemory:
+        """Keys and values of all heads."""
+        s = self.compressed.sizes
+        return KeysValues(s.n_head * s.key, s.n_head * s.value)
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
+        s, n_tokens = self.compressed.sizes, x.ne[1]
+        q, latent, turned = self.compressed(step, layer, x)
+        kv = self.kv_b(step, latent, f"kv-{layer}")
+        head = (s.nope + s.value) * kv.nb[0]
+        plain = view_3d(kv, s.nope, s.n_head, n_tokens, head, kv.nb[1])
+        v = cont(view_3d(kv, s.value, s.n_head, n_tokens, head, kv.nb[1], s.nope * kv.nb[0]), name=f"Vcur-{layer}")
+        k = concat(plain, repeat(turned, s.rope, s.n_head, n_tokens, 1), 0, name=f"Kcur-{layer}")
+        q = step.rotate(q, self.compressed.rope, None, f"Qcur-{layer}", offset=s.nope)
+        attended = step.attend(layer, self.compressed.warmed(step, q), k, v, self.scale)
+        return None if attended is None else self.out(step, attended, f"attn_out-{layer}")
