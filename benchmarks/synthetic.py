@@ -31,6 +31,15 @@ class Shape:
     n_head: int
     n_head_kv: int
     n_ff: int
+    head: int = 0
+    """Elements of a head; 0: the width divided by the number of heads."""
+    n_experts: int = 0
+    """Experts of a layer, of which a token goes through `n_used`; `n_ff` is then each one's."""
+    n_used: int = 0
+
+    @property
+    def head_dim(self) -> int:
+        return self.head or self.n_embd // self.n_head
 
 
 SHAPES = {
@@ -38,6 +47,8 @@ SHAPES = {
     "0.5b": Shape(896, 24, 14, 2, 4864),
     "1b": Shape(2048, 16, 32, 8, 8192),  # Llama 3.2 1B
     "3b": Shape(3072, 28, 24, 8, 8192),  # Llama 3.2 3B
+    "a3b-4": Shape(2048, 4, 32, 4, 768, head=128, n_experts=128, n_used=8),  # 4 of the 48 layers of Qwen3-30B-A3B
+    "a3b-48": Shape(2048, 48, 32, 4, 768, head=128, n_experts=128, n_used=8),  # Qwen3-30B-A3B, 18 GB
 }
 # Type of most matrices, and of those that a mix gives more bits.
 MIXES = {
@@ -71,12 +82,12 @@ def has_more_bits(layer: int, n_layer: int) -> bool:
 
 
 def write_model(out: Path, shape: Shape, mix: str, vocabulary_from: Path, seed: int = 0) -> None:
-    """Writes a model of the llama architecture, with the tokenizer of another model."""
+    """Writes a model of the llama architecture, with experts of qwen3moe, with the tokenizer of another model."""
     low, high = MIXES[mix]
     random = np.random.default_rng(seed)
-    head = shape.n_embd // shape.n_head
-    n_kv = shape.n_head_kv * head
-    writer = GGUFWriter(out, "llama")
+    head = shape.head_dim
+    n_q, n_kv = shape.n_head * head, shape.n_head_kv * head
+    writer = GGUFWriter(out, "qwen3moe" if shape.n_experts else "llama")
     writer.add_name(out.stem)
     writer.add_context_length(8192)
     writer.add_embedding_length(shape.n_embd)
@@ -87,6 +98,12 @@ def write_model(out: Path, shape: Shape, mix: str, vocabulary_from: Path, seed: 
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(500000.0)
     writer.add_rope_dimension_count(head)
+    if shape.n_experts:
+        writer.add_key_length(head)
+        writer.add_value_length(head)
+        writer.add_expert_count(shape.n_experts)
+        writer.add_expert_used_count(shape.n_used)
+        writer.add_expert_feed_forward_length(shape.n_ff)
     with GGUFFile.open(vocabulary_from) as file:
         metadata = file.metadata
         tokens, merges = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
@@ -100,11 +117,15 @@ def write_model(out: Path, shape: Shape, mix: str, vocabulary_from: Path, seed: 
         writer.add_bos_token_id(metadata.int_("tokenizer.ggml.bos_token_id"))
         writer.add_eos_token_id(metadata.int_("tokenizer.ggml.eos_token_id"))
 
-    def norm(name: str) -> None:
-        writer.add_tensor(name, np.ones(shape.n_embd, np.float32))
+    def norm(name: str, n: int = shape.n_embd) -> None:
+        writer.add_tensor(name, np.ones(n, np.float32))
 
     def matrix(name: str, type_: Type, rows: int, columns: int) -> None:
         writer.add_tensor(name, random_rows(random, type_, rows, columns), raw_dtype=type_)
+
+    def experts(name: str, type_: Type, rows: int, columns: int) -> None:
+        data = random_rows(random, type_, shape.n_experts * rows, columns)
+        writer.add_tensor(name, data.reshape(shape.n_experts, rows, -1), raw_dtype=type_)
 
     matrix("token_embd.weight", high, len(tokens), shape.n_embd)
     norm("output_norm.weight")
@@ -113,10 +134,19 @@ def write_model(out: Path, shape: Shape, mix: str, vocabulary_from: Path, seed: 
         prefix = f"blk.{layer}."
         norm(prefix + "attn_norm.weight")
         norm(prefix + "ffn_norm.weight")
-        matrix(prefix + "attn_q.weight", low, shape.n_embd, shape.n_embd)
+        matrix(prefix + "attn_q.weight", low, n_q, shape.n_embd)
         matrix(prefix + "attn_k.weight", low, n_kv, shape.n_embd)
         matrix(prefix + "attn_v.weight", some, n_kv, shape.n_embd)
-        matrix(prefix + "attn_output.weight", low, shape.n_embd, shape.n_embd)
+        matrix(prefix + "attn_output.weight", low, shape.n_embd, n_q)
+        if shape.n_experts:
+            norm(prefix + "attn_q_norm.weight", head)
+            norm(prefix + "attn_k_norm.weight", head)
+            router = random.standard_normal((shape.n_experts, shape.n_embd)).astype(np.float32)
+            writer.add_tensor(prefix + "ffn_gate_inp.weight", router * np.float32(shape.n_embd**-0.5))
+            experts(prefix + "ffn_gate_exps.weight", low, shape.n_ff, shape.n_embd)
+            experts(prefix + "ffn_up_exps.weight", low, shape.n_ff, shape.n_embd)
+            experts(prefix + "ffn_down_exps.weight", some, shape.n_embd, shape.n_ff)
+            continue
         matrix(prefix + "ffn_gate.weight", low, shape.n_ff, shape.n_embd)
         matrix(prefix + "ffn_up.weight", low, shape.n_ff, shape.n_embd)
         matrix(prefix + "ffn_down.weight", some, shape.n_embd, shape.n_ff)
