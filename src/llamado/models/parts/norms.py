@@ -17,17 +17,19 @@ class Norm(Protocol):
 
 
 class RmsNorm(NamedTuple):
-    """Mean square 1 in each row, then a scale of its own for each element (arXiv 1910.07467)."""
+    """Mean square 1 in each row, then a scale and sometimes a shift for each element (arXiv 1910.07467)."""
 
     weight: Tensor
+    bias: Tensor | None = None
 
     @classmethod
-    def take(cls, w: RoleWeights, name: str, n: int) -> RmsNorm:
+    def take(cls, w: RoleWeights, name: str, n: int, *, biased: bool = False) -> RmsNorm:
         """The norm `name` of rows of `n`. Raises InvalidModel."""
-        return cls(w.need(f"{name}.weight", n))
+        return cls(w.need(f"{name}.weight", n), w.need(f"{name}.bias", n) if biased else None)
 
     def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor:
-        return step.norm(x, self.weight, name)
+        y = step.norm(x, self.weight, name)
+        return y if self.bias is None else add(y, self.bias, name)
 
 
 class LayerNorm(NamedTuple):

@@ -1,0 +1,43 @@
+"""The olmoe architecture: OLMoE (arXiv 2409.02060)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llamado.ggml.ops import RopeMode
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.hparams import HyperParameters, read_experts, read_hparams
+from llamado.models.keys import Keys
+from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.experts import Mixture
+from llamado.models.parts.norms import RmsNorm
+from llamado.models.weights import RoleWeights
+
+
+class OlmoeModel(Decoder):
+    """As Llama, with a norm of whole rows of queries and keys, and a mixture of experts in each layer."""
+
+    architecture = "olmoe"
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
+        return replace(hp, experts=read_experts(keys, hp.n_ff[0]))
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        assert hp.experts is not None
+        return Layer(
+            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
+            attention=Attention(
+                heads=heads,
+                project=take_projections(w, hp.n_embd, heads),
+                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                q_norm=RmsNorm.take(w, "attn_q_norm", heads.n * heads.dim_k),
+                k_norm=RmsNorm.take(w, "attn_k_norm", heads.n_kv * heads.dim_k),
+                norm_rows=True,
+                rope=hp.rope,
+                scale=hp.attention_scale,
+            ),
+            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
+            feed_forward=Mixture.take(w, hp.n_embd, hp.experts),
+        )

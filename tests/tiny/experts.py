@@ -1,0 +1,100 @@
+"""Mixtures of experts of families that have dense models elsewhere, or none."""
+
+from __future__ import annotations
+
+from tiny.granite import FACTORS
+from tiny.llama import ATTENTION, BIASES, EXPERT, EXPERT_KEYS, EXPERTS, GATED, HEAD, KEYS, N_EMBD
+from tiny.spec import N_VOCAB, Tiny
+
+HEAD_NORMS = {"attn_q_norm.weight": HEAD, "attn_k_norm.weight": HEAD}
+ROW_NORMS = {"attn_q_norm.weight": 4 * HEAD, "attn_k_norm.weight": 2 * HEAD}
+EQUAL_HEADS = {
+    "attn_k.weight": (N_EMBD, 4 * HEAD),
+    "attn_v.weight": (N_EMBD, 4 * HEAD),
+    "attn_q_norm.weight": 4 * HEAD,
+    "attn_k_norm.weight": 4 * HEAD,
+}
+SHARED = 96
+SHARED_EXPERT = {
+    "ffn_gate_shexp.weight": (N_EMBD, SHARED),
+    "ffn_up_shexp.weight": (N_EMBD, SHARED),
+    "ffn_down_shexp.weight": (SHARED, N_EMBD),
+}
+NO_EXPERTS = {name: None for name in (*EXPERTS, *SHARED_EXPERT) if name != "ffn_norm.weight"}
+DENSE = {**NO_EXPERTS, "exp_probs_b.bias": None, **GATED}
+"""What a first layer without experts has instead."""
+NARROW = {**KEYS, **EXPERT_KEYS, "feed_forward_length": EXPERT}
+"""Where the width of an expert is the one that other models have for their network."""
+
+MODELS = (
+    Tiny("olmoe", {**NARROW, "attention.head_count_kv": 4}, {**ATTENTION, **EQUAL_HEADS, **EXPERTS}),
+    Tiny(
+        "phimoe",
+        {**NARROW, "rope.dimension_count": HEAD},
+        {
+            **ATTENTION,
+            **BIASES,
+            **EXPERTS,
+            "attn_output.bias": N_EMBD,
+            "attn_norm.bias": N_EMBD,
+            "ffn_norm.bias": N_EMBD,
+        },
+        {"output_norm.bias": N_EMBD, "output.bias": N_VOCAB["bpe"]},
+    ),
+    Tiny("granitemoe", {**NARROW, **FACTORS}, {**ATTENTION, **EXPERTS}, {"output.weight": None}),
+    Tiny(
+        "granitemoe",
+        {**NARROW, **FACTORS, "expert_shared_feed_forward_length": SHARED},
+        {**ATTENTION, **EXPERTS, **SHARED_EXPERT},
+        variant="shared",
+    ),
+    Tiny(
+        "hunyuan-moe",
+        {**NARROW, "expert_shared_feed_forward_length": SHARED},
+        {**ATTENTION, **HEAD_NORMS, **EXPERTS, **SHARED_EXPERT},
+    ),
+    Tiny(
+        "ernie4_5-moe",
+        {
+            **KEYS,
+            **EXPERT_KEYS,
+            "expert_shared_feed_forward_length": SHARED,
+            "interleave_moe_layer_step": 1,
+            "leading_dense_block_count": 1,
+        },
+        {**ATTENTION, **EXPERTS, **SHARED_EXPERT, "exp_probs_b.bias": 8},
+        layers={0: DENSE},
+    ),
+    Tiny(
+        "minimax-m2",
+        {**NARROW, "rope.dimension_count": HEAD // 2, "expert_gating_func": 2},
+        {**ATTENTION, **ROW_NORMS, **EXPERTS, "exp_probs_b.bias": 8},
+    ),
+    *(
+        Tiny(
+            "glm4moe",
+            {
+                **KEYS,
+                **EXPERT_KEYS,
+                "rope.dimension_count": HEAD // 2,
+                "expert_shared_count": 2,
+                "expert_weights_scale": 2.5,
+                "expert_weights_norm": True,
+                "leading_dense_block_count": 1,
+            },
+            {
+                **{name: shape for name, shape in {**ATTENTION, **EXPERTS}.items() if name != "ffn_norm.weight"},
+                **BIASES,
+                **norms,
+                "post_attention_norm.weight": N_EMBD,
+                "ffn_gate_shexp.weight": (N_EMBD, 2 * EXPERT),
+                "ffn_up_shexp.weight": (N_EMBD, 2 * EXPERT),
+                "ffn_down_shexp.weight": (2 * EXPERT, N_EMBD),
+                "exp_probs_b.bias": 8,
+            },
+            layers={0: {**DENSE, "ffn_norm.weight": None}},
+            variant=variant,
+        )
+        for variant, norms in (("", {}), ("normed", HEAD_NORMS))
+    ),
+)
