@@ -26,6 +26,7 @@ from llamado.ggml import GluOp, Graph, Op, RopeMode, SortOrder, Tensor, UnaryOp
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models import BatchShape, Model, load_adapters, load_model
+from llamado.models.hadamard import hadamard
 
 Array = NDArray[Any]
 
@@ -603,6 +604,7 @@ class ReferenceModel:
             "cells": np.add(positions, starts),
             "out_rows": outputs,
             **attention_masks(self.model, positions, starts, n_kv),
+            **{f"hadamard_{n}": hadamard(n).view(np.float32) for n in (64, 128, 256)},
         }
         result = self.device.run(graph, {tensor: values[name] for name, tensor in graph.inputs.items()})
         return result.get("logits", np.empty((0, self.model.hparams.n_vocab)))

@@ -91,7 +91,7 @@ _SLOTS = frozenset({"serve", "plan"})
 _WORKER = frozenset({"worker"})
 _TAP = frozenset({"tap"})
 _WAIT = frozenset({"wait"})
-KV_TYPES = ("f32", "f16", "bf16", "q8_0")
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
 def _used(names: str, help: str, **kw: Any) -> Flag:

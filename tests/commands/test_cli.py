@@ -184,7 +184,7 @@ def test_meaningless_flags_are_said_once_each() -> None:
         ("-c -4", "--ctx-size: expected 0 or more"),
         ("--temp warm", "--temp/--temperature: expected a number, got 'warm'"),
         ("--temp nan", "temperature must be a finite number"),
-        ("-ctk q4_0", "expected one of f32, f16, bf16, q8_0, got 'q4_0'"),
+        ("-ctk q6_k", "expected one of f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1, got 'q6_k'"),
         ("--port 70000", "--port: expected 0 to 65535"),
         ("-np 0", "-np/--parallel"),
         ("--model", "-m/--model: expected one argument"),

@@ -369,7 +369,7 @@ LONG = np.random.default_rng(0).integers(1, 300, 300).tolist()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("type", ["f16", "q8_0", "f32", "bf16"])
+@pytest.mark.parametrize("type", ["f16", "q8_0", "f32", "bf16", "iq4_nl", "q5_1"])
 def test_a_real_model(model: Path, jit: Jit, tmp_path: Path, type: str) -> None:
     """Saved by one engine and restored by another, the sequence goes on with the same bits."""
     kind = TensorType[type.upper()]

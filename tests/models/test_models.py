@@ -280,8 +280,8 @@ def test_a_cache_type_must_fit(tmp_path: Path) -> None:
     model = load(make_llama(tmp_path / "m.gguf", n_embd=96, n_head=6))
     with pytest.raises(UnsupportedModel, match="not of 16 elements"):
         model.memory(256, T.Q8_0, T.F16)
-    with pytest.raises(UnsupportedModel, match="Q4_0; known are F32, F16, BF16, Q8_0"):
-        model.memory(256, T.F16, T.Q4_0)
+    with pytest.raises(UnsupportedModel, match="Q4_K; known are F32, F16, BF16, Q8_0, Q4_0, Q4_1, IQ4_NL, Q5_0, Q5_1"):
+        model.memory(256, T.F16, T.Q4_K)
 
 
 @pytest.mark.parametrize(("n_tokens", "n_outputs", "n_kv"), [(0, 0, 256), (2, 3, 256), (2, -1, 256), (2, 1, 0)])
@@ -404,7 +404,7 @@ def test_every_small_type_makes_a_model(tmp_path: Path, wtype: str) -> None:
     assert np.isfinite(logits).all() and logits.std() > 0.5
 
 
-@pytest.mark.parametrize("wtype", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"])
+@pytest.mark.parametrize("wtype", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "TQ1_0", "TQ2_0", "Q1_0", "NVFP4"])
 def test_every_super_block_type_makes_a_model(tmp_path: Path, wtype: str) -> None:
     path = make_llama(tmp_path / "m.gguf", wtype=wtype, n_embd=256, n_ff=512)
     logits = ReferenceModel(path).logits([5, 6, 7])

@@ -11,7 +11,7 @@ from struct import Struct
 
 from llamado.ggml import shapes
 from llamado.ggml.errors import ShapeError
-from llamado.ggml.ops import GluOp, Op, PrecType, RopeMode, SortOrder, TensorFlag, UnaryOp
+from llamado.ggml.ops import GluOp, MatrixHint, Op, PrecType, RopeMode, SortOrder, TensorFlag, UnaryOp
 from llamado.ggml.tensor import BLOCK, NO_PARAMS, Shape, Tensor, contiguous_strides
 from llamado.gguf.types import TensorType
 
@@ -25,6 +25,7 @@ _MUL_MAT, _RMS_NORM, _ROPE, _GLU, _SET_ROWS = Op.MUL_MAT, Op.RMS_NORM, Op.ROPE, 
 _pack_f = Struct("<f60x").pack
 _pack_ff = Struct("<2f56x").pack
 _pack_i = Struct("<i60x").pack
+_pack_ii = Struct("<ii56x").pack
 _pack_if = Struct("<if56x").pack
 _pack_iiff = Struct("<2i2f48x").pack
 _pack_offset = Struct("<Q56x").pack
@@ -430,14 +431,21 @@ def soft_max_ext(
 # --- matrices, positions, attention -----------------------------------------------------------------------------------
 
 
-def mul_mat(a: Tensor, b: Tensor, precision: PrecType = PrecType.DEFAULT, name: str = "") -> Tensor:
+def mul_mat(
+    a: Tensor,
+    b: Tensor,
+    precision: PrecType = PrecType.DEFAULT,
+    name: str = "",
+    *,
+    hint: MatrixHint = MatrixHint.NONE,
+) -> Tensor:
     """Dot products of every row of `a` with every row of `b`: F32 [a.ne1, b.ne1, b.ne2, b.ne3].
 
-    Rows are equally long; `a` is repeated over dimensions 2 and 3 of `b`.
+    Rows are equally long; `a` is repeated over dimensions 2 and 3 of `b`. `hint`: what is known of `a`.
     """
     if a.is_transposed():
         raise ShapeError("mul_mat", "the first tensor must not be transposed", a, b)
-    params = _pack_i(precision) if precision else NO_PARAMS
+    params = _pack_ii(precision, hint) if precision or hint else NO_PARAMS
     return _make(*shapes.mul_mat(a, b), _MUL_MAT, (a, b), params, name)
 
 

@@ -165,6 +165,13 @@ class PrecType(IntEnum):
     Q4 = 40
 
 
+class MatrixHint(IntEnum):
+    """What is known of the first source of a MUL_MAT: op_params[1]."""
+
+    NONE = 0
+    HADAMARD = 1
+
+
 class SortOrder(IntEnum):
     """Direction of an Op.ARGSORT: op_params[0]."""
 

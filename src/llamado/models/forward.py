@@ -26,6 +26,7 @@ from llamado.ggml.ops import PrecType
 from llamado.ggml.tensor import Tensor
 from llamado.models.adapter import Adapter
 from llamado.models.batch import BatchShape
+from llamado.models.hadamard import Hadamard, turn
 from llamado.models.hparams import HyperParameters, Rope
 from llamado.models.inputs import (
     AttentionTemperature,
@@ -208,6 +209,7 @@ class Pass:
         """
         graph, kept = self.graph, self._memory[layer]
         only_cache = layer == self._last and not self.shape.n_outputs
+        q, k, v = self._turned(q, kept.turns[0]), self._turned(k, kept.turns[0]), self._turned(v, kept.turns[1])
         # The order in which llama.cpp expands them; models with sliding windows have their own.
         wanted = (q, k, v) if self._hparams.n_swa else (q, v, k)
         for tensor in wanted[1:] if only_cache else wanted:
@@ -230,6 +232,7 @@ class Pass:
         kept = self._memory[layer]
         if layer == self._last and not self.shape.n_outputs:
             return None
+        q = self._turned(q, kept.turns[0])
         self.graph.expand(q)
         n_kv = self._reach(kept)
         keys, values = (_heads(cache, cache.ne[0] // n_head_kv, n_head_kv, n_kv) for cache in kept.tensors)
@@ -276,7 +279,12 @@ class Pass:
             precision=_F32_PRECISION,
             sinks=sinks,
         )
-        return self.graph.expand(reshape(out, out.ne[0] * out.ne[1], out.ne[2], name=f"kqv_out-{layer}"))
+        out = reshape(out, out.ne[0] * out.ne[1], out.ne[2], name=f"kqv_out-{layer}")
+        return self._turned(self.graph.expand(out), kept.turns[1])
+
+    def _turned(self, x: Tensor, n: int) -> Tensor:
+        """As quantised caches hold keys and values, and back again."""
+        return turn(self.input(Hadamard(n)), x) if n else x
 
     def recur(
         self,

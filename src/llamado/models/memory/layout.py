@@ -9,12 +9,23 @@ from llamado.ggml.graph import new_tensor
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.models.errors import UnsupportedModel
+from llamado.models.hadamard import turned_keys, turned_values
 from llamado.models.memory.layers import KeysValues, Latent, LayerMemory, RecurrentState, SharedMemory
 from llamado.models.memory.parts import SPARE, States, Tokens, Window
 from llamado.models.memory.pool import align
 
-KV_TYPES = (TensorType.F32, TensorType.F16, TensorType.BF16, TensorType.Q8_0)
-"""Types a cache can have. ggml's GPU back ends want F16 or Q8_0."""
+KV_TYPES = (
+    TensorType.F32,
+    TensorType.F16,
+    TensorType.BF16,
+    TensorType.Q8_0,
+    TensorType.Q4_0,
+    TensorType.Q4_1,
+    TensorType.IQ4_NL,
+    TensorType.Q5_0,
+    TensorType.Q5_1,
+)
+"""Types a cache can have. Not all of ggml's GPU back ends know all of them."""
 
 SLACK = 256
 """Tokens more than a window and a batch that a sequence has room for, so that windows are seldom copied."""
@@ -32,6 +43,8 @@ class Kept(NamedTuple):
     """K and V; one latent row; or the states."""
     window: int
     chunked: bool
+    turns: tuple[int, int] = (0, 0)
+    """Elements of keys, and of values, that are turned together before they are kept (`hadamard.py`); 0: none."""
 
 
 class Layout:
@@ -74,13 +87,20 @@ class Layout:
             *((self._tokens,) if self._tokens.layers else ()),
             *self._others,
         )
-        self._kept = [self._keep(layers[layer], layer, part, tensors) for layer, part, tensors in added]
+        turns = {windowed: self._turns(layers, windowed) for windowed in (False, True)}
+        self._kept = []
+        for layer, part, tensors in added:
+            memory, kept = layers[layer], Kept(layer, self.parts.index(part), part, tensors, 0, False)
+            if isinstance(memory, KeysValues):
+                window = memory.window
+                kept = kept._replace(window=window, chunked=memory.chunked, turns=turns[window > 0])
+            self._kept.append(kept)
 
-    def _keep(
-        self, memory: LayerMemory, layer: int, part: Tokens | Window | States, tensors: tuple[Tensor, ...]
-    ) -> Kept:
-        window, chunked = (memory.window, memory.chunked) if isinstance(memory, KeysValues) else (0, False)
-        return Kept(layer, self.parts.index(part), part, tensors, window, chunked)
+    def _turns(self, layers: Sequence[LayerMemory], windowed: bool) -> tuple[int, int]:
+        """Of the layers with a window, or of those without: see `hadamard.py`."""
+        those = [layer for layer in layers if isinstance(layer, KeysValues) and (layer.window > 0) == windowed]
+        type_k, type_v = self.types
+        return turned_keys(type_k, {layer.head_k for layer in those}), turned_values(type_v, {s.head_v for s in those})
 
     def _add(
         self,
@@ -160,7 +180,9 @@ class Layout:
     def kind(self) -> str:
         """What the bytes of sequences in memories mean; they are of use only in those of the same kind."""
         return "; ".join(
-            f"{kept.part.suffix or 'all'} {kept.window}: " + " ".join(f"{t.type.name} {t.ne[0]}" for t in kept.tensors)
+            f"{kept.part.suffix or 'all'} {kept.window}: "
+            + " ".join(f"{t.type.name} {t.ne[0]}" for t in kept.tensors)
+            + (f" turned {kept.turns}" if any(kept.turns) else "")
             for kept in self._kept
         )
 
