@@ -85,7 +85,7 @@ def make(tiny: Tiny, path: Path, *, wtype: str = "F32", seed: int = 0) -> Path:
     writer.add_name("a small model")  # some vocabularies are known by a name
     writer.add_block_count(tiny.n_layer)
     for key, value in {"context_length": 2048, **tiny.keys}.items():
-        _add(writer, f"{tiny.architecture}.{key}", value)
+        _add(writer, key if key.startswith("tokenizer.") else f"{tiny.architecture}.{key}", value)
     {"bpe": add_bpe_vocabulary, "spm": add_spm_vocabulary}[tiny.vocabulary](writer, N_VOCAB[tiny.vocabulary])
     rng = np.random.default_rng(seed)
     block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[wtype]][0]

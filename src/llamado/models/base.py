@@ -112,8 +112,14 @@ class Model(ABC):
         """What a layer remembers of what it has read."""
         hp = self.hparams
         window = hp.n_swa if hp.is_swa(layer) else 0
-        row_k, row_v = hp.n_embd_k(layer), hp.n_embd_v(layer)
-        return KeysValues(row_k, row_v, window, head_k=hp.head_dim_k, head_v=hp.head_dim_v)
+        return KeysValues(
+            hp.n_embd_k(layer),
+            hp.n_embd_v(layer),
+            window,
+            symmetric=hp.swa_symmetric,
+            head_k=hp.head_dim_k,
+            head_v=hp.head_dim_v,
+        )
 
     def memory(
         self,

@@ -120,6 +120,7 @@ class Pass:
                 kept.number,
                 kept.window,
                 chunked=kept.chunked,
+                symmetric=kept.symmetric,
                 distances=distances,
             )
         )

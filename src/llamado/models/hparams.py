@@ -87,7 +87,8 @@ class HyperParameters:
     """The sizes and constants of a model. Tuples have one entry per layer.
 
     `n_swa` is the width of the sliding window in tokens (0: no such layers), `swa_layers` the layers that have it:
-    there a token at position p sees positions p - n_swa + 1 to p. `rope_swa` is the rotary embedding of those layers.
+    there a token at position p sees positions p - n_swa + 1 to p, or with `swa_symmetric` half of `n_swa` to each side.
+    `rope_swa` is the rotary embedding of those layers.
     `norm_eps` is what the norms add to the mean square or the variance.
     `experts` is the mixture that feed-forward networks are made of, where they are.
     `embedding_scale`, `residual_scale` and `logit_scale` multiply embeddings, what a half of a layer adds, and logits;
@@ -110,6 +111,7 @@ class HyperParameters:
     attention_scale: float
     n_swa: int = 0
     swa_layers: tuple[bool, ...] = ()
+    swa_symmetric: bool = False
     rope_swa: Rope | None = None
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
@@ -204,13 +206,16 @@ def stretch_factor(rope: Rope, multiplier: float) -> float:
     return 1.0 if stretch <= 1.0 else 0.1 * multiplier * log(stretch) + 1.0
 
 
-def read_swa_layers(keys: Keys, n_layer: int, period: int) -> tuple[bool, ...]:
-    """Which layers have the sliding window: a list in the file, or all but every n-th (default: `period`-th)."""
+def read_swa_layers(keys: Keys, n_layer: int, period: int, *, dense_first: bool = False) -> tuple[bool, ...]:
+    """Which layers have the sliding window: a list in the file, or all but every n-th (default: `period`-th).
+
+    `dense_first`: of each n the first has none, not the last.
+    """
     suffix = "attention.sliding_window_pattern"
     if keys.has(suffix) and not keys.is_int(suffix):
         return keys.metadata.bools(keys.name(suffix), n=n_layer)
     period = keys.int_(suffix, period)
-    return tuple(period == 0 or i % period < period - 1 for i in range(n_layer))
+    return tuple(period == 0 or i % period != (0 if dense_first else period - 1) for i in range(n_layer))
 
 
 def check_sections(keys: Keys) -> None:

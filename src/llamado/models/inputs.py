@@ -135,8 +135,8 @@ class Mask(Input):
     """F16 [n_kv, n_tokens]: 0 where a token (row) sees a row of a part of the memory, minus infinity elsewhere.
 
     `window`: how many rows a token sees at most, its own the last of them (0: all from its first to its last);
-    `chunked`: not the last so many, but those from the last multiple of `window` tokens on. `distances`: instead of 0
-    minus the distance to a token's own row (ALiBi).
+    `chunked`: not the last so many, but those from the last multiple of `window` tokens on; `symmetric`: half as many
+    to each side. `distances`: instead of 0 minus the distance to a token's own row (ALiBi).
     """
 
     def __init__(
@@ -148,16 +148,21 @@ class Mask(Input):
         window: int = 0,
         *,
         chunked: bool = False,
+        symmetric: bool = False,
         distances: bool = False,
     ) -> None:
         super().__init__(name, TensorType.F16, n_kv, n_tokens)
-        self._part, self._window, self._chunked, self._distances = part, window, chunked, distances
+        self._part, self._window, self._distances = part, window, distances
+        self._chunked, self._symmetric = chunked, symmetric
 
     def fill(self, batch: Batch) -> Bytes:
         """See Input."""
         rows = batch.memory[self._part]
         first, last = rows.first, rows.last
-        if self._window:
+        if self._window and self._symmetric:
+            half = self._window // 2
+            first, last = np.maximum(first, rows.written - half), np.minimum(last, rows.written + half)
+        elif self._window:
             behind = _times(batch) % self._window if self._chunked else self._window - 1
             first, last = np.maximum(first, rows.written - behind), rows.written
         mask = np.full((self.ne[1], self.ne[0]), _HIDDEN, np.uint16)

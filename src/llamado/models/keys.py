@@ -104,7 +104,7 @@ FLOATS: dict[str, Range] = {
 """Those that are numbers."""
 
 BOOLS = ("attention.causal", "expert_weights_norm", "rope.scaling.finetuned", "use_parallel_residual")
-STRINGS = ("rope.scaling.type",)
+STRINGS = ("hidden_activation", "rope.scaling.type")
 
 
 class Keys:

@@ -112,6 +112,10 @@ class RoleWeights:
         """Whether the file has it."""
         return self._weights.has(self._prefix + name)
 
+    def ne(self, name: str) -> Shape:
+        """The shape a tensor has in the file; raises InvalidModel when there is none."""
+        return self._weights.ne(self._prefix + name)
+
     def linear(self, name: str, n_in: int, n_out: int) -> Linear:
         """The matrix `name.weight`, and `name.bias` and `name.scale` where they are; raises InvalidModel."""
         weight = self.need(f"{name}.weight", n_in, n_out)

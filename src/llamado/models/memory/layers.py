@@ -10,13 +10,15 @@ class KeysValues:
     """Attention: a row of `k` and one of `v` elements per token; where `window` is given only the last ones are seen.
 
     A token at position p sees positions p - window + 1 to p, or where memory is `chunked` those from the last multiple
-    of the window on. `head_k` and `head_v` are the elements of a head, where rows are those of heads.
+    of the window on. Where it is `symmetric` it sees half a window to each side. `head_k` and `head_v` are the elements
+    of a head, where rows are those of heads.
     """
 
     k: int
     v: int
     window: int = 0
     chunked: bool = False
+    symmetric: bool = False
     head_k: int = 0
     head_v: int = 0
 

@@ -43,6 +43,7 @@ class Kept(NamedTuple):
     """K and V; one latent row; or the states."""
     window: int
     chunked: bool
+    symmetric: bool = False
     turns: tuple[int, int] = (0, 0)
     """Elements of keys, and of values, that are turned together before they are kept (`hadamard.py`); 0: none."""
 
@@ -93,7 +94,8 @@ class Layout:
             memory, kept = layers[layer], Kept(layer, self.parts.index(part), part, tensors, 0, False)
             if isinstance(memory, KeysValues):
                 window = memory.window
-                kept = kept._replace(window=window, chunked=memory.chunked, turns=turns[window > 0])
+                kept = kept._replace(window=window, chunked=memory.chunked, symmetric=memory.symmetric)
+                kept = kept._replace(turns=turns[window > 0])
             self._kept.append(kept)
 
     def _turns(self, layers: Sequence[LayerMemory], windowed: bool) -> tuple[int, int]:
@@ -114,7 +116,8 @@ class Layout:
         part: Tokens | Window | States
         if isinstance(memory, KeysValues):
             window = memory.window
-            part = self._window(window, n, max_batch, slack) if window and not whole else self._tokens
+            bounded = window and not whole and not memory.symmetric
+            part = self._window(window, n, max_batch, slack) if bounded else self._tokens
             named = (("k", memory.k, self.types[0]), ("v", memory.v, self.types[1]))
         elif isinstance(memory, Latent):
             part, named = self._tokens, (("k", memory.n, self.types[0]),)  # type: ignore[assignment]

@@ -1,0 +1,71 @@
+"""The jina-bert-v2 architecture: jina-embeddings-v2, jina-reranker-v1."""
+
+from __future__ import annotations
+
+from llamado.ggml.graph import add
+from llamado.ggml.ops import GluOp, UnaryOp
+from llamado.ggml.tensor import Tensor
+from llamado.models.encoder import PostNormEncoder, PostNormLayer
+from llamado.models.forward import Pass
+from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.feedforward import FeedForward, Gated, GatedFused, Ungated
+from llamado.models.parts.norms import LayerNorm
+from llamado.models.weights import RoleWeights, Weights
+
+_MAX_BIAS = 8.0
+
+
+class JinaBertV2Model(PostNormEncoder):
+    """As BERT, with attention that is weaker the further tokens are apart (ALiBi), and GEGLU networks
+    (arXiv 2310.19923).
+
+    Those for code have layer norms of whole rows of queries and keys, and a second norm in the middle of a layer.
+    """
+
+    architecture = "jina-bert-v2"
+
+    def _take_classifier(self, weights: Weights) -> None:
+        if weights.has("cls.weight"):
+            self._n_scores = 1
+            self._dense = weights.output.linear("cls", self.hparams.n_embd, 1)
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> PostNormLayer:
+        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        if w.has("attn_norm_2.weight"):
+            self._second_norms[layer] = LayerNorm.take(w, "attn_norm_2", hp.n_embd)
+        return PostNormLayer(
+            attention=Attention(
+                heads=heads,
+                project=take_projections(w, hp.n_embd, heads),
+                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                q_norm=_norm(w, "attn_q_norm", heads.n * heads.dim_k),
+                k_norm=_norm(w, "attn_k_norm", heads.n_kv * heads.dim_k),
+                norm_rows=True,
+                rope=None,
+                max_bias=_MAX_BIAS,
+                scale=hp.attention_scale,
+            ),
+            attn_norm=LayerNorm.take(w, "attn_output_norm", hp.n_embd),
+            feed_forward=self._network(w, layer),
+            out_norm=LayerNorm.take(w, "layer_output_norm", hp.n_embd),
+        )
+
+    def _network(self, w: RoleWeights, layer: int) -> FeedForward:
+        n_embd, n_ff = self.hparams.n_embd, self.hparams.n_ff[layer]
+        if w.has("ffn_gate.weight"):
+            return Gated.take(w, n_embd, n_ff, GluOp.GEGLU)
+        if w.ne("ffn_up.weight")[1] == 2 * n_ff:
+            return GatedFused.take(w, n_embd, n_ff, GluOp.GEGLU)
+        return Ungated.take(w, n_embd, n_ff, UnaryOp.GELU)
+
+    def _take_weights(self, weights: Weights) -> None:
+        self._second_norms: dict[int, LayerNorm] = {}
+        super()._take_weights(weights)
+
+    def _between(self, step: Pass, layer: int, h: Tensor, x: Tensor) -> Tensor:
+        second = self._second_norms.get(layer)
+        return h if second is None else second(step, add(h, x), f"ffn_inp_2-{layer}")
+
+
+def _norm(w: RoleWeights, name: str, n: int) -> LayerNorm | None:
+    return LayerNorm.take(w, name, n) if w.has(f"{name}.weight") else None

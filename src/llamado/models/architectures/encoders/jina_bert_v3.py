@@ -1,0 +1,31 @@
+"""The jina-bert-v3 architecture: jina-embeddings-v3."""
+
+from __future__ import annotations
+
+from llamado.ggml.ops import UnaryOp
+from llamado.models.encoder import PostNormEncoder, PostNormLayer
+from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.feedforward import Ungated
+from llamado.models.parts.norms import LayerNorm
+from llamado.models.weights import RoleWeights
+
+
+class JinaBertV3Model(PostNormEncoder):
+    """As BERT, with rotary positions in the place of learned ones (arXiv 2409.10173)."""
+
+    architecture = "jina-bert-v3"
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> PostNormLayer:
+        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        return PostNormLayer(
+            attention=Attention(
+                heads=heads,
+                project=take_projections(w, hp.n_embd, heads),
+                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                rope=hp.rope,
+                scale=hp.attention_scale,
+            ),
+            attn_norm=LayerNorm.take(w, "attn_output_norm", hp.n_embd),
+            feed_forward=Ungated.take(w, hp.n_embd, hp.n_ff[layer], UnaryOp.GELU),
+            out_norm=LayerNorm.take(w, "layer_output_norm", hp.n_embd),
+        )

@@ -1,0 +1,103 @@
+"""The modern-bert architecture: ModernBERT, granite-embedding-r2, gte-modernbert."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llamado.ggml.graph import gelu
+from llamado.ggml.ops import GluOp, RopeMode
+from llamado.ggml.tensor import Tensor
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.encoder import Encoder
+from llamado.models.errors import UnsupportedModel
+from llamado.models.forward import Pass
+from llamado.models.hparams import HyperParameters, Pooling, read_hparams, read_swa_layers
+from llamado.models.keys import Keys
+from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.feedforward import GatedFused
+from llamado.models.parts.norms import LayerNorm, Norm
+from llamado.models.weights import RoleWeights, Weights
+
+_ACTIVATIONS = {
+    "gelu": GluOp.GEGLU,
+    "geglu": GluOp.GEGLU,
+    "silu": GluOp.SWIGLU,
+    "swish": GluOp.SWIGLU,
+    "swiglu": GluOp.SWIGLU,
+    "reglu": GluOp.REGLU,
+}
+
+
+class ModernBertModel(Encoder, Decoder):
+    """Norms before the halves of layers, rotary positions, and windows around each token (arXiv 2412.13663).
+
+    Every third layer, from the first on, sees everything. The first has no norm before its attention: the embeddings
+    are normed.
+    """
+
+    architecture = "modern-bert"
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        eps = "attention.layer_norm_epsilon"
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX, norm_eps=eps)
+        name = keys.str_("hidden_activation", "gelu")
+        if name not in _ACTIVATIONS:
+            raise UnsupportedModel(
+                f"metadata key '{keys.name('hidden_activation')}' is '{name}'; {', '.join(_ACTIVATIONS)} are known here"
+            )
+        self._activation = _ACTIVATIONS[name]
+        self._means = keys.int_("classifier.pooling_type", Pooling.MEAN.value) == Pooling.MEAN
+        n_swa = keys.int_("attention.sliding_window", 0)
+        if not n_swa:
+            return hp
+        return replace(
+            hp,
+            n_swa=n_swa,
+            swa_symmetric=True,
+            swa_layers=read_swa_layers(keys, hp.n_layer, 3, dense_first=True),
+            rope_swa=replace(hp.rope, freq_base=keys.float_("rope.freq_base_swa", 10000.0), freq_scale=1.0),
+        )
+
+    def _take_norm(self, w: RoleWeights, name: str, n: int) -> Norm:
+        return LayerNorm.take(w, name, n, biased=False)
+
+    def _take_head(self, weights: Weights) -> None:
+        self._output_norm = self._take_norm(weights.output, "output_norm", self.hparams.n_embd)
+        self._cls_norm: Norm | None = None
+        if not (weights.has("cls.weight") or weights.has("cls.output.weight")):
+            return
+        if self._means:
+            raise UnsupportedModel("classifiers of the mean of all tokens are not known here, only those of the first")
+        self._take_classifier(weights)
+        if weights.has("cls.norm.weight"):
+            self._cls_norm = self._take_norm(weights.output, "cls.norm", self.hparams.n_embd)
+
+    def _take_weights(self, weights: Weights) -> None:
+        self._embd_norm = self._take_norm(weights.input, "token_embd_norm", self.hparams.n_embd)
+        super()._take_weights(weights)
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        normed = layer > 0 or w.has("attn_norm.weight")
+        return Layer(
+            attn_norm=self._take_norm(w, "attn_norm", hp.n_embd) if normed else None,
+            attention=Attention(
+                heads=heads,
+                project=take_projections(w, hp.n_embd, heads),
+                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                rope=hp.rope_of(layer),
+                scale=hp.attention_scale,
+            ),
+            ffn_norm=self._take_norm(w, "ffn_norm", hp.n_embd),
+            feed_forward=GatedFused.take(w, hp.n_embd, hp.n_ff[layer], self._activation),
+        )
+
+    def _embed(self, step: Pass) -> Tensor:
+        return self._embd_norm(step, super()._embed(step), "inp_norm")
+
+    def _scores(self, step: Pass, x: Tensor) -> Tensor:
+        h = self._hidden(step, x)
+        if self._dense is not None:
+            h = gelu(self._dense(step, h, "cls"))
+            h = h if self._cls_norm is None else self._cls_norm(step, h, "cls_norm")
+        return h if self._scorer is None else self._scorer(step, h, "result_scores")

@@ -1,0 +1,76 @@
+"""The gemma-embedding architecture: EmbeddingGemma."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from llamado.ggml.ops import GluOp, RopeMode
+from llamado.ggml.tensor import Tensor
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.encoder import Encoder
+from llamado.models.forward import Pass
+from llamado.models.hparams import HyperParameters, read_hparams, read_swa_layers
+from llamado.models.keys import Keys
+from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.norms import RmsNorm
+from llamado.models.weights import RoleWeights, Weights
+
+
+class GemmaEmbeddingModel(Encoder, Decoder):
+    """Gemma 3's layers, where every token sees all others, or a window around it (arXiv 2509.20354).
+
+    Two matrices behind them make the vectors of the last hidden states; nothing comes in between, so that it is all one
+    whether they follow the mean of all tokens or go before it.
+    """
+
+    architecture = "gemma-embedding"
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
+        return replace(
+            hp,
+            causal=False,
+            embedding_scale=float(np.sqrt(np.float32(hp.n_embd))),
+            n_swa=keys.int_("attention.sliding_window"),
+            swa_symmetric=True,
+            swa_layers=read_swa_layers(keys, hp.n_layer, 6),
+            rope_swa=replace(hp.rope, freq_base=keys.float_("rope.freq_base_swa", 10000.0), freq_scale=1.0),
+        )
+
+    def _take_head(self, weights: Weights) -> None:
+        hp, w = self.hparams, weights.output
+        self._output_norm = self._take_norm(w, "output_norm", hp.n_embd)
+        w.maybe("output.weight", hp.n_embd, hp.n_vocab)  # nothing is made of it
+        self._behind = []
+        if w.has("dense_2.weight"):
+            n = weights.ne("dense_2.weight")[1]
+            self._behind = [w.linear("dense_2", hp.n_embd, n), w.linear("dense_3", n, hp.n_embd)]
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        return Layer(
+            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
+            attention=Attention(
+                heads=heads,
+                project=take_projections(w, hp.n_embd, heads),
+                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                q_norm=RmsNorm.take(w, "attn_q_norm", heads.dim_k),
+                k_norm=RmsNorm.take(w, "attn_k_norm", heads.dim_k),
+                rope=hp.rope_of(layer),
+                scale=hp.attention_scale,
+                scale_queries=True,
+            ),
+            attn_post_norm=RmsNorm.take(w, "post_attention_norm", hp.n_embd),
+            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
+            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer], GluOp.GEGLU),
+            ffn_post_norm=RmsNorm.take(w, "post_ffw_norm", hp.n_embd),
+        )
+
+    def _hidden(self, step: Pass, x: Tensor) -> Tensor:
+        h = super()._hidden(step, x)
+        for matrix in self._behind:
+            h = matrix(step, h, "result_embd")
+        return h

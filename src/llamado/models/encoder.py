@@ -1,0 +1,127 @@
+"""Encoders: they read a whole text at once and give a vector for each of its tokens.
+
+Every token sees every other of its text: the caller's mask says so. Keys and values pass through a memory like a
+decoder's, where each text has cells of its own; that lets many texts share a batch.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import NamedTuple
+
+from llamado.ggml.graph import add, get_rows, tanh, view_1d
+from llamado.ggml.ops import RopeMode
+from llamado.ggml.tensor import Tensor
+from llamado.models.base import Model
+from llamado.models.batch import Output
+from llamado.models.errors import UnsupportedModel
+from llamado.models.forward import Linear, Pass
+from llamado.models.hparams import HyperParameters, Pooling, read_hparams
+from llamado.models.keys import Keys
+from llamado.models.parts.attention import Mixer
+from llamado.models.parts.feedforward import FeedForward
+from llamado.models.parts.norms import LayerNorm
+from llamado.models.weights import RoleWeights, Weights
+
+
+class Encoder(Model):
+    """Has hidden states and, with a classifier behind its layers, scores."""
+
+    _dense: Linear | None = None
+    _scorer: Linear | None = None
+    _n_scores = 0
+
+    def _take_classifier(self, weights: Weights) -> None:
+        """The matrices of a classifier, where there is one. Raises InvalidModel."""
+        hp, w = self.hparams, weights.output
+        if w.has("cls.weight"):
+            self._dense = w.linear("cls", hp.n_embd, hp.n_embd)
+        if w.has("cls.output.weight"):
+            self._n_scores = weights.ne("cls.output.weight")[1]
+            self._scorer = w.linear("cls.output", hp.n_embd, self._n_scores)
+
+    def _head(self, step: Pass, x: Tensor) -> Tensor:
+        raise UnsupportedModel(
+            f"a {self.architecture} model makes embeddings, not text: start it with `llamado serve --embeddings` (or "
+            "--reranking)"
+        )
+
+    def _scores(self, step: Pass, x: Tensor) -> Tensor:
+        h = self._hidden(step, x)
+        if self._dense is not None:
+            h = tanh(self._dense(step, h, "cls"))
+        return h if self._scorer is None else self._scorer(step, h, "result_scores")
+
+    def width(self, output: Output) -> int:
+        """See Model."""
+        return self._n_scores if output is Output.SCORES and self._n_scores else super().width(output)
+
+    @property
+    def generates(self) -> bool:
+        """See Model."""
+        return False
+
+
+class PostNormLayer(NamedTuple):
+    """norm(x + attention(x)), then norm(x + network(x))."""
+
+    attention: Mixer
+    attn_norm: LayerNorm
+    feed_forward: FeedForward
+    out_norm: LayerNorm
+
+
+class PostNormEncoder(Encoder):
+    """Norms behind what halves of layers add, as in the first transformers (arXiv 1706.03762), and of embeddings.
+
+    Embeddings of the kind of sentence and learned positions are added where a file has them.
+    """
+
+    _positions: Tensor | None = None
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        if keys.int_("classifier.pooling_type", -1) == Pooling.MEAN:
+            raise UnsupportedModel(
+                f"metadata key '{keys.name('classifier.pooling_type')}' is {Pooling.MEAN.value}: classifiers of the "
+                "mean of all tokens are not known here, only those of the first"
+            )
+        self._n_types = keys.int_("tokenizer.ggml.token_type_count")
+        return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX, norm_eps="attention.layer_norm_epsilon")
+
+    def _take_head(self, weights: Weights) -> None:
+        self._take_classifier(weights)
+
+    def _take_weights(self, weights: Weights) -> None:
+        hp = self.hparams
+        self._types = weights.input.maybe("token_types.weight", hp.n_embd, self._n_types)
+        self._embd_norm = LayerNorm.take(weights.input, "token_embd_norm", hp.n_embd)
+        self._layers = [self._take_layer(weights.layer(i), i) for i in range(hp.n_layer)]
+
+    @abstractmethod
+    def _take_layer(self, w: RoleWeights, layer: int) -> PostNormLayer:
+        """A layer's weights. Raises InvalidModel."""
+
+    def _embed(self, step: Pass) -> Tensor:
+        x = super()._embed(step)
+        if self._types is not None:  # all tokens are of the first type, "sentence A"
+            x = add(x, view_1d(self._types, self.hparams.n_embd))
+        if self._positions is not None:
+            x = add(get_rows(self._positions, step.positions()), x, "inp_embd")
+        return self._embd_norm(step, x, "inp_norm")
+
+    def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
+        w, i = self._layers[layer], layer
+        attended = w.attention(step, i, x)
+        if attended is None:
+            return None
+        h, x = step.keep_outputs(i, attended, x)
+        x = self._between(step, i, w.attn_norm(step, add(h, x, f"attn_inp-{i}"), f"ffn_inp-{i}"), x)
+        h = w.feed_forward(step, i, x)
+        return w.out_norm(step, add(h, x, f"ffn_sum-{i}"), f"l_out-{i}")
+
+    def _between(self, step: Pass, layer: int, h: Tensor, x: Tensor) -> Tensor:
+        """What goes into a layer's network: `h` is behind the attention and its norm, `x` what came into the layer."""
+        return h
+
+    def _hidden(self, step: Pass, x: Tensor) -> Tensor:
+        return x

@@ -1,0 +1,61 @@
+"""Every encoder held to the first law: a text's vectors have the same bits whatever shares its batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tiny import TINY, make
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.jit import Jit
+from llamado.engine.forward.runner import ModelRunner
+from llamado.gguf.reader import GGUFFile
+from llamado.models import ARCHITECTURES, Output, load_model
+from llamado.models.batch import Batch
+from llamado.models.encoder import Encoder
+
+ENCODERS = [name for name, tiny in TINY.items() if issubclass(ARCHITECTURES[tiny.architecture].load(), Encoder)]
+TEXTS = [np.random.default_rng(n).integers(3, 300, n).astype(np.int32) for n in (90, 1, 33, 70)]
+
+
+@pytest.fixture(scope="module")
+def jit() -> Jit:
+    return Jit()
+
+
+@pytest.fixture(params=["F32", "Q8_0"])
+def runner(request: pytest.FixtureRequest, name: str, jit: Jit, tmp_path: Path) -> Iterator[ModelRunner]:
+    with GGUFFile.open(make(TINY[name], tmp_path / "m.gguf", wtype=request.param)) as file:
+        devices = [CpuDevice(2, jit=jit)]
+        options = {"n_cells": 512, "max_batch": 200, "whole": True, "output": Output.HIDDEN}
+        runner = ModelRunner(file, load_model(file), devices, **options)
+        yield runner
+        runner.close()
+
+
+def vectors(runner: ModelRunner, texts: list[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
+    """Of all tokens of texts that share a batch."""
+    placed = runner.memory.pack([len(text) for text in texts])
+    tokens = np.concatenate(texts)
+    rows = runner.submit(Batch(placed.positions, np.arange(len(tokens)), placed.rows, tokens)).result(60).copy()
+    return np.split(rows, np.cumsum([len(text) for text in texts])[:-1])
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_the_same_bits_in_any_batch(runner: ModelRunner) -> None:
+    alone = [vectors(runner, [text])[0] for text in TEXTS]
+    assert all(np.isfinite(rows).all() and rows.std() > 0.1 for rows in alone)
+    for together, right in zip(vectors(runner, TEXTS), alone, strict=True):
+        assert together.tobytes() == right.tobytes()
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_the_first_token_sees_the_last(runner: ModelRunner) -> None:
+    text = TEXTS[0].copy()
+    before = vectors(runner, [text])[0]
+    text[-1] = (text[-1] + 1) % 300
+    assert not np.array_equal(before[0], vectors(runner, [text])[0][0])

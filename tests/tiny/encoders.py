@@ -1,0 +1,122 @@
+"""Encoders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tiny.gemma import WIDE, WIDE_ATTENTION, WIDE_KEYS
+from tiny.layer_norms import LAYER_NORM_KEYS, OUT_BIAS, UNGATED_BIASES
+from tiny.llama import GATED, HEAD, N_EMBD, N_FF, POST_NORMS
+from tiny.spec import Shape, Tiny
+
+KEYS: dict[str, Any] = {
+    **LAYER_NORM_KEYS,
+    "attention.head_count_kv": 4,
+    "attention.causal": False,
+    "pooling_type": 1,
+    "tokenizer.ggml.token_type_count": 2,
+}
+"""As many heads of keys and values as of queries; vectors are the mean of a text's."""
+EMBEDDING: dict[str, Shape | None] = {
+    "token_types.weight": (N_EMBD, 2),
+    "token_embd_norm.weight": N_EMBD,
+    "token_embd_norm.bias": N_EMBD,
+    "output.weight": None,
+    "output_norm.weight": None,
+}
+FUSED = {"attn_qkv.weight": (N_EMBD, 12 * HEAD), "attn_output.weight": (N_EMBD, N_EMBD)}
+FUSED_BIAS = {"attn_qkv.bias": 12 * HEAD}
+SEPARATE = {f"attn_{name}.weight": (N_EMBD, N_EMBD) for name in ("q", "k", "v", "output")}
+SEPARATE_BIASES = {f"attn_{name}.bias": N_EMBD for name in ("q", "k", "v", "output")}
+NORMS = {f"{name}.{part}": N_EMBD for name in ("attn_output_norm", "layer_output_norm") for part in ("weight", "bias")}
+UNGATED = {"ffn_up.weight": (N_EMBD, N_FF), "ffn_down.weight": (N_FF, N_EMBD)}
+STRONG = {"token_types": 0.5, "position_embd": 0.5}
+
+MODELS = (
+    Tiny(
+        "bert",
+        KEYS,
+        {**SEPARATE, **SEPARATE_BIASES, **NORMS, **UNGATED, **UNGATED_BIASES},
+        {**EMBEDDING, "position_embd.weight": (N_EMBD, 2048)},
+        deviation=STRONG,
+    ),
+    Tiny(
+        "nomic-bert",
+        KEYS,
+        {**FUSED, **NORMS, **UNGATED, "ffn_gate.weight": (N_EMBD, N_FF)},
+        EMBEDDING,
+        deviation=STRONG,
+    ),
+    Tiny(
+        "jina-bert-v2",
+        {**KEYS, "pooling_type": 2},
+        {
+            **SEPARATE,
+            **SEPARATE_BIASES,
+            **NORMS,
+            "ffn_gate.weight": (N_EMBD, N_FF),
+            "ffn_up.weight": (N_EMBD, N_FF),
+            "ffn_down.weight": (N_FF, N_EMBD),
+            "ffn_down.bias": N_EMBD,
+        },
+        EMBEDDING,
+        deviation=STRONG,
+    ),
+    Tiny(
+        "jina-bert-v2",
+        KEYS,
+        {
+            **SEPARATE,
+            **SEPARATE_BIASES,
+            **NORMS,
+            **{f"{name}.{part}": N_EMBD for name in ("attn_q_norm", "attn_k_norm") for part in ("weight", "bias")},
+            "attn_norm_2.weight": N_EMBD,
+            "attn_norm_2.bias": N_EMBD,
+            "ffn_up.weight": (N_EMBD, 2 * N_FF),
+            "ffn_down.weight": (N_FF, N_EMBD),
+            "ffn_down.bias": N_EMBD,
+        },
+        EMBEDDING,
+        deviation=STRONG,
+        variant="code",
+    ),
+    Tiny(
+        "jina-bert-v3",
+        KEYS,
+        {**FUSED, **FUSED_BIAS, **OUT_BIAS, **NORMS, **UNGATED, **UNGATED_BIASES},
+        EMBEDDING,
+        deviation=STRONG,
+    ),
+    Tiny(
+        "modern-bert",
+        {**KEYS, "attention.sliding_window": 16, "rope.freq_base": 160000.0, "rope.freq_base_swa": 5000.0},
+        {
+            "attn_norm.weight": N_EMBD,
+            **FUSED,
+            "ffn_norm.weight": N_EMBD,
+            "ffn_up.weight": (N_EMBD, 2 * N_FF),
+            "ffn_down.weight": (N_FF, N_EMBD),
+        },
+        {"token_embd_norm.weight": N_EMBD, "output.weight": None},
+        {0: {"attn_norm.weight": None}},
+        n_layer=5,
+    ),
+    Tiny(
+        "gemma-embedding",
+        {
+            **WIDE_KEYS,
+            "attention.sliding_window": 16,
+            "attention.sliding_window_pattern": 3,
+            "rope.freq_base": 1e6,
+            "pooling_type": 1,
+            "dense_2_feat_in": N_EMBD,
+            "dense_2_feat_out": N_FF,
+            "dense_3_feat_in": N_FF,
+            "dense_3_feat_out": N_EMBD,
+        },
+        {**WIDE_ATTENTION, **GATED, **POST_NORMS, "attn_q_norm.weight": WIDE, "attn_k_norm.weight": WIDE},
+        {"output.weight": None, "dense_2.weight": (N_EMBD, N_FF), "dense_3.weight": (N_FF, N_EMBD)},
+        vocabulary="spm",
+        deviation={"token_embd": 0.1},
+    ),
+)
