@@ -110,9 +110,11 @@ def test_too_many_experts_are_refused(device: CpuDevice) -> None:
 
 
 def test_rows_of_biases_are_chosen(device: CpuDevice) -> None:
-    a, b, chosen = new(24, 2, 5), new(24, 4), new(2, 5, type=T.I32)
-    data = {a: values(24, 2, 5), b: values(24, 4, seed=1), chosen: choices(5, 2, 4)}
+    a, b, chosen = new(32, 2, 5), new(32, 4), new(2, 5, type=T.I32)
+    data = {a: values(32, 2, 5), b: values(32, 4, seed=1), chosen: choices(5, 2, 4)}
     check(device, g.silu(g.add_id(g.sqr(a), b, chosen)), data)
+    packed = new(*b.ne[:2], type=T.Q8_0)
+    check(device, g.add_id(a, packed, chosen), {**data, packed: weight_bytes(T.Q8_0, *b.ne[:2])})
 
 
 @pytest.mark.parametrize("halves", [False, True])

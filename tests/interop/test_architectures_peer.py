@@ -10,7 +10,7 @@ import pytest
 from long_text import long_text
 from parity import log_softmax, logits_along
 from saved_logits import saved_logits
-from tiny import TINY, make
+from tiny import TINY, Tiny, make
 
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
@@ -27,11 +27,22 @@ DECODERS = [name for name, tiny in TINY.items() if not issubclass(ARCHITECTURES[
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_the_real_one_says_the_same(peer_bin: Path, tmp_path: Path, name: str) -> None:
-    path = make(TINY[name], tmp_path / "m.gguf")
-    text = tmp_path / "text.txt"
-    text.write_text(long_text(6 * N_CTX))
-    theirs = saved_logits(peer_bin, path, text, N_CTX, ["--chunks", str(N_CHUNKS)])
-    with LoadedModel.load(path, EngineOptions(n_ctx=N_CTX, n_threads=2)) as loaded:
+    compare(peer_bin, tmp_path, TINY[name], N_CTX, N_CHUNKS)
+
+
+@pytest.mark.slow
+def test_chunks_of_attention_begin_anew(peer_bin: Path, tmp_path: Path) -> None:
+    """Llama 4's are of 8192 tokens, whatever a file says."""
+    compare(peer_bin, tmp_path, TINY["llama4"], 9216, 1)
+
+
+def compare(peer_bin: Path, folder: Path, tiny: Tiny, n_ctx: int, n_chunks: int) -> None:
+    """Distributions in the second half of contexts of so many tokens."""
+    path = make(tiny, folder / "m.gguf")
+    text = folder / "text.txt"
+    text.write_text(long_text(6 * n_ctx))
+    theirs = saved_logits(peer_bin, path, text, n_ctx, ["--chunks", str(n_chunks)])
+    with LoadedModel.load(path, EngineOptions(n_ctx=n_ctx, n_threads=2)) as loaded:
         loaded.engine.close()  # the forward pass is driven from here
         if loaded.tokenizer.add_bos:  # the program puts it in the place of each chunk's first token
             theirs.tokens[:, 0] = loaded.tokenizer.bos
@@ -45,6 +56,6 @@ def test_the_real_one_says_the_same(peer_bin: Path, tmp_path: Path, name: str) -
     top = np.argsort(theirs.logprobs, axis=-1)[..., -N_TOP:]
     difference = np.abs(np.take_along_axis(ours - theirs.logprobs, top, -1)).mean()
     agreement = (ours.argmax(-1) == best).mean()
-    print(f"\n| {name} | {best.size} | {100 * agreement:.2f}% | {difference:.5f} |", file=sys.stderr)
+    print(f"\n| {tiny.name} | {best.size} | {100 * agreement:.2f}% | {difference:.5f} |", file=sys.stderr)
     assert best.size >= 500 and len(np.unique(best)) > 10  # the model says something
     assert agreement >= AGREEMENT and difference <= MEAN_DIFFERENCE

@@ -34,6 +34,11 @@ EXPERTS = {
     "ffn_down_exps.weight": (EXPERT, N_EMBD, 8),
 }
 """Eight of them."""
+SHARED = {
+    "ffn_gate_shexp.weight": (N_EMBD, EXPERT),
+    "ffn_up_shexp.weight": (N_EMBD, EXPERT),
+    "ffn_down_shexp.weight": (EXPERT, N_EMBD),
+}
 EXPERT_KEYS = {"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": EXPERT}
 FUSED = {
     "attn_norm.weight": N_EMBD,
@@ -57,6 +62,21 @@ KEYS = {
 }
 
 MODELS = (
+    Tiny(
+        "llama4",
+        {
+            **KEYS,
+            **EXPERT_KEYS,
+            "context_length": 16384,
+            "expert_used_count": 1,
+            "interleave_moe_layer_step": 2,
+            "rope.dimension_count": HEAD,
+            "attention.sliding_window_pattern": 4,
+        },
+        {**ATTENTION, **GATED},
+        {"rope_freqs.weight": HEAD // 2},
+        layers={i: {**dict.fromkeys(GATED), **EXPERTS, **SHARED} for i in (1, 3)},
+    ),
     Tiny("llama", {**KEYS, "rope.dimension_count": HEAD}, {**ATTENTION, **GATED}),
     Tiny(
         "llama",

@@ -11,7 +11,7 @@ from tiny.layer_norms import (
     UNGATED,
     UNGATED_BIASES,
 )
-from tiny.llama import ATTENTION, BIASES, FUSED, GATED, HEAD, KEYS, N_EMBD, N_FF
+from tiny.llama import ATTENTION, BIASES, EXPERT, EXPERT_KEYS, EXPERTS, FUSED, GATED, HEAD, KEYS, N_EMBD, N_FF
 from tiny.olmo import NORMS_BEFORE, POST_NORMS
 from tiny.qwen import WIDE
 from tiny.spec import Shape, Tiny
@@ -126,6 +126,31 @@ MODELS = (
         {**LAYER_NORM_KEYS, "rope.dimension_count": HEAD // 2},
         {**ATTENTION, **OUT_BIAS, **NORM_SHIFTS, **UNGATED, **UNGATED_BIASES},
         OUTPUT_SHIFT,
+    ),
+    Tiny(
+        "gpt-oss",
+        {
+            **KEYS,
+            **EXPERT_KEYS,
+            "rope.dimension_count": HEAD,
+            "attention.sliding_window": 64,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 8.0,
+            "rope.scaling.original_context_length": 128,
+        },
+        {
+            **ATTENTION,
+            **BIASES,
+            **OUT_BIAS,
+            **without(EXPERTS, "ffn_norm.weight"),
+            "attn_sinks.weight": 4,
+            "post_attention_norm.weight": N_EMBD,
+            "ffn_gate_inp.bias": 8,
+            "ffn_gate_exps.bias": (EXPERT, 8),
+            "ffn_up_exps.bias": (EXPERT, 8),
+            "ffn_down_exps.bias": (N_EMBD, 8),
+        },
+        deviation={"attn_sinks": 2.0, "exps.bias": 0.5},
     ),
     Tiny(
         "seed_oss",

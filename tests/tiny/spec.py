@@ -91,7 +91,7 @@ def make(tiny: Tiny, path: Path, *, wtype: str = "F32", seed: int = 0) -> Path:
     block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[wtype]][0]
     for name, shape in tiny.shapes().items():
         values = tiny.values(rng, name, shape)
-        if wtype == "F32" or len(shape) < 2 or shape[0] % block or not name.startswith("blk."):
+        if wtype == "F32" or len(shape) < 2 or shape[0] % block or not name.startswith("blk.") or "bias" in name:
             writer.add_tensor(name, values)
             continue
         rows = values.reshape(-1, shape[0])

@@ -342,6 +342,7 @@ def read_hparams(
     head_dim_k = keys.int_("attention.key_length", n_embd // n_head[0])
     head_dim_v = keys.int_("attention.value_length", n_embd // n_head[0])
     n_ctx_train = keys.int_("context_length")
+    mixture = keys.int_("expert_count", 0) > 0
     return HyperParameters(
         architecture=keys.architecture,
         n_layer=n_layer,
@@ -350,7 +351,8 @@ def read_hparams(
         n_head_kv=n_head_kv[:n_layer],
         head_dim_k=head_dim_k,
         head_dim_v=head_dim_v,
-        n_ff=keys.per_layer("feed_forward_length", n_blocks)[:n_layer],
+        # In a mixture the experts' own width may be all there is.
+        n_ff=keys.per_layer("feed_forward_length", n_blocks, (0,) * n_blocks if mixture else None)[:n_layer],
         n_nextn=n_nextn,
         n_vocab=n_vocab,
         n_ctx_train=n_ctx_train,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from llamado.ggml.graph import add, mul, norm
+from llamado.ggml.graph import add, mul, norm, rms_norm
 from llamado.ggml.tensor import Tensor
 from llamado.models.forward import Pass
 from llamado.models.weights import RoleWeights
@@ -30,6 +30,13 @@ class RmsNorm(NamedTuple):
     def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor:
         y = step.norm(x, self.weight, name)
         return y if self.bias is None else add(y, self.bias, name)
+
+
+class UnitNorm(NamedTuple):
+    """Mean square 1 in each row."""
+
+    def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor:
+        return rms_norm(x, step.norm_eps, name)
 
 
 class LayerNorm(NamedTuple):

@@ -104,7 +104,7 @@ class RowOperations:
             sources = (b,)
         elif b is not None and (node.op in BINARY or node.op is Op.GLU):
             sources = (self._repeated(straight(out, b), node),)
-        elif b is not None and node.op is Op.SOFT_MAX:
+        elif b is not None and node.op in (Op.SOFT_MAX, Op.ADD_ID):
             sources = (straight(out, b), *node.src[2:])
         a = straight(out, a)
         result.op, result.src, result.op_params = node.op, (a, *sources), node.op_params

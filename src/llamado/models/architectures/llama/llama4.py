@@ -1,0 +1,90 @@
+"""The llama4 architecture: Llama 4 Scout and Maverick."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llamado.ggml.ops import RopeMode
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.errors import UnsupportedModel
+from llamado.models.hparams import (
+    Gating,
+    HyperParameters,
+    Temperature,
+    read_experts,
+    read_hparams,
+    read_swa_layers,
+)
+from llamado.models.keys import Keys
+from llamado.models.memory import KeysValues, LayerMemory
+from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.experts import Mixture
+from llamado.models.parts.feedforward import FeedForward, Gated
+from llamado.models.parts.norms import RmsNorm, UnitNorm
+from llamado.models.weights import RoleWeights
+
+_CHUNK = 8192
+_ROTATED = 4
+"""Every so many-th layer knows no positions."""
+_TEMPERATURE = Temperature(0.1, _CHUNK, 1.0)
+_EXPERTS_OF_MAVERICK = 128
+
+
+class Llama4Model(Decoder):
+    """Layers see the chunk of the text that they are in, or, without positions, all of it; each token goes through one
+    of many experts, weighted by its input, and a shared one.
+    """
+
+    architecture = "llama4"
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
+        if keys.int_("attention.sliding_window", _CHUNK) == 0:
+            raise UnsupportedModel(
+                f"metadata key '{keys.name('attention.sliding_window')}' is 0; llama4 without chunks does not run here"
+            )
+        self._mixture_every = keys.int_("interleave_moe_layer_step")
+        return replace(
+            hp,
+            n_swa=_CHUNK,
+            swa_layers=read_swa_layers(keys, hp.n_layer, 4),
+            rope_swa=replace(hp.rope, freq_base=keys.float_("rope.freq_base_swa", hp.rope.freq_base)),
+            experts=read_experts(keys, hp.n_ff[0], gating=Gating.SIGMOID),
+        )
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        assert hp.experts is not None
+        rotated = (layer + 1) % _ROTATED != 0
+        norm = UnitNorm() if rotated and hp.experts.n != _EXPERTS_OF_MAVERICK else None
+        return Layer(
+            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
+            attention=Attention(
+                heads=heads,
+                project=take_projections(w, hp.n_embd, heads),
+                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                scale=hp.attention_scale,
+                rope=hp.rope_of(layer) if rotated else None,
+                factors=self._freq_factors,
+                q_norm=norm,
+                k_norm=norm,
+                norm_after_rope=True,
+                temperature=None if rotated else _TEMPERATURE,
+            ),
+            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
+            feed_forward=self._take_feed_forward(w, layer),
+        )
+
+    def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
+        hp = self.hparams
+        assert hp.experts is not None
+        if not self._mixture_every or (layer + 1) % self._mixture_every:
+            return Gated.take(w, hp.n_embd, hp.n_ff[layer])
+        shared = Gated.take(w, hp.n_embd, hp.experts.n_ff, suffix="_shexp")
+        return Mixture.take(w, hp.n_embd, hp.experts, weigh_input=True, shared=shared)
+
+    def remembers(self, layer: int) -> LayerMemory:
+        """Keys and values of all tokens, or of those of a chunk."""
+        hp = self.hparams
+        k, v = hp.n_embd_k(layer), hp.n_embd_v(layer)
+        return KeysValues(k, v, hp.n_swa, chunked=True) if hp.is_swa(layer) else KeysValues(k, v)

@@ -1,0 +1,50 @@
+"""The gpt-oss architecture: gpt-oss 20B and 120B."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llamado.ggml.ops import GluOp, RopeMode
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.hparams import Gating, HyperParameters, inverse_sqrt, read_experts, read_hparams, read_swa_layers
+from llamado.models.keys import Keys
+from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.experts import Mixture
+from llamado.models.parts.norms import RmsNorm
+from llamado.models.weights import RoleWeights
+
+
+class GptOssModel(Decoder):
+    """Every other layer has a sliding window; heads may look away, to a sink; all networks are mixtures with biases
+    (arXiv 2508.10925).
+    """
+
+    architecture = "gpt-oss"
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
+        return replace(
+            hp,
+            attention_scale=inverse_sqrt(hp.rope.n_dims),
+            n_swa=keys.int_("attention.sliding_window"),
+            swa_layers=read_swa_layers(keys, hp.n_layer, 2),
+            rope_swa=replace(hp.rope, freq_base=keys.float_("rope.freq_base_swa", hp.rope.freq_base)),
+            experts=read_experts(keys, hp.n_ff[0], gating=Gating.SOFTMAX_OF_CHOSEN),
+        )
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        assert hp.experts is not None
+        return Layer(
+            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
+            attention=Attention(
+                heads=heads,
+                project=take_projections(w, hp.n_embd, heads),
+                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                scale=hp.attention_scale,
+                rope=hp.rope_of(layer),
+                sinks=w.need("attn_sinks.weight", heads.n),
+            ),
+            ffn_norm=RmsNorm.take(w, "post_attention_norm", hp.n_embd),
+            feed_forward=Mixture.take(w, hp.n_embd, hp.experts, GluOp.SWIGLU_OAI),
+        )
