@@ -138,7 +138,6 @@ def _group(title: str, *flags: Flag) -> tuple[Flag, ...]:
 
 _CPU = "the model runs on this machine's CPU"
 _WHERE = "operations run where their weights are"
-_EXPERTS = "mixtures of experts are not supported yet"
 _LATER = "not supported yet"
 _VISION = "multimodal models are not supported yet"
 _DRAFT = "speculative decoding with a second model is not supported yet; see --spec-type"
@@ -260,9 +259,6 @@ COMPUTE = _group(
     _none("--op-offload", _WHERE, type="bool", off_names="--no-op-offload"),
     _none("--no-host", _WHERE, type="bool", env="LLAMA_ARG_NO_HOST"),
     _none("--repack", "weights are never repacked", type="bool", off_names="-nr --no-repack", env="LLAMA_ARG_REPACK"),
-    _none("-cmoe --cpu-moe", _EXPERTS, type="bool", env="LLAMA_ARG_CPU_MOE"),
-    _none("-ncmoe --n-cpu-moe", _EXPERTS, env="LLAMA_ARG_N_CPU_MOE"),
-    _none("-ncffn --n-cpu-ffn", "use --override-tensor", env="LLAMA_ARG_N_CPU_FFN"),
     _none("-lzm --lazy-mode", "a mapped file is read on demand anyway", env="LLAMA_ARG_LAZY_MODE"),
     _none("-dt --defrag-thold", "a sequence's cells are never fragmented", env="LLAMA_ARG_DEFRAG_THOLD"),
     _none("--swa-full", "a sliding window holds what it shows, and answers are the same", type="bool",
@@ -381,6 +377,12 @@ SPLIT = _group(
           "PATTERN=DEVICE, comma-separated: weights whose names match the regular expression go to the device",
           type="str", many=True, metavar="PATTERN=DEVICE", env="LLAMA_ARG_OVERRIDE_TENSOR", commands=_ENGINE,
           needs="rpc"),
+    _used("-cmoe --cpu-moe", "the weights of experts stay on this machine", type="bool", default=False,
+          env="LLAMA_ARG_CPU_MOE", commands=_ENGINE, needs="rpc"),
+    _used("-ncmoe --n-cpu-moe", "the weights of experts of the first N layers stay on this machine", type="int",
+          default=0, metavar="N", env="LLAMA_ARG_N_CPU_MOE", commands=_ENGINE, needs="rpc"),
+    _used("-ncffn --n-cpu-ffn", "the feed-forward networks without experts of the first N layers stay on this machine",
+          type="int", default=0, metavar="N", env="LLAMA_ARG_N_CPU_FFN", commands=_ENGINE, needs="rpc"),
     _used("-sm --split-mode", "layer: whole layers go to devices; none: one device takes all (--main-gpu)",
           type="str", default="layer", choices="none layer row tensor", metavar="MODE", env="LLAMA_ARG_SPLIT_MODE",
           commands=_ENGINE, needs="rpc"),

@@ -232,6 +232,7 @@ def test_meaningless_flags_are_said_once_each() -> None:
         ("--rpc h:1 -sm none -dev RPC0,CPU -mg 2", "-mg/--main-gpu: expected a device's number"),
         ("--rpc h:1 -dev none,CPU", "-dev/--device: none stands alone"),
         ("--rpc h:1 -dev ,", "-dev/--device: expected names"),
+        ("--rpc h:1 -ncmoe -1", "--n-cpu-moe: expected a number of layers"),
         ("--rpc h:1 -ot blk.0", "-ot/--override-tensor: expected PATTERN=DEVICE"),
         ("--rpc h:1 -ot (=CPU", "-ot/--override-tensor: '(' is no regular expression"),
         ("--samplers top_k;nonsense", "nonsense"),

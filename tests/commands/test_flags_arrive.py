@@ -154,6 +154,10 @@ ROWS: dict[str, Row] = {
     "serve --gpu-layers": division("n_gpu_layers", "1", 1),
     "serve --device": division("devices", "CPU", ("CPU",)),
     "serve --override-tensor": division("overrides", "x=CPU", (("x", "CPU"),)),
+    "serve --cpu-moe": division("overrides", None, ((r"\.ffn_(up|down|gate|gate_up)_(ch|)exps", "CPU"),)),
+    "serve --n-cpu-moe": division(
+        "overrides", "2", ((r"^blk\.(0|1)\.ffn_(up|down|gate|gate_up)_(ch|)exps", "CPU"),)),
+    "serve --n-cpu-ffn": division("overrides", "1", ((r"^blk\.(0)\.ffn_(up|down|gate)\.", "CPU"),)),
     "serve --split-mode": division("devices", "none", ("RPC0",)),
     "serve --main-gpu": division("devices", "1", ("RPC1",), "-sm none"),
     "serve --rpc-failover": division("failover", "3", 3.0, **{"engine.failover": 3.0}),

@@ -38,7 +38,7 @@ def split_options(flags: Parsed) -> SplitOptions | None:
         tensor_split=_tensor_split(flags.tensor_split),
         n_gpu_layers=_gpu_layers(flags.gpu_layers),
         devices=_devices(flags),
-        overrides=_overrides(flags.override_tensor or []),
+        overrides=(*_overrides(flags.override_tensor or []), *_kept_here(flags)),
         failover=flags.rpc_failover,
         wait=flags.rpc_wait,
         ca=flags.rpc_ca,
@@ -111,6 +111,23 @@ def _overrides(given: list[str]) -> tuple[tuple[str, str], ...]:
             raise FlagError(f"-ot/--override-tensor: {pattern!r} is no regular expression: {error}") from None
         overrides.append((pattern, device))
     return tuple(overrides)
+
+
+_EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+_NETWORKS = r"\.ffn_(up|down|gate)\."
+_MOST_LAYERS = 512
+
+
+def _kept_here(flags: Parsed) -> tuple[tuple[str, str], ...]:
+    """Overrides that keep experts, or other feed-forward networks, on this machine."""
+    patterns = [_EXPERTS] if flags.cpu_moe else []
+    for key, weights in (("n_cpu_moe", _EXPERTS), ("n_cpu_ffn", _NETWORKS)):
+        n = flags.values[key]
+        if n < 0:
+            raise FlagError(f"--{key.replace('_', '-')}: expected a number of layers, 0 or more, got {n}")
+        if n:
+            patterns.append(rf"^blk\.({'|'.join(map(str, range(min(n, _MOST_LAYERS))))}){weights}")
+    return tuple((pattern, "CPU") for pattern in patterns)
 
 
 def _split_overrides(given: list[str]) -> list[str]:
