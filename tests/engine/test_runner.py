@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from reference import ReferenceModel
 from rows import start_at
+from tiny import TINY, make
 from tiny_models import make_gemma3, make_llama
 
 from llamado.devices.cpu.device import CpuDevice
@@ -345,6 +346,18 @@ def test_the_same_bits_on_several_devices(
     assert same(feed(several, tokens), right)
     assert same(feed(several, tokens, chunk=7, start=256), right)
     assert same(feed(several, tokens, chunk=1, start=512), right)
+
+
+@pytest.mark.parametrize("overrides", [(("_exps", 0),), ((r"blk\.(0|3)\..*_exps", 0), ("up_exps", 2))])
+def test_experts_may_lie_elsewhere(
+    tmp_path: Path, start: Open, spread: Callable[..., ModelRunner], overrides: tuple[tuple[str, int], ...]
+) -> None:
+    path = make(TINY["qwen3moe"], tmp_path / "m.gguf", wtype="Q8_0")
+    tokens = text(40, 300)
+    right = feed(start(path), tokens)
+    several = spread(path, split_as(1, 1, 2, 2, overrides=overrides))
+    assert same(feed(several, tokens), right)
+    assert same(feed(several, tokens, chunk=1, start=256), right)
 
 
 @pytest.mark.slow
