@@ -97,6 +97,18 @@ MODELS = (
         {**ATTENTION, **EXPERTS},
         variant="experts",
     ),
+    Tiny(
+        "mistral3",
+        {
+            **KEYS,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 128,
+            "rope.scaling.yarn_log_multiplier": 3.0,
+            "attention.temperature_scale": 0.5,
+        },
+        {**ATTENTION, **GATED},
+    ),
     Tiny("internlm2", KEYS, {**ATTENTION, **GATED}),
     Tiny("smollm3", KEYS, {**ATTENTION, **GATED}, {"output.weight": None}, n_layer=5),
 )

@@ -57,6 +57,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("llama.llama:LlamaModel", "Llama 1 to 3, Mistral, Mixtral, SmolLM2, TinyLlama, Yi"),
     "llama4": Architecture("llama.llama4:Llama4Model", "Llama 4 Scout and Maverick"),
     "minimax-m2": Architecture("others.minimax_m2:MinimaxM2Model", "MiniMax-M2"),
+    "mistral3": Architecture("llama.mistral3:Mistral3Model", "Ministral 3, Devstral 2"),
     "mistral4": Architecture("deepseek.deepseek2:Mistral4Model", "Mistral Small 4"),
     "modern-bert": Architecture("encoders.modern_bert:ModernBertModel", "ModernBERT, Granite Embedding R2, GTE"),
     "nemotron": Architecture("others.nemotron:NemotronModel", "Nemotron-4, Minitron"),

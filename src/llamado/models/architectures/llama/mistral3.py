@@ -1,0 +1,46 @@
+"""The mistral3 architecture: Ministral 3, Devstral 2."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llamado.ggml.ops import RopeMode
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.hparams import HyperParameters, Temperature, read_hparams, stretch_factor
+from llamado.models.keys import Keys
+from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.norms import RmsNorm
+from llamado.models.weights import RoleWeights
+
+
+class Mistral3Model(Decoder):
+    """As Llama, with queries that are multiplied by more the further they are behind the context of the training."""
+
+    architecture = "mistral3"
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
+        temperature = keys.float_("attention.temperature_scale", 0.0)
+        self._temperature = Temperature(temperature, hp.rope.n_ctx_orig) if temperature else None
+        multiplier = keys.float_("rope.scaling.yarn_log_multiplier", 0.0)
+        if not (hp.rope.ext_factor and multiplier):
+            return hp
+        return replace(hp, rope=replace(hp.rope, attn_factor=hp.rope.attn_factor / stretch_factor(hp.rope, multiplier)))
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        return Layer(
+            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
+            attention=Attention(
+                heads=heads,
+                project=take_projections(w, hp.n_embd, heads),
+                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                rope=hp.rope,
+                factors=self._freq_factors,
+                temperature=self._temperature,
+                scale=hp.attention_scale,
+            ),
+            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
+            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer]),
+        )
