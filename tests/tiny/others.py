@@ -13,7 +13,7 @@ from tiny.layer_norms import (
 )
 from tiny.llama import ATTENTION, BIASES, EXPERT, EXPERT_KEYS, EXPERTS, FUSED, GATED, HEAD, KEYS, N_EMBD, N_FF
 from tiny.olmo import NORMS_BEFORE, POST_NORMS
-from tiny.qwen import WIDE
+from tiny.qwen import WIDE, WIDE_KEYS
 from tiny.spec import Shape, Tiny
 
 PARTLY_ROTATED = {**LAYER_NORM_KEYS, "rope.dimension_count": HEAD // 4}
@@ -42,7 +42,7 @@ MODELS = (
     ),
     Tiny(
         "ernie4_5",
-        {**KEYS, "attention.key_length": WIDE, "attention.value_length": WIDE},
+        WIDE_KEYS,
         {
             **ATTENTION,
             **GATED,

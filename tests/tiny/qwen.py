@@ -7,22 +7,30 @@ from tiny.spec import Tiny
 
 WIDE = 40
 """Elements of a head that are not the width divided by the number of heads."""
+WIDE_KEYS = {**KEYS, "attention.key_length": WIDE, "attention.value_length": WIDE}
+WIDE_HEADS = {
+    "attn_q.weight": (N_EMBD, 4 * WIDE),
+    "attn_k.weight": (N_EMBD, 2 * WIDE),
+    "attn_v.weight": (N_EMBD, 2 * WIDE),
+    "attn_output.weight": (4 * WIDE, N_EMBD),
+    "attn_q_norm.weight": WIDE,
+    "attn_k_norm.weight": WIDE,
+}
+RANKS = {"pooling_type": 4, "classifier.output_labels": ["yes", "no"]}
 
 MODELS = (
     Tiny("qwen2", KEYS, {**ATTENTION, **BIASES, **GATED}, {"output.weight": None}),
     Tiny(
         "qwen3",
-        {**KEYS, "attention.key_length": WIDE, "attention.value_length": WIDE, "rope.freq_base": 1e6},
-        {
-            **ATTENTION,
-            **GATED,
-            "attn_q.weight": (N_EMBD, 4 * WIDE),
-            "attn_k.weight": (N_EMBD, 2 * WIDE),
-            "attn_v.weight": (N_EMBD, 2 * WIDE),
-            "attn_output.weight": (4 * WIDE, N_EMBD),
-            "attn_q_norm.weight": WIDE,
-            "attn_k_norm.weight": WIDE,
-        },
+        {**WIDE_KEYS, "rope.freq_base": 1e6},
+        {**ATTENTION, **GATED, **WIDE_HEADS},
+    ),
+    Tiny(
+        "qwen3",
+        {**WIDE_KEYS, **RANKS},
+        {**ATTENTION, **GATED, **WIDE_HEADS},
+        {"output.weight": None, "cls.output.weight": (N_EMBD, 2)},
+        variant="ranks",
     ),
     Tiny(
         "qwen2moe",
@@ -39,16 +47,7 @@ MODELS = (
     ),
     Tiny(
         "qwen3moe",
-        {**KEYS, **EXPERT_KEYS, "attention.key_length": WIDE, "attention.value_length": WIDE},
-        {
-            **ATTENTION,
-            **EXPERTS,
-            "attn_q.weight": (N_EMBD, 4 * WIDE),
-            "attn_k.weight": (N_EMBD, 2 * WIDE),
-            "attn_v.weight": (N_EMBD, 2 * WIDE),
-            "attn_output.weight": (4 * WIDE, N_EMBD),
-            "attn_q_norm.weight": WIDE,
-            "attn_k_norm.weight": WIDE,
-        },
+        {**WIDE_KEYS, **EXPERT_KEYS},
+        {**ATTENTION, **EXPERTS, **WIDE_HEADS},
     ),
 )

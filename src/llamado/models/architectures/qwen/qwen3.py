@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from llamado.ggml.graph import soft_max_ext
 from llamado.ggml.ops import RopeMode
+from llamado.ggml.tensor import Tensor
+from llamado.models.batch import Output
 from llamado.models.decoder import Decoder, Layer
+from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, Heads, take_projections
 from llamado.models.parts.norms import RmsNorm
-from llamado.models.weights import RoleWeights
+from llamado.models.weights import RoleWeights, Weights
 
 
 class Qwen3Model(Decoder):
-    """As Llama, with a norm of each head's query and key before they are rotated (arXiv 2505.09388)."""
+    """As Llama, with a norm of each head's query and key before they are rotated (arXiv 2505.09388).
+
+    Rerankers have, instead of a vocabulary's logits, those of "yes" and "no", of which the first one's probability is
+    the score (arXiv 2506.05176).
+    """
 
     architecture = "qwen3"
 
@@ -35,3 +43,22 @@ class Qwen3Model(Decoder):
             ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
             feed_forward=self._take_feed_forward(w, layer),
         )
+
+    def _take_head(self, weights: Weights) -> None:
+        super()._take_head(weights)
+        self._scorer: Linear | None = None
+        if weights.has("cls.output.weight"):
+            n = weights.ne("cls.output.weight")[1]
+            self._scorer = weights.output.linear("cls.output", self.hparams.n_embd, n)
+
+    def _scores(self, step: Pass, x: Tensor) -> Tensor:
+        h = super()._scores(step, x)
+        if self._scorer is not None:
+            h = self._scorer(step, h, "result_scores")
+        return soft_max_ext(h, None, 1.0, name="result_scores")
+
+    def width(self, output: Output) -> int:
+        """See Model."""
+        if output is Output.SCORES and self._scorer is not None:
+            return self._scorer.weight.ne[1]
+        return super().width(output)
