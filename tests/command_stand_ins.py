@@ -28,6 +28,7 @@ import llamado.devices.split.measure
 import llamado.engine.forward.device_pool
 import llamado.engine.forward.runner
 import llamado.gguf.sources.resolve
+import llamado.models
 import llamado.router.catalogue
 import llamado.rpc.tap.proxy
 import llamado.rpc.worker.server
@@ -204,6 +205,13 @@ class Commands:
             note("fit", **dataclasses.asdict(options.fit))
             return real_memory_options(options)
 
+        def model_in(file: Any, rope: Any) -> Any:
+            note("rope", **dataclasses.asdict(rope))
+            return real_model_in(file, rope)
+
+        real_model_in = llamado.models.load_model
+        self._patch.setattr(loaded_model, "load_model", model_in)
+        self._patch.setattr("llamado.models.load_model", model_in)
         self._patch.setattr(LoadedModel, "load", classmethod(load_model))
         self._patch.setattr(loaded_model, "memory_options", memory_options)
         self._patch.setattr(fitting, "memory_options", memory_options)

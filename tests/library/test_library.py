@@ -20,6 +20,7 @@ from llamado.devices.split.placement import ALL_LAYERS, SplitOptions
 from llamado.engine.options import EngineOptions
 from llamado.library import llama as library
 from llamado.library.errors import LibraryError
+from llamado.models.keys import RopeOptions
 
 PROMPT = "Hello world"
 TOOL = {
@@ -361,9 +362,10 @@ PLAIN = EngineOptions(n_ctx=512, n_batch=512)
         ({"lora_path": "a.gguf", "lora_scale": 0.5}, {"lora": (("a.gguf", 0.5),)}),
         ({"draft_model": llamado.LlamaPromptLookupDecoding(num_pred_tokens=2)}, {"drafting": True}),
         ({"kv_overrides": {"general.name": "x"}}, {"metadata": (("general.name", "x"),)}),
-        ({"rope_freq_base": 1e6}, {"metadata": (("{arch}.rope.freq_base", 1e6),)}),
-        ({"rope_freq_scale": 0.25}, {"metadata": (("{arch}.rope.scaling.factor", 4.0),)}),
-        ({"rope_scaling_type": 2}, {"metadata": (("{arch}.rope.scaling.type", "yarn"),)}),
+        ({"rope_freq_base": 1e6}, {"rope": RopeOptions(freq_base=1e6)}),
+        ({"rope_freq_scale": 0.25}, {"rope": RopeOptions(freq_scale=0.25)}),
+        ({"yarn_beta_fast": 16.0, "yarn_orig_ctx": 99}, {"rope": RopeOptions(beta_fast=16.0, n_ctx_orig=99)}),
+        ({"rope_scaling_type": 2}, {"rope": RopeOptions(scaling="yarn")}),
         ({"n_gpu_layers": -1, "flash_attn": True, "offload_kqv": True, "logits_all": True, "main_gpu": 0}, {}),
         (
             {"rpc_servers": "h:1,h:2", "n_gpu_layers": -1, "tensor_split": [1, 2, 3]},

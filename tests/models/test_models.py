@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 from reference import ReferenceModel
+from tiny import TINY, make
 from tiny_models import make_gemma3, make_llama
 
 from llamado.errors import LlamadoError
@@ -20,14 +22,15 @@ from llamado.gguf.metadata import StringArray
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType as T
 from llamado.models import BatchShape, InvalidModel, Model, UnsupportedModel, load_model
+from llamado.models.keys import FILE_ROPE, RopeOptions
 
 Array = np.ndarray[Any, Any]
 MAKERS = [make_llama, make_gemma3]
 
 
-def load(path: Path) -> Model:
+def load(path: Path, rope: RopeOptions = FILE_ROPE) -> Model:
     with GGUFFile.open(path) as file:
-        return load_model(file)
+        return load_model(file, rope)
 
 
 def rewrite(source: Path, target: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> Path:
@@ -99,14 +102,17 @@ def test_rope_scaling(tmp_path: Path) -> None:
 
 
 ROPE = {
-    # key: (value, place in ROPE's op_params, what is there)
+    # key of the file, or option of the user: (value, place in ROPE's op_params, what is there)
     "rope.scaling.original_context_length": (333, 4, 333),
     "rope.freq_base": (7777.0, 5, 7777.0),
     "rope.scaling.factor": (8.0, 6, 0.125),
-    "rope.scaling.yarn_ext_factor": (0.5, 7, 0.5),
     "rope.scaling.attn_factor": (1.5, 8, 1.5),
-    "rope.scaling.yarn_beta_fast": (16.0, 9, 16.0),
-    "rope.scaling.yarn_beta_slow": (2.0, 10, 2.0),
+    "n_ctx_orig": (333, 4, 333),
+    "freq_base": (7777.0, 5, 7777.0),
+    "freq_scale": (0.125, 6, 0.125),
+    "ext_factor": (0.5, 7, 0.5),
+    "beta_fast": (16.0, 9, 16.0),
+    "beta_slow": (2.0, 10, 2.0),
 }
 
 
@@ -120,32 +126,97 @@ def ropes(model: Model) -> list[tuple[int | float, ...]]:
 def test_each_value_of_yarn_reaches_the_rotation_and_nothing_else(tmp_path: Path, key: str) -> None:
     value, place, found = ROPE[key]
     plain = make_llama(tmp_path / "a.gguf", rope_scaling=("yarn", 4.0))
-    changed = rewrite(plain, tmp_path / "b.gguf", _put(f"llama.{key}", value))
-    before, after = ropes(load(plain)), ropes(load(changed))
+    if key.startswith("rope."):
+        changed = load(rewrite(plain, tmp_path / "b.gguf", _put(f"llama.{key}", value)))
+    else:
+        changed = load(plain, RopeOptions(**{key: value}))
+    before, after = ropes(load(plain)), ropes(changed)
     assert len(before) == len(after) == 4
     for old, new in zip(before, after, strict=True):
         assert new[place] == found != old[place]
         assert [i for i in range(11) if new[i] != old[i]] == [place]
 
 
+@pytest.mark.parametrize("name", ["ext_factor", "attn_factor", "beta_fast", "beta_slow"])
+def test_what_llama_cpp_does_not_read_of_a_file_changes_nothing(tmp_path: Path, name: str) -> None:
+    plain = make_llama(tmp_path / "a.gguf", rope_scaling=("yarn", 4.0))
+    changed = rewrite(plain, tmp_path / "b.gguf", _put(f"llama.rope.scaling.yarn_{name}", 0.25))
+    assert ropes(load(changed)) == ropes(load(plain))
+
+
 def test_yarn_that_is_turned_off_is_not_one_without_a_value(tmp_path: Path) -> None:
     """An `ext_factor` of 0 leaves plain interpolation; below 0 it is llama.cpp's sign for not given."""
     plain = make_llama(tmp_path / "a.gguf", rope_scaling=("yarn", 4.0))
     for value, found in ((0.0, 0.0), (-1.0, 1.0)):
-        path = rewrite(plain, tmp_path / "b.gguf", _put("llama.rope.scaling.yarn_ext_factor", value))
-        assert {rope[6:9] for rope in ropes(load(path))} == {(0.25, found, 1.0)}
+        assert {rope[6:9] for rope in ropes(load(plain, RopeOptions(ext_factor=value)))} == {(0.25, found, 1.0)}
 
 
 def test_factors_of_attention_multiply(tmp_path: Path) -> None:
-    """llama-context.cpp: `yarn_attn_factor` is multiplied by the model's `rope_attn_factor`, with YaRN or without."""
+    """llama-context.cpp: what the user gives is multiplied by the model's `rope_attn_factor`, but not with YaRN."""
     plain = make_llama(tmp_path / "a.gguf")
-
-    def change(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
-        metadata["llama.rope.scaling.yarn_attn_factor"] = 0.5
-        metadata["llama.rope.scaling.attn_factor"] = 3.0
-
     assert {rope[8] for rope in ropes(load(plain))} == {1.0}
-    assert {rope[8] for rope in ropes(load(rewrite(plain, tmp_path / "b.gguf", change)))} == {1.5}
+    changed = rewrite(plain, tmp_path / "b.gguf", _put("llama.rope.scaling.attn_factor", 3.0))
+    assert {rope[8] for rope in ropes(load(changed, RopeOptions(attn_factor=0.5)))} == {1.5}
+    assert {rope[8] for rope in ropes(load(changed, RopeOptions("yarn", attn_factor=0.5)))} == {3.0}
+
+
+def test_a_scaling_of_none_forgets_all_stretching(tmp_path: Path) -> None:
+    plain = make_llama(tmp_path / "a.gguf", rope_scaling=("yarn", 4.0))
+    assert {rope[6:9] for rope in ropes(load(plain, RopeOptions("none", freq_scale=0.5)))} == {(1.0, 0.0, 1.0)}
+
+
+def test_another_stretch_by_yarn_is_another_context(tmp_path: Path) -> None:
+    plain = make_llama(tmp_path / "a.gguf", n_ctx=512)
+    for options, n_ctx in (
+        (RopeOptions("yarn", freq_scale=0.25), 2048),
+        (RopeOptions("yarn", freq_scale=0.25, n_ctx_orig=100), 400),
+        (RopeOptions("yarn"), 512),  # no stretch
+        (RopeOptions("linear", freq_scale=0.25), 512),
+    ):
+        assert load(plain, options).hparams.n_ctx_train == n_ctx
+    stretched = make_llama(tmp_path / "b.gguf", n_ctx=512, rope_scaling=("yarn", 4.0))
+    assert load(stretched).hparams.n_ctx_train == 512
+    assert load(stretched, RopeOptions(freq_scale=0.25)).hparams.n_ctx_train == 512
+
+
+def test_a_users_base_and_stretch_are_not_for_windows(tmp_path: Path) -> None:
+    """llama_model::get_rope_freq_base: layers with a window keep the file's."""
+    path = make_gemma3(tmp_path / "a.gguf")
+    options = RopeOptions(freq_base=7777.0, freq_scale=0.5, ext_factor=0.25)
+    hp, plain = load(path, options).hparams, load(path).hparams
+    assert hp.rope_swa is not None and plain.rope_swa is not None
+    assert (hp.rope.freq_base, hp.rope.freq_scale, hp.rope.ext_factor) == (7777.0, 0.5, 0.25)
+    assert (hp.rope_swa.freq_base, hp.rope_swa.freq_scale) == (plain.rope_swa.freq_base, plain.rope_swa.freq_scale)
+    assert hp.rope_swa.ext_factor == 0.25
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        RopeOptions(freq_base=1.0),
+        RopeOptions(freq_scale=1e-9),
+        RopeOptions(n_ctx_orig=-5),
+        RopeOptions(ext_factor=math.inf),
+        RopeOptions(attn_factor=0.0),
+        RopeOptions(beta_slow=0.0),
+        RopeOptions(beta_fast=math.nan),
+    ],
+)
+def test_impossible_wishes_are_refused(tmp_path: Path, options: RopeOptions) -> None:
+    with pytest.raises(InvalidModel, match=r"rotary embedding: .* expected"):
+        load(make_llama(tmp_path / "a.gguf"), options)
+
+
+@pytest.mark.parametrize("name", ["llama-longrope", "phi3-longrope"])
+def test_longrope_goes_by_the_context_of_a_sequence(tmp_path: Path, name: str) -> None:
+    model = load(make(TINY[name], tmp_path / "a.gguf"))
+    short, long = (model.weights[f"rope_factors_{which}.weight"] for which in ("short", "long"))
+    limit = TINY[name].keys["rope.scaling.original_context_length"]
+    for n_ctx, expected in ((limit - 1, short), (limit, short), (limit + 1, long), (0, long)):
+        graph = model.build(BatchShape(1, 1, 256), model.memory(1024, n_ctx=n_ctx))
+        factors = [node.src[2] for node in graph.nodes if node.op == Op.ROPE]
+        assert factors == [expected] * (2 * model.hparams.n_layer)
+    assert {rope[6:9] for rope in ropes(model)} == {(1.0, 0.0, np.float32(1.19))}
 
 
 def test_gemma3_stretches_the_layers_without_a_window_alone(tmp_path: Path) -> None:
@@ -246,7 +317,7 @@ def _tensor(name: str, *ne: int) -> Callable[[dict[str, Any], dict[str, Any]], N
     ("change", "error", "says"),
     [
         (_put("general.architecture", "glm4moelite"), UnsupportedModel, "'glm4moelite' do not run.*gemma3, .*do$"),
-        (_put("llama.rope.scaling.type", "longrope"), UnsupportedModel, "'llama.rope.scaling.type' is 'longrope'"),
+        (_put("llama.rope.scaling.type", "dynamic"), UnsupportedModel, "'llama.rope.scaling.type' is 'dynamic'"),
         (_put("llama.attention.head_count_kv", 3), InvalidModel, "'llama.attention.head_count_kv'.*divisor"),
         (_put("llama.attention.head_count", 0), InvalidModel, "'llama.attention.head_count'"),
         (_put("llama.rope.dimension_count", 16), InvalidModel, "'llama.rope.dimension_count' is 16; 32 is expected"),

@@ -61,6 +61,13 @@ KEYS = {
     "rope.freq_base": 10000.0,
 }
 
+LONGROPE_KEYS = {
+    "rope.scaling.type": "longrope",
+    "rope.scaling.original_context_length": 256,
+    "rope.scaling.attn_factor": 1.19,
+}
+LONGROPE = {"rope_factors_short.weight": HEAD // 2, "rope_factors_long.weight": HEAD // 2}
+
 MODELS = (
     Tiny(
         "llama4",
@@ -78,6 +85,13 @@ MODELS = (
         layers={i: {**dict.fromkeys(GATED), **EXPERTS, **SHARED} for i in (1, 3)},
     ),
     Tiny("llama", {**KEYS, "rope.dimension_count": HEAD}, {**ATTENTION, **GATED}),
+    Tiny(
+        "llama",
+        {**KEYS, **LONGROPE_KEYS, "rope.dimension_count": HEAD},
+        {**ATTENTION, **GATED},
+        LONGROPE,
+        variant="longrope",
+    ),
     Tiny(
         "llama",
         {**KEYS, "rope.dimension_count": HEAD},

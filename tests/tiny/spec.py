@@ -67,10 +67,10 @@ class Tiny:
                 return normal * np.float32(deviation)
         if name.endswith("norm.weight") or ("_norm_" in name and name.endswith(".weight")):
             return 1 + normal * np.float32(0.2)
-        if "rope" in name:
-            return 1 + 4 * np.abs(normal)
         if name.endswith(".scale"):
             return 1 + normal * np.float32(0.2)
+        if "rope" in name:
+            return 1 + 4 * np.abs(normal)
         if len(shape) == 1:
             return normal * np.float32(0.2)
         if name == "token_embd.weight":  # a head that shares it must not make too large logits

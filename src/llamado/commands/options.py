@@ -17,6 +17,7 @@ from llamado.engine.sampling.params import DEFAULT_SAMPLERS, RANDOM_SEED, Sampli
 from llamado.engine.sampling.rng import Seed
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
+from llamado.models.keys import RopeOptions
 
 
 def model_source(flags: Parsed) -> ModelSource:
@@ -153,7 +154,8 @@ def engine_options(flags: Parsed, *, n_slots: int | None = None) -> EngineOption
         reranking=flags.values.get("rerank", False),
         pooling="rank" if flags.values.get("rerank") and not flags.pooling else flags.values.get("pooling"),
         embd_normalize=flags.values.get("embd_normalize", 2),
-        metadata=(*_rope(flags), *_metadata(flags.override_kv or [])),
+        metadata=tuple(_metadata(flags.override_kv or [])),
+        rope=rope_options(flags),
     )
 
 
@@ -196,33 +198,28 @@ def _adapters(flags: Parsed) -> tuple[tuple[str, float], ...]:
     return tuple(adapters)
 
 
-def _rope(flags: Parsed) -> list[tuple[str, int | float | bool | str]]:
-    """What the flags of rotary embeddings say, as values of the metadata keys that say the same."""
-    found: list[tuple[str, int | float | bool | str]] = []
-    if flags.rope_scaling:
-        found.append(("{arch}.rope.scaling.type", flags.rope_scaling))
-    for key in ("rope_scale", "rope_freq_scale"):
+def rope_options(flags: Parsed) -> RopeOptions:
+    """What the flags say of rotary embeddings. Raises FlagError."""
+
+    def number(key: str, nothing: float) -> float:
         value = flags.values[key]
-        if value is None or value == 0:
-            continue
-        if not 0 < value < math.inf:
+        if value is None:
+            return nothing
+        if not -math.inf < value < math.inf or (nothing == 0 and value < 0):
             raise FlagError(f"--{key.replace('_', '-')}: expected a number above 0, got {value}")
-        found.append(("{arch}.rope.scaling.factor", value if key == "rope_scale" else 1 / value))
-    for key, name in (
-        ("rope_freq_base", "rope.freq_base"),
-        ("yarn_orig_ctx", "rope.scaling.original_context_length"),
-        ("yarn_ext_factor", "rope.scaling.yarn_ext_factor"),
-        ("yarn_attn_factor", "rope.scaling.yarn_attn_factor"),
-        ("yarn_beta_slow", "rope.scaling.yarn_beta_slow"),
-        ("yarn_beta_fast", "rope.scaling.yarn_beta_fast"),
-    ):
-        value = flags.values[key]
-        if value is None or (value == 0 if key in ("rope_freq_base", "yarn_orig_ctx") else value < 0):
-            continue
-        if not 0 <= value < math.inf:
-            raise FlagError(f"--{key.replace('_', '-')}: expected a number above 0, got {value}")
-        found.append((f"{{arch}}.{name}", value))
-    return found
+        return nothing if value < 0 else float(value)
+
+    scale, freq_scale = number("rope_scale", 0.0), number("rope_freq_scale", 0.0)
+    return RopeOptions(
+        scaling=flags.rope_scaling,
+        freq_base=number("rope_freq_base", 0.0),
+        freq_scale=freq_scale or (1.0 / scale if scale else 0.0),
+        n_ctx_orig=int(number("yarn_orig_ctx", 0.0)),
+        ext_factor=number("yarn_ext_factor", -1.0),
+        attn_factor=number("yarn_attn_factor", -1.0),
+        beta_fast=number("yarn_beta_fast", -1.0),
+        beta_slow=number("yarn_beta_slow", -1.0),
+    )
 
 
 def _metadata(given: list[str]) -> list[tuple[str, int | float | bool | str]]:

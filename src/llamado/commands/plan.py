@@ -116,7 +116,7 @@ def plan(flags: Parsed) -> int:
         header = replace(header, metadata=override_metadata(header.metadata, options.metadata))
     header = replace(header, mapped=header.mapped and options.mmap)
     check_supported(header, workers=options.split is not None)
-    model = load_model(header)
+    model = load_model(header, options.rope)
     figures = _figures(options, *usual_weights(header, model))
     wanted = memory_options(options)
     n_ctx = options.n_ctx or model.hparams.n_ctx_train

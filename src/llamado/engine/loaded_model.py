@@ -116,7 +116,7 @@ class LoadedModel:
             if options.metadata:
                 file.metadata = override_metadata(file.metadata, options.metadata)
             check_supported(file.header, workers=workers)
-            model = load_model(file)
+            model = load_model(file, options.rope)
             for adapter in load_adapters(model, [path for path, _ in options.lora], mmap=options.mmap):
                 opened.callback(adapter.file.close)
             scales = default_scales([scale for _, scale in options.lora], options.lora_apply)
@@ -300,6 +300,7 @@ def _runner(
         [here] if pool is None else pool.devices,
         None if pool is None else found.placement,
         n_cells=found.n_cells,
+        n_ctx=found.n_ctx_slot,
         n_sequences=options.n_slots,
         max_batch=found.wanted.max_batch,
         type_k=found.wanted.type_k,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from llamado.devices.device import Device
 from llamado.devices.registry import DeviceOptions, open_device
 from llamado.devices.split.placement import SplitOptions
+from llamado.models.keys import FILE_ROPE, RopeOptions
 
 if TYPE_CHECKING:
     from llamado.gguf.header import Header
@@ -117,6 +118,8 @@ class EngineOptions:
     embd_normalize: int = 2
     metadata: tuple[tuple[str, int | float | bool | str], ...] = ()
     """Values in place of the file's; `{arch}` in a key stands for the model's architecture."""
+    rope: RopeOptions = FILE_ROPE
+    """What is wanted of positions in place of what the file says."""
 
     @property
     def embeds(self) -> bool:

@@ -89,7 +89,7 @@ def what_it_takes(header: Header, options: EngineOptions) -> list[str]:
     """
     if options.metadata:
         header = replace(header, metadata=override_metadata(header.metadata, options.metadata))
-    model = load_model(header)
+    model = load_model(header, options.rope)
     figures = _figures(options.split)
     try:
         found = fit(header, model, memory_options(options), figures, options.split)

@@ -11,6 +11,7 @@ from llamado.engine.options import EngineOptions
 from llamado.gguf.types import TensorType
 from llamado.library.errors import LibraryError
 from llamado.models.hparams import Pooling
+from llamado.models.keys import RopeOptions
 from llamado.rpc.endpoint import Endpoint
 
 Value = int | float | bool | str
@@ -165,7 +166,8 @@ def engine_options(
         lora=() if lora_path is None else ((lora_path, lora_scale),),
         embeddings=embedding,
         pooling=None if pooling_type < 0 else Pooling(pooling_type).name.lower(),
-        metadata=(*_rope(**rope), *(kv_overrides or {}).items()),
+        metadata=tuple((kv_overrides or {}).items()),
+        rope=_rope(**rope),
     )
 
 
@@ -190,21 +192,15 @@ def _rope(
     yarn_beta_fast: float,
     yarn_beta_slow: float,
     yarn_orig_ctx: int,
-) -> list[tuple[str, Value]]:
-    """What was said of rotary embeddings, as values of the metadata keys that say the same; the usual says nothing."""
-    found: list[tuple[str, Value]] = []
-    if rope_scaling_type in _ROPE_TYPES:
-        found.append(("rope.scaling.type", _ROPE_TYPES[rope_scaling_type]))
-    if rope_freq_scale:
-        found.append(("rope.scaling.factor", 1 / rope_freq_scale))
-    for name, value, usual in (
-        ("rope.freq_base", rope_freq_base, 0.0),
-        ("rope.scaling.original_context_length", yarn_orig_ctx, 0),
-        ("rope.scaling.yarn_ext_factor", yarn_ext_factor, -1.0),
-        ("rope.scaling.yarn_attn_factor", yarn_attn_factor, 1.0),
-        ("rope.scaling.yarn_beta_fast", yarn_beta_fast, 32.0),
-        ("rope.scaling.yarn_beta_slow", yarn_beta_slow, 1.0),
-    ):
-        if value != usual:
-            found.append((name, value))
-    return [(f"{{arch}}.{name}", value) for name, value in found]
+) -> RopeOptions:
+    return RopeOptions(
+        scaling=None if rope_scaling_type is None else _ROPE_TYPES.get(rope_scaling_type),
+        freq_base=rope_freq_base,
+        freq_scale=rope_freq_scale,
+        n_ctx_orig=yarn_orig_ctx,
+        ext_factor=yarn_ext_factor,
+        # The usual says nothing.
+        attn_factor=-1.0 if yarn_attn_factor == 1.0 else yarn_attn_factor,
+        beta_fast=-1.0 if yarn_beta_fast == 32.0 else yarn_beta_fast,
+        beta_slow=-1.0 if yarn_beta_slow == 1.0 else yarn_beta_slow,
+    )

@@ -11,14 +11,18 @@ from llamado.models.base import Model
 from llamado.models.batch import BatchShape, Output
 from llamado.models.errors import InvalidAdapter, InvalidModel, UnsupportedModel
 from llamado.models.hparams import HyperParameters, Pooling, Rope
+from llamado.models.keys import FILE_ROPE, RopeOptions
 from llamado.models.lora import load_adapters
 from llamado.models.memory import KV_TYPES, Memory
 from llamado.models.registry import ARCHITECTURES, ELSEWHERE
 
 
-def load_model(file: ModelFile) -> Model:
-    """The model in a file; raises UnsupportedModel, InvalidModel or GgufError naming what is wrong."""
-    return find_architecture(file.source, file.metadata)(file)
+def load_model(file: ModelFile, rope: RopeOptions = FILE_ROPE) -> Model:
+    """The model in a file; raises UnsupportedModel, InvalidModel or GgufError naming what is wrong.
+
+    `rope`: what a user wants of positions.
+    """
+    return find_architecture(file.source, file.metadata)(file, rope)
 
 
 def find_architecture(source: str, metadata: Metadata) -> type[Model]:
@@ -54,6 +58,7 @@ __all__ = [
     "Output",
     "Pooling",
     "Rope",
+    "RopeOptions",
     "UnsupportedModel",
     "find_architecture",
     "load_adapters",

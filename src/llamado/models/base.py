@@ -16,7 +16,7 @@ from llamado.models.errors import InvalidModel
 from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import HyperParameters
 from llamado.models.inputs import ForwardGraph
-from llamado.models.keys import Keys
+from llamado.models.keys import FILE_ROPE, Keys, RopeOptions
 from llamado.models.memory import KeysValues, LayerMemory, Memory, check_types
 from llamado.models.parts.norms import Norm, RmsNorm
 from llamado.models.weights import RoleWeights, Weights
@@ -35,8 +35,11 @@ class Model(ABC):
     roles: dict[str, tuple[Role, ...]]
     adapters: tuple[Adapter, ...]
 
-    def __init__(self, file: ModelFile) -> None:
-        """Raises GgufError, InvalidModel or UnsupportedModel, naming the key or tensor that is wrong."""
+    def __init__(self, file: ModelFile, rope: RopeOptions = FILE_ROPE) -> None:
+        """`rope`: what a user wants of positions.
+
+        Raises GgufError, InvalidModel or UnsupportedModel, naming the key or tensor that is wrong.
+        """
         weights = Weights(file)
         n_vocab = weights.ne("token_embd.weight")[1]
         tokens = file.metadata.strings("tokenizer.ggml.tokens", None)
@@ -45,7 +48,7 @@ class Model(ABC):
                 f"{file.source}: tensor 'token_embd.weight' has {n_vocab} rows, but 'tokenizer.ggml.tokens' names "
                 f"{len(tokens)} tokens"
             )
-        self.hparams = self._read_hparams(Keys(file.metadata), n_vocab)
+        self.hparams = self._read_hparams(Keys(file.metadata, rope), n_vocab)
         self._token_embd = weights.input.need("token_embd.weight", self.hparams.n_embd, n_vocab)
         self._take_head(weights)
         self._take_weights(weights)
@@ -130,8 +133,12 @@ class Model(ABC):
         n_sequences: int = 1,
         max_batch: int = 512,
         whole: bool = False,
+        n_ctx: int = 0,
     ) -> Memory:
-        """A memory of `n_cells` tokens, not yet placed on devices; see Memory. Raises UnsupportedModel."""
+        """A memory of `n_cells` tokens, for sequences of up to `n_ctx` (0: of all), not yet placed on devices.
+
+        See Memory. Raises UnsupportedModel.
+        """
         hp = self.hparams
         check_types(hp.head_dim_k, (type_k,))
         check_types(hp.head_dim_v, (type_v,))
@@ -144,6 +151,7 @@ class Model(ABC):
             type_v=type_v,
             causal=hp.causal,
             whole=whole,
+            n_ctx=n_ctx,
         )
 
     def build(self, shape: BatchShape, memory: Memory) -> ForwardGraph:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from llamado.ggml.graph import add, scale
 from llamado.ggml.tensor import Tensor
 from llamado.models.base import Model
-from llamado.models.forward import Pass
+from llamado.models.forward import Factors, Pass
 from llamado.models.parts.attention import Mixer
 from llamado.models.parts.feedforward import FeedForward, Gated
 from llamado.models.parts.norms import Norm
@@ -26,13 +26,19 @@ class Layer(NamedTuple):
     ffn_post_norm: Norm | None = None
 
 
+def _take_factors(weights: Weights, n: int) -> Tensor | Factors | None:
+    """What divides the rotary frequencies: Llama 3 has one factor for each, LongRoPE two."""
+    factors = weights.shared.maybe("rope_freqs.weight", n)
+    short, long = (weights.shared.maybe(f"rope_factors_{which}.weight", n) for which in ("short", "long"))
+    return factors or (Factors(short, long) if short or long else None)
+
+
 class Decoder(Model):
     """One half of a layer after the other: x + attention(norm(x)), then x + network(norm(x))."""
 
     def _take_weights(self, weights: Weights) -> None:
         hp = self.hparams
-        # Llama 3 stretches its context by dividing each rotary frequency by its own factor.
-        self._freq_factors = weights.shared.maybe("rope_freqs.weight", hp.rope.n_dims // 2)
+        self._freq_factors = _take_factors(weights, hp.rope.n_dims // 2)
         self._layers = [self._take_layer(weights.layer(i), i) for i in range(hp.n_layer)]
 
     @abstractmethod

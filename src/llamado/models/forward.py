@@ -65,6 +65,15 @@ class Linear(NamedTuple):
         return y if self.bias is None else add(y, self.bias, name)
 
 
+class Factors(NamedTuple):
+    """LongRoPE (arXiv 2402.13753): a divisor of each rotary frequency, for contexts up to `n_ctx_short` tokens and for
+    longer ones; which of them holds is a matter of the context that a sequence may have, not of its length.
+    """
+
+    short: Tensor | None
+    long: Tensor | None
+
+
 class Pass:
     """A forward pass being built: its graph, and the inputs, each made when a layer first asks for it."""
 
@@ -171,12 +180,17 @@ class Pass:
         """RMS norm, scaled by a weight."""
         return mul(rms_norm(x, self._hparams.norm_eps), weight, name)
 
-    def rotate(self, x: Tensor, rope: Rope, freq_factors: Tensor | None, name: str, *, offset: int = 0) -> Tensor:
-        """Rotary position embedding of heads [head_dim, n_head, n_tokens], from element `offset` on."""
+    def rotate(self, x: Tensor, rope: Rope, factors: Tensor | Factors | None, name: str, *, offset: int = 0) -> Tensor:
+        """Rotary position embedding of heads [head_dim, n_head, n_tokens], from element `offset` on.
+
+        `factors` divide the frequencies.
+        """
+        if isinstance(factors, Factors):
+            factors = factors.long if self._memory.n_ctx > self._hparams.n_ctx_short else factors.short
         return rope_ext(
             x,
             self.positions(),
-            freq_factors,
+            factors,
             rope.n_dims,
             rope.mode,
             rope.n_ctx_orig,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from math import log
 from typing import NamedTuple
@@ -89,6 +89,7 @@ class HyperParameters:
     `n_swa` is the width of the sliding window in tokens (0: no such layers), `swa_layers` the layers that have it:
     there a token at position p sees positions p - n_swa + 1 to p, or with `swa_symmetric` half of `n_swa` to each side.
     `rope_swa` is the rotary embedding of those layers.
+    `n_ctx_short` is the longest context with LongRoPE's short factors, see Factors.
     `norm_eps` is what the norms add to the mean square or the variance.
     `experts` is the mixture that feed-forward networks are made of, where they are.
     `embedding_scale`, `residual_scale` and `logit_scale` multiply embeddings, what a half of a layer adds, and logits;
@@ -106,6 +107,7 @@ class HyperParameters:
     n_ff: tuple[int, ...]
     n_vocab: int
     n_ctx_train: int
+    n_ctx_short: int
     norm_eps: float
     rope: Rope
     attention_scale: float
@@ -141,21 +143,9 @@ class HyperParameters:
 
 
 def override_metadata(metadata: Metadata, values: Iterable[tuple[str, int | float | bool | str]]) -> Metadata:
-    """The metadata with other values; `{arch}` in a key stands for the architecture.
-
-    As llama.cpp has it, another YaRN factor than the file's also makes another context length. Raises GgufError or
-    InvalidModel.
-    """
+    """The metadata with other values; `{arch}` in a key stands for the architecture. Raises GgufError."""
     architecture = metadata.str_("general.architecture", "")
-    new = metadata.replaced({key.replace("{arch}", architecture): value for key, value in values})
-    kind, factor = (f"{architecture}.rope.scaling.{name}" for name in ("type", "factor"))
-    if new.str_(kind, "") == "yarn" and new.float_(factor, 1.0) != metadata.float_(factor, 1.0):
-        length, original = "context_length", "rope.scaling.original_context_length"
-        keys = Keys(new)
-        trained = keys.int_(original, keys.int_(length))
-        stretched = int(trained * keys.float_("rope.scaling.factor", 1.0))
-        new = new.replaced({keys.name(length): stretched, keys.name(original): trained})
-    return new
+    return metadata.replaced({key.replace("{arch}", architecture): value for key, value in values})
 
 
 def inverse_sqrt(n: int) -> float:
@@ -163,40 +153,48 @@ def inverse_sqrt(n: int) -> float:
     return float(np.float32(1) / np.sqrt(np.float32(n)))
 
 
-def read_rope(keys: Keys, head_dim: int, n_ctx_train: int, mode: RopeMode) -> Rope:
-    """The rotary embedding of the global layers: base, linear or YaRN scaling (llama-model.cpp, llama-context.cpp)."""
+ROPE_TYPES = ("none", "linear", "yarn", "longrope")
+"""How positions are stretched (`llama_rope_scaling_type`). LongRoPE is in factors of frequencies alone, see Factors."""
+
+
+def read_rope(keys: Keys, head_dim: int, n_ctx_train: int, mode: RopeMode, *, file_betas: bool = False) -> Rope:
+    """The rotary embedding of the global layers, as the file and the user have it (llama-context.cpp).
+
+    `file_betas`: whether the file says where YaRN's ramp begins and ends; of most architectures llama.cpp does not read
+    it. Raises GgufError, InvalidModel or UnsupportedModel.
+    """
+    wanted = keys.rope
+    wanted.check()
     n_dims = keys.int_("rope.dimension_count", head_dim)
     if n_dims > head_dim or n_dims % 2:
         raise InvalidModel(
             f"metadata key '{keys.name('rope.dimension_count')}' is {n_dims}; an even number up to {head_dim} is "
             "expected"
         )
-    kind = keys.str_("rope.scaling.type", "linear")
-    if kind not in ("none", "linear", "yarn"):
-        raise UnsupportedModel(
-            f"metadata key '{keys.name('rope.scaling.type')}' is '{kind}'; none, linear and yarn are known here"
-        )
-    factor = keys.float_("rope.scaling.factor", 0.0) or keys.float_("rope.scale_linear", 0.0)
-    freq_scale = 1.0 if factor == 0 or kind == "none" else float(np.float32(1) / np.float32(factor))
-    ext_factor = keys.float_("rope.scaling.yarn_ext_factor", -1.0)
+    kind = wanted.scaling or _rope_type(keys)
+    freq_scale = 1.0 if kind == "none" else wanted.freq_scale or _trained_scale(keys)
+    ext_factor = wanted.ext_factor
     if ext_factor < 0:
         ext_factor = 1.0 if kind == "yarn" else 0.0
-    attn_factor = keys.float_("rope.scaling.yarn_attn_factor", 1.0)
+    attn_factor = 1.0 if wanted.attn_factor < 0 else wanted.attn_factor
     if ext_factor:
         # The rotation multiplies by 1 + 0.1 ln(factor) itself; what is passed to it cancels that.
         stretch = 1.0 / freq_scale
-        wanted = 1.0 if stretch <= 1.0 else 0.1 * log(stretch) + 1.0
-        attn_factor = float(np.float32(wanted / (1.0 + 0.1 * log(stretch))))
+        magnitude = 1.0 if stretch <= 1.0 else 0.1 * log(stretch) + 1.0
+        attn_factor = float(np.float32(magnitude / (1.0 + 0.1 * log(stretch))))
+    fast, slow = 32.0, 1.0
+    if file_betas:
+        fast, slow = keys.float_("rope.scaling.yarn_beta_fast", fast), keys.float_("rope.scaling.yarn_beta_slow", slow)
     return Rope(
         n_dims=n_dims,
         mode=mode,
-        n_ctx_orig=keys.int_("rope.scaling.original_context_length", n_ctx_train),
-        freq_base=keys.float_("rope.freq_base", 10000.0),
-        freq_scale=freq_scale,
+        n_ctx_orig=wanted.n_ctx_orig or keys.int_("rope.scaling.original_context_length", n_ctx_train),
+        freq_base=wanted.freq_base or _trained_base(keys),
+        freq_scale=float(np.float32(freq_scale)),
         ext_factor=ext_factor,
         attn_factor=attn_factor * keys.float_("rope.scaling.attn_factor", 1.0),
-        beta_fast=keys.float_("rope.scaling.yarn_beta_fast", 32.0),
-        beta_slow=keys.float_("rope.scaling.yarn_beta_slow", 1.0),
+        beta_fast=fast if wanted.beta_fast < 0 else wanted.beta_fast,
+        beta_slow=slow if wanted.beta_slow < 0 else wanted.beta_slow,
     )
 
 
@@ -204,6 +202,49 @@ def stretch_factor(rope: Rope, multiplier: float) -> float:
     """What YaRN multiplies attention by for its stretch of the context: 0.1 · multiplier · ln(stretch) + 1."""
     stretch = 1.0 / rope.freq_scale
     return 1.0 if stretch <= 1.0 else 0.1 * multiplier * log(stretch) + 1.0
+
+
+def swa_rope(keys: Keys, rope: Rope, *, freq_base: float = 0.0, freq_scale: float = 0.0) -> Rope:
+    """The rotary embedding of layers with a window: as `rope`, with the base and the stretch of the file.
+
+    What a user wants of both is for the other layers alone. `freq_base` and `freq_scale` are for files that do not give
+    those of the window (0: as the other layers').
+    """
+    base = keys.float_("rope.freq_base_swa", freq_base or _trained_base(keys))
+    return replace(rope, freq_base=base, freq_scale=freq_scale or _trained_scale(keys))
+
+
+def trained_base(keys: Keys, rope: Rope, freq_base: float) -> Rope:
+    """The rotary embedding of an architecture that has its base from elsewhere, unless the user wants another."""
+    return replace(rope, freq_base=keys.rope.freq_base or freq_base)
+
+
+def _rope_type(keys: Keys) -> str:
+    kind = keys.str_("rope.scaling.type", "linear")
+    if kind not in ROPE_TYPES:
+        raise UnsupportedModel(
+            f"metadata key '{keys.name('rope.scaling.type')}' is '{kind}'; {', '.join(ROPE_TYPES[:-1])} and "
+            f"{ROPE_TYPES[-1]} are known here"
+        )
+    return kind
+
+
+def _trained_base(keys: Keys) -> float:
+    return keys.float_("rope.freq_base", 10000.0)
+
+
+def _trained_scale(keys: Keys) -> float:
+    """What the file multiplies positions by, rounded to float32."""
+    factor = keys.float_("rope.scaling.factor", 0.0) or keys.float_("rope.scale_linear", 0.0)
+    return 1.0 if factor == 0 else float(np.float32(1) / np.float32(factor))
+
+
+def _context_length(keys: Keys, n_ctx_train: int, rope: Rope) -> int:
+    """Tokens that a model was made for; another stretch by YaRN than the file's makes it another."""
+    kind = keys.rope.scaling or _rope_type(keys)
+    if kind != "yarn" or rope.freq_scale == _trained_scale(keys):
+        return n_ctx_train
+    return int(np.float32(rope.n_ctx_orig) / np.float32(rope.freq_scale))
 
 
 def read_swa_layers(keys: Keys, n_layer: int, period: int, *, dense_first: bool = False) -> tuple[bool, ...]:
@@ -311,11 +352,12 @@ def read_hparams(
     rope_mode: RopeMode,
     embedding_scale: float = 1.0,
     norm_eps: str = "attention.layer_norm_rms_epsilon",
+    file_betas: bool = False,
 ) -> HyperParameters:
     """The hyper-parameters every model has; an architecture replaces those it treats otherwise.
 
-    `norm_eps` names the key of the norms' epsilon. Raises GgufError (missing key, wrong type), InvalidModel (impossible
-    value) or UnsupportedModel, naming the key.
+    `norm_eps` names the key of the norms' epsilon; `file_betas`: see read_rope. Raises GgufError (missing key, wrong
+    type), InvalidModel (impossible value) or UnsupportedModel, naming the key.
     """
     n_layer = n_blocks = keys.int_("block_count")
     n_nextn = keys.int_("nextn_predict_layers", 0)
@@ -342,6 +384,7 @@ def read_hparams(
     head_dim_k = keys.int_("attention.key_length", n_embd // n_head[0])
     head_dim_v = keys.int_("attention.value_length", n_embd // n_head[0])
     n_ctx_train = keys.int_("context_length")
+    rope = read_rope(keys, head_dim_k, n_ctx_train, rope_mode, file_betas=file_betas)
     mixture = keys.int_("expert_count", 0) > 0
     return HyperParameters(
         architecture=keys.architecture,
@@ -355,9 +398,10 @@ def read_hparams(
         n_ff=keys.per_layer("feed_forward_length", n_blocks, (0,) * n_blocks if mixture else None)[:n_layer],
         n_nextn=n_nextn,
         n_vocab=n_vocab,
-        n_ctx_train=n_ctx_train,
+        n_ctx_train=_context_length(keys, n_ctx_train, rope),
+        n_ctx_short=keys.int_("rope.scaling.original_context_length", n_ctx_train),
         norm_eps=keys.float_(norm_eps),
-        rope=read_rope(keys, head_dim_k, n_ctx_train, rope_mode),
+        rope=rope,
         attention_scale=inverse_sqrt(head_dim_k),
         embedding_scale=embedding_scale,
         causal=keys.bool_("attention.causal", True),

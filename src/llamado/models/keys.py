@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from llamado.gguf.metadata import Metadata
@@ -95,8 +96,6 @@ FLOATS: dict[str, Range] = {
     "rope.scale_linear": _STRETCH,
     "rope.scaling.alpha": Range(1e-3, 1e6, "a power of it multiplies rope.freq_base; 1000 in use", or_zero=True),
     "rope.scaling.attn_factor": _STRENGTH,
-    "rope.scaling.yarn_attn_factor": _STRENGTH,
-    "rope.scaling.yarn_ext_factor": Range(-1, 1e3, "the share of YaRN, 0 to 1; -1 is llama.cpp's for not given"),
     "rope.scaling.yarn_log_multiplier": Range(1e-3, 1e3, "a factor of a logarithm; 0.1 in use", or_zero=True),
     "rope.scaling.yarn_beta_fast": _ROTATIONS,
     "rope.scaling.yarn_beta_slow": _ROTATIONS,
@@ -108,14 +107,50 @@ BOOLS = ("attention.causal", "expert_weights_norm", "rope.scaling.finetuned", "u
 STRINGS = ("hidden_activation", "rope.scaling.type")
 
 
+@dataclass(frozen=True, slots=True)
+class RopeOptions:
+    """What a user wants of rotary embeddings in place of what the file says (llama.cpp's `--rope-*`, `--yarn-*`).
+
+    `scaling` is none, linear or yarn; 0 (of the last four: a negative number) and None leave it to the file.
+    """
+
+    scaling: str | None = None
+    freq_base: float = 0.0
+    freq_scale: float = 0.0
+    n_ctx_orig: int = 0
+    ext_factor: float = -1.0
+    attn_factor: float = -1.0
+    beta_fast: float = -1.0
+    beta_slow: float = -1.0
+
+    def check(self) -> None:
+        """Raises InvalidModel for values that no rotation can have."""
+        for name, value, nothing, possible in (
+            ("base of the frequencies", self.freq_base, 0.0, _BASE),
+            ("factor of the frequencies", self.freq_scale, 0.0, Range(1e-6, 1e4, "the inverse of a stretch")),
+            ("original context", self.n_ctx_orig, 0, INTEGERS["rope.scaling.original_context_length"]),
+            ("YaRN's share", self.ext_factor, -1.0, Range(0, 1e3, "0 to 1 in use")),
+            ("YaRN's factor of attention", self.attn_factor, -1.0, _STRENGTH),
+            ("YaRN's beta_fast", self.beta_fast, -1.0, _ROTATIONS),
+            ("YaRN's beta_slow", self.beta_slow, -1.0, _ROTATIONS),
+        ):
+            if value != nothing and not possible.holds(value):
+                raise InvalidModel(f"rotary embedding: {name} is {value:g}; {possible} is expected")
+
+
+FILE_ROPE = RopeOptions()
+"""What the file says."""
+
+
 class Keys:
     """The metadata of one architecture: `keys.int_("block_count")` reads `llama.block_count` of a llama file.
 
-    What is in no table of this module cannot be read: every value that a model is built from has its range.
+    What is in no table of this module cannot be read: every value that a model is built from has its range. `rope` is
+    what a user wants in place of some.
     """
 
-    def __init__(self, metadata: Metadata) -> None:
-        self.metadata = metadata
+    def __init__(self, metadata: Metadata, rope: RopeOptions = FILE_ROPE) -> None:
+        self.metadata, self.rope = metadata, rope
         self.architecture = metadata.str_("general.architecture")
 
     def name(self, suffix: str) -> str:

@@ -113,6 +113,7 @@ def load_embedder(
         model,
         [here],
         n_cells=found.n_cells,
+        n_ctx=found.n_ctx_slot,
         max_batch=found.wanted.max_batch,
         whole=True,
         output=Output.SCORES if pooling is Pooling.RANK else Output.HIDDEN,

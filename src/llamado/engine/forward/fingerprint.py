@@ -15,12 +15,15 @@ from llamado.models.base import Model
 _SAMPLE = 2048
 
 
-def fingerprint(file: GGUFFile, model: Model, scales: Sequence[float] = ()) -> bytes:
+def fingerprint(file: GGUFFile, model: Model, n_ctx: int, scales: Sequence[float] = ()) -> bytes:
     """SHA-256 of the architecture, the hyper-parameters, and name, shape and ends of each weight that cells depend on.
 
-    These are all but the output's. And of the adapters that work: those with a scale other than 0.
+    These are all but the output's. And of what `n_ctx`, the context of a sequence, makes of positions (see Factors),
+    and of the adapters that work: those with a scale other than 0.
     """
     digest = hashlib.sha256(f"{model.architecture}\n{model.hparams!r}\n".encode())
+    if any(name.startswith("rope_factors_") for name in model.weights):
+        digest.update(b"long" if n_ctx > model.hparams.n_ctx_short else b"short")
     shaping = [name for name, roles in model.roles.items() if any(role.part is not ModelPart.OUTPUT for role in roles)]
     for name in sorted(shaping):
         info = file.tensors[name]

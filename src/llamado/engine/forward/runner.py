@@ -42,11 +42,11 @@ _REPLACED = (
 
 
 class ModelRunner:
-    """Runs `model` (read from `file`) on `devices` with a memory of `n_cells` tokens of up to `n_sequences` sequences
-    and batches of up to `max_batch` tokens. `whole`: windows, too, keep all tokens (see Memory). `output` is what
-    batches give: logits, or the numbers an embedding is made of. `placement` says what lies where (None: all on the
-    first device, which must be this machine's). `mlock` keeps the weights that lie here in RAM; a warning says so where
-    the system refuses. `reconnect` and `replace` serve `restore`.
+    """Runs `model` (read from `file`) on `devices` with a memory of `n_cells` tokens of up to `n_sequences` sequences,
+    of up to `n_ctx` tokens each (0: all), and batches of up to `max_batch` tokens. `whole`: windows, too, keep all
+    tokens (see Memory). `output` is what batches give: logits, or the numbers an embedding is made of. `placement` says
+    what lies where (None: all on the first device, which must be this machine's). `mlock` keeps the weights that lie
+    here in RAM; a warning says so where the system refuses. `reconnect` and `replace` serve `restore`.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class ModelRunner:
         placement: Placement | None = None,
         *,
         n_cells: int,
+        n_ctx: int = 0,
         n_sequences: int = 1,
         max_batch: int = 512,
         whole: bool = False,
@@ -74,7 +75,7 @@ class ModelRunner:
         self.width = model.width(output)
         self.max_batch = max_batch
         memory = self.memory = model.memory(
-            n_cells, type_k, type_v, n_sequences=n_sequences, max_batch=max_batch, whole=whole
+            n_cells, type_k, type_v, n_sequences=n_sequences, max_batch=max_batch, whole=whole, n_ctx=n_ctx
         )
         self._tensors = DeviceTensors(file, model, memory, self.devices, placement, mlock)
         self._graphs = Graphs(self._tensors, self.devices, max_batch, memory.n_cells, output, len(model.adapters))

@@ -53,7 +53,7 @@ class Layout:
 
     `max_batch`: most tokens of a batch. `type_k`, `type_v`: of the caches. `causal`: whether tokens see only those
     before them. Windows have memory of their own where that is less than that of all tokens; `whole` keeps all
-    (llama.cpp's --swa-full). `slack`: see SLACK.
+    (llama.cpp's --swa-full). `slack`: see SLACK. `n_ctx`: most tokens of a sequence; 0: all.
     """
 
     def __init__(
@@ -68,8 +68,10 @@ class Layout:
         causal: bool = True,
         whole: bool = False,
         slack: int = SLACK,
+        n_ctx: int = 0,
     ) -> None:
         self.n_cells = align(n_cells)
+        self.n_ctx = n_ctx or self.n_cells
         self._causal = causal
         self.types = type_k, type_v
         self._tokens = Tokens(self.n_cells)

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from llamado.ggml.graph import clamp, mul, reshape, scale, view_2d, view_3d
 from llamado.ggml.tensor import Tensor
-from llamado.models.forward import Linear, Pass, Projection
+from llamado.models.forward import Factors, Linear, Pass, Projection
 from llamado.models.hparams import HyperParameters, Rope, Temperature
 from llamado.models.parts.norms import Norm
 from llamado.models.weights import RoleWeights
@@ -87,7 +87,7 @@ class Attention:
     out: Projection
     scale: float
     rope: Rope | None
-    factors: Tensor | None = None
+    factors: Tensor | Factors | None = None
     q_norm: Norm | None = None
     k_norm: Norm | None = None
     norm_rows: bool = False

@@ -8,7 +8,7 @@ import numpy as np
 
 from llamado.ggml.ops import GluOp, RopeMode
 from llamado.models.decoder import Decoder, Layer
-from llamado.models.hparams import HyperParameters, inverse_sqrt, read_hparams, read_swa_layers
+from llamado.models.hparams import HyperParameters, inverse_sqrt, read_hparams, read_swa_layers, swa_rope
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, Heads, take_projections
 from llamado.models.parts.feedforward import Gated
@@ -34,7 +34,7 @@ class Gemma2Model(Decoder):
             final_logit_softcap=keys.float_("final_logit_softcapping", 30.0),
             n_swa=keys.int_("attention.sliding_window", 4096),
             swa_layers=read_swa_layers(keys, hp.n_layer, 2),
-            rope_swa=replace(hp.rope, freq_base=keys.float_("rope.freq_base_swa", hp.rope.freq_base)),
+            rope_swa=swa_rope(keys, hp.rope),
         )
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:

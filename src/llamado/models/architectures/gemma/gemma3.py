@@ -8,7 +8,14 @@ import numpy as np
 
 from llamado.ggml.ops import GluOp, RopeMode
 from llamado.models.decoder import Decoder, Layer
-from llamado.models.hparams import HyperParameters, inverse_sqrt, read_hparams, read_swa_layers
+from llamado.models.hparams import (
+    HyperParameters,
+    inverse_sqrt,
+    read_hparams,
+    read_swa_layers,
+    swa_rope,
+    trained_base,
+)
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, Heads, take_projections
 from llamado.models.parts.feedforward import Gated
@@ -28,7 +35,7 @@ class Gemma3Model(Decoder):
         hp = replace(
             hp,
             # Files made by Ollama may call the two bases "global" and "local".
-            rope=replace(hp.rope, freq_base=keys.float_("rope.global.freq_base", hp.rope.freq_base)),
+            rope=trained_base(keys, hp.rope, keys.float_("rope.global.freq_base", hp.rope.freq_base)),
             embedding_scale=float(np.sqrt(np.float32(hp.n_embd))),
             # The 27B model alone scales by the width per head instead of the head's own.
             attention_scale=inverse_sqrt(hp.n_embd // hp.n_head[0] if hp.n_layer == _LAYERS_OF_27B else hp.head_dim_k),
@@ -42,11 +49,7 @@ class Gemma3Model(Decoder):
             n_swa=n_swa,
             swa_layers=read_swa_layers(keys, hp.n_layer, 6),
             # Context is stretched in the global layers only.
-            rope_swa=replace(
-                hp.rope,
-                freq_base=keys.float_("rope.freq_base_swa", keys.float_("rope.local.freq_base", 10000.0)),
-                freq_scale=1.0,
-            ),
+            rope_swa=swa_rope(keys, hp.rope, freq_base=keys.float_("rope.local.freq_base", 10000.0), freq_scale=1.0),
         )
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:

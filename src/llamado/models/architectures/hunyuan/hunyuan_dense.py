@@ -8,7 +8,7 @@ import numpy as np
 
 from llamado.ggml.ops import RopeMode
 from llamado.models.decoder import Decoder, Layer
-from llamado.models.hparams import HyperParameters, check_sections, read_hparams
+from llamado.models.hparams import HyperParameters, check_sections, read_hparams, trained_base
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, Heads, take_projections
 from llamado.models.parts.norms import RmsNorm
@@ -28,8 +28,8 @@ class HunyuanDenseModel(Decoder):
             return hp
         # NTK: a larger base in the place of slower rotation.
         power = np.float32(hp.head_dim_k) / np.float32(hp.head_dim_k - 2)
-        base = np.float32(hp.rope.freq_base) * np.float32(alpha) ** power
-        return replace(hp, rope=replace(hp.rope, freq_base=float(base)))
+        base = np.float32(keys.float_("rope.freq_base", 10000.0)) * np.float32(alpha) ** power
+        return replace(hp, rope=trained_base(keys, hp.rope, float(base)))
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp, heads = self.hparams, Heads.of(self.hparams, layer)
