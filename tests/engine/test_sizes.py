@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from lora_files import make_adapter
 from minilm import make_bert
+from tiny import TINY, make
 from tiny_models import hold_experts, make_gemma3, make_llama
 
 from llamado.engine.forward.fingerprint import fingerprint
@@ -15,6 +16,7 @@ from llamado.ggml.role import ModelPart
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models import load_adapters, load_model
+from llamado.models.keys import FILE_ROPE, RopeOptions
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -137,6 +139,14 @@ def test_a_matrix_that_is_embedding_and_head_tells_cells_apart(tmp_path: Path) -
     assert _fingerprint(tied[0]) != before
 
 
-def _fingerprint(path: Path) -> bytes:
+def test_cells_are_told_apart_by_what_a_context_makes_of_positions(tmp_path: Path) -> None:
+    longrope, plain = (make(TINY[name], tmp_path / name) for name in ("llama-longrope", "llama"))
+    limit = TINY["llama-longrope"].keys["rope.scaling.original_context_length"]
+    assert _fingerprint(longrope, limit) == _fingerprint(longrope, limit - 1) != _fingerprint(longrope, limit + 1)
+    assert _fingerprint(plain, limit) == _fingerprint(plain, 1 << 20)
+    assert _fingerprint(plain, rope=RopeOptions(freq_base=5e4)) != _fingerprint(plain)
+
+
+def _fingerprint(path: Path, n_ctx: int = 512, rope: RopeOptions = FILE_ROPE) -> bytes:
     with GGUFFile.open(path) as file:
-        return fingerprint(file, load_model(file))
+        return fingerprint(file, load_model(file, rope), n_ctx)
