@@ -39,7 +39,10 @@ def compare(
     options: EngineOptions = _PLAIN,
     n_chunks: int = 2,
 ) -> Compared:
-    """Both on the same text, in the second half of chunks of `n_ctx` tokens; `flags` are the real one's, `options` ours."""
+    """Both on the same text, in the second half of chunks of `n_ctx` tokens.
+
+    `flags` are the real one's, `options` ours.
+    """
     text = path.parent / "text.txt"
     text.write_text(long_text(6 * n_ctx))
     theirs = saved_logits(programs, path, text, n_ctx, ["--chunks", str(n_chunks), *flags])

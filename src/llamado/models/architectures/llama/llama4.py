@@ -14,6 +14,7 @@ from llamado.models.hparams import (
     read_experts,
     read_hparams,
     read_swa_layers,
+    swa_rope,
 )
 from llamado.models.keys import Keys
 from llamado.models.memory import KeysValues, LayerMemory
@@ -48,7 +49,7 @@ class Llama4Model(Decoder):
             hp,
             n_swa=_CHUNK,
             swa_layers=read_swa_layers(keys, hp.n_layer, 4),
-            rope_swa=replace(hp.rope, freq_base=keys.float_("rope.freq_base_swa", hp.rope.freq_base)),
+            rope_swa=swa_rope(keys, hp.rope),
             experts=read_experts(keys, hp.n_ff[0], gating=Gating.SIGMOID),
         )
 

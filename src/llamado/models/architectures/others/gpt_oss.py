@@ -6,7 +6,15 @@ from dataclasses import replace
 
 from llamado.ggml.ops import GluOp, RopeMode
 from llamado.models.decoder import Decoder, Layer
-from llamado.models.hparams import Gating, HyperParameters, inverse_sqrt, read_experts, read_hparams, read_swa_layers
+from llamado.models.hparams import (
+    Gating,
+    HyperParameters,
+    inverse_sqrt,
+    read_experts,
+    read_hparams,
+    read_swa_layers,
+    swa_rope,
+)
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, Heads, take_projections
 from llamado.models.parts.experts import Mixture
@@ -28,7 +36,7 @@ class GptOssModel(Decoder):
             attention_scale=inverse_sqrt(hp.rope.n_dims),
             n_swa=keys.int_("attention.sliding_window"),
             swa_layers=read_swa_layers(keys, hp.n_layer, 2),
-            rope_swa=replace(hp.rope, freq_base=keys.float_("rope.freq_base_swa", hp.rope.freq_base)),
+            rope_swa=swa_rope(keys, hp.rope),
             experts=read_experts(keys, hp.n_ff[0], gating=Gating.SOFTMAX_OF_CHOSEN),
         )
 
