@@ -30,6 +30,13 @@ SEPARATE = {f"attn_{name}.weight": (N_EMBD, N_EMBD) for name in ("q", "k", "v", 
 SEPARATE_BIASES = {f"attn_{name}.bias": N_EMBD for name in ("q", "k", "v", "output")}
 NORMS = {f"{name}.{part}": N_EMBD for name in ("attn_output_norm", "layer_output_norm") for part in ("weight", "bias")}
 UNGATED = {"ffn_up.weight": (N_EMBD, N_FF), "ffn_down.weight": (N_FF, N_EMBD)}
+EXPERTS: dict[str, Shape | None] = {
+    **dict.fromkeys((*UNGATED, *UNGATED_BIASES)),
+    "ffn_gate_inp.weight": (N_EMBD, 8),
+    "ffn_up_exps.weight": (N_EMBD, N_FF, 8),
+    "ffn_down_exps.weight": (N_FF, N_EMBD, 8),
+}
+"""Eight networks in the place of one."""
 STRONG = {"token_types": 0.5, "position_embd": 0.5}
 
 MODELS = (
@@ -60,6 +67,14 @@ MODELS = (
         KEYS,
         {**FUSED, **NORMS, **UNGATED, "ffn_gate.weight": (N_EMBD, N_FF)},
         EMBEDDING,
+        deviation=STRONG,
+    ),
+    Tiny(
+        "nomic-bert-moe",
+        {**KEYS, "moe_every_n_layers": 2, "expert_count": 8, "expert_used_count": 2},
+        {**FUSED, **FUSED_BIAS, **OUT_BIAS, **NORMS, **UNGATED, **UNGATED_BIASES},
+        EMBEDDING,
+        dict.fromkeys((1, 3), EXPERTS),
         deviation=STRONG,
     ),
     Tiny(

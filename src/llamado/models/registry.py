@@ -62,6 +62,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "modern-bert": Architecture("encoders.modern_bert:ModernBertModel", "ModernBERT, Granite Embedding R2, GTE"),
     "nemotron": Architecture("others.nemotron:NemotronModel", "Nemotron-4, Minitron"),
     "nomic-bert": Architecture("encoders.nomic_bert:NomicBertModel", "nomic-embed-text-v1, v1.5"),
+    "nomic-bert-moe": Architecture("encoders.nomic_bert_moe:NomicBertMoeModel", "nomic-embed-text-v2-moe"),
     "olmo2": Architecture("olmo.olmo2:Olmo2Model", "OLMo 2, OLMo 3"),
     "olmoe": Architecture("olmo.olmoe:OlmoeModel", "OLMoE"),
     "phi2": Architecture("phi.phi2:Phi2Model", "Phi-1, Phi-1.5, Phi-2"),
