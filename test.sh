@@ -6,6 +6,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
+# Byte code is kept: the tests start hundreds of processes, each of which would compile everything anew.
+unset PYTHONDONTWRITEBYTECODE
 python="${PYTHON:-python3}"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || {
   echo "Python 3.11 or newer is needed; PYTHON=… names one" >&2
