@@ -63,7 +63,6 @@ INTEGERS: dict[str, Range] = {
     "expert_gating_func": Range(0, _INT32, "llama_expert_gating_func_type"),
     "leading_dense_block_count": Range(0, _LAYERS, "a number of layers"),
     "interleave_moe_layer_step": Range(0, _LAYERS, "a number of layers"),
-    "moe_every_n_layers": Range(0, _LAYERS, "a number of layers"),
     "pooling_type": Range(0, _INT32, "llama_pooling_type without the unspecified one"),
     "classifier.pooling_type": Range(-1, _INT32, "llama_pooling_type"),
     "tokenizer.ggml.token_type_count": Range(1, 2**16, "BERT has 2, RoBERTa 1"),
