@@ -15,13 +15,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGUFWriter
+from gguf import GGML_QUANT_SIZES, ExpertGatingFuncType, GGUFWriter
 from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
 from llamado.gguf.metadata import StringArray
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.sources.resolve import resolve
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Latent attention: ranks of queries and of the row; elements of a head that are not rotated, that are, and of its
+    value.
+    """
+
+    q_rank: int
+    rank: int
+    nope: int
+    rope: int
+    value: int
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,12 @@ class Shape:
     n_experts: int = 0
     """Experts of a layer, of which a token goes through `n_used`; `n_ff` is then each one's."""
     n_used: int = 0
+    latent: Latent | None = None
+    """Of DeepSeek's architecture, with a shared expert."""
+
+    @property
+    def architecture(self) -> str:
+        return "deepseek2" if self.latent is not None else "qwen3moe" if self.n_experts else "llama"
 
     @property
     def head_dim(self) -> int:
@@ -49,6 +68,8 @@ SHAPES = {
     "3b": Shape(3072, 28, 24, 8, 8192),  # Llama 3.2 3B
     "a3b-4": Shape(2048, 4, 32, 4, 768, head=128, n_experts=128, n_used=8),  # 4 of the 48 layers of Qwen3-30B-A3B
     "a3b-48": Shape(2048, 48, 32, 4, 768, head=128, n_experts=128, n_used=8),  # Qwen3-30B-A3B, 18 GB
+    # 4 of the 46 layers with experts of GLM-4.7-Flash
+    "flash-4": Shape(2048, 4, 20, 1, 1536, n_experts=64, n_used=4, latent=Latent(768, 512, 192, 64, 256)),
 }
 # Type of most matrices, and of those that a mix gives more bits.
 MIXES = {
@@ -61,6 +82,7 @@ MIXES = {
 _SCALES: dict[Type, tuple[tuple[int, float], ...]] = {
     Type.Q4_K: ((0, 7e-5), (2, 5e-4)),
     Type.Q6_K: ((208, 1e-5),),
+    Type.Q5_0: ((0, 1.2e-3),),
     Type.Q4_0: ((0, 2.5e-3),),
     Type.Q8_0: ((0, 1.6e-4),),
 }
@@ -82,12 +104,12 @@ def has_more_bits(layer: int, n_layer: int) -> bool:
 
 
 def write_model(out: Path, shape: Shape, mix: str, vocabulary_from: Path, seed: int = 0) -> None:
-    """Writes a model of the llama architecture, with experts of qwen3moe, with the tokenizer of another model."""
+    """Writes a model of a shape's architecture, with the tokenizer of another model."""
     low, high = MIXES[mix]
     random = np.random.default_rng(seed)
-    head = shape.head_dim
+    head, latent = shape.head_dim, shape.latent
     n_q, n_kv = shape.n_head * head, shape.n_head_kv * head
-    writer = GGUFWriter(out, "qwen3moe" if shape.n_experts else "llama")
+    writer = GGUFWriter(out, shape.architecture)
     writer.add_name(out.stem)
     writer.add_context_length(8192)
     writer.add_embedding_length(shape.n_embd)
@@ -97,10 +119,22 @@ def write_model(out: Path, shape: Shape, mix: str, vocabulary_from: Path, seed: 
     writer.add_head_count_kv(shape.n_head_kv)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(500000.0)
-    writer.add_rope_dimension_count(head)
+    writer.add_rope_dimension_count(head if latent is None else latent.rope)
+    if latent is not None:
+        writer.add_key_length(latent.rank + latent.rope)
+        writer.add_value_length(latent.rank)
+        writer.add_key_length_mla(latent.nope + latent.rope)
+        writer.add_value_length_mla(latent.value)
+        writer.add_q_lora_rank(latent.q_rank)
+        writer.add_kv_lora_rank(latent.rank)
+        writer.add_expert_shared_count(1)
+        writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_norm(True)
+        writer.add_expert_weights_scale(1.8)
     if shape.n_experts:
-        writer.add_key_length(head)
-        writer.add_value_length(head)
+        if latent is None:
+            writer.add_key_length(head)
+            writer.add_value_length(head)
         writer.add_expert_count(shape.n_experts)
         writer.add_expert_used_count(shape.n_used)
         writer.add_expert_feed_forward_length(shape.n_ff)
@@ -127,13 +161,7 @@ def write_model(out: Path, shape: Shape, mix: str, vocabulary_from: Path, seed: 
         data = random_rows(random, type_, shape.n_experts * rows, columns)
         writer.add_tensor(name, data.reshape(shape.n_experts, rows, -1), raw_dtype=type_)
 
-    matrix("token_embd.weight", high, len(tokens), shape.n_embd)
-    norm("output_norm.weight")
-    for layer in range(shape.n_layer):
-        some = high if has_more_bits(layer, shape.n_layer) else low
-        prefix = f"blk.{layer}."
-        norm(prefix + "attn_norm.weight")
-        norm(prefix + "ffn_norm.weight")
+    def attention(prefix: str, some: Type) -> None:
         matrix(prefix + "attn_q.weight", low, n_q, shape.n_embd)
         matrix(prefix + "attn_k.weight", low, n_kv, shape.n_embd)
         matrix(prefix + "attn_v.weight", some, n_kv, shape.n_embd)
@@ -141,6 +169,41 @@ def write_model(out: Path, shape: Shape, mix: str, vocabulary_from: Path, seed: 
         if shape.n_experts:
             norm(prefix + "attn_q_norm.weight", head)
             norm(prefix + "attn_k_norm.weight", head)
+
+    def latent_attention(prefix: str, sizes: Latent) -> None:
+        n = shape.n_head
+        matrix(prefix + "attn_q_a.weight", low, sizes.q_rank, shape.n_embd)
+        norm(prefix + "attn_q_a_norm.weight", sizes.q_rank)
+        matrix(prefix + "attn_q_b.weight", low, n * (sizes.nope + sizes.rope), sizes.q_rank)
+        matrix(prefix + "attn_kv_a_mqa.weight", low, sizes.rank + sizes.rope, shape.n_embd)
+        norm(prefix + "attn_kv_a_norm.weight", sizes.rank)
+        # rows that are no whole super-blocks: what llama-quantize takes instead
+        for name, type_, rows, columns in (
+            ("attn_k_b", Type.Q5_0, sizes.rank, sizes.nope),
+            ("attn_v_b", low, sizes.value, sizes.rank),
+        ):
+            data = random_rows(random, type_, n * rows, columns)
+            writer.add_tensor(f"{prefix}{name}.weight", data.reshape(n, rows, -1), raw_dtype=type_)
+        matrix(prefix + "attn_output.weight", low, shape.n_embd, n * sizes.value)
+        for name, type_, rows, columns in (
+            ("ffn_gate_shexp", low, shape.n_ff, shape.n_embd),
+            ("ffn_up_shexp", low, shape.n_ff, shape.n_embd),
+            ("ffn_down_shexp", high, shape.n_embd, shape.n_ff),
+        ):
+            matrix(f"{prefix}{name}.weight", type_, rows, columns)
+
+    matrix("token_embd.weight", high, len(tokens), shape.n_embd)
+    norm("output_norm.weight")
+    for layer in range(shape.n_layer):
+        some = high if has_more_bits(layer, shape.n_layer) else low
+        prefix = f"blk.{layer}."
+        norm(prefix + "attn_norm.weight")
+        norm(prefix + "ffn_norm.weight")
+        if latent is None:
+            attention(prefix, some)
+        else:
+            latent_attention(prefix, latent)
+        if shape.n_experts:
             router = random.standard_normal((shape.n_experts, shape.n_embd)).astype(np.float32)
             writer.add_tensor(prefix + "ffn_gate_inp.weight", router * np.float32(shape.n_embd**-0.5))
             experts(prefix + "ffn_gate_exps.weight", low, shape.n_ff, shape.n_embd)
