@@ -12,6 +12,7 @@ from tiny import TINY, make
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
+from llamado.devices.split.placement import Placement
 from llamado.engine.forward.runner import ModelRunner
 from llamado.gguf.reader import GGUFFile
 from llamado.models import ARCHITECTURES, load_model
@@ -96,6 +97,25 @@ def test_the_same_bits_among_others(runner: ModelRunner) -> None:
         assert found[0].tobytes() == right[handles[1].used].tobytes()
         for span in spans:
             span.handle.used += span.n
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TINY)
+def test_the_same_bits_on_two_devices(name: str, jit: Jit, tmp_path: Path) -> None:
+    """Layers on two devices; those that share keys and values with earlier ones on another than these, too."""
+    found = []
+    with GGUFFile.open(make(TINY[name], tmp_path / "m.gguf")) as file:
+        model = load_model(file)
+        if not model.generates:
+            pytest.skip("it makes vectors, not text")
+        n = model.hparams.n_layer
+        for cut in (n, n // 2, n - 1):
+            placement = Placement((0,) * cut + (1,) * (n - cut), 1 if cut < n else 0)
+            devices = [CpuDevice(1, jit=jit) for _ in range(2)]
+            runner = ModelRunner(file, model, devices, placement, n_cells=512, n_sequences=1, max_batch=64)
+            found.append(read(runner, begin(runner), [50, 1, 1, 7]).tobytes())
+            runner.close()
+    assert found[0] == found[1] == found[2]
 
 
 def test_every_architecture_has_a_small_file() -> None:

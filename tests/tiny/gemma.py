@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiny.llama import ATTENTION, GATED, HEAD, KEYS, N_EMBD, POST_NORMS
+from tiny.llama import ATTENTION, EXPERT, GATED, HEAD, KEYS, N_EMBD, POST_NORMS
 from tiny.spec import Tiny
 
 SHARED = {"token_embd": 0.05, "output_norm": 4.0}
@@ -18,7 +18,102 @@ WIDE_ATTENTION = {
     "attn_output.weight": (4 * WIDE, N_EMBD),
 }
 
+N_LAYER, N_OWN, N_INPUT, WIDE_HEAD = 6, 4, 32, 64
+"""Layers, those with keys and values of their own, elements of each layer's input, and of heads without a window."""
+_GLOBAL = {
+    "attn_q.weight": (N_EMBD, 4 * WIDE_HEAD),
+    "attn_k.weight": (N_EMBD, WIDE_HEAD),
+    "attn_v.weight": None,
+    "attn_output.weight": (4 * WIDE_HEAD, N_EMBD),
+    "attn_q_norm.weight": WIDE_HEAD,
+    "attn_k_norm.weight": WIDE_HEAD,
+}
+_NONE_OF_ITS_OWN = dict.fromkeys(("attn_k.weight", "attn_v.weight", "attn_k_norm.weight"))
+_SMALL_NETWORK = {"ffn_gate.weight": (N_EMBD, 96), "ffn_up.weight": (N_EMBD, 96), "ffn_down.weight": (96, N_EMBD)}
+GEMMA4_KEYS = {
+    **KEYS,
+    "feed_forward_length": [192] * N_OWN + [96] * (N_LAYER - N_OWN),
+    "attention.head_count_kv": [2, 1] * (N_LAYER // 2),
+    "attention.key_length": WIDE_HEAD,
+    "attention.value_length": WIDE_HEAD,
+    "attention.key_length_swa": HEAD,
+    "attention.value_length_swa": HEAD,
+    "attention.sliding_window": 64,
+    "attention.sliding_window_pattern": [True, False] * (N_LAYER // 2),
+    "attention.shared_kv_layers": N_LAYER - N_OWN,
+    "final_logit_softcapping": 30.0,
+    "rope.freq_base": 1e6,
+    "rope.freq_base_swa": 10000.0,
+    "rope.dimension_count": WIDE_HEAD,
+    "rope.dimension_count_swa": HEAD,
+}
+_EXPERTS_BESIDE = {
+    "ffn_gate_inp.weight": (N_EMBD, 8),
+    "ffn_gate_inp.scale": N_EMBD,
+    "ffn_gate_up_exps.weight": (N_EMBD, 2 * EXPERT, 8),
+    "ffn_down_exps.weight": (EXPERT, N_EMBD, 8),
+    "ffn_down_exps.scale": 8,
+    "pre_ffw_norm_2.weight": N_EMBD,
+    "post_ffw_norm_1.weight": N_EMBD,
+    "post_ffw_norm_2.weight": N_EMBD,
+}
+
 MODELS = (
+    Tiny(
+        "gemma4",
+        {**GEMMA4_KEYS, "embedding_length_per_layer_input": N_INPUT},
+        {
+            **ATTENTION,
+            **GATED,
+            **POST_NORMS,
+            "attn_q_norm.weight": HEAD,
+            "attn_k_norm.weight": HEAD,
+            "inp_gate.weight": (N_EMBD, N_INPUT),
+            "proj.weight": (N_INPUT, N_EMBD),
+            "post_norm.weight": N_EMBD,
+            "layer_output_scale.weight": 1,
+        },
+        {
+            "rope_freqs.weight": WIDE_HEAD // 2,
+            "per_layer_token_embd.weight": (N_INPUT * N_LAYER, 512),
+            "per_layer_model_proj.weight": (N_EMBD, N_INPUT * N_LAYER),
+            "per_layer_proj_norm.weight": N_INPUT,
+        },
+        layers={
+            1: _GLOBAL,
+            3: _GLOBAL,
+            4: {**_NONE_OF_ITS_OWN, **_SMALL_NETWORK},
+            5: {**_GLOBAL, **_NONE_OF_ITS_OWN, **_SMALL_NETWORK},
+        },
+        n_layer=N_LAYER,
+        vocabulary="spm",
+        deviation={"layer_output_scale": 0.7, "per_layer_token_embd": 0.2},
+    ),
+    Tiny(
+        "gemma4",
+        {
+            **GEMMA4_KEYS,
+            "feed_forward_length": 192,
+            "embedding_length_per_layer_input": 0,
+            "attention.shared_kv_layers": 0,
+            "expert_count": 8,
+            "expert_used_count": 3,
+            "expert_feed_forward_length": EXPERT,
+        },
+        {
+            **ATTENTION,
+            **GATED,
+            **POST_NORMS,
+            "attn_q_norm.weight": HEAD,
+            "attn_k_norm.weight": HEAD,
+            **_EXPERTS_BESIDE,
+        },
+        {"rope_freqs.weight": WIDE_HEAD // 2},
+        layers=dict.fromkeys((1, 3, 5), _GLOBAL),
+        n_layer=N_LAYER,
+        vocabulary="spm",
+        variant="experts",
+    ),
     Tiny("gemma", WIDE_KEYS, {**WIDE_ATTENTION, **GATED}, {"output.weight": None}, vocabulary="spm", deviation=SHARED),
     Tiny(
         "gemma2",

@@ -77,7 +77,7 @@ class Factors(NamedTuple):
 class Pass:
     """A forward pass being built: its graph, and the inputs, each made when a layer first asks for it."""
 
-    __slots__ = ("_adapters", "_hparams", "_last", "_memory", "graph", "shape")
+    __slots__ = ("_adapters", "_common", "_hparams", "_last", "_memory", "graph", "shape")
 
     def __init__(
         self, hparams: HyperParameters, shape: BatchShape, memory: Memory, adapters: Sequence[Adapter] = ()
@@ -85,6 +85,7 @@ class Pass:
         self.graph = ForwardGraph()
         self.shape = shape
         self._hparams = hparams
+        self._common: dict[str, Tensor] = {}
         self._memory = memory
         self._adapters = [pair for pair in zip(adapters, shape.scales, strict=False) if pair[1]]
         # The layer after which only the rows with logits go on.
@@ -98,6 +99,12 @@ class Pass:
     def input(self, input: Input) -> Tensor:
         """The tensor of an input, made when it is first asked for."""
         return self.graph.feed(input)
+
+    def once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """What several layers use, made by the first that asks for it."""
+        if name not in self._common:
+            self._common[name] = self.graph.expand(make())
+        return self._common[name]
 
     def tokens(self) -> Tensor:
         """I32 [n_tokens]: the tokens."""

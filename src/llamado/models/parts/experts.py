@@ -163,10 +163,10 @@ class Mixture(NamedTuple):
             gated = isinstance(activation, GluOp)
             gate = ExpertLinear.take(e, "ffn_gate_exps", n_embd, n_ff, hp.n) if gated else None
             up = ExpertLinear.take(e, "ffn_up_exps", n_embd, n_ff, hp.n)
+        # Not a linear: Gemma 4 calls a scale of the gate's input so too.
+        gate_inp = Linear(w.need("ffn_gate_inp.weight", n_embd, hp.n), w.maybe("ffn_gate_inp.bias", hp.n))
         return cls(
-            router=ExpertRouter(
-                w.linear("ffn_gate_inp", n_embd, hp.n), hp, w.maybe("exp_probs_b.bias", hp.n), by_logits=weigh_input
-            ),
+            router=ExpertRouter(gate_inp, hp, w.maybe("exp_probs_b.bias", hp.n), by_logits=weigh_input),
             down=ExpertLinear.take(e, "ffn_down_exps", n_ff, n_embd, hp.n),
             gate=gate,
             up=up,
@@ -177,9 +177,10 @@ class Mixture(NamedTuple):
             weigh_input=weigh_input,
         )
 
-    def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor:
+    def __call__(self, step: Pass, layer: int, x: Tensor, seen: Tensor | None = None) -> Tensor:
+        """Of x [n_embd, n_tokens] the same; `seen`: what the router sees, where that is not x."""
         n_embd, n_tokens = x.ne[0], x.ne[1]
-        chosen, weights = self.router(step, layer, x)
+        chosen, weights = self.router(step, layer, x if seen is None else seen)
         h = reshape(x, n_embd, 1, n_tokens)
         if self.weigh_input:
             n_used = self.router.experts.n_used

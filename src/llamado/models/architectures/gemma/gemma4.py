@@ -1,0 +1,214 @@
+"""The gemma4 architecture (text): layers of two kinds of heads, layers that share keys and values, mixtures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import sqrt
+from typing import NamedTuple
+
+import numpy as np
+
+from llamado.ggml.graph import add, mul, reshape, rms_norm, scale
+from llamado.ggml.ops import GluOp, RopeMode
+from llamado.ggml.tensor import Tensor
+from llamado.models.base import Model
+from llamado.models.errors import InvalidModel
+from llamado.models.forward import Linear, Pass
+from llamado.models.hparams import HyperParameters, Rope, read_experts, read_hparams, read_swa_layers
+from llamado.models.keys import Keys
+from llamado.models.memory import KeysValues, LayerMemory, SharedMemory
+from llamado.models.parts.attention import Heads
+from llamado.models.parts.experts import Mixture
+from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.norms import RmsNorm, UnitNorm
+from llamado.models.parts.per_layer import LayerEmbeddings, LayerInput
+from llamado.models.weights import RoleWeights, Weights
+
+
+class KeysAndValues(NamedTuple):
+    """What makes keys and values; without `v` values are the keys before their norm."""
+
+    k: Linear
+    v: Linear | None
+    k_norm: RmsNorm
+
+
+class SharingAttention(NamedTuple):
+    """Attention over a layer's own keys and values, or without any over those of an earlier layer."""
+
+    heads: Heads
+    q: Linear
+    q_norm: RmsNorm
+    own: KeysAndValues | None
+    out: Linear
+    rope: Rope
+    factors: Tensor | None
+
+    @classmethod
+    def take(
+        cls, w: RoleWeights, n_embd: int, heads: Heads, rope: Rope, factors: Tensor | None, *, shares: bool
+    ) -> SharingAttention:
+        """`attn_q`, `attn_k`, perhaps `attn_v`, `attn_q_norm`, `attn_k_norm` and `attn_output`. Raises InvalidModel."""
+        own = None
+        if not shares:
+            k = w.linear("attn_k", n_embd, heads.n_kv * heads.dim_k)
+            v = w.linear("attn_v", n_embd, heads.n_kv * heads.dim_v) if w.has("attn_v.weight") else None
+            own = KeysAndValues(k, v, RmsNorm.take(w, "attn_k_norm", heads.dim_k))
+        return cls(
+            heads,
+            w.linear("attn_q", n_embd, heads.n * heads.dim_k),
+            RmsNorm.take(w, "attn_q_norm", heads.dim_k),
+            own,
+            w.linear("attn_output", heads.n * heads.dim_v, n_embd),
+            rope,
+            factors,
+        )
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
+        heads, n, i = self.heads, x.ne[1], layer
+        q = reshape(self.q(step, x, f"Qcur-{i}"), heads.dim_k, heads.n, n)
+        q = step.rotate(self.q_norm(step, q, f"Qcur_normed-{i}"), self.rope, self.factors, f"Qcur_pos-{i}")
+        if self.own is None:
+            attended = step.attend_shared(i, q, heads.n_kv, 1.0)
+        else:
+            k = self.own.k(step, x, f"Kcur-{i}")
+            v = k if self.own.v is None else self.own.v(step, x, f"Vcur-{i}")
+            k, v = reshape(k, heads.dim_k, heads.n_kv, n), reshape(v, heads.dim_v, heads.n_kv, n)
+            k = step.rotate(self.own.k_norm(step, k, f"Kcur_normed-{i}"), self.rope, self.factors, f"Kcur_pos-{i}")
+            attended = step.attend(i, q, k, UnitNorm()(step, v, f"Vcur_normed-{i}"), 1.0)
+        return None if attended is None else self.out(step, attended, f"attn_out-{i}")
+
+
+class GemmaMixture(NamedTuple):
+    """A mixture of experts beside a layer's network, with norms and a gate of its own."""
+
+    mixture: Mixture
+    gate_scale: Tensor
+    norm: RmsNorm
+    post_norm: RmsNorm
+    dense_post_norm: RmsNorm
+
+    def __call__(self, step: Pass, layer: int, dense: Tensor, x: Tensor) -> Tensor:
+        """The sum of what the network made of x, and of what experts make of it."""
+        seen = mul(scale(rms_norm(x, step.norm_eps), 1.0 / sqrt(x.ne[0])), self.gate_scale)
+        y = self.mixture(step, layer, self.norm(step, x, f"ffn_norm_2-{layer}"), seen)
+        y = self.post_norm(step, y, f"ffn_moe-{layer}")
+        return add(self.dense_post_norm(step, dense, f"ffn_mlp-{layer}"), y, f"ffn_moe_combined-{layer}")
+
+
+class Gemma4Layer(NamedTuple):
+    attn_norm: RmsNorm
+    attention: SharingAttention
+    attn_post_norm: RmsNorm
+    ffn_norm: RmsNorm
+    feed_forward: Gated
+    experts: GemmaMixture | None
+    ffn_post_norm: RmsNorm
+    input: LayerInput | None
+    out_scale: Tensor | None
+
+
+class Gemma4Model(Model):
+    """Decoder with norms before and after each half of a layer; the last layers have no keys and values of their own;
+    each layer may have an embedding of its own.
+    """
+
+    architecture = "gemma4"
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
+        hp = replace(
+            hp,
+            embedding_scale=float(np.sqrt(np.float32(hp.n_embd))),
+            attention_scale=1.0,
+            final_logit_softcap=keys.float_("final_logit_softcapping", 0.0),
+            n_swa=keys.int_("attention.sliding_window"),
+            swa_layers=read_swa_layers(keys, hp.n_layer, 6),
+            # Context is stretched in the global layers only.
+            rope_swa=replace(
+                hp.rope,
+                n_dims=keys.int_("rope.dimension_count_swa", hp.rope.n_dims),
+                freq_base=keys.float_("rope.freq_base_swa", 10000.0),
+                freq_scale=1.0,
+            ),
+            experts=read_experts(keys, hp.n_ff[0], normalised=True) if keys.int_("expert_count", 0) else None,
+        )
+        self._dim_swa = keys.int_("attention.key_length_swa")
+        self._n_input = keys.int_("embedding_length_per_layer_input")
+        self._n_own = hp.n_layer - keys.int_("attention.shared_kv_layers", 0)
+        if not 0 < self._n_own <= hp.n_layer or any(self._owner(hp, i) < 0 for i in range(self._n_own, hp.n_layer)):
+            raise InvalidModel(
+                f"metadata key '{keys.name('attention.shared_kv_layers')}' is {hp.n_layer - self._n_own} of "
+                f"{hp.n_layer} layers; two are expected before them, the first with a window and the second without"
+            )
+        return hp
+
+    def _owner(self, hp: HyperParameters, layer: int) -> int:
+        """The layer whose keys and values a layer sees that has none; -1: there is none of its kind."""
+        owner = self._n_own - (2 if hp.is_swa(layer) else 1)
+        return owner if owner >= 0 and hp.is_swa(owner) == hp.is_swa(layer) else -1
+
+    def _heads(self, layer: int) -> Heads:
+        hp = self.hparams
+        dim = self._dim_swa if hp.is_swa(layer) else hp.head_dim_k
+        return Heads(hp.n_head[layer], hp.n_head_kv[layer], dim, dim)
+
+    def remembers(self, layer: int) -> LayerMemory:
+        """Keys and values of heads of the layer's kind, or those of an earlier layer."""
+        hp, heads = self.hparams, self._heads(layer)
+        if layer >= self._n_own:
+            return SharedMemory(self._owner(hp, layer))
+        n = heads.n_kv * heads.dim_k
+        return KeysValues(n, n, hp.n_swa if hp.is_swa(layer) else 0)
+
+    def _take_weights(self, weights: Weights) -> None:
+        hp, n = self.hparams, self._n_input
+        self._factors = weights.shared.maybe("rope_freqs.weight", hp.rope.n_dims // 2)
+        self._inputs = LayerEmbeddings.take(weights, hp.n_embd, n, hp.n_layer, hp.n_vocab) if n else None
+        self._layers = [self._take_layer(weights.layer(i), i) for i in range(hp.n_layer)]
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Gemma4Layer:
+        hp = self.hparams
+        factors = None if hp.is_swa(layer) else self._factors
+        return Gemma4Layer(
+            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
+            attention=SharingAttention.take(
+                w, hp.n_embd, self._heads(layer), hp.rope_of(layer), factors, shares=layer >= self._n_own
+            ),
+            attn_post_norm=RmsNorm.take(w, "post_attention_norm", hp.n_embd),
+            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
+            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer], GluOp.GEGLU),
+            experts=self._take_experts(w) if w.has("ffn_gate_inp.weight") else None,
+            ffn_post_norm=RmsNorm.take(w, "post_ffw_norm", hp.n_embd),
+            input=LayerInput.take(w, hp.n_embd, self._n_input) if self._n_input else None,
+            out_scale=w.maybe("layer_output_scale.weight", 1),
+        )
+
+    def _take_experts(self, w: RoleWeights) -> GemmaMixture:
+        n, experts = self.hparams.n_embd, self.hparams.experts
+        if experts is None:
+            raise InvalidModel("a layer has experts, but no metadata key says how many")
+        return GemmaMixture(
+            Mixture.take(w, n, experts, GluOp.GEGLU),
+            w.need("ffn_gate_inp.scale", n),
+            RmsNorm.take(w, "pre_ffw_norm_2", n),
+            RmsNorm.take(w, "post_ffw_norm_2", n),
+            RmsNorm.take(w, "post_ffw_norm_1", n),
+        )
+
+    def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
+        w, i = self._layers[layer], layer
+        input = None if self._inputs is None else self._inputs.of(step, i, x)
+        attended = w.attention(step, i, w.attn_norm(step, x, f"attn_norm-{i}"))
+        if attended is None:
+            return None
+        attended, x = step.keep_outputs(i, attended, x)
+        x = add(w.attn_post_norm(step, attended, f"attn_post_norm-{i}"), x, f"sa_out-{i}")
+        h = w.feed_forward(step, i, w.ffn_norm(step, x, f"ffn_norm-{i}"))
+        if w.experts is not None:
+            h = w.experts(step, i, h, x)
+        x = add(w.ffn_post_norm(step, h, f"ffn_post_norm-{i}"), x, f"ffn_add-{i}")
+        if w.input is not None and input is not None:
+            (input,) = step.keep_outputs(i, input)
+            x = add(x, w.input(step, i, x, input), f"per_layer_add-{i}")
+        return x if w.out_scale is None else mul(x, w.out_scale, f"l_out-{i}")
