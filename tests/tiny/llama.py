@@ -119,6 +119,8 @@ MODELS = (
             "rope.scaling.factor": 4.0,
             "rope.scaling.original_context_length": 128,
             "rope.scaling.yarn_log_multiplier": 3.0,
+            "rope.scaling.yarn_beta_fast": 8.0,
+            "rope.scaling.yarn_beta_slow": 0.5,
             "attention.temperature_scale": 0.5,
         },
         {**ATTENTION, **GATED},

@@ -11,10 +11,14 @@ _FOLDER = "llamado.models.architectures"
 
 
 class Architecture(NamedTuple):
-    """Where an architecture is (`family.module:Class`), and models that have it."""
+    """Where an architecture is (`family.module:Class`), and models that have it.
+
+    `tested`: the file of a real model that the tests run.
+    """
 
     place: str
     models: str
+    tested: str = ""
 
     def load(self) -> type[Model]:
         """Its class; the file is read when it is first wanted."""
@@ -24,7 +28,9 @@ class Architecture(NamedTuple):
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "bert": Architecture("encoders.bert:BertModel", "BERT, MiniLM, BGE, E5, GTE; rerankers made of them"),
+    "bert": Architecture(
+        "encoders.bert:BertModel", "BERT, MiniLM, BGE, E5, GTE; rerankers made of them", "all-MiniLM-L6-v2"
+    ),
     "bitnet": Architecture("others.bitnet:BitNetModel", "BitNet b1.58"),
     "chatglm": Architecture("glm.chatglm:ChatGlmModel", "ChatGLM3, GLM-4-9B-Chat, GLM-Edge"),
     "cohere2": Architecture("cohere.cohere2:Cohere2Model", "Command R7B, Command A"),
@@ -41,7 +47,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma": Architecture("gemma.gemma:GemmaModel", "Gemma, CodeGemma"),
     "gemma-embedding": Architecture("gemma.gemma_embedding:GemmaEmbeddingModel", "EmbeddingGemma"),
     "gemma2": Architecture("gemma.gemma2:Gemma2Model", "Gemma 2"),
-    "gemma3": Architecture("gemma.gemma3:Gemma3Model", "Gemma 3"),
+    "gemma3": Architecture("gemma.gemma3:Gemma3Model", "Gemma 3", "Gemma 3 270M Q4_K_M"),
     "gemma4": Architecture("gemma.gemma4:Gemma4Model", "Gemma 4 E2B, E4B, 26B-A4B, 31B"),
     "glm4": Architecture("glm.glm4:Glm4Model", "GLM-4-0414, GLM-Z1"),
     "glm4moe": Architecture("glm.glm4moe:Glm4MoeModel", "GLM-4.5, 4.6 and 4.7, their Air models, Solar Open"),
@@ -55,7 +61,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     "internlm2": Architecture("llama.internlm2:InternLm2Model", "InternLM2, InternLM2.5"),
     "jina-bert-v2": Architecture("encoders.jina_bert_v2:JinaBertV2Model", "jina-embeddings-v2, jina-reranker-v1"),
     "jina-bert-v3": Architecture("encoders.jina_bert_v3:JinaBertV3Model", "jina-embeddings-v3"),
-    "llama": Architecture("llama.llama:LlamaModel", "Llama 1 to 3, Mistral, Mixtral, SmolLM2, TinyLlama, Yi"),
+    "llama": Architecture(
+        "llama.llama:LlamaModel",
+        "Llama 1 to 3, Mistral, Mixtral, SmolLM2, TinyLlama, Yi",
+        "SmolLM2 135M Instruct Q4_1",
+    ),
     "llama4": Architecture("llama.llama4:Llama4Model", "Llama 4 Scout and Maverick"),
     "minimax-m2": Architecture("others.minimax_m2:MinimaxM2Model", "MiniMax-M2"),
     "mistral3": Architecture("llama.mistral3:Mistral3Model", "Ministral 3, Devstral 2"),

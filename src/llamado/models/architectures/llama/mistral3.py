@@ -20,9 +20,9 @@ class Mistral3Model(Decoder):
     architecture = "mistral3"
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL, file_betas=True)
         temperature = keys.float_("attention.temperature_scale", 0.0)
-        self._temperature = Temperature(temperature, hp.rope.n_ctx_orig) if temperature else None
+        self._temperature = Temperature(temperature, hp.n_ctx_short) if temperature else None
         multiplier = keys.float_("rope.scaling.yarn_log_multiplier", 0.0)
         if not (hp.rope.ext_factor and multiplier):
             return hp

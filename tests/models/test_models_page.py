@@ -1,0 +1,32 @@
+"""The page of architectures is what the registry says, and what it says of tests is so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tiny import TINY
+
+from llamado.models.architectures.page import markdown
+from llamado.models.registry import ARCHITECTURES
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "models.md"
+
+
+def test_the_page_of_architectures_is_made_of_the_registry() -> None:
+    assert PAGE.read_text() == markdown(), "run: python -m llamado.models.architectures.page > docs/models.md"
+    command = [sys.executable, "-m", "llamado.models.architectures.page"]
+    made = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert made.stdout == markdown() and not made.stderr
+
+
+def test_every_architecture_is_a_row_of_the_page() -> None:
+    rows = [line.split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    rows = [row for row in rows if row[0] != "| `general.architecture`"]
+    assert [row[0] for row in rows] == [f"| `{name}`" for name in sorted(ARCHITECTURES)]
+    assert all(models and compared in ("answers", "vectors") for _, models, compared, _ in rows)
+    # What is compared is made by the tests.
+    assert {tiny.architecture for tiny in TINY.values()} >= set(ARCHITECTURES)
+    assert sum(bool(row.tested) for row in ARCHITECTURES.values()) == 3
