@@ -16,6 +16,7 @@ from llamado.text.tokenizer.bpe import BytePairs, unspell
 from llamado.text.tokenizer.partition import Partition
 from llamado.text.tokenizer.pretokenizers import PreTokenizer, pre_tokenizer
 from llamado.text.tokenizer.spm import SPACE, ScoredPairs
+from llamado.text.tokenizer.unigram import Unigram
 from llamado.text.tokenizer.vocabulary import KEY, Attribute, SpecialIds, Vocabulary
 from llamado.text.tokenizer.wpm import WordPieces
 
@@ -117,7 +118,7 @@ class Tokenizer:
     def longest(self) -> int:
         """The most characters of a text that one token stands for; 0 where characters may vanish."""
         vocabulary = self.vocabulary
-        loose = isinstance(self._model, WordPieces) or vocabulary.having(Attribute.LSTRIP | Attribute.RSTRIP)
+        loose = isinstance(self._model, (WordPieces, Unigram)) or vocabulary.having(Attribute.LSTRIP | Attribute.RSTRIP)
         return 0 if loose else int(np.diff(vocabulary.strings.offsets).max())
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
@@ -246,11 +247,28 @@ def _load_wpm(metadata: Metadata) -> Tokenizer:
     )
 
 
+def _load_unigram(metadata: Metadata) -> Tokenizer:
+    vocabulary = Vocabulary(metadata, SpecialIds(eos=1, unk=2, pad=0))
+    add_space_prefix = metadata.bool_(KEY + "add_space_prefix", False)
+    return Tokenizer(
+        vocabulary,
+        Unigram(vocabulary, metadata, add_space_prefix=add_space_prefix),
+        add_bos=metadata.bool_(KEY + "add_bos_token", False),
+        add_eos=metadata.bool_(KEY + "add_eos_token", True),
+        add_sep=metadata.bool_(KEY + "add_sep_token", False),
+        add_space_prefix=add_space_prefix,
+        clean_spaces=False,
+        spaces_spelled=True,
+        encodes_prefix=False,
+    )
+
+
 _KINDS: dict[str, Callable[[Metadata], Tokenizer]] = {
     "bert": _load_wpm,
     "gemma4": _load_gemma4,
     "gpt2": _load_gpt2,
     "llama": _load_spm,
+    "t5": _load_unigram,
 }
 
 
