@@ -131,9 +131,18 @@ class Maker:
             lambda: Tensor(T.F32, (n + 3, *x.ne[1:]), contiguous_strides(T.F32, (n + 3, *x.ne[1:])), Op.PAD, (x,),
                            struct.pack("<9i28x", 1, 2, 0, 0, 0, 0, 0, 0, 0)),
             lambda: g.view_2d(x, n, rows, x.nb[1]),
-            lambda: g.mul_mat_id(self.new(n, 4, 3), self.new(n, 2, 3), self.new(2, 3, type=T.I32)),
+            lambda: self.experts(n),
+            lambda: g.add_id(x, self.new(n, 4), self.new(rows, x.ne[2], type=T.I32)),
+            lambda: g.swiglu_oai(x, self.new(*x.ne, type=x.type), 1.7, 7.0),
+            lambda: g.fill(x, -np.inf),
         ]  # fmt: skip
         return pick(makers)()
+
+    def experts(self, n: int) -> Tensor:
+        pick = self.random.choice
+        n_tokens, used = pick((1, 3, 40)), pick((1, 2, 4))
+        matrices = self.new(n, pick((4, 8, 20)), pick((1, 3)), type=pick(WEIGHTS))
+        return g.mul_mat_id(matrices, self.new(n, pick((1, used)), n_tokens), self.new(used, n_tokens, type=T.I32))
 
     def attention(self) -> Tensor:
         pick = self.random.choice
