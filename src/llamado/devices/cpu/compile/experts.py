@@ -50,8 +50,7 @@ def multiply_each(out: Emitter, node: Tensor, w: Tensor, x: Tensor) -> None:
     """
     each = x.nrows // w.ne[2]
     acts = columns.activations(out, x, columns.layout_of(node))
-    fields = _fields(out, node, w) | {"x": Place(acts, 0), "n_blocks": w.ne[0] // in_blocks(w.type).block}
-    parameters: dict[str, Any] = {"weights": w.type.name, "shared": False}
+    fields, parameters = _columns(out, node, w, acts)
     if each == 1:
         parameters |= {"near": 8 * w.nb[1] <= matmul.NEAR}
         ids = out.constant(np.arange(w.ne[2], dtype=np.int32))
@@ -59,17 +58,18 @@ def multiply_each(out: Emitter, node: Tensor, w: Tensor, x: Tensor) -> None:
         kernel = experts.experts_one
     else:
         parameters |= {"panel_rows": out.lowering.panel_rows if w.ne[1] >= out.lowering.panel_rows else 8}
-        fields |= {"n_experts": w.ne[2], "routes": out.constant(experts.routes(w.ne[2], each))}
+        fields |= {"x_token": 0, "n_experts": w.ne[2], "routes": out.constant(experts.routes(w.ne[2], each))}
         kernel = experts.experts_many
     reads = [out.span(w), ByteSpan(Place(acts, 0), acts.size)]
     out.emit(kernel, parameters, fields, reads, [out.span(node)], f"{w.type.name} {w.name}")
 
 
 def _blocks(out: Emitter, node: Tensor, w: Tensor, x: Tensor, ids: Tensor) -> None:
-    form = in_blocks(w.type)
     acts = columns.activations(out, x, columns.layout_of(node))
-    fields = _fields(out, node, w) | {"x": Place(acts, 0), "n_blocks": w.ne[0] // form.block}
-    parameters: dict[str, Any] = {"weights": w.type.name, "shared": x.ne[1] == 1}
+    fields, parameters = _columns(out, node, w, acts)
+    x_token: int | float | Place = 0
+    if x.ne[1] == 1:  # a column serves all slots of its token
+        x_token, fields["x_slot"] = fields["x_slot"], 0
     reads = [out.span(w), ByteSpan(Place(acts, 0), acts.size)]
     if x.ne[2] == 1:
         parameters |= {"near": 8 * w.nb[1] <= matmul.NEAR}
@@ -79,6 +79,7 @@ def _blocks(out: Emitter, node: Tensor, w: Tensor, x: Tensor, ids: Tensor) -> No
     else:
         parameters |= {"panel_rows": out.lowering.panel_rows if w.ne[1] >= out.lowering.panel_rows else 8}
         fields |= _routed(out, ids, w.ne[2], reads)
+        fields |= {"x_token": x_token}
         kernel = experts.experts_many
     out.emit(kernel, parameters, fields, reads, [out.span(node)], f"{w.type.name} {w.name}")
 
@@ -89,6 +90,14 @@ def _floats(out: Emitter, node: Tensor, w: Tensor, x: Tensor, ids: Tensor) -> No
     fields |= _routed(out, ids, w.ne[2], reads)
     parameters = {"weights": w.type.name}
     out.emit(experts.experts_float, parameters, fields, reads, [out.span(node)], f"{w.type.name} {w.name}")
+
+
+def _columns(out: Emitter, node: Tensor, w: Tensor, acts: Temporary) -> tuple[Fields, dict[str, Any]]:
+    """Fields and parameters of a product of quantised columns, one for each slot."""
+    form = in_blocks(w.type)
+    step = w.ne[0] // form.block * form.column_bytes
+    fields = _fields(out, node, w) | {"x": Place(acts, 0), "x_slot": step, "n_blocks": w.ne[0] // form.block}
+    return fields, {"weights": w.type.name}
 
 
 def _fields(out: Emitter, node: Tensor, w: Tensor) -> Fields:

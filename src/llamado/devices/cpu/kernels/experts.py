@@ -4,8 +4,8 @@ The arithmetic is that of `matmul.py` and `floats.py`, so a product is the same 
 matrix alone, whoever else chose it. `routes` says which columns each expert has, so that its rows are read once for all
 of them. A slot is a choice of a token, number token · n_used + i; it is a row of the result.
 
-Columns are groups of one (see `activations.py`), one for each token (`shared`) or for each slot. Numbers of experts
-that do not exist count as the first.
+Columns are groups of one (see `activations.py`), one for each token or for each slot: `x_token` and `x_slot` are the
+bytes from one to the next, the other being 0. Numbers of experts that do not exist count as the first.
 
 The table of routes: i64 n, the number of experts that were chosen; from HEAD on 16 bytes for each of them (i32 expert,
 i32 first, i32 count); behind those of all experts 8 bytes for each slot, by experts (i32 slot, i32 token).
@@ -94,18 +94,16 @@ def group_by_expert(c: Code, a: SimpleNamespace, work: Work) -> None:
             c.store(to + 4, token.to(I32))
 
 
-@kernel(*_MATRICES, "n_blocks", *_CHOICES)
-def experts_one(c: Code, a: SimpleNamespace, work: Work, *, weights: str, shared: bool, near: bool) -> None:
+@kernel(*_MATRICES, "x_slot", "n_blocks", *_CHOICES)
+def experts_one(c: Code, a: SimpleNamespace, work: Work, *, weights: str, near: bool) -> None:
     """y for one token: the rows of its experts one after the other, as `matmul_few`."""
     form = in_blocks(TensorType[weights])
     panels = (a.n_rows + 7) // 8
-    x_column = a.n_blocks * form.column_bytes
     with c.shares(work, a.n_used * panels, a.share) as unit:
         i, panel = unit // panels, unit % panels
         first = c.min(panel * 8, a.n_rows - 8)
         rows = row_addresses(_matrix(a, _expert(c, a, c.i64(0), i)), first)
-        x = a.x if shared else a.x + i * x_column
-        (total,) = products(c, a, form, rows, Apart([x]), near)
+        (total,) = products(c, a, form, rows, Apart([a.x + i * a.x_slot]), near)
         c.store(a.y + i * a.y_stride + first * 4, total.value)
 
 
@@ -128,15 +126,14 @@ def _chosen(c: Code, a: SimpleNamespace, number: Value) -> _Chosen:
     return _Chosen(expert, count, a.routes + HEAD + a.n_experts * _CHOSEN + first * _SLOT)
 
 
-@kernel(*_MATRICES, "n_blocks", "n_experts", "routes")
-def experts_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_rows: int, shared: bool) -> None:
+@kernel(*_MATRICES, "x_slot", "x_token", "n_blocks", "n_experts", "routes")
+def experts_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_rows: int) -> None:
     """y for any number of tokens; `panel_rows`, 8 or 16: rows that a thread takes at a time.
 
     For few columns of an expert as `matmul_several`, for more as `matmul_many`.
     """
     form = in_blocks(TensorType[weights])
     per_column, wide = form.column_bytes, c.lowering.columns
-    x_column = a.n_blocks * per_column
     size = 4 * panel_rows * slots(form)
     stretch = STRETCH * 8 // panel_rows // form.block
     scratch, nowhere = c.scratch(stretch * size), c.scratch(4 * panel_rows)
@@ -146,8 +143,8 @@ def experts_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel
         xs, targets = [], []
         for j in range(n):
             at = found.order + c.min(column + j, found.n - 1) * _SLOT
-            slot = c.load(I32, at).to(I64)
-            xs.append(a.x + (c.load(I32, at + 4).to(I64) if shared else slot) * x_column)
+            slot, token = c.load(I32, at).to(I64), c.load(I32, at + 4).to(I64)
+            xs.append(a.x + slot * a.x_slot + token * a.x_token)
             targets.append(c.select(column + j < found.n, a.y + slot * a.y_stride + first * 4, nowhere))
         return Apart(xs), targets
 
