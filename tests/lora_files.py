@@ -42,17 +42,17 @@ def make_adapter(
             for name in file.tensors
             if name in weights or (name.endswith(".weight") and name.split(".")[-2] in parts and "blk." in name)
         ]
-        shapes = {name: file.tensors[name].ne[:2] for name in names}
+        shapes = {name: file.tensors[name].ne[:3] for name in names}
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_string("adapter.type", "lora")
     if alpha is not None:
         writer.add_float32("adapter.lora.alpha", alpha)
     if task:
         writer.add_string("adapter.lora.task_name", task)
-    for name, (n_in, n_out) in shapes.items():
-        flipped = name == "token_embd.weight"
-        a = rng.standard_normal((n_out, rank) if flipped else (rank, n_in)) * (1.0 if flipped else n_in**-0.5)
-        b = rng.standard_normal((n_in if flipped else n_out, rank)) * size * rank**-0.5
+    for name, (n_in, n_out, n_experts) in shapes.items():
+        flipped, each = name == "token_embd.weight", (n_experts,) if n_experts > 1 else ()
+        a = rng.standard_normal((n_out, rank) if flipped else (*each, rank, n_in)) * (1.0 if flipped else n_in**-0.5)
+        b = rng.standard_normal((*each, n_in if flipped else n_out, rank)) * size * rank**-0.5
         for suffix, values in ((".lora_a", a), (".lora_b", b)):
             data = values.astype(np.float32)
             if type == "F32" or data.shape[-1] % gguf.GGML_QUANT_SIZES[Type[type]][0]:

@@ -16,6 +16,7 @@ from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize
 from lora_files import make_adapter
 from reference import ReferenceModel
+from tiny import TINY, make
 from tiny_models import make_gemma3, make_llama
 
 from llamado.errors import LlamadoError
@@ -46,7 +47,8 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def values(file: GGUFFile, name: str) -> Array:
     info = file.tensors[name]
-    return dequantize(file.data(name).reshape(info.ne[1], -1), Type[info.type.name]).astype(np.float64)
+    rows = dequantize(file.data(name).reshape(info.ne[1] * info.ne[2], -1), Type[info.type.name]).astype(np.float64)
+    return rows.reshape(info.ne[2], info.ne[1], -1) if info.ne[2] > 1 else rows
 
 
 def merged(path: Path, model: Path, adapters: Sequence[Path], scales: Sequence[float]) -> Path:
@@ -59,7 +61,7 @@ def merged(path: Path, model: Path, adapters: Sequence[Path], scales: Sequence[f
                 alpha = added.metadata.float_("adapter.lora.alpha", 0.0)
                 for name in {name.rpartition(".lora_")[0] for name in added.tensors}:
                     a, b = values(added, f"{name}.lora_a"), values(added, f"{name}.lora_b")
-                    strength = scale * alpha / b.shape[1] if alpha else scale
+                    strength = scale * alpha / b.shape[-1] if alpha else scale
                     product = a @ b.T if name == "token_embd.weight" else b @ a
                     sums[name] = sums.get(name, values(file, name)) + strength * product
         offsets = {name: file.tensors[name].offset for name in sums}
@@ -87,6 +89,13 @@ def test_as_merged(tmp_path: Path, request: pytest.FixtureRequest, name: str, sc
     first = make_adapter(tmp_path / "a.gguf", model, parts=LAYER, size=0.3)
     second = make_adapter(tmp_path / "b.gguf", model, parts=("attn_q", "ffn_up"), rank=3, alpha=None, seed=1)
     check(tmp_path, model, [first, second], scales)
+
+
+def test_experts(tmp_path: Path) -> None:
+    """Two matrices for each expert."""
+    model = make(TINY["qwen3moe"], tmp_path / "m.gguf")
+    adapter = make_adapter(tmp_path / "a.gguf", model, parts=("ffn_up_exps", "ffn_down_exps", "attn_q"), size=0.3)
+    check(tmp_path, model, [adapter], (0.5,))
 
 
 @pytest.mark.parametrize("weight", ["token_embd.weight", "output.weight"])
