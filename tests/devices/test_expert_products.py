@@ -57,7 +57,7 @@ def together(device: CpuDevice, type: T, raw: Array, n: int, x: Array, chosen: A
 @pytest.mark.parametrize("type", [*WEIGHTS, *PLAIN], ids=ids)
 def test_an_expert_gives_what_it_gives_alone(teams: list[CpuDevice], type: T) -> None:
     """Bits: few and many tokens, one column for a token or one for each choice, any number of threads."""
-    n = 2304 if type.block_size == 256 else 1120  # more than one stretch of the product of many columns
+    n = 2304 if type.block_size == 256 else 1152  # more than one stretch of the product of many columns
     raw = weight_bytes(type, n, 27 * N_EXPERTS)
     for device, (n_tokens, n_used, each) in zip(
         [*teams, *teams], ((1, 2, False), (1, 2, True), (3, 2, True), (7, 3, False), (60, 3, True), (60, 3, False)),
