@@ -63,6 +63,7 @@ class Shape:
 
 SHAPES = {
     "tiny": Shape(256, 4, 4, 2, 768),
+    "0.3b": Shape(1024, 16, 16, 8, 4096),
     "0.5b": Shape(896, 24, 14, 2, 4864),
     "1b": Shape(2048, 16, 32, 8, 8192),  # Llama 3.2 1B
     "3b": Shape(3072, 28, 24, 8, 8192),  # Llama 3.2 3B
@@ -77,6 +78,11 @@ MIXES = {
     "q4_0": (Type.Q4_0, Type.Q6_K),
     "q8_0": (Type.Q8_0, Type.Q8_0),
     "q6_k": (Type.Q6_K, Type.Q6_K),
+    "q5_k": (Type.Q5_K, Type.Q5_K),
+    "q3_k": (Type.Q3_K, Type.Q3_K),
+    "q2_k": (Type.Q2_K, Type.Q2_K),
+    "iq4_xs": (Type.IQ4_XS, Type.IQ4_XS),
+    "mxfp4": (Type.MXFP4, Type.MXFP4),
 }
 # Offset and value of each f16 of a block that scales its weights (layouts: ggml-common.h); weights come out below 0.1.
 _SCALES: dict[Type, tuple[tuple[int, float], ...]] = {
@@ -85,14 +91,22 @@ _SCALES: dict[Type, tuple[tuple[int, float], ...]] = {
     Type.Q5_0: ((0, 1.2e-3),),
     Type.Q4_0: ((0, 2.5e-3),),
     Type.Q8_0: ((0, 1.6e-4),),
+    Type.Q5_K: ((0, 3.5e-5), (2, 5e-4)),
+    Type.Q3_K: ((108, 1.5e-4),),
+    Type.Q2_K: ((80, 1e-3), (82, 1.5e-3)),
+    Type.IQ4_XS: ((0, 1.5e-5),),
 }
+_EXPONENT = 120
+"""Of an MXFP4 block: what makes its weights as large as the others'."""
 
 
 def random_rows(random: np.random.Generator, type_: Type, rows: int, columns: int) -> NDArray[np.uint8]:
     """Quantised rows of random weights: u8[rows, bytes of a row]."""
     block, n_bytes = GGML_QUANT_SIZES[type_]
     blocks = random.integers(0, 256, (rows * columns // block, n_bytes), dtype=np.uint8)
-    for offset, value in _SCALES[type_]:
+    if type_ is Type.MXFP4:
+        blocks[:, 0] = _EXPONENT
+    for offset, value in _SCALES.get(type_, ()):
         blocks[:, offset : offset + 2] = np.frombuffer(np.float16(value).tobytes(), np.uint8)
     return blocks.reshape(rows, -1)
 
