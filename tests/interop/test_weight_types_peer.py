@@ -20,7 +20,10 @@ from llamado.gguf.reader import GGUFFile
 pytestmark = pytest.mark.interop
 
 N_CTX, N_CHUNKS, N_TOP = 256, 2, 10
-TYPES = ("Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4 NVFP4 TQ1_0 TQ2_0 Q1_0 Q2_0").split()
+TYPES = [
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4", "TQ1_0", "TQ2_0", "Q1_0", "Q2_0"),
+]
 
 
 @pytest.fixture(scope="module")
