@@ -204,6 +204,20 @@ def test_slots_divide_what_is_left(file: GGUFFile) -> None:
     assert 4 * found.n_ctx_slot <= found.n_cells <= 20000 + 4 * 256 and need(file, found.n_cells) <= need(file, 20000)
 
 
+def test_every_slot_gets_all_where_what_does_not_fit_may_be_cut(file: GGUFFile) -> None:
+    """llama.cpp's: with --fit a context that nobody gave is that of the training for each slot, else for all."""
+    model, divided = load_model(file), wanted(n_slots=4, unified=False)
+    found = fit(file, model, divided, [here(1 << 40)], None)
+    assert (found.n_ctx_slot, found.n_cells, found.notes) == (TRAINED, 4 * TRAINED, ())
+    off = divided._replace(fit=FitOptions(on=False))
+    assert fit(file, model, off, [here(1 << 40)], None).n_cells == TRAINED
+    assert fit(file, model, wanted(n_slots=4), [here(1 << 40)], None).n_cells == TRAINED
+    found = fit(file, model, divided, [here(need(file, 4 * LEAST_CONTEXT))], None)
+    assert found.n_ctx_slot == LEAST_CONTEXT
+    with pytest.raises(NotEnoughMemory):  # each slot has the least
+        fit(file, model, divided, [here(need(file, 3 * LEAST_CONTEXT) - file.nbytes)], None)
+
+
 def test_a_divided_models_context_is_cut_too(file: GGUFFile) -> None:
     far = DeviceFigures(name="RPC0[h:1]", local=False, free=need(file, 9000), total=1 << 40, decode=1e10, prefill=1e9)
     split = SplitOptions(rpc=("h:1",), n_gpu_layers=3)

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tiny import TINY, make
 from tiny_models import make_gemma3, make_llama
 
 from llamado.commands import cli
@@ -19,11 +20,13 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.device import DeviceError
 from llamado.devices.limits import MachineMemory
-from llamado.devices.split.placement import DeviceFigures, NotEnoughMemory, SplitOptions
+from llamado.devices.split.placement import DeviceFigures, NotEnoughMemory, SplitOptions, mib
 from llamado.engine import supported
+from llamado.engine.forward.sizes import weight_sizes
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions, ModelSource
-from llamado.engine.supported import check_before_fetching, check_supported, fetch_model
+from llamado.engine.supported import check_before_fetching, check_supported, fetch_model, what_it_takes
+from llamado.ggml.role import ModelPart
 from llamado.gguf.header import Header, TensorInfo
 from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile
@@ -175,7 +178,7 @@ def test_what_does_not_fit_is_not_fetched(
         assert cli.main(what) == 1
         said = " ".join(capsys.readouterr().err.split())
         assert re.search(r"not fetched: not enough memory: CPU needs [\d.]+ MiB .* and has 10 MiB free", said)
-        assert ("What would fit: hf:me/good:Q2_K (0.0 GB)" in said) == ("hf:" in " ".join(what))
+        assert ("What would fit: hf:me/good:Q2_K (" in said) == ("hf:" in " ".join(what))
         assert "--fit off fetches it all the same" in said
         assert 0 < fetched_bytes(site) <= 1 << 20
     assert cli.main(["plan", "-m", "hf:me/good:Q8_0"]) in (0, 1)  # its devices are measured for themselves
@@ -186,6 +189,19 @@ def test_what_does_not_fit_is_not_fetched(
     with pytest.raises(NotEnoughMemory, match="is not fetched"):
         LoadedModel.load(f"{site.url}/good.gguf")
     assert cli.main(["pull", "hf:me/good:Q2_K"]) == 0
+
+
+def test_of_a_mixture_it_is_said_what_a_token_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("qwen3moe", "llama"):
+        path = make(TINY[name], tmp_path / f"{name}.gguf")
+        with GGUFFile.open(path) as file:
+            (said,) = what_it_takes(file.header, EngineOptions())
+            sizes = weight_sizes(file, load_model(file))
+        read = sum(size.read for role, size in sizes.items() if role.part in (ModelPart.LAYER, ModelPart.OUTPUT))
+        words = f", of which a token reads {mib(read)}"
+        assert cli.main(["plan", "-m", str(path)]) == 0
+        out = capsys.readouterr().out
+        assert (words in said, words in out) == ((True, True) if name == "qwen3moe" else (False, False))
 
 
 def test_workers_count_for_what_fits(

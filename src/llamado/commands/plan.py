@@ -119,7 +119,7 @@ def plan(flags: Parsed) -> int:
     model = load_model(header, options.rope)
     figures = _figures(options, *usual_weights(header, model))
     wanted = memory_options(options)
-    n_ctx = options.n_ctx or model.hparams.n_ctx_train
+    n_ctx = wanted.asked(model.hparams.n_ctx_train)
     n_cells = context_size(n_ctx, options.n_slots, options.unified)[1]
     sizes = sizes_for(header, model, wanted, n_ctx)
     notes: tuple[str, ...] = ()

@@ -13,6 +13,7 @@ from llamado.devices.split.placement import DeviceFigures, ModelSizes, NotEnough
 from llamado.engine.forward.fitting import Fit, fit, memory_options
 from llamado.engine.options import EngineOptions, ModelSource
 from llamado.gguf.header import Header
+from llamado.gguf.inspect import size_text
 from llamado.gguf.report import Progress, Warn
 from llamado.gguf.sources.resolve import resolve
 from llamado.models import UnsupportedModel, find_architecture, load_model
@@ -119,7 +120,7 @@ def _taken(header: Header, found: Fit, figures: list[DeviceFigures]) -> str:
     whole = sizes.weights + sizes.embedding + sum(sizes.kv) + compute
     free = sum(device.free for device in figures)
     return (
-        f"{header.source}: {header.file_bytes / 1e9:.2f} GB; it takes {mib(whole)} of memory with {found.n_cells} "
+        f"{header.source}: {size_text(header.file_bytes)}; it takes {mib(whole)} of memory with {found.n_cells} "
         f"tokens of context (weights {mib(sizes.weights + sizes.embedding)}{read_text(sizes)}, "
         f"K/V cache {mib(sum(sizes.kv))}, compute {mib(compute)}); {mib(free)} are free"
     )
@@ -133,7 +134,7 @@ def _fitting(header: Header, missing: int) -> str:
     sizes = sorted(((n, name) for name, n in header.others.items() if n <= most), reverse=True)
     if not sizes:
         return ". None of its other quantisations would fit"
-    return ". What would fit: " + ", ".join(f"{name} ({n / 1e9:.1f} GB)" for n, name in sizes[:3])
+    return ". What would fit: " + ", ".join(f"{name} ({size_text(n)})" for n, name in sizes[:3])
 
 
 def read_text(sizes: ModelSizes) -> str:

@@ -51,6 +51,17 @@ class MemoryOptions(NamedTuple):
         """Whether layers with a window keep all tokens, too."""
         return False
 
+    @property
+    def n_streams(self) -> int:
+        """Contexts of slots that have one of their own."""
+        return 1 if self.unified else self.n_slots
+
+    def asked(self, n_train: int) -> int:
+        """Tokens in all, of a model trained with so many: what was given, or, as llama.cpp has it, all of them for each
+        slot where what does not fit may be cut, else for all slots together.
+        """
+        return self.n_ctx or n_train * (self.n_streams if self.fit.on else 1)
+
     def shape(self, n_ctx: int) -> tuple[int, int]:
         """Tokens of one sequence, and cells of the pool, for `n_ctx` tokens in all. Raises EngineError."""
         return context_size(n_ctx, self.n_slots, self.unified)
@@ -125,10 +136,14 @@ def fit(
     all else that does not fit, and what `place` raises.
     """
     n_train = model.hparams.n_ctx_train
-    given = asked = wanted.n_ctx or n_train
+    given = asked = wanted.asked(n_train)
     if not wanted.beyond_training:
         asked = min(asked, wanted.n_slots * n_train)
-    least = min(asked, max(wanted.fit.least_context, wanted.n_slots)) if wanted.fit.on else asked
+    least = asked
+    if wanted.fit.on:
+        # Of a number that was given it is the least for all slots together.
+        streams = 1 if wanted.n_ctx else wanted.n_streams
+        least = min(asked, max(wanted.fit.least_context * streams, wanted.n_slots))
     short = lacking = None
     for trial in _reductions(file, model, wanted, figures, split):
         one, room = trial.wanted, trial.figures
