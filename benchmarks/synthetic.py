@@ -11,8 +11,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, ExpertGatingFuncType, GGUFWriter
@@ -165,15 +168,27 @@ def write_model(out: Path, shape: Shape, mix: str, vocabulary_from: Path, seed: 
         writer.add_bos_token_id(metadata.int_("tokenizer.ggml.bos_token_id"))
         writer.add_eos_token_id(metadata.int_("tokenizer.ggml.eos_token_id"))
 
-    def norm(name: str, n: int = shape.n_embd) -> None:
-        writer.add_tensor(name, np.ones(n, np.float32))
+    made: list[Callable[[], NDArray[Any]]] = []  # one after the other, as they are written: all do not fit memory
 
-    def matrix(name: str, type_: Type, rows: int, columns: int) -> None:
-        writer.add_tensor(name, random_rows(random, type_, rows, columns), raw_dtype=type_)
+    def plain(name: str, ne: tuple[int, ...], make: Callable[[], NDArray[np.float32]]) -> None:
+        writer.add_tensor_info(name, ne, np.dtype(np.float32), 4 * prod(ne))
+        made.append(make)
+
+    def norm(name: str, n: int = shape.n_embd) -> None:
+        plain(name, (n,), lambda: np.ones(n, np.float32))
+
+    def matrix(name: str, type_: Type, rows: int, columns: int, *each: int) -> None:
+        block, n_bytes = GGML_QUANT_SIZES[type_]
+        n_rows, row = prod(each) * rows, columns // block * n_bytes
+        writer.add_tensor_info(name, (*each, rows, row), np.dtype(np.uint8), n_rows * row, raw_dtype=type_)
+        made.append(lambda: random_rows(random, type_, n_rows, columns))
+
+    def router() -> NDArray[np.float32]:
+        small = np.float32(shape.n_embd**-0.5)
+        return random.standard_normal((shape.n_experts, shape.n_embd), np.float32) * small
 
     def experts(name: str, type_: Type, rows: int, columns: int) -> None:
-        data = random_rows(random, type_, shape.n_experts * rows, columns)
-        writer.add_tensor(name, data.reshape(shape.n_experts, rows, -1), raw_dtype=type_)
+        matrix(name, type_, rows, columns, shape.n_experts)
 
     def attention(prefix: str, some: Type) -> None:
         matrix(prefix + "attn_q.weight", low, n_q, shape.n_embd)
@@ -196,8 +211,7 @@ def write_model(out: Path, shape: Shape, mix: str, vocabulary_from: Path, seed: 
             ("attn_k_b", Type.Q5_0, sizes.rank, sizes.nope),
             ("attn_v_b", low, sizes.value, sizes.rank),
         ):
-            data = random_rows(random, type_, n * rows, columns)
-            writer.add_tensor(f"{prefix}{name}.weight", data.reshape(n, rows, -1), raw_dtype=type_)
+            matrix(f"{prefix}{name}.weight", type_, rows, columns, n)
         matrix(prefix + "attn_output.weight", low, shape.n_embd, n * sizes.value)
         for name, type_, rows, columns in (
             ("ffn_gate_shexp", low, shape.n_ff, shape.n_embd),
@@ -218,8 +232,7 @@ def write_model(out: Path, shape: Shape, mix: str, vocabulary_from: Path, seed: 
         else:
             latent_attention(prefix, latent)
         if shape.n_experts:
-            router = random.standard_normal((shape.n_experts, shape.n_embd)).astype(np.float32)
-            writer.add_tensor(prefix + "ffn_gate_inp.weight", router * np.float32(shape.n_embd**-0.5))
+            plain(prefix + "ffn_gate_inp.weight", (shape.n_experts, shape.n_embd), router)
             experts(prefix + "ffn_gate_exps.weight", low, shape.n_ff, shape.n_embd)
             experts(prefix + "ffn_up_exps.weight", low, shape.n_ff, shape.n_embd)
             experts(prefix + "ffn_down_exps.weight", some, shape.n_embd, shape.n_ff)
@@ -229,7 +242,9 @@ def write_model(out: Path, shape: Shape, mix: str, vocabulary_from: Path, seed: 
         matrix(prefix + "ffn_down.weight", some, shape.n_embd, shape.n_ff)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
+    writer.write_ti_data_to_file()
+    for make in made:
+        writer.write_tensor_data(make())
     writer.close()
 
 
