@@ -21,6 +21,7 @@ from llamado.models.memory import Handle, Span
 
 Array = np.ndarray[Any, Any]
 
+ALL = [pytest.param(name, marks=pytest.mark.slow) if tiny.n_layer > 10 else name for name, tiny in TINY.items()]
 N = 150
 TOKENS = np.random.default_rng(5).integers(3, 300, N).astype(np.int32)
 

@@ -58,7 +58,53 @@ _EXPERTS_BESIDE = {
     "post_ffw_norm_2.weight": N_EMBD,
 }
 
+DEEP = 22
+"""Layers of a Gemma 3n, of which the last two share keys and values and have what would make some."""
+
 MODELS = (
+    Tiny(
+        "gemma3n",
+        {
+            **WIDE_KEYS,
+            "attention.sliding_window": 64,
+            "attention.sliding_window_pattern": 2,
+            "rope.freq_base": 1e6,
+        },
+        {
+            **WIDE_ATTENTION,
+            **GATED,
+            **POST_NORMS,
+            "attn_q_norm.weight": WIDE,
+            "attn_k_norm.weight": WIDE,
+            "inp_gate.weight": (N_EMBD, 256),
+            "proj.weight": (256, N_EMBD),
+            "post_norm.weight": N_EMBD,
+            "altup_router.weight": (N_EMBD, 4),
+            "altup_router_norm.weight": N_EMBD,
+            "altup_predict_coef.weight": (4, 16),
+            "altup_correct_coef.weight": (4, 4),
+            "altup_correct_scale.weight": N_EMBD,
+            "laurel_l.weight": (N_EMBD, 64),
+            "laurel_r.weight": (64, N_EMBD),
+            "laurel_post_norm.weight": N_EMBD,
+        },
+        {
+            "per_layer_token_embd.weight": (256 * DEEP, 512),
+            "per_layer_model_proj.weight": (N_EMBD, 256 * DEEP),
+            "per_layer_proj_norm.weight": 256,
+            "altup_proj.weight": (N_EMBD, N_EMBD, 3),
+            "altup_unembd_proj.weight": (N_EMBD, N_EMBD, 3),
+        },
+        n_layer=DEEP,
+        vocabulary="spm",
+        # Weak layers: those of so many with more weight make much of the last bits.
+        deviation={
+            "post_": 0.15,
+            "altup_router.weight": 5.0,
+            "altup_predict_coef": 0.1,
+            "altup_correct_scale": 1.0,
+        },
+    ),
     Tiny(
         "gemma4",
         {**GEMMA4_KEYS, "embedding_length_per_layer_input": N_INPUT},

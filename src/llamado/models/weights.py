@@ -19,6 +19,7 @@ class Weights:
     def __init__(self, file: ModelFile) -> None:
         self._file = file
         self.taken: dict[str, Tensor] = {}
+        self._left: set[str] = set()
         self.roles: dict[str, tuple[Role, ...]] = {}
         self.input = RoleWeights(self, ModelPart.INPUT)
         self.output = RoleWeights(self, ModelPart.OUTPUT)
@@ -61,6 +62,10 @@ class Weights:
             self.roles[weight.name] = (*roles, role)
         return weight
 
+    def leave(self, name: str) -> None:
+        """A tensor that nothing needs, whether the file has it or not."""
+        self._left.add(name)
+
     def missing(self, name: str, ne: tuple[int, ...]) -> InvalidModel:
         """The error for a tensor that an architecture cannot do without."""
         return InvalidModel(f"{self._file.source}: tensor '{name}' is missing; expected shape {list(ne)}")
@@ -68,7 +73,8 @@ class Weights:
     def check_all_taken(self, unused: range) -> None:
         """Raises UnsupportedModel for weights the architecture would ignore, but those of the blocks `unused`."""
         free = tuple(f"blk.{block}." for block in unused)
-        left = [name for name in self._file.tensors if name not in self.taken and not name.startswith(free)]
+        known = self.taken.keys() | self._left
+        left = [name for name in self._file.tensors if name not in known and not name.startswith(free)]
         if left:
             more = f" and {len(left) - 5} more" if len(left) > 5 else ""
             raise UnsupportedModel(
@@ -115,6 +121,11 @@ class RoleWeights:
     def ne(self, name: str) -> Shape:
         """The shape a tensor has in the file; raises InvalidModel when there is none."""
         return self._weights.ne(self._prefix + name)
+
+    def leave(self, *names: str) -> None:
+        """Tensors that nothing needs, whether the file has them or not."""
+        for name in names:
+            self._weights.leave(self._prefix + name)
 
     def linear(self, name: str, n_in: int, n_out: int) -> Linear:
         """The matrix `name.weight`, and `name.bias` and `name.scale` where they are; raises InvalidModel."""

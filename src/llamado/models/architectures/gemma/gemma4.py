@@ -8,75 +8,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llamado.ggml.graph import add, mul, reshape, rms_norm, scale
+from llamado.ggml.graph import add, mul, rms_norm, scale
 from llamado.ggml.ops import GluOp, RopeMode
 from llamado.ggml.tensor import Tensor
 from llamado.models.base import Model
 from llamado.models.errors import InvalidModel
-from llamado.models.forward import Linear, Pass
-from llamado.models.hparams import HyperParameters, Rope, read_experts, read_hparams, read_swa_layers
+from llamado.models.forward import Pass
+from llamado.models.hparams import HyperParameters, read_experts, read_hparams, read_swa_layers
 from llamado.models.keys import Keys
 from llamado.models.memory import KeysValues, LayerMemory, SharedMemory
 from llamado.models.parts.attention import Heads
 from llamado.models.parts.experts import Mixture
 from llamado.models.parts.feedforward import Gated
-from llamado.models.parts.norms import RmsNorm, UnitNorm
+from llamado.models.parts.norms import RmsNorm
 from llamado.models.parts.per_layer import LayerEmbeddings, LayerInput
+from llamado.models.parts.sharing import SharingAttention
 from llamado.models.weights import RoleWeights, Weights
-
-
-class KeysAndValues(NamedTuple):
-    """What makes keys and values; without `v` values are the keys before their norm."""
-
-    k: Linear
-    v: Linear | None
-    k_norm: RmsNorm
-
-
-class SharingAttention(NamedTuple):
-    """Attention over a layer's own keys and values, or without any over those of an earlier layer."""
-
-    heads: Heads
-    q: Linear
-    q_norm: RmsNorm
-    own: KeysAndValues | None
-    out: Linear
-    rope: Rope
-    factors: Tensor | None
-
-    @classmethod
-    def take(
-        cls, w: RoleWeights, n_embd: int, heads: Heads, rope: Rope, factors: Tensor | None, *, shares: bool
-    ) -> SharingAttention:
-        """`attn_q`, `attn_k`, perhaps `attn_v`, `attn_q_norm`, `attn_k_norm` and `attn_output`. Raises InvalidModel."""
-        own = None
-        if not shares:
-            k = w.linear("attn_k", n_embd, heads.n_kv * heads.dim_k)
-            v = w.linear("attn_v", n_embd, heads.n_kv * heads.dim_v) if w.has("attn_v.weight") else None
-            own = KeysAndValues(k, v, RmsNorm.take(w, "attn_k_norm", heads.dim_k))
-        return cls(
-            heads,
-            w.linear("attn_q", n_embd, heads.n * heads.dim_k),
-            RmsNorm.take(w, "attn_q_norm", heads.dim_k),
-            own,
-            w.linear("attn_output", heads.n * heads.dim_v, n_embd),
-            rope,
-            factors,
-        )
-
-    def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
-        heads, n, i = self.heads, x.ne[1], layer
-        q = reshape(self.q(step, x, f"Qcur-{i}"), heads.dim_k, heads.n, n)
-        q = step.rotate(self.q_norm(step, q, f"Qcur_normed-{i}"), self.rope, self.factors, f"Qcur_pos-{i}")
-        if self.own is None:
-            attended = step.attend_shared(i, q, heads.n_kv, 1.0)
-        else:
-            k = self.own.k(step, x, f"Kcur-{i}")
-            v = k if self.own.v is None else self.own.v(step, x, f"Vcur-{i}")
-            k, v = reshape(k, heads.dim_k, heads.n_kv, n), reshape(v, heads.dim_v, heads.n_kv, n)
-            k = step.rotate(self.own.k_norm(step, k, f"Kcur_normed-{i}"), self.rope, self.factors, f"Kcur_pos-{i}")
-            attended = step.attend(i, q, k, UnitNorm()(step, v, f"Vcur_normed-{i}"), 1.0)
-        return None if attended is None else self.out(step, attended, f"attn_out-{i}")
 
 
 class GemmaMixture(NamedTuple):
