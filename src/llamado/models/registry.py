@@ -48,7 +48,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma-embedding": Architecture("gemma.gemma_embedding:GemmaEmbeddingModel", "EmbeddingGemma"),
     "gemma2": Architecture("gemma.gemma2:Gemma2Model", "Gemma 2"),
     "gemma3": Architecture("gemma.gemma3:Gemma3Model", "Gemma 3", "Gemma 3 270M Q4_K_M"),
-    "gemma3": Architecture("gemma.gemma3:Gemma3Model", "Gemma 3"),
     "gemma3n": Architecture("gemma.gemma3n:Gemma3nModel", "Gemma 3n E2B, E4B"),
     "gemma4": Architecture("gemma.gemma4:Gemma4Model", "Gemma 4 E2B, E4B, 26B-A4B, 31B"),
     "glm4": Architecture("glm.glm4:Glm4Model", "GLM-4-0414, GLM-Z1"),
