@@ -52,7 +52,7 @@ class Attention:
         self.values = values(self.head_v * self.n_heads_kv, self.n_kv, seed=self.seed + 2)
 
     def case(self, q: Array, mask: Array | None) -> Case:
-        """Queries (token, head, element) with a mask (token, cell)."""
+        """Queries (token, head, element) with a mask (token, cell), or one for each head (head, token, cell)."""
         n = len(q)
         heads = new(self.head, self.n_heads, n)
         k = new(self.head * self.n_heads_kv, self.n_kv, type=self.type_k)
@@ -68,7 +68,7 @@ class Attention:
             data[sinks] = self.sinks
         m = None
         if mask is not None:
-            m = new(self.n_kv, n, type=T.F16)
+            m = new(self.n_kv, n, *mask.shape[:-2], type=T.F16)
             data[m] = mask
         out = g.flash_attn_ext(
             g.permute(heads, 0, 2, 1, 3), self._heads(k, self.head), self._heads(v, self.head_v), m,
@@ -164,6 +164,17 @@ def test_biases_by_distance(device: CpuDevice, n_heads: int) -> None:
         attention = Attention(32, n_heads, n_heads // 4 or 1, 64, max_bias=8.0)
         attention.check(device, far + causal(n, 64, 40), n)
         attention.check(device, far, n)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (4, 1), (6, 3), (12, 12)])
+def test_a_mask_for_each_head(device: CpuDevice, heads: tuple[int, int]) -> None:
+    """Biases of a head's own, and cells that only some heads see."""
+    rng = np.random.default_rng(3)
+    for n in (1, 2, 5, 33):
+        attention = Attention(32, *heads, 96)
+        biases = rng.standard_normal((heads[0], n, 96)).astype(np.float32)
+        attention.check(device, biases + causal(n, 96, 60), n)
+        attention.check(device, np.where(rng.random(biases.shape) < 0.5, biases, -np.inf), n)
 
 
 @pytest.mark.parametrize("softcap", [0.0, 20.0])

@@ -149,4 +149,36 @@ MODELS = (
         vocabulary="spm",
         deviation={"token_embd": 0.1},
     ),
+    *(
+        Tiny(
+            "t5encoder",
+            {
+                "embedding_length": N_EMBD,
+                "feed_forward_length": N_FF,
+                "attention.head_count": 4,
+                "attention.key_length": 48,
+                "attention.value_length": 48,
+                "attention.layer_norm_rms_epsilon": 1e-6,
+                "attention.relative_buckets_count": 32,
+                **keys,
+            },
+            {
+                "attn_norm.weight": N_EMBD,
+                **{f"attn_{name}.weight": (N_EMBD, 4 * 48) for name in ("q", "k", "v")},
+                "attn_o.weight": (4 * 48, N_EMBD),
+                "ffn_norm.weight": N_EMBD,
+                **UNGATED,
+                **more,
+            },
+            {"enc.output_norm.weight": N_EMBD, "output.weight": None, "output_norm.weight": None},
+            {0: {"attn_rel_b.weight": (4, 32)}, **layers},
+            deviation={"attn_rel_b": 2.0, "attn_q": 0.02},
+            stack="enc.blk",
+            variant=variant,
+        )
+        for more, layers, keys, variant in (
+            ({}, {}, {"attention.causal": False}, ""),
+            ({"ffn_gate.weight": (N_EMBD, N_FF)}, {2: {"attn_rel_b.weight": (4, 32)}}, {}, "v1.1"),
+        )
+    ),
 )

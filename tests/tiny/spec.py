@@ -24,7 +24,8 @@ class Tiny:
 
     Norms' weights are about 1, factors of frequencies above it, biases and other vectors about 0, matrices keep the
     size of what they multiply;
-    `deviation` gives names another standard deviation. `variant` tells two files of one architecture apart.
+    `deviation` gives names another standard deviation. `variant` tells two files of one architecture apart; `stack` is
+    in front of the layers' numbers.
     """
 
     architecture: str
@@ -36,6 +37,7 @@ class Tiny:
     vocabulary: str = "bpe"
     deviation: Mapping[str, float] = field(default_factory=dict)
     variant: str = ""
+    stack: str = "blk"
 
     @property
     def name(self) -> str:
@@ -54,7 +56,7 @@ class Tiny:
         found |= {"output_norm.weight": self.n_embd, "output.weight": (self.n_embd, n_vocab), **self.tensors}
         for i in range(self.n_layer):
             for name, shape in {**self.layer, **self.layers.get(i, {})}.items():
-                found[f"blk.{i}.{name}"] = shape
+                found[f"{self.stack}.{i}.{name}"] = shape
         return {
             name: shape if isinstance(shape, tuple) else (shape,) for name, shape in found.items() if shape is not None
         }

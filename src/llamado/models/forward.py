@@ -7,6 +7,8 @@ from typing import NamedTuple, Protocol
 
 from llamado.ggml.graph import (
     add,
+    cast,
+    cont,
     flash_attn_ext,
     get_rows,
     mul,
@@ -24,6 +26,7 @@ from llamado.ggml.graph import (
 )
 from llamado.ggml.ops import PrecType
 from llamado.ggml.tensor import Tensor
+from llamado.gguf.types import TensorType
 from llamado.models.adapter import Adapter
 from llamado.models.batch import BatchShape
 from llamado.models.hadamard import Hadamard, turn
@@ -36,6 +39,7 @@ from llamado.models.inputs import (
     Mask,
     OutputRows,
     Positions,
+    RelativeBuckets,
     RowsWritten,
     StateRows,
     TokenIds,
@@ -141,6 +145,21 @@ class Pass:
             )
         )
 
+    def _biased(self, kept: Kept, table: Tensor) -> Tensor:
+        """F16 [rows, n_tokens, n_head]: as `mask`, with what each head adds to a score by the distance of its tokens.
+
+        `table`: [n_head, n_buckets], see RelativeBuckets.
+        """
+        rows, n_tokens, (n_head, n_buckets) = self._reach(kept), self.shape.n_tokens, table.ne[:2]
+
+        def make() -> Tensor:
+            buckets = self.input(RelativeBuckets(rows, n_tokens, n_buckets, kept.number))
+            biases = reshape(get_rows(table, buckets), n_head, rows, n_tokens)
+            biases = cont(permute(biases, 2, 0, 1, 3))
+            return cast(add(biases, cast(self.mask(kept), TensorType.F32)), TensorType.F16, "biases")
+
+        return self.once(table.name, make)
+
     def _reach(self, kept: Kept) -> int:
         """Rows of a layer's memory that attention reads."""
         return min(self.shape.n_kv, kept.part.n_rows)
@@ -222,12 +241,13 @@ class Pass:
         softcap: float = 0.0,
         sinks: Tensor | None = None,
         max_bias: float = 0.0,
+        bias: Tensor | None = None,
     ) -> Tensor | None:
         """Writes keys and values to the cache and attends: F32 [head_dim of v × n_head, n_tokens].
 
         q, k, v are [head_dim, heads, n_tokens]; heads of values may have another size than those of keys. `softcap`,
-        `sinks` (F32 [n_head]) and `max_bias` (ALiBi) are those of `flash_attn_ext`. None when nothing behind the cache
-        is wanted: the last layer of a batch without logits.
+        `sinks` (F32 [n_head]) and `max_bias` (ALiBi) are those of `flash_attn_ext`; `bias` is that of `_biased`. None
+        when nothing behind the cache is wanted: the last layer of a batch without logits.
         """
         graph, kept = self.graph, self._memory[layer]
         only_cache = layer == self._last and not self.shape.n_outputs
@@ -245,7 +265,7 @@ class Pass:
         n_kv = self._reach(kept)
         keys = _heads(k_cache, k.ne[0], k.ne[1], n_kv)
         values = _heads(v_cache, v.ne[0], v.ne[1], n_kv)
-        return self._attention(layer, kept, q, keys, values, scale, softcap, sinks, max_bias)
+        return self._attention(layer, kept, q, keys, values, scale, softcap, sinks, max_bias, bias)
 
     def attend_shared(
         self, layer: int, q: Tensor, n_head_kv: int, scale: float, *, softcap: float = 0.0
@@ -288,13 +308,14 @@ class Pass:
         softcap: float = 0.0,
         sinks: Tensor | None = None,
         max_bias: float = 0.0,
+        bias: Tensor | None = None,
     ) -> Tensor:
         q = view_4d(q, *q.ne, q.nb[1], q.nb[2], q.nb[3])
         out = flash_attn_ext(
             permute(q, 0, 2, 1, 3),
             permute(keys, 0, 2, 1, 3),
             permute(values, 0, 2, 1, 3),
-            self.mask(kept, distances=max_bias > 0),
+            self.mask(kept, distances=max_bias > 0) if bias is None else self._biased(kept, bias),
             scale,
             max_bias,
             softcap,

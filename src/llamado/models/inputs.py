@@ -173,6 +173,36 @@ class Mask(Input):
         return mask.reshape(-1).view(np.uint8)
 
 
+class RelativeBuckets(Input):
+    """I32 [n_kv × n_tokens]: for each token (row) and row of a part of the memory the bucket that their distance is in.
+
+    Of `n_buckets` one half is for what is behind the token's own row. In each half the first half are distances of
+    their own, the others lie ever further apart, up to _FARTHEST (arXiv 1910.10683; llama_relative_position_bucket).
+    """
+
+    _FARTHEST = 128
+
+    def __init__(self, n_kv: int, n_tokens: int, n_buckets: int, part: int = 0) -> None:
+        super().__init__("relative_buckets", TensorType.I32, n_kv * n_tokens)
+        self._n_kv, self._n_tokens, self._part = n_kv, n_tokens, part
+        half = n_buckets // 2
+        exact = half // 2
+        far = np.arange(exact, n_kv).astype(np.float32)
+        # In the precision that llama.cpp has at each step, or a distance falls into the next bucket.
+        logs = np.log(far / exact, dtype=np.float64).astype(np.float32) * np.float32(half - exact)
+        steps = np.floor((exact + logs.astype(np.float64) / np.log(self._FARTHEST / exact)).astype(np.float32))
+        self._ahead = np.concatenate([np.arange(min(exact, n_kv)), np.minimum(steps, half - 1)]).astype(np.int32)
+        self._half = half
+
+    def fill(self, batch: Batch) -> Bytes:
+        """See Input."""
+        own = batch.memory[self._part].written
+        distance = np.zeros((self._n_tokens, self._n_kv), np.int64)
+        distance[: len(own)] = np.arange(self._n_kv) - own[:, None]
+        buckets = self._ahead[np.minimum(np.abs(distance), self._n_kv - 1)] + self._half * (distance > 0)
+        return buckets.astype(np.int32).reshape(-1).view(np.uint8)
+
+
 class AttentionTemperature(Input):
     """F32 [1, 1, n_tokens]: log(⌊(position + offset) / length⌋ + 1) · scale + 1 (llm_graph_input_attn_temp)."""
 

@@ -88,6 +88,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "smollm3": Architecture("llama.smollm3:SmolLm3Model", "SmolLM3"),
     "stablelm": Architecture("others.stablelm:StableLmModel", "StableLM 3B, StableLM 2, Stable Code"),
     "starcoder2": Architecture("others.starcoder2:StarCoder2Model", "StarCoder2"),
+    "t5encoder": Architecture("encoders.t5encoder:T5EncoderModel", "encoders of T5, Flan-T5, T5 v1.1"),
 }
 
 

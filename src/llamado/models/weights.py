@@ -25,9 +25,9 @@ class Weights:
         self.output = RoleWeights(self, ModelPart.OUTPUT)
         self.shared = RoleWeights(self, ModelPart.SHARED)
 
-    def layer(self, layer: int) -> RoleWeights:
-        """Those of a layer; their names are given without the `blk.N.` in front."""
-        return RoleWeights(self, ModelPart.LAYER, layer)
+    def layer(self, layer: int, stack: str = "blk") -> RoleWeights:
+        """Those of a layer; their names are given without the `blk.N.` in front, or what else `stack` says."""
+        return RoleWeights(self, ModelPart.LAYER, layer, stack=stack)
 
     def ne(self, name: str) -> Shape:
         """The shape a tensor has in the file; raises InvalidModel when there is none."""
@@ -86,11 +86,19 @@ class Weights:
 class RoleWeights:
     """Hands out a file's tensors for one part of a model."""
 
-    def __init__(self, weights: Weights, part: ModelPart, layer: int = -1, n_experts: int = 1, n_used: int = 1) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        part: ModelPart,
+        layer: int = -1,
+        n_experts: int = 1,
+        n_used: int = 1,
+        stack: str = "blk",
+    ) -> None:
         self._weights = weights
         self._part, self._layer = part, layer
         self._experts = n_experts, n_used
-        self._prefix = f"blk.{layer}." if part is ModelPart.LAYER else ""
+        self._prefix = f"{stack}.{layer}." if part is ModelPart.LAYER else ""
 
     def experts(self, n: int, n_used: int) -> RoleWeights:
         """Those that hold the matrices of `n` experts, of which a token goes through `n_used`."""

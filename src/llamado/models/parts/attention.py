@@ -79,7 +79,7 @@ class Attention:
     with `norm_rows`, on whole rows of them, before the rotation or, with `norm_after_rope`, behind it; `scale`: a
     factor of the products of queries and keys, given to the queries themselves with `scale_queries`; `clamp`: the
     greatest magnitude of queries, keys and values, 0: any; `temperature`: what queries are multiplied by, by their
-    places; `softcap`, `sinks` and `max_bias`: see Pass.attend.
+    places; `softcap`, `sinks`, `max_bias` and `bias`: see Pass.attend.
     """
 
     heads: Heads
@@ -97,6 +97,7 @@ class Attention:
     softcap: float = 0.0
     sinks: Tensor | None = None
     max_bias: float = 0.0
+    bias: Tensor | None = None
     temperature: Temperature | None = None
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
@@ -121,7 +122,8 @@ class Attention:
         factor = self.scale
         if self.scale_queries:
             q, factor = scale(q, factor), 1.0
-        attended = step.attend(layer, q, k, v, factor, softcap=self.softcap, sinks=self.sinks, max_bias=self.max_bias)
+        bent = {"softcap": self.softcap, "max_bias": self.max_bias}
+        attended = step.attend(layer, q, k, v, factor, sinks=self.sinks, bias=self.bias, **bent)
         return None if attended is None else self.out(step, attended, f"attn_out-{layer}")
 
     def _normed(self, step: Pass, layer: int, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

@@ -28,7 +28,7 @@ def attend(out: Emitter, node: Tensor) -> None:
     head_k, head_v = k.ne[0], v.ne[0]
     q, k, v = straight(out, q), _cache(out, k), _cache(out, v)
     if mask is not None:
-        mask = _mask(out, mask)
+        mask = _mask(out, mask, q.ne[2])
     n_tokens, n_heads, n_streams = q.ne[1], q.ne[2], q.ne[3]
     n_kv, n_heads_kv = k.ne[1], k.ne[2]
     ranges = _ranges(out, mask) if mask is not None else None
@@ -40,9 +40,11 @@ def attend(out: Emitter, node: Tensor) -> None:
         "v": out.place(v), "v_cell": v.nb[1], "v_head": v.nb[2], "v_stream": v.nb[3],
         "mask": nothing() if mask is None else out.place(mask),
         "mask_token": 0 if mask is None else mask.nb[1],
+        "mask_head": 0 if mask is None or mask.ne[2] == 1 else mask.nb[2],
         "mask_stream": 0 if mask is None or mask.ne[3] == 1 else mask.nb[3],
         "ranges": nothing() if ranges is None else Place(ranges, 0),
-        "ranges_stream": 0 if mask is None or mask.ne[3] == 1 else 8 * mask.ne[1],
+        "ranges_head": 0 if mask is None or mask.ne[2] == 1 else 8 * mask.ne[1],
+        "ranges_stream": 0 if mask is None or mask.ne[3] == 1 else 8 * mask.ne[1] * mask.ne[2],
         "sinks": nothing() if sinks is None else out.place(sinks),
         "slopes": out.constant(alibi_slopes(n_heads, max_bias)) if max_bias > 0 else nothing(),
         "out": out.place(node), "out_head": node.nb[1], "out_token": node.nb[2], "out_stream": node.nb[3],
@@ -89,11 +91,11 @@ def _cache(out: Emitter, cache: Tensor) -> Tensor:
     return straight(out, cache)
 
 
-def _mask(out: Emitter, mask: Tensor) -> Tensor:
-    """A mask in f16, its streams one behind the other."""
-    if mask.ne[2] != 1:
-        raise DeviceError("attention with a mask per head is not supported here")
-    if mask.type == TensorType.F16 and mask.has_contiguous_rows() and mask.ne[3] == 1:
+def _mask(out: Emitter, mask: Tensor, n_heads: int) -> Tensor:
+    """A mask in f16, or one for each head, those of streams one behind the other."""
+    if mask.ne[2] not in (1, n_heads):
+        raise DeviceError(f"attention of {n_heads} heads with {mask.ne[2]} masks is not supported here")
+    if mask.type == TensorType.F16 and mask.has_contiguous_rows() and mask.ne[2] == mask.ne[3] == 1:
         return mask
     if mask.type == TensorType.F16 and mask.is_contiguous():
         return mask
@@ -105,7 +107,7 @@ def _mask(out: Emitter, mask: Tensor) -> Tensor:
 def _ranges(out: Emitter, mask: Tensor) -> Temporary:
     key = ("ranges", *out.contents(mask))
     if key not in out.made:
-        n_rows = mask.ne[1] * mask.ne[3]
+        n_rows = mask.ne[1] * mask.ne[2] * mask.ne[3]
         ranges = Temporary(8 * n_rows)
         fields: Fields = {
             "mask": out.place(mask), "nb1": mask.nb[1], "n_kv": mask.ne[0], "n_rows": n_rows, "ranges": Place(ranges, 0)

@@ -63,7 +63,7 @@ _FIELDS = (
     "q", "q_token", "q_head", "q_stream",
     "k", "k_cell", "k_head", "k_stream",
     "v", "v_cell", "v_head", "v_stream",
-    "mask", "mask_token", "mask_stream", "ranges", "ranges_stream", "sinks", "slopes",
+    "mask", "mask_token", "mask_head", "mask_stream", "ranges", "ranges_head", "ranges_stream", "sinks", "slopes",
     "out", "out_head", "out_token", "out_stream",
     "n_tokens", "n_heads_kv", "n_streams", "group", "n_kv", "scale", "softcap", "scratch", "scratch_step",
 )  # fmt: skip
@@ -135,7 +135,8 @@ def flash_attention(
             token, h = row // a.group, head * a.group + row % a.group
             place = places + j * _Place.BYTES
             c.store(place + _Place.Q, a.q + token * a.q_token + h * a.q_head + stream * a.q_stream)
-            c.store(place + _Place.MASK, a.mask + token * a.mask_token + stream * a.mask_stream)
+            mask = a.mask + token * a.mask_token + h * a.mask_head + stream * a.mask_stream
+            c.store(place + _Place.MASK, mask)
             c.store(place + _Place.OUT, a.out + h * a.out_head + token * a.out_token + stream * a.out_stream)
             if sinks:
                 c.store(place + _Place.SINK, c.load(F32, a.sinks + h * 4))
@@ -144,7 +145,7 @@ def flash_attention(
             c.store(peaks + j * 4, c.f32(_NONE))
             c.store(sums + j * 32, c.const(F32x8, 0.0))
             if masked:
-                range_ = a.ranges + token * 8 + stream * a.ranges_stream
+                range_ = a.ranges + token * 8 + h * a.ranges_head + stream * a.ranges_stream
                 c.store(place + _Place.RANGE, c.load(I64, range_))
                 start.value = c.min(start.value, c.load(I32, range_).to(I64))
                 stop.value = c.max(stop.value, c.load(I32, range_ + 4).to(I64))
