@@ -10,6 +10,7 @@ import pytest
 
 from llamado.commands.cli import _parser
 from llamado.flags import FlagError, parse
+from llamado.gguf.sources.catalogue import LARGE
 from llamado.installation import own_command
 from llamado.router import presets
 from llamado.router.catalogue import Catalogue, CatalogueError, RoutedModel, cached_models, load, models_in
@@ -231,6 +232,16 @@ def hub_model(tmp_path: Path, repo: str, *files: str) -> None:
     for file in files:
         (folder / "blobs" / file).write_text("GGUF")
         (snapshot / file).symlink_to(folder / "blobs" / file)
+
+
+def test_large_models_with_a_name_are_cached_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMADO_MODELS", str(tmp_path / "models"))
+    path = tmp_path / "models" / LARGE["qwen3"].file_name
+    assert "qwen3" not in cached_models() and not remove_cached("qwen3")
+    path.parent.mkdir()
+    path.write_text("GGUF")
+    assert arguments(catalogue().models["qwen3"])["--model"] == "qwen3" and "glm" not in cached_models()
+    assert remove_cached("qwen3") and not path.exists() and "qwen3" not in cached_models()
 
 
 def test_cached_models(tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from typing import Any
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
 from llamado.gguf.shards import shard_names
-from llamado.gguf.sources.catalogue import CATALOGUE
+from llamado.gguf.sources.catalogue import CATALOGUE, LARGE
 from llamado.gguf.sources.resolve import cache_dir
+from llamado.gguf.sources.urls import large_folder
 from llamado.installation import own_command
 from llamado.router import presets
 from llamado.router.presets import Options
@@ -310,10 +311,13 @@ def _model_inside(folder: Path) -> Path | None:
 
 
 def cached_models() -> dict[str, Options]:
-    """Models that were fetched before: catalogue names, and `user/model:QUANT` of the hub's cache."""
+    """Models that were fetched before: those with a name, and `user/model:QUANT` of the hub's cache."""
     found: dict[str, Options] = {}
     for name, entry in CATALOGUE.items():
         if entry.is_at(cache_dir() / "models" / entry.file_name):
+            found[name] = {"model": (name,)}
+    for name, large in LARGE.items():
+        if (large_folder() / large.file_name).is_file():
             found[name] = {"model": (name,)}
     for name in hub_files():
         found[name] = {"hf_repo": (name,)}

@@ -14,6 +14,7 @@ from llamado.errors import LlamadoError
 from llamado.gguf.sources.catalogue import CATALOGUE, LARGE
 from llamado.gguf.sources.hub import split_quant
 from llamado.gguf.sources.resolve import cache_dir
+from llamado.gguf.sources.urls import large_folder
 from llamado.router.catalogue import hub_cache, hub_files
 
 log = logging.getLogger("llamado.router")
@@ -111,9 +112,9 @@ class Downloads:
 
 def remove_cached(name: str) -> bool:
     """Delete a cached model's files; False when there were none."""
-    entry = CATALOGUE.get(name)
-    if entry is not None:
-        path = cache_dir() / "models" / entry.file_name
+    entry, large = CATALOGUE.get(name), LARGE.get(name)
+    if entry is not None or large is not None:
+        path = cache_dir() / "models" / entry.file_name if entry is not None else large_folder() / LARGE[name].file_name
         found = path.exists()
         path.unlink(missing_ok=True)
         return found
