@@ -11,7 +11,7 @@ from llamado.models.decoder import Decoder, Layer
 from llamado.models.encoder import Encoder
 from llamado.models.errors import UnsupportedModel
 from llamado.models.forward import Pass
-from llamado.models.hparams import HyperParameters, Pooling, read_hparams, read_swa_layers
+from llamado.models.hparams import HyperParameters, Pooling, read_hparams, read_swa_layers, swa_rope
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, Heads, take_projections
 from llamado.models.parts.feedforward import GatedFused
@@ -55,7 +55,7 @@ class ModernBertModel(Encoder, Decoder):
             n_swa=n_swa,
             swa_symmetric=True,
             swa_layers=read_swa_layers(keys, hp.n_layer, 3, dense_first=True),
-            rope_swa=replace(hp.rope, freq_base=keys.float_("rope.freq_base_swa", 10000.0), freq_scale=1.0),
+            rope_swa=swa_rope(keys, hp.rope, freq_base=10000.0, freq_scale=1.0),
         )
 
     def _take_norm(self, w: RoleWeights, name: str, n: int) -> Norm:
