@@ -117,11 +117,11 @@ def _figures(split: SplitOptions | None) -> list[DeviceFigures]:
 def _taken(header: Header, found: Fit, figures: list[DeviceFigures]) -> str:
     sizes = found.sizes
     compute = sizes.compute + sizes.head_compute
-    whole = sizes.weights + sizes.embedding + sum(sizes.kv) + compute
+    whole = sizes.weights + sum(sizes.kv) + compute  # of the embedding, which is read from the file, next to nothing
     free = sum(device.free for device in figures)
     return (
         f"{header.source}: {size_text(header.file_bytes)}; it takes {mib(whole)} of memory with {found.n_cells} "
-        f"tokens of context (weights {mib(sizes.weights + sizes.embedding)}{read_text(sizes)}, "
+        f"tokens of context (weights {mib(sizes.weights)}{read_text(sizes)}, "
         f"K/V cache {mib(sum(sizes.kv))}, compute {mib(compute)}); {mib(free)} are free"
     )
 
