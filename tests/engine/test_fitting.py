@@ -179,13 +179,20 @@ def test_batches_and_then_the_cache_become_smaller(file: GGUFFile) -> None:
     assert error.value.missing["CPU"] <= least_need(64, TensorType.Q8_0)
 
 
-def test_a_model_runs_as_it_was_fitted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_runs_as_it_was_fitted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     with GGUFFile.open(folder / "tiny.gguf") as file:
         sizes = sizes_for(file, load_model(file), wanted()._replace(max_batch=64), LEAST_CONTEXT)
     free = sizes.weights + sum(sizes.kv) + sizes.compute + sizes.head_compute
     monkeypatch.setattr(loaded_model, "figures_of", lambda _: here(free))
     with LoadedModel.load(folder / "tiny.gguf", EngineOptions(fit=FitOptions(batch=True), n_threads=1)) as llama:
         assert (llama.forward.max_batch, llama.forward.memory.n_cells) == (64, LEAST_CONTEXT)
+        assert re.search(
+            r"context of 4096 tokens, 4096 for a slot; K/V cache f16/f16, 2\.0 MiB; weights 13 MiB; batches of 64 ",
+            caplog.text,
+        )
         assert len(llama.complete("one two three " * 40, n_predict=3, ignore_eos=True).tokens) == 3
 
 

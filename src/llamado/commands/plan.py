@@ -101,9 +101,9 @@ def plan(flags: Parsed) -> int:
     """Print how the model would be divided, against other ways; 1 where it does not fit. Raises LlamadoError."""
     from rich.console import Console
 
-    from llamado.engine.forward.fitting import context_size, fit, memory_options, sizes_for
+    from llamado.engine.forward.fitting import context_size, fit, memory_options, read_text, sizes_for
     from llamado.engine.forward.sizes import usual_weights
-    from llamado.engine.supported import check_supported, read_text
+    from llamado.engine.supported import check_supported
     from llamado.gguf.sources.resolve import progress_bar
     from llamado.models import load_model
     from llamado.models.hparams import override_metadata

@@ -294,6 +294,7 @@ def _runner(
         found = pool.fit
     for note in found.notes:
         log.warning("%s", note)
+    log.info("%s", found)
     runner = ModelRunner(
         file,
         model,

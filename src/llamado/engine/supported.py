@@ -9,8 +9,8 @@ from pathlib import Path
 from llamado.devices.limits import memory
 from llamado.devices.registry import DeviceOptions, backend
 from llamado.devices.split.measure import figures_of
-from llamado.devices.split.placement import DeviceFigures, ModelSizes, NotEnoughMemory, SplitOptions, mib
-from llamado.engine.forward.fitting import Fit, fit, memory_options
+from llamado.devices.split.placement import DeviceFigures, NotEnoughMemory, SplitOptions, mib
+from llamado.engine.forward.fitting import Fit, fit, memory_options, read_text
 from llamado.engine.options import EngineOptions, ModelSource
 from llamado.gguf.header import Header
 from llamado.gguf.inspect import size_text
@@ -135,9 +135,3 @@ def _fitting(header: Header, missing: int) -> str:
     if not sizes:
         return ". None of its other quantisations would fit"
     return ". What would fit: " + ", ".join(f"{name} ({size_text(n)})" for n, name in sizes[:3])
-
-
-def read_text(sizes: ModelSizes) -> str:
-    """How much of a mixture's weights a token goes through, in words; nothing where it is all of them."""
-    read = sum(sizes.layers_read or sizes.layers) + sizes.head
-    return f", of which a token reads {mib(read)}" if read < 0.9 * sizes.weights else ""

@@ -79,6 +79,15 @@ class Fit(NamedTuple):
     wanted: MemoryOptions
     """The wishes, with the batches and the types of the cache that they came to."""
 
+    def __str__(self) -> str:
+        """What was chosen, and what it takes."""
+        sizes, wanted = self.sizes, self.wanted
+        return (
+            f"context of {self.n_cells} tokens, {self.n_ctx_slot} for a slot; K/V cache {wanted.type_k.name.lower()}/"
+            f"{wanted.type_v.name.lower()}, {mib(sum(sizes.kv))}; weights {mib(sizes.weights)}{read_text(sizes)}; "
+            f"batches of {wanted.max_batch} tokens, {mib(sizes.compute + sizes.head_compute)}"
+        )
+
 
 def cache_type(name: str) -> TensorType:
     """The type that a flag's word for it means; raises EngineError."""
@@ -277,6 +286,12 @@ def _most(least: int, asked: int, attempt: Callable[[int], object]) -> _Most:
         else:
             high = middle - 1
     return _Most(least + low * _STEP, all_lacks, None)
+
+
+def read_text(sizes: ModelSizes) -> str:
+    """How much of a mixture's weights a token goes through, in words; nothing where it is all of them."""
+    read = sum(sizes.layers_read or sizes.layers) + sizes.head
+    return f", of which a token reads {mib(read)}" if read < 0.9 * sizes.weights else ""
 
 
 def before_reading(figures: DeviceFigures, file: ModelFile) -> DeviceFigures:
