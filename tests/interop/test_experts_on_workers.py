@@ -1,4 +1,4 @@
-"""A mixture of experts divided over workers, ours and the real ones; and on our workers for the real llama.cpp."""
+"""Mixtures of experts, and all forms of attention, on workers, ours and the real ones; and for the real llama.cpp."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.interop
 
 N_CTX = 256
 EXPERTS = ((r"_exps", "CPU"),)
+NAMES = ["qwen3moe", "glm4moe", "deepseek2", "deepseek2-expanded", "gpt-oss", "llama4", "gemma4-experts", "gemma4"]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def logprobs(path: Path, tokens: list[int], split: SplitOptions | None = None) -
         return np.array([log_softmax(row) for row in logits_along(loaded.forward, tokens, 0)])
 
 
-@pytest.mark.parametrize("name", ["qwen3moe", "glm4moe"])
+@pytest.mark.parametrize("name", NAMES)
 def test_on_two_workers(workers: dict[str, list[WorkerProcess]], tmp_path: Path, name: str) -> None:
     """With all of it there, and with the experts here: the very bits on ours, nearly those on the real ones."""
     tokens = np.random.default_rng(2).integers(3, 300, 120).tolist()
@@ -60,9 +61,11 @@ def test_on_two_workers(workers: dict[str, list[WorkerProcess]], tmp_path: Path,
         assert all(worker.graphs() > n for worker, n in zip(pair, before, strict=True))
 
 
-@pytest.mark.parametrize("name", ["qwen3moe", "glm4moe"])
+@pytest.mark.parametrize(
+    ("name", "flash"), [*((name, "on") for name in NAMES), ("deepseek2", "off"), ("gpt-oss", "off")]
+)
 def test_the_real_llama_cpp_on_our_worker(
-    peer_bin: Path, workers: dict[str, list[WorkerProcess]], tmp_path: Path, name: str
+    peer_bin: Path, workers: dict[str, list[WorkerProcess]], tmp_path: Path, name: str, flash: str
 ) -> None:
     """Its graph of a mixture, layer after layer, gives our numbers."""
     path = make(TINY[name], tmp_path / "m.gguf")
@@ -70,7 +73,7 @@ def test_the_real_llama_cpp_on_our_worker(
     text.write_text(long_text(6 * N_CTX))
     worker = workers["ours"][0]
     before = worker.graphs()
-    options = ["--chunks", "1", "--rpc", worker.endpoint, "-ngl", "99"]
+    options = ["--chunks", "1", "--rpc", worker.endpoint, "-ngl", "99", "-fa", flash]
     theirs = saved_logits(peer_bin, path, text, N_CTX, options)
     assert worker.graphs() > before
     (chunk,) = theirs.tokens
