@@ -17,6 +17,7 @@ from llamado.commands import cli
 from llamado.commands.serve import serve_settings, serves_many
 from llamado.devices.split.placement import ALL_LAYERS
 from llamado.flags import FlagError, FlagParser, Kind, Parsed, add_flags, parse
+from llamado.models.keys import FILE_ROPE, RopeOptions
 from llamado.text.grammar.source import GrammarSource
 
 ROOT = Path(__file__).parents[2]
@@ -326,16 +327,10 @@ def test_flags_reach_the_engine(tmp_path: Path) -> None:
     assert engine.lora == (("a.gguf", 1.0), ("b.gguf", 1.0), ("c.gguf", 0.5))
     assert (engine.pooling, engine.embd_normalize) == ("mean", -1)
     assert settings("-m", "x", "--rerank").engine.pooling == "rank"
-    assert dict(engine.metadata) == {
-        "{arch}.rope.scaling.type": "yarn",
-        "{arch}.rope.scaling.factor": 4.0,
-        "{arch}.rope.freq_base": 1e6,
-        "{arch}.rope.scaling.original_context_length": 2048,
-        "{arch}.rope.scaling.yarn_ext_factor": 0.0,
-        "tokenizer.ggml.add_bos_token": False,
-        "general.name": "a",
-    }
-    assert dict(settings("-m", "x", "--rope-freq-scale", "0.25").engine.metadata) == {"{arch}.rope.scaling.factor": 4}
+    assert dict(engine.metadata) == {"tokenizer.ggml.add_bos_token": False, "general.name": "a"}
+    assert engine.rope == RopeOptions("yarn", freq_base=1e6, freq_scale=0.25, n_ctx_orig=2048, ext_factor=0.0)
+    assert settings("-m", "x", "--rope-freq-scale", "0.125").engine.rope == RopeOptions(freq_scale=0.125)
+    assert settings("-m", "x", "--rope-freq-base", "0").engine.rope == FILE_ROPE
 
 
 def test_flags_reach_the_endpoints(tmp_path: Path) -> None:
