@@ -180,14 +180,14 @@ def flash_attention(
                     keys_ = _expand(c, keys_, first, here, a.n_kv, head_k, k_block)
                     values_ = keys_ if shared else _expand(c, values_, first, here, a.n_kv, head_v, v_block)
                 block = _Block(first, here, stop.value, a.n_kv)
-                rule = _Rule(scale, softcap if capped else None, masked, biased)
+                scoring = _Scoring(scale, softcap if capped else None, masked, biased)
                 # eight keys, and then a part of all values, stay in the first cache for all queries of the tile
                 with c.range(0, here, 8) as k8:
                     for group in groups:
                         with c.range(group.first, group.stop, group.queries) as j:
                             seen = _seen(c, places, j, group.queries, first, masked=masked)
                             with c.when(seen > 0):
-                                _score(c, keys_, head_k, places, queries, scores, j, group, k8, block, rule)
+                                _score(c, keys_, head_k, places, queries, scores, j, group, k8, block, scoring)
                 with c.range(0, tile) as j, c.when(_seen(c, places, j, 1, first, masked=masked) > 0):
                     fade = _soften(c, scores + j * (4 * BLOCK), here, peaks + j * 4, sums + j * 32)
                     c.store(fades + j * 4, fade)
@@ -240,7 +240,7 @@ class _Block(NamedTuple):
     n_kv: Value
 
 
-class _Rule(NamedTuple):
+class _Scoring(NamedTuple):
     """What is done to a product to make it a score."""
 
     scale: Value
@@ -331,7 +331,7 @@ def _score(
     group: _Group,
     k8: Value,
     block: _Block,
-    rule: _Rule,
+    scoring: _Scoring,
 ) -> None:
     """scores[query][key] of the queries from j on for the eight keys from k8 on."""
     both = group.lanes == 16
@@ -358,13 +358,13 @@ def _score(
             products = [c.shuffle(v.value, None, half) for v in sums[s // 2]]
         else:
             products = [v.value for v in sums[s]]
-        score = c.sum_lanes8(products) * rule.scale.splat(8)
-        if rule.softcap is not None:
-            score = maths.tanh(c, score) * rule.softcap.splat(8)  # `scale` has the division by the cap in it
-        if rule.masked:
+        score = c.sum_lanes8(products) * scoring.scale.splat(8)
+        if scoring.softcap is not None:
+            score = maths.tanh(c, score) * scoring.softcap.splat(8)  # `scale` has the division by the cap in it
+        if scoring.masked:
             place = places + (j + s) * _Place.BYTES
             mask = c.load(F16x8, c.load(I64, place + _Place.MASK) + (block.first + k8) * 2).to(F32x8)
-            if rule.biased:
+            if scoring.biased:
                 mask = mask * c.splat_load(F32x8, place + _Place.SLOPE)
             score = score + mask
         score = c.select(inside, score, c.const(F32x8, float("-inf")))
