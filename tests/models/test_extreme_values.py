@@ -6,6 +6,7 @@ import math
 import resource
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import astuple, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,8 @@ from llamado.models import (
     load_adapters,
     load_model,
 )
-from llamado.models.hparams import HyperParameters, override_metadata
-from llamado.models.keys import BOOLS, FLOATS, INTEGERS, STRINGS, Keys
+from llamado.models.hparams import HyperParameters
+from llamado.models.keys import BOOLS, FLOATS, INTEGERS, STRINGS, Keys, RopeOptions
 from llamado.text.errors import TokenizerError
 from llamado.text.tokenizer.tokenizer import load_tokenizer
 
@@ -180,14 +181,19 @@ def test_an_adapters_strength(files: dict[str, GGUFFile], tmp_path: Path) -> Non
         adapters[0].file.close()
 
 
-def test_values_in_place_of_the_files(files: dict[str, GGUFFile]) -> None:
-    yarn = files["llama"].metadata.replaced({"llama.rope.scaling.type": "yarn"})
-    for key in ("rope.scaling.factor", "context_length", "rope.scaling.original_context_length"):
-        for value in (*INTS, *NUMBERS):
+def test_wishes_for_positions(files: dict[str, GGUFFile]) -> None:
+    possible = 0
+    for field in fields(RopeOptions):
+        values = {"scaling": (), "n_ctx_orig": INTS}.get(field.name, (*INTS, *NUMBERS))
+        for value in values:
             try:
-                override_metadata(yarn, [("{arch}.rope.scaling.factor", 8.0), (f"{{arch}}.{key}", value)])
+                model = load_model(files["llama"], RopeOptions(**{"scaling": "yarn", field.name: value}))
             except NAMED:
                 continue
+            hp, possible = model.hparams, possible + 1
+            assert all(math.isfinite(number) for number in astuple(hp.rope)) and 0 < hp.n_ctx_train < 2**63
+            model.build(BatchShape(1, 1, 256), model.memory(256))
+    assert possible > 10
 
 
 @pytest.mark.slow
