@@ -348,6 +348,23 @@ def test_faults_name_the_key_or_tensor(
         load(path)
 
 
+def test_matrices_may_have_a_factor(tmp_path: Path) -> None:
+    """As in NVFP4 files, which have scales of activations besides that nobody computes with."""
+
+    def halve(_: dict[str, Any], tensors: dict[str, Any]) -> None:
+        for name in ("blk.0.attn_q", "blk.1.ffn_down", "blk.1.attn_output"):
+            data, type, ne = tensors[f"{name}.weight"]
+            tensors[f"{name}.weight"] = (data.view(np.float32) / 2).view(np.uint8), type, ne
+            tensors[f"{name}.scale"] = np.array([2], np.float32).view(np.uint8), T.F32, (1, 1, 1, 1)
+            tensors[f"{name}.input_scale"] = np.array([7], np.float32).view(np.uint8), T.F32, (1, 1, 1, 1)
+
+    whole = make_llama(tmp_path / "whole.gguf", wtype="F32")
+    scaled = rewrite(whole, tmp_path / "scaled.gguf", halve)
+    right, found = (ReferenceModel(path).logits([5, 6, 7]) for path in (whole, scaled))
+    assert load(scaled).weights["blk.0.attn_q.scale"].ne == (1, 1, 1, 1)
+    np.testing.assert_array_equal(found, right)
+
+
 def test_a_cache_type_must_fit(tmp_path: Path) -> None:
     model = load(make_llama(tmp_path / "m.gguf", n_embd=96, n_head=6))
     with pytest.raises(UnsupportedModel, match="not of 16 elements"):

@@ -8,6 +8,9 @@ from llamado.gguf.header import ModelFile
 from llamado.models.errors import InvalidModel, UnsupportedModel
 from llamado.models.forward import Linear
 
+_OF_ACTIVATIONS = ".input_scale"
+"""Tensors of NVFP4 files for activations of four bits, which nobody computes with: llama.cpp only reads them."""
+
 
 class Weights:
     """A file's tensors, handed out by role and name: `weights.input.need("token_embd.weight", 64, 1000)`.
@@ -74,7 +77,11 @@ class Weights:
         """Raises UnsupportedModel for weights the architecture would ignore, but those of the blocks `unused`."""
         free = tuple(f"blk.{block}." for block in unused)
         known = self.taken.keys() | self._left
-        left = [name for name in self._file.tensors if name not in known and not name.startswith(free)]
+        left = [
+            name
+            for name in self._file.tensors
+            if name not in known and not name.startswith(free) and not name.endswith(_OF_ACTIVATIONS)
+        ]
         if left:
             more = f" and {len(left) - 5} more" if len(left) > 5 else ""
             raise UnsupportedModel(
