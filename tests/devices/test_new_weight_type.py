@@ -89,6 +89,7 @@ def product(made: Array, x: Array) -> Array:
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [1, 3, 9, 40], ids=lambda n: f"{n} columns")
 def test_products_have_the_bits_of_the_formula(device: CpuDevice, columns: int) -> None:
     """One column, a group of them, several groups, and panels of unpacked rows."""

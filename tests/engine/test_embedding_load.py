@@ -47,6 +47,7 @@ def test_an_encoder_that_memory_cannot_hold_is_refused(tmp_path: Path, memory: l
         LoadedModel.load(path, OPTIONS)
 
 
+@pytest.mark.slow
 def test_an_embedder_gets_what_answers_leave(
     tmp_path: Path, memory: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -63,6 +63,7 @@ def test_what_a_model_lacks_is_known(file: GGUFFile) -> None:
     assert ["no token that ends" in line for line in lacks(plain, tokenizer, None)] == [False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [[], ["no template"]], ids=["whole", "lacking"])
 def test_where_answers_end(tiny: Path, missing: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamado.engine.loaded_model.MOST_TOKENS", MOST_TOKENS)

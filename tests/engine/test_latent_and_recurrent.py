@@ -118,12 +118,14 @@ def test_what_it_costs(start: Open, kind: Kind, path: Path) -> None:
         assert memory.has_tails and not memory.drafts and memory.tail_bytes(7) == 2 * 128 * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [MAX_BATCH, 7, 2])
 def test_a_prompt_in_chunks(start: Open, right: Array, chunk: int) -> None:
     runner = start()
     assert same(feed(runner, allocated(runner), text(), chunk), right)
 
 
+@pytest.mark.slow
 def test_types_of_a_latent_cache(start: Open, kind: Kind) -> None:
     if kind is Deepseek2Model:
         plain, packed = start(type_k=TensorType.F32), start(type_k=TensorType.Q8_0)
@@ -132,6 +134,7 @@ def test_types_of_a_latent_cache(start: Open, kind: Kind) -> None:
         assert 0 < np.median(np.abs(a - b)) < 0.02 * a.std()
 
 
+@pytest.mark.slow
 def test_among_strangers(start: Open, right: Array) -> None:
     """Two others decode and read while ours is read in shares of any size."""
     runner, rng = start(), np.random.default_rng(1)
@@ -176,6 +179,7 @@ def test_a_beginning_is_copied(start: Open, right: Array) -> None:
     assert same(feed(runner, dst, text()[199:240]), right[199:240])
 
 
+@pytest.mark.slow
 def test_bytes_that_were_read_are_written_elsewhere(start: Open, right: Array) -> None:
     runner, other = start(), start()
     memory, handle = runner.memory, allocated(runner)
@@ -195,6 +199,7 @@ def req(prompt: list[int], n: int = 6, **options: Any) -> Request:
     return Request(prompt=prompt, n_predict=n, sampling=Sampling(temperature=0.0, seed=1), n_probs=3, **options)
 
 
+@pytest.mark.slow
 def test_answers(start: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns, the same question again, another end, what was pushed out, another slot, and a saved slot."""
     monkeypatch.setattr(CellReader, "pays", lambda self, handle, pace: True)

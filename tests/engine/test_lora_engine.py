@@ -323,6 +323,7 @@ def test_divided_as_whole(model: Path, adapters: list[Path], jit: Jit) -> None:
     forward.close()
 
 
+@pytest.mark.slow
 def test_adapters_go_with_a_weight_that_is_elsewhere(model: Path, adapters: list[Path], jit: Jit) -> None:
     tokens = text(20)
     whole = opened(model, adapters, [CpuDevice(1, jit=jit)])

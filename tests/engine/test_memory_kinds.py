@@ -124,6 +124,7 @@ def talk(engine: Engine, plain: Plain, rng: random.Random, n_turns: int) -> int:
     return cached
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache_ram", [0, -1])
 def test_conversations(make: Make, plain: Plain, cache_ram: int) -> None:
     engine, _ = make(cache_ram=cache_ram, drafting=True)
@@ -184,6 +185,7 @@ def test_an_end_that_is_copied_from_another_slot(make: Make, plain: Plain) -> No
     assert result.tokens == plain(again) and result.n_cached == 199
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [3, 39, 40, 41, 200])
 def test_slot_files(make: Make, plain: Plain, tmp_path: Path, n: int) -> None:
     one, _ = make()
@@ -198,6 +200,7 @@ def test_slot_files(make: Make, plain: Plain, tmp_path: Path, n: int) -> None:
     assert result.tokens == plain(longer) and result.n_cached == n + 19
 
 
+@pytest.mark.slow
 def test_a_slot_that_is_being_restored_serves_no_other(make: Make, plain: Plain, tmp_path: Path) -> None:
     """Half of its tokens are there: whoever begins alike must not copy what lacks the rest."""
     engine, forward = make()
@@ -248,6 +251,7 @@ def test_a_damaged_tail(make: Make, tmp_path: Path) -> None:
             engine.restore_slot(1, path).result(30)
 
 
+@pytest.mark.slow
 def test_a_full_context_is_shifted(make: Make, layers: Layers) -> None:
     for keep in (4, 90):
         answers = []
@@ -257,6 +261,7 @@ def test_a_full_context_is_shifted(make: Make, layers: Layers) -> None:
         assert answers[0] == answers[1] and len(answers[0]) == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_devices_die(layers: Layers, plain: Plain, make: Make, seed: int) -> None:
     forward = new(layers, FragileForward, seed=seed, depth=3)

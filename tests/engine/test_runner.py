@@ -216,6 +216,7 @@ def test_among_strangers(model: Path, start: Open, alone: Array) -> None:
     assert same(np.concatenate(got), alone[:200])
 
 
+@pytest.mark.slow
 def test_a_copied_prefix(model: Path, start: Open, alone: Array) -> None:
     forward = start(model)
     tokens = text(N, 300)
@@ -348,6 +349,7 @@ def test_the_same_bits_on_several_devices(
     assert same(feed(several, tokens, chunk=1, start=512), right)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [(("_exps", 0),), ((r"blk\.(0|3)\..*_exps", 0), ("up_exps", 2))])
 def test_experts_may_lie_elsewhere(
     tmp_path: Path, start: Open, spread: Callable[..., ModelRunner], overrides: tuple[tuple[str, int], ...]

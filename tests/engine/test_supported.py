@@ -139,6 +139,7 @@ def test_inspect_says_whether_a_file_runs(tmp_path: Path, capsys: pytest.Capture
     assert "This model does not run here." in said and "'blk.0.ffn_up.weight' is of type IQ3_S" in said
 
 
+@pytest.mark.slow
 def test_inspect_reads_the_header_of_a_file_on_a_server(
     site: loopback.Site, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -165,6 +166,7 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supported, "memory", lambda: room)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_of_memory")
 def test_what_does_not_fit_is_not_fetched(
     site: loopback.Site, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -204,6 +206,7 @@ def test_of_a_mixture_it_is_said_what_a_token_reads(tmp_path: Path, capsys: pyte
         assert (words in said, words in out) == ((True, True) if name == "qwen3moe" else (False, False))
 
 
+@pytest.mark.slow
 def test_workers_count_for_what_fits(
     site: loopback.Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_of_memory: None
 ) -> None:

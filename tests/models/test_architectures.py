@@ -54,7 +54,7 @@ def begin(runner: ModelRunner) -> Handle:
     return handle
 
 
-@pytest.fixture(params=["F32", "Q8_0"])
+@pytest.fixture(params=["F32", pytest.param("Q8_0", marks=pytest.mark.slow)])
 def runner(request: pytest.FixtureRequest, name: str, jit: Jit, tmp_path: Path) -> Iterator[ModelRunner]:
     with GGUFFile.open(make(TINY[name], tmp_path / "m.gguf", wtype=request.param)) as file:
         model = load_model(file)
@@ -81,6 +81,7 @@ def test_the_same_bits_however_it_is_read(runner: ModelRunner) -> None:
     assert read(runner, handle, [150 - back]).tobytes() == right[back:].tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_bits_among_others(runner: ModelRunner) -> None:
     """Three sequences in one batch, in an order of their own."""

@@ -45,6 +45,7 @@ def vectors(runner: ModelRunner, texts: list[NDArray[np.int32]]) -> list[NDArray
     return np.split(rows, np.cumsum([len(text) for text in texts])[:-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENCODERS)
 def test_the_same_bits_in_any_batch(runner: ModelRunner) -> None:
     alone = [vectors(runner, [text])[0] for text in TEXTS]
@@ -53,6 +54,7 @@ def test_the_same_bits_in_any_batch(runner: ModelRunner) -> None:
         assert together.tobytes() == right.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENCODERS)
 def test_the_first_token_sees_the_last(runner: ModelRunner, name: str) -> None:
     text = TEXTS[0].copy()

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from router_process import FAKE, Start, config, fake, wait_for
 
+from llamado.engine.options import ModelSource
 from llamado.gguf.errors import SourceError
-from llamado.router import downloads
 from llamado.router import fleet as fleets
 from llamado.router.catalogue import Catalogue, CatalogueError, Launch, RoutedModel
 from llamado.router.child import Child
@@ -252,18 +252,18 @@ def test_downloads(start_router: Start, monkeypatch: pytest.MonkeyPatch, tmp_pat
     go = tmp_path / "go"
     cached: dict[str, Any] = {}
 
-    def resolve(spec: str | None, *, hf_repo: str | None, progress: Any, warn: Any, check: Any) -> Path:
+    def fetch_model(source: ModelSource, options: object, *, progress: Any, warn: Any) -> Path:
         done = 0
         while not go.exists():
             done += 1
             progress(done, 100_000)
             time.sleep(0.01)
-        if hf_repo == "u/bad":
+        if source.hf_repo == "u/bad":
             raise SourceError("there is no such thing")
         cached["u/good:Q8_0"] = {"hf_repo": ("u/good:Q8_0",)}
         return tmp_path
 
-    monkeypatch.setattr(downloads, "resolve", resolve)
+    monkeypatch.setattr("llamado.engine.supported.fetch_model", fetch_model)
     monkeypatch.setattr(catalogue, "cached_models", lambda: dict(cached))
     (tmp_path / "models").mkdir()
     router = start_router(None, "--models-dir", str(tmp_path / "models"))

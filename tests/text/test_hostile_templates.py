@@ -125,6 +125,7 @@ def test_errors_name_the_limit() -> None:
             ChatTemplate(source, bos="", eos="").render(USER)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("little_time")
 def test_a_template_that_ends_in_no_time_is_found_at_load() -> None:
     with pytest.raises(TemplateError, match=r"takes more than 0.15 s of computing.*--chat-template"):

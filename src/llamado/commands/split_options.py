@@ -8,6 +8,7 @@ import re
 from llamado.devices.split.placement import ALL_LAYERS, SplitOptions
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
+from llamado.models.name_patterns import EXPERTS, NETWORKS, of_first_layers
 
 
 def split_options(flags: Parsed) -> SplitOptions | None:
@@ -113,20 +114,15 @@ def _overrides(given: list[str]) -> tuple[tuple[str, str], ...]:
     return tuple(overrides)
 
 
-_EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
-_NETWORKS = r"\.ffn_(up|down|gate)\."
-_MOST_LAYERS = 512
-
-
 def _kept_here(flags: Parsed) -> tuple[tuple[str, str], ...]:
     """Overrides that keep experts, or other feed-forward networks, on this machine."""
-    patterns = [_EXPERTS] if flags.cpu_moe else []
-    for key, weights in (("n_cpu_moe", _EXPERTS), ("n_cpu_ffn", _NETWORKS)):
+    patterns = [EXPERTS] if flags.cpu_moe else []
+    for key, weights in (("n_cpu_moe", EXPERTS), ("n_cpu_ffn", NETWORKS)):
         n = flags.values[key]
         if n < 0:
             raise FlagError(f"--{key.replace('_', '-')}: expected a number of layers, 0 or more, got {n}")
         if n:
-            patterns.append(rf"^blk\.({'|'.join(map(str, range(min(n, _MOST_LAYERS))))}){weights}")
+            patterns.append(of_first_layers(weights, n))
     return tuple((pattern, "CPU") for pattern in patterns)
 
 

@@ -11,7 +11,7 @@ from llamado.models.errors import InvalidModel
 N = TypeVar("N", int, float)
 
 _INT32 = 2**31 - 1
-_LAYERS = 512  # LLAMA_MAX_LAYERS, llama-hparams.h
+MOST_LAYERS = 512  # LLAMA_MAX_LAYERS, llama-hparams.h
 _EXPERTS = 1024  # LLAMA_MAX_EXPERTS, llama-hparams.h
 
 
@@ -35,7 +35,7 @@ class Range(NamedTuple):
 
 
 INTEGERS: dict[str, Range] = {
-    "block_count": Range(1, _LAYERS, "as many layers as llama.cpp has room for"),
+    "block_count": Range(1, MOST_LAYERS, "as many layers as llama.cpp has room for"),
     "embedding_length": Range(1, 2**20, "60 times the widest model's"),
     "feed_forward_length": Range(1, 2**24, "as the width, 16 times as much"),
     "context_length": Range(1, _INT32, "positions are I32"),
@@ -49,13 +49,13 @@ INTEGERS: dict[str, Range] = {
     "attention.kv_lora_rank": Range(1, 2**16, "a head of attention has as many elements"),
     "attention.temperature_length": Range(1, _INT32, "positions are I32"),
     "attention.key_length_swa": Range(1, 2**16, "as attention.key_length"),
-    "attention.shared_kv_layers": Range(0, _LAYERS, "as block_count"),
+    "attention.shared_kv_layers": Range(0, MOST_LAYERS, "as block_count"),
     "embedding_length_per_layer_input": Range(0, 2**20, "as embedding_length"),
     "rope.dimension_count_swa": Range(2, 2**16, "as attention.key_length"),
-    "nextn_predict_layers": Range(0, _LAYERS, "as block_count"),
+    "nextn_predict_layers": Range(0, MOST_LAYERS, "as block_count"),
     "attention.relative_buckets_count": Range(4, 256, "a quarter is 1 to 64; 32 in use"),
     "attention.sliding_window": Range(0, _INT32, "positions are I32"),
-    "attention.sliding_window_pattern": Range(0, _LAYERS, "a number of layers"),
+    "attention.sliding_window_pattern": Range(0, MOST_LAYERS, "a number of layers"),
     "rope.dimension_count": Range(2, 2**16, "as attention.key_length"),
     "rope.scaling.original_context_length": Range(1, _INT32, "ROPE's op_params hold it as I32"),
     "expert_count": Range(0, _EXPERTS, "as many as llama.cpp has room for"),
@@ -66,9 +66,9 @@ INTEGERS: dict[str, Range] = {
     "expert_feed_forward_length": Range(0, 2**24, "as feed_forward_length"),
     "expert_shared_feed_forward_length": Range(0, 2**24, "as feed_forward_length"),
     "expert_gating_func": Range(0, _INT32, "llama_expert_gating_func_type"),
-    "leading_dense_block_count": Range(0, _LAYERS, "a number of layers"),
-    "interleave_moe_layer_step": Range(0, _LAYERS, "a number of layers"),
-    "moe_every_n_layers": Range(0, _LAYERS, "a number of layers"),
+    "leading_dense_block_count": Range(0, MOST_LAYERS, "a number of layers"),
+    "interleave_moe_layer_step": Range(0, MOST_LAYERS, "a number of layers"),
+    "moe_every_n_layers": Range(0, MOST_LAYERS, "a number of layers"),
     "pooling_type": Range(0, _INT32, "llama_pooling_type without the unspecified one"),
     "classifier.pooling_type": Range(-1, _INT32, "llama_pooling_type"),
     "tokenizer.ggml.token_type_count": Range(1, 2**16, "BERT has 2, RoBERTa 1"),

@@ -7,16 +7,16 @@ from llamado.devices.cpu.kernels.formats.fp4 import MXFP4, NVFP4
 from llamado.devices.cpu.kernels.formats.iq4 import IQ4_NL, IQ4_XS
 from llamado.devices.cpu.kernels.formats.low_bits import Q1_0, Q2_0
 from llamado.devices.cpu.kernels.formats.plain import BF16, F16, F32
-from llamado.devices.cpu.kernels.formats.q2_k import Q2_K
-from llamado.devices.cpu.kernels.formats.q3_k import Q3_K
 from llamado.devices.cpu.kernels.formats.q4_0 import Q4_0
 from llamado.devices.cpu.kernels.formats.q4_1 import Q4_1
-from llamado.devices.cpu.kernels.formats.q4_k import Q4_K
 from llamado.devices.cpu.kernels.formats.q5_0 import Q5_0
 from llamado.devices.cpu.kernels.formats.q5_1 import Q5_1
-from llamado.devices.cpu.kernels.formats.q5_k import Q5_K
-from llamado.devices.cpu.kernels.formats.q6_k import Q6_K
 from llamado.devices.cpu.kernels.formats.q8_0 import Q8_0
+from llamado.devices.cpu.kernels.formats.super_blocks.q2_k import Q2_K
+from llamado.devices.cpu.kernels.formats.super_blocks.q3_k import Q3_K
+from llamado.devices.cpu.kernels.formats.super_blocks.q4_k import Q4_K
+from llamado.devices.cpu.kernels.formats.super_blocks.q5_k import Q5_K
+from llamado.devices.cpu.kernels.formats.super_blocks.q6_k import Q6_K
 from llamado.devices.cpu.kernels.formats.ternary import TQ1_0, TQ2_0
 from llamado.gguf.types import TensorType
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llamado.devices.cpu.kernels.formats import bits
-from llamado.devices.cpu.kernels.formats.q4_k import Q4_K
+from llamado.devices.cpu.kernels.formats.super_blocks.q4_k import Q4_K
 from llamado.devices.cpu.simd import Code, I8x32, Value
 from llamado.gguf.types import TensorType
 
