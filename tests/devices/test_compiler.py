@@ -207,8 +207,8 @@ def test_errors_name_the_operation_and_the_tensor(best: CpuDevice) -> None:
     odd = g.unary(x, UnaryOp.SILU)
     odd.op_params = struct.pack("<i60x", 99)
     refuse(best, odd, "99")
-    q, k = bound(best, 256, 4, 2), bound(best, 256, 8, 2, type=T.Q2_K)
-    refuse(best, g.flash_attn_ext(q, k, k, None, 1.0), "Q2_K")
+    q, k = bound(best, 256, 4, 2), bound(best, 256, 8, 2, type=T.IQ2_XXS)
+    refuse(best, g.flash_attn_ext(q, k, k, None, 1.0), "IQ2_XXS")
     refuse(best, g.flash_attn_ext(bound(best, 20, 4, 2), *[bound(best, 20, 8, 2)] * 2, None, 1.0), "20")
 
 
