@@ -70,6 +70,12 @@ LONGROPE = {"rope_factors_short.weight": HEAD // 2, "rope_factors_long.weight": 
 
 MODELS = (
     Tiny(
+        "arcee",
+        {**KEYS, "rope.dimension_count": HEAD},
+        {**ATTENTION, **{name: shape for name, shape in GATED.items() if "gate" not in name}},
+        {"rope_freqs.weight": HEAD // 2},
+    ),
+    Tiny(
         "llama4",
         {
             **KEYS,

@@ -28,6 +28,7 @@ class Architecture(NamedTuple):
 
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "arcee": Architecture("llama.arcee:ArceeModel", "AFM 4.5B"),
     "bert": Architecture(
         "encoders.bert:BertModel", "BERT, MiniLM, BGE, E5, GTE; rerankers made of them", "all-MiniLM-L6-v2"
     ),

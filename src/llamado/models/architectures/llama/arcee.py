@@ -1,0 +1,37 @@
+"""The arcee architecture: Arcee's foundation models (AFM)."""
+
+from __future__ import annotations
+
+from llamado.ggml.ops import RopeMode, UnaryOp
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.hparams import HyperParameters, read_hparams
+from llamado.models.keys import Keys
+from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.feedforward import Ungated
+from llamado.models.parts.norms import RmsNorm
+from llamado.models.weights import RoleWeights
+
+
+class ArceeModel(Decoder):
+    """As Llama, with a network without a gate whose activation is the square of ReLU."""
+
+    architecture = "arcee"
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        return Layer(
+            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
+            attention=Attention(
+                heads=heads,
+                project=take_projections(w, hp.n_embd, heads),
+                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                rope=hp.rope,
+                factors=self._freq_factors,
+                scale=hp.attention_scale,
+            ),
+            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
+            feed_forward=Ungated.take(w, hp.n_embd, hp.n_ff[layer], UnaryOp.RELU, squared=True),
+        )
