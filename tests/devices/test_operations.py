@@ -236,13 +236,15 @@ def test_rows_of_more_dimensions(device: CpuDevice) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("type", [*WEIGHTS, *PLAIN], ids=name)
+@pytest.mark.parametrize("type", [T.Q8_0, T.Q4_1, T.Q1_0, T.NVFP4, T.Q3_K, T.Q6_K, T.TQ1_0, *PLAIN], ids=name)
 def test_products_of_few_rows_and_of_many_matrices(device: CpuDevice, type: T) -> None:
-    n = 2 * type.block_size if type in WEIGHTS else 40
+    n = 40 if type in PLAIN else 2 * type.block_size
     for rows, dims, columns in ((3, (1, 1), 4), (7, (1, 1), 9), (12, (2, 1), 3), (5, (2, 2), 1)):
         w, x = new(n, rows, *dims, type=type), new(n, columns, 2 * dims[0], dims[1])
         data = {w: weight_bytes(type, n, rows * dims[0] * dims[1]), x: values(*x.ne, seed=1)}
-        check(device, g.mul_mat(w, x), data, rtol=1e-4, atol=1e-5)
+        # of few rows the weights become f32, of more the activations 8 bits
+        exact = type in PLAIN or rows < 8
+        check(device, g.mul_mat(w, x), data, rtol=1e-4 if exact else 0.05, atol=1e-5 if exact else 0.02)
 
 
 @pytest.mark.slow
