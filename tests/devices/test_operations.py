@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from running import PLAIN, WEIGHTS, Array, Case, check, new, values, weight_bytes
+from running import PLAIN, Array, Case, check, new, values, weight_bytes
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.ggml import GluOp, Op, RopeMode, SortOrder, Tensor, UnaryOp
