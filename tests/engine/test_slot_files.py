@@ -40,7 +40,7 @@ from llamado.engine.scheduler import recovery, slot_io
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models import load_model
-from llamado.models.memory import RowSpan
+from llamado.models.memory import KV_TYPES, RowSpan
 
 from .fake import FakeForward, FakeTokenizer, ask, eventually, send
 from .test_restore import TWO, House
@@ -398,21 +398,25 @@ def test_a_real_model(model: Path, jit: Jit, tmp_path: Path, type: str) -> None:
 def test_numbers_that_are_none(model: Path, jit: Jit) -> None:
     """Infinite and huge values in cells would reach other sequences through masks that multiply them by zero."""
     with GGUFFile.open(model) as file:
-        for type in (TensorType.F16, TensorType.F32, TensorType.BF16, TensorType.Q8_0):
+        for type in KV_TYPES:
             forward = ModelRunner(
                 file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=256, type_k=type, type_v=type
             )
             cells = forward.rows.read_rows([RowSpan(tensor, 0, 3) for tensor in forward.memory.tensors])
-            assert forward.memory.sound(cells, 3)
-            for at in (0, cells.size // 2, cells.size - (34 if type is TensorType.Q8_0 else 4)):
+            n_scales = {TensorType.Q4_1: 2, TensorType.Q5_1: 2}.get(type, 1)
+            if type.block_size > 1:
+                cells.reshape(-1, type.block_bytes)[:, 2 * n_scales :] = 0xFF  # any whole numbers are sound
+            assert forward.memory.sound(cells, 3), type
+            none = {
+                TensorType.F16: [0, 0, 0, 0xFC],
+                TensorType.F32: [0, 0, 0xC0, 0x7F],
+                TensorType.BF16: [0, 0, 0x60, 0x72],
+            }.get(type, [*[0] * (2 * n_scales - 1), 0x7C])  # of a block the last of its scales
+            size = max(type.block_bytes, 4)
+            for at in (0, cells.size // 2 // size * size, cells.size - size):
                 spoilt = cells.copy()
-                spoilt[at : at + 4] = {
-                    TensorType.F16: [0, 0, 0, 0xFC],
-                    TensorType.F32: [0, 0, 0xC0, 0x7F],
-                    TensorType.BF16: [0, 0, 0x60, 0x72],
-                    TensorType.Q8_0: [0, 0x7C, 1, 1],
-                }[type]
-                assert not forward.memory.sound(spoilt, 3)
+                spoilt[at : at + len(none)] = none
+                assert not forward.memory.sound(spoilt, 3), type
             assert not forward.memory.sound(cells[:-1], 3)
             forward.close()
 

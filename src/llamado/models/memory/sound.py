@@ -10,6 +10,15 @@ from llamado.gguf.types import TensorType
 from llamado.models.memory.parts import Bytes, RowSpan
 
 _HUGE_BF16 = 0x7149  # 1e30: the product of a number of a cache with one of a query stays a float32 up to there
+_SCALES = {
+    TensorType.Q4_0: 1,
+    TensorType.Q4_1: 2,
+    TensorType.Q5_0: 1,
+    TensorType.Q5_1: 2,
+    TensorType.Q8_0: 1,
+    TensorType.IQ4_NL: 1,
+}
+"""Numbers in f16 that a block begins with: its scale, and where it has one its least value."""
 
 
 def cut(data: Bytes, spans: Sequence[RowSpan]) -> list[Bytes]:
@@ -34,10 +43,12 @@ def _sound(data: Bytes, type: TensorType) -> bool:
     match type:
         case TensorType.F16:
             return not bool(np.any((data.view(np.uint16) & 0x7C00) == 0x7C00))
-        case TensorType.Q8_0:  # blocks of a scale in f16 and 32 bytes
-            scales = data.reshape(-1, 34)[:, :2].copy().view(np.uint16)
+        case _ if type in _SCALES:
+            scales = data.reshape(-1, type.block_bytes)[:, : 2 * _SCALES[type]].copy().view(np.uint16)
             return not bool(np.any((scales & 0x7C00) == 0x7C00))
         case TensorType.BF16:
             return not bool(np.any((data.view(np.uint16) & 0x7FFF) >= _HUGE_BF16))
-        case _:
+        case TensorType.F32:
             return not bool(np.any((data.view(np.uint32) & 0x7FFF_FFFF) >= _HUGE_BF16 << 16))
+        case _:
+            raise NotImplementedError(f"caches of {type.name}")
