@@ -182,7 +182,7 @@ def test_batches_and_then_the_cache_become_smaller(file: GGUFFile) -> None:
 def test_a_model_runs_as_it_was_fitted(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", "llamado")
     with GGUFFile.open(folder / "tiny.gguf") as file:
         sizes = sizes_for(file, load_model(file), wanted()._replace(max_batch=64), LEAST_CONTEXT)
     free = sizes.weights + sum(sizes.kv) + sizes.compute + sizes.head_compute
