@@ -157,6 +157,14 @@ ROPE_TYPES = ("none", "linear", "yarn", "longrope")
 """How positions are stretched (`llama_rope_scaling_type`). LongRoPE is in factors of frequencies alone, see Factors."""
 
 
+def rotated(keys: Keys, suffix: str, default: int, head_dim: int) -> int:
+    """How many elements of a head are turned. Raises GgufError or InvalidModel."""
+    n = keys.int_(suffix, default)
+    if n > head_dim or n % 2:
+        raise InvalidModel(f"metadata key '{keys.name(suffix)}' is {n}; an even number up to {head_dim} is expected")
+    return n
+
+
 def read_rope(keys: Keys, head_dim: int, n_ctx_train: int, mode: RopeMode, *, file_betas: bool = False) -> Rope:
     """The rotary embedding of the global layers, as the file and the user have it (llama-context.cpp).
 
@@ -165,12 +173,7 @@ def read_rope(keys: Keys, head_dim: int, n_ctx_train: int, mode: RopeMode, *, fi
     """
     wanted = keys.rope
     wanted.check()
-    n_dims = keys.int_("rope.dimension_count", head_dim)
-    if n_dims > head_dim or n_dims % 2:
-        raise InvalidModel(
-            f"metadata key '{keys.name('rope.dimension_count')}' is {n_dims}; an even number up to {head_dim} is "
-            "expected"
-        )
+    n_dims = rotated(keys, "rope.dimension_count", head_dim, head_dim)
     kind = wanted.scaling or _rope_type(keys)
     freq_scale = 1.0 if kind == "none" else wanted.freq_scale or _trained_scale(keys)
     ext_factor = wanted.ext_factor

@@ -14,7 +14,7 @@ from llamado.ggml.tensor import Tensor
 from llamado.models.base import Model
 from llamado.models.errors import InvalidModel
 from llamado.models.forward import Pass
-from llamado.models.hparams import HyperParameters, read_experts, read_hparams, read_swa_layers
+from llamado.models.hparams import HyperParameters, read_experts, read_hparams, read_swa_layers, rotated
 from llamado.models.keys import Keys
 from llamado.models.memory import KeysValues, LayerMemory, SharedMemory
 from llamado.models.parts.attention import Heads
@@ -64,6 +64,7 @@ class Gemma4Model(Model):
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
+        self._dim_swa = keys.int_("attention.key_length_swa")
         hp = replace(
             hp,
             embedding_scale=float(np.sqrt(np.float32(hp.n_embd))),
@@ -74,13 +75,12 @@ class Gemma4Model(Model):
             # Context is stretched in the global layers only.
             rope_swa=replace(
                 hp.rope,
-                n_dims=keys.int_("rope.dimension_count_swa", hp.rope.n_dims),
+                n_dims=rotated(keys, "rope.dimension_count_swa", hp.rope.n_dims, self._dim_swa),
                 freq_base=keys.float_("rope.freq_base_swa", 10000.0),
                 freq_scale=1.0,
             ),
             experts=read_experts(keys, hp.n_ff[0], normalised=True) if keys.int_("expert_count", 0) else None,
         )
-        self._dim_swa = keys.int_("attention.key_length_swa")
         self._n_input = keys.int_("embedding_length_per_layer_input")
         self._n_own = hp.n_layer - keys.int_("attention.shared_kv_layers", 0)
         if not 0 < self._n_own <= hp.n_layer or any(self._owner(hp, i) < 0 for i in range(self._n_own, hp.n_layer)):
