@@ -318,7 +318,7 @@ def test_a_decoder_embeds_and_generates(folder: Path) -> None:
     try:
         status, body = ask(served, "/v1/embeddings", {"input": "hello"})
         assert status == 200 and len(body["data"][0]["embedding"]) == 128
-        status, body = ask(served, "/completion", {"prompt": "hello", "n_predict": 2})
+        status, body = ask(served, "/completion", {"prompt": "hello", "n_predict": 2, "ignore_eos": True})
         assert (status, body["tokens_predicted"]) == (200, 2)
     finally:
         served.close(1)

@@ -71,6 +71,21 @@ def take_projections(w: RoleWeights, n_embd: int, heads: Heads) -> Projections |
     )
 
 
+class AttentionMatrices(NamedTuple):
+    """What makes queries, keys and values of a hidden state, and one of what was attended to."""
+
+    heads: Heads
+    project: Projections | FusedProjection
+    out: Projection
+
+    @classmethod
+    def take(cls, w: RoleWeights, hp: HyperParameters, layer: int) -> AttentionMatrices:
+        """Those of `take_projections`, and `attn_output`. Raises InvalidModel."""
+        heads = Heads.of(hp, layer)
+        project = take_projections(w, hp.n_embd, heads)
+        return cls(heads, project, w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
     """Grouped-query attention (arXiv 2305.13245) with rotary positions (arXiv 2104.09864).
@@ -82,9 +97,7 @@ class Attention:
     places; `softcap`, `sinks`, `max_bias` and `bias`: see Pass.attend.
     """
 
-    heads: Heads
-    project: Projections | FusedProjection
-    out: Projection
+    matrices: AttentionMatrices
     scale: float
     rope: Rope | None
     factors: Tensor | Factors | None = None
@@ -101,8 +114,9 @@ class Attention:
     temperature: Temperature | None = None
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
-        heads, n_tokens = self.heads, x.ne[1]
-        q, k, v = self.project(step, layer, x)
+        heads, project, out = self.matrices
+        n_tokens = x.ne[1]
+        q, k, v = project(step, layer, x)
         if self.clamp:
             q, k, v = (clamp(each, -self.clamp, self.clamp) for each in (q, k, v))
         if self.norm_rows:
@@ -124,7 +138,7 @@ class Attention:
             q, factor = scale(q, factor), 1.0
         bent = {"softcap": self.softcap, "max_bias": self.max_bias}
         attended = step.attend(layer, q, k, v, factor, sinks=self.sinks, bias=self.bias, **bent)
-        return None if attended is None else self.out(step, attended, f"attn_out-{layer}")
+        return None if attended is None else out(step, attended, f"attn_out-{layer}")
 
     def _normed(self, step: Pass, layer: int, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if self.q_norm is not None:

@@ -8,7 +8,7 @@ from llamado.ggml.ops import RopeMode
 from llamado.models.decoder import Layer, ParallelDecoder
 from llamado.models.hparams import HyperParameters, read_hparams, read_swa_layers
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.attention import Attention, AttentionMatrices
 from llamado.models.parts.feedforward import Gated
 from llamado.models.parts.norms import LayerNorm, Norm
 from llamado.models.weights import RoleWeights
@@ -36,13 +36,11 @@ class Cohere2Model(ParallelDecoder):
         return LayerNorm.take(w, name, n, biased=False)
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        hp = self.hparams
         return Layer(
             attn_norm=LayerNorm.take(w, "attn_norm", hp.n_embd, biased=False),
             attention=Attention(
-                heads=heads,
-                project=take_projections(w, hp.n_embd, heads),
-                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                matrices=AttentionMatrices.take(w, hp, layer),
                 rope=hp.rope if hp.is_swa(layer) else None,
                 scale=hp.attention_scale,
             ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llamado.ggml.ops import UnaryOp
 from llamado.models.encoder import PostNormEncoder, PostNormLayer
-from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.attention import Attention, AttentionMatrices
 from llamado.models.parts.feedforward import Ungated
 from llamado.models.parts.norms import LayerNorm
 from llamado.models.weights import RoleWeights, Weights
@@ -21,12 +21,10 @@ class BertModel(PostNormEncoder):
         super()._take_weights(weights)
 
     def _take_layer(self, w: RoleWeights, layer: int) -> PostNormLayer:
-        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        hp = self.hparams
         return PostNormLayer(
             attention=Attention(
-                heads=heads,
-                project=take_projections(w, hp.n_embd, heads),
-                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                matrices=AttentionMatrices.take(w, hp, layer),
                 rope=None,
                 scale=hp.attention_scale,
             ),

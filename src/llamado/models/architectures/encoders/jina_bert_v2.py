@@ -7,7 +7,7 @@ from llamado.ggml.ops import GluOp, UnaryOp
 from llamado.ggml.tensor import Tensor
 from llamado.models.encoder import PostNormEncoder, PostNormLayer
 from llamado.models.forward import Pass
-from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.attention import Attention, AttentionMatrices, Heads
 from llamado.models.parts.feedforward import FeedForward, Gated, GatedFused, Ungated
 from llamado.models.parts.norms import LayerNorm
 from llamado.models.weights import RoleWeights, Weights
@@ -35,9 +35,7 @@ class JinaBertV2Model(PostNormEncoder):
             self._second_norms[layer] = LayerNorm.take(w, "attn_norm_2", hp.n_embd)
         return PostNormLayer(
             attention=Attention(
-                heads=heads,
-                project=take_projections(w, hp.n_embd, heads),
-                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                matrices=AttentionMatrices.take(w, hp, layer),
                 q_norm=_norm(w, "attn_q_norm", heads.n * heads.dim_k),
                 k_norm=_norm(w, "attn_k_norm", heads.n_kv * heads.dim_k),
                 norm_rows=True,

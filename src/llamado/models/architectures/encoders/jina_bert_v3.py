@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llamado.ggml.ops import UnaryOp
 from llamado.models.encoder import PostNormEncoder, PostNormLayer
-from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.attention import Attention, AttentionMatrices
 from llamado.models.parts.feedforward import Ungated
 from llamado.models.parts.norms import LayerNorm
 from llamado.models.weights import RoleWeights
@@ -16,12 +16,10 @@ class JinaBertV3Model(PostNormEncoder):
     architecture = "jina-bert-v3"
 
     def _take_layer(self, w: RoleWeights, layer: int) -> PostNormLayer:
-        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        hp = self.hparams
         return PostNormLayer(
             attention=Attention(
-                heads=heads,
-                project=take_projections(w, hp.n_embd, heads),
-                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                matrices=AttentionMatrices.take(w, hp, layer),
                 rope=hp.rope,
                 scale=hp.attention_scale,
             ),

@@ -13,7 +13,7 @@ from llamado.models.errors import UnsupportedModel
 from llamado.models.forward import Pass
 from llamado.models.hparams import HyperParameters, Pooling, read_hparams, read_swa_layers, swa_rope
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.attention import Attention, AttentionMatrices
 from llamado.models.parts.feedforward import GatedFused
 from llamado.models.parts.norms import LayerNorm, Norm
 from llamado.models.weights import RoleWeights, Weights
@@ -77,14 +77,12 @@ class ModernBertModel(Encoder, Decoder):
         super()._take_weights(weights)
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        hp = self.hparams
         normed = layer > 0 or w.has("attn_norm.weight")
         return Layer(
             attn_norm=self._take_norm(w, "attn_norm", hp.n_embd) if normed else None,
             attention=Attention(
-                heads=heads,
-                project=take_projections(w, hp.n_embd, heads),
-                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                matrices=AttentionMatrices.take(w, hp, layer),
                 rope=hp.rope_of(layer),
                 scale=hp.attention_scale,
             ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llamado.models.encoder import PostNormEncoder, PostNormLayer
-from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.attention import Attention, AttentionMatrices
 from llamado.models.parts.feedforward import Gated
 from llamado.models.parts.norms import LayerNorm
 from llamado.models.weights import RoleWeights
@@ -15,12 +15,10 @@ class NomicBertModel(PostNormEncoder):
     architecture = "nomic-bert"
 
     def _take_layer(self, w: RoleWeights, layer: int) -> PostNormLayer:
-        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        hp = self.hparams
         return PostNormLayer(
             attention=Attention(
-                heads=heads,
-                project=take_projections(w, hp.n_embd, heads),
-                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                matrices=AttentionMatrices.take(w, hp, layer),
                 rope=hp.rope,
                 scale=hp.attention_scale,
             ),

@@ -8,7 +8,7 @@ from llamado.ggml.ops import UnaryOp
 from llamado.models.encoder import PostNormEncoder, PostNormLayer
 from llamado.models.hparams import HyperParameters, read_experts
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.attention import Attention, AttentionMatrices
 from llamado.models.parts.experts import Mixture
 from llamado.models.parts.feedforward import FeedForward, Ungated
 from llamado.models.parts.norms import LayerNorm
@@ -26,12 +26,10 @@ class NomicBertMoeModel(PostNormEncoder):
         return replace(hp, experts=read_experts(keys, hp.n_ff[0])) if self._step > 1 else hp
 
     def _take_layer(self, w: RoleWeights, layer: int) -> PostNormLayer:
-        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        hp = self.hparams
         return PostNormLayer(
             attention=Attention(
-                heads=heads,
-                project=take_projections(w, hp.n_embd, heads),
-                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                matrices=AttentionMatrices.take(w, hp, layer),
                 rope=hp.rope,
                 scale=hp.attention_scale,
             ),

@@ -9,7 +9,7 @@ from llamado.models.decoder import Decoder, Layer
 from llamado.models.encoder import Encoder
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, Heads, Projections
+from llamado.models.parts.attention import Attention, AttentionMatrices, Heads, Projections
 from llamado.models.parts.feedforward import Gated, Ungated
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights, Weights
@@ -46,13 +46,15 @@ class T5EncoderModel(Encoder, Decoder):
         return Layer(
             attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
             attention=Attention(
-                heads=heads,
-                project=Projections(
-                    w.linear("attn_q", hp.n_embd, heads.n * heads.dim_k),
-                    w.linear("attn_k", hp.n_embd, heads.n_kv * heads.dim_k),
-                    w.linear("attn_v", hp.n_embd, heads.n_kv * heads.dim_v),
+                matrices=AttentionMatrices(
+                    heads,
+                    Projections(
+                        w.linear("attn_q", hp.n_embd, heads.n * heads.dim_k),
+                        w.linear("attn_k", hp.n_embd, heads.n_kv * heads.dim_k),
+                        w.linear("attn_v", hp.n_embd, heads.n_kv * heads.dim_v),
+                    ),
+                    w.linear("attn_o", heads.n * heads.dim_v, hp.n_embd),
                 ),
-                out=w.linear("attn_o", heads.n * heads.dim_v, hp.n_embd),
                 bias=w.maybe("attn_rel_b.weight", heads.n, self._n_buckets) or self._biases,
                 rope=None,
                 scale=hp.attention_scale,

@@ -10,7 +10,7 @@ from llamado.ggml.ops import GluOp, RopeMode
 from llamado.models.decoder import Decoder, Layer
 from llamado.models.hparams import HyperParameters, inverse_sqrt, read_hparams, read_swa_layers, swa_rope
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.attention import Attention, AttentionMatrices
 from llamado.models.parts.feedforward import Gated
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
@@ -38,13 +38,11 @@ class Gemma2Model(Decoder):
         )
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        hp = self.hparams
         return Layer(
             attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
             attention=Attention(
-                heads=heads,
-                project=take_projections(w, hp.n_embd, heads),
-                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                matrices=AttentionMatrices.take(w, hp, layer),
                 rope=hp.rope_of(layer),
                 scale=hp.attention_scale,
                 scale_queries=True,

@@ -17,7 +17,7 @@ from llamado.models.hparams import (
     trained_base,
 )
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.attention import Attention, AttentionMatrices, Heads
 from llamado.models.parts.feedforward import Gated
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
@@ -57,9 +57,7 @@ class Gemma3Model(Decoder):
         return Layer(
             attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
             attention=Attention(
-                heads=heads,
-                project=take_projections(w, hp.n_embd, heads),
-                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                matrices=AttentionMatrices.take(w, hp, layer),
                 q_norm=RmsNorm.take(w, "attn_q_norm", heads.dim_k),
                 k_norm=RmsNorm.take(w, "attn_k_norm", heads.dim_k),
                 rope=hp.rope_of(layer),

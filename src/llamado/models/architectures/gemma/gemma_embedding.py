@@ -6,20 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from llamado.ggml.ops import GluOp, RopeMode
+from llamado.ggml.ops import RopeMode
 from llamado.ggml.tensor import Tensor
-from llamado.models.decoder import Decoder, Layer
+from llamado.models.architectures.gemma.gemma3 import Gemma3Model
 from llamado.models.encoder import Encoder
 from llamado.models.forward import Pass
 from llamado.models.hparams import HyperParameters, read_hparams, read_swa_layers, swa_rope
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, Heads, take_projections
-from llamado.models.parts.feedforward import Gated
-from llamado.models.parts.norms import RmsNorm
-from llamado.models.weights import RoleWeights, Weights
+from llamado.models.weights import Weights
 
 
-class GemmaEmbeddingModel(Encoder, Decoder):
+class GemmaEmbeddingModel(Encoder, Gemma3Model):
     """Gemma 3's layers, where every token sees all others, or a window around it (arXiv 2509.20354).
 
     Two matrices behind them make the vectors of the last hidden states; nothing comes in between, so that it is all one
@@ -48,26 +45,6 @@ class GemmaEmbeddingModel(Encoder, Decoder):
         if w.has("dense_2.weight"):
             n = weights.ne("dense_2.weight")[1]
             self._behind = [w.linear("dense_2", hp.n_embd, n), w.linear("dense_3", n, hp.n_embd)]
-
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        hp, heads = self.hparams, Heads.of(self.hparams, layer)
-        return Layer(
-            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
-            attention=Attention(
-                heads=heads,
-                project=take_projections(w, hp.n_embd, heads),
-                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
-                q_norm=RmsNorm.take(w, "attn_q_norm", heads.dim_k),
-                k_norm=RmsNorm.take(w, "attn_k_norm", heads.dim_k),
-                rope=hp.rope_of(layer),
-                scale=hp.attention_scale,
-                scale_queries=True,
-            ),
-            attn_post_norm=RmsNorm.take(w, "post_attention_norm", hp.n_embd),
-            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer], GluOp.GEGLU),
-            ffn_post_norm=RmsNorm.take(w, "post_ffw_norm", hp.n_embd),
-        )
 
     def _hidden(self, step: Pass, x: Tensor) -> Tensor:
         h = super()._hidden(step, x)

@@ -9,7 +9,7 @@ from llamado.models.decoder import Decoder, Layer
 from llamado.models.errors import InvalidModel
 from llamado.models.hparams import HyperParameters, read_experts, read_hparams
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.attention import Attention, AttentionMatrices
 from llamado.models.parts.experts import Mixture
 from llamado.models.parts.feedforward import FeedForward
 from llamado.models.parts.norms import RmsNorm
@@ -33,13 +33,11 @@ class LlamaModel(Decoder):
         return replace(hp, experts=read_experts(keys, hp.n_ff[0], normalised=True)) if keys.has_experts() else hp
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        hp = self.hparams
         return Layer(
             attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
             attention=Attention(
-                heads=heads,
-                project=take_projections(w, hp.n_embd, heads),
-                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                matrices=AttentionMatrices.take(w, hp, layer),
                 scale=hp.attention_scale,
                 rope=hp.rope,
                 factors=self._freq_factors,

@@ -18,7 +18,7 @@ from llamado.models.hparams import (
 )
 from llamado.models.keys import Keys
 from llamado.models.memory import KeysValues, LayerMemory
-from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.attention import Attention, AttentionMatrices
 from llamado.models.parts.experts import Mixture
 from llamado.models.parts.feedforward import FeedForward, Gated
 from llamado.models.parts.norms import RmsNorm, UnitNorm
@@ -54,16 +54,14 @@ class Llama4Model(Decoder):
         )
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        hp = self.hparams
         assert hp.experts is not None
         rotated = (layer + 1) % _ROTATED != 0
         norm = UnitNorm() if rotated and hp.experts.n != _EXPERTS_OF_MAVERICK else None
         return Layer(
             attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
             attention=Attention(
-                heads=heads,
-                project=take_projections(w, hp.n_embd, heads),
-                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                matrices=AttentionMatrices.take(w, hp, layer),
                 scale=hp.attention_scale,
                 rope=hp.rope_of(layer) if rotated else None,
                 factors=self._freq_factors,

@@ -8,7 +8,7 @@ from llamado.ggml.ops import RopeMode
 from llamado.models.decoder import Decoder, Layer
 from llamado.models.hparams import HyperParameters, Temperature, read_hparams, stretch_factor
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.attention import Attention, AttentionMatrices
 from llamado.models.parts.feedforward import Gated
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
@@ -29,13 +29,11 @@ class Mistral3Model(Decoder):
         return replace(hp, rope=replace(hp.rope, attn_factor=hp.rope.attn_factor / stretch_factor(hp.rope, multiplier)))
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        hp = self.hparams
         return Layer(
             attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
             attention=Attention(
-                heads=heads,
-                project=take_projections(w, hp.n_embd, heads),
-                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                matrices=AttentionMatrices.take(w, hp, layer),
                 rope=hp.rope,
                 factors=self._freq_factors,
                 temperature=self._temperature,

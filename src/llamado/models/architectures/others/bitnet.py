@@ -10,7 +10,7 @@ from llamado.models.decoder import Decoder, Layer
 from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.attention import Attention, AttentionMatrices, Heads, take_projections
 from llamado.models.parts.feedforward import Gated
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
@@ -40,11 +40,13 @@ class BitNetModel(Decoder):
         return Layer(
             attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
             attention=Attention(
-                heads=heads,
-                project=take_projections(w, hp.n_embd, heads),
-                out=NormedLinear(
-                    RmsNorm.take(w, "attn_sub_norm", hp.n_embd),
-                    w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                matrices=AttentionMatrices(
+                    heads,
+                    take_projections(w, hp.n_embd, heads),
+                    NormedLinear(
+                        RmsNorm.take(w, "attn_sub_norm", hp.n_embd),
+                        w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                    ),
                 ),
                 rope=hp.rope,
                 scale=hp.attention_scale,

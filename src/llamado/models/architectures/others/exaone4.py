@@ -8,7 +8,7 @@ from llamado.ggml.ops import RopeMode
 from llamado.models.decoder import Decoder, Layer
 from llamado.models.hparams import HyperParameters, read_hparams, read_swa_layers
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.attention import Attention, AttentionMatrices, Heads
 from llamado.models.parts.feedforward import Gated
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
@@ -35,9 +35,7 @@ class Exaone4Model(Decoder):
         hp, heads = self.hparams, Heads.of(self.hparams, layer)
         return Layer(
             attention=Attention(
-                heads=heads,
-                project=take_projections(w, hp.n_embd, heads),
-                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                matrices=AttentionMatrices.take(w, hp, layer),
                 q_norm=RmsNorm.take(w, "attn_q_norm", heads.dim_k),
                 k_norm=RmsNorm.take(w, "attn_k_norm", heads.dim_k),
                 rope=hp.rope if hp.is_swa(layer) or not hp.n_swa else None,

@@ -16,7 +16,7 @@ from llamado.models.hparams import (
     swa_rope,
 )
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.attention import Attention, AttentionMatrices, Heads
 from llamado.models.parts.experts import Mixture
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
@@ -46,9 +46,7 @@ class GptOssModel(Decoder):
         return Layer(
             attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
             attention=Attention(
-                heads=heads,
-                project=take_projections(w, hp.n_embd, heads),
-                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                matrices=AttentionMatrices.take(w, hp, layer),
                 scale=hp.attention_scale,
                 rope=hp.rope_of(layer),
                 sinks=w.need("attn_sinks.weight", heads.n),

@@ -8,7 +8,7 @@ from llamado.ggml.ops import RopeMode
 from llamado.models.decoder import Decoder, Layer
 from llamado.models.hparams import Gating, HyperParameters, read_experts, read_hparams
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.attention import Attention, AttentionMatrices, Heads
 from llamado.models.parts.experts import Mixture
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
@@ -31,9 +31,7 @@ class MinimaxM2Model(Decoder):
         return Layer(
             attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
             attention=Attention(
-                heads=heads,
-                project=take_projections(w, hp.n_embd, heads),
-                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                matrices=AttentionMatrices.take(w, hp, layer),
                 q_norm=RmsNorm.take(w, "attn_q_norm", heads.n * heads.dim_k),
                 k_norm=RmsNorm.take(w, "attn_k_norm", heads.n_kv * heads.dim_k),
                 norm_rows=True,

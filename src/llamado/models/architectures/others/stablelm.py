@@ -8,7 +8,7 @@ from llamado.models.decoder import Decoder, Layer, ParallelDecoder
 from llamado.models.forward import Pass
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.attention import Attention, AttentionMatrices, Heads
 from llamado.models.parts.feedforward import Gated
 from llamado.models.parts.norms import LayerNorm, Norm, take_head_norm
 from llamado.models.weights import RoleWeights
@@ -34,9 +34,7 @@ class StableLmModel(ParallelDecoder):
         return Layer(
             attn_norm=LayerNorm.take(w, "attn_norm", hp.n_embd),
             attention=Attention(
-                heads=heads,
-                project=take_projections(w, hp.n_embd, heads),
-                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                matrices=AttentionMatrices.take(w, hp, layer),
                 q_norm=take_head_norm(w, "attn_q_norm", heads.dim_k, heads.n),
                 k_norm=take_head_norm(w, "attn_k_norm", heads.dim_k, heads.n_kv),
                 rope=hp.rope,

@@ -6,7 +6,7 @@ from llamado.ggml.ops import RopeMode
 from llamado.models.decoder import Decoder, Layer
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.attention import Attention, AttentionMatrices
 from llamado.models.parts.feedforward import GatedFused
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
@@ -24,13 +24,11 @@ class Phi3Model(Decoder):
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        hp = self.hparams
         return Layer(
             attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
             attention=Attention(
-                heads=heads,
-                project=take_projections(w, hp.n_embd, heads),
-                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                matrices=AttentionMatrices.take(w, hp, layer),
                 rope=hp.rope,
                 factors=self._freq_factors,
                 scale=hp.attention_scale,

@@ -8,7 +8,7 @@ from llamado.ggml.ops import RopeMode
 from llamado.models.decoder import Decoder, Layer
 from llamado.models.hparams import HyperParameters, read_experts, read_hparams
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.attention import Attention, AttentionMatrices
 from llamado.models.parts.experts import Mixture
 from llamado.models.parts.norms import Norm, RmsNorm
 from llamado.models.weights import RoleWeights
@@ -27,14 +27,12 @@ class PhiMoeModel(Decoder):
         return RmsNorm.take(w, name, n, biased=True)
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        hp, heads = self.hparams, Heads.of(self.hparams, layer)
+        hp = self.hparams
         assert hp.experts is not None
         return Layer(
             attn_norm=self._take_norm(w, "attn_norm", hp.n_embd),
             attention=Attention(
-                heads=heads,
-                project=take_projections(w, hp.n_embd, heads),
-                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                matrices=AttentionMatrices.take(w, hp, layer),
                 rope=hp.rope,
                 factors=self._freq_factors,
                 scale=hp.attention_scale,

@@ -10,7 +10,7 @@ from llamado.models.decoder import Decoder, Layer
 from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, Heads, take_projections
+from llamado.models.parts.attention import Attention, AttentionMatrices, Heads
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights, Weights
 
@@ -32,9 +32,7 @@ class Qwen3Model(Decoder):
         return Layer(
             attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
             attention=Attention(
-                heads=heads,
-                project=take_projections(w, hp.n_embd, heads),
-                out=w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd),
+                matrices=AttentionMatrices.take(w, hp, layer),
                 q_norm=RmsNorm.take(w, "attn_q_norm", heads.dim_k),
                 k_norm=RmsNorm.take(w, "attn_k_norm", heads.dim_k),
                 scale=hp.attention_scale,
