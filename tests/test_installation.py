@@ -29,8 +29,8 @@ _STARTS = {
         for model in catalogue.load(flags).models.values():
             subprocess.run([*model.launch.args, "--help"], check=True)
     """,
-    "the watchdog of the models": """
-        from llamado.router.child import Watchdog
+    "the watchdog of processes": """
+        from llamado.processes.guarded import Watchdog
         from pathlib import Path
         watchdog = Watchdog(0.1, Path("no-such-folder"))
         watchdog.start()

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import secrets
 import signal
 import subprocess
 import threading
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
 
 import orjson
 
 from llamado.errors import LlamadoError
-from llamado.installation import python_command
-from llamado.router import watchdog
+from llamado.processes.guarded import GuardedProcess, Watchdog
 from llamado.router.catalogue import RoutedModel
 from llamado.router.log_tail import MODELS
 from llamado.router.upstream import Pool, UpstreamAddress, UpstreamLost, get
 
 log = logging.getLogger("llamado.router")
 
-_LINE = 8192  # bytes of a log line
 _CHECK_TIMEOUT = 5.0  # seconds a health check may take
 IDLE_STOP = 2.0  # seconds that an idle process of ours gets between SIGTERM and SIGKILL
 PORT_WAIT = 5.0  # seconds an earlier process may take to leave its port
@@ -46,95 +40,23 @@ class LoadFailed(LlamadoError):
         self.exit_code = exit_code
 
 
-class Watchdog:
-    """The process of `watchdog.py`: ends the models when this one cannot any more. Started again when it dies."""
-
-    def __init__(self, grace: float, folder: Path) -> None:
-        self._grace = grace
-        self._folder = folder
-        self.cookie = secrets.token_hex(16)
-        self._groups: set[int] = set()
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """The watchdog's process id."""
-        return None if self._process is None else self._process.pid
-
-    def start(self) -> None:
-        """Start it, unless it runs."""
-        if self._process is not None and self._process.poll() is None:
-            return
-        self._discard()
-        command = python_command("-I", "-S", watchdog.__file__, self.cookie, str(self._grace), str(self._folder))
-        environment = {name: value for name, value in os.environ.items() if name != watchdog.VARIABLE}
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, env=environment
-        )
-        for group in self._groups:
-            self._tell(f"+{group}")
-
-    def watch(self, group: int) -> None:
-        """A process group began."""
-        self._groups.add(group)
-        self._tell(f"+{group}")
-
-    def forget(self, group: int) -> None:
-        """A process group ended."""
-        self._groups.discard(group)
-        self._tell(f"-{group}")
-
-    def _tell(self, line: str) -> None:
-        process = self._process
-        try:
-            if process is not None and process.stdin is not None:
-                process.stdin.write(line.encode() + b"\n")
-                process.stdin.flush()
-        except OSError:
-            if line != "end":
-                # Somebody killed it. The new one hears of all groups.
-                self.start()
-
-    def end(self) -> None:
-        """All models have ended; it may go."""
-        self._tell("end")
-        self._discard()
-
-    def _discard(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        try:
-            if process.stdin is not None:
-                process.stdin.close()
-        except OSError:
-            pass
-        try:
-            process.wait(2)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
 class Child:
     """A model's process from its start to its end; `ended` is called once, with the exit code."""
 
     def __init__(
-        self, model: RoutedModel, folder: Path, number: int, watch: Watchdog, ended: Callable[[Child], None]
+        self, model: RoutedModel, folder: Path, number: int, guard: Watchdog, ended: Callable[[Child], None]
     ) -> None:
         self.model = model
         launch = model.launch
         self._socket = folder / f"{number}.sock" if not launch.url else None
         self.args = [*launch.args, *(["--host", str(self._socket)] if self._socket else [])]
         self.pool = Pool(UpstreamAddress(path=str(self._socket)) if self._socket else UpstreamAddress.parse(launch.url))
-        self._watch = watch
-        self._mark = f"{watch.cookie}-{number}"
+        self._guard = guard
         self._ended = ended
         self._loop = asyncio.get_running_loop()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: GuardedProcess | None = None
         self.exit: asyncio.Future[int] = self._loop.create_future()
         self._stopping = False
-        self._last_lines: deque[str] = deque(maxlen=20)
 
     @property
     def pid(self) -> int:
@@ -148,64 +70,25 @@ class Child:
 
     def start(self) -> None:
         """Start the process. Raises LoadFailed."""
-        marks = {watchdog.VARIABLE: self._watch.cookie, watchdog.OWN_VARIABLE: self._mark}
-        env = dict(self.model.launch.env) | marks
-        self._watch.start()
         try:
-            # A session of its own: what a shell or a container's client starts below it ends with it, and a
-            # terminal's Ctrl-C reaches the router alone.
-            self._process = subprocess.Popen(
-                self.args,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+            self._process = GuardedProcess(
+                self.args, self.model.launch.env, self._guard, said=self._said, ended=self._gone
             )
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise LoadFailed(f"cannot start {self.args[0]}: {reason}", 127) from None
-        self._watch.watch(self.pid)
-        assert self._process.stdout is not None
-        reader = threading.Thread(target=self._read, args=(self._process.stdout,), name="llamado-log", daemon=True)
-        reader.start()
-        threading.Thread(target=self._wait, args=(reader,), name="llamado-wait", daemon=True).start()
 
-    def _read(self, output: IO[bytes]) -> None:
+    def _said(self, line: str) -> None:
         name = self.model.name
-        logger = logging.getLogger(MODELS)
-        with output:
-            while line := output.readline(_LINE):
-                text = line.decode("utf-8", "replace").rstrip()
-                if text:
-                    self._last_lines.append(text)
-                    logger.info("[%s] %s", name, text, extra={"model": name})
+        logging.getLogger(MODELS).info("[%s] %s", name, line, extra={"model": name})
 
-    def _wait(self, reader: threading.Thread) -> None:
-        process = self._process
-        assert process is not None
-        if hasattr(os, "waitid"):
-            # Until it is reaped its id belongs to nobody else, so whatever is left of its group can be ended.
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                pass
-        code = process.wait()
-        for pid in watchdog.marked(self._mark, watchdog.OWN_VARIABLE):
-            # It left the group, as a daemon does; nobody would ever end it.
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                pass
-        reader.join(0.2)
+    def _gone(self, code: int) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._over, 128 - code if code < 0 else code)
+            self._loop.call_soon_threadsafe(self._over, code)
         except RuntimeError:
             pass  # the loop is closed
 
     def _over(self, code: int) -> None:
-        self._watch.forget(self.pid)
         self.pool.close()
         if self._socket is not None:
             self._socket.unlink(missing_ok=True)
@@ -220,10 +103,7 @@ class Child:
 
     def last_words(self) -> str:
         """The last line it printed that reads like a reason; "" if none does."""
-        for line in reversed(list(self._last_lines)):
-            if "error" in line.lower() or line.startswith("llamado:"):
-                return line
-        return ""
+        return "" if self._process is None else self._process.last_words()
 
     async def ready(self, progress: Progress) -> None:
         """Wait until it answers its health check with 200. Raises LoadFailed."""
@@ -241,7 +121,8 @@ class Child:
                 f"{' '.join(self.args[:3])} … did not answer {self.pool.address}{launch.check} with 200 within "
                 f"{launch.ready_timeout:g} s"
             ) from None
-        words = self.last_words() or (self._last_lines[-1] if self._last_lines else "")
+        lines = () if self._process is None else self._process.last_lines
+        words = self.last_words() or (lines[-1] if lines else "")
         raise LoadFailed(f"exit code {self.exit_code}{': ' + words if words else ''}", self.exit_code)
 
     async def _healthy(self, progress: Progress) -> bool:
@@ -325,8 +206,5 @@ class Child:
 
     def signal(self, sig: int) -> None:
         """Send a signal to the process and all below it."""
-        if self._process is not None and not self.exit.done():
-            try:
-                os.killpg(self.pid, sig)
-            except (ProcessLookupError, PermissionError):
-                pass
+        if self._process is not None:
+            self._process.signal(sig)

@@ -28,8 +28,9 @@ from typing import Any
 
 import orjson
 
+from llamado.processes.guarded import Watchdog
 from llamado.router.catalogue import Catalogue, Group, RoutedModel
-from llamado.router.child import Child, LoadFailed, Watchdog
+from llamado.router.child import Child, LoadFailed
 from llamado.router.upstream import UpstreamLost, get
 from llamado.server.errors import ApiError
 

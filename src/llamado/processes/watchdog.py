@@ -1,9 +1,10 @@
-"""A small process that outlives a killed router just long enough to end the models' processes.
+"""A small process that outlives a killed one just long enough to end the processes that were started by that.
 
-`python watchdog.py COOKIE GRACE FOLDER`: standard input holds lines `+GROUP` and `-GROUP`, the process groups that run.
-When it ends without a line `end`, the router is gone: every group, and on Linux every process with
-`LLAMADO_ROUTER=COOKIE` in its environment (one that left its group), gets SIGTERM, and SIGKILL after GRACE seconds; the
-FOLDER of their sockets is removed. Imports next to nothing: it starts in a few milliseconds and costs a few megabytes.
+`python watchdog.py COOKIE GRACE [FOLDER]`: standard input holds lines `+GROUP` and `-GROUP`, the process groups that
+run. When it ends without a line `end`, who started them is gone: every group, and on Linux every process with
+`LLAMADO_PROCESSES=COOKIE` in its environment (one that left its group), gets SIGTERM, and SIGKILL after GRACE seconds;
+the FOLDER of their sockets is removed. Imports next to nothing: it starts in a few milliseconds and costs a few
+megabytes.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import signal
 import sys
 import time
 
-VARIABLE = "LLAMADO_ROUTER"
-OWN_VARIABLE = "LLAMADO_ROUTER_CHILD"
-"""The same for one model's process and what it starts."""
+VARIABLE = "LLAMADO_PROCESSES"
+OWN_VARIABLE = "LLAMADO_PROCESS"
+"""The same for one process and what it starts."""
 
 
 def marked(cookie: str, variable: str = VARIABLE) -> set[int]:
@@ -56,9 +57,9 @@ def send(groups: set[int], cookie: str, sig: int) -> bool:
 
 
 def main() -> int:
-    """Wait for the router's end; returns the exit code."""
-    cookie, grace, folder = sys.argv[1], float(sys.argv[2]), sys.argv[3]
-    # A terminal's Ctrl-C is for the router, which ends the models in order.
+    """Wait for the other's end; returns the exit code."""
+    cookie, grace, folders = sys.argv[1], float(sys.argv[2]), sys.argv[3:]
+    # A terminal's Ctrl-C is for the other, which ends its processes in order.
     for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(sig, signal.SIG_IGN)
     groups: set[int] = set()
@@ -77,12 +78,13 @@ def main() -> int:
         left = send(groups, cookie, 0)
     if left:
         send(groups, cookie, signal.SIGKILL)
-    try:
-        for name in os.listdir(folder):
-            os.unlink(os.path.join(folder, name))
-        os.rmdir(folder)
-    except OSError:
-        pass  # somebody cleaned up before
+    for folder in folders:
+        try:
+            for name in os.listdir(folder):
+                os.unlink(os.path.join(folder, name))
+            os.rmdir(folder)
+        except OSError:
+            pass  # somebody cleaned up before
     return 0
 
 

@@ -1,0 +1,1 @@
+"""Processes that this one starts and that do not outlive it."""

@@ -1,0 +1,191 @@
+"""A process whose end is noticed and made under all circumstances, also when this one is killed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from llamado.installation import python_command
+from llamado.processes import watchdog
+
+_LINE = 8192  # bytes of a log line
+
+
+class Watchdog:
+    """The process of `watchdog.py`: ends the others when this one cannot any more. Started again when it dies.
+
+    They get `grace` seconds; `folder` is removed then.
+    """
+
+    def __init__(self, grace: float, folder: Path | None = None) -> None:
+        self._grace = grace
+        self._folders = () if folder is None else (str(folder),)
+        self.cookie = secrets.token_hex(16)
+        self._lock = threading.RLock()
+        self._groups: set[int] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The watchdog's process id."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Start it, unless it runs."""
+        with self._lock:
+            if self._process is not None and self._process.poll() is None:
+                return
+            self._discard()
+            command = python_command("-I", "-S", watchdog.__file__, self.cookie, str(self._grace), *self._folders)
+            environment = {name: value for name, value in os.environ.items() if name != watchdog.VARIABLE}
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, env=environment
+            )
+            for group in self._groups:
+                self._tell(f"+{group}")
+
+    def watch(self, group: int) -> None:
+        """A process group began."""
+        with self._lock:
+            self._groups.add(group)
+            self._tell(f"+{group}")
+
+    def forget(self, group: int) -> None:
+        """A process group ended."""
+        with self._lock:
+            self._groups.discard(group)
+            self._tell(f"-{group}")
+
+    def end(self) -> None:
+        """All have ended; it may go."""
+        with self._lock:
+            self._tell("end")
+            self._discard()
+
+    def _tell(self, line: str) -> None:
+        process = self._process
+        try:
+            if process is not None and process.stdin is not None:
+                process.stdin.write(line.encode() + b"\n")
+                process.stdin.flush()
+        except OSError:
+            if line != "end":
+                # Somebody killed it. The new one hears of all groups.
+                self.start()
+
+    def _discard(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            if process.stdin is not None:
+                process.stdin.close()
+        except OSError:
+            pass
+        try:
+            process.wait(2)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class GuardedProcess:
+    """A process in a session of its own, from its start to its end.
+
+    `said` is called with each line of its output, without its end; `ended` once, when it is gone and its output read,
+    with the exit code as a shell shows it (128 + the signal's number). Both are called in threads.
+
+    The session is its own so that what a shell or a container's client starts below it ends with it, and a terminal's
+    Ctrl-C reaches this process alone.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        guard: Watchdog,
+        *,
+        said: Callable[[str], None],
+        ended: Callable[[int], None],
+    ) -> None:
+        """Start it. Raises OSError and ValueError."""
+        self._guard = guard
+        self._mark = secrets.token_hex(16)
+        self._said = said
+        self._told_end = ended
+        self._lock = threading.Lock()
+        self._reaped = False
+        self.last_lines: deque[str] = deque(maxlen=20)
+        guard.start()
+        self._process = subprocess.Popen(
+            command,
+            env=dict(environment) | {watchdog.VARIABLE: guard.cookie, watchdog.OWN_VARIABLE: self._mark},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        guard.watch(self.pid)
+        assert self._process.stdout is not None
+        reader = threading.Thread(target=self._read, args=(self._process.stdout,), name="llamado-log", daemon=True)
+        reader.start()
+        threading.Thread(target=self._wait, args=(reader,), name="llamado-wait", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Process id, which is also its group's."""
+        return self._process.pid
+
+    def _read(self, output: IO[bytes]) -> None:
+        with output:
+            while line := output.readline(_LINE):
+                text = line.decode("utf-8", "replace").rstrip()
+                if text:
+                    self.last_lines.append(text)
+                    self._said(text)
+
+    def _wait(self, reader: threading.Thread) -> None:
+        process = self._process
+        if hasattr(os, "waitid"):
+            # Until it is reaped its id belongs to nobody else, so whatever is left of its group can be ended.
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            self.signal(signal.SIGKILL)
+            with self._lock:
+                self._reaped = True
+                code = process.wait()
+        else:
+            code = process.wait()
+            with self._lock:
+                self._reaped = True
+        for pid in watchdog.marked(self._mark, watchdog.OWN_VARIABLE):
+            # It left the group, as a daemon does; nobody would ever end it.
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+        reader.join(0.2)
+        self._guard.forget(process.pid)
+        self._told_end(128 - code if code < 0 else code)
+
+    def signal(self, sig: int) -> None:
+        """Send a signal to the process and all below it; none once it is gone."""
+        with self._lock:
+            if not self._reaped:
+                try:
+                    os.killpg(self.pid, sig)
+                except (ProcessLookupError, PermissionError):
+                    pass
+
+    def last_words(self) -> str:
+        """The last line it printed that reads like a reason; "" if none does."""
+        for line in reversed(list(self.last_lines)):
+            if "error" in line.lower() or line.startswith("llamado:"):
+                return line
+        return ""
