@@ -48,6 +48,20 @@ CASES = {
     "v2, more used than allowed": (
         {"proc/self/cgroup": "0::/", **v2("", memory_max=str(GIB), memory_current=str(2 * GIB))}, (0, 1),
     ),
+    "v2, above which a group is slowed down": (
+        {"proc/self/cgroup": "0::/a", **v2("/a", memory_max=str(4 * GIB), memory_high=str(3 * GIB),
+         memory_current=str(GIB))}, (2, 3),
+    ),
+    "v1, groups above it": (
+        {"proc/self/cgroup": "3:memory:/a/b", "sys/fs/cgroup/memory/a/memory.limit_in_bytes": str(3 * GIB),
+         "sys/fs/cgroup/memory/a/memory.usage_in_bytes": str(2 * GIB),
+         "sys/fs/cgroup/memory/a/b/memory.limit_in_bytes": V1_NONE}, (1, 3),
+    ),
+    "v1, groups above it that a container does not see": (
+        {"proc/self/cgroup": "3:memory:/outside/box", "sys/fs/cgroup/memory/memory.limit_in_bytes": V1_NONE,
+         "sys/fs/cgroup/memory/memory.usage_in_bytes": str(GIB),
+         "sys/fs/cgroup/memory/memory.stat": f"hierarchical_memory_limit {2 * GIB}"}, (1, 2),
+    ),
     "v1": (
         {"proc/self/cgroup": "3:memory:/m\n2:cpu,cpuacct:/",
          "sys/fs/cgroup/memory/m/memory.limit_in_bytes": str(2 * GIB),

@@ -18,6 +18,7 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.memory import CpuBuffer
 from llamado.devices.cpu.numa import NumaBinding, memory_nodes
 from llamado.devices.device import DeviceError
+from llamado.devices.limits import MachineMemory
 from llamado.ggml import Graph
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
@@ -115,6 +116,21 @@ def test_locked_memory_stays_in_ram(best: CpuDevice, caplog: pytest.LogCaptureFi
     if not buffer.lock():
         pytest.skip("this process may not lock memory")
     assert locked() >= before + 1024 and not caplog.records
+
+
+@pytest.mark.parametrize("mapped", [True, False], ids=["a mapped file", "own pages"])
+def test_what_a_container_may_not_have_is_not_locked(
+    mapped: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(memory, "_mlock", lambda address, size: asked.append(size) or 0)
+    buffer = CpuBuffer(np.zeros(8 << 20, np.uint8)) if mapped else CpuBuffer.allocate(8 << 20)
+    free, total = (7, 64) if mapped else (0, 7)
+    monkeypatch.setattr(memory.limits, "memory", lambda: MachineMemory(free << 20, total << 20, 1 << 34))
+    assert not buffer.lock() and not asked
+    assert "--mlock" in caplog.text and "may have 7 MB" in caplog.text
+    monkeypatch.setattr(memory.limits, "memory", lambda: MachineMemory((free + 1) << 20, (total + 1) << 20, 1 << 34))
+    assert buffer.lock() and asked == [8 << 20]
 
 
 def test_a_refused_lock_is_a_warning_that_says_what_to_do(

@@ -70,12 +70,17 @@ def _siblings(root: Path, cpu: int) -> str:
 def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
     """(limit, used) in bytes of every group this process is in. What only caches files can be taken back at once."""
     for folder in _groups(root, ""):
-        if limit := _number(folder / "memory.max"):
-            yield limit, _working_set(folder, "memory.current", ("active_file", "inactive_file"))
+        # above memory.high a group is not ended, but kept from running
+        for name in ("memory.max", "memory.high"):
+            if limit := _number(folder / name):
+                yield limit, _working_set(folder, "memory.current", ("active_file", "inactive_file"))
     for folder in _groups(root, "memory"):
-        if limit := _number(folder / "memory.limit_in_bytes"):
-            files = ("total_active_file", "total_inactive_file")
-            yield limit, _working_set(folder, "memory.usage_in_bytes", files)
+        # the limits of groups above hold, too, and where these cannot be seen, this group's statistics say the least
+        above = dict(_table(folder / "memory.stat")).get("hierarchical_memory_limit", 0)
+        for limit in (_number(folder / "memory.limit_in_bytes"), above):
+            if limit:
+                files = ("total_active_file", "total_inactive_file")
+                yield limit, _working_set(folder, "memory.usage_in_bytes", files)
 
 
 def _working_set(folder: Path, usage: str, files: tuple[str, ...]) -> int:

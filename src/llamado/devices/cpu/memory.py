@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from llamado.devices import limits
 from llamado.devices.device import DeviceError, DeviceFull
 from llamado.ggml.tensor import Tensor
 
@@ -42,6 +43,17 @@ class CpuBuffer:
         """Keeps the pages in RAM (mlock(2)); False, and a warning that says what to do, where the system refuses."""
         if not self.size:
             return True
+        found = limits.memory()
+        # a file's pages that are in RAM count as free, our own as used
+        room = found.free if self._pages is None else found.total
+        if self.size > room:
+            log.warning(
+                "--mlock: %.0f MB are not kept in RAM: this process may have %.0f MB more, else it is ended; "
+                "give it (its container, its systemd unit) more memory, or leave --mlock out",
+                self.size / 1e6,
+                room / 1e6,
+            )
+            return False
         number = _mlock(self.address, self.size)
         if not number:
             return True
