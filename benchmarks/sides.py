@@ -8,11 +8,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from synthetic import synthetic_model
 
@@ -48,12 +50,33 @@ def our_command(*arguments: str) -> list[str]:
     return [found, *arguments]
 
 
+class Done(NamedTuple):
+    """Standard output of a command, and the most bytes of RAM it had at a time (mapped weights that it touched too)."""
+
+    printed: str
+    peak_memory: int
+
+
 def run(command: Sequence[str], *, timeout: float = 600) -> str:
     """Standard output of a command; ends the script with its errors where it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stderr[-2000:]}")
-    return done.stdout
+    return measured(command, timeout=timeout).printed
+
+
+def measured(command: Sequence[str], *, timeout: float = 600) -> Done:
+    """A command that has run; ends the script with its errors where it fails."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(command, stdout=out, stderr=errors)
+        late = threading.Timer(timeout, process.kill)
+        late.start()
+        _, status, used = os.wait4(process.pid, 0)
+        late.cancel()
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            errors.seek(0)
+            said = errors.read().decode(errors="replace")[-2000:]
+            sys.exit(f"{' '.join(command)}\nended with {process.returncode}:\n{said}")
+        out.seek(0)
+        return Done(out.read().decode(), 1024 * used.ru_maxrss)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Prompts and generation without a server: `llamado bench` and llama-bench in turns, each measurement a new process.
 
-usage: speed.py [MODEL …] [--alternations 5 | --quick] [--prompt 512] [--generate 128] [--threads 2] [--json FILE]
+usage: speed.py [MODEL …] [--alternations 5 | --quick] [--prompt 512] [--generate 128] [--depths 0] [--threads 2]
+                [--json FILE]
 MODEL: smollm2, gemma3, synthetic-1b (these three by default), a path, or whatever `llamado -m` takes.
 """
 
@@ -15,16 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from machine import describe, limits
-from sides import MODELS, SIDES, model_path, our_command, peer_program, run
+from sides import MODELS, SIDES, measured, model_path, our_command, peer_program
 
 
 @dataclass
 class Row:
-    """Tokens per second of one test on one model, by side, in the order measured; our GB/s or GOP/s at the median."""
+    """One test on one model: tokens per second and most bytes of memory by side, in order; our GB/s or GOP/s
+    at the median.
+    """
 
     model: str
     test: str
     tokens_per_second: dict[str, list[float]] = field(default_factory=lambda: {side: [] for side in SIDES})
+    peak_memory: dict[str, list[int]] = field(default_factory=lambda: {side: [] for side in SIDES})
     gigabytes_per_token: float | None = None
     gigaops_per_token: float | None = None
 
@@ -48,6 +52,7 @@ class Row:
             rates = self.tokens_per_second[side]
             cells.append(f"{self.median(side):.1f} ({min(rates):.1f} … {max(rates):.1f})")
         cells.append(f"**{self.ratio:.2f}**")
+        cells.append(" / ".join(f"{max(self.peak_memory[side]) / 1e6:.0f}" for side in SIDES))
         if self.gigabytes_per_token is not None:
             reached = [f"{self.gigabytes_per_token * self.median(side):.1f}" for side in SIDES]
             cells.append(f"{' / '.join(reached)} GB/s")
@@ -57,13 +62,15 @@ class Row:
         return f"| {' | '.join(cells)} |"
 
 
-HEADER = """| model | test | llamado tokens/s | llama.cpp tokens/s | ratio | reached, llamado / llama.cpp |
-|---|---|---:|---:|---:|---:|"""
+HEADER = """| model | test | llamado tokens/s | llama.cpp tokens/s | ratio | peak MB | reached, llamado / llama.cpp |
+|---|---|---:|---:|---:|---:|---:|"""
 
 
 def measure_ours(row: Row, path: Path, test: list[str]) -> None:
     """One process of ours; it warms up, then measures once."""
-    (result,) = json.loads(run(our_command("bench", "-m", str(path), *test, "-r", "1", "-o", "json")))
+    done = measured(our_command("bench", "-m", str(path), *test, "-r", "1", "-o", "json"))
+    (result,) = json.loads(done.printed)
+    row.peak_memory["llamado"].append(done.peak_memory)
     rate = result["tokens_per_second"]
     row.tokens_per_second["llamado"].append(rate)
     if result["gigabytes_per_second"] is not None:
@@ -74,7 +81,9 @@ def measure_ours(row: Row, path: Path, test: list[str]) -> None:
 
 def measure_theirs(row: Row, path: Path, test: list[str]) -> None:
     """One process of llama-bench; it does the same."""
-    (result,) = json.loads(run([peer_program("llama-bench"), "-m", str(path), *test, "-r", "1", "-o", "json"]))
+    done = measured([peer_program("llama-bench"), "-m", str(path), *test, "-r", "1", "-o", "json"])
+    (result,) = json.loads(done.printed)
+    row.peak_memory["llama.cpp"].append(done.peak_memory)
     row.tokens_per_second["llama.cpp"].append(result["avg_ts"])
 
 
@@ -86,20 +95,28 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="2 alternations")
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--generate", type=int, default=128)
+    parser.add_argument("--depths", default="0", metavar="N,N", help="tokens that each test begins behind")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     flags = parser.parse_args()
-    tests = {f"pp{flags.prompt}": [flags.prompt, 0], f"tg{flags.generate}": [0, flags.generate]}
-    measured = limits()
-    print(describe(measured), end="\n\n", flush=True)
+    tests = {
+        f"{test} @ d{depth}" if depth else test: (*lengths, depth)
+        for depth in map(int, flags.depths.split(","))
+        for test, lengths in {
+            f"pp{flags.prompt}": (flags.prompt, 0),
+            f"tg{flags.generate}": (0, flags.generate),
+        }.items()
+    }
+    machine = limits()
+    print(describe(machine), end="\n\n", flush=True)
     rows = []
     print(HEADER, flush=True)
     for name in flags.models or MODELS:
         path = model_path(name)
-        for test, (prompt, generate) in tests.items():
+        for test, (prompt, generate, depth) in tests.items():
             row = Row(name, test)
             rows.append(row)
-            options = ["-p", str(prompt), "-n", str(generate), "-t", str(flags.threads)]
+            options = ["-p", str(prompt), "-n", str(generate), "-t", str(flags.threads), "-d", str(depth)]
             for turn in range(2 if flags.quick else flags.alternations):
                 # Who goes first changes, so that neither always finds the machine as the other left it.
                 for measure in (measure_ours, measure_theirs) if turn % 2 == 0 else (measure_theirs, measure_ours):
@@ -108,7 +125,7 @@ def main() -> None:
                 print(f"{name} {test} {turn + 1}: {both} tokens/s", file=sys.stderr, flush=True)
             print(row.line(), flush=True)
     if flags.json:
-        result = {"limits": measured, "threads": flags.threads, "rows": [row.summary() for row in rows]}
+        result = {"limits": machine, "threads": flags.threads, "rows": [row.summary() for row in rows]}
         flags.json.write_text(json.dumps(result, indent=2) + "\n")
 
 

@@ -128,7 +128,7 @@ def write_model(out: Path, shape: Shape, mix: str, vocabulary_from: Path, seed: 
     n_q, n_kv = shape.n_head * head, shape.n_head_kv * head
     writer = GGUFWriter(out, shape.architecture)
     writer.add_name(out.stem)
-    writer.add_context_length(8192)
+    writer.add_context_length(65536)
     writer.add_embedding_length(shape.n_embd)
     writer.add_block_count(shape.n_layer)
     writer.add_feed_forward_length(shape.n_ff)

@@ -329,8 +329,9 @@ class Commands:
         """bench and perplexity."""
         note = self._note
 
-        def speeds(loaded: Any, prompts: Any, generations: Any, repetitions: int) -> list[Any]:
+        def speeds(loaded: Any, prompts: Any, generations: Any, repetitions: int, depth: int) -> list[Any]:
             note("bench", prompts=prompts, generations=generations, repetitions=repetitions)
+            self._seen.setdefault("bench.depths", []).append(depth)
             return []
 
         def profile(loaded: Any, n: int, start: int) -> list[Any]:

@@ -578,6 +578,8 @@ BENCH = _group(
           commands=frozenset({"bench"})),
     _used("-n --n-gen", "generation lengths, comma-separated", type="str", default="128", metavar="N,N",
           commands=frozenset({"bench"})),
+    _used("-d --n-depth", "tokens that each test begins behind, comma-separated", type="str", default="0",
+          metavar="N,N", commands=frozenset({"bench"})),
     _used("--profile", "also show where the time of a pass goes, operation by operation", type="bool", default=False,
           commands=frozenset({"bench"})),
     _used("-r --repetitions", "repetitions", type="int", default=5, metavar="N", commands=frozenset({"bench"})),

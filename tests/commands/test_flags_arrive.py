@@ -289,6 +289,8 @@ ROWS: dict[str, Row] = {
     "bench --n-prompt": Row("64,32", {"bench.prompts": [64, 32], "bench.profiled": [(64, 0), (32, 0), (1, 127)],
                                       "forward.n_cells": 256, "forward.n_ctx": 128, "engine.n_ctx": 128}, "--profile"),
     "bench --n-gen": Row("16", {"bench.generations": [16], "bench.profiled": [(512, 0), (1, 15)]}, "--profile"),
+    "bench --n-depth": Row("0,32", {"bench.depths": [0, 32], "forward.n_cells": 768,
+                                    "bench.profiled": [(512, 0), (1, 127), (512, 32), (1, 159)]}, "--profile"),
     "bench --profile": Row(None, {"bench.profiled": [(512, 0), (1, 127)]}),
     "bench --repetitions": Row("2", {"bench.repetitions": 2}),
     "bench --output": Row("json", {"printed": "["}),

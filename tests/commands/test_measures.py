@@ -14,7 +14,7 @@ from tiny_models import hold_experts, make_llama
 
 from llamado.commands.bench import speed
 from llamado.commands.bench.perplexity import Score, score_text
-from llamado.commands.bench.speed import _lengths, feed, feed_one_by_one, measure, weights_per_token
+from llamado.commands.bench.speed import Sequence, _lengths, measure, weights_per_token
 from llamado.flags import FlagError
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
@@ -83,7 +83,7 @@ def test_certain_predictions_have_no_error() -> None:
 
 def test_prompts_are_fed_in_batches_with_one_row_of_logits() -> None:
     forward = Counting()
-    feed(forward, np.arange(10, dtype=np.int32), batch=4)
+    Sequence(forward, 10).feed(np.arange(10, dtype=np.int32), 4)
     assert [(positions, outputs) for _, positions, outputs in forward.calls] == [
         ([0, 1, 2, 3], []),
         ([4, 5, 6, 7], []),
@@ -93,28 +93,50 @@ def test_prompts_are_fed_in_batches_with_one_row_of_logits() -> None:
 
 def test_generation_is_fed_one_by_one() -> None:
     forward = Counting()
-    feed_one_by_one(forward, np.array([3, 4], np.int32))
+    Sequence(forward, 2).feed_one_by_one(np.array([3, 4], np.int32))
     assert forward.calls == [([3], [0], [0]), ([4], [1], [0])]
+
+
+def test_a_test_begins_behind_as_many_tokens_each_time() -> None:
+    forward = Counting()
+    sequence = Sequence(forward, 12)
+    for _ in range(2):  # the second time it goes back
+        sequence.at(9)
+        sequence.feed(np.array([1, 2], np.int32), 4)
+    placed = [positions for _, positions, _ in forward.calls]
+    assert placed == [list(range(7)), [7, 8], [9, 10], [9, 10]]
+    sequence.free()
+    assert forward.memory.allocate(1024) is not None
+
+
+def test_what_cannot_go_back_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = Counting()
+    sequence, rewind = Sequence(forward, 8), forward.memory.rewind
+    monkeypatch.setattr(forward.memory, "rewind", lambda handle, n: (n == 0 or not handle.used) and rewind(handle, n))
+    for _ in range(2):
+        sequence.at(3)
+        sequence.feed(np.array([1], np.int32), 4)
+    assert [positions for _, positions, _ in forward.calls] == [[0, 1, 2], [3]] * 2
 
 
 def test_measure_warms_up_once() -> None:
     calls: list[int] = []
-    mean, deviation = measure(lambda: calls.append(1), 100, 3)
-    assert len(calls) == 4 and mean > 0 and deviation >= 0
-    assert measure(lambda: None, 1, 1)[1] == 0.0
+    mean, deviation = measure(lambda: calls.append(1), 100, 3, lambda: calls.append(0))
+    assert calls == [0, 1] * 4 and mean > 0 and deviation >= 0
+    assert measure(lambda: None, 1, 1, lambda: None)[1] == 0.0
 
 
 def test_rates_of_a_known_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times of 2, 4 and 5 seconds for 100 tokens; the warm-up's does not count."""
     times = iter([0.0, 2.0, 10.0, 14.0, 20.0, 25.0])
     monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: next(times)))
-    mean, deviation = measure(lambda: None, 100, 3)
+    mean, deviation = measure(lambda: None, 100, 3, lambda: None)
     assert mean == pytest.approx((50 + 25 + 20) / 3)
     assert deviation == pytest.approx(math.sqrt(((50 - mean) ** 2 + (25 - mean) ** 2 + (20 - mean) ** 2) / 2))
 
 
 def test_lengths() -> None:
-    assert _lengths("512,0, 64", "-p") == [512, 64]
+    assert _lengths("512,0, 64", "-p") == [512, 0, 64]
     for bad in ("x", "1,-2", "1.5"):
         with pytest.raises(FlagError, match="-p"):
             _lengths(bad, "-p")

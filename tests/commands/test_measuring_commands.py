@@ -26,14 +26,15 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.slow
 def test_bench(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "-m", tiny, "-p", "8,24", "-n", "4", "-r", "2"]) == 0
+    assert cli.main(["bench", "-m", tiny, "-p", "8,24,0", "-n", "4", "-r", "2", "-d", "0,6"]) == 0
     head, _, *rows = capsys.readouterr().out.splitlines()
     assert head == "| model | test | tokens/s | weights GB/s | GOP/s |"
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    assert [row[:2] for row in cells] == [[tiny, "pp8"], [tiny, "pp24"], [tiny, "tg4"]]
+    tests = ["pp8", "pp24", "tg4"]
+    assert [row[:2] for row in cells] == [[tiny, test] for test in (*tests, *(f"{test} @ d6" for test in tests))]
     assert all(re.fullmatch(r"\d+\.\d\d ± \d+\.\d\d", row[2]) for row in cells)
     # A prompt computes, generation reads the weights.
-    assert [(bool(row[3]), bool(row[4])) for row in cells] == [(False, True), (False, True), (True, False)]
+    assert [(bool(row[3]), bool(row[4])) for row in cells] == 2 * [(False, True), (False, True), (True, False)]
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """`llamado bench`: speed of prompts and of generation, as llama-bench measures them.
 
-A test is a prompt of N tokens in batches (`pp512`) or N tokens one by one (`tg128`), on an empty cache, after one run
-to warm up. Only the last token of a prompt gets logits.
+A test is a prompt of N tokens in batches (`pp512`) or N tokens one by one (`tg128`), after one run to warm up: on an
+empty cache, or behind D tokens (`tg128 @ d4096`), which are not timed. Only the last token of a prompt gets logits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llamado.engine.forward.sizes import weight_sizes
 from llamado.flags import FlagError, Parsed
 from llamado.ggml.role import ModelPart
 from llamado.http import logs
-from llamado.models.memory import Handle, Span
+from llamado.models.memory import Span
 
 if TYPE_CHECKING:
     from llamado.engine.forward.contract import Forward
@@ -51,7 +51,12 @@ def _lengths(text: str, flag: str) -> list[int]:
         lengths = [-1]
     if any(n < 0 for n in lengths):
         raise FlagError(f"{flag}: expected whole numbers, comma-separated, got {text!r}")
-    return [n for n in lengths if n]
+    return lengths
+
+
+def _test(kind: str, n: int, depth: int) -> str:
+    """A test's name, as llama-bench writes it."""
+    return f"{kind}{n} @ d{depth}" if depth else f"{kind}{n}"
 
 
 def weights_per_token(file: GGUFFile, model: Model) -> tuple[int, int]:
@@ -65,64 +70,85 @@ def weights_per_token(file: GGUFFile, model: Model) -> tuple[int, int]:
     return sum(size.read for size in weight_sizes(file, model).values()), operations
 
 
-def feed(forward: Forward, tokens: NDArray[np.int32], *, batch: int) -> None:
-    """Evaluate the tokens of a sequence, `batch` at a time; logits for the last one."""
-    n = len(tokens)
-    handle = _sequence(forward, n)
-    started = []
-    for at in range(0, n, batch):
-        part = tokens[at : at + batch]
-        outputs = np.array([len(part) - 1] if at + batch >= n else [], dtype=np.int32)
-        started.append(forward.start(part, [Span(handle, at, len(part))], outputs))
-        handle.used += len(part)
-    for future in started:
-        future.result()
-    forward.memory.free(handle)
+class Sequence:
+    """A sequence that tests begin at the same depth, again and again."""
+
+    def __init__(self, forward: Forward, room: int) -> None:
+        """`room`: tokens that it may have. Raises FlagError where that is more than the model's context."""
+        handle = forward.memory.allocate(room)
+        if handle is None:
+            raise FlagError(f"a test of {room} tokens does not fit the model's context of {forward.memory.n_cells}")
+        self._forward, self._handle = forward, handle
+
+    def at(self, depth: int) -> None:
+        """Have `depth` tokens: by going back, or from the beginning where what is remembered does not reach back."""
+        if not self._forward.memory.rewind(self._handle, depth):
+            self._forward.memory.rewind(self._handle, 0)
+        missing = depth - self._handle.used
+        if missing > 0:
+            random = np.random.default_rng(2)
+            self.feed(random.integers(0, self._forward.n_vocab, missing, dtype=np.int32), self._forward.chunk)
+
+    def feed(self, tokens: NDArray[np.int32], batch: int) -> None:
+        """Evaluate tokens, `batch` at a time; logits for the last one."""
+        n, started = len(tokens), []
+        for at in range(0, n, batch):
+            part = tokens[at : at + batch]
+            outputs = np.array([len(part) - 1] if at + batch >= n else [], dtype=np.int32)
+            span = Span(self._handle, self._handle.used, len(part))
+            started.append(self._forward.start(part, [span], outputs))
+            self._handle.used += len(part)
+        for future in started:
+            future.result()
+
+    def feed_one_by_one(self, tokens: NDArray[np.int32]) -> None:
+        """Evaluate each token alone, with logits, as generation does."""
+        for i in range(len(tokens)):
+            self.feed(tokens[i : i + 1], 1)
+
+    def free(self) -> None:
+        """Give the room back."""
+        self._forward.memory.free(self._handle)
 
 
-def _sequence(forward: Forward, n: int) -> Handle:
-    """Room for `n` tokens."""
-    handle = forward.memory.allocate(n)
-    if handle is None:
-        raise FlagError(f"a test of {n} tokens does not fit the model's context of {forward.memory.n_cells}")
-    return handle
-
-
-def measure(work: Callable[[], None], n: int, repetitions: int) -> tuple[float, float]:
-    """Mean and standard deviation of tokens per second of `n` tokens, after one warm-up."""
+def measure(work: Callable[[], None], n: int, repetitions: int, begin: Callable[[], None]) -> tuple[float, float]:
+    """Mean and standard deviation of tokens per second of `n` tokens, after one warm-up; `begin` is not timed."""
+    begin()
     work()
     rates = []
     for _ in range(repetitions):
+        begin()
         began = time.perf_counter()
         work()
         rates.append(n / (time.perf_counter() - began))
     return statistics.fmean(rates), statistics.stdev(rates) if len(rates) > 1 else 0.0
 
 
-def speeds(llama: LoadedModel, prompts: list[int], generations: list[int], repetitions: int) -> list[Speed]:
-    """Run the tests of a loaded model."""
+def speeds(
+    llama: LoadedModel, prompts: list[int], generations: list[int], repetitions: int, depth: int = 0
+) -> list[Speed]:
+    """Run the tests of a loaded model, each behind `depth` tokens."""
     forward = llama.forward
     read, operations = weights_per_token(llama.file, llama.model)
     random = np.random.default_rng(1)
+    sequence = Sequence(forward, depth + max([*prompts, *generations]))
     results = []
-    for n in prompts:
+    for n, is_prompt in [(n, True) for n in prompts] + [(n, False) for n in generations]:
         tokens = random.integers(0, forward.n_vocab, n, dtype=np.int32)
-        mean, deviation = measure(lambda t=tokens: feed(forward, t, batch=forward.chunk), n, repetitions)  # type: ignore[misc]
-        results.append(Speed(f"pp{n}", mean, deviation, None, 2e-9 * operations * mean))
-    for n in generations:
-        tokens = random.integers(0, forward.n_vocab, n, dtype=np.int32)
-        mean, deviation = measure(lambda t=tokens: feed_one_by_one(forward, t), n, repetitions)  # type: ignore[misc]
-        results.append(Speed(f"tg{n}", mean, deviation, 1e-9 * read * mean, None))
+
+        def work(tokens: NDArray[np.int32] = tokens, is_prompt: bool = is_prompt) -> None:
+            if is_prompt:
+                sequence.feed(tokens, forward.chunk)
+            else:
+                sequence.feed_one_by_one(tokens)
+
+        mean, deviation = measure(work, n, repetitions, lambda: sequence.at(depth))
+        if is_prompt:
+            results.append(Speed(_test("pp", n, depth), mean, deviation, None, 2e-9 * operations * mean))
+        else:
+            results.append(Speed(_test("tg", n, depth), mean, deviation, 1e-9 * read * mean, None))
+    sequence.free()
     return results
-
-
-def feed_one_by_one(forward: Forward, tokens: NDArray[np.int32]) -> None:
-    """Evaluate each token alone, with logits, as generation does."""
-    handle, first = _sequence(forward, len(tokens)), np.zeros(1, np.int32)
-    for i in range(len(tokens)):
-        forward.start(tokens[i : i + 1], [Span(handle, i, 1)], first).result()
-        handle.used += 1
-    forward.memory.free(handle)
 
 
 class ProfileRow(NamedTuple):
@@ -151,11 +177,13 @@ def _profile(llama: LoadedModel, n: int, start: int) -> list[ProfileRow]:
 def bench(flags: Parsed) -> int:
     """The command. Raises LlamadoError."""
     logs.configure(verbosity=9 if flags.verbose else min(flags.log_verbosity, 2))
-    prompts, generations = _lengths(flags.n_prompt, "-p/--n-prompt"), _lengths(flags.n_gen, "-n/--n-gen")
+    prompts = [n for n in _lengths(flags.n_prompt, "-p/--n-prompt") if n]
+    generations = [n for n in _lengths(flags.n_gen, "-n/--n-gen") if n]
+    depths = _lengths(flags.n_depth, "-d/--n-depth") or [0]
     if flags.repetitions < 1:
         raise FlagError(f"-r/--repetitions: expected 1 or more, got {flags.repetitions}")
     options = engine_options(flags, n_slots=1)
-    need = max([*prompts, *generations, 1])
+    need = max(depths) + max([*prompts, *generations, 1])
     source = model_source(flags)
     from llamado.engine.loaded_model import LoadedModel
 
@@ -168,11 +196,12 @@ def bench(flags: Parsed) -> int:
             )
         # The engine would use its idle time, and the forward pass, to get ready for requests.
         llama.engine.close()
-        results = speeds(llama, prompts, generations, flags.repetitions)
-        profiles = {}
-        if flags.profile:
-            profiles = {f"pp{n}": _profile(llama, n, 0) for n in prompts}
-            profiles |= {f"tg{n}": _profile(llama, 1, n - 1) for n in generations}
+        results, profiles = [], {}
+        for depth in depths:
+            results += speeds(llama, prompts, generations, flags.repetitions, depth)
+            if flags.profile:
+                profiles |= {_test("pp", n, depth): _profile(llama, n, depth) for n in prompts}
+                profiles |= {_test("tg", n, depth): _profile(llama, 1, depth + n - 1) for n in generations}
     if flags.output == "json":
         rows = [{"model": source.name, **asdict(r)} for r in results]
         for row in rows:
