@@ -238,6 +238,17 @@ def test_top_n_sigma_keeps_the_largest_however_small() -> None:
     assert sampler.sample(np.array([30, 1, 1e4], np.float32), 0) in (0, 1, 2)
 
 
+@pytest.mark.parametrize("chain", [("temperature",), ("temperature", "typ_p"), ("temperature", "top_p")])
+@pytest.mark.parametrize("n_vocab", [2, 1100])
+def test_a_temperature_of_any_reach(chain: tuple[str, ...], n_vocab: int) -> None:
+    """The sum of the two is no number that f64 has, and where one candidate is certain it is multiplied by 0."""
+    sampling = Sampling(samplers=chain, temperature=1e308, dynatemp_range=1e308, typical_p=0.5, top_p=0.5)
+    sampler = Sampler(sampling, seed=1, n_vocab=n_vocab)
+    row = np.full(n_vocab, -math.inf, np.float32)
+    row[1] = -3e38
+    assert sampler.sample(row, 0) == 1
+
+
 NUMBERS = [
     field.name
     for field in dataclasses.fields(Sampling)

@@ -181,7 +181,7 @@ def temperature(value: float) -> Step:
 
 def dynamic_temperature(middle: float, reach: float, exponent: float) -> Step:
     """Divide by a temperature within `middle ± reach`: the more even the probabilities, the higher."""
-    low, high = max(0.0, middle - reach), middle + reach
+    low, high = (min(max(value, -HUGE), HUGE) for value in (max(0.0, middle - reach), middle + reach))
 
     def step(candidates: Candidates, _: int) -> None:
         if candidates.size <= 1:
