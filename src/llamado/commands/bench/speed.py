@@ -196,7 +196,8 @@ def bench(flags: Parsed) -> int:
             )
         # The engine would use its idle time, and the forward pass, to get ready for requests.
         llama.engine.close()
-        results, profiles = [], {}
+        results: list[Speed] = []
+        profiles: dict[str, list[ProfileRow]] = {}
         for depth in depths:
             results += speeds(llama, prompts, generations, flags.repetitions, depth)
             if flags.profile:
