@@ -64,7 +64,7 @@ def test_each_kind_of_thing_has_an_example() -> None:
 def test_the_example_works(name: str, tmp_path: Path) -> None:
     """Its changes fit, its sources are typed and sorted as ours, its test passes, and fails without them."""
     steps = examples()[name]
-    ignore = shutil.ignore_patterns("__pycache__", "captures", "*.svg")
+    ignore = shutil.ignore_patterns("captures", "*.svg")
     for folder in ("src", "tests"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignore)
     for file in ("pyproject.toml", "README.md", "LICENSE"):
