@@ -1,0 +1,46 @@
+"""Whether a worker greets: one HELLO, which says more than an accepted connection."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from llamado.client.health import Phase, State
+from llamado.rpc.wire import COMMANDS, VERSION, Hello, HelloResponse, ResponseReader, WireError, write_request
+
+
+def greet(address: tuple[str, int], timeout: float) -> State:
+    """The state of a worker: whether it answers HELLO, which is more than accepting a connection."""
+    deadline = time.monotonic() + timeout
+    accepted = False
+    try:
+        with socket.create_connection(address, timeout) as connection:
+            accepted = True
+            reader = ResponseReader()
+            reader.expect(COMMANDS[Hello])
+            connection.sendall(write_request(Hello()))
+            while (found := reader.next()) is None:
+                connection.settimeout(max(0.001, deadline - time.monotonic()))
+                data = connection.recv(256)
+                if not data:
+                    return State(Phase.UNHEALTHY, "it ends the connection instead of greeting: no ggml RPC worker?")
+                reader.feed(data)
+    except TimeoutError:
+        if not accepted:
+            return State(Phase.CONNECTING, f"no connection within {timeout:.2g} s; is the address right?")
+        return State(
+            Phase.CONNECTING,
+            f"accepts connections, and does not greet within {timeout:.2g} s (ggml's worker serves one client at a "
+            "time: is another one connected?)",
+        )
+    except WireError as error:
+        return State(Phase.UNHEALTHY, f"something else answers there: {error}")
+    except OSError as error:
+        return State(Phase.CONNECTING, f"cannot connect: {error.strerror or error}")
+    hello = found[1]
+    assert isinstance(hello, HelloResponse)
+    version = (hello.major, hello.minor, hello.patch)
+    if version[0] != VERSION[0] or version[1] > VERSION[1]:
+        theirs, ours = (".".join(map(str, v)) for v in (version, VERSION))
+        return State(Phase.UNHEALTHY, f"it speaks RPC {theirs}, this is {ours}: use a llama.cpp of the same version")
+    return State(Phase.READY, "ready")
