@@ -91,6 +91,7 @@ _SLOTS = frozenset({"serve", "plan"})
 _WORKER = frozenset({"worker"})
 _TAP = frozenset({"tap"})
 _WAIT = frozenset({"wait"})
+_DOCTOR = frozenset({"doctor"})
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
@@ -635,10 +636,44 @@ TAP = _group(
     _used("--trace", "write the decoded traffic to a file, a JSON object a line", type="str", metavar="FILE",
           commands=_TAP),
 )
+
+DOCTOR = _group(
+    "doctor",
+    _used("-m --model", "a model's file, or ollama:NAME: is it whole, does it run and fit", type="str", many=True,
+          metavar="MODEL", commands=_DOCTOR),
+    _used("--rpc", "workers: host:port, tls://host:port, comma-separated; may be repeated", type="str", many=True,
+          metavar="SERVERS", commands=_DOCTOR),
+    _used("--rpc-ca", "PEM file of the authority that tls:// workers' certificates come from", type="str",
+          metavar="FILE", commands=_DOCTOR),
+    _used("--rpc-cert", "PEM file of this machine's certificate for tls:// workers", type="str", metavar="FILE",
+          commands=_DOCTOR),
+    _used("--rpc-key", "PEM file of the key of --rpc-cert", type="str", metavar="FILE", commands=_DOCTOR),
+    _used("--host", "address on which a server is to listen", type="str", default="127.0.0.1", metavar="HOST",
+          commands=_DOCTOR),
+    _used("--port", "port on which a server is to listen: is it free, who has it", type="int", metavar="PORT",
+          commands=_DOCTOR),
+    _used("--api-key", "key that the server asks for", type="str", metavar="KEY", commands=_DOCTOR,
+          env="LLAMA_API_KEY"),
+    _used("-t --threads", "threads that are planned", type="int", metavar="N", commands=_DOCTOR),
+    _used("-c --ctx-size", "context that is planned, in tokens (0: what fits)", type="int", default=0, metavar="N",
+          commands=_DOCTOR),
+    _used("-np --parallel", "slots that are planned (-1: 4 that share the context)", type="int", default=-1,
+          metavar="N", commands=_DOCTOR),
+    _used("-ctk --cache-type-k", "type of the K cache that is planned", type="str", default="f16",
+          choices=" ".join(KV_TYPES), metavar="TYPE", commands=_DOCTOR),
+    _used("-ctv --cache-type-v", "type of the V cache that is planned", type="str", default="f16",
+          choices=" ".join(KV_TYPES), metavar="TYPE", commands=_DOCTOR),
+    _used("--mlock", "the weights are to be locked in RAM", default=False, commands=_DOCTOR),
+    _used("--timeout", "seconds that one answer may take", type="float", default=5.0, metavar="SECONDS",
+          commands=_DOCTOR),
+    _used("--patience", "seconds that a server which loads is watched for progress", type="float", default=10.0,
+          metavar="SECONDS", commands=_DOCTOR),
+    _used("--json", "print JSON", default=False, commands=_DOCTOR),
+)
 # fmt: on
 
 FLAGS: tuple[Flag, ...] = (
-    MODEL + COMPUTE + SPLIT + SAMPLING + SERVER + ROUTER + LOGGING + RUN + BENCH + WORKER + TAP + WAIT
+    MODEL + COMPUTE + SPLIT + SAMPLING + SERVER + ROUTER + LOGGING + RUN + BENCH + WORKER + TAP + WAIT + DOCTOR
 )
 
 
@@ -861,7 +896,7 @@ def markdown() -> str:
     }
     for kind, title in titles.items():
         lines += _table(f"## {title}", [f for f in FLAGS if f.kind is kind and "serve" in f.commands])
-    for command in ("run", "bench", "perplexity", "plan", "worker", "tap", "wait"):
+    for command in ("run", "bench", "perplexity", "plan", "worker", "tap", "wait", "doctor"):
         own = [f for f in FLAGS if f.kind is Kind.USED and command in f.commands and "serve" not in f.commands]
         shared = any(command in f.commands and "serve" in f.commands for f in FLAGS if f.kind is not Kind.USED)
         title = f"# Flags of `llamado {command}`"

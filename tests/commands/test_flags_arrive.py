@@ -18,7 +18,7 @@ from llamado.flags import FLAGS, Flag, Kind
 from llamado.gguf.types import TensorType
 from llamado.text.grammar.source import GrammarSource
 
-COMMANDS = ("serve", "run", "perplexity", "bench", "plan", "worker", "tap", "wait")
+COMMANDS = ("serve", "run", "perplexity", "bench", "plan", "worker", "tap", "wait", "doctor")
 BASE = {
     "serve": "-m @model",
     "run": "-m @model -p hi",
@@ -28,6 +28,7 @@ BASE = {
     "worker": "",
     "tap": "",
     "wait": "http://h:1",
+    "doctor": "http://h:1",
 }
 CHATML = "{{ messages[0].content }}"
 GONE = "(nothing)"
@@ -320,6 +321,25 @@ ROWS: dict[str, Row] = {
     "tap --trace": tap("trace", "f", "f"),
     "wait --timeout": Row("5", {"wait.timeout": 5.0}),
     "wait --interval": Row("1", {"wait.interval": 1.0}),
+    "doctor --model": Row("m.gguf", {"doctor.what.models": ("m.gguf",)}),
+    "doctor --rpc": Row("h:1,h:2", {"doctor.split.rpc": ("h:1", "h:2")}, part=True),
+    "doctor --rpc-ca": Row("a.pem", {"doctor.split.ca": "a.pem", "doctor.options.split.ca": "a.pem"}, "--rpc h:1"),
+    "doctor --rpc-cert": Row("c.pem", {"doctor.split.cert": "c.pem", "doctor.options.split.cert": "c.pem"},
+                             "--rpc h:1"),
+    "doctor --rpc-key": Row("k.pem", {"doctor.split.key": "k.pem", "doctor.options.split.key": "k.pem"},
+                            "--rpc h:1"),
+    "doctor --host": Row("0.0.0.0", {"doctor.machine.host": "0.0.0.0"}),
+    "doctor --port": Row("99", {"doctor.machine.port": 99}),
+    "doctor --api-key": Row("secret", {"doctor.key": "secret"}),
+    "doctor --threads": Row("7", {"doctor.machine.threads": 7}),
+    "doctor --ctx-size": Row("256", {"doctor.options.n_ctx": 256, "doctor.context_given": True}),
+    "doctor --parallel": Row("2", {"doctor.options.n_slots": 2, "doctor.options.unified": False}),
+    "doctor --cache-type-k": Row("q8_0", {"doctor.options.type_k": "q8_0"}),
+    "doctor --cache-type-v": Row("q8_0", {"doctor.options.type_v": "q8_0"}),
+    "doctor --mlock": Row(None, {"doctor.options.mlock": True, "doctor.machine.mlock": True}),
+    "doctor --timeout": Row("5.5", {"doctor.timeout": 5.5}),
+    "doctor --patience": Row("2", {"doctor.patience": 2.0}),
+    "doctor --json": Row(None, {"doctor.told": True}),
 }  # fmt: skip
 
 

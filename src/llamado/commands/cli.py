@@ -30,6 +30,7 @@ llamado: serve and run GGUF language models, on one machine or on many
   llamado worker                lend this machine to a server elsewhere (ggml RPC)
   llamado plan -m MODEL --rpc HOST:PORT,…
                                 which layers would go to which machine
+  llamado doctor [URL|LOG …]    what ails a server, workers (--rpc), a model (-m) or this machine, and what mends it
   llamado tap                   a proxy before a worker that delays and shows its traffic
 
 MODEL: a GGUF path, a name (smollm2, gemma3), hf:user/repo[:quant], ollama:name[:tag]
@@ -219,6 +220,12 @@ def _tap(flags: Parsed, _: argparse.Namespace) -> int:
     return run_tap(options)
 
 
+def _doctor(flags: Parsed, namespace: argparse.Namespace) -> int:
+    from llamado.commands.doctor import run_doctor
+
+    return run_doctor(flags, namespace.targets)
+
+
 COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
     "serve": (_serve, "HTTP server with llama-server's and OpenAI's API"),
     "wait": (_wait, "wait until a server answers requests"),
@@ -229,6 +236,7 @@ COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
     "perplexity": (_perplexity, "score a text with the method of llama-perplexity"),
     "worker": (_worker, "lend this machine's devices to a server elsewhere: rpc-server's flags and protocol"),
     "plan": (_plan, "which layers would go to which device, and how long a token would take"),
+    "doctor": (_doctor, "what ails servers, workers, models, logs and this machine, and the command that mends it"),
     "tap": (_tap, "a proxy before a worker that delays, limits and decodes its traffic"),
 }
 
@@ -243,6 +251,9 @@ def _parser(command: str) -> argparse.ArgumentParser:
         parser.add_argument("spec", nargs="?", metavar="MODEL", help="instead of -m (default: smollm2)")
     elif command == "wait":
         parser.add_argument("url", metavar="URL", help="http://host:port of a server, or tcp://host:port of a worker")
+    elif command == "doctor":
+        about = "http://host:port of servers, tcp://host:port of workers, logs, models (default: this machine)"
+        parser.add_argument("targets", nargs="*", metavar="URL|LOG|MODEL", help=about)
     elif command == "pull":
         parser.add_argument("spec", nargs="?", metavar="MODEL", help="smollm2, gemma3, hf:user/repo[:quant], …")
         parser.add_argument("-hf", "-hfr", "--hf-repo", metavar="REPO", help="user/repo[:quant] of Hugging Face")

@@ -29,3 +29,7 @@ class TruncatedFile(GgufError):
 
 class SourceError(LlamadoError):
     """A model could not be found or fetched; says what failed and what to do instead."""
+
+
+class MissingBlob(SourceError):
+    """Ollama's manifest names a file that its store does not have."""

@@ -243,7 +243,7 @@ def place_tensors(cursor: Cursor, table: Table, shard: int) -> list[TensorInfo]:
     data_size = max(cursor.size - data_start, 0)
     for name, _, _, offset, nbytes, at in rows:
         if offset + nbytes > data_size:
-            cursor.fail(
+            cursor.truncated(
                 f"the tensor needs data bytes {offset} to {offset + nbytes} and the file has {data_size}; "
                 "it is damaged or was not fetched whole",
                 name,

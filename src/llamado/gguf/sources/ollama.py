@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from llamado.gguf.errors import SourceError
+from llamado.gguf.errors import MissingBlob, SourceError
 
 DEFAULT_HOST, DEFAULT_USER, DEFAULT_TAG = "registry.ollama.ai", "library", "latest"
 MODEL_LAYER = "application/vnd.ollama.image.model"
@@ -46,7 +46,7 @@ def find_ollama_model(name: str) -> Path:
         )
     blob = root / "blobs" / f"sha256-{match[1]}"
     if not blob.is_file():
-        raise SourceError(f"Ollama's manifest {manifest} points to {blob}, which is missing: run `ollama pull {name}`")
+        raise MissingBlob(f"Ollama's manifest {manifest} points to {blob}, which is missing: run `ollama pull {name}`")
     return blob
 
 

@@ -1,0 +1,140 @@
+"""This machine: ports and who has them, processors, locked memory, the cache's folder and its disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from llamado.cluster.doctor.symptoms import Finding, finding
+from llamado.devices import limits
+from llamado.gguf.sources.resolve import cache_dir
+
+_LEAST_DISK = 1 << 30
+_LEAST_FILES = 1024
+_LISTENING = "0A"
+"""State TCP_LISTEN in /proc/net/tcp (Linux Documentation/networking/proc_net_tcp.rst)."""
+
+
+@dataclass(frozen=True)
+class MachineOptions:
+    """What is planned on this machine; None: nothing is said of it."""
+
+    host: str = "127.0.0.1"
+    port: int | None = None
+    threads: int | None = None
+    mlock: bool = False
+
+
+def examine_machine(options: MachineOptions) -> list[Finding]:
+    """All that ails this machine for what is planned on it."""
+    return [*_port(options), *_threads(options), *_locking(options), *_cache(), *_open_files()]
+
+
+def _port(options: MachineOptions) -> Iterator[Finding]:
+    if options.port is None:
+        return
+    where = f"{options.host}:{options.port}"
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)
+    except socket.gaierror as error:
+        yield finding("unknown-host", where, f"{options.host}: {error.strerror}", host=options.host)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno == errno.EADDRINUSE:
+            holder = holder_of(options.port)
+            by = "by a process of another user" if holder is None else f"by {holder[1]} (process {holder[0]})"
+            pid, program = holder or (f"$(sudo lsof -ti :{options.port})", "as root: it is another user's")
+            text = f"{reason}: {by}"
+            yield finding("port-taken", where, text, pid=pid, program=program, free=free_port(options.host))
+        elif error.errno == errno.EACCES:
+            yield finding("port-forbidden", where, reason)
+        else:
+            yield finding("not-this-machine", where, reason)
+
+
+def free_port(host: str) -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1" if ":" in host else host, 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def holder_of(port: int, root: Path = Path("/")) -> tuple[int, str] | None:
+    """The process that listens on a port, and its command; None where the system does not tell."""
+    wanted = set(_inodes(port, root))
+    if not wanted:
+        return None
+    for process in (root / "proc").glob("[0-9]*"):
+        with suppress(OSError):
+            for descriptor in (process / "fd").iterdir():
+                with suppress(OSError):
+                    if os.readlink(descriptor) in wanted:
+                        words = (process / "cmdline").read_bytes().split(b"\0")
+                        return int(process.name), b" ".join(words).decode(errors="replace").strip()[:80]
+    return None
+
+
+def _inodes(port: int, root: Path) -> Iterator[str]:
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in (root / "proc/net" / table).read_text().splitlines()[1:]:
+                words = line.split()
+                if len(words) > 9 and words[3] == _LISTENING and int(words[1].rpartition(":")[2], 16) == port:
+                    yield f"socket:[{words[9]}]"
+
+
+def _threads(options: MachineOptions) -> Iterator[Finding]:
+    cores = limits.cores()
+    if options.threads is not None and options.threads > cores:
+        there = os.cpu_count() or cores
+        text = f"-t {options.threads}, and {cores} can compute side by side"
+        if there > cores:
+            text += f" (of {there}: affinity, a container's share, or two threads a core)"
+        yield finding("too-many-threads", "-t", text, cores=cores)
+
+
+def _locking(options: MachineOptions) -> Iterator[Finding]:
+    if not options.mlock:
+        return
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+        if limit != resource.RLIM_INFINITY and os.geteuid() != 0:
+            yield finding("lock-limit", "--mlock", f"{limit / 1e6:.1f} MB may be locked")
+
+
+def _cache() -> Iterator[Finding]:
+    folder = cache_dir()
+    there = next((one for one in (folder, *folder.parents) if one.exists()), Path("/"))
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        symptom = "disk-full" if error.errno == errno.ENOSPC else "cache-not-writable"
+        yield finding(symptom, str(folder), f"{there}: {error.strerror or error}", folder=folder)
+        return
+    free = shutil.disk_usage(there).free
+    if free < _LEAST_DISK:
+        yield finding("disk-full", str(folder), f"{free / 1e6:.0f} MB are free", folder=folder)
+
+
+def _open_files() -> Iterator[Finding]:
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        if limit != resource.RLIM_INFINITY and limit < _LEAST_FILES:
+            yield finding("open-files", "this machine", f"{limit} files may be open at a time")

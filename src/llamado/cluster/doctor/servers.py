@@ -1,0 +1,264 @@
+"""HTTP servers: whether one answers, whether it is ready, and who may use it."""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import httpx
+
+from llamado.client.health import Phase, judge
+from llamado.client.requests import base, metrics
+from llamado.cluster.doctor.logs import cause_of
+from llamado.cluster.doctor.probes import How, Reached, hello, is_here, is_loopback, reach, speaks_tls
+from llamado.cluster.doctor.symptoms import Finding, finding
+
+_LATE = 2.0
+"""Seconds of /health that are too many: probes commonly allow 1 to 5."""
+_SKEW = 60.0
+_PAUSE = 0.25
+
+
+@dataclass
+class ServerExamination:
+    """What was found of one server. `build` and `model`: what it says of itself."""
+
+    url: str
+    findings: list[Finding] = field(default_factory=list)
+    build: str = ""
+    model: dict[str, Any] = field(default_factory=dict)
+
+
+class _Asked(NamedTuple):
+    url: str
+    host: str
+    port: int
+    tls: bool
+    key: str | None
+    timeout: float
+    patience: float
+
+
+def examine_servers(
+    urls: Sequence[str], *, key: str | None = None, timeout: float = 5.0, patience: float = 10.0
+) -> list[Finding]:
+    """All that ails the servers, each by itself and then side by side.
+
+    `timeout`: seconds one answer may take, `patience`: for how long a server that loads is watched. Raises
+    ServerUnavailable for an address that is none.
+    """
+    seen = [examine_server(url, key=key, timeout=timeout, patience=patience) for url in urls]
+    return [one for examination in seen for one in examination.findings] + list(_compare(seen))
+
+
+def examine_server(url: str, *, key: str | None, timeout: float, patience: float) -> ServerExamination:
+    """All that ails one server."""
+    parsed = httpx.URL(base(url))
+    tls = parsed.scheme == "https"
+    port = parsed.port or (443 if tls else 80)
+    server = _Asked(str(parsed).rstrip("/"), parsed.host, port, tls, key, timeout, patience)
+    result = ServerExamination(server.url)
+    result.findings += _examine(server, result)
+    return result
+
+
+def _examine(server: _Asked, result: ServerExamination) -> Iterator[Finding]:
+    outcome, why = reach(server.host, server.port, server.timeout)
+    if outcome is not Reached.OPEN:
+        yield _unreached(server, outcome, why)
+        return
+    with httpx.Client(base_url=server.url, timeout=server.timeout, trust_env=False) as client:
+        began = time.monotonic()
+        try:
+            response = client.get("/health")
+        except httpx.HTTPError as error:
+            yield _no_answer(server, error)
+            return
+        took = time.monotonic() - began
+        if took > _LATE:
+            yield finding("slow-health", server.url, f"/health took {took:.1f} s")
+        unready = _unready(server, client, response)
+        if unready is not None:
+            yield unready
+            return
+        yield from _degraded(server, response)
+        yield from _ready(server, client, result)
+
+
+def _unreached(server: _Asked, outcome: Reached, why: str) -> Finding:
+    where = server.url
+    facts: dict[str, Any] = {"host": server.host, "port": server.port}
+    if outcome is Reached.UNKNOWN:
+        return finding("unknown-host", where, f"{server.host}: {why}", **facts)
+    if outcome is Reached.TIMEOUT:
+        return finding("unreachable", where, why, **facts)
+    if is_here(server.host):
+        for other in ("127.0.0.1", "::1"):
+            if other != server.host and reach(other, server.port, server.timeout)[0] is Reached.OPEN:
+                shown = f"[{other}]" if ":" in other else other
+                url = f"{'https' if server.tls else 'http'}://{shown}:{server.port}"
+                text = f"nobody listens on {server.host}, port {server.port}, but {other} answers"
+                return finding("bind-address", where, text, listen=server.host, port=server.port, url=url)
+    return finding("refused", where, f"nobody listens on {server.host}, port {server.port}", **facts)
+
+
+def _no_answer(server: _Asked, error: httpx.HTTPError) -> Finding:
+    where = server.url
+    facts: dict[str, Any] = {"host": server.host, "port": server.port}
+    said = str(error) or type(error).__name__
+    if isinstance(error, httpx.TimeoutException):
+        return finding("silent", where, f"no answer to /health within {server.timeout:g} s", **facts)
+    if server.tls:
+        if "CERTIFICATE_VERIFY_FAILED" in said:
+            return finding("certificate", where, said, **facts)
+        return finding("no-tls", where, f"no TLS handshake: {said}", **facts)
+    if speaks_tls(server.host, server.port, server.timeout):
+        return finding("wants-tls", where, "plain HTTP is not answered, a TLS handshake is", **facts)
+    if hello(server.host, server.port, server.timeout).how is How.GREETED:
+        return finding("worker-address", where, "it greets as an RPC worker, and speaks no HTTP", **facts)
+    return finding("not-a-server", where, f"it does not speak HTTP: {said}", **facts)
+
+
+def _unready(server: _Asked, client: httpx.Client, response: httpx.Response) -> Finding | None:
+    """Why a server does not answer requests, None where it does. One that loads is watched for a while."""
+    first: tuple[str, float | None] | None = None
+    began = time.monotonic()
+    while True:
+        state = judge(response.status_code, response.headers, response.content)
+        if state.phase is Phase.READY:
+            return None
+        if state.phase is not Phase.LOADING:
+            return _unhealthy(server, response, state.message)
+        now = (state.message, state.progress)
+        first = first or now
+        waited = time.monotonic() - began
+        percent = "" if state.progress is None else f", {100 * state.progress:.0f}%"
+        if now != first:
+            return finding("loading", server.url, f"{state.message}{percent}", url=server.url)
+        if waited >= server.patience:
+            stands = f"{state.message}{percent}: no progress for {waited:.0f} s"
+            if state.progress is None:
+                return finding("loading", server.url, f"{state.message}, for {waited:.0f} s at least; it does not say "
+                               "how far it is", url=server.url)  # fmt: skip
+            return finding("stuck-loading", server.url, stands)
+        time.sleep(min(_PAUSE, server.patience))
+        try:
+            response = client.get("/health")
+        except httpx.HTTPError as error:
+            said = f"it was loading and is gone ({error or type(error).__name__}): its log tells why"
+            return finding("failed-to-load", server.url, said)
+
+
+def _unhealthy(server: _Asked, response: httpx.Response, message: str) -> Finding:
+    where = server.url
+    said = _json(response)
+    error = said.get("error")
+    status = response.status_code
+    if said.get("status") == "no slot available":
+        return finding("no-slots", where, "all slots are at work")
+    if status == 401:
+        return finding("wrong-key", where, "/health itself asks for a key: a proxy before the server", url=where)
+    if isinstance(error, dict) and status == 503:
+        if "worker" in error or "worker" in said:
+            worker = str(error.get("worker") or said.get("worker"))
+            return finding("worker-lost", where, message, worker=worker)
+        symptom = cause_of(message)
+        if symptom is not None:
+            return finding("failed-to-load", where, message, cause=symptom.cause)
+        return finding("failed-to-load", where, message)
+    if status == 400 and not server.tls and speaks_tls(server.host, server.port, server.timeout):
+        facts: dict[str, Any] = {"host": server.host, "port": server.port}
+        return finding("wants-tls", where, "plain HTTP is answered by 400, a TLS handshake comes about", **facts)
+    if status in (502, 503, 504):
+        return finding("proxy-error", where, f"/health answers {status} without a reason")
+    return finding("not-a-server", where, message, port=server.port)
+
+
+def _degraded(server: _Asked, response: httpx.Response) -> Iterator[Finding]:
+    for away in _json(response).get("degraded") or []:
+        worker = str(away.get("device"))
+        text = f"{worker} is away ({away.get('why')}); its layers {away.get('layers')} are on others"
+        yield finding("degraded", server.url, text, worker=worker)
+    date = response.headers.get("date")
+    if date is not None:
+        try:
+            skew = email.utils.parsedate_to_datetime(date).timestamp() - time.time()
+        except ValueError:
+            return
+        if abs(skew) > _SKEW:
+            yield finding("clock", server.url, f"its clock is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}")
+
+
+def _ready(server: _Asked, client: httpx.Client, result: ServerExamination) -> Iterator[Finding]:
+    """What ails a server that is ready."""
+    props = _get(client, "/props", None)
+    if props is None:
+        yield finding("silent", server.url, f"/health answers, /props does not within {server.timeout:g} s",
+                      port=server.port)  # fmt: skip
+        return
+    asks = props.status_code == 401
+    if asks:
+        if server.key is not None:
+            props = _get(client, "/props", server.key) or props
+        if props.status_code == 401:
+            given = "this key is refused" if server.key is not None else "no key was given"
+            yield finding("wrong-key", server.url, f"it asks for a key, {given}", url=server.url)
+            return
+    elif props.status_code == 200 and not is_loopback(server.host):
+        yield finding("no-key", server.url, f"/props answers on {server.host} without a key")
+    key = server.key if asks else None
+    result.build = str(_json(props).get("build_info") or "")
+    listed = _get(client, "/v1/models", key)
+    data = _json(listed).get("data") if listed is not None else None
+    if isinstance(data, list) and len(data) == 1 and isinstance(data[0], dict):
+        result.model = {"id": data[0].get("id"), **(data[0].get("meta") or {})}
+    yield from _busy(server, client, key)
+
+
+def _busy(server: _Asked, client: httpx.Client, key: str | None) -> Iterator[Finding]:
+    response = _get(client, "/slots", key)
+    slots = response.json() if response is not None and response.status_code == 200 else None
+    busy = isinstance(slots, list) and bool(slots) and all(slot.get("is_processing") for slot in slots)
+    waiting = 0.0
+    scraped = _get(client, "/metrics", key)
+    if scraped is not None and scraped.status_code == 200:
+        found = metrics(scraped.text)
+        waiting = sum(value for name, value in found.items() if name.startswith("llamacpp:requests_deferred"))
+    if busy or waiting:
+        n = len(slots) if isinstance(slots, list) else 0
+        text = f"all {n} slots are at work" if busy else "slots are short"
+        text += f", {waiting:.0f} requests wait" if waiting else ""
+        yield finding("no-slots", server.url, text, more=2 * n or "N")
+
+
+def _compare(seen: Sequence[ServerExamination]) -> Iterator[Finding]:
+    """What differs among servers that should be equal."""
+    builds = {one.url: one.build for one in seen if one.build}
+    where = ", ".join(one.url for one in seen)
+    if len(set(builds.values())) > 1:
+        yield finding("builds-differ", where, "; ".join(f"{url}: {build}" for url, build in builds.items()))
+    keys = ("id", "size", "n_params", "n_ctx")
+    models = {one.url: tuple(one.model.get(key) for key in keys) for one in seen if one.model}
+    if len(set(models.values())) > 1:
+        shown = (", ".join(f"{k} {v}" for k, v in zip(keys, values, strict=True)) for values in models.values())
+        text = "; ".join(f"{url}: {line}" for url, line in zip(models, shown, strict=True))
+        yield finding("models-differ", where, text)
+
+
+def _get(client: httpx.Client, path: str, key: str | None) -> httpx.Response | None:
+    try:
+        return client.get(path, headers={"Authorization": f"Bearer {key}"} if key else {})
+    except httpx.HTTPError:
+        return None
+
+
+def _json(response: httpx.Response) -> dict[str, Any]:
+    try:
+        value = json.loads(response.content)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

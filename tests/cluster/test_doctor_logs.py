@@ -1,0 +1,253 @@
+"""What lines of logs mean: those of llama.cpp's programs and ours; and the command `llamado doctor`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from doctor_stand_ins import closed_port, listening
+from scripted_worker import ScriptedWorker
+from tiny_models import make_llama
+
+from llamado.cluster.doctor.logs import PATTERNS, cause_of, explain_lines
+from llamado.cluster.doctor.symptoms import SYMPTOMS
+from llamado.commands import cli
+
+LINES = {
+    "0.00.042.953 E srv         start: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 8080": "port-taken",
+    "Failed to create server socket": "port-taken",
+    "llamado: cannot listen on 127.0.0.1:8080: Address already in use; choose another with --port": "port-taken",
+    "ggml-rpc.cpp:547: Failed to connect to 10.0.0.2:50052": "worker-refused",
+    "RPC server version mismatch: 6.1.0": "worker-version",
+    "HELLO request size mismatch (0 vs 24) — client needs upgrade to protocol v7.x": "worker-version",
+    "ggml-rpc.cpp:401: Remote RPC server crashed or returned malformed response": "worker-lost",
+    "Cannot resolve host 'worker1'": "unknown-host",
+    "Unknown command: 71": "not-a-worker",
+    "E gguf_init_from_file: failed to open GGUF file '/m.gguf' (No such file or directory)": "no-file",
+    "E gguf_init_from_file: failed to open GGUF file '/m.gguf' (Permission denied)": "not-readable",
+    "gguf_init_from_file_ptr: invalid magic characters: '<!DO', expected 'GGUF'": "not-gguf",
+    "llama_model_load: error loading model: tensor 'blk.3.ffn_up.weight' data is not within the file bounds, model is "
+    "corrupted or incomplete": "truncated",
+    "llama_model_load: error loading model: unknown model architecture: 'glm4moelite'": "architecture",
+    "gguf_init_from_file_ptr: tensor 'a' has invalid ggml type 99. should be in [0, 42)": "weight-type",
+    "llama_model_load: error loading model: missing tensor 'blk.0.attn_q.weight'": "invalid-model",
+    "llama_model_loader: failed to load GGUF split from /m-00002-of-00003.gguf": "missing-part",
+    "error loading model vocabulary: unknown pre-tokenizer type: 'new'": "invalid-model",
+    "ggml_gallocr_reserve_n_impl: failed to allocate CUDA0 buffer of size 9000000000": "out-of-memory",
+    "llama_model_load: error loading model: unable to allocate CPU buffer": "out-of-memory",
+    "failed to allocate buffer for kv cache": "out-of-memory",
+    "out of memory: the model needs 9.0 GiB of memory": "too-large",
+    "tensor allocation failed: RPC0 has no room for 9 GB more": "out-of-memory",
+    "warning: failed to mlock 919-byte buffer (after previously locking 0 bytes): Cannot allocate memory": "lock-limit",
+    "kernel: Out of memory: Killed process 4242 (llama-server)": "killed",
+    "fwrite: No space left on device": "disk-full",
+    "Failed to create cache directory: /root/.cache/llama.cpp/rpc": "cache-not-writable",
+    "W srv  operator(): unauthorized: Invalid API Key": "wrong-key",
+    "request (9000 tokens) exceeds the available context size (4096 tokens), try increasing it": "context-full",
+    "D slot no slot is available, defer task, id_task = 3": "no-slots",
+    "error: invalid argument: --log-format": "wrong-flag",
+    "E srv chat template parsing error: unexpected token": "no-template",
+    "ggml_blas_graph_compute: unsupported op RMS_NORM": "device-same",
+    "Segmentation fault (core dumped)": "crash",
+    "GGML_ASSERT(status == GGML_STATUS_SUCCESS) failed": "crash",
+    "E srv  llama_server: exiting due to model loading error": "failed-to-load",
+    "0.0.0.0 can be reached from other machines, and no key is asked for: whoever gets through uses this": "no-key",
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_is_understood(line: str) -> None:
+    (found,) = explain_lines(["all is well\n", line + "\n"], "server.log")
+    assert (found.symptom, found.where) == (LINES[line], "server.log:2") and found.found == line
+
+
+def test_every_pattern_has_its_line() -> None:
+    """None of the patterns can be dropped unseen: each symptom of the table of lines needs one."""
+    assert {pattern.symptom for pattern in PATTERNS} >= set(LINES.values())
+    assert {pattern.symptom for pattern in PATTERNS} <= set(SYMPTOMS)
+
+
+def test_fields_of_a_line_fill_in_the_command() -> None:
+    (found,) = explain_lines(["Failed to connect to 10.0.0.2:50055"], "log")
+    assert found.command.startswith("llamado worker -H 0.0.0.0 -p 50055   # on 10.0.0.2;")
+
+
+def test_what_follows_from_others_is_left_out_and_lines_are_counted() -> None:
+    lines = [
+        "E gguf_init_from_file: failed to open GGUF file '/m.gguf' (No such file or directory)",
+        "E llama_model_load_from_file_impl: failed to load model",
+        "E gguf_init_from_file: failed to open GGUF file '/m.gguf' (No such file or directory)",
+        "E srv  llama_server: exiting due to model loading error",
+    ]
+    (found,) = explain_lines(lines, "log")
+    assert found.symptom == "no-file" and found.where == "log:1" and found.found.endswith("(2 times)")
+    (found,) = explain_lines(lines[1:2], "log")
+    assert found.symptom == "failed-to-load"
+
+
+HEALTHY = """\
+0.00.004.020 I srv  llama_server: initializing ...
+0.00.011.493 I cmn  common_param: common_params_print_info: verbosity = 3 (adjust with the `-lv N` CLI arg)
+0.00.011.792 W srv  llama_server: security: no API key is set and CORS allows all origins
+0.00.013.523 I srv    load_model: loading model '/m.gguf'
+0.00.313.523 I srv  llama_server: model loaded
+0.00.313.600 I srv  llama_server: server is listening on http://127.0.0.1:8080
+0.01.313.600 I srv  update_slots: all slots are idle
+"""
+
+
+def test_nothing_is_found_in_the_log_of_a_healthy_server() -> None:
+    assert explain_lines(HEALTHY.splitlines(), "log") == []
+
+
+def test_the_reason_of_a_failed_load() -> None:
+    assert cause_of("out of memory: the model needs 9 GB") is SYMPTOMS["too-large"]
+    assert cause_of("nobody knows") is None
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    code = cli.main(["doctor", *map(str, words)])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMADO_CACHE", str(tmp_path / "cache"))
+
+
+def test_a_healthy_system(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(HEALTHY)
+    model = make_llama(tmp_path / "tiny.gguf")
+    with listening() as (url, _):
+        code, out, err = run(capsys, url, url.removeprefix("http://"), log, model, "-t", 1, "--port", closed_port())
+    assert (code, err) == (0, "") and out.startswith("Nothing found. Looked at: ")
+    for name in (url, str(log), str(model), "this machine"):
+        assert name in out
+
+
+def test_what_is_found_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("Failed to connect to 10.0.0.2:50052\n")
+    port = closed_port()
+    code, out, _ = run(capsys, f"127.0.0.1:{port}", log, f"tcp://127.0.0.1:{port}")
+    assert code == 1
+    for title in ("refused", "worker-refused"):
+        assert SYMPTOMS[title].title in out
+    assert re.search(r"found: .*\n  cause: .*\n  mend: ", out)
+
+
+def test_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = run(capsys, "-m", tmp_path / "none.gguf", "--json")
+    said = json.loads(out)
+    assert code == 1 and said["healthy"] is False and [one["symptom"] for one in said["findings"]] == ["no-file"]
+    assert set(said["findings"][0]) == {"symptom", "title", "where", "found", "cause", "command"}
+    code, out, _ = run(capsys, "--json")
+    assert code == 0 and json.loads(out) == {"healthy": True, "looked_at": ["this machine"], "findings": []}
+
+
+@pytest.mark.parametrize(
+    "words", [["no-such-file.log"], ["ftp://host"], ["--rpc", "host:port"], ["--rpc", "h:1", "--rpc-ca", "/none.pem"]]
+)
+def test_what_cannot_be_looked_at(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with ScriptedWorker() as worker:
+        if "h:1" in words:
+            words = [f"tls://{worker.endpoint}" if word == "h:1" else word for word in words]
+        code, out, err = run(capsys, *words)
+    assert code == 2 and not out and err.startswith("llamado: ")
+
+
+def test_a_flag_out_of_range(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--timeout", "0")[0] == 2
+
+
+def test_speeds_are_measured_and_compared(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figures are those of the devices that answered; one of them is slow."""
+    from dataclasses import replace
+
+    from llamado.cluster.doctor import workers
+    from llamado.devices.split.measure import figures_of
+
+    def measured(devices: list[object]) -> list[object]:
+        found = [figures_of(device) for device in devices]  # type: ignore[arg-type]
+        return [replace(one, decode=1e10, round_trip=0.07 * i, bandwidth=5e8) for i, one in enumerate(found)]
+
+    monkeypatch.setattr(workers, "measure_all", measured)
+    with ScriptedWorker() as near, ScriptedWorker() as far:
+        code, out, _ = run(capsys, "--rpc", f"{near.endpoint},{far.endpoint}")
+    assert code == 1 and "70.0 ms (the others 0.0 ms)" in out and str(far.endpoint) in out
+
+
+# --- the real ones ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize(
+    ("program", "flags", "symptom"),
+    [
+        ("llama-server", ["-m", "none.gguf", "--port", "@free"], "no-file"),
+        ("llama-server", ["-m", "page.gguf", "--port", "@free"], "not-gguf"),
+        ("llama-server", ["-m", "short.gguf", "--port", "@free"], "truncated"),
+        ("llama-server", ["-m", "zebra.gguf", "--port", "@free"], "architecture"),
+        ("llama-server", ["-m", "tiny.gguf", "--port", "@taken"], "port-taken"),
+        ("llama-server", ["-m", "tiny.gguf", "--port", "@free", "--rpc", "127.0.0.1:@free"], "worker-refused"),
+        ("llama-server", ["-m", "tiny.gguf", "--no-such-flag"], "wrong-flag"),
+        ("ggml-rpc-server", ["-p", "@taken"], "port-taken"),
+    ],
+)
+def test_logs_of_the_real_ones(
+    program: str, flags: list[str], symptom: str, peer_bin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = make_llama(tmp_path / "tiny.gguf").read_bytes()
+    files = {"page": b"<!DOCTYPE html>" + data, "short": data[:-2000], "zebra": data.replace(b"llama", b"zebra")}
+    for name, content in files.items():
+        (tmp_path / f"{name}.gguf").write_bytes(content)
+    log = tmp_path / "real.log"
+    with socket.create_server(("127.0.0.1", 0)) as taken, log.open("wb") as out:
+        words = [
+            flag.replace("@taken", str(taken.getsockname()[1])).replace("@free", str(closed_port())) for flag in flags
+        ]
+        command = [str(peer_bin / program), *words]
+        subprocess.run(command, stdout=out, stderr=out, cwd=tmp_path, timeout=120, env=os.environ, check=False)
+    code, said, _ = run(capsys, log, "--json")
+    assert code == 1 and [one["symptom"] for one in json.loads(said)["findings"]] == [symptom], log.read_text()[-3000:]
+
+
+@pytest.mark.interop
+@pytest.mark.slow
+def test_real_ones_that_run(peer_bin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A real server and a real worker, both healthy; then a worker that another holds, and builds that differ."""
+    sys.path.append(str(Path(__file__).parents[1] / "interop"))
+    from peer_server import llama_server
+    from rpc_workers import real_worker
+
+    model = make_llama(tmp_path / "tiny.gguf")
+    with llama_server(peer_bin, model, tmp_path / "server.log", "-c", "256") as client:
+        url = str(client.base_url)
+        assert run(capsys, url, tmp_path / "server.log")[:2] == (0, f"Nothing found. Looked at: {url}, "
+                                                                     f"{tmp_path / 'server.log'}\n")  # fmt: skip
+        with listening() as (ours, _):
+            code, out, _ = run(capsys, url, ours, "--json")
+        assert code == 1 and {one["symptom"] for one in json.loads(out)["findings"]} == {
+            "builds-differ", "models-differ",
+        }  # fmt: skip
+    with real_worker(peer_bin, tmp_path / "worker.log") as worker:
+        from llamado.cluster.doctor.workers import examine_workers
+        from llamado.devices.split.placement import SplitOptions
+
+        split = SplitOptions(rpc=(worker.endpoint,))
+        assert examine_workers(split, measure=False) == []
+        host, _, port = worker.endpoint.rpartition(":")
+        with socket.create_connection((host, int(port))):
+            (found,) = examine_workers(split, timeout=1.0, measure=False)
+        assert found.symptom == "worker-silent" and "one client at a time" in found.cause

@@ -1,0 +1,278 @@
+"""What ails a server: each symptom is provoked on real sockets, and its cause is what is found."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from email.utils import formatdate
+from pathlib import Path
+
+import pytest
+from doctor_stand_ins import Certificates, accepting, closed_port, listening, saying, swallowing
+from fakes import FakeEngine
+from scripted_server import Exchange, ScriptedServer
+from scripted_worker import ScriptedWorker
+
+from llamado.cluster.doctor import probes, servers
+from llamado.cluster.doctor.servers import examine_servers
+from llamado.cluster.doctor.symptoms import Finding
+from llamado.engine.request import Away, Fault
+
+Enter = Callable[..., object]
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def look(*urls: str, key: str | None = None, timeout: float = 5.0, patience: float = 0.3) -> list[Finding]:
+    return examine_servers(urls, key=key, timeout=timeout, patience=patience)
+
+
+def one(*urls: str, **given: object) -> Finding:
+    (found,) = look(*urls, **given)  # type: ignore[arg-type]
+    return found
+
+
+def scripted(stack: ExitStack, *answers: tuple[int, object], **headers: str) -> str:
+    """A server whose /health gives these answers, the last one for ever; all else is 404."""
+    left = itertools.chain(answers, itertools.repeat(answers[-1]))
+
+    def answer(exchange: Exchange) -> None:
+        status, body = next(left) if exchange.path == "/health" else (404, {"error": {"message": "no"}})
+        exchange.answer(status, body, **headers)
+
+    return stack.enter_context(ScriptedServer(answer)).url
+
+
+def test_nothing_is_found_on_a_healthy_server() -> None:
+    with listening(metrics=True) as (url, _):
+        assert look(url) == []
+    with listening(keys=(b"secret",)) as (url, _):
+        assert look(url, key="secret") == []
+
+
+def test_refused() -> None:
+    port = closed_port()
+    found = one(f"http://127.0.0.1:{port}")
+    assert found.symptom == "refused" and str(port) in found.command
+
+
+def test_a_host_nobody_knows() -> None:
+    assert one("http://no-such-host.invalid:8080").symptom == "unknown-host"
+
+
+def test_packets_are_dropped() -> None:
+    with swallowing() as port:
+        assert one(f"http://127.0.0.1:{port}", timeout=0.5).symptom == "unreachable"
+
+
+def test_accepting_and_silent() -> None:
+    with accepting() as port:
+        found = one(f"http://127.0.0.1:{port}", timeout=0.5)
+    assert found.symptom == "silent" and "kill -CONT" in found.command
+
+
+def test_another_program() -> None:
+    with saying(b"220 mail ready\r\n") as port:
+        assert one(f"http://127.0.0.1:{port}").symptom == "not-a-server"
+
+
+def test_another_web_server(stack: ExitStack) -> None:
+    assert one(scripted(stack, (200, b"<html>hello"))).symptom == "not-a-server"
+    assert one(scripted(stack, (404, b"no"))).symptom == "not-a-server"
+
+
+def test_the_address_of_a_worker() -> None:
+    with ScriptedWorker() as worker:
+        found = one(f"http://{worker.endpoint}")
+    assert found.symptom == "worker-address" and f"--rpc {worker.endpoint}" in found.command
+
+
+def test_tls_on_the_server_alone(certificates: Certificates) -> None:
+    with listening(tls=certificates) as (url, _):
+        found = one(url.replace("https", "http"))
+    assert found.symptom == "wants-tls" and found.command == f"llamado doctor {url}"
+
+
+def test_tls_on_the_client_alone() -> None:
+    with listening() as (url, _):
+        assert one(url.replace("http", "https")).symptom == "no-tls"
+
+
+def test_a_certificate_nobody_vouches_for(certificates: Certificates) -> None:
+    with listening(tls=certificates) as (url, _):
+        assert one(url).symptom == "certificate"
+
+
+def test_loading_that_goes_on(stack: ExitStack) -> None:
+    def loading(progress: float) -> tuple[int, object]:
+        return 503, {"error": {"message": "Loading model"}, "progress": progress, "stage": "weights"}
+
+    found = one(scripted(stack, loading(0.1), loading(0.2)), patience=30)
+    assert found.symptom == "loading" and "weights" in found.found and "llamado wait" in found.command
+
+
+def test_loading_of_a_server_that_does_not_tell_how_far_it_is(stack: ExitStack) -> None:
+    found = one(scripted(stack, (503, {"error": {"code": 503, "message": "Loading model"}})))
+    assert found.symptom == "loading" and "does not say" in found.found
+
+
+def test_loading_that_stands_still() -> None:
+    with listening(loaded=False) as (url, state):
+        state.progress, state.stage = 0.4, "sending weights to RPC0"
+        found = one(url)
+    assert found.symptom == "stuck-loading" and "sending weights to RPC0" in found.found and "40%" in found.found
+
+
+def test_a_server_that_gets_ready_while_it_is_watched(stack: ExitStack) -> None:
+    loading = 503, {"error": {"message": "Loading model"}, "progress": 0.5}
+    assert look(scripted(stack, loading, (200, {"status": "ok"})), patience=30) == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause"),
+    [("out of memory: the model needs 9 GB", "weights, context"), ("something unheard of", "the model's file")],
+)
+def test_503_for_ever(reason: str, cause: str) -> None:
+    with listening(loaded=False) as (url, state):
+        state.failure = reason
+        found = one(url)
+    assert found.symptom == "failed-to-load" and reason in found.found and found.cause.startswith(cause)
+
+
+def test_a_worker_is_away() -> None:
+    engine = FakeEngine()
+    engine.fault = Fault("RPC0[10.0.0.2:50052]", "it closed the connection", time.time())
+    with listening(engine=engine) as (url, _):
+        found = one(url)
+    assert found.symptom == "worker-lost" and "10.0.0.2:50052" in found.command
+
+
+def test_others_have_the_layers_of_a_worker() -> None:
+    engine = FakeEngine()
+    engine.degraded = (
+        Away(device="RPC1", since=1.0, why="it closed the connection", layers="0-3", now={"CPU": "0-3"}),
+    )
+    with listening(engine=engine) as (url, _):
+        found = one(url)
+    assert found.symptom == "degraded" and "0-3" in found.found
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_a_proxy_without_its_server(status: int, stack: ExitStack) -> None:
+    assert one(scripted(stack, (status, b"<html>Bad Gateway"))).symptom == "proxy-error"
+
+
+def test_no_slot_is_free() -> None:
+    engine = FakeEngine(answer="x" * 100_000, delay=0.01, n_slots=1)
+    with listening(engine=engine, metrics=True) as (url, _):
+        from llamado.engine.request import Request
+
+        engine.submit(Request(prompt=[1]), lambda event: None)
+        found = one(url)
+        engine.cancel(1)
+    assert found.symptom == "no-slots" and "all 1 slots" in found.found and "-np 2" in found.command
+
+
+def test_no_slot_is_free_as_older_servers_say_it(stack: ExitStack) -> None:
+    body = {"status": "no slot available", "slots_idle": 0, "slots_processing": 32}
+    assert one(scripted(stack, (503, body))).symptom == "no-slots"
+
+
+def test_requests_wait_where_slots_are_not_shown(stack: ExitStack) -> None:
+    def answer(exchange: Exchange) -> None:
+        bodies = {"/health": {"status": "ok"}, "/metrics": b"llamacpp:requests_deferred 3\n"}
+        exchange.answer(200 if exchange.path in bodies else 404, bodies.get(exchange.path, {}))
+
+    found = one(stack.enter_context(ScriptedServer(answer)).url)
+    assert found.symptom == "no-slots" and "3 requests wait" in found.found
+
+
+@pytest.mark.parametrize("key", [None, "wrong"])
+def test_a_key_is_asked_for(key: str | None) -> None:
+    with listening(keys=(b"right",)) as (url, _):
+        found = one(url, key=key)
+    assert found.symptom == "wrong-key" and "--api-key" in found.command
+
+
+def test_open_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "is_loopback", lambda host: False)
+    with listening() as (url, _):
+        found = one(url)
+    assert found.symptom == "no-key" and "--api-key" in found.command
+    assert probes.is_loopback("127.0.0.7") and probes.is_loopback("::1") and not probes.is_loopback("10.0.0.1")
+
+
+def test_another_address_of_this_machine() -> None:
+    with listening() as (url, _):
+        port = int(url.rpartition(":")[2])
+        found = one(f"http://127.0.0.2:{port}")
+    assert found.symptom == "bind-address" and url in found.command and "--host 127.0.0.2" in found.command
+
+
+def test_ipv6_alone() -> None:
+    with listening("::1") as (url, _):
+        assert look(url) == []
+        port = int(url.rpartition(":")[2])
+        found = one(f"http://127.0.0.1:{port}")
+    assert found.symptom == "bind-address" and "[::1]" in found.command
+
+
+def test_clocks_differ(stack: ExitStack) -> None:
+    url = scripted(stack, (200, {"status": "ok"}), Date=formatdate(time.time() - 7200, usegmt=True))
+    found = one(url)
+    assert found.symptom == "clock" and "behind" in found.found
+
+
+def test_health_answers_late(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "_LATE", -1.0)
+    assert one(scripted(stack, (200, {"status": "ok"}))).symptom == "slow-health"
+
+
+def replica(stack: ExitStack, build: str, size: int) -> str:
+    bodies = {
+        "/health": {"status": "ok"},
+        "/props": {"build_info": build},
+        "/v1/models": {"data": [{"id": "m", "meta": {"size": size, "n_params": 5, "n_ctx": 64}}]},
+    }
+
+    def answer(exchange: Exchange) -> None:
+        body = bodies.get(exchange.path)
+        exchange.answer(404 if body is None else 200, body or {})
+
+    return stack.enter_context(ScriptedServer(answer)).url
+
+
+def test_replicas_are_compared(stack: ExitStack) -> None:
+    same, newer, other = replica(stack, "b1", 7), replica(stack, "b2", 7), replica(stack, "b1", 8)
+    assert look(same, same) == []
+    found = one(same, newer)
+    assert found.symptom == "builds-differ" and "b1" in found.found and "b2" in found.found
+    assert one(same, other).symptom == "models-differ"
+
+
+def test_a_server_that_breaks_while_it_loads(stack: ExitStack) -> None:
+    def answer(exchange: Exchange) -> None:
+        if len(server.requests) == 1:
+            exchange.answer(503, json.loads('{"error": {"message": "Loading model"}, "progress": 0.1}'))
+
+    server = stack.enter_context(ScriptedServer(answer))
+    found = one(server.url, patience=30)
+    assert found.symptom == "failed-to-load" and "gone" in found.found
+
+
+def test_the_page_is_the_table() -> None:
+    from llamado.cluster.doctor.symptoms import page
+
+    assert (Path(__file__).parents[2] / "docs" / "doctor.md").read_text() == page()

@@ -1,0 +1,145 @@
+"""What ails a worker: each symptom is provoked on real sockets, and its cause is what is found."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from doctor_stand_ins import Certificates, accepting, closed_port, listening, saying, swallowing
+from scripted_worker import ScriptedWorker
+
+from llamado.cluster.doctor.symptoms import Finding
+from llamado.cluster.doctor.workers import compare, examine_workers
+from llamado.devices.split.placement import DeviceFigures, SplitOptions
+from llamado.rpc.wire import VERSION
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("tls"))
+
+
+def look(*rpc: object, timeout: float = 5.0, **split: Path) -> list[Finding]:
+    options = SplitOptions(rpc=tuple(map(str, rpc)), **{name: str(path) for name, path in split.items()})  # type: ignore[arg-type]
+    return examine_workers(options, timeout=timeout, measure=False)
+
+
+def one(*rpc: object, **given: object) -> Finding:
+    (found,) = look(*rpc, **given)  # type: ignore[arg-type]
+    return found
+
+
+def test_nothing_is_found_where_all_answer(certificates: Certificates) -> None:
+    with ScriptedWorker() as theirs, ScriptedWorker(own=True) as ours:
+        assert look(theirs.endpoint, ours.endpoint) == []
+    with ScriptedWorker(tls=certificates.server()) as secure:
+        assert look(secure.endpoint, ca=certificates.ca) == []
+
+
+def test_nobody_listens() -> None:
+    port = closed_port()
+    found = one(f"127.0.0.1:{port}")
+    assert found.symptom == "worker-refused" and f"llamado worker -H 0.0.0.0 -p {port}" in found.command
+
+
+def test_a_host_nobody_knows_and_one_that_does_not_answer() -> None:
+    assert one("no-such-host.invalid").symptom == "unknown-host"
+    with swallowing() as port:
+        assert one(f"127.0.0.1:{port}", timeout=0.5).symptom == "unreachable"
+
+
+def test_one_of_several_is_named() -> None:
+    with ScriptedWorker() as well, accepting() as port:
+        found = one(well.endpoint, f"127.0.0.1:{port}", timeout=0.5)
+    assert found.symptom == "worker-silent" and found.where == f"127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize("theirs", [(VERSION[0] + 1, 0, 0), (VERSION[0] - 1, 9, 9), (VERSION[0], VERSION[1] + 1, 0)])
+def test_versions_differ(theirs: tuple[int, int, int]) -> None:
+    with ScriptedWorker(version=theirs) as worker:
+        found = one(worker.endpoint)
+    assert found.symptom == "worker-version"
+    for version in (theirs, VERSION):
+        assert ".".join(map(str, version)) in found.found
+
+
+def test_another_program() -> None:
+    with saying(b"SSH-2.0-OpenSSH_9.6\r\n" + b"\0" * 64) as port:
+        assert one(f"127.0.0.1:{port}").symptom == "not-a-worker"
+
+
+def test_a_server_in_the_place_of_a_worker() -> None:
+    with listening() as (url, _):
+        found = one(url.removeprefix("http://"))
+    assert found.symptom == "not-a-worker" and "HTTP" in found.found
+
+
+def test_tls_on_the_worker_alone(certificates: Certificates) -> None:
+    with ScriptedWorker(tls=certificates.server()) as worker:
+        found = one(str(worker.endpoint).removeprefix("tls://"))
+    assert found.symptom == "worker-wants-tls" and f"--rpc {worker.endpoint}" in found.command
+
+
+def test_tls_on_the_client_alone() -> None:
+    with ScriptedWorker() as worker:
+        assert one(f"tls://{worker.endpoint}").symptom == "worker-no-tls"
+
+
+def test_a_certificate_nobody_vouches_for(certificates: Certificates) -> None:
+    with ScriptedWorker(tls=certificates.server()) as worker:
+        assert one(worker.endpoint).symptom == "worker-certificate"
+
+
+def test_a_worker_that_asks_for_our_certificate(certificates: Certificates) -> None:
+    context = certificates.server()
+    context.load_verify_locations(certificates.ca)
+    context.verify_mode = ssl.CERT_REQUIRED
+    with ScriptedWorker(tls=context) as worker:
+        assert one(worker.endpoint, ca=certificates.ca).symptom == "worker-certificate"
+        keys = {"ca": certificates.ca, "cert": certificates.cert, "key": certificates.key}
+        assert look(worker.endpoint, **keys) == []
+
+
+def test_a_worker_without_memory() -> None:
+    with ScriptedWorker(memory=1 << 20) as worker:
+        found = one(worker.endpoint)
+    assert found.symptom == "worker-without-memory" and "1 MB are free" in found.found
+
+
+def test_one_worker_under_two_names() -> None:
+    with ScriptedWorker() as worker:
+        found = one(worker.endpoint, f"localhost:{worker.endpoint.port}")
+    assert found.symptom == "same-worker" and found.command.endswith(f"--rpc {worker.endpoint}")
+
+
+def node(number: int, *, trip: float = 5e-4, rate: float = 5e8, decode: float = 10e9) -> DeviceFigures:
+    name = f"RPC{number}[10.0.0.{number}:50052]"
+    return DeviceFigures(
+        name=name, local=False, free=1 << 33, total=1 << 33, decode=decode, round_trip=trip, bandwidth=rate
+    )
+
+
+@pytest.mark.parametrize(
+    ("figures", "symptom", "says"),
+    [
+        ([node(1), node(2), node(3)], None, ""),
+        ([node(1), node(2, trip=1.9e-3), node(3)], None, ""),
+        ([node(1), node(2, trip=9e-3), node(3)], "slow-link", "9.0 ms (the others 0.5 ms)"),
+        ([node(1), node(2, rate=30e6), node(3)], "slow-link", "30.0 MB/s (the others 500)"),
+        ([node(2, trip=60e-3)], "slow-link", "60.0 ms"),
+        ([node(2, rate=5e6)], "slow-link", "5.0 MB/s"),
+        ([node(1), node(2, decode=2e9), node(3)], "slow-node", "2.0 GB/s, the others at 10.0"),
+        ([node(1, trip=30e-3), node(2, trip=30e-3)], None, ""),
+    ],
+)
+def test_a_slow_link_or_node_is_told_with_its_figures(
+    figures: Sequence[DeviceFigures], symptom: str | None, says: str
+) -> None:
+    found = compare(figures, ["10.0.0.1", "10.0.0.2"])
+    if symptom is None:
+        assert not found
+    else:
+        assert [one.symptom for one in found] == [symptom]
+        assert says in found[0].found and found[0].where == "RPC2[10.0.0.2:50052]" and "10.0.0.2" in found[0].command
