@@ -77,8 +77,11 @@ def _pad_vocabulary(tokens: list[str], types: list[int], n_vocab: int) -> None:
     types += [UNUSED] * n_unused
 
 
-def add_bpe_vocabulary(writer: gguf.GGUFWriter, n_vocab: int) -> None:
-    """A byte-level BPE vocabulary like SmolLM2's: <|endoftext|>, <|im_start|> (bos), <|im_end|> (eos), bytes from 3."""
+def add_bpe_vocabulary(writer: gguf.GGUFWriter, n_vocab: int, pre: str = "smollm") -> None:
+    """A byte-level BPE vocabulary like SmolLM2's: <|endoftext|>, <|im_start|> (bos), <|im_end|> (eos), bytes from 3.
+
+    Words are those of the pre-tokenizer `pre`.
+    """
     chars = byte_characters()
     space = chars[ord(" ")]
     words = [[chars[b] for b in word.encode()] for word in CORPUS.split()]
@@ -90,7 +93,7 @@ def add_bpe_vocabulary(writer: gguf.GGUFWriter, n_vocab: int) -> None:
     types += [NORMAL] * len(merges)
     _pad_vocabulary(tokens, types, n_vocab)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     writer.add_token_merges([f"{a} {b}" for a, b in merges])

@@ -48,6 +48,8 @@ def compare(
     theirs = saved_logits(programs, path, text, n_ctx, ["--chunks", str(n_chunks), *flags])
     with LoadedModel.load(path, replace(options, n_ctx=n_ctx, n_threads=2)) as loaded:
         loaded.engine.close()  # the forward pass is driven from here
+        said = loaded.tokenizer.encode(text.read_text(), add_special=True)
+        assert said[: theirs.tokens.size] == theirs.tokens.reshape(-1).tolist()
         if loaded.tokenizer.add_bos:  # the program puts it in the place of each chunk's first token
             theirs.tokens[:, 0] = loaded.tokenizer.bos
         ours = np.array(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from compared import AGREEMENT, MEAN_DIFFERENCE, compare
 from tiny import TINY, Tiny, make
+from tiny.spec import N_VOCAB
 
 from llamado.models import ARCHITECTURES
 from llamado.models.encoder import Encoder
@@ -19,7 +20,9 @@ DECODERS = [name for name, tiny in TINY.items() if not issubclass(ARCHITECTURES[
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_the_real_one_says_the_same(peer_bin: Path, tmp_path: Path, name: str) -> None:
-    check(peer_bin, tmp_path, TINY[name], 512, 2)
+    tiny = TINY[name]
+    # Of a large vocabulary fewer positions: all its probabilities are in memory, of both.
+    check(peer_bin, tmp_path, tiny, *((512, 2) if tiny.n_vocab == N_VOCAB else (128, 2)))
 
 
 @pytest.mark.slow
@@ -34,5 +37,5 @@ def check(peer_bin: Path, folder: Path, tiny: Tiny, n_ctx: int, n_chunks: int) -
     print(
         f"\n| {tiny.name} | {found.n} | {100 * found.agreement:.2f}% | {found.mean_difference:.5f} |", file=sys.stderr
     )
-    assert found.n >= 500 and found.n_different > 10  # the model says something
+    assert found.n >= (500 if n_ctx >= 512 else 100) and found.n_different > 10  # the model says something
     assert found.agreement >= AGREEMENT and found.mean_difference <= MEAN_DIFFERENCE

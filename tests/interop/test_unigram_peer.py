@@ -68,14 +68,14 @@ def add_unigram_vocabulary(writer: gguf.GGUFWriter, n_vocab: int) -> None:
 def test_ids_and_texts(
     peer_bin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: bool, merge: bool
 ) -> None:
-    def vocabulary(writer: gguf.GGUFWriter, n_vocab: int) -> None:
+    def vocabulary(writer: gguf.GGUFWriter, n_vocab: int, pre: str) -> None:
         add_unigram_vocabulary(writer, n_vocab)
         writer.add_add_space_prefix(prefix)
         writer.add_remove_extra_whitespaces(merge)
 
     monkeypatch.setattr("tiny.spec.add_bpe_vocabulary", vocabulary)
     path = make(TINY["bert"], tmp_path / "m.gguf")
-    assert N_VOCAB["bpe"] == 512
+    assert N_VOCAB == 512
     with GGUFFile.open(path) as file:
         tokenizer = load_tokenizer(file.metadata)
     wrong: list[tuple[Any, ...]] = []

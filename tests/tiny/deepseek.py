@@ -73,6 +73,55 @@ STRETCHED = {
 BIAS: dict[str, Shape] = {"exp_probs_b.bias": N_EXPERT}
 NO_BIAS: dict[str, Shape | None] = {"exp_probs_b.bias": None}
 
+GLM_EMBD, GLM_HEADS, GLM_PART, GLM_EXPERTS = 32, 2, 16, 4
+"""Of GLM-4.7-Flash, which is told by its 47 layers and 154,880 tokens: all else is small."""
+GLM_KEYS = {
+    **KEYS,
+    "embedding_length": GLM_EMBD,
+    "feed_forward_length": 2 * GLM_EMBD,
+    "attention.head_count": GLM_HEADS,
+    "attention.head_count_kv": 1,
+    "attention.key_length": 3 * GLM_PART,
+    "attention.value_length": 2 * GLM_PART,
+    "attention.key_length_mla": 2 * GLM_PART,
+    "attention.value_length_mla": GLM_PART,
+    "attention.q_lora_rank": GLM_EMBD,
+    "attention.kv_lora_rank": 2 * GLM_PART,
+    "rope.dimension_count": GLM_PART,
+    "rope.freq_base": 1e6,
+    "expert_count": GLM_EXPERTS,
+    "expert_used_count": 2,
+    "expert_shared_count": 1,
+    "expert_feed_forward_length": GLM_EMBD,
+    "expert_weights_norm": True,
+    "expert_weights_scale": 1.8,
+    "leading_dense_block_count": 1,
+    "nextn_predict_layers": 1,
+}
+GLM_LAYER: dict[str, Shape] = {
+    "attn_norm.weight": GLM_EMBD,
+    "attn_kv_a_mqa.weight": (GLM_EMBD, 3 * GLM_PART),
+    "attn_kv_a_norm.weight": 2 * GLM_PART,
+    "attn_q_a.weight": (GLM_EMBD, GLM_EMBD),
+    "attn_q_a_norm.weight": GLM_EMBD,
+    "attn_q_b.weight": (GLM_EMBD, GLM_HEADS * 2 * GLM_PART),
+    "attn_k_b.weight": (GLM_PART, 2 * GLM_PART, GLM_HEADS),
+    "attn_v_b.weight": (2 * GLM_PART, GLM_PART, GLM_HEADS),
+    "attn_output.weight": (GLM_HEADS * GLM_PART, GLM_EMBD),
+    "ffn_norm.weight": GLM_EMBD,
+}
+GLM_NETWORK: dict[str, Shape] = {
+    "ffn_gate.weight": (GLM_EMBD, 2 * GLM_EMBD),
+    "ffn_up.weight": (GLM_EMBD, 2 * GLM_EMBD),
+    "ffn_down.weight": (2 * GLM_EMBD, GLM_EMBD),
+}
+GLM_MIXTURE: dict[str, Shape] = {
+    "ffn_gate_inp.weight": (GLM_EMBD, GLM_EXPERTS),
+    "exp_probs_b.bias": GLM_EXPERTS,
+    **{f"ffn_{part}_exps.weight": (GLM_EMBD, GLM_EMBD, GLM_EXPERTS) for part in ("gate", "up", "down")},
+    **{f"ffn_{part}_shexp.weight": (GLM_EMBD, GLM_EMBD) for part in ("gate", "up", "down")},
+}
+
 MODELS = (
     Tiny(
         "deepseek2",
@@ -99,6 +148,47 @@ MODELS = (
         layers={0: {**DENSE, **NO_BIAS}},
         n_layer=5,
         variant="nextn",
+    ),
+    Tiny(
+        "deepseek2",
+        {
+            **ABSORBED_KEYS,
+            **SIGMOID,
+            **STRETCHED,
+            "expert_group_count": 4,
+            "expert_group_used_count": 2,
+            "leading_dense_block_count": 3,
+        },
+        {**LATENT, **LOW_RANK, **ABSORBED, **MIXTURE, **BIAS},
+        layers={i: {**DENSE, **NO_BIAS} for i in range(3)},
+        n_layer=5,
+        pre="deepseek-v3",
+        variant="v3",
+    ),
+    Tiny(
+        "deepseek2",
+        {
+            **ABSORBED_KEYS,
+            **SIGMOID,
+            **STRETCHED,
+            "expert_weights_scale": 2.827,
+            "rope.freq_base": 50000.0,
+            "rope.scaling.factor": 32.0,
+        },
+        {**LATENT, **LOW_RANK, **ABSORBED, **MIXTURE, **BIAS},
+        layers={0: {**DENSE, **NO_BIAS}},
+        pre="kimi-k2",
+        variant="kimi-k2",
+    ),
+    Tiny(
+        "deepseek2",
+        GLM_KEYS,
+        {**GLM_LAYER, **GLM_MIXTURE},
+        layers={0: {**dict.fromkeys(GLM_MIXTURE), **GLM_NETWORK}},
+        n_layer=48,
+        pre="glm4",
+        n_vocab=154_880,
+        variant="glm-4.7-flash",
     ),
     Tiny(
         "mistral4",

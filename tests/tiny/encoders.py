@@ -63,6 +63,20 @@ MODELS = (
         variant="ranks",
     ),
     Tiny(
+        "bert",
+        {**KEYS, "pooling_type": 4, "classifier.pooling_type": 1},
+        {**SEPARATE, **SEPARATE_BIASES, **NORMS, **UNGATED, **UNGATED_BIASES},
+        {
+            **EMBEDDING,
+            "position_embd.weight": (N_EMBD, 2048),
+            "cls.weight": (N_EMBD, N_EMBD),
+            "cls.bias": N_EMBD,
+            "cls.output.weight": (N_EMBD, 1),
+        },
+        deviation={**STRONG, "cls.output": 0.25},
+        variant="ranks-by-means",
+    ),
+    Tiny(
         "nomic-bert",
         KEYS,
         {**FUSED, **NORMS, **UNGATED, "ffn_gate.weight": (N_EMBD, N_FF)},
@@ -130,6 +144,27 @@ MODELS = (
         {"token_embd_norm.weight": N_EMBD, "output.weight": None},
         {0: {"attn_norm.weight": None}},
         n_layer=5,
+    ),
+    Tiny(
+        "modern-bert",
+        {**KEYS, "pooling_type": 4},
+        {
+            "attn_norm.weight": N_EMBD,
+            **FUSED,
+            "ffn_norm.weight": N_EMBD,
+            "ffn_up.weight": (N_EMBD, 2 * N_FF),
+            "ffn_down.weight": (N_FF, N_EMBD),
+        },
+        {
+            "token_embd_norm.weight": N_EMBD,
+            "output.weight": None,
+            "cls.weight": (N_EMBD, N_EMBD),
+            "cls.norm.weight": N_EMBD,
+            "cls.output.weight": (N_EMBD, 1),
+            "cls.output.bias": 1,
+        },
+        {0: {"attn_norm.weight": None}},
+        variant="ranks",
     ),
     Tiny(
         "gemma-embedding",

@@ -39,7 +39,7 @@ MODELS = (
             "attn_norm.bias": N_EMBD,
             "ffn_norm.bias": N_EMBD,
         },
-        {"output_norm.bias": N_EMBD, "output.bias": N_VOCAB["bpe"]},
+        {"output_norm.bias": N_EMBD, "output.bias": N_VOCAB},
     ),
     Tiny("granitemoe", {**NARROW, **FACTORS}, {**ATTENTION, **EXPERTS}, {"output.weight": None}),
     Tiny(
@@ -81,6 +81,7 @@ MODELS = (
                 "expert_weights_scale": 2.5,
                 "expert_weights_norm": True,
                 "leading_dense_block_count": 1,
+                **keys,
             },
             {
                 **{name: shape for name, shape in {**ATTENTION, **EXPERTS}.items() if name != "ffn_norm.weight"},
@@ -95,6 +96,10 @@ MODELS = (
             layers={0: {**DENSE, "ffn_norm.weight": None}},
             variant=variant,
         )
-        for variant, norms in (("", {}), ("normed", HEAD_NORMS))
+        for variant, norms, keys in (
+            ("", {}, {}),
+            ("normed", HEAD_NORMS, {}),
+            ("sections", {}, {"rope.dimension_sections": [2, 3, 3, 0]}),
+        )
     ),
 )

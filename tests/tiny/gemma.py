@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiny.llama import ATTENTION, EXPERT, GATED, HEAD, KEYS, N_EMBD, POST_NORMS
+from tiny.llama import ATTENTION, EXPERT, FUSED, GATED, HEAD, KEYS, N_EMBD, POST_NORMS
 from tiny.spec import Tiny
 
 SHARED = {"token_embd": 0.05, "output_norm": 4.0}
@@ -24,6 +24,12 @@ _GLOBAL = {
     "attn_q.weight": (N_EMBD, 4 * WIDE_HEAD),
     "attn_k.weight": (N_EMBD, WIDE_HEAD),
     "attn_v.weight": None,
+    "attn_output.weight": (4 * WIDE_HEAD, N_EMBD),
+    "attn_q_norm.weight": WIDE_HEAD,
+    "attn_k_norm.weight": WIDE_HEAD,
+}
+_FUSED_GLOBAL = {
+    "attn_qkv.weight": (N_EMBD, 6 * WIDE_HEAD),
     "attn_output.weight": (4 * WIDE_HEAD, N_EMBD),
     "attn_q_norm.weight": WIDE_HEAD,
     "attn_k_norm.weight": WIDE_HEAD,
@@ -61,8 +67,10 @@ _EXPERTS_BESIDE = {
 DEEP = 22
 """Layers of a Gemma 3n, of which the last two share keys and values and have what would make some."""
 
-MODELS = (
-    Tiny(
+
+def gemma3n(n_layer: int) -> Tiny:
+    """So many layers; the architecture itself says how many have keys and values of their own."""
+    return Tiny(
         "gemma3n",
         {
             **WIDE_KEYS,
@@ -89,13 +97,13 @@ MODELS = (
             "laurel_post_norm.weight": N_EMBD,
         },
         {
-            "per_layer_token_embd.weight": (256 * DEEP, 512),
-            "per_layer_model_proj.weight": (N_EMBD, 256 * DEEP),
+            "per_layer_token_embd.weight": (256 * n_layer, 512),
+            "per_layer_model_proj.weight": (N_EMBD, 256 * n_layer),
             "per_layer_proj_norm.weight": 256,
             "altup_proj.weight": (N_EMBD, N_EMBD, 3),
             "altup_unembd_proj.weight": (N_EMBD, N_EMBD, 3),
         },
-        n_layer=DEEP,
+        n_layer=n_layer,
         vocabulary="spm",
         # Weak layers: those of so many with more weight make much of the last bits.
         deviation={
@@ -104,7 +112,11 @@ MODELS = (
             "altup_predict_coef": 0.1,
             "altup_correct_scale": 1.0,
         },
-    ),
+    )
+
+
+MODELS = (
+    gemma3n(DEEP),
     Tiny(
         "gemma4",
         {**GEMMA4_KEYS, "embedding_length_per_layer_input": N_INPUT},
@@ -159,6 +171,17 @@ MODELS = (
         n_layer=N_LAYER,
         vocabulary="spm",
         variant="experts",
+    ),
+    # Two kinds of heads, and layers that share keys and values and have what would make some in the same matrix.
+    Tiny(
+        "gemma4",
+        {**GEMMA4_KEYS, "embedding_length_per_layer_input": 0, "feed_forward_length": 192},
+        {**FUSED, **GATED, **POST_NORMS, "attn_q_norm.weight": HEAD, "attn_k_norm.weight": HEAD},
+        {"rope_freqs.weight": WIDE_HEAD // 2},
+        layers={**dict.fromkeys((1, 3, 5), _FUSED_GLOBAL), 4: {"attn_k_norm.weight": None}},
+        n_layer=N_LAYER,
+        vocabulary="spm",
+        variant="fused",
     ),
     Tiny("gemma", WIDE_KEYS, {**WIDE_ATTENTION, **GATED}, {"output.weight": None}, vocabulary="spm", deviation=SHARED),
     Tiny(

@@ -131,6 +131,20 @@ MODELS = (
         },
         {**ATTENTION, **GATED},
     ),
+    Tiny(
+        "mistral3",
+        {
+            **KEYS,
+            "rope.dimension_count": HEAD,
+            "expert_count": 8,
+            "expert_used_count": 3,
+            "feed_forward_length": EXPERT,
+            "attention.temperature_scale": 0.5,
+            "rope.scaling.original_context_length": 128,
+        },
+        {**FUSED, **EXPERTS},
+        variant="experts",
+    ),
     Tiny("internlm2", KEYS, {**ATTENTION, **GATED}),
     Tiny("smollm3", KEYS, {**ATTENTION, **GATED}, {"output.weight": None}, n_layer=5),
 )

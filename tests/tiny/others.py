@@ -121,6 +121,13 @@ MODELS = (
         for parallel, variant in ((True, ""), (False, "sequential"))
     ),
     Tiny("hunyuan-dense", {**KEYS, "rope.scaling.alpha": 1000.0}, {**ATTENTION, **GATED, **HEAD_NORMS}),
+    # Fewer than there are pairs: they begin anew.
+    Tiny(
+        "hunyuan-dense",
+        {**KEYS, "rope.dimension_sections": [4, 4, 3, 0]},
+        {**ATTENTION, **GATED, **HEAD_NORMS},
+        variant="sections",
+    ),
     Tiny(
         "nemotron",
         {**LAYER_NORM_KEYS, "rope.dimension_count": HEAD // 2},

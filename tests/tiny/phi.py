@@ -13,7 +13,7 @@ MODELS = (
         "phi2",
         {**LAYER_NORM_KEYS, "rope.dimension_count": HEAD // 2},
         {**ATTENTION, **BIASES, **OUT_BIAS, "attn_norm.bias": N_EMBD, **NETWORK, **UNGATED_BIASES},
-        {**OUTPUT_SHIFT, "output.bias": N_VOCAB["bpe"]},
+        {**OUTPUT_SHIFT, "output.bias": N_VOCAB},
     ),
     Tiny("phi3", {**KEYS, "rope.dimension_count": HEAD}, {**FUSED, **GATED_FUSED}),
     Tiny(

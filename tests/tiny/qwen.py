@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiny.llama import ATTENTION, BIASES, EXPERT_KEYS, EXPERTS, GATED, KEYS, N_EMBD
+from tiny.llama import ATTENTION, BIASES, EXPERT_KEYS, EXPERTS, FUSED, GATED, KEYS, N_EMBD
 from tiny.spec import Tiny
 
 WIDE = 40
@@ -20,6 +20,7 @@ RANKS = {"pooling_type": 4, "classifier.output_labels": ["yes", "no"]}
 
 MODELS = (
     Tiny("qwen2", KEYS, {**ATTENTION, **BIASES, **GATED}, {"output.weight": None}),
+    Tiny("qwen2", KEYS, {**FUSED, **BIASES, **GATED}, variant="fused"),
     Tiny(
         "qwen3",
         {**WIDE_KEYS, "rope.freq_base": 1e6},

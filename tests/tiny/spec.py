@@ -13,7 +13,7 @@ from tiny_models import add_bpe_vocabulary, add_spm_vocabulary, encode_weight
 
 Shape = int | tuple[int, ...]
 
-N_VOCAB = {"bpe": 512, "spm": 512}
+N_VOCAB = 512
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Tiny:
 
     Norms' weights are about 1, factors of frequencies above it, biases and other vectors about 0, matrices keep the
     size of what they multiply;
+    A vocabulary of byte pairs cuts words as `pre` does.
     `deviation` gives names another standard deviation. `variant` tells two files of one architecture apart; `stack` is
     in front of the layers' numbers.
     """
@@ -35,6 +36,8 @@ class Tiny:
     layers: Mapping[int, Mapping[str, Shape | None]] = field(default_factory=dict)
     n_layer: int = 4
     vocabulary: str = "bpe"
+    pre: str = "smollm"
+    n_vocab: int = N_VOCAB
     deviation: Mapping[str, float] = field(default_factory=dict)
     variant: str = ""
     stack: str = "blk"
@@ -51,7 +54,7 @@ class Tiny:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """All tensors by their full names."""
-        n_vocab = N_VOCAB[self.vocabulary]
+        n_vocab = self.n_vocab
         found: dict[str, Shape | None] = {"token_embd.weight": (self.n_embd, n_vocab)}
         found |= {"output_norm.weight": self.n_embd, "output.weight": (self.n_embd, n_vocab), **self.tensors}
         for i in range(self.n_layer):
@@ -88,7 +91,10 @@ def make(tiny: Tiny, path: Path, *, wtype: str = "F32", seed: int = 0) -> Path:
     writer.add_block_count(tiny.n_layer)
     for key, value in {"context_length": 2048, **tiny.keys}.items():
         _add(writer, key if key.startswith("tokenizer.") else f"{tiny.architecture}.{key}", value)
-    {"bpe": add_bpe_vocabulary, "spm": add_spm_vocabulary}[tiny.vocabulary](writer, N_VOCAB[tiny.vocabulary])
+    if tiny.vocabulary == "spm":
+        add_spm_vocabulary(writer, tiny.n_vocab)
+    else:
+        add_bpe_vocabulary(writer, tiny.n_vocab, tiny.pre)
     rng = np.random.default_rng(seed)
     block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[wtype]][0]
     for name, shape in tiny.shapes().items():

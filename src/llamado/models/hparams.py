@@ -262,12 +262,19 @@ def read_swa_layers(keys: Keys, n_layer: int, period: int, *, dense_first: bool 
     return tuple(period == 0 or i % period != (0 if dense_first else period - 1) for i in range(n_layer))
 
 
-def check_sections(keys: Keys) -> None:
-    """Raises UnsupportedModel for places of several dimensions (M-RoPE), where an architecture has them for images."""
+def sectioned(keys: Keys, mode: RopeMode) -> RopeMode:
+    """The rotation of text where images have places of several dimensions (M-RoPE, arXiv 2409.12191), else `mode`.
+
+    Time, height and width of a token of text are its position: what is left is the order of pairs, which is NEOX's.
+    Raises UnsupportedModel where pairs are turned by the fourth dimension, which is 0 in text.
+    """
     key = keys.name("rope.dimension_sections")
     sections = keys.metadata.ints(key, ())
-    if len(sections) > 1 and sections[0] > 0 and sections[1] > 0:
-        raise UnsupportedModel(f"metadata key '{key}' is {list(sections)}: only places of one dimension run here")
+    if len(sections) < 2 or sections[0] <= 0 or sections[1] <= 0:
+        return mode
+    if len(sections) > 3 and sections[3]:
+        raise UnsupportedModel(f"metadata key '{key}' is {list(sections)}; places of up to three dimensions run here")
+    return RopeMode.NEOX
 
 
 def read_pooling(keys: Keys) -> Pooling | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
+from types import MappingProxyType
 from typing import NamedTuple
 
 from llamado.models.base import Model
@@ -13,12 +15,14 @@ _FOLDER = "llamado.models.architectures"
 class Architecture(NamedTuple):
     """Where an architecture is (`family.module:Class`), and models that have it.
 
-    `tested`: the file of a real model that the tests run.
+    `tested`: the file of a real model that the tests run. `kinds`: models whose files differ from those of the others
+    in what the architecture makes of them, each by a name of its own.
     """
 
     place: str
     models: str
     tested: str = ""
+    kinds: Mapping[str, str] = MappingProxyType({})
 
     def load(self) -> type[Model]:
         """Its class; the file is read when it is first wanted."""
@@ -39,7 +43,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "deepseek": Architecture("deepseek.deepseek:DeepseekModel", "DeepSeek MoE 16B"),
     "deepseek2": Architecture(
         "deepseek.deepseek2:Deepseek2Model",
-        "DeepSeek V2, V3 and R1, Kimi K2, GLM-4.7-Flash, GigaChat 3, Mistral Large 3",
+        "DeepSeek V2, GigaChat 3, Mistral Large 3",
+        kinds={"v3": "DeepSeek V3 and R1", "kimi-k2": "Kimi K2", "glm-4.7-flash": "GLM-4.7-Flash"},
     ),
     "ernie4_5": Architecture("ernie.ernie4_5:Ernie45Model", "ERNIE 4.5 0.3B"),
     "ernie4_5-moe": Architecture("ernie.ernie4_5_moe:Ernie45MoeModel", "ERNIE 4.5 21B-A3B, 300B-A47B"),
@@ -98,3 +103,18 @@ ELSEWHERE = {
     "hub, whose architecture is deepseek2 (the name glm, or hf:unsloth/GLM-4.7-Flash-GGUF)",
 }
 """Names that no file made by llama.cpp's tools has, and what to take instead."""
+
+REFUSED = {
+    "llama4 without chunks (`llama4.attention.sliding_window` 0)": "llama.cpp ends with a failed assertion on such a "
+    "file (`f_attn_temp_scale != 0`, b11434), and takes none without experts (MobileLLM)",
+    "ernie4_5-moe with an `interleave_moe_layer_step` other than 1": "llama.cpp wants experts in each layer of the "
+    "file, and where the step leaves one out computes an activation alone: no model is meant so, all there are have 1",
+    "places of four dimensions (`rope.dimension_sections`)": "the fourth is 0 in text; of the three others, which are "
+    "a token's place in text, glm4, glm4moe and hunyuan-dense may have any",
+    "ModernBERT with decision blocks (`modern-bert.decision_block_count`)": "what they decide is asked for by nothing "
+    "in llama-server's API for embeddings and ranks",
+    "pre-tokenizers `mmbert` and `whitespace`": "of mmBERT and jina-embeddings-v2-base-zh; all others of llama.cpp "
+    "are known",
+    "weights of IQ1, IQ2 and IQ3 types": "they have no kernels here; workers of llama.cpp may have them (`--rpc`)",
+}
+"""What files of these architectures may have that does not run here, and why."""

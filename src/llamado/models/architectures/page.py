@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from llamado.models.encoder import Encoder
-from llamado.models.registry import ARCHITECTURES, ELSEWHERE
+from llamado.models.registry import ARCHITECTURES, ELSEWHERE, REFUSED
 
 
 def markdown() -> str:
@@ -35,6 +35,9 @@ def markdown() -> str:
     for name, row in sorted(ARCHITECTURES.items()):
         compared = "vectors" if issubclass(row.load(), Encoder) else "answers"
         lines.append(f"| `{name}` | {row.models} | {compared} | {row.tested} |")
+        lines += [f"| `{name}` | {models} | {compared} |  |" for models in row.kinds.values()]
+    lines += ["", "What does not run of them, and is refused by name:", ""]
+    lines += [f"- {what}: {why}." for what, why in REFUSED.items()]
     lines += ["", "Names that other programs write, and what to take instead:", ""]
     lines += [f"- `{name}`: {instead}" for name, instead in ELSEWHERE.items()]
     return "\n".join([*lines, ""])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from llamado.ggml.graph import clamp, mul, reshape, scale, view_2d, view_3d
+from llamado.ggml.graph import add, clamp, mul, reshape, scale, view_2d, view_3d
 from llamado.ggml.tensor import Tensor
 from llamado.models.forward import Factors, Linear, Pass, Projection
 from llamado.models.hparams import HyperParameters, Rope, Temperature
@@ -44,30 +44,55 @@ class Projections(NamedTuple):
 
 
 class FusedProjection(NamedTuple):
-    """One matrix for all three: its rows are those of the queries, of the keys, of the values."""
+    """One matrix for all three: its rows are those of the queries, of the keys, of the values.
+
+    `biases` are those of each, in files that have not one for the matrix.
+    """
 
     qkv: Linear
     n_q: int
     n_k: int
     n_v: int
+    biases: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         y = self.qkv(step, x, f"wqkv-{layer}")
         n_tokens, size = y.ne[1], y.nb[0]
+        q = view_2d(y, self.n_q, n_tokens, y.nb[1])
+        k = view_2d(y, self.n_k, n_tokens, y.nb[1], self.n_q * size)
+        v = view_2d(y, self.n_v, n_tokens, y.nb[1], (self.n_q + self.n_k) * size)
+        bias_q, bias_k, bias_v = self.biases
         return (
-            view_2d(y, self.n_q, n_tokens, y.nb[1]),
-            view_2d(y, self.n_k, n_tokens, y.nb[1], self.n_q * size),
-            view_2d(y, self.n_v, n_tokens, y.nb[1], (self.n_q + self.n_k) * size),
+            q if bias_q is None else add(q, bias_q, f"Qcur-{layer}"),
+            k if bias_k is None else add(k, bias_k, f"Kcur-{layer}"),
+            v if bias_v is None else add(v, bias_v, f"Vcur-{layer}"),
         )
+
+
+def take_fused(w: RoleWeights, n_embd: int, heads: Heads) -> FusedProjection | None:
+    """`attn_qkv`, with its bias or those of `attn_q`, `attn_k` and `attn_v` where the file has them; None without it.
+
+    Raises InvalidModel.
+    """
+    n_q, n_k, n_v = heads.dim_k * heads.n, heads.dim_k * heads.n_kv, heads.dim_v * heads.n_kv
+    if not w.has("attn_qkv.weight"):
+        return None
+    qkv = w.linear("attn_qkv", n_embd, n_q + n_k + n_v)
+    if qkv.bias is not None:
+        return FusedProjection(qkv, n_q, n_k, n_v)
+    biases = w.maybe("attn_q.bias", n_q), w.maybe("attn_k.bias", n_k), w.maybe("attn_v.bias", n_v)
+    return FusedProjection(qkv, n_q, n_k, n_v, biases)
 
 
 def take_projections(w: RoleWeights, n_embd: int, heads: Heads) -> Projections | FusedProjection:
     """`attn_qkv`, or `attn_q`, `attn_k` and `attn_v`, with biases where the file has them. Raises InvalidModel."""
-    n_q, n_k, n_v = heads.dim_k * heads.n, heads.dim_k * heads.n_kv, heads.dim_v * heads.n_kv
-    if w.has("attn_qkv.weight"):
-        return FusedProjection(w.linear("attn_qkv", n_embd, n_q + n_k + n_v), n_q, n_k, n_v)
+    fused = take_fused(w, n_embd, heads)
+    if fused is not None:
+        return fused
     return Projections(
-        w.linear("attn_q", n_embd, n_q), w.linear("attn_k", n_embd, n_k), w.linear("attn_v", n_embd, n_v)
+        w.linear("attn_q", n_embd, heads.dim_k * heads.n),
+        w.linear("attn_k", n_embd, heads.dim_k * heads.n_kv),
+        w.linear("attn_v", n_embd, heads.dim_v * heads.n_kv),
     )
 
 
@@ -121,9 +146,9 @@ class Attention:
             q, k, v = (clamp(each, -self.clamp, self.clamp) for each in (q, k, v))
         if self.norm_rows:
             q, k = self._normed(step, layer, q, k)
-        q = _as_heads(q, heads.dim_k, heads.n, n_tokens, f"Qcur-{layer}")
-        k = _as_heads(k, heads.dim_k, heads.n_kv, n_tokens, f"Kcur-{layer}")
-        v = _as_heads(v, heads.dim_v, heads.n_kv, n_tokens, f"Vcur-{layer}")
+        q = as_heads(q, heads.dim_k, heads.n, n_tokens, f"Qcur-{layer}")
+        k = as_heads(k, heads.dim_k, heads.n_kv, n_tokens, f"Kcur-{layer}")
+        v = as_heads(v, heads.dim_v, heads.n_kv, n_tokens, f"Vcur-{layer}")
         if not (self.norm_rows or self.norm_after_rope):
             q, k = self._normed(step, layer, q, k)
         if self.rope is not None:
@@ -148,7 +173,7 @@ class Attention:
         return q, k
 
 
-def _as_heads(x: Tensor, dim: int, n_head: int, n_tokens: int, name: str) -> Tensor:
+def as_heads(x: Tensor, dim: int, n_head: int, n_tokens: int, name: str) -> Tensor:
     """Rows as [dim, n_head, n_tokens]; those that are parts of wider rows stay where they are."""
     if x.is_contiguous():
         return reshape(x, dim, n_head, n_tokens, name=name)

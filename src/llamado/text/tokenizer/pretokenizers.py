@@ -29,6 +29,7 @@ _N = "0-9" + NUMBER
 _P = r"!-#%-*,-/:;?@\[-\]_{}" + PUNCTUATION
 _S = r"$+<->^`|~" + SYMBOL
 _M = MARK
+_HAN = "\x86"  # Chinese characters, where a rule tells them from other letters
 
 _CONTRACTION = "'(?:[stmd]|re|ve|ll)"
 _ANY_CONTRACTION = "'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
@@ -91,6 +92,11 @@ _EUROPEAN = (
 )
 _ASIAN = "[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+"
 _SENTENCE = rf" ?[^({_W}|.,!?…。，、।۔،)]+"
+
+# As Unicode's blocks have them, not its scripts (llama.cpp's unicode_cpt_is_han).
+_HAN_RUN = re.compile(
+    "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002ebef\U0002f800-\U0002fa1f]+"
+)
 
 _BEYOND_ASCII_SPACE = dict.fromkeys(WHITESPACE, SPACE)
 
@@ -173,11 +179,12 @@ class PreTokenizer:
     no_bos: bool = False  # the vocabulary has no beginning-of-sequence token unless the file names one
     byte_encode: bool = True  # False: spaces are written ▁ and unknown characters as <0xXX>, as SentencePiece does
     newlines_whole: bool = False  # a run of line feeds that is in the vocabulary is taken whole
+    han: bool = False  # Chinese characters are a class of their own
     whole: _Pattern | None = None  # the only cutter, where it is a pattern that leaves no character out
 
     def words(self, text: str) -> list[str]:
         """Cut `text` into its words, in order and without loss."""
-        reduced = reduce(text)
+        reduced = self._reduced(text)
         if self.whole:
             pattern = self.whole.compiled
             if reduced is text or not self.whole.reduced:
@@ -189,11 +196,21 @@ class PreTokenizer:
         """`words`, for long texts one by one, so that other threads may run in between."""
         if len(text) <= UNBROKEN:
             return self.words(text)
-        reduced = reduce(text)
+        reduced = self._reduced(text)
         if self.whole is None:
             return self._pieces(text, reduced)
         subject = reduced if self.whole.reduced else text
         return (text[m.start() : m.end()] for m in self.whole.compiled.finditer(subject))
+
+    def _reduced(self, text: str) -> str:
+        reduced = reduce(text)
+        if not self.han or reduced is text:
+            return reduced
+        parts, end = [], 0
+        for match in _HAN_RUN.finditer(text):
+            parts += [reduced[end : match.start()], _HAN * (match.end() - match.start())]
+            end = match.end()
+        return "".join([*parts, reduced[end:]])
 
     def _pieces(self, text: str, reduced: str) -> Iterator[str]:
         literal = text
@@ -330,6 +347,18 @@ _RULES: dict[tuple[str, ...], PreTokenizer] = {
         clean_spaces=False,
     ),
     ("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"): _DEEPSEEK3_RULE,
+    ("kimi-k2",): _rule(
+        _classes(
+            _llama3(
+                contraction=f"{_HAN}+|",
+                letters=rf"[^\r\n{_L}{_N}{_HAN}]?[{_L}]+(?:{_ANY_CONTRACTION})?",
+                others=rf" ?[^{_W}{_L}{_N}{_HAN}]+[\r\n]*",
+            )
+        ),
+        covers=True,
+        clean_spaces=False,
+        han=True,
+    ),
     ("spark2_5",): _rule(
         _classes(f"[{_N}]{{1,3}}"), _literal(_CJK_KANA), _classes(_SPARK), _classes(f"[{_N}]"), clean_spaces=False
     ),

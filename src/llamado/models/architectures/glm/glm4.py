@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llamado.ggml.ops import RopeMode
 from llamado.models.decoder import Decoder, Layer
-from llamado.models.hparams import HyperParameters, check_sections, read_hparams
+from llamado.models.hparams import HyperParameters, read_hparams, sectioned
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices
 from llamado.models.parts.feedforward import GatedFused
@@ -20,8 +20,7 @@ class Glm4Model(Decoder):
     architecture = "glm4"
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        check_sections(keys)
-        return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
+        return read_hparams(keys, n_vocab=n_vocab, rope_mode=sectioned(keys, RopeMode.NORMAL))
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp = self.hparams

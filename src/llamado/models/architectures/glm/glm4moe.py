@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from llamado.ggml.ops import RopeMode
 from llamado.models.decoder import Decoder, Layer
-from llamado.models.hparams import Gating, HyperParameters, check_sections, read_experts, read_hparams
+from llamado.models.hparams import Gating, HyperParameters, read_experts, read_hparams, sectioned
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices, Heads
 from llamado.models.parts.experts import Mixture
@@ -23,8 +23,7 @@ class Glm4MoeModel(Decoder):
     architecture = "glm4moe"
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        check_sections(keys)
-        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=sectioned(keys, RopeMode.NEOX))
         used = max(keys.int_("expert_used_count"), 1)
         return replace(hp, experts=read_experts(keys, hp.n_ff[0] // used, gating=Gating.SIGMOID, from_file=True))
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from llamado.ggml.ops import RopeMode
 from llamado.models.decoder import Decoder, Layer
-from llamado.models.hparams import HyperParameters, check_sections, read_hparams, trained_base
+from llamado.models.hparams import HyperParameters, read_hparams, sectioned, trained_base
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices, Heads
 from llamado.models.parts.norms import RmsNorm
@@ -21,8 +21,7 @@ class HunyuanDenseModel(Decoder):
     architecture = "hunyuan-dense"
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        check_sections(keys)
-        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=sectioned(keys, RopeMode.NEOX))
         alpha = keys.float_("rope.scaling.alpha", 0.0)
         if not alpha or hp.head_dim_k == 2:
             return hp

@@ -6,16 +6,19 @@ from dataclasses import replace
 
 from llamado.ggml.ops import RopeMode
 from llamado.models.decoder import Decoder, Layer
-from llamado.models.hparams import HyperParameters, Temperature, read_hparams, stretch_factor
+from llamado.models.hparams import HyperParameters, Temperature, read_experts, read_hparams, stretch_factor
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices
-from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.experts import Mixture
+from llamado.models.parts.feedforward import FeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
 
 class Mistral3Model(Decoder):
-    """As Llama, with queries that are multiplied by more the further they are behind the context of the training."""
+    """As Llama, with queries that are multiplied by more the further they are behind the context of the training; with
+    a mixture of experts in each layer where the file has them.
+    """
 
     architecture = "mistral3"
 
@@ -24,6 +27,8 @@ class Mistral3Model(Decoder):
         temperature = keys.float_("attention.temperature_scale", 0.0)
         self._temperature = Temperature(temperature, hp.n_ctx_short) if temperature else None
         multiplier = keys.float_("rope.scaling.yarn_log_multiplier", 0.0)
+        if keys.has_experts():
+            hp = replace(hp, experts=read_experts(keys, hp.n_ff[0], normalised=True))
         if not (hp.rope.ext_factor and multiplier):
             return hp
         return replace(hp, rope=replace(hp.rope, attn_factor=hp.rope.attn_factor / stretch_factor(hp.rope, multiplier)))
@@ -40,5 +45,9 @@ class Mistral3Model(Decoder):
                 scale=hp.attention_scale,
             ),
             ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer]),
+            feed_forward=self._take_feed_forward(w, layer),
         )
+
+    def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
+        hp = self.hparams
+        return Mixture.take(w, hp.n_embd, hp.experts) if hp.experts else super()._take_feed_forward(w, layer)
