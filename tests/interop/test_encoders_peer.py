@@ -44,7 +44,9 @@ def test_vectors(peer_bin: Path, tmp_path: Path, name: str, pooling: str) -> Non
         assert np.abs(mine - theirs).mean() < 2e-3 * np.abs(theirs).mean()
 
 
-@pytest.mark.parametrize("name", ["bert-ranks", "jina-bert-v2-code", "qwen3-ranks"])
+@pytest.mark.parametrize(
+    "name", ["bert-ranks", "bert-ranks-by-means", "modern-bert-ranks", "jina-bert-v2-code", "qwen3-ranks"]
+)
 def test_scores(peer_bin: Path, tmp_path: Path, name: str) -> None:
     path = make(TINY[name], tmp_path / "m.gguf")
     query, documents = "Where is Paris?", ["Paris is in France.", "A fox jumps.", "One two three four five six."]

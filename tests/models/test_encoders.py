@@ -13,6 +13,8 @@ from tiny import TINY, make
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.engine.forward.runner import ModelRunner
+from llamado.engine.loaded_model import LoadedModel
+from llamado.engine.options import EngineOptions
 from llamado.gguf.reader import GGUFFile
 from llamado.models import ARCHITECTURES, Output, load_model
 from llamado.models.batch import Batch
@@ -62,3 +64,15 @@ def test_the_first_token_sees_the_last(runner: ModelRunner, name: str) -> None:
     text[-1] = (text[-1] + 1) % 300
     causal = name == "t5encoder-v1.1"  # its file does not say otherwise
     assert np.array_equal(before[0], vectors(runner, [text])[0][0]) == causal
+
+
+@pytest.mark.parametrize("name", ["bert-ranks", "bert-ranks-by-means", "modern-bert-ranks"])
+def test_scores_have_the_same_bits_in_any_request(name: str, tmp_path: Path) -> None:
+    options = EngineOptions(n_ctx=256, n_threads=2, n_slots=1, reranking=True)
+    with LoadedModel.load(make(TINY[name], tmp_path / "m.gguf"), options) as loaded:
+        assert loaded.embedder is not None
+        texts = [text.tolist() for text in TEXTS]
+        alone = [loaded.embedder.submit([text]).result(60)[0].vectors for text in texts]
+        together = [found.vectors for found in loaded.embedder.submit(texts).result(60)]
+    assert [one.tobytes() for one in alone] == [one.tobytes() for one in together]
+    assert np.isfinite(alone).all() and np.std(alone) > 0.02

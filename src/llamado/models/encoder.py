@@ -30,6 +30,7 @@ class Encoder(Model):
     _dense: Linear | None = None
     _scorer: Linear | None = None
     _n_scores = 0
+    _means = False
 
     def _take_classifier(self, weights: Weights) -> None:
         """The matrices of a classifier, where there is one. Raises InvalidModel."""
@@ -47,10 +48,20 @@ class Encoder(Model):
         )
 
     def _scores(self, step: Pass, x: Tensor) -> Tensor:
-        h = self._hidden(step, x)
+        h = self._text(step, x)
         if self._dense is not None:
             h = tanh(self._dense(step, h, "cls"))
         return h if self._scorer is None else self._scorer(step, h, "result_scores")
+
+    def _text(self, step: Pass, x: Tensor) -> Tensor:
+        """What a classifier is given: a token's hidden state, or the mean of its text's."""
+        h = self._hidden(step, x)
+        return step.mean_of_texts(h) if self._means else h
+
+    @property
+    def scores_means(self) -> bool:
+        """See Model."""
+        return self._means
 
     def width(self, output: Output) -> int:
         """See Model."""
@@ -80,11 +91,7 @@ class PostNormEncoder(Encoder):
     _positions: Tensor | None = None
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        if keys.int_("classifier.pooling_type", -1) == Pooling.MEAN:
-            raise UnsupportedModel(
-                f"metadata key '{keys.name('classifier.pooling_type')}' is {Pooling.MEAN.value}: classifiers of the "
-                "mean of all tokens are not known here, only those of the first"
-            )
+        self._means = keys.int_("classifier.pooling_type", -1) == Pooling.MEAN
         self._n_types = keys.int_("tokenizer.ggml.token_type_count")
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX, norm_eps="attention.layer_norm_epsilon")
 

@@ -42,6 +42,7 @@ from llamado.models.inputs import (
     RelativeBuckets,
     RowsWritten,
     StateRows,
+    TextShares,
     TokenIds,
 )
 from llamado.models.memory import Kept, Memory
@@ -79,18 +80,28 @@ class Factors(NamedTuple):
 
 
 class Pass:
-    """A forward pass being built: its graph, and the inputs, each made when a layer first asks for it."""
+    """A forward pass being built: its graph, and the inputs, each made when a layer first asks for it.
 
-    __slots__ = ("_adapters", "_common", "_hparams", "_last", "_memory", "graph", "shape")
+    `whole_texts`: what is given out is made of all tokens of a text, see `mean_of_texts`.
+    """
+
+    __slots__ = ("_adapters", "_common", "_hparams", "_last", "_memory", "_whole_texts", "graph", "shape")
 
     def __init__(
-        self, hparams: HyperParameters, shape: BatchShape, memory: Memory, adapters: Sequence[Adapter] = ()
+        self,
+        hparams: HyperParameters,
+        shape: BatchShape,
+        memory: Memory,
+        adapters: Sequence[Adapter] = (),
+        *,
+        whole_texts: bool = False,
     ) -> None:
         self.graph = ForwardGraph()
         self.shape = shape
         self._hparams = hparams
         self._common: dict[str, Tensor] = {}
         self._memory = memory
+        self._whole_texts = whole_texts
         self._adapters = [pair for pair in zip(adapters, shape.scales, strict=False) if pair[1]]
         # The layer after which only the rows with logits go on.
         self._last = hparams.n_layer - 1
@@ -361,9 +372,17 @@ class Pass:
             found.append(after[0])
         return found
 
+    def mean_of_texts(self, x: Tensor) -> Tensor:
+        """Of rows of all tokens the mean of each text that has a row that is given out: F32 [n, n_outputs].
+
+        Only the first text of a batch has the same bits whatever comes with it: sums go along the batch.
+        """
+        rows = cont(permute(x, 1, 0, 2, 3))
+        return mul_mat(rows, self.input(TextShares(self.shape.n_tokens, self.shape.n_outputs)), name="mean_of_texts")
+
     def keep_outputs(self, layer: int, *streams: Tensor) -> tuple[Tensor, ...]:
-        """In the last layer, only the rows that get logits: nothing after attention mixes rows."""
-        if layer != self._last:
+        """In the last layer, only the rows that get logits: nothing after attention mixes rows, but means of texts."""
+        if layer != self._last or self._whole_texts:
             return streams
         rows = self.out_rows()
         return tuple(get_rows(stream, rows) for stream in streams)

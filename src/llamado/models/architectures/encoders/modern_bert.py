@@ -66,8 +66,6 @@ class ModernBertModel(Encoder, Decoder):
         self._cls_norm: Norm | None = None
         if not (weights.has("cls.weight") or weights.has("cls.output.weight")):
             return
-        if self._means:
-            raise UnsupportedModel("classifiers of the mean of all tokens are not known here, only those of the first")
         self._take_classifier(weights)
         if weights.has("cls.norm.weight"):
             self._cls_norm = self._take_norm(weights.output, "cls.norm", self.hparams.n_embd)
@@ -94,7 +92,7 @@ class ModernBertModel(Encoder, Decoder):
         return self._embd_norm(step, super()._embed(step), "inp_norm")
 
     def _scores(self, step: Pass, x: Tensor) -> Tensor:
-        h = self._hidden(step, x)
+        h = self._text(step, x)
         if self._dense is not None:
             h = gelu(self._dense(step, h, "cls"))
             h = h if self._cls_norm is None else self._cls_norm(step, h, "cls_norm")
