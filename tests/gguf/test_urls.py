@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 from stand_in_sites import Site, serve
 
 from llamado.gguf.errors import SourceError
-from llamado.gguf.sources.resolve import resolve
+from llamado.gguf.header import Header
+from llamado.gguf.reader import GGUFFile
+from llamado.gguf.sources.resolve import read_header, resolve
 
 
 def test_a_url_is_fetched_once(tmp_path: Path) -> None:
@@ -35,3 +39,55 @@ def test_the_name_cannot_leave_the_folder(tmp_path: Path) -> None:
 def test_other_schemes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="https"):
         resolve("ftp://host/x.gguf", cache_dir=tmp_path)
+
+
+def split_model(folder: Path) -> dict[str, bytes]:
+    """The three files of a model of three tensors, by their names."""
+    writer = gguf.GGUFWriter(folder / "m.gguf", "llama", split_max_tensors=1)
+    for i in range(3):
+        writer.add_tensor(f"blk.{i}.w", np.full((4, 32), i, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("m-*.gguf"))}
+
+
+def test_all_parts_of_a_split_model_are_fetched(tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    files = split_model(tmp_path / "made")
+    first, *others = files
+    reports: list[tuple[int, int]] = []
+
+    def check(seen: Header) -> None:
+        assert sorted(seen.tensors) == ["blk.0.w", "blk.1.w", "blk.2.w"] and seen.n_shards == 3
+        assert not list((tmp_path / "models").glob("*.gguf*")), "nothing is fetched before it"
+
+    with serve(Site(files={f"/a/{name}": content for name, content in files.items()})) as site:
+        url = f"{site.url}/a/{first}?download=true"
+        assert read_header(url, cache_dir=tmp_path).n_shards == 3
+        path = resolve(url, cache_dir=tmp_path, check=check, progress=lambda *now: reports.append(now))
+        asked = len(site.asked)
+        assert resolve(url, cache_dir=tmp_path) == path and len(site.asked) == asked
+        path.with_name(path.name.replace("00001-of", "00002-of")).unlink()
+        assert resolve(url, cache_dir=tmp_path) == path
+        assert {asked[1] for asked in site.asked[asked:]} == {f"/a/{others[0]}"}, "what is missing alone"
+    size = sum(map(len, files.values()))
+    assert reports[-1] == (size, size) and [done for done, _ in reports] == sorted(done for done, _ in reports)
+    assert {total for _, total in reports} == {size}
+    with GGUFFile.open(path) as file:
+        assert [float(file.data(f"blk.{i}.w").view(np.float32)[0]) for i in range(3)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("missing", [0, 2])
+def test_a_split_model_of_which_a_part_is_missing(tmp_path: Path, missing: int) -> None:
+    (tmp_path / "made").mkdir()
+    files = split_model(tmp_path / "made")
+    names = list(files)
+    files.pop(names[missing])
+    with serve(Site(files={f"/{name}": content for name, content in files.items()})) as site:
+        with pytest.raises(SourceError, match=f"{names[missing]}: the server answers 404"):
+            resolve(f"{site.url}/{names[0]}", cache_dir=tmp_path, check=lambda seen: None)
+        with pytest.raises(SourceError, match=f"one of 3 parts.*{names[0]}"):
+            resolve(f"{site.url}/{names[1]}", cache_dir=tmp_path)
+    assert not list((tmp_path / "models").glob("*.gguf*"))

@@ -196,7 +196,7 @@ def _locate(
 
 
 def _here_or(model: UrlModel) -> Source:
-    return LocalModel(model.target) if model.target.is_file() else model
+    return LocalModel(model.target) if model.is_here else model
 
 
 def _home(given: Path | None) -> Path:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamado.gguf.errors import SourceError
-from llamado.gguf.header import Header
+from llamado.gguf.header import Header, joined
 from llamado.gguf.report import Progress, Warn
+from llamado.gguf.shards import shard_names
 from llamado.gguf.sources.access import HUB, hub_access, offline
 from llamado.gguf.sources.catalogue import LargeModel
 
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 
 
 def url_target(url: str, folder: Path) -> Path:
-    """Where the file at `url` is kept in `folder`. Raises SourceError for what is no URL.
+    """Where the file at `url` is kept in `folder`, the first of several where it is one of a split model.
 
-    The name begins with the end of the URL and holds a digest of all of it: two sites may use the same name.
+    The name begins with the end of the URL and holds a digest of all of it: two sites may use the same name. Raises
+    SourceError for what is no URL, and for another part of a split model than the first.
     """
     import httpx
 
@@ -33,8 +35,13 @@ def url_target(url: str, folder: Path) -> Path:
         name = httpx.URL(url).path.rpartition("/")[2]
     except httpx.InvalidURL as error:
         raise SourceError(f"'{url}' is no URL: {error}") from None
-    stem = re.sub("[^A-Za-z0-9._-]", "_", name.removesuffix(".gguf")).strip(".") or "model"
-    return folder / f"{stem[:100]}-{hashlib.sha256(url.encode()).hexdigest()[:12]}.gguf"
+    names, end = shard_names(name), ".gguf"
+    if names is not None:
+        end = names[0][-len("-00001-of-00001.gguf") :]
+        if name != names[0]:
+            raise SourceError(f"{name} is one of {len(names)} parts of a model; give the URL of the first, {names[0]}")
+    stem = re.sub("[^A-Za-z0-9._-]", "_", name.removesuffix(end)).strip(".") or "model"
+    return folder / f"{stem[:100]}-{hashlib.sha256(url.encode()).hexdigest()[:12]}{end}"
 
 
 def large_folder() -> Path:
@@ -43,13 +50,18 @@ def large_folder() -> Path:
 
 
 class UrlModel:
-    """The file at `url`, kept as `target`; `variable` names the folder for it, `large` is what the hub has there."""
+    """The file at `url`, kept as `target`; `variable` names the folder for it, `large` is what the hub has there.
+
+    Where it is the first of a split model the others lie beside it, and are kept beside it.
+    """
 
     def __init__(
         self, url: str, target: Path, variable: str = "LLAMADO_CACHE", large: LargeModel | None = None
     ) -> None:
         self.url, self.target = url, target
         self._variable, self._large = variable, large
+        names = shard_names(target.name) or [target.name]
+        self._parts = {target.with_name(name): _beside(url, i, len(names)) for i, name in enumerate(names)}
 
     @classmethod
     def of_large(cls, model: LargeModel) -> UrlModel:
@@ -57,20 +69,25 @@ class UrlModel:
         url = f"{(hub_access()[0] or HUB).rstrip('/')}/{model.repo}/resolve/main/{model.file_name}"
         return cls(url, large_folder() / model.file_name, "LLAMADO_MODELS", model)
 
+    @property
+    def is_here(self) -> bool:
+        """Whether all files of it were fetched."""
+        return all(part.is_file() for part in self._parts)
+
     def header(self, *, progress: Progress | None, warn: Warn) -> Header:
-        """The header of the file on the server. Raises SourceError, and GgufError where there is no GGUF file."""
+        """The header of the files on the server. Raises SourceError, and GgufError where there is no GGUF file."""
         with self._client() as client:
             return self._header(client)
 
     def fetch(self, *, progress: Progress | None, warn: Warn, check: Check | None = None) -> Path:
-        """Path of the file, fetched unless it is there. `check` sees its header first.
+        """Path of the (first) file, all of them fetched unless they are there. `check` sees the header first.
 
         Raises `SourceError`, and what `check` raises.
         """
-        from llamado.gguf.sources.fetch import check_space, disk_error, download, locked
+        from llamado.gguf.sources.fetch import check_space, disk_error, locked
 
         target = self.target
-        if target.is_file():
+        if self.is_here:
             return target
         client = self._client()
         with client:
@@ -83,14 +100,28 @@ class UrlModel:
             except OSError as error:
                 raise disk_error(error, target.parent, self._variable) from error
             with locked(target, warn):
-                if not target.is_file():  # another process may have fetched it while this one waited
-                    part = target.with_name(target.name + ".part")
+                if not self.is_here:  # another process may have fetched it while this one waited
                     if header is not None:
-                        had = part.stat().st_size if part.is_file() else 0
-                        check_space(target.parent, header.file_bytes - had, self._variable)
-                    digest = self._sha256(client) if self._large is not None else None
-                    download(client, self.url, target, sha256=digest, progress=progress, variable=self._variable)
+                        check_space(target.parent, header.file_bytes - self._had(), self._variable)
+                    self._download(client, progress, 0 if header is None else header.file_bytes)
         return target
+
+    def _had(self) -> int:
+        """Bytes that former runs have fetched."""
+        files = [file for part in self._parts for file in (part, part.with_name(part.name + ".part"))]
+        return sum(file.stat().st_size for file in files if file.is_file())
+
+    def _download(self, client: httpx.Client, progress: Progress | None, n_bytes: int) -> None:
+        """Fetches all files that are not here; `n_bytes` of all, where that is known."""
+        from llamado.gguf.sources.fetch import download
+
+        before = 0
+        for part, url in self._parts.items():
+            if not part.is_file():
+                digest = self._sha256(client, url) if self._large is not None else None
+                report = _beyond(progress, before, n_bytes) if progress is not None else None
+                download(client, url, part, sha256=digest, progress=report, variable=self._variable)
+            before += part.stat().st_size
 
     def _client(self) -> httpx.Client:
         import httpx
@@ -108,19 +139,30 @@ class UrlModel:
         from llamado.gguf.sources.fetch import shown
         from llamado.gguf.sources.header import fetch_header
 
-        header = fetch_header(client, self.url, shown(self.url))
+        urls = self._parts.values()
+        header = joined([fetch_header(client, url, shown(url), shard) for shard, url in enumerate(urls)])
         return header if self._large is None else replace(header, others=_others(client, self._large))
 
-    def _sha256(self, client: httpx.Client) -> str | None:
+    def _sha256(self, client: httpx.Client, url: str) -> str | None:
         """What the hub says the file's SHA-256 is, if it says so."""
         import httpx
 
         with suppress(httpx.HTTPError):
             # The hub's own answer has it; the store that it leads to has not.
-            tag = client.head(self.url, follow_redirects=False).headers.get("x-linked-etag", "").strip('"')
+            tag = client.head(url, follow_redirects=False).headers.get("x-linked-etag", "").strip('"')
             if re.fullmatch("[0-9a-f]{64}", tag):
                 return str(tag)
         return None
+
+
+def _beside(url: str, number: int, count: int) -> str:
+    """The URL of a part of a split model of which `url` is the first's."""
+    return url if count == 1 else url.replace(f"-00001-of-{count:05d}.gguf", f"-{number + 1:05d}-of-{count:05d}.gguf")
+
+
+def _beyond(progress: Progress, before: int, n_bytes: int) -> Progress:
+    """Reports what is done of one file as a share of all of them."""
+    return lambda done, total: progress(before + done, max(n_bytes, before + total if total else 0))
 
 
 def _others(client: httpx.Client, model: LargeModel) -> dict[str, int]:
