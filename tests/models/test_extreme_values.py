@@ -18,6 +18,7 @@ from gguf import GGUFValueType as V
 from lora_files import make_adapter
 from minilm import make_bert
 from tiny import TINY, make
+from tiny.gemma import gemma3n
 from tiny_models import make_llama
 
 from llamado.devices.cpu.compile.compiler import Compiler
@@ -39,14 +40,16 @@ from llamado.models import (
     load_adapters,
     load_model,
 )
+from llamado.models.architectures.gemma import gemma3n as gemma3n_module
 from llamado.models.hparams import HyperParameters
 from llamado.models.keys import BOOLS, FLOATS, INTEGERS, STRINGS, Keys, RopeOptions
 from llamado.text.errors import TokenizerError
 from llamado.text.tokenizer.tokenizer import load_tokenizer
 
+FEW_LAYERS = 4
 MAKERS: dict[str, Callable[[Path], Path]] = {
     tiny.architecture: partial(make, tiny) for tiny in TINY.values() if not tiny.variant
-}
+} | {"gemma3n": partial(make, gemma3n(FEW_LAYERS))}
 VOCABULARIES = {"words": make_bert, "byte pairs": MAKERS["llama"], "sentences": MAKERS["gemma3"]}
 NAMED = (GgufError, InvalidModel, UnsupportedModel, InvalidAdapter, TokenizerError)
 
@@ -65,6 +68,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, GGUFFi
     yield opened
     for file in opened.values():
         file.close()
+
+
+@pytest.fixture(autouse=True)
+def few_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Gemma 3n twenty have keys and values of their own, which costs as much time as all other architectures."""
+    monkeypatch.setattr(gemma3n_module, "_OWN_LAYERS", FEW_LAYERS - 2)
 
 
 @pytest.fixture(autouse=True)
