@@ -234,6 +234,8 @@ COMPUTE = _group(
           metavar="TYPE", env="LLAMA_ARG_CACHE_TYPE_K", commands=_ENGINE),
     _used("-ctv --cache-type-v", "type of the V cache", type="str", default="f16", choices=" ".join(KV_TYPES),
           metavar="TYPE", env="LLAMA_ARG_CACHE_TYPE_V", commands=_ENGINE),
+    _used("--attn-rot-disable", "keep keys and values in quantised caches as they are, not turned by a Hadamard matrix",
+          default=False, env="LLAMA_ATTN_ROT_DISABLE", commands=_ENGINE - {"plan"}),
     _used("--memory-f32", "older spelling of -ctk f32 -ctv f32", default=False),
     _used("--mmap", "map the file into memory instead of reading it", default=True, off_names="--no-mmap",
           env="LLAMA_ARG_MMAP", commands=_ENGINE),

@@ -46,9 +46,9 @@ def test_memory_grows_with_the_context_and_not_with_its_square(tmp_path: Path) -
         return 1024 * int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout)
 
     small, middle, large = (peak(n_ctx) for n_ctx in (1 << 14, 1 << 16, 1 << 17))
-    # Of a token: its keys and values (2 heads of 32 elements of 2 bytes, and as much again), two bytes of the mask for
-    # each token of the batch, here and where the mask is made.
-    most = 2 * 2 * 32 * 2 + 2 * 2 * _BATCH
+    # Of a token: its keys and values (2 heads of 32 elements of 2 bytes, and as much again), and two bytes of the mask
+    # for each token of the batch, which is made piece by piece where it is needed.
+    most = 2 * 2 * 32 * 2 + 2 * _BATCH
     slack = 24 << 20
     assert middle - small <= 3 * (1 << 14) * most + slack
     assert large - middle <= (1 << 16) * most + slack

@@ -147,6 +147,19 @@ def test_cells_are_told_apart_by_what_a_context_makes_of_positions(tmp_path: Pat
     assert _fingerprint(plain, rope=RopeOptions(freq_base=5e4)) != _fingerprint(plain)
 
 
-def _fingerprint(path: Path, n_ctx: int = 512, rope: RopeOptions = FILE_ROPE) -> bytes:
+@pytest.mark.parametrize(("type", "same"), [(TensorType.Q8_0, False), (TensorType.F16, True)])
+def test_cells_are_told_apart_by_whether_they_are_turned(tmp_path: Path, type: TensorType, same: bool) -> None:
+    path = make_llama(tmp_path / "m.gguf", n_head=2)
+    assert (_fingerprint(path, type=type, turned=False) == _fingerprint(path, type=type)) is same
+
+
+def _fingerprint(
+    path: Path,
+    n_ctx: int = 512,
+    rope: RopeOptions = FILE_ROPE,
+    type: TensorType = TensorType.F16,
+    turned: bool = True,
+) -> bytes:
     with GGUFFile.open(path) as file:
-        return fingerprint(file, load_model(file, rope), n_ctx)
+        model = load_model(file, rope)
+        return fingerprint(file, model, model.memory(256, type, type, n_ctx=n_ctx, turned=turned))

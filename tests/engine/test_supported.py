@@ -11,7 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
+from lora_files import make_adapter
 from tiny import TINY, make
 from tiny_models import make_gemma3, make_llama
 
@@ -54,6 +57,18 @@ def test_types_of_weights(type: TensorType) -> None:
         return
     with pytest.raises(UnsupportedModel, match=rf"it\.gguf.*'blk\.0\.ffn_up\.weight'.*{type.name}.*BF16, F16.*Q6_K"):
         check_supported(of_type(type))
+
+
+def test_types_of_adapters(tmp_path: Path) -> None:
+    model, name = make_llama(tmp_path / "m.gguf"), "blk.0.attn_q.weight.lora_a"
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tensor(name, np.zeros((8, 128), np.int32))
+        writer.add_tensor(name.replace("lora_a", "lora_b"), np.zeros((128, 8), np.float32))
+
+    path = make_adapter(tmp_path / "a.gguf", model, parts=(), edit=add)
+    with pytest.raises(UnsupportedModel, match=rf"a\.gguf: tensor '{name}' is of type I32, .*MXFP4"):
+        LoadedModel.load(model, EngineOptions(n_ctx=256, n_threads=1, lora=((str(path), 1.0),)))
 
 
 def test_architectures_and_experts() -> None:

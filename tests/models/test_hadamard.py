@@ -64,6 +64,13 @@ def test_layers_with_windows_and_those_without_are_told_apart() -> None:
     assert [other[layer].turns for layer in range(3)] == [(128, 0), (256, 0), (0, 0)]
 
 
+def test_turning_can_be_left_out() -> None:
+    layers = [KeysValues(128, 64, 32, head_k=128, head_v=64), KeysValues(256, 256, head_k=256, head_v=256)]
+    memory = Memory(layers, 1024, type_k=T.Q4_0, type_v=T.F16, turned=False)
+    assert memory.unturned and [memory[layer].turns for layer in range(2)] == [(0, 0), (0, 0)]
+    assert not Memory(layers, 1024, turned=False).unturned and not Memory(layers, 1024, type_k=T.Q4_0).unturned
+
+
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llama(tmp_path_factory.mktemp("heads") / "m.gguf", n_embd=128, n_head=2, n_head_kv=1)

@@ -158,6 +158,20 @@ def test_what_was_filled_does_not_change_with_the_batch() -> None:
         np.testing.assert_array_equal(data, before)
 
 
+@pytest.mark.parametrize("n_kv", [80, 1 << 16, 1 << 20])
+@pytest.mark.parametrize("kind", [{}, {"window": 3}, {"distances": True}], ids=str)
+def test_pieces_are_the_whole(n_kv: int, kind: dict[str, Any]) -> None:
+    """Of a long mask no more than a few rows at a time."""
+    input = Mask("mask", n_kv, 21, **kind)
+    whole, found = input.fill(batch()), np.zeros(2 * n_kv * 21, np.uint8)
+    sizes = []
+    for at, piece in input.pieces(batch()):
+        found[at : at + piece.size] = piece
+        sizes.append(piece.size)
+    assert found.tobytes() == whole.tobytes() and sum(sizes) == whole.size
+    assert max(sizes) <= max(2 * n_kv, 1 << 20)
+
+
 @pytest.mark.parametrize("embeddings", [False, True])
 @pytest.mark.parametrize("make", [make_llama, make_gemma3, make_bert])
 def test_a_graph_knows_what_fills_its_inputs(tmp_path: Path, make: Callable[..., Path], embeddings: bool) -> None:

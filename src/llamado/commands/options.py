@@ -137,6 +137,7 @@ def engine_options(flags: Parsed, *, n_slots: int | None = None) -> EngineOption
         n_threads_batch=_threads(flags.threads_batch),
         type_k="f32" if f32 else flags.cache_type_k,
         type_v="f32" if f32 else flags.cache_type_v,
+        turned=not flags.values.get("attn_rot_disable", False),
         mmap=flags.mmap and mode not in ("none", "mlock"),
         mlock=flags.mlock or "mlock" in mode,
         numa=flags.numa,

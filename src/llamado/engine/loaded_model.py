@@ -28,7 +28,7 @@ from llamado.engine.forward.fitting import Fit, before_reading, fit, memory_opti
 from llamado.engine.forward.lora_scales import DefaultScales, default_scales
 from llamado.engine.options import FETCHING, EngineOptions, ModelSource, Report
 from llamado.engine.request import Defaults, Done, Event, Failed, Result, Token
-from llamado.engine.supported import check_supported, fetch_model
+from llamado.engine.supported import check_supported, check_types, fetch_model
 from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile
 from llamado.models import Model, load_adapters, load_model
@@ -119,6 +119,7 @@ class LoadedModel:
             model = load_model(file, options.rope)
             for adapter in load_adapters(model, [path for path, _ in options.lora], mmap=options.mmap):
                 opened.callback(adapter.file.close)
+                check_types(adapter.file.header, workers=workers)
             scales = default_scales([scale for _, scale in options.lora], options.lora_apply)
             tokenizer = load_tokenizer(file.metadata)
             template = ChatTemplate.from_metadata(file.metadata, tokenizer, options.chat_template)
@@ -306,6 +307,7 @@ def _runner(
         max_batch=found.wanted.max_batch,
         type_k=found.wanted.type_k,
         type_v=found.wanted.type_v,
+        turned=options.turned,
         mlock=options.mlock,
         progress=progress,
         reconnect=None if pool is None else pool.reconnect,

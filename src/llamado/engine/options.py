@@ -85,6 +85,8 @@ class EngineOptions:
     type_k: str = "f16"
     """The type of the KV cache."""
     type_v: str = "f16"
+    turned: bool = True
+    """Whether keys and values are turned (Hadamard) before they are quantised."""
     mmap: bool = True
     """Whether the file is mapped, instead of read into memory."""
     mlock: bool = False

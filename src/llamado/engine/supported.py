@@ -28,6 +28,14 @@ def check_supported(header: Header, *, workers: bool = False) -> None:
     With `workers`, weights may be of types that they alone have kernels for.
     """
     find_architecture(header.source, header.metadata)
+    check_types(header, workers=workers)
+
+
+def check_types(header: Header, *, workers: bool = False) -> None:
+    """Raises UnsupportedModel for a type of weights, or of matrices of an adapter, that has no kernel here.
+
+    With `workers` it may be one that they alone have kernels for.
+    """
     types = None if workers else backend("cpu").weight_types()
     if types is None:
         return

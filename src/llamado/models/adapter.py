@@ -20,7 +20,6 @@ from llamado.ggml.role import ModelPart, Role
 from llamado.ggml.tensor import Tensor, contiguous_strides
 from llamado.gguf.header import TensorInfo
 from llamado.gguf.reader import GGUFFile
-from llamado.gguf.types import TensorType
 from llamado.models.errors import InvalidAdapter, InvalidModel
 from llamado.models.keys import Keys
 
@@ -28,13 +27,6 @@ log = logging.getLogger(__name__)
 
 _A, _B = ".lora_a", ".lora_b"
 _INVOCATION = "adapter.alora.invocation_tokens"
-# Types of matrices that can be multiplied with here.
-_TYPES = frozenset(
-    {
-        TensorType.F32, TensorType.F16, TensorType.BF16, TensorType.Q4_0, TensorType.Q4_1, TensorType.Q5_0,
-        TensorType.Q5_1, TensorType.Q8_0, TensorType.Q4_K, TensorType.Q5_K, TensorType.Q6_K,
-    }
-)  # fmt: skip
 
 
 class Pair(NamedTuple):
@@ -150,11 +142,6 @@ class Adapter:
                 raise InvalidAdapter(
                     f"{self.path}: tensor '{info.name}' has shape {_shape(info.ne)}; {_shape(expected[part])} is "
                     f"expected for a weight of shape {_shape(base.ne)}"
-                )
-            if info.type not in _TYPES:
-                known = ", ".join(sorted(type.name for type in _TYPES))
-                raise InvalidAdapter(
-                    f"{self.path}: tensor '{info.name}' is of type {info.type.name}; known are {known}"
                 )
         return Pair(self._tensor(a), self._tensor(b))
 

@@ -107,6 +107,11 @@ class Model(ABC):
         return self.hparams.n_vocab if output is Output.LOGITS else self.hparams.n_embd
 
     @property
+    def scores_means(self) -> bool:
+        """Whether scores are made of the mean of a text's hidden states, not of one token's."""
+        return False
+
+    @property
     def generates(self) -> bool:
         """Whether it has logits: whether text can be made with it."""
         return True
@@ -134,6 +139,7 @@ class Model(ABC):
         max_batch: int = 512,
         whole: bool = False,
         n_ctx: int = 0,
+        turned: bool = True,
     ) -> Memory:
         """A memory of `n_cells` tokens, for sequences of up to `n_ctx` (0: of all), not yet placed on devices.
 
@@ -152,6 +158,7 @@ class Model(ABC):
             causal=hp.causal,
             whole=whole,
             n_ctx=n_ctx,
+            turned=turned,
         )
 
     def build(self, shape: BatchShape, memory: Memory) -> ForwardGraph:
@@ -163,7 +170,8 @@ class Model(ABC):
         """
         if shape.n_kv > memory.n_cells:
             raise ValueError(f"attention over {shape.n_kv} cells of a cache of {memory.n_cells}")
-        step = Pass(self.hparams, shape, memory, self.adapters)
+        means = self.scores_means and shape.output is Output.SCORES
+        step = Pass(self.hparams, shape, memory, self.adapters, whole_texts=means)
         graph = step.graph
         x: Tensor | None = graph.expand(self._embed(step))
         for layer in range(self.hparams.n_layer):

@@ -8,6 +8,7 @@ architecture that needs something else makes an Input of its own; nothing else h
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ from llamado.models.batch import Batch
 Bytes = NDArray[np.uint8]
 
 _HIDDEN = 0xFC00  # f16 −inf
+_PIECE = 1 << 20
+"""Bytes of a mask that are made at a time, about."""
 
 
 class Input(ABC):
@@ -33,6 +36,10 @@ class Input(ABC):
     @abstractmethod
     def fill(self, batch: Batch) -> Bytes:
         """The tensor's bytes for a batch, in memory of their own."""
+
+    def pieces(self, batch: Batch) -> Iterator[tuple[int, Bytes]]:
+        """The same bytes piece by piece, each with its place: a device that has room for all needs none beside it."""
+        yield 0, self.fill(batch)
 
 
 class ForwardGraph(Graph):
@@ -157,6 +164,17 @@ class Mask(Input):
 
     def fill(self, batch: Batch) -> Bytes:
         """See Input."""
+        return self._rows(0, self.ne[1], self._seen(batch))
+
+    def pieces(self, batch: Batch) -> Iterator[tuple[int, Bytes]]:
+        """See Input."""
+        n_kv, n_tokens = self.ne
+        seen, step = self._seen(batch), max(1, _PIECE // (2 * n_kv))
+        for at in range(0, n_tokens, step):
+            yield 2 * n_kv * at, self._rows(at, min(at + step, n_tokens), seen)
+
+    def _seen(self, batch: Batch) -> list[tuple[int, int, int]]:
+        """Each token's own row, and the first and the last that it sees."""
         rows = batch.memory[self._part]
         first, last = rows.first, rows.last
         if self._window and self._symmetric:
@@ -165,11 +183,14 @@ class Mask(Input):
         elif self._window:
             behind = _times(batch) % self._window if self._chunked else self._window - 1
             first, last = np.maximum(first, rows.written - behind), rows.written
-        mask = np.full((self.ne[1], self.ne[0]), _HIDDEN, np.uint16)
-        cells = np.arange(self.ne[0])
-        for row, own, start, stop in zip(mask, rows.written.tolist(), first.tolist(), last.tolist(), strict=False):
-            seen = slice(start, stop + 1)
-            row[seen] = (-np.abs(cells[seen] - own)).astype(np.float16).view(np.uint16) if self._distances else 0
+        return list(zip(rows.written.tolist(), first.tolist(), last.tolist(), strict=True))
+
+    def _rows(self, first: int, stop: int, seen: Sequence[tuple[int, int, int]]) -> Bytes:
+        """The bytes of some tokens' rows."""
+        mask, cells = np.full((stop - first, self.ne[0]), _HIDDEN, np.uint16), np.arange(self.ne[0])
+        for row, (own, begin, end) in zip(mask, seen[first:stop], strict=False):
+            those = slice(begin, end + 1)
+            row[those] = (-np.abs(cells[those] - own)).astype(np.float16).view(np.uint16) if self._distances else 0
         return mask.reshape(-1).view(np.uint8)
 
 
@@ -228,6 +249,23 @@ class OutputRows(Input):
     def fill(self, batch: Batch) -> Bytes:
         """See Input."""
         return _filled(batch.outputs, np.int32, self.ne[0], 0)
+
+
+class TextShares(Input):
+    """F32 [n_tokens, n_outputs]: for each row that is given out, 1 / n at the n tokens of its text, 0 elsewhere."""
+
+    def __init__(self, n_tokens: int, n_outputs: int, part: int = 0) -> None:
+        super().__init__("text_shares", TensorType.F32, n_tokens, n_outputs)
+        self._part = part
+
+    def fill(self, batch: Batch) -> Bytes:
+        """See Input."""
+        rows = batch.memory[self._part]
+        whole = np.zeros((self.ne[1], self.ne[0]), np.float32)
+        for row, output in zip(whole, batch.outputs, strict=False):
+            text = np.flatnonzero((rows.written >= rows.first[output]) & (rows.written <= rows.last[output]))
+            row[text] = np.float32(1) / np.float32(len(text))
+        return whole.reshape(-1).view(np.uint8)
 
 
 def _times(batch: Batch) -> NDArray[np.integer]:

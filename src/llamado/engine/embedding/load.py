@@ -119,6 +119,7 @@ def load_embedder(
         output=Output.SCORES if pooling is Pooling.RANK else Output.HIDDEN,
         type_k=found.wanted.type_k,
         type_v=found.wanted.type_v,
+        turned=options.turned,
         mlock=options.mlock,
         progress=progress,
     )
@@ -129,6 +130,7 @@ def load_embedder(
             pooling=pooling,
             causal=model.hparams.causal,
             n_ctx=found.n_ctx_slot,
+            alone=pooling is Pooling.RANK and model.scores_means,
             max_requests=options.max_queue,
             scales=scales,
         )

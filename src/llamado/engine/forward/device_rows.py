@@ -42,7 +42,7 @@ class DeviceRows:
         """See Forward.cell_kind."""
         kind = self._kinds.get(scales)
         if kind is None:
-            kind = CellKind(fingerprint(self._file, self._model, self._memory.n_ctx, scales), self._memory, scales)
+            kind = CellKind(fingerprint(self._file, self._model, self._memory, scales), self._memory, scales)
             if len(self._kinds) < _KINDS_KEPT:
                 self._kinds[scales] = kind
         return kind

@@ -9,21 +9,24 @@ from collections.abc import Sequence
 from llamado.ggml.role import ModelPart
 from llamado.gguf.reader import GGUFFile
 from llamado.models.base import Model
+from llamado.models.memory import Memory
 
 # Of each end of a tensor: two fine-tunings of a model differ nearly everywhere, and reading all of it would take as
 # long as loading.
 _SAMPLE = 2048
 
 
-def fingerprint(file: GGUFFile, model: Model, n_ctx: int, scales: Sequence[float] = ()) -> bytes:
+def fingerprint(file: GGUFFile, model: Model, memory: Memory, scales: Sequence[float] = ()) -> bytes:
     """SHA-256 of the architecture, the hyper-parameters, and name, shape and ends of each weight that cells depend on.
 
-    These are all but the output's. And of what `n_ctx`, the context of a sequence, makes of positions (see Factors),
-    and of the adapters that work: those with a scale other than 0.
+    These are all but the output's. And of what the context of a sequence makes of positions (see Factors), of whether
+    a quantised cache is turned, and of the adapters that work: those with a scale other than 0.
     """
     digest = hashlib.sha256(f"{model.architecture}\n{model.hparams!r}\n".encode())
     if any(name.startswith("rope_factors_") for name in model.weights):
-        digest.update(b"long" if n_ctx > model.hparams.n_ctx_short else b"short")
+        digest.update(b"long" if memory.n_ctx > model.hparams.n_ctx_short else b"short")
+    if memory.unturned:
+        digest.update(b"unturned")
     shaping = [name for name, roles in model.roles.items() if any(role.part is not ModelPart.OUTPUT for role in roles)]
     for name in sorted(shaping):
         info = file.tensors[name]

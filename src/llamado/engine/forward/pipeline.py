@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from llamado.devices.device import Bytes, Device, DeviceLost
 from llamado.devices.split.partition import GraphPart
 from llamado.engine.forward.contract import ForwardError
+from llamado.models.batch import Batch
+from llamado.models.inputs import Input
 
 _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _WINDOW = 0.15  # seconds in which batches are counted before another number of them is tried
@@ -73,12 +75,16 @@ class Depth:
             self._at = next((at for at in near if 0 <= at < len(self._steps) and at not in self._rates), self._at)
 
 
+Pieces = Iterable[tuple[int, Bytes]]
+"""An input's bytes, each piece with its place."""
+
+
 class _Job:
     """A batch on its way through the parts of its graph."""
 
     __slots__ = ("future", "inputs", "n_outputs", "n_tokens", "parts", "values")
 
-    def __init__(self, parts: Sequence[GraphPart], inputs: Mapping[str, Bytes], n_tokens: int, n_outputs: int) -> None:
+    def __init__(self, parts: Sequence[GraphPart], inputs: Mapping[str, Pieces], n_tokens: int, n_outputs: int) -> None:
         self.parts = parts
         self.inputs = inputs
         self.n_tokens = n_tokens
@@ -114,17 +120,19 @@ class Pipeline:
                 work = (device, self._queues[device])
                 threading.Thread(target=self._serve, args=work, name=f"llamado-part-{device}", daemon=True).start()
 
-    def start(
-        self, parts: Sequence[GraphPart], inputs: Mapping[str, Bytes], n_tokens: int, n_outputs: int
-    ) -> Future[NDArray[np.float32]]:
-        """Starts a batch of `n_tokens`, not counting those that fill it up; its first `n_outputs` rows are wanted.
+    def start(self, parts: Sequence[GraphPart], feeds: Sequence[Input], batch: Batch) -> Future[NDArray[np.float32]]:
+        """Starts a batch; `feeds` fill the graph's inputs. The rows of its outputs are wanted.
 
         A batch that this machine alone computes is done when this returns.
         """
-        job = _Job(parts, inputs, n_tokens, n_outputs)
+        n_outputs = len(batch.outputs)
         if len(parts) == 1 and self._devices[parts[0].device].local:
+            job = _Job(parts, {feed.name: feed.pieces(batch) for feed in feeds}, batch.n_tokens, n_outputs)
             self._run(job, 0)
         else:
+            # Several devices may want the same input, and later.
+            whole = {feed.name: [(0, feed.fill(batch))] for feed in feeds}
+            job = _Job(parts, whole, batch.n_tokens, n_outputs)
             self._flying.add(job.future)
             job.future.add_done_callback(self._flying.discard)
             self._go_on(job, 0)
@@ -167,7 +175,8 @@ class Pipeline:
         part = job.parts[index]
         device = self._devices[part.device]
         for name, tensor in part.graph.inputs.items():
-            device.write(tensor, job.inputs[name])
+            for offset, piece in job.inputs[name]:
+                device.write(tensor, piece, offset)
         for name, tensor in part.takes.items():
             device.write(tensor, job.values[name])
         device.submit(part.graph)

@@ -43,8 +43,8 @@ _REPLACED = (
 
 class ModelRunner:
     """Runs `model` (read from `file`) on `devices` with a memory of `n_cells` tokens of up to `n_sequences` sequences,
-    of up to `n_ctx` tokens each (0: all), and batches of up to `max_batch` tokens. `whole`: windows, too, keep all
-    tokens (see Memory). `output` is what batches give: logits, or the numbers an embedding is made of. `placement` says
+    of up to `n_ctx` tokens each (0: all), and batches of up to `max_batch` tokens. `whole` and `turned`: see
+    Memory. `output` is what batches give: logits, or the numbers an embedding is made of. `placement` says
     what lies where (None: all on the first device, which must be this machine's). `mlock` keeps the weights that lie
     here in RAM; a warning says so where the system refuses. `reconnect` and `replace` serve `restore`.
     """
@@ -64,6 +64,7 @@ class ModelRunner:
         output: Output = Output.LOGITS,
         type_k: TensorType = TensorType.F16,
         type_v: TensorType = TensorType.F16,
+        turned: bool = True,
         mlock: bool = False,
         progress: Progress | None = None,
         reconnect: Reconnect | None = None,
@@ -75,7 +76,14 @@ class ModelRunner:
         self.width = model.width(output)
         self.max_batch = max_batch
         memory = self.memory = model.memory(
-            n_cells, type_k, type_v, n_sequences=n_sequences, max_batch=max_batch, whole=whole, n_ctx=n_ctx
+            n_cells,
+            type_k,
+            type_v,
+            n_sequences=n_sequences,
+            max_batch=max_batch,
+            whole=whole,
+            n_ctx=n_ctx,
+            turned=turned,
         )
         self._tensors = DeviceTensors(file, model, memory, self.devices, placement, mlock)
         self._graphs = Graphs(self._tensors, self.devices, max_batch, memory.n_cells, output, len(model.adapters))
@@ -158,8 +166,7 @@ class ModelRunner:
     def _begin(self, shape: BatchShape, batch: Batch) -> Future[NDArray[np.float32]]:
         """Starts a batch with the graph for a shape, whose inputs fill up what the batch lacks."""
         graph = self._graphs.get(shape)
-        inputs = {feed.name: feed.fill(batch) for feed in graph.feeds}
-        return self._pipeline.start(graph.parts, inputs, batch.n_tokens, len(batch.outputs))
+        return self._pipeline.start(graph.parts, graph.feeds, batch)
 
     def _check(self, batch: Batch) -> int:
         """How many of the first cells a batch sees; raises ForwardError for one that cannot be."""

@@ -53,7 +53,8 @@ class Layout:
 
     `max_batch`: most tokens of a batch. `type_k`, `type_v`: of the caches. `causal`: whether tokens see only those
     before them. Windows have memory of their own where that is less than that of all tokens; `whole` keeps all
-    (llama.cpp's --swa-full). `slack`: see SLACK. `n_ctx`: most tokens of a sequence; 0: all.
+    (llama.cpp's --swa-full). `slack`: see SLACK. `n_ctx`: most tokens of a sequence; 0: all. `turned`: whether keys and
+    values are turned before they are quantised (see `hadamard.py`).
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Layout:
         whole: bool = False,
         slack: int = SLACK,
         n_ctx: int = 0,
+        turned: bool = True,
     ) -> None:
         self.n_cells = align(n_cells)
         self.n_ctx = n_ctx or self.n_cells
@@ -91,6 +93,10 @@ class Layout:
             *self._others,
         )
         turns = {windowed: self._turns(layers, windowed) for windowed in (False, True)}
+        self.unturned = not turned and any(any(pair) for pair in turns.values())
+        """Whether what others turn is kept as it is."""
+        if self.unturned:
+            turns = dict.fromkeys(turns, (0, 0))
         self._kept = []
         for layer, part, tensors in added:
             memory, kept = layers[layer], Kept(layer, self.parts.index(part), part, tensors, 0, False)
