@@ -302,7 +302,7 @@ def test_a_crash_that_is_noticed_late(start_router: Start, tmp_path: Path, monke
     real = Passage._settle
 
     async def settle(passage: Passage, lease: Lease) -> None:
-        if not passage._sent:
+        if not passage._exchange.sent:
             await real(passage, lease)
 
     monkeypatch.setattr(Passage, "_settle", settle)

@@ -24,7 +24,7 @@ def table(here: RouterHere) -> dict[str, set[str]]:
     found["/upstream/no/health"] = {"GET", "POST", "DELETE", "PUT"}
     for method, path in router._handlers:
         found.setdefault(path, set()).add(method)
-    for path in routers._POST:
+    for path in routers.MODEL_POSTS:
         found.setdefault(path, set()).add("POST")
     for path in routers._GET:
         found.setdefault(path, set()).add("GET")

@@ -9,8 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from router_process import Start, config, fake, wait_for
 from tiny_models import make_llama
 
+from llamado.http.exposition import merge
 from llamado.router import router as routers
-from llamado.router.metrics import merge
 
 ONE = """\
 # HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
@@ -26,7 +26,7 @@ seconds_count 2
 
 
 def test_samples_of_a_metric_stand_together() -> None:
-    assert merge([("a", ONE), ("b", ONE)]) == (
+    assert merge([({"model": "a"}, ONE), ({"model": "b"}, ONE)]) == (
         "# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.\n"
         "# TYPE llamacpp:prompt_tokens_total counter\n"
         'llamacpp:prompt_tokens_total{model="a"} 5\n'
@@ -56,12 +56,12 @@ def test_samples_of_a_metric_stand_together() -> None:
 )
 def test_labels_are_kept(line: str, labels: dict[str, str]) -> None:
     name = 'a "model"\\\nof two lines'
-    ((sample,),) = [family.samples for family in text_string_to_metric_families(merge([(name, line)]))]
+    ((sample,),) = [family.samples for family in text_string_to_metric_families(merge([({"model": name}, line)]))]
     assert sample.labels == {"model": name} | labels and sample.value == 1
 
 
 def test_lines_that_are_none_are_left_out() -> None:
-    assert merge([("a", "# EOF\n# a comment\n<html>\nx{a=b} 1\n1x 2\nx\n\ny 2\r\n")]) == 'y{model="a"} 2\n'
+    assert merge([({"model": "a"}, "# EOF\n# a comment\n<html>\nx{a=b} 1\n1x 2\nx\n\ny 2\r\n")]) == 'y{model="a"} 2\n'
 
 
 @pytest.mark.slow

@@ -11,11 +11,11 @@ from typing import Any
 
 from fakes import TEMPLATE, FakeEngine, served
 
-from llamado.http.access import AccessRules
+from llamado.http.access import AccessRules, busy_app
 from llamado.http.connections import ConnectionLimits, configure
 from llamado.http.signals import EndingServer
 from llamado.http.sockets import listen
-from llamado.server.app import busy_app, create_app
+from llamado.server.app import create_app
 from llamado.server.state import ServerState
 from llamado.server.switches import Switches
 

@@ -9,12 +9,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+from llamado.commands.http_options import access_rules, check_port, configure_logs, hosts_of, metrics_labels
 from llamado.commands.options import engine_options, model_source, read_file, sampling_defaults, use_hub
 from llamado.commands.split_options import listed
 from llamado.engine.options import ModelSource
 from llamado.flags import FlagError, Parsed
-from llamado.http import logs, sockets
-from llamado.http.access import AccessRules
+from llamado.http import sockets
 from llamado.server.settings import Settings
 from llamado.server.switches import PredictRoutes, Switches
 from llamado.text.grammar.source import GrammarSource
@@ -32,17 +32,12 @@ def serves_many(flags: Parsed) -> bool:
 def serve_settings(flags: Parsed) -> Settings:
     """Settings of `llamado serve`; with several models, or none, those of its router. Raises FlagError."""
     kwargs = _template_kwargs(flags)
-    if not 0 <= flags.port <= 65535:
-        raise FlagError(f"--port: expected 0 to 65535, got {flags.port}")
+    check_port("--port", flags.port)
     try:
         predict = PredictRoutes.read(os.environ)
     except ValueError as error:
         raise FlagError(f"AIP_HTTP_PORT: expected 0 to 65535, got {os.environ['AIP_HTTP_PORT']!r}") from error
-    if bool(flags.ssl_key_file) != bool(flags.ssl_cert_file):
-        raise FlagError("--ssl-key-file and --ssl-cert-file: give both or none")
-    hosts = tuple(host.strip() for host in flags.host.split(",") if host.strip())
-    if not hosts:
-        raise FlagError("--host: expected an address, got an empty text")
+    hosts = hosts_of(flags)
     _check_numbers(flags)
     prefix = flags.api_prefix.rstrip("/")
     if prefix and not re.fullmatch("(/[A-Za-z0-9._~-]+)+", prefix):
@@ -53,13 +48,7 @@ def serve_settings(flags: Parsed) -> Settings:
     return Settings(
         source=ModelSource() if many else model_source(flags),
         engine=engine_options(flags),
-        access=AccessRules(
-            api_keys=_keys(flags),
-            cors_origins=flags.cors_origins,
-            cors_methods=flags.cors_methods,
-            cors_headers=flags.cors_headers,
-            cors_credentials=flags.cors_credentials,
-        ),
+        access=access_rules(flags),
         switches=_switches(flags, kwargs, prefix, predict),
         defaults=sampling_defaults(flags),
         hosts=hosts,
@@ -102,7 +91,7 @@ def _check_numbers(flags: Parsed) -> None:
 def _switches(flags: Parsed, kwargs: dict[str, Any], prefix: str, predict: PredictRoutes | None) -> Switches:
     return Switches(
         metrics=flags.metrics,
-        metrics_labels=_labels(flags.metrics_labels),
+        metrics_labels=metrics_labels(flags.metrics_labels),
         slots=flags.slots,
         props=flags.props,
         prefill_assistant=flags.prefill_assistant,
@@ -131,18 +120,6 @@ def _switches(flags: Parsed, kwargs: dict[str, Any], prefix: str, predict: Predi
 def _names(given: list[str]) -> tuple[str, ...]:
     """Each once and in the order of their bytes, as llama-server keeps them; the first alias is the model's id."""
     return tuple(sorted(set(listed(given)), key=str.encode))
-
-
-def _keys(flags: Parsed) -> tuple[bytes, ...]:
-    keys = [key.strip() for given in flags.api_key or [] for key in given.split(",")]
-    if flags.api_key_file:
-        lines = read_file("--api-key-file", flags.api_key_file).splitlines()
-        keys += [line.strip() for line in lines if not line.startswith("#")]
-    found = tuple(key.encode() for key in keys if key)
-    if not found and (flags.api_key or flags.api_key_file):
-        # An empty list would leave the server open to everybody.
-        raise FlagError("--api-key: no key in it; leave the flag out for a server without keys")
-    return found
 
 
 def _grammar(flags: Parsed) -> GrammarSource | None:
@@ -179,35 +156,10 @@ def _folder(flag: str, path: str | None) -> str | None:
     return path
 
 
-_LABEL = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
-_OWN_LABELS = ("engine", "engine_version", "model_id")
-
-
-def _labels(text: str | None) -> tuple[tuple[str, str], ...] | None:
-    """Names and values of `--metrics-labels`; None where the flag is not given."""
-    if text is None or text == "off":
-        return None
-    labels: dict[str, str] = {}
-    for item in listed([] if text == "on" else [text]):
-        name, equals, value = item.partition("=")
-        if not equals or not _LABEL.fullmatch(name) or name.startswith("__") or name in (*_OWN_LABELS, "le"):
-            raise FlagError(f"--metrics-labels: expected NAME=VALUE, comma-separated, got {item!r}")
-        labels[name] = value
-    return tuple(labels.items())
-
-
 def run_serve(flags: Parsed) -> int:
     """Serve until the process is told to end; its exit code. Raises LlamadoError."""
     settings = serve_settings(flags)
-    logs.configure(
-        verbosity=9 if flags.verbose else flags.log_verbosity,
-        file=flags.log_file,
-        as_json=flags.log_jsonl or flags.log_format == "json",
-        prefix=flags.log_prefix,
-        timestamps=flags.log_timestamps,
-        disabled=flags.log_disable,
-        colors=flags.log_colors,
-    )
+    configure_logs(flags)
     if settings.ssl_key and settings.ssl_cert:
         sockets.check_tls(settings.ssl_key, settings.ssl_cert)
     warning = sockets.warning_of(settings.hosts, keys=bool(settings.access.api_keys))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -194,13 +194,33 @@ def digest(key: bytes) -> bytes:
     return blake2b(key, digest_size=32).digest()
 
 
-def key_is_valid(headers: Headers, digests: tuple[bytes, ...]) -> bool:
+def digests_given(headers: Mapping[bytes, bytes]) -> tuple[bytes, bytes]:
+    """The digests of what `Authorization: Bearer` and `X-Api-Key` hold."""
+    bearer = headers.get(b"authorization", b"")
+    if bearer[:7].lower() == b"bearer ":
+        bearer = bearer[7:]
+    return digest(bearer), digest(headers.get(b"x-api-key", b""))
+
+
+def key_is_valid(headers: Mapping[bytes, bytes], digests: tuple[bytes, ...]) -> bool:
     """Whether `Authorization: Bearer` or `X-Api-Key` holds one of the keys, given by their digests.
 
     The time it takes tells neither which key it is nor how long the keys are nor how much of one was right.
     """
-    bearer = headers.get(b"authorization", b"")
-    if bearer[:7].lower() == b"bearer ":
-        bearer = bearer[7:]
-    given = (digest(bearer), digest(headers.get(b"x-api-key", b"")))
+    given = digests_given(headers)
     return max([hmac.compare_digest(one, key) for one in given for key in digests])
+
+
+def busy_app(app: Callable[[], App], prefix: str) -> App:
+    """What answers where there are too many connections: `/health` by the application, 503 for the rest."""
+    paths = {prefix + path for path in HEALTH}
+
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] in paths:
+            await app()(scope, receive, send)
+            return
+        await error_response(ApiError("unavailable_error", "too many connections", retry_after=1), close=True)(
+            scope, receive, send
+        )
+
+    return refuse

@@ -14,6 +14,7 @@ STATUS = {
     "authentication_error": 401,
     "permission_error": 403,
     "not_found_error": 404,
+    "rate_limit_error": 429,
     "server_error": 500,
     "not_supported_error": 501,
     "unavailable_error": 503,

@@ -126,7 +126,11 @@ def is_deeper(value: Any, levels: int) -> bool:
 
 async def read_json(request: Request) -> Any:
     """The body as JSON. Raises ApiError."""
-    body = await body_of(request.scope).read(request.scope, request.receive)
+    return await parse_body(await body_of(request.scope).read(request.scope, request.receive))
+
+
+async def parse_body(body: bytes) -> Any:
+    """A body as JSON; of a long one, others are answered meanwhile. Raises ApiError."""
     if len(body) <= LONG_BODY:
         return parse_json(body)
     return await asyncio.get_running_loop().run_in_executor(_parser, parse_json, body)

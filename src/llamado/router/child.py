@@ -13,10 +13,10 @@ from pathlib import Path
 import orjson
 
 from llamado.errors import LlamadoError
+from llamado.http.upstream import Pool, UpstreamAddress, UpstreamLost, get
 from llamado.processes.guarded import GuardedProcess, Watchdog
 from llamado.router.catalogue import RoutedModel
 from llamado.router.log_tail import MODELS
-from llamado.router.upstream import Pool, UpstreamAddress, UpstreamLost, get
 
 log = logging.getLogger("llamado.router")
 

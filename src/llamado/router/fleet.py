@@ -28,10 +28,10 @@ from typing import Any
 
 import orjson
 
+from llamado.http.upstream import UpstreamLost, get
 from llamado.processes.guarded import Watchdog
 from llamado.router.catalogue import Catalogue, Group, RoutedModel
 from llamado.router.child import Child, LoadFailed
-from llamado.router.upstream import UpstreamLost, get
 from llamado.server.errors import ApiError
 
 log = logging.getLogger("llamado.router")

@@ -22,40 +22,30 @@ from llamado.build import BUILD
 from llamado.errors import LlamadoError
 from llamado.flags import Parsed
 from llamado.gguf.errors import SourceError
-from llamado.http.access import Access
+from llamado.http.access import Access, busy_app
 from llamado.http.answer import Receive, Scope, Send, answer, error_response
 from llamado.http.bodies import ClientGone, body_of
 from llamado.http.connections import RESERVED_FILES, ConnectionLimits, configure, raise_file_limit
 from llamado.http.errors import ApiError, invalid, not_found
+from llamado.http.exchange import MODEL_POSTS
+from llamado.http.exposition import CONTENT_TYPE, merge
 from llamado.http.json_body import parse_json
 from llamado.http.signals import EndingServer
 from llamado.http.sockets import address_of
+from llamado.http.upstream import UpstreamLost, get
 from llamado.router import catalogue as catalogues
 from llamado.router.catalogue import Catalogue, CatalogueError, RoutedModel
 from llamado.router.downloads import Downloads, remove_cached
 from llamado.router.fleet import LOADED, UNLOADED, Fleet, FleetLimits, Instance
 from llamado.router.log_tail import LogTail
-from llamado.router.metrics import CONTENT_TYPE, merge
 from llamado.router.proxy import Passage
 from llamado.router.swap_config import SwapConfig, read_swap_config
-from llamado.router.upstream import UpstreamLost, get
-from llamado.server.app import busy_app
 from llamado.server.errors import translate
 from llamado.server.generate.json_values import number_json
 from llamado.server.settings import Settings
 
 log = logging.getLogger("llamado.router")
 
-# What llama-server's router passes on, and other servers' endpoints that name a model in the same way.
-_POST = frozenset(
-    """
-    /completion /completions /v1/completions /chat/completions /v1/chat/completions /v1/chat/completions/control
-    /responses /v1/responses /v1/messages /infill /embedding /embeddings /v1/embeddings /rerank /reranking /v1/rerank
-    /v1/reranking /v1/systemone /tokenize /detokenize /apply-template /chat/completions/input_tokens
-    /v1/chat/completions/input_tokens /responses/input_tokens /v1/responses/input_tokens /v1/messages/count_tokens
-    /lora-adapters /props /v1/audio/speech /v1/images/generations
-    """.split()  # noqa: SIM905
-)
 _GET = frozenset({"/metrics", "/slots", "/lora-adapters", "/props", "/v1/audio/voices"})
 CHANGING = frozenset({"/unload"})
 """Paths that change something though they are asked for by GET, as llama-swap has it."""
@@ -137,7 +127,7 @@ class Router:
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         method, path = scope["method"], scope["path"]
-        if method == "POST" and (path in _POST or _is_slot(path)):
+        if method == "POST" and (path in MODEL_POSTS or _is_slot(path)):
             await self._post(scope, receive, send)
         elif method == "GET" and path in _GET:
             await self._get(scope, receive, send)
@@ -259,14 +249,14 @@ class Router:
         answers = await asyncio.gather(
             *(get(child.pool, "/metrics", timeout=METRICS_TIMEOUT) for _, child in loaded), return_exceptions=True
         )
-        texts: list[tuple[str, str]] = []
+        texts: list[tuple[dict[str, str], str]] = []
         for (name, _), found in zip(loaded, answers, strict=True):
             if isinstance(found, UpstreamLost | TimeoutError):
                 log.warning("model %s: no metrics: %s", name, str(found) or f"no answer within {METRICS_TIMEOUT:g} s")
             elif isinstance(found, BaseException):
                 raise found
             elif found[0] == 200:
-                texts.append((name, found[1].decode("utf-8", "replace")))
+                texts.append(({"model": name}, found[1].decode("utf-8", "replace")))
         if loaded and not texts and all(isinstance(found, tuple) for found in answers):
             message = "no loaded model gives metrics: start the router with --metrics"
             raise ApiError("not_supported_error", message)

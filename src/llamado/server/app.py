@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -16,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Mount
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from llamado import __version__
 from llamado.errors import LlamadoError
@@ -188,21 +187,6 @@ def _reason(body: bytes) -> str:
         return str(orjson.loads(body)["error"]["message"])[:_LONGEST_REASON]
     except (ValueError, KeyError, TypeError):
         return ""
-
-
-def busy_app(app: Callable[[], ASGIApp], prefix: str) -> ASGIApp:
-    """What answers where there are too many connections: `/health` by the application, 503 for the rest."""
-    paths = {prefix + path for path in HEALTH}
-
-    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] in paths:
-            await app()(scope, receive, send)
-            return
-        await error_response(ApiError("unavailable_error", "too many connections", retry_after=1), close=True)(
-            scope, receive, send
-        )
-
-    return refuse
 
 
 def create_app(state: ServerState) -> ServerApp:

@@ -17,10 +17,11 @@ from typing import Any, cast
 import uvicorn
 
 from llamado.errors import LlamadoError
+from llamado.http.access import busy_app
 from llamado.http.connections import GRACE, HEADER_SECONDS, ConnectionLimits, configure
 from llamado.http.signals import EndingServer
 from llamado.http.sockets import address_of
-from llamado.server.app import ServerApp, busy_app, create_app
+from llamado.server.app import ServerApp, create_app
 from llamado.server.generate.threads import use_threads
 from llamado.server.loaded_model import Served
 from llamado.server.ops import memory

@@ -1,4 +1,4 @@
-"""Metrics of several models as one text: each sample says by a label of whose process it is.
+"""Metrics of several processes as one text: each sample says by labels of whose process it is.
 
 The text is Prometheus' exposition format (0.0.4): all samples of a metric stand together, behind one HELP and one TYPE.
 """
@@ -6,7 +6,7 @@ The text is Prometheus' exposition format (0.0.4): all samples of a metric stand
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -27,11 +27,10 @@ class _Metric:
     samples: list[str] = field(default_factory=list)
 
 
-def merge(texts: Iterable[tuple[str, str]]) -> str:
-    """One text of (model, its process's text) pairs. A label "model" that is there becomes "exported_model"."""
+def merge(texts: Iterable[tuple[Mapping[str, str], str]]) -> str:
+    """One text of (labels, its process's text) pairs; a label that a sample has with another value gets `exported_`."""
     metrics: dict[str, _Metric] = {}
-    for model, text in texts:
-        label = 'model="' + model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+    for labels, text in texts:
         about = ""
         for line in text.split("\n"):
             line = line.strip()
@@ -39,16 +38,27 @@ def merge(texts: Iterable[tuple[str, str]]) -> str:
                 about = told[2]
                 metrics.setdefault(about, _Metric()).about.setdefault(told[1], line)
             elif sample := _SAMPLE.fullmatch(line):
-                name, labels, rest = sample[1], (sample[2] or "").rstrip(", \t"), sample[3]
+                name, rest = sample[1], sample[3]
                 if name != about and name not in {about + part for part in _PARTS}:
                     about = name
-                labels = re.sub(rf"({_LABEL})", _renamed, labels)
-                metrics.setdefault(about, _Metric()).samples.append(
-                    f"{name}{{{label}{',' if labels else ''}{labels}}}{rest}"
-                )
+                metrics.setdefault(about, _Metric()).samples.append(f"{name}{{{_labelled(labels, sample[2])}}}{rest}")
     lines = (line for metric in metrics.values() for line in (*metric.about.values(), *metric.samples))
     return "".join(line + "\n" for line in lines)
 
 
-def _renamed(label: re.Match[str]) -> str:
-    return re.sub(r"^model(?=[ \t]*=)", "exported_model", label[1])
+def _labelled(labels: Mapping[str, str], own: str | None) -> str:
+    """The labels and a sample's own ones, as text."""
+    shown = {name: _escaped(value) for name, value in labels.items()}
+    given = []
+    for label in re.finditer(_LABEL, own or ""):
+        name, _, value = label[0].partition("=")
+        name, value = name.strip(), value.strip()[1:-1]
+        if shown.get(name, value) != value:
+            name = f"exported_{name}"
+        if name not in shown:
+            given.append((name, value))
+    return ",".join(f'{name}="{value}"' for name, value in (*shown.items(), *given))
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

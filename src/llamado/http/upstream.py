@@ -1,4 +1,4 @@
-"""HTTP/1.1 to a model's process: kept connections, bodies as they come, back-pressure, and a fault that has a name.
+"""HTTP/1.1 to another process: kept connections, bodies as they come, back-pressure, and a fault that has a name.
 
 One Python object per connection and one callback per packet: what a general client costs per chunk would be a good part
 of what a token costs.
@@ -20,16 +20,18 @@ from llamado.errors import LlamadoError
 Headers = list[tuple[bytes, bytes]]
 
 _HIGH = 256 * 1024  # bytes of a body that wait before reading pauses
+CONNECT_SECONDS = 5.0
+"""Seconds until a connection that nobody takes or refuses is given up."""
 _KEEP = 3.5  # seconds; llama-server and uvicorn both close after 5
 _IDLE = 256  # kept connections
 
 
 class UpstreamLost(LlamadoError):
-    """The model's process closed the connection, or sent no HTTP, before the answer was complete."""
+    """The process closed the connection, or sent no HTTP, before the answer was complete."""
 
 
 class UpstreamRefused(UpstreamLost):
-    """Nobody listens where the model's process should."""
+    """Nobody listens where the process should."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.used = False
         """Whether it has carried an answer before."""
         self.idle_since = 0.0
+        self.hung_up = False
+        """Whether this side gave up the request."""
         self._lost: UpstreamLost | None = None
         self._reset()
 
@@ -231,9 +235,10 @@ class UpstreamConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def hang_up(self) -> None:
-        """The client is gone: close, and let whoever reads go on."""
-        self._lost = self._lost or UpstreamLost("the client went away")
+    def hang_up(self, reason: str) -> None:
+        """Give up the request: close, and let whoever reads go on with UpstreamLost."""
+        self.hung_up = True
+        self._lost = self._lost or UpstreamLost(reason)
         self.abort()
         self._wake()
 
@@ -259,11 +264,14 @@ class Pool:
         make: Callable[[], UpstreamConnection] = lambda: UpstreamConnection(self)  # noqa: E731
         address = self.address
         try:
-            if address.path:
-                _, connection = await loop.create_unix_connection(make, address.path)
-            else:
-                context = ssl.create_default_context() if address.tls else None
-                _, connection = await loop.create_connection(make, address.host, address.port, ssl=context)
+            async with asyncio.timeout(CONNECT_SECONDS):
+                if address.path:
+                    _, connection = await loop.create_unix_connection(make, address.path)
+                else:
+                    context = ssl.create_default_context() if address.tls else None
+                    _, connection = await loop.create_connection(make, address.host, address.port, ssl=context)
+        except TimeoutError:
+            raise UpstreamRefused(f"cannot connect to {address} within {CONNECT_SECONDS:g} s") from None
         except OSError as error:
             raise UpstreamRefused(f"cannot connect to {address}: {error.strerror or error}") from None
         if self._closed:
@@ -286,6 +294,11 @@ class Pool:
         if connection in self._idle:
             self._idle.remove(connection)
 
+    def break_all(self, reason: str) -> None:
+        """Give up all requests under way: they see UpstreamLost."""
+        for connection in list(self._all):
+            connection.hang_up(reason)
+
     def close(self) -> None:
         """Close everything; requests under way see UpstreamLost."""
         self._closed = True
@@ -293,14 +306,27 @@ class Pool:
             connection.abort()
 
 
-async def get(pool: Pool, path: str, *, timeout: float, limit: int = 1 << 20) -> tuple[int, bytes]:
+async def get(pool: Pool, path: str, *, timeout: float, limit: int = 1 << 20, key: bytes = b"") -> tuple[int, bytes]:
     """Status and body of a GET. Raises UpstreamLost; TimeoutError after `timeout` seconds."""
+    lines = [
+        b"GET %b HTTP/1.1" % (pool.address.base + path.encode("ascii", "ignore")),
+        b"host: " + pool.address.authority,
+        *([b"authorization: Bearer " + key] if key else []),
+    ]
+    head = b"\r\n".join([*lines, b"", b""])
     async with asyncio.timeout(timeout):
         connection = await pool.connect()
         try:
-            target = pool.address.base + path.encode("ascii", "ignore")
-            connection.send(b"GET %b HTTP/1.1\r\nhost: %b\r\n\r\n" % (target, pool.address.authority), b"")
-            await connection.answered()
+            try:
+                connection.send(head, b"")
+                await connection.answered()
+            except UpstreamLost:
+                if connection.begun or not connection.used:
+                    raise
+                connection.abort()  # a kept connection, closed meanwhile
+                connection = await pool.connect(fresh=True)
+                connection.send(head, b"")
+                await connection.answered()
             parts, size = [], 0
             while part := await connection.read():
                 parts.append(part)

@@ -1,0 +1,61 @@
+"""`llamado gateway`: from flags and a file to one address before many replicas."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+from llamado.commands.http_options import access_rules, check_port, configure_logs, hosts_of, metrics_labels
+from llamado.flags import FlagError, Parsed
+from llamado.gateway.options import GatewayOptions, ReplicaOptions, read_config, read_keys
+from llamado.http import sockets
+
+_TIMES = ("health_interval", "health_timeout", "stall_timeout", "patience")
+
+
+def gateway_options(flags: Parsed) -> GatewayOptions:
+    """What flags and `--config` say together; a flag wins over the file. Raises FlagError, GatewayError."""
+    told: dict[str, Any] = read_config(flags.gateway_config) if flags.gateway_config else {}
+    replicas = list(told.pop("replicas", ()))
+    keys = [*told.pop("keys", ()), *(read_keys(flags.key_file) if flags.key_file else ())]
+    for urls, backup in ((flags.replica, False), (flags.backup, True)):
+        for given in urls or []:
+            replicas += [ReplicaOptions(url=url.strip(), backup=backup) for url in given.split(",") if url.strip()]
+    if flags.replica_key:
+        replicas = [r if r.key else replace(r, key=flags.replica_key) for r in replicas]
+    for name in _TIMES:
+        if name in flags.given or name not in told:
+            told[name] = flags.values[name]
+    admin_key = flags.admin_key or told.pop("admin_key", "")
+    told.pop("admin_key", None)
+    if not replicas and not admin_key:
+        raise FlagError("gateway: which replicas? Give --replica http://host:port, or --admin-key KEY to add them later")
+    return GatewayOptions(
+        **{**told, "labels": {**told.get("labels", {}), **dict(metrics_labels(flags.metrics_labels) or ())}},
+        replicas=tuple(replicas),
+        keys=tuple(keys),
+        admin_key=admin_key,
+        access=access_rules(flags),
+        hosts=hosts_of(flags),
+        port=check_port("--port", flags.port),
+        ssl_key=flags.ssl_key_file,
+        ssl_cert=flags.ssl_cert_file,
+        timeout=flags.timeout,
+    )
+
+
+def run_gateway(flags: Parsed) -> int:
+    """Serve until the process is told to end; its exit code. Raises LlamadoError."""
+    options = gateway_options(flags)
+    configure_logs(flags)
+    if options.ssl_key and options.ssl_cert:
+        sockets.check_tls(options.ssl_key, options.ssl_cert)
+    warning = sockets.warning_of(options.hosts, keys=bool(options.access.api_keys or options.keys))
+    if warning is not None:
+        logging.getLogger("llamado.gateway").warning("%s", warning)
+    listening = sockets.listen(options.hosts, options.port)
+
+    from llamado.gateway.serve import serve_gateway
+
+    return serve_gateway(options, listening)

@@ -1,0 +1,81 @@
+"""Flags → where a server or a gateway listens, who may call it, and its log."""
+
+from __future__ import annotations
+
+import re
+
+from llamado.commands.split_options import listed
+from llamado.errors import LlamadoError
+from llamado.flags import FlagError, Parsed
+from llamado.http import logs
+from llamado.http.access import AccessRules
+
+
+def check_port(flag: str, port: int) -> int:
+    """A port, or 0 for any free one. Raises FlagError."""
+    if not 0 <= port <= 65535:
+        raise FlagError(f"{flag}: expected 0 to 65535, got {port}")
+    return port
+
+
+def hosts_of(flags: Parsed) -> tuple[str, ...]:
+    """The addresses to listen on; TLS's flags are checked with them. Raises FlagError."""
+    if bool(flags.ssl_key_file) != bool(flags.ssl_cert_file):
+        raise FlagError("--ssl-key-file and --ssl-cert-file: give both or none")
+    hosts = tuple(host.strip() for host in flags.host.split(",") if host.strip())
+    if not hosts:
+        raise FlagError("--host: expected an address, got an empty text")
+    return hosts
+
+
+def access_rules(flags: Parsed) -> AccessRules:
+    """Who may call. Raises FlagError."""
+    return AccessRules(
+        api_keys=_keys(flags),
+        cors_origins=flags.cors_origins,
+        cors_methods=flags.cors_methods,
+        cors_headers=flags.cors_headers,
+        cors_credentials=flags.cors_credentials,
+    )
+
+
+def _keys(flags: Parsed) -> tuple[bytes, ...]:
+    keys = [key.strip() for given in flags.api_key or [] for key in given.split(",")]
+    if flags.api_key_file:
+        lines = read_file("--api-key-file", flags.api_key_file).splitlines()
+        keys += [line.strip() for line in lines if not line.startswith("#")]
+    found = tuple(key.encode() for key in keys if key)
+    if not found and (flags.api_key or flags.api_key_file):
+        # An empty list would leave the server open to everybody.
+        raise FlagError("--api-key: no key in it; leave the flag out for a server without keys")
+    return found
+
+
+_LABEL = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
+_OWN_LABELS = ("engine", "engine_version", "model_id")
+
+
+def metrics_labels(text: str | None) -> tuple[tuple[str, str], ...] | None:
+    """Names and values of `--metrics-labels`; None where the flag is not given."""
+    if text is None or text == "off":
+        return None
+    labels: dict[str, str] = {}
+    for item in listed([] if text == "on" else [text]):
+        name, equals, value = item.partition("=")
+        if not equals or not _LABEL.fullmatch(name) or name.startswith("__") or name in (*_OWN_LABELS, "le"):
+            raise FlagError(f"--metrics-labels: expected NAME=VALUE, comma-separated, got {item!r}")
+        labels[name] = value
+    return tuple(labels.items())
+
+
+def configure_logs(flags: Parsed) -> None:
+    """Set up the log. Raises LogFileError."""
+    logs.configure(
+        verbosity=9 if flags.verbose else flags.log_verbosity,
+        file=flags.log_file,
+        as_json=flags.log_jsonl or flags.log_format == "json",
+        prefix=flags.log_prefix,
+        timestamps=flags.log_timestamps,
+        disabled=flags.log_disable,
+        colors=flags.log_colors,
+    )

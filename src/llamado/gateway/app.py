@@ -1,0 +1,239 @@
+"""The gateway's application: what goes to replicas, what it answers itself, and what its administrator may do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import parse_qsl
+
+import orjson
+
+from llamado.errors import LlamadoError
+from llamado.gateway.balance import Balancer
+from llamado.gateway.forward import Forwarding
+from llamado.gateway.limits import KeyLimits, KeyUse, TokenCount
+from llamado.gateway.metrics import GatewayMetrics
+from llamado.gateway.options import GatewayError, GatewayOptions, replica_options
+from llamado.gateway.prefixes import chain_of
+from llamado.gateway.replica import Replica
+from llamado.http.access import HEALTH, digest, key_is_valid
+from llamado.http.answer import Receive, Scope, Send, answer, error_response
+from llamado.http.bodies import ClientGone, body_of
+from llamado.http.errors import ApiError, invalid, not_found, not_supported
+from llamado.http.exchange import MODEL_POSTS, Exchange
+from llamado.http.exposition import CONTENT_TYPE
+from llamado.http.json_body import parse_body
+from llamado.http.upstream import UpstreamLost
+
+log = logging.getLogger("llamado.gateway")
+
+PROBES = HEALTH | {"/livez", "/readyz", "/healthz"}
+"""Paths that never need a key."""
+_OF_ONE = frozenset({"/lora-adapters", "/props", "/v1/chat/completions/control"})
+_POSTS = MODEL_POSTS - _OF_ONE
+_GETS = frozenset({"/props", "/lora-adapters"})
+_HEALTHY = b'{"status":"ok"}'
+_RETRY_AFTER = 2
+
+Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Gateway:
+    """The application; to be made in the event loop that runs it."""
+
+    def __init__(self, options: GatewayOptions) -> None:
+        self._options = options
+        self._retries: Counter[str] = Counter()
+        self._limits = KeyLimits(options.keys)
+        self._admin = (digest(options.admin_key.encode()),) if options.admin_key else ()
+        self._guarded = bool(options.keys or options.access.api_keys)
+        self.balancer = Balancer(options)
+        self._metrics = GatewayMetrics(self.balancer, self._limits, self._retries, options.labels)
+        self._handlers: dict[tuple[str, str], Handler] = {
+            ("GET", "/livez"): self._live,
+            **{("GET", path): self._ready for path in PROBES - {"/livez"}},
+            ("GET", "/models"): self._models,
+            ("GET", "/v1/models"): self._models,
+            ("GET", "/metrics"): self._scrape,
+            ("GET", "/slots"): self._slots,
+        }
+        self._administration: dict[tuple[str, str], Handler] = {
+            ("GET", "/gateway/replicas"): self._list,
+            ("POST", "/gateway/replicas"): self._add,
+            ("DELETE", "/gateway/replicas"): self._remove,
+            ("POST", "/gateway/drain"): self._drain,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def sending(message: Any) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._dispatch(scope, receive, sending)
+        except ClientGone:
+            pass
+        except Exception as error:
+            if not isinstance(error, LlamadoError):
+                log.error("%s %s", scope["method"], scope["path"][:200], exc_info=error)
+            if started:
+                return
+            if not isinstance(error, ApiError):
+                error = ApiError("server_error", str(error) or type(error).__name__)
+            await error_response(error)(scope, receive, send)
+
+    async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method, path = scope["method"], scope["path"]
+        if (method == "POST" and path in _POSTS) or (method == "GET" and path in _GETS):
+            await self._forward(scope, receive, send)
+        elif handler := self._handlers.get((method, path)):
+            await handler(scope, receive, send)
+        elif handler := self._administration.get((method, path)):
+            self._check_administrator(dict(scope["headers"]))
+            await handler(scope, receive, send)
+        elif path in _OF_ONE or path.startswith("/slots/"):
+            raise not_supported(f"{path} is about one replica: ask that replica itself")
+        else:
+            raise not_found()
+
+    async def close(self) -> None:
+        """Let go of all replicas."""
+        await self.balancer.close()
+
+    # To a replica
+
+    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await body_of(scope).read(scope, receive)
+        told: Any = None
+        if body[:1] == b"{":
+            try:
+                told = await parse_body(body)
+            except ApiError:
+                pass  # the replica says what is wrong with it
+        chain = chain_of(told)
+        model = told.get("model") if isinstance(told, dict) else None
+        del told
+        use = self._limits.of(dict(scope["headers"])) if scope["method"] == "POST" else None
+        tokens = None if use is None else TokenCount(body)
+        if use is not None and tokens is not None:
+            use.admit(tokens.estimate)
+        exchange = Exchange(scope, receive, send, body, keys=not self._guarded)
+        del body  # the exchange lets go of it when the answer begins
+        forwarding = Forwarding(self.balancer, scope, exchange, self._retries, patience=self._options.patience)
+        try:
+            async with exchange:
+                await forwarding.run(chain, model if isinstance(model, str) else None, tokens)
+        finally:
+            if use is not None and tokens is not None:
+                self._settle(use, tokens, exchange.started)
+
+    @staticmethod
+    def _settle(use: KeyUse, tokens: TokenCount, answered: bool) -> None:
+        use.settle(tokens.total if answered else 0, tokens.estimate)
+
+    # About all of them
+
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, _HEALTHY)
+
+    async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.balancer.ready:
+            await answer(send, _HEALTHY)
+            return
+        states = {r.name: "draining" if r.draining else r.state.message for r in self.balancer.replicas.values()}
+        error = ApiError("unavailable_error", "no replica is ready", retry_after=_RETRY_AFTER, replicas=states)
+        await error_response(error)(scope, receive, send)
+
+    async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Each model once, with the replicas that serve it."""
+        merged: dict[str, dict[str, Any]] = {}
+        for replica in self.balancer.replicas.values():
+            if replica.ready and not replica.draining:
+                for model in replica.models:
+                    entry = merged.setdefault(model["id"], {**model, "replicas": []})
+                    entry["replicas"].append(replica.name)
+        await answer(send, orjson.dumps({"object": "list", "data": list(merged.values())}))
+
+    async def _scrape(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, (await self._metrics.text()).encode(), 200, [(b"content-type", CONTENT_TYPE)])
+
+    async def _slots(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Those of all ready replicas, each with the replica's name."""
+
+        async def of(replica: Replica) -> list[dict[str, Any]]:
+            try:
+                return [{"replica": replica.name, **slot} for slot in await replica.slots()]
+            except (UpstreamLost, TimeoutError, ValueError):
+                return []
+
+        ready = [replica for replica in self.balancer.replicas.values() if replica.ready]
+        found = await asyncio.gather(*map(of, ready))
+        await answer(send, orjson.dumps([slot for slots in found for slot in slots]))
+
+    # Administration
+
+    def _check_administrator(self, headers: dict[bytes, bytes]) -> None:
+        if not self._admin:
+            raise ApiError("permission_error", "nobody may administrate this gateway: start it with --admin-key KEY")
+        if not key_is_valid(headers, self._admin):
+            raise ApiError("authentication_error", "this needs the gateway's --admin-key")
+
+    async def _asked(self, scope: Scope, receive: Receive) -> dict[str, Any]:
+        body = await body_of(scope).read(scope, receive)
+        told = await parse_body(body) if body else dict(parse_qsl(scope["query_string"].decode("latin-1")))
+        if not isinstance(told, dict):
+            raise invalid("the request body must be a JSON object")
+        return told
+
+    async def _named(self, scope: Scope, receive: Receive) -> tuple[Replica, dict[str, Any]]:
+        told = await self._asked(scope, receive)
+        name = told.get("replica")
+        replica = self.balancer.find(name) if isinstance(name, str) else None
+        if replica is None:
+            known = ", ".join(self.balancer.replicas) or "none"
+            raise ApiError("not_found_error", f"replica: expected the name or URL of one ({known}), got {name!r}")
+        return replica, told
+
+    async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, orjson.dumps({"replicas": [r.shown for r in self.balancer.replicas.values()]}))
+
+    async def _add(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            options = replica_options(await self._asked(scope, receive), "replica")
+        except GatewayError as error:
+            raise invalid(str(error)) from None
+        replica = self.balancer.add(options)
+        log.info("replica %s: added", replica.name)
+        await answer(send, orjson.dumps(replica.shown), 201)
+
+    async def _remove(self, scope: Scope, receive: Receive, send: Send) -> None:
+        replica, _ = await self._named(scope, receive)
+        self.balancer.remove(replica)
+        log.info("replica %s: removed; %d request(s) under way are finished", replica.name, replica.in_flight)
+        await answer(send, orjson.dumps(replica.shown))
+
+    async def _drain(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """`{"replica": NAME, "drain": true, "wait": SECONDS}`: the answer comes when it is idle, or after `wait`."""
+        replica, told = await self._named(scope, receive)
+        drain, wait = told.get("drain", True), told.get("wait", 0)
+        if not isinstance(drain, bool):
+            raise invalid("drain: expected true or false")
+        if not isinstance(wait, (int, float)) or isinstance(wait, bool) or not 0 <= wait <= 86400:
+            raise invalid("wait: expected seconds, at most 86400")
+        replica.draining = drain
+        log.info("replica %s: %s", replica.name, "gets no new requests" if drain else "gets requests again")
+        if not drain:
+            self.balancer.wake()
+        elif wait:
+            try:
+                async with asyncio.timeout(wait):
+                    await replica.idle()
+            except TimeoutError:
+                pass
+        await answer(send, orjson.dumps(replica.shown))

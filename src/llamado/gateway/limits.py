@@ -1,0 +1,146 @@
+"""What each key may use: requests and tokens a minute, and a day; counted from what answers say they took."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from llamado.gateway.options import KeyOptions
+from llamado.http.access import digest, digests_given
+from llamado.http.errors import ApiError
+
+_DAY = 86400
+_BYTES_PER_TOKEN = 4  # of English text, about; only until the answer says better
+# As OpenAI's, Anthropic's and llama-server's own answers name the tokens of prompt and answer. In JSON no text can hold
+# a name between quotation marks that nothing escapes.
+_PROMPT = re.compile(rb'"(?:prompt_tokens|input_tokens|tokens_evaluated)"\s*:\s*(\d{1,12})')
+_ANSWER = re.compile(rb'"(?:completion_tokens|output_tokens|tokens_predicted)"\s*:\s*(\d{1,12})')
+_TIMINGS = re.compile(rb'"(cache_n|prompt_n|predicted_n)"\s*:\s*(\d{1,12})')
+_CARRIED = 64  # bytes of the last part, where a name may have been cut
+
+
+class TokenCount:
+    """The tokens of one answer, read from its parts as they pass."""
+
+    def __init__(self, body: bytes) -> None:
+        self.estimate = len(body) // _BYTES_PER_TOKEN
+        """Of the prompt, before anything is known."""
+        self._tail = b""
+        self._events = 0
+        self._prompt = self._answer = 0
+        self._timings: dict[bytes, int] = {}
+
+    def see(self, part: bytes) -> None:
+        """A part of the answer."""
+        text = self._tail + part
+        self._events += part.count(b"data: ")
+        for match in _PROMPT.finditer(text):
+            self._prompt = max(self._prompt, int(match[1]))
+        for match in _ANSWER.finditer(text):
+            self._answer = max(self._answer, int(match[1]))
+        if b'_n"' in text:
+            self._timings |= {match[1]: int(match[2]) for match in _TIMINGS.finditer(text)}
+        self._tail = text[-_CARRIED:]
+
+    @property
+    def total(self) -> int:
+        """All tokens; of a stream that ended early, those that were seen."""
+        prompt = self._prompt or self._timings.get(b"cache_n", 0) + self._timings.get(b"prompt_n", 0)
+        answer = self._answer or self._timings.get(b"predicted_n", 0) or self._events
+        return (prompt or self.estimate) + answer
+
+
+class _Bucket:
+    """So much a minute: it fills steadily, up to one minute's worth."""
+
+    def __init__(self, per_minute: float, now: float) -> None:
+        self._rate = per_minute / 60
+        self._most = max(1.0, per_minute)
+        self._level = self._most
+        self._at = now
+
+    def wait(self, least: float, now: float) -> float:
+        """Seconds until it holds `least`; 0 where it does."""
+        self._level = min(self._most, self._level + max(0.0, now - self._at) * self._rate)
+        self._at = now
+        return max(0.0, (least - self._level) / self._rate)
+
+    def take(self, amount: float) -> None:
+        """Take out; it may go below zero."""
+        self._level -= amount
+
+
+class KeyUse:
+    """How much a key has used. `clock`: seconds of the epoch."""
+
+    def __init__(self, options: KeyOptions, clock: Callable[[], float]) -> None:
+        self.options = options
+        self.refused: Counter[str] = Counter()
+        """Requests turned away, by the limit."""
+        self.requests = 0
+        self.tokens = 0
+        now = clock()
+        self._clock = clock
+        self._minutes = {
+            what: None if limit is None else _Bucket(limit, now)
+            for what, limit in (("requests", options.requests_per_minute), ("tokens", options.tokens_per_minute))
+        }
+        self._days = {"requests": options.requests_per_day, "tokens": options.tokens_per_day}
+        self._today = int(now // _DAY)
+        self._used = {"requests": 0, "tokens": 0}
+
+    def admit(self, tokens: int) -> None:
+        """Begin a request with a prompt of about so many tokens. Raises ApiError (429)."""
+        now = self._clock()
+        if int(now // _DAY) != self._today:
+            self._today, self._used = int(now // _DAY), {"requests": 0, "tokens": 0}
+        for what, limit in self._days.items():
+            if limit is not None and self._used[what] >= limit:
+                self._refuse(f"{what}_per_day", limit, f"{what} a day", (self._today + 1) * _DAY - now)
+        for what, bucket in self._minutes.items():
+            # Tokens are known afterwards: whoever is in debt waits.
+            wait = 0.0 if bucket is None else bucket.wait(1.0 if what == "requests" else 1e-9, now)
+            if wait > 0:
+                limit = getattr(self.options, f"{what}_per_minute")
+                self._refuse(f"{what}_per_minute", limit, f"{what} a minute", wait)
+        self._take("requests", 1)
+        self._take("tokens", tokens)
+
+    def settle(self, tokens: int, estimate: int) -> None:
+        """A request is over: it took so many tokens, where `estimate` were taken at its beginning."""
+        self._take("tokens", tokens - estimate)
+
+    def _take(self, what: str, amount: int) -> None:
+        if what == "requests":
+            self.requests += amount
+        else:
+            self.tokens += amount
+        self._used[what] += amount
+        bucket = self._minutes[what]
+        if bucket is not None:
+            bucket.take(amount)
+
+    def _refuse(self, name: str, limit: float, what: str, wait: float) -> None:
+        self.refused[name] += 1
+        message = f"key {self.options.name!r} has used its {limit:g} {what}"
+        raise ApiError("rate_limit_error", message, retry_after=max(1, math.ceil(wait)), limit=name)
+
+
+class KeyLimits:
+    """All keys of a gateway."""
+
+    def __init__(self, keys: Sequence[KeyOptions], clock: Callable[[], float] = time.time) -> None:
+        self._by_digest = {digest(key.key.encode()): KeyUse(key, clock) for key in keys}
+
+    @property
+    def uses(self) -> list[KeyUse]:
+        """Of all keys."""
+        return list(self._by_digest.values())
+
+    def of(self, headers: Mapping[bytes, bytes]) -> KeyUse | None:
+        """The use of the key that a request came with; None: one without limits."""
+        # Looking up a digest tells by its time nothing about the key.
+        return next((self._by_digest[d] for d in digests_given(headers) if d in self._by_digest), None)

@@ -1,0 +1,226 @@
+"""One replica: where it stands, what it works on, and what it says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from llamado.client.health import Phase, State, judge
+from llamado.gateway.breaker import Breaker
+from llamado.gateway.options import GatewayOptions, ReplicaOptions
+from llamado.http.exchange import Exchange
+from llamado.http.upstream import Pool, UpstreamAddress, UpstreamLost, UpstreamRefused, get
+
+log = logging.getLogger("llamado.gateway")
+
+LOOK_SECONDS = 2.0
+"""From one look at a replica's slots and models to the next."""
+METRICS_TIMEOUT = 2.0
+_numbers = itertools.count(1)
+_LARGEST = 64 << 20  # bytes of `/slots`, `/metrics`
+
+NOT_ASKED = State(Phase.CONNECTING, "not asked yet")
+
+
+class Replica:
+    """A server behind the gateway, watched from `start` to `close`. `changed` is called when it comes or goes."""
+
+    def __init__(self, options: ReplicaOptions, settings: GatewayOptions, changed: Callable[[], None]) -> None:
+        self.options = options
+        self.name = options.name
+        self.backup = options.backup
+        self.pool = Pool(UpstreamAddress.parse(options.url))
+        self.key = options.key.encode()
+        self.breaker = Breaker()
+        self.state = NOT_ASKED
+        self.since = time.time()
+        """When it came to its state (seconds of the epoch)."""
+        self.draining = False
+        self.number = next(_numbers)
+        """Of the contents of its cache: another one after each time it was away."""
+        self.in_flight = 0
+        self.others = 0
+        """Requests that it works on besides those from here, as its slots tell."""
+        self.n_slots: int | None = None
+        self.models: list[dict[str, Any]] = []
+        self.build = ""
+        self.model_names: frozenset[str] = frozenset()
+        self.statuses: Counter[int] = Counter()
+        """Answers by status."""
+        self.losses: Counter[str] = Counter()
+        """Requests that it took and did not answer, by the reason."""
+        self._settings = settings
+        self._changed = changed
+        self._waiting: set[Exchange] = set()
+        self._silent_since: float | None = None
+        self._look_now = asyncio.Event()
+        self._free = asyncio.Event()
+        self._free.set()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # Watching
+
+    def start(self) -> None:
+        """Look at it from now on."""
+        self._tasks = [asyncio.ensure_future(self._watch()), asyncio.ensure_future(self._look())]
+
+    async def close(self) -> None:
+        """Let go of it; answers under way break off."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.pool.close()
+
+    @property
+    def ready(self) -> bool:
+        """Whether it answers requests, by its `/health`."""
+        return self.state.ready
+
+    @property
+    def load(self) -> float:
+        """Requests it works on, in shares of its weight."""
+        return (self.in_flight + self.others) / self.options.weight
+
+    def suspect(self) -> None:
+        """Something went wrong with a request: look at it at once."""
+        self._look_now.set()
+
+    async def _watch(self) -> None:
+        while True:
+            self._look_now.clear()
+            self._note(await self._health())
+            try:
+                async with asyncio.timeout(self._settings.health_interval):
+                    await self._look_now.wait()
+            except TimeoutError:
+                pass
+
+    async def _health(self) -> State:
+        timeout = self._settings.health_timeout
+        try:
+            status, body = await get(self.pool, "/health", timeout=timeout, key=self.key)
+        except TimeoutError:
+            self._silent(timeout)
+            return State(Phase.CONNECTING, f"accepts connections, and does not answer within {timeout:g} s")
+        except UpstreamLost as error:
+            self._silent_since = None
+            return State(Phase.CONNECTING if isinstance(error, UpstreamRefused) else Phase.UNHEALTHY, str(error))
+        self._silent_since = None
+        return judge(status, {}, body)
+
+    def _silent(self, timeout: float) -> None:
+        """It is frozen: requests that it has not begun to answer go elsewhere; the others in the end, too."""
+        now = time.monotonic()
+        if self._silent_since is None:
+            self._silent_since = now - timeout
+        for exchange in list(self._waiting):
+            exchange.cut(f"replica {self.name} does not answer within {timeout:g} s")
+        if now - self._silent_since >= self._settings.stall_timeout:
+            self.pool.break_all(f"replica {self.name} was silent for {now - self._silent_since:.0f} s")
+
+    def _note(self, state: State) -> None:
+        before, self.state = self.state, state
+        if state.ready == before.ready and state.phase is before.phase:
+            return
+        self.since = time.time()
+        log.log(logging.INFO if state.ready else logging.WARNING, "replica %s: %s", self.name, state.message)
+        if before.ready and not state.ready and state.phase is not Phase.BUSY and self._silent_since is None:
+            self.number = next(_numbers)  # whatever it had in its cache is probably gone
+        self._changed()
+
+    async def _look(self) -> None:
+        """Its models once it is ready, and how busy it is."""
+        described: int | None = None
+        while True:
+            if self.ready:
+                try:
+                    if described != self.number or not self.models:
+                        await self._describe()
+                        described = self.number
+                    await self._count()
+                except (UpstreamLost, TimeoutError, ValueError):
+                    pass
+            await asyncio.sleep(LOOK_SECONDS if described == self.number else self._settings.health_interval)
+
+    async def _describe(self) -> None:
+        timeout = self._settings.health_timeout
+        _, body = await get(self.pool, "/v1/models", timeout=timeout, key=self.key)
+        told = orjson.loads(body)
+        listed = told.get("data") if isinstance(told, dict) else None
+        self.models = [m for m in listed or [] if isinstance(m, dict) and isinstance(m.get("id"), str)]
+        names = [[m["id"], *(a for a in m.get("aliases") or [] if isinstance(a, str))] for m in self.models]
+        self.model_names = frozenset(name for group in names for name in group)
+        _, body = await get(self.pool, "/props", timeout=timeout, key=self.key)
+        told = orjson.loads(body)
+        if isinstance(told, dict):
+            slots, build = told.get("total_slots"), told.get("build_info")
+            self.n_slots = slots if isinstance(slots, int) else None
+            self.build = build if isinstance(build, str) else ""
+        self._changed()
+
+    async def _count(self) -> None:
+        slots = await self.slots()
+        busy = sum(bool(slot.get("is_processing")) for slot in slots)
+        self.others = max(0, busy - self.in_flight)
+
+    async def slots(self) -> list[dict[str, Any]]:
+        """What `/slots` says; [] where it is not served. Raises UpstreamLost, TimeoutError, ValueError."""
+        timeout = self._settings.health_timeout
+        status, body = await get(self.pool, "/slots", timeout=timeout, limit=_LARGEST, key=self.key)
+        told = orjson.loads(body) if status == 200 else []
+        return [slot for slot in told if isinstance(slot, dict)] if isinstance(told, list) else []
+
+    async def metrics(self) -> str | None:
+        """Its metrics; None where it gives none. Raises UpstreamLost, TimeoutError."""
+        status, body = await get(self.pool, "/metrics", timeout=METRICS_TIMEOUT, limit=_LARGEST, key=self.key)
+        return body.decode("utf-8", "replace") if status == 200 else None
+
+    # Requests
+
+    def begin(self, exchange: Exchange) -> bool:
+        """A request is sent to it; returns whether it is a probe of the breaker."""
+        self.in_flight += 1
+        self._free.clear()
+        self._waiting.add(exchange)
+        return self.breaker.begin()
+
+    def answering(self, exchange: Exchange) -> None:
+        """The answer has begun."""
+        self._waiting.discard(exchange)
+
+    def end(self, exchange: Exchange) -> None:
+        """The request is over, however it ended."""
+        self._waiting.discard(exchange)
+        self.in_flight -= 1
+        if not self.in_flight:
+            self._free.set()
+
+    async def idle(self) -> None:
+        """Wait until nothing is under way."""
+        await self._free.wait()
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What `/gateway/replicas` says of it."""
+        return {
+            "name": self.name,
+            "url": self.options.url,
+            "backup": self.backup,
+            "weight": self.options.weight,
+            "state": "draining" if self.draining else self.state.phase.value,
+            "message": self.state.message,
+            "since": round(self.since, 3),
+            "circuit": self.breaker.state.value,
+            "in_flight": self.in_flight,
+            "others": self.others,
+            "slots": self.n_slots,
+            "models": [model["id"] for model in self.models],
+            "build": self.build,
+        }

@@ -1,0 +1,67 @@
+"""Runs a gateway until a signal comes."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from dataclasses import replace
+from types import FrameType
+from typing import Any, cast
+
+from llamado.gateway.app import PROBES, Gateway
+from llamado.gateway.options import GatewayOptions
+from llamado.http.access import Access, busy_app
+from llamado.http.connections import RESERVED_FILES, ConnectionLimits, configure, raise_file_limit
+from llamado.http.signals import EndingServer
+from llamado.http.sockets import address_of
+
+log = logging.getLogger("llamado.gateway")
+
+
+class GatewayServer(EndingServer):
+    """uvicorn that lets go of the replicas before it ends; the second signal ends everything at once."""
+
+    gateway: Gateway | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.force_exit or self.should_exit
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.gateway is not None:
+            await self.gateway.close()
+
+
+def make_gateway(options: GatewayOptions) -> GatewayServer:
+    """A server that is ready to run."""
+    application: list[Access] = []
+
+    def make() -> Access:
+        gateway = server.gateway = Gateway(options)
+        keys = [*options.access.api_keys, *(key.key.encode() for key in options.keys)]
+        if keys and options.admin_key:
+            keys.append(options.admin_key.encode())
+        server.access = Access(gateway, replace(options.access, api_keys=tuple(keys)), public=PROBES)
+        application.append(server.access)
+        return server.access
+
+    # Each request has a connection to its replica besides the client's.
+    limits = ConnectionLimits((raise_file_limit() - RESERVED_FILES) // 2, options.timeout)
+    refuse = busy_app(lambda: application[0], "")
+    settings = configure(
+        make, limits, cast(Any, refuse), key=options.ssl_key, certificate=options.ssl_cert, proxied=False
+    )
+    server = GatewayServer(settings)
+    return server
+
+
+def serve_gateway(options: GatewayOptions, sockets: list[socket.socket]) -> int:
+    """Serve until a signal comes; the exit code."""
+    server = make_gateway(options)
+    for sock in sockets:
+        log.info("gateway listening on %s", address_of(sock, tls=bool(options.ssl_cert)))
+    for replica in options.replicas:
+        log.info("  %s%s %s", "backup " if replica.backup else "", replica.name, replica.url)
+    server.run(sockets=sockets)
+    return 0
