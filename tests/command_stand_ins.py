@@ -22,7 +22,9 @@ import pytest
 import llamado.commands.bench.latency
 import llamado.commands.bench.perplexity
 import llamado.commands.bench.speed
+import llamado.commands.gateway
 import llamado.commands.plan
+import llamado.commands.verify
 import llamado.commands.wait
 import llamado.devices.split.measure
 import llamado.engine.forward.device_pool
@@ -420,6 +422,15 @@ class Commands:
         self._patch.setattr("llamado.devices.split.measure.measure_all", measure_all)
         self._patch.setattr("llamado.commands.plan.list_devices", lambda flags: note("listed", devices=True))
         self._patch.setattr(cli, "_list_cache", lambda: note("listed", cache=True))
+
+        async def compare(urls: Any, prompts: Any, parallel: int, key: Any) -> dict[str, Any]:
+            note("verify", n=len(prompts), prompts=tuple(asked.prompt for asked in prompts), parallel=parallel, key=key)
+            note("verify", n_predict=prompts[0].n_predict, temperature=prompts[0].temperature)
+            return {"servers": [], "conflicts": [], "notes": [], "differences": [], "prompts": 1, "parallel": 1,
+                    "different_answers": 0, "equal": True}  # fmt: skip
+
+        self._patch.setattr("llamado.commands.verify._run", compare)
+        self._patch.setattr("llamado.gateway.serve.serve_gateway", lambda options, _: note("gateway", options=options))
         self._patch.setattr("llamado.rpc.worker.server.run_worker", lambda options: note("worker", options=options))
         self._patch.setattr("llamado.rpc.tap.proxy.run_tap", lambda options: note("tap", options=options))
         self._patch.setattr("llamado.cluster.doctor.examination.examine", examine)

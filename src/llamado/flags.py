@@ -92,6 +92,9 @@ _WORKER = frozenset({"worker"})
 _TAP = frozenset({"tap"})
 _WAIT = frozenset({"wait"})
 _DOCTOR = frozenset({"doctor"})
+_GATEWAY = frozenset({"gateway"})
+_VERIFY = frozenset({"verify"})
+_HTTP = frozenset({"serve", "gateway"})
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
@@ -420,30 +423,32 @@ SAMPLING = _group(
 
 SERVER = _group(
     "server",
-    _used("--host", "address to listen on", type="str", default="127.0.0.1", metavar="HOST", env="LLAMA_ARG_HOST"),
+    _used("--host", "address to listen on", type="str", default="127.0.0.1", metavar="HOST", env="LLAMA_ARG_HOST",
+          commands=_HTTP),
     _used("--port", "port to listen on (0: any free one)", type="int", default=8080, metavar="PORT",
-          env="LLAMA_ARG_PORT"),
+          env="LLAMA_ARG_PORT", commands=_HTTP),
     _used("--reuse-port", "let several servers listen on the same port", default=False, env="LLAMA_ARG_REUSE_PORT"),
     _used("--api-key", "keys that clients must send, comma-separated; may be repeated", type="str", many=True,
-          metavar="KEY", env="LLAMA_API_KEY"),
+          metavar="KEY", env="LLAMA_API_KEY", commands=_HTTP),
     _used("--api-key-file", "file of keys, one a line, # for comments", type="str", metavar="FILE",
-          env="LLAMA_ARG_API_KEY_FILE"),
-    _used("--ssl-key-file", "PEM file of the TLS key", type="str", metavar="FILE", env="LLAMA_ARG_SSL_KEY_FILE"),
+          env="LLAMA_ARG_API_KEY_FILE", commands=_HTTP),
+    _used("--ssl-key-file", "PEM file of the TLS key", type="str", metavar="FILE", env="LLAMA_ARG_SSL_KEY_FILE",
+          commands=_HTTP),
     _used("--ssl-cert-file", "PEM file of the TLS certificate", type="str", metavar="FILE",
-          env="LLAMA_ARG_SSL_CERT_FILE"),
+          env="LLAMA_ARG_SSL_CERT_FILE", commands=_HTTP),
     _used("--cors-origins --cors-origin", "origins that browsers may call from, comma-separated (*: any; localhost)",
-          type="str", default="localhost", metavar="ORIGINS", env="LLAMA_ARG_CORS_ORIGINS"),
+          type="str", default="localhost", metavar="ORIGINS", env="LLAMA_ARG_CORS_ORIGINS", commands=_HTTP),
     _used("--cors-methods", "methods that browsers may use", type="str", default="GET, POST, DELETE, OPTIONS",
-          metavar="METHODS", env="LLAMA_ARG_CORS_METHODS"),
+          metavar="METHODS", env="LLAMA_ARG_CORS_METHODS", commands=_HTTP),
     _used("--cors-headers", "headers that browsers may send", type="str", default="*", metavar="HEADERS",
-          env="LLAMA_ARG_CORS_HEADERS"),
+          env="LLAMA_ARG_CORS_HEADERS", commands=_HTTP),
     _used("--cors-credentials", "let browsers send credentials", default=True, off_names="--no-cors-credentials",
-          env="LLAMA_ARG_CORS_CREDENTIALS"),
-    _none("--cors", "pages of this machine may call; see --cors-origins", type="bool"),
+          env="LLAMA_ARG_CORS_CREDENTIALS", commands=_HTTP),
+    _none("--cors", "pages of this machine may call; see --cors-origins", type="bool", commands=_HTTP),
     _used("--metrics", "serve /metrics for Prometheus", default=False, env="LLAMA_ARG_ENDPOINT_METRICS"),
     _used("--metrics-labels",
           "labels on all metrics: engine, engine_version and model_id, and those given: pool_id=a,replica_id=b",
-          type="str", bare="on", metavar="NAME=VALUE", env="LLAMADO_METRICS_LABELS"),
+          type="str", bare="on", metavar="NAME=VALUE", env="LLAMADO_METRICS_LABELS", commands=_HTTP),
     _used("--slots", "serve /slots", default=True, off_names="--no-slots", env="LLAMA_ARG_ENDPOINT_SLOTS"),
     _used("--props", "accept POST /props", default=False, env="LLAMA_ARG_ENDPOINT_PROPS"),
     _default(BY_NAME["cache_prompt"]),
@@ -477,7 +482,7 @@ SERVER = _group(
     _none("--ui-config --webui-config", _NO_PAGE, env="LLAMA_ARG_UI_CONFIG"),
     _none("--ui-config-file --webui-config-file", _NO_PAGE, env="LLAMA_ARG_UI_CONFIG_FILE"),
     _used("-to --timeout", "seconds a connection may rest while a request is read or an answer written", type="int",
-          default=3600, metavar="N", env="LLAMA_ARG_TIMEOUT"),
+          default=3600, metavar="N", env="LLAMA_ARG_TIMEOUT", commands=_HTTP),
     _used("--threads-http", "threads that read long prompts (-1: automatic)", type="int", default=-1, metavar="N",
           env="LLAMA_ARG_THREADS_HTTP"),
     _used("--max-queue", "requests that may wait for a slot; more are turned away with 503", type="int", default=1024,
@@ -537,27 +542,66 @@ ROUTER = _group(
 
 LOGGING = _group(
     "logging and tracing",
-    _used("-v --verbose --log-verbose", "log everything", default=False, commands=_ENGINE | _WORKER | _TAP),
+    _used("-v --verbose --log-verbose", "log everything", default=False, commands=_ENGINE | _WORKER | _TAP | _GATEWAY),
     _used("-lv --verbosity --log-verbosity",
           "0 nothing but output, 1 errors, 2 warnings, 3 info, 4 and up debug, 10 also the device of each layer",
           type="int", default=3, metavar="N", env="LLAMA_ARG_LOG_VERBOSITY LLAMA_LOG_VERBOSITY", dest="log_verbosity",
-          commands=_ENGINE),
+          commands=_ENGINE | _GATEWAY),
     _used("--log-file", "write the log to a file as well, from info on at least",
-          type="str", metavar="FILE", env="LLAMA_ARG_LOG_FILE"),
-    _used("--log-disable", "log nothing", default=False),
+          type="str", metavar="FILE", env="LLAMA_ARG_LOG_FILE", commands=_HTTP),
+    _used("--log-disable", "log nothing", default=False, commands=_HTTP),
     _used("--log-jsonl", "one JSON object a line", default=False, off_names="--no-log-jsonl",
-          env="LLAMA_ARG_LOG_JSONL"),
+          env="LLAMA_ARG_LOG_JSONL", commands=_HTTP),
     _used("--log-format", "older spelling: text or json", type="str", default="text", choices="text json",
-          metavar="FORMAT"),
+          metavar="FORMAT", commands=_HTTP),
     _used("--log-timestamps", "time of each line", default=True, off_names="--no-log-timestamps",
-          env="LLAMA_ARG_LOG_TIMESTAMPS"),
+          env="LLAMA_ARG_LOG_TIMESTAMPS", commands=_HTTP),
     _used("--log-prefix", "level of each line", default=False, off_names="--no-log-prefix",
-          env="LLAMA_ARG_LOG_PREFIX"),
+          env="LLAMA_ARG_LOG_PREFIX", commands=_HTTP),
     _used("--log-colors", "colours in the log: on, off, or auto (on a terminal)", type="str", default="auto",
-          choices="on off auto", bare="on", metavar="on|off|auto", env="LLAMA_ARG_LOG_COLORS"),
+          choices="on off auto", bare="on", metavar="on|off|auto", env="LLAMA_ARG_LOG_COLORS", commands=_HTTP),
     _used("--otel", "send OpenTelemetry traces to $OTEL_EXPORTER_OTLP_ENDPOINT (also when only that is set)",
           default=False, env="LLAMADO_OTEL"),
     _none("--log-prompts-dir", "prompts are never logged"),
+)
+
+GATEWAY = _group(
+    "replicas",
+    _used("--replica", "address of a server (http://host:port), comma-separated; may be repeated", type="str",
+          many=True, metavar="URL", commands=_GATEWAY),
+    _used("--backup", "address of a server that is used while no other is up; may be repeated", type="str",
+          many=True, metavar="URL", commands=_GATEWAY),
+    _used("--config", "YAML file: replicas, backups, keys, admin_key, labels and the times below", type="str",
+          metavar="FILE", commands=_GATEWAY, dest="gateway_config"),
+    _used("--replica-key", "API key that the replicas ask for", type="str", metavar="KEY", env="LLAMADO_REPLICA_KEY",
+          commands=_GATEWAY),
+    _used("--admin-key", "key of /gateway/replicas and /gateway/drain (default: nobody may)", type="str", metavar="KEY",
+          env="LLAMADO_ADMIN_KEY", commands=_GATEWAY),
+    _used("--key-file", "YAML file of clients' keys and what each may use (requests_per_minute, tokens_per_minute, "
+          "requests_per_day, tokens_per_day)", type="str", metavar="FILE", commands=_GATEWAY),
+    _used("--health-interval", "seconds from one look at a replica's /health to the next", type="float", default=1.0,
+          metavar="SECONDS", commands=_GATEWAY),
+    _used("--health-timeout", "seconds after which a replica that does not answer /health is taken for frozen",
+          type="float", default=5.0, metavar="SECONDS", commands=_GATEWAY),
+    _used("--stall-timeout", "seconds a frozen replica may keep answers that it has begun", type="float", default=120.0,
+          metavar="SECONDS", commands=_GATEWAY),
+    _used("--patience", "seconds a request waits while no replica can take it", type="float", default=10.0,
+          metavar="SECONDS", commands=_GATEWAY),
+)
+
+VERIFY = _group(
+    "comparing",
+    _used("--prompts", "file of prompts, one a line (default: made ones)", type="str", metavar="FILE",
+          commands=_VERIFY),
+    _used("-n --count", "prompts to ask", type="int", default=200, metavar="N", commands=_VERIFY),
+    _used("--parallel", "requests to each server at the same time", type="int", default=8, metavar="N",
+          commands=_VERIFY),
+    _used("--n-predict", "tokens of each answer", type="int", default=64, metavar="N", commands=_VERIFY,
+          dest="verify_tokens"),
+    _used("--temp --temperature", "temperature of the answers", type="float", default=0.8, metavar="X",
+          commands=_VERIFY, dest="verify_temperature"),
+    _used("--api-key", "key that the servers ask for", type="str", metavar="KEY", commands=_VERIFY, dest="verify_key"),
+    _used("--json", "the result as JSON", default=False, commands=_VERIFY),
 )
 
 WAIT = _group(
@@ -675,7 +719,21 @@ DOCTOR = _group(
 # fmt: on
 
 FLAGS: tuple[Flag, ...] = (
-    MODEL + COMPUTE + SPLIT + SAMPLING + SERVER + ROUTER + LOGGING + RUN + BENCH + WORKER + TAP + WAIT + DOCTOR
+    MODEL
+    + COMPUTE
+    + SPLIT
+    + SAMPLING
+    + SERVER
+    + ROUTER
+    + LOGGING
+    + RUN
+    + BENCH
+    + WORKER
+    + TAP
+    + WAIT
+    + DOCTOR
+    + GATEWAY
+    + VERIFY
 )
 
 
@@ -692,6 +750,13 @@ class Parsed:
             return self.values[name]
         except KeyError:
             raise AttributeError(name) from None
+
+
+def check_port(flag: str, port: int) -> int:
+    """A port, or 0 for any free one. Raises FlagError."""
+    if not 0 <= port <= 65535:
+        raise FlagError(f"{flag}: expected 0 to 65535, got {port}")
+    return port
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -898,7 +963,7 @@ def markdown() -> str:
     }
     for kind, title in titles.items():
         lines += _table(f"## {title}", [f for f in FLAGS if f.kind is kind and "serve" in f.commands])
-    for command in ("run", "bench", "perplexity", "plan", "worker", "tap", "wait", "doctor"):
+    for command in ("run", "bench", "perplexity", "plan", "worker", "tap", "wait", "doctor", "gateway", "verify"):
         own = [f for f in FLAGS if f.kind is Kind.USED and command in f.commands and "serve" not in f.commands]
         shared = any(command in f.commands and "serve" in f.commands for f in FLAGS if f.kind is not Kind.USED)
         title = f"# Flags of `llamado {command}`"

@@ -7,6 +7,7 @@ the row must stay as it is without the flag. A flag without a row fails.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,11 +15,13 @@ import pytest
 from command_stand_ins import Commands, Seen
 from tiny_models import make_llama
 
+from llamado.commands.verify import made_prompts
 from llamado.flags import FLAGS, Flag, Kind
+from llamado.gateway.options import KeyOptions, ReplicaOptions
 from llamado.gguf.types import TensorType
 from llamado.text.grammar.source import GrammarSource
 
-COMMANDS = ("serve", "run", "perplexity", "bench", "plan", "worker", "tap", "wait", "doctor")
+COMMANDS = ("serve", "run", "perplexity", "bench", "plan", "worker", "tap", "wait", "doctor", "gateway", "verify")
 BASE = {
     "serve": "-m @model",
     "run": "-m @model -p hi",
@@ -29,6 +32,8 @@ BASE = {
     "tap": "",
     "wait": "http://h:1",
     "doctor": "http://h:1",
+    "gateway": "--replica http://h:1",
+    "verify": "http://h:1 http://h:2",
 }
 CHATML = "{{ messages[0].content }}"
 GONE = "(nothing)"
@@ -87,9 +92,26 @@ def tap(field: str, value: str | None, given: Any) -> Row:
     return Row(value, {f"tap.options.{field}": given})
 
 
+def gateway(field: str, value: str | None, given: Any) -> Row:
+    return Row(value, {f"gateway.options.{field}": given})
+
+
+def verify(field: str, value: str | None, given: Any) -> Row:
+    return Row(value, {f"verify.{field}": given})
+
+
+def both(value: str | None, served: Mapping[str, Any], **of_gateway: Any) -> Row:
+    """A flag of the server and of the gateway."""
+    named = {f"gateway.options.{name.replace('__', '.')}": given for name, given in of_gateway.items()}
+    return Row(value, served, elsewhere={"gateway": named})
+
+
 def logs(field: str, value: str | None, given: Any, **kw: Any) -> Row:
     return Row(value, {f"logs.{field}": given}, **kw)
 
+
+OF_TLS = {"gateway.options.ssl_cert": "c.pem", "gateway.options.ssl_key": "k.pem", "tls.checked": ("k.pem", "c.pem")}
+REPLICAS = (ReplicaOptions(url="http://a:1"), ReplicaOptions(url="http://b:2"))
 
 ROWS: dict[str, Row] = {
     # which model
@@ -217,18 +239,19 @@ ROWS: dict[str, Row] = {
     "serve --host": Row("::1,h", {"listen.hosts": ("::1", "h")}),
     "serve --port": Row("99", {"listen.port": 99}),
     "serve --reuse-port": Row(None, {"listen.reuse_port": True}),
-    "serve --api-key": Row("a,b", {"state.access.api_keys": (b"a", b"b")}),
-    "serve --api-key-file": Row("@folder/keys", {"state.access.api_keys": (b"one", b"two")}),
+    "serve --api-key": both("a,b", {"state.access.api_keys": (b"a", b"b")}, access__api_keys=(b"a", b"b")),
+    "serve --api-key-file": both("@folder/keys", {"state.access.api_keys": (b"one", b"two")},
+                                 access__api_keys=(b"one", b"two")),
     "serve --ssl-cert-file": pair("ssl_cert ssl_key", "c.pem", "uvicorn.", "--ssl-key-file k.pem",
-                                  **{"tls.checked": ("k.pem", "c.pem")}),
+                                  **{"tls.checked": ("k.pem", "c.pem")})._replace(elsewhere={"gateway": OF_TLS}),
     "serve --ssl-key-file": pair("ssl_cert ssl_key", "k.pem", "uvicorn.", "--ssl-cert-file c.pem",
-                                 **{"tls.checked": ("k.pem", "c.pem")}),
-    "serve --cors-origins": Row("http://a", {"state.access.cors_origins": "http://a"}),
-    "serve --cors-methods": Row("PUT", {"state.access.cors_methods": "PUT"}),
-    "serve --cors-headers": Row("X-A", {"state.access.cors_headers": "X-A"}),
-    "serve --cors-credentials": Row(None, {"state.access.cors_credentials": False}),
+                                 **{"tls.checked": ("k.pem", "c.pem")})._replace(elsewhere={"gateway": OF_TLS}),
+    "serve --cors-origins": both("http://a", {"state.access.cors_origins": "http://a"}, access__cors_origins="http://a"),
+    "serve --cors-methods": both("PUT", {"state.access.cors_methods": "PUT"}, access__cors_methods="PUT"),
+    "serve --cors-headers": both("X-A", {"state.access.cors_headers": "X-A"}, access__cors_headers="X-A"),
+    "serve --cors-credentials": both(None, {"state.access.cors_credentials": False}, access__cors_credentials=False),
     "serve --metrics": switch("metrics", None, True),
-    "serve --metrics-labels": switch("metrics_labels", "a=b", (("a", "b"),)),
+    "serve --metrics-labels": both("a=b", {"state.switches.metrics_labels": (("a", "b"),)}, labels={"a": "b"}),
     "serve --slots": switch("slots", None, False),
     "serve --props": switch("props", None, True),
     "serve --cache-prompt": default("cache_prompt", None, False),
@@ -245,7 +268,7 @@ ROWS: dict[str, Row] = {
     "serve --reasoning-budget": switch("reasoning_budget", "9", 9),
     "serve --reasoning-budget-message": switch("reasoning_budget_message", "done", "done"),
     "serve --reasoning-preserve": switch("reasoning_preserve", None, False),
-    "serve --timeout": Row("20", {"gate.seconds": 20, "uvicorn.keep_alive": 20}),
+    "serve --timeout": both("20", {"gate.seconds": 20, "uvicorn.keep_alive": 20}, timeout=20),
     "serve --threads-http": Row("3", {"long texts.n_threads": 3}),
     "serve --max-queue": Row("7", {"engine.max_queue": 7}),
     "serve --max-prompts": switch("max_prompts", "3", 3),
@@ -274,7 +297,7 @@ ROWS: dict[str, Row] = {
     "serve --models-autoload": Row(None, {"router.autoload": False}, base="--models-dir @folder/models"),
     # the log
     "serve --verbose": Row(None, {"logs.verbosity": 9, "state.switches.verbose": True}, elsewhere={
-        "worker": {"logs.verbose": True}, "tap": {"logs.verbose": True}, "plan": {}}),
+        "worker": {"logs.verbose": True}, "tap": {"logs.verbose": True}, "plan": {}, "gateway": {"logs.verbosity": 9}}),
     "serve --verbosity": logs("verbosity", "1", 1, elsewhere={"plan": {}}),
     "serve --log-file": logs("file", "a.log", "a.log"),
     "serve --log-disable": logs("disabled", None, True),
@@ -341,6 +364,25 @@ ROWS: dict[str, Row] = {
     "doctor --timeout": Row("5.5", {"doctor.timeout": 5.5}),
     "doctor --patience": Row("2", {"doctor.patience": 2.0}),
     "doctor --json": Row(None, {"doctor.told": True}),
+    "gateway --replica": gateway("replicas", "http://a:1,http://b:2", REPLICAS)._replace(base="--admin-key k"),
+    "gateway --backup": gateway("replicas", "http://b:2", (*REPLICAS[:1], replace(REPLICAS[1], backup=True)))._replace(
+        base="--replica http://a:1"),
+    "gateway --config": Row("@folder/gateway.yaml", {"gateway.options.patience": 3.0}),
+    "gateway --replica-key": gateway("replicas", "k", (replace(REPLICAS[0], key="k"),))._replace(
+        base="--replica http://a:1"),
+    "gateway --admin-key": gateway("admin_key", "k", "k"),
+    "gateway --key-file": gateway("keys", "@folder/keys.yaml", (KeyOptions(name="n", key="k"),)),
+    "gateway --health-interval": gateway("health_interval", "3", 3.0),
+    "gateway --health-timeout": gateway("health_timeout", "3", 3.0),
+    "gateway --stall-timeout": gateway("stall_timeout", "3", 3.0),
+    "gateway --patience": gateway("patience", "3", 3.0),
+    "verify --prompts": Row("@folder/keys", {"verify.prompts": ("one", "# two", "two"), "verify.n": 3}),
+    "verify --count": Row("2", {"verify.n": 2, "verify.prompts": tuple(made_prompts(2))}),
+    "verify --parallel": verify("parallel", "3", 3),
+    "verify --n-predict": verify("n_predict", "3", 3),
+    "verify --temp": verify("temperature", "0.5", 0.5),
+    "verify --api-key": verify("key", "k", "k"),
+    "verify --json": Row(None, {"printed": "{"}),
 }  # fmt: skip
 
 
@@ -374,6 +416,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = {
         "text": "Hello " * 400, "long": "a" * 1000, "keys": "one\n# two\ntwo\n", "template": "{{ messages }}",
         "grammar": 'root ::= "b"', "schema": '{"type": "object"}', "presets.ini": "[preset]\nmodel = x.gguf\n",
+        "gateway.yaml": "patience: 3", "keys.yaml": "[{name: n, key: k}]",
         "swap.yaml": "models:\n  swapped:\n    cmd: llamado serve --port ${PORT} -m x.gguf\n",
     }  # fmt: skip
     for name, text in texts.items():
@@ -412,7 +455,7 @@ class Runs:
         spelled = [self.filled(argument) for argument in given]
         code, seen, said = self._commands.run(command, spelled, {k: self.filled(v) for k, v in environ.items()})
         out, err = capsys.readouterr()
-        if command == "bench":
+        if command in ("bench", "verify"):
             seen["printed"] = out[:1]
         outcome = Outcome(code or 0, seen, said, out, err)
         if not environ:

@@ -175,6 +175,7 @@ OWN: dict[str, tuple[Any, Any]] = {
     "include_usage": ({"include_usage": True}, True),
     "response_fields": (["content"], ["content"]),
     "verbose": (True, True),
+    "receipt": (True, True),
     "echo": (True, True),
     "backend_sampling": (True, True),
     "n_cache_reuse": (7, None),  # accepted, and nothing more

@@ -9,6 +9,7 @@
 from llamado.client.asynchronous import AsyncLlamaServerClient
 from llamado.client.health import Phase, State
 from llamado.client.requests import RequestFailed, ServerUnavailable
+from llamado.client.seeds import seed_of
 from llamado.client.synchronous import LlamaServerClient
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "RequestFailed",
     "ServerUnavailable",
     "State",
+    "seed_of",
 ]

@@ -137,6 +137,11 @@ class AsyncLlamaServerClient(ServerAddress):
             return self._texts(path, body)
         return requests.text_of(await self._post(path, body))
 
+    async def tokenize(self, text: str, *, add_special: bool = False) -> list[int]:
+        """The tokens of a text by `/tokenize`. Raises RequestFailed and ServerUnavailable."""
+        path, body = requests.tokenize(text, add_special)
+        return requests.tokens_of(await self._post(path, body))
+
     async def close(self) -> None:
         """Let the connections go."""
         await self._http.aclose()

@@ -126,6 +126,16 @@ def chat(messages: Messages, stream: bool, options: Mapping[str, Any]) -> tuple[
     return "/v1/chat/completions", {**options, "messages": said, "stream": stream}
 
 
+def tokenize(text: str, add_special: bool) -> tuple[str, Json]:
+    """Path and body of `/tokenize`."""
+    return "/tokenize", {"content": text, "add_special": add_special}
+
+
+def tokens_of(value: Mapping[str, Any]) -> list[int]:
+    """The tokens in an answer of `/tokenize`."""
+    return [int(token) for token in value.get("tokens", ())]
+
+
 def event(line: str) -> Json | None:
     """The JSON of one line of a stream of events; None for what carries none. Raises RequestFailed."""
     if not line.startswith("data:"):

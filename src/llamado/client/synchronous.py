@@ -124,6 +124,11 @@ class LlamaServerClient(ServerAddress):
             return (text for event in self._events(path, body) if (text := requests.text_of(event)))
         return requests.text_of(self._post(path, body))
 
+    def tokenize(self, text: str, *, add_special: bool = False) -> list[int]:
+        """The tokens of a text by `/tokenize`. Raises RequestFailed and ServerUnavailable."""
+        path, body = requests.tokenize(text, add_special)
+        return requests.tokens_of(self._post(path, body))
+
     def close(self) -> None:
         """Let the connections go."""
         self._http.close()

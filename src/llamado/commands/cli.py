@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from llamado import __version__
 from llamado.errors import LlamadoError
-from llamado.flags import FlagError, FlagParser, Parsed, add_flags, completion_script, parse
+from llamado.flags import FlagError, FlagParser, Parsed, add_flags, check_port, completion_script, parse
 from llamado.loglines import LineFormatter
 
 USAGE = """\
@@ -31,6 +31,9 @@ llamado: serve and run GGUF language models, on one machine or on many
   llamado plan -m MODEL --rpc HOST:PORT,…
                                 which layers would go to which machine
   llamado doctor [URL|LOG …]    what ails a server, workers (--rpc), a model (-m) or this machine, and what mends it
+  llamado gateway --replica URL --replica URL
+                                one address before many servers, ours or llama.cpp's
+  llamado verify URL URL        whether servers give the same answers, byte by byte
   llamado tap                   a proxy before a worker that delays and shows its traffic
 
 MODEL: a GGUF path, a name (smollm2, gemma3), hf:user/repo[:quant], ollama:name[:tag]
@@ -150,7 +153,7 @@ def _worker(flags: Parsed, _: argparse.Namespace) -> int:
         raise FlagError("--tls-client-ca: it checks clients' certificates, so --tls-cert and --tls-key are needed, too")
     mem = None if flags.mem is None else memory_size(flags.mem)
     devices = tuple(name for name in re.split("[,/]+", flags.device or "") if name)
-    _check_port("-p/--port", flags.port)
+    check_port("-p/--port", flags.port)
     _log_to_stderr(flags)
 
     from llamado.rpc.worker.server import WorkerOptions, run_worker
@@ -184,11 +187,6 @@ def memory_size(text: str) -> int:
     return size
 
 
-def _check_port(flag: str, port: int) -> None:
-    if not 0 <= port <= 65535:
-        raise FlagError(f"{flag}: expected 0 to 65535, got {port}")
-
-
 def _log_to_stderr(flags: Parsed) -> None:
     level = logging.DEBUG if flags.verbose else logging.INFO
     handler = logging.StreamHandler(sys.stderr)
@@ -197,8 +195,8 @@ def _log_to_stderr(flags: Parsed) -> None:
 
 
 def _tap(flags: Parsed, _: argparse.Namespace) -> int:
-    _check_port("--listen-port", flags.listen_port)
-    _check_port("--target-port", flags.target_port)
+    check_port("--listen-port", flags.listen_port)
+    check_port("--target-port", flags.target_port)
     for key in ("latency_ms", "jitter_ms"):
         if not 0 <= flags.values[key] < 1e7:
             raise FlagError(f"--{key.replace('_', '-')}: expected 0 or more, got {flags.values[key]}")
@@ -226,6 +224,18 @@ def _doctor(flags: Parsed, namespace: argparse.Namespace) -> int:
     return run_doctor(flags, namespace.targets)
 
 
+def _gateway(flags: Parsed, _: argparse.Namespace) -> int:
+    from llamado.commands.gateway import run_gateway
+
+    return run_gateway(flags)
+
+
+def _verify(flags: Parsed, namespace: argparse.Namespace) -> int:
+    from llamado.commands.verify import run_verify
+
+    return run_verify(flags, namespace.urls)
+
+
 COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
     "serve": (_serve, "HTTP server with llama-server's and OpenAI's API"),
     "wait": (_wait, "wait until a server answers requests"),
@@ -237,6 +247,8 @@ COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
     "worker": (_worker, "lend this machine's devices to a server elsewhere: rpc-server's flags and protocol"),
     "plan": (_plan, "which layers would go to which device, and how long a token would take"),
     "doctor": (_doctor, "what ails servers, workers, models, logs and this machine, and the command that mends it"),
+    "gateway": (_gateway, "one address before many servers: least loaded, caches kept, no request lost with a server"),
+    "verify": (_verify, "whether servers give the same answers to the same prompts and seeds, byte by byte"),
     "tap": (_tap, "a proxy before a worker that delays, limits and decodes its traffic"),
 }
 
@@ -254,6 +266,8 @@ def _parser(command: str) -> argparse.ArgumentParser:
     elif command == "doctor":
         about = "http://host:port of servers, tcp://host:port of workers, logs, models (default: this machine)"
         parser.add_argument("targets", nargs="*", metavar="URL|LOG|MODEL", help=about)
+    elif command == "verify":
+        parser.add_argument("urls", nargs="+", metavar="URL", help="http://host:port of each server")
     elif command == "pull":
         parser.add_argument("spec", nargs="?", metavar="MODEL", help="smollm2, gemma3, hf:user/repo[:quant], …")
         parser.add_argument("-hf", "-hfr", "--hf-repo", metavar="REPO", help="user/repo[:quant] of Hugging Face")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 from typing import Any
 
-from llamado.commands.http_options import access_rules, check_port, configure_logs, hosts_of, metrics_labels
-from llamado.flags import FlagError, Parsed
+from llamado.commands.http_options import access_rules, configure_logs, hosts_of, metrics_labels
+from llamado.flags import FlagError, Parsed, check_port
+from llamado.gateway import serve
 from llamado.gateway.options import GatewayOptions, ReplicaOptions, read_config, read_keys
 from llamado.http import sockets
 
@@ -25,20 +27,20 @@ def gateway_options(flags: Parsed) -> GatewayOptions:
     if flags.replica_key:
         replicas = [r if r.key else replace(r, key=flags.replica_key) for r in replicas]
     for name in _TIMES:
+        if not 0 <= flags.values[name] < math.inf:
+            raise FlagError(f"--{name.replace('_', '-')}: expected seconds, got {flags.values[name]}")
         if name in flags.given or name not in told:
             told[name] = flags.values[name]
     admin_key = flags.admin_key or told.pop("admin_key", "")
     told.pop("admin_key", None)
     if not replicas and not admin_key:
-        raise FlagError("gateway: which replicas? Give --replica http://host:port, or --admin-key KEY to add them later")
+        raise FlagError("which replicas? Give --replica http://host:port, or --admin-key KEY to add them later")
     return GatewayOptions(
         **{**told, "labels": {**told.get("labels", {}), **dict(metrics_labels(flags.metrics_labels) or ())}},
         replicas=tuple(replicas),
         keys=tuple(keys),
         admin_key=admin_key,
         access=access_rules(flags),
-        hosts=hosts_of(flags),
-        port=check_port("--port", flags.port),
         ssl_key=flags.ssl_key_file,
         ssl_cert=flags.ssl_cert_file,
         timeout=flags.timeout,
@@ -48,14 +50,13 @@ def gateway_options(flags: Parsed) -> GatewayOptions:
 def run_gateway(flags: Parsed) -> int:
     """Serve until the process is told to end; its exit code. Raises LlamadoError."""
     options = gateway_options(flags)
+    hosts, port = hosts_of(flags), check_port("--port", flags.port)
     configure_logs(flags)
     if options.ssl_key and options.ssl_cert:
         sockets.check_tls(options.ssl_key, options.ssl_cert)
-    warning = sockets.warning_of(options.hosts, keys=bool(options.access.api_keys or options.keys))
+    warning = sockets.warning_of(hosts, keys=bool(options.access.api_keys or options.keys))
     if warning is not None:
         logging.getLogger("llamado.gateway").warning("%s", warning)
-    listening = sockets.listen(options.hosts, options.port)
+    listening = sockets.listen(hosts, port)
 
-    from llamado.gateway.serve import serve_gateway
-
-    return serve_gateway(options, listening)
+    return serve.serve_gateway(options, listening)

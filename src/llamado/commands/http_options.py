@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import re
 
+from llamado.commands.options import read_file
 from llamado.commands.split_options import listed
-from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
 from llamado.http import logs
 from llamado.http.access import AccessRules
-
-
-def check_port(flag: str, port: int) -> int:
-    """A port, or 0 for any free one. Raises FlagError."""
-    if not 0 <= port <= 65535:
-        raise FlagError(f"{flag}: expected 0 to 65535, got {port}")
-    return port
 
 
 def hosts_of(flags: Parsed) -> tuple[str, ...]:

@@ -9,11 +9,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from llamado.commands.http_options import access_rules, check_port, configure_logs, hosts_of, metrics_labels
+from llamado.commands.http_options import access_rules, configure_logs, hosts_of, metrics_labels
 from llamado.commands.options import engine_options, model_source, read_file, sampling_defaults, use_hub
 from llamado.commands.split_options import listed
 from llamado.engine.options import ModelSource
-from llamado.flags import FlagError, Parsed
+from llamado.flags import FlagError, Parsed, check_port
 from llamado.http import sockets
 from llamado.server.settings import Settings
 from llamado.server.switches import PredictRoutes, Switches

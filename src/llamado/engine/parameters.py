@@ -69,7 +69,7 @@ class Parameter:
         return getattr(Sampling() if self.of == "sampling" else Request(prompt=[]), self.name)
 
 
-_SERVER_DEFAULTS = {"stream": False, "n": 1, "sse_ping_interval": 30, "verbose": False, "echo": False}
+_SERVER_DEFAULTS = {"stream": False, "n": 1, "sse_ping_interval": 30, "verbose": False, "echo": False, "receipt": False}
 
 
 def _row(name: str, type: str, help: str, **more: Any) -> Parameter:
@@ -176,6 +176,8 @@ PARAMETERS: tuple[Parameter, ...] = (
          names="stream_options", keys=""),
     _row("response_fields", "fields", "the fields to answer with", keys=""),
     _bool("verbose", "put the native form of the result into `__verbose`", keys=""),
+    _bool("receipt", "put `llamado_receipt` into the answer: build, SHA-256 of the model, instruction set, settings",
+          keys=""),
     _bool("echo", "chat: begin with the client's prefill also in a stream", keys=""),
 )
 # fmt: on

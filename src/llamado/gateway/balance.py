@@ -75,7 +75,9 @@ class Balancer:
         if not candidates:
             return None
         known = self._prefixes.known(chain)
-        return min(candidates, key=lambda r: (REQUEST_BYTES * r.load - known.get(r.number, 0), sum(r.statuses.values())))
+        return min(
+            candidates, key=lambda r: (REQUEST_BYTES * r.load - known.get(r.number, 0), sum(r.statuses.values()))
+        )
 
     def _usable(self, replicas: Iterable[Replica], without: Collection[Replica]) -> list[Replica]:
         up = [r for r in replicas if r.ready and not r.draining and r not in without]

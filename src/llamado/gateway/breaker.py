@@ -49,6 +49,10 @@ class Breaker:
         self._probing = self._probing or probe
         return probe
 
+    def reset(self) -> None:
+        """It is another process now."""
+        self.succeeded(probe=True)
+
     def succeeded(self, probe: bool) -> None:
         """A request was answered. One sent before the circuit opened tells nothing about now."""
         if self._until is None or probe:

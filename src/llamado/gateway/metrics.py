@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import CollectorRegistry, CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
@@ -31,9 +31,7 @@ _LLAMA_CPP = "llama.cpp"
 class GatewayMetrics:
     """What a scrape gets. `retries`: requests that were sent again, by the reason."""
 
-    def __init__(
-        self, balancer: Balancer, limits: KeyLimits, retries: Counter[str], labels: Mapping[str, str]
-    ) -> None:
+    def __init__(self, balancer: Balancer, limits: KeyLimits, retries: Counter[str], labels: Mapping[str, str]) -> None:
         self._balancer = balancer
         self._limits = limits
         self._retries = retries
@@ -73,17 +71,20 @@ class GatewayMetrics:
     def collect(self) -> Iterator[Metric]:
         """The gateway's own series; called by `generate_latest`."""
         replicas = list(self._balancer.replicas.values())
-        gauges = {
+        gauges: dict[str, tuple[str, Callable[[Replica], float]]] = {
             "up": ("1 while a replica is ready", lambda r: r.ready),
             "draining": ("1 while a replica gets no new requests", lambda r: r.draining),
-            "circuit_open": ("1 while a replica is left alone after failures", lambda r: r.breaker.state is Circuit.OPEN),
+            "circuit_open": (
+                "1 while a replica is left alone after failures",
+                lambda r: r.breaker.state is Circuit.OPEN,
+            ),
             "requests_in_flight": ("Requests that a replica has from here", lambda r: r.in_flight),
             "requests_of_others": ("Requests that a replica has from elsewhere", lambda r: r.others),
         }
         for name, (help, value) in gauges.items():
             gauge = GaugeMetricFamily(f"llamado_gateway_replica_{name}", help, labels=["replica"])
             for replica in replicas:
-                gauge.add_metric([replica.name], float(value(replica)))
+                gauge.add_metric([replica.name], value(replica))
             yield gauge
         answers = CounterMetricFamily("llamado_gateway_answers", "Answers by status", labels=["replica", "status"])
         losses = CounterMetricFamily(

@@ -88,11 +88,10 @@ class GatewayOptions:
     """For which a frozen replica may keep answers that it has begun."""
     patience: float = 10.0
     """For which a request waits while there is no replica to send it to."""
-    hosts: tuple[str, ...] = ("127.0.0.1",)
-    port: int = 8080
     ssl_key: str | None = None
     ssl_cert: str | None = None
     timeout: int = 3600
+    """A connection may rest in the middle of a request or an answer."""
 
     def __post_init__(self) -> None:
         for what, names in (("replica", self.replicas), ("key", self.keys)):
@@ -119,7 +118,9 @@ def _checked(kind: type, given: Any, where: str) -> dict[str, Any]:
             raise GatewayError(f"{where}: unknown {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
         wanted = str(fields[name].type)
         right: tuple[type, ...] = (int, float) if "float" in wanted else (bool,) if wanted == "bool" else (str,)
-        if (value is None and "None" in wanted) or (isinstance(value, right) and isinstance(value, bool) == (bool in right)):
+        if (value is None and "None" in wanted) or (
+            isinstance(value, right) and isinstance(value, bool) == (bool in right)
+        ):
             continue
         raise GatewayError(f"{where}: {name}: expected {' or '.join(t.__name__ for t in right)}, got {value!r}")
     missing = [n for n, f in fields.items() if f.default is dataclasses.MISSING and n not in given]

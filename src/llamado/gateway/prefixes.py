@@ -15,6 +15,8 @@ import orjson
 
 BLOCK = 512
 """Bytes of a block at most."""
+LEAST_KNOWN = 256
+"""Bytes of a prompt below which it does not matter who knows them: all conversations begin alike."""
 MOST_BLOCKS = 1024
 """Blocks of one prompt that are looked at: half a megabyte of text."""
 MOST_ENTRIES = 1 << 16
@@ -78,8 +80,9 @@ class Prefixes:
             holders = self._holders.get(hash)
             if holders is None:
                 break
-            for holder in holders:
-                found[holder] = length
+            if length >= LEAST_KNOWN:
+                for holder in holders:
+                    found[holder] = length
         return found
 
     def note(self, chain: Chain, holder: int) -> None:

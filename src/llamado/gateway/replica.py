@@ -46,6 +46,8 @@ class Replica:
         self.number = next(_numbers)
         """Of the contents of its cache: another one after each time it was away."""
         self.in_flight = 0
+        self.n_begun = 0
+        """Requests that were ever sent to it."""
         self.others = 0
         """Requests that it works on besides those from here, as its slots tell."""
         self.n_slots: int | None = None
@@ -130,6 +132,8 @@ class Replica:
         if state.ready == before.ready and state.phase is before.phase:
             return
         self.since = time.time()
+        if state.ready and not before.ready:
+            self.breaker.reset()
         log.log(logging.INFO if state.ready else logging.WARNING, "replica %s: %s", self.name, state.message)
         if before.ready and not state.ready and state.phase is not Phase.BUSY and self._silent_since is None:
             self.number = next(_numbers)  # whatever it had in its cache is probably gone
@@ -187,6 +191,7 @@ class Replica:
     def begin(self, exchange: Exchange) -> bool:
         """A request is sent to it; returns whether it is a probe of the breaker."""
         self.in_flight += 1
+        self.n_begun += 1
         self._free.clear()
         self._waiting.add(exchange)
         return self.breaker.begin()

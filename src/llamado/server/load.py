@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from llamado.devices.cpu.lowering import of_this_machine
 from llamado.engine.embedding.load import pair
 from llamado.engine.options import EngineOptions, as_share
 from llamado.http.logs import EVERYTHING
@@ -126,4 +127,5 @@ def describe(
         bos_token=text(tokenizer.bos),
         eos_token=text(tokenizer.eos),
         adapters=tuple(AdapterInfo(str(a.path), a.task_name, a.prompt_prefix) for a in model.adapters),
+        instruction_set=of_this_machine().name,
     )

@@ -113,6 +113,18 @@ class ModelInfo:
     bos_token: str = ""
     eos_token: str = ""
     adapters: tuple[AdapterInfo, ...] = ()
+    instruction_set: str = ""
+    """Which kernels this machine's processor runs."""
+
+
+@dataclass(frozen=True)
+class ModelOrigin:
+    """What a model was loaded from."""
+
+    model: str
+    files: tuple[tuple[str, str | None], ...]
+    """Name and SHA-256 of each file; None for one that is gone meanwhile."""
+    instruction_set: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -183,3 +183,10 @@ def choose(features: dict[str, bool]) -> Lowering:
     if features.get("avx512vnni") and features.get("avx512vl") and features.get("avx512bw"):
         return VNNI
     return AVX2
+
+
+def of_this_machine() -> Lowering:
+    """The lowering that this machine computes with."""
+    import llvmlite.binding as llvm
+
+    return choose(dict(llvm.get_host_cpu_features()))

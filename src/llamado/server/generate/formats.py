@@ -14,6 +14,7 @@ from llamado.engine.request import Progress, Result, Timings, Token, TokenProb, 
 from llamado.http.answer import error_response
 from llamado.server.errors import ApiError
 from llamado.server.generate.generation_settings import generation_settings
+from llamado.server.generate.receipt import receipt_json
 from llamado.server.generate.request import GenerationRequest
 from llamado.text.dialects.answer import AnswerReader, delta
 
@@ -104,6 +105,11 @@ def answer_reader(asked: GenerationRequest) -> AnswerReader:
     return AnswerReader(asked.prepared.parser(), asked.prepared.given)
 
 
+def receipt(asked: GenerationRequest, result: Result) -> dict[str, Any]:
+    """The receipt of a result, for those who ask for it."""
+    return {} if asked.origin is None else {"llamado_receipt": receipt_json(asked, asked.origin, result.seed)}
+
+
 def native_json(asked: GenerationRequest, index: int, result: Result) -> dict[str, Any]:
     """The result object of `/completion`: the last part of a stream, or the whole answer."""
     stream = asked.stream
@@ -127,6 +133,7 @@ def native_json(asked: GenerationRequest, index: int, result: Result) -> dict[st
     }
     if result.probs and not stream:
         answer["completion_probabilities"] = probs_json(result.probs, asked.engine.post_sampling_probs)
+    answer |= receipt(asked, result)
     return pick(answer, asked.response_fields) if asked.response_fields else answer
 
 
@@ -226,6 +233,7 @@ class _OpenAIFormat:
             "usage": usage_json(results, self._asked.n),
             **self._verbose(0, results[0]),
             "timings": timings_json(results[0].timings),
+            **receipt(self._asked, results[0]),
         }
         return orjson.dumps(body)
 
@@ -269,7 +277,7 @@ class CompletionsFormat(_OpenAIFormat):
     def final(self, index: int, result: Result) -> bytes:
         chunk = self._chunk(index, "", None, finish_reason(result))
         more = {"usage": usage_json([result]), **self._verbose(index, result), "timings": timings_json(result.timings)}
-        return data({**chunk, **more})
+        return data({**chunk, **more, **receipt(self._asked, result)})
 
     def answer(self, results: Sequence[Result]) -> bytes:
         """The whole body."""
@@ -342,6 +350,7 @@ class ChatFormat(_OpenAIFormat):
             usage = usage_json(self._results, self._asked.n)
             chunks.append({"choices": [], **self._head, "usage": usage})
         chunks[-1]["timings"] = timings_json(result.timings)
+        chunks[-1] |= receipt(self._asked, result)
         return b"".join(map(data, chunks))
 
     def answer(self, results: Sequence[Result]) -> bytes:

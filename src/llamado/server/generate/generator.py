@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,10 +13,11 @@ from starlette.responses import Response
 from llamado.server.generate.chat_request import chat_prompt, read_chat
 from llamado.server.generate.completion_request import read_completion
 from llamado.server.generate.prompts import tokenize_chat
+from llamado.server.generate.receipt import model_origin
 from llamado.server.generate.request import GenerationRequest
 from llamado.server.generate.streaming import AnswerFormat, EndsReasoning, Generation, Mailbox, begin
 from llamado.server.generate.submission import engine_requests
-from llamado.server.generate.threads import off_loop, off_loop_chat, size_of
+from llamado.server.generate.threads import in_thread, off_loop, off_loop_chat, size_of
 from llamado.server.loaded_model import Served
 from llamado.server.state import ServerState
 from llamado.server.switches import Switches
@@ -70,6 +72,10 @@ class Generator:
 
     async def _answer(self, asked: GenerationRequest, served: Served, make: MakeFormat) -> Response:
         """Give what is asked for to the engine. Raises LlamadoError."""
+        if asked.receipt:
+            # Of a large file it takes seconds, the first time.
+            origin = await in_thread(partial(model_origin, served.info), patient=True)
+            asked = dataclasses.replace(asked, origin=origin)
         requests = await engine_requests(asked, served.grammars)
         constraint = requests[0].constraint
         control = constraint if asked.control and isinstance(constraint, EndsReasoning) else None

@@ -11,7 +11,7 @@ from llamado.engine.parameters import BY_NAME
 from llamado.engine.request import Request
 from llamado.server.errors import invalid
 from llamado.server.generate.constraints import Limits
-from llamado.server.loaded_model import Served
+from llamado.server.loaded_model import ModelOrigin, Served
 from llamado.server.switches import Switches
 from llamado.text.dialects.answer import random_id
 
@@ -51,6 +51,10 @@ class GenerationRequest:
     sse_ping_interval: int = 30
     response_fields: Sequence[str] = ()
     verbose: bool = False
+    receipt: bool = False
+    """Whether the answer says what it was made with."""
+    origin: ModelOrigin | None = None
+    """What the model was loaded from, where the answer says so."""
     echo: bool = False
     backend_sampling: bool = False
     banned: Sequence[int] = ()

@@ -1,0 +1,237 @@
+"""A gateway in a thread, before replicas that need no model: they do as the test, or the request's body, says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """The condition's value once it is true."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)
+    return value
+
+
+class StandIn:
+    """One replica: `/health`, `/v1/models`, `/props`, `/slots`, `/metrics`, and an answer to every POST.
+
+    A body may ask for `stream` events, `hold` (events are sent when the test says `go`), a `status`, `usage`.
+    """
+
+    def __init__(self, name: str, *, models: tuple[str, ...] = ("m",), build: str = "b11434-llamado-1.0") -> None:
+        self.name = name
+        self.models = models
+        self.build = build
+        self.health: tuple[int, dict[str, Any]] = (200, {"status": "ok"})
+        self.status = 200
+        """Of all answers to requests."""
+        self.drop = 0
+        """Connections of so many further requests are closed instead of an answer."""
+        self.slots: list[dict[str, Any]] | None = None
+        self.metrics = "# TYPE llamacpp:n counter\nllamacpp:n 1\n"
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.cancelled = 0
+        self.checks = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._open: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+        self._thaw = self._go = asyncio.Event()
+        self.port = 0
+        self._call(self._prepare())
+        self.start()
+
+    def _call(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
+
+    async def _prepare(self) -> None:
+        self._thaw, self._go = asyncio.Event(), asyncio.Event()
+        self._thaw.set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Listen (again)."""
+        self._call(self._start())
+
+    async def _start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 26)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def kill(self) -> None:
+        """As the system ends a process: nobody listens, connections are reset."""
+        self._call(self._kill())
+
+    async def _kill(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for writer in list(self._open):
+            writer.transport.abort()
+
+    def freeze(self) -> None:
+        """Accept, and say nothing."""
+        self._loop.call_soon_threadsafe(self._thaw.clear)
+
+    def thaw(self) -> None:
+        self._loop.call_soon_threadsafe(self._thaw.set)
+
+    def go(self) -> None:
+        """Let held answers go on."""
+        self._loop.call_soon_threadsafe(self._go.set)
+
+    def close(self) -> None:
+        self._call(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(30)
+
+    async def _end(self) -> None:
+        await self._kill()
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+                first, *lines = head.split("\r\n")
+                headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in lines) if k}
+                body = await reader.readexactly(int(headers.get("content-length", 0)))
+                await self._thaw.wait()
+                method, path = first.split(" ")[:2]
+                if method == "POST":
+                    self.headers.append(headers)
+                    if not await self._answer(json.loads(body), reader, writer):
+                        return
+                else:
+                    self._look(path.partition("?")[0], writer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self._open.discard(writer)
+            writer.transport.abort()
+
+    def _look(self, path: str, writer: asyncio.StreamWriter) -> None:
+        if path == "/health":
+            self.checks += 1
+            self._reply(writer, *self.health)
+        elif path == "/v1/models":
+            self._reply(writer, 200, {"data": [{"id": m, "aliases": [f"{m}-alias"]} for m in self.models]})
+        elif path == "/props":
+            self._reply(writer, 200, {"total_slots": 4, "build_info": self.build, "who": self.name})
+        elif path == "/slots":
+            self._reply(writer, *((501, {}) if self.slots is None else (200, self.slots)))
+        elif path == "/metrics":
+            self._reply(writer, 200, self.metrics.encode(), "text/plain")
+        else:
+            self._reply(writer, 404, {})
+
+    def _reply(self, writer: asyncio.StreamWriter, status: int, body: Any, kind: str = "application/json") -> None:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        more = "retry-after: 7\r\n" if status == 503 else ""
+        head = f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(data)}\r\n{more}\r\n"
+        writer.write(head.encode() + data)
+
+    async def _answer(self, asked: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        self.requests.append(asked)
+        if self.drop:
+            self.drop -= 1
+            return False
+        usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+        status = asked.get("status", self.status)
+        if status != 200:
+            self._reply(writer, status, {"error": {"code": status, "message": f"said {self.name}"}})
+            return True
+        gone = asyncio.ensure_future(reader.read(1))
+        try:
+            if asked.get("hold") == "all" and not await self._held(gone):
+                return False
+            if not asked.get("stream"):
+                self._reply(writer, 200, {"name": self.name, "usage": usage})
+                return True
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+            for i in range(int(asked["stream"])):
+                if i == 1 and asked.get("hold") and not await self._held(gone):
+                    return False
+                last = {"usage": usage} if i == int(asked["stream"]) - 1 else {}
+                part = f"data: {json.dumps({'name': self.name, 'i': i, **last})}\n\n".encode()
+                writer.write(b"%x\r\n%b\r\n" % (len(part), part))
+                await writer.drain()
+            writer.write(b"0\r\n\r\n")
+            return True
+        finally:
+            gone.cancel()
+            with contextlib.suppress(asyncio.CancelledError, ConnectionError):
+                await gone
+
+    async def _held(self, gone: asyncio.Future[bytes]) -> bool:
+        """Wait for `go`; False when the other side hangs up first."""
+        going = asyncio.ensure_future(self._go.wait())
+        await asyncio.wait([gone, going], return_when=asyncio.FIRST_COMPLETED)
+        going.cancel()
+        if gone.done():
+            self.cancelled += 1
+        return not gone.done()
+
+
+class RunningGateway:
+    """A gateway that runs, and a client of it."""
+
+    def __init__(self, url: str, server: Any, admin_key: str) -> None:
+        self.url = url
+        self.server = server
+        self.http = httpx.Client(base_url=url, timeout=60)
+        self._admin = {"Authorization": f"Bearer {admin_key}"}
+
+    def ask(self, **body: Any) -> httpx.Response:
+        return self.http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}], **body})
+
+    def admin(self, method: str, path: str, **body: Any) -> httpx.Response:
+        return self.http.request(method, path, json=body or None, headers=self._admin)
+
+    def states(self) -> dict[str, dict[str, Any]]:
+        return {r["name"]: r for r in self.admin("GET", "/gateway/replicas").json()["replicas"]}
+
+    def until(self, name: str, **shown: Any) -> None:
+        """Wait until the replica is shown so."""
+        wait_for(lambda: shown.items() <= self.states().get(name, {}).items())
+
+    def streaming(self, **body: Any) -> Any:
+        """A stream, as a context; read with `events`."""
+        body = {"messages": [{"role": "user", "content": "hi"}], "stream": 3, **body}
+        return self.http.stream("POST", "/v1/chat/completions", json=body)
+
+
+class Ask(threading.Thread):
+    """A request in a thread of its own; `answer()` waits for what came."""
+
+    def __init__(self, gateway: RunningGateway, **body: Any) -> None:
+        super().__init__(daemon=True)
+        self._gateway, self._body = gateway, body
+        self._answer: httpx.Response | None = None
+        self.start()
+
+    def run(self) -> None:
+        self._answer = self._gateway.ask(**self._body)
+
+    def answer(self) -> httpx.Response:
+        self.join(60)
+        assert self._answer is not None
+        return self._answer

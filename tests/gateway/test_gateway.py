@@ -1,0 +1,347 @@
+"""What a gateway does with requests: where they go, what happens to them when replicas fail."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from stand_ins import Ask, RunningGateway, StandIn, wait_for
+
+from llamado.gateway import breaker
+from llamado.gateway.balance import REQUEST_BYTES
+
+Make = Callable[..., StandIn]
+Start = Callable[..., RunningGateway]
+
+
+def metrics(gateway: RunningGateway) -> dict[str, float]:
+    found = {}
+    for line in gateway.http.get("/metrics").text.splitlines():
+        if not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            found[name] = float(value)
+    return found
+
+
+def talk(*texts: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text} for text in texts]
+
+
+def test_requests_go_to_the_least_loaded(stand_in: Make, start_gateway: Start) -> None:
+    a, b = stand_in("a"), stand_in("b")
+    gateway = start_gateway(a, b)
+    held = [Ask(gateway, hold="all", messages=talk(str(i))) for i in range(6)]
+    wait_for(lambda: len(a.requests) + len(b.requests) == 6)
+    assert len(a.requests) == len(b.requests) == 3
+    a.go()
+    gateway.until("a", in_flight=0)
+    assert gateway.ask(messages=talk("next")).json()["name"] == "a"
+    b.go()
+    assert {ask.answer().status_code for ask in held} == {200}
+
+
+def test_weights_and_others_requests_count(stand_in: Make, start_gateway: Start) -> None:
+    a, b = stand_in("a"), stand_in("b")
+    b.slots = [{"id": i, "is_processing": i < 3} for i in range(4)]
+    gateway = start_gateway(a, b, weights={"a": 3.0})
+    gateway.until("b", others=3)
+    held = [Ask(gateway, hold="all", messages=talk(str(i))) for i in range(8)]
+    wait_for(lambda: len(a.requests) + len(b.requests) == 8)
+    assert len(b.requests) == 0  # three of others at weight 1 are as nine at weight 3
+    a.go()
+    assert {ask.answer().json()["name"] for ask in held} == {"a"}
+
+
+def test_a_conversation_stays_where_its_prompt_is(stand_in: Make, start_gateway: Start) -> None:
+    replicas = [stand_in(name) for name in "abc"]
+    gateway = start_gateway(*replicas)
+    homes: dict[int, set[str]] = {}
+    for turn in range(1, 5):
+        for chat in range(9):
+            said = talk(*(f"chat {chat}, turn {i}: " + "x" * 300 for i in range(turn)))
+            homes.setdefault(chat, set()).add(gateway.ask(messages=said).json()["name"])
+    assert all(len(names) == 1 for names in homes.values())
+    assert len({name for names in homes.values() for name in names}) == 3
+    numbers = metrics(gateway)
+    sent = numbers["llamado_gateway_prompt_bytes_total"]
+    assert numbers["llamado_gateway_prompt_bytes_known_total"] / sent > 0.5
+
+
+def test_load_overrides_the_cache(stand_in: Make, start_gateway: Start) -> None:
+    a, b = stand_in("a"), stand_in("b")
+    gateway = start_gateway(a, b)
+    prompt = "y" * (2 * REQUEST_BYTES)  # worth two requests under way
+    home, other = (a, b) if gateway.ask(prompt=prompt, messages=None).json()["name"] == "a" else (b, a)
+    held = [Ask(gateway, hold="all", prompt=prompt, messages=None) for _ in range(4)]
+    wait_for(lambda: len(a.requests) + len(b.requests) == 5)
+    assert len(other.requests) >= 1 and len(home.requests) >= 3
+    a.go()
+    b.go()
+    assert {ask.answer().status_code for ask in held} == {200}
+
+
+def test_a_model_is_asked_for_where_it_is(stand_in: Make, start_gateway: Start) -> None:
+    a, b = stand_in("a", models=("one",)), stand_in("b", models=("one", "two"))
+    gateway = start_gateway(a, b)
+    assert {gateway.ask(model=m).json()["name"] for m in ("two", "two-alias") for _ in range(3)} == {"b"}
+    assert gateway.ask(model="anything else").status_code == 200  # as llama-server has it
+    listed = gateway.http.get("/v1/models").json()["data"]
+    assert {m["id"]: m["replicas"] for m in listed} == {"one": ["a", "b"], "two": ["b"]}
+
+
+def test_a_lost_answer_is_asked_for_elsewhere_while_nothing_of_it_was_passed_on(
+    stand_in: Make, start_gateway: Start
+) -> None:
+    replicas = [stand_in(name) for name in "abc"]
+    a = replicas[0]
+    gateway = start_gateway(*replicas)
+    a.drop = 10**6
+    assert {gateway.ask(messages=talk(str(i))).json()["name"] for i in range(6)} == {"b", "c"}
+    assert a.requests and metrics(gateway)['llamado_gateway_retries_total{reason="lost"}'] >= 1
+    a.drop = 0
+    wait_for(lambda: gateway.ask(messages=talk("well again")).json()["name"] == "a")
+    for one in replicas:
+        one.drop = 10**6
+    answer = gateway.ask(messages=talk("the end of all"))
+    assert answer.status_code == 502 and "lost with this request" in answer.json()["error"]["message"]
+    ends = [any(r["messages"] == talk("the end of all") for r in one.requests) for one in replicas]
+    assert sum(ends) == 2  # the third one is spared
+
+
+def test_a_stream_that_has_begun_breaks_off_and_is_not_sent_again(stand_in: Make, start_gateway: Start) -> None:
+    a, b = stand_in("a"), stand_in("b")
+    gateway = start_gateway(a, b)
+    with gateway.streaming(hold="rest") as answer:
+        parts = answer.iter_text()
+        first = next(parts)
+        name = json.loads(first.removeprefix("data: "))["name"]
+        assert answer.headers["x-llamado-replica"] == name
+        (a if name == "a" else b).kill()
+        rest = "".join(parts)
+    error = json.loads(rest.strip().removeprefix("data: "))["error"]
+    assert error["code"] == 500 and f"replica {name} ended in the middle of its answer" in error["message"]
+    assert len(a.requests) + len(b.requests) == 1
+    assert gateway.ask().json()["name"] != name
+
+
+def test_a_killed_replica_loses_nothing_that_had_not_begun(stand_in: Make, start_gateway: Start) -> None:
+    a, b = stand_in("a"), stand_in("b")
+    gateway = start_gateway(a, b)
+    held = [Ask(gateway, hold="all", messages=talk(str(i))) for i in range(8)]
+    wait_for(lambda: len(a.requests) == len(b.requests) == 4)
+    a.kill()
+    gateway.until("a", state="connecting")
+    wait_for(lambda: len(b.requests) == 8)
+    b.go()
+    assert {ask.answer().json()["name"] for ask in held} == {"b"}
+    a.start()
+    gateway.until("a", state="ready")
+    a.go()
+    assert {gateway.ask(messages=talk(f"again {i}")).json()["name"] for i in range(20)} == {"a", "b"}
+
+
+@pytest.mark.slow
+def test_a_frozen_replica_is_told_from_one_that_reads_a_long_prompt(stand_in: Make, start_gateway: Start) -> None:
+    a, b = stand_in("a"), stand_in("b")
+    gateway = start_gateway(a, b, health_timeout=2.0)
+    held = [Ask(gateway, hold="all", messages=talk(str(i))) for i in range(2)]
+    wait_for(lambda: len(a.requests) == len(b.requests) == 1)
+    # Both are silent about their requests, but answer /health: many times the limit passes.
+    before = a.checks
+    wait_for(lambda: a.checks > before + 100)
+    assert len(a.requests) == len(b.requests) == 1
+    a.freeze()
+    wait_for(lambda: len(b.requests) == 2)
+    b.go()
+    assert {ask.answer().json()["name"] for ask in held} == {"b"}
+    assert metrics(gateway)['llamado_gateway_retries_total{reason="frozen"}'] == 1
+    assert {gateway.ask(messages=talk(f"then {i}")).json()["name"] for i in range(5)} == {"b"}
+    a.thaw()
+    a.go()
+    gateway.until("a", state="ready")
+
+
+@pytest.mark.slow
+def test_a_frozen_replica_keeps_begun_answers_for_a_while(stand_in: Make, start_gateway: Start) -> None:
+    a = stand_in("a")
+    gateway = start_gateway(a, health_timeout=1.0, stall_timeout=2.5, patience=0.0)
+    with gateway.streaming(hold="rest") as answer:
+        parts = answer.iter_text()
+        next(parts)
+        a.freeze()
+        gateway.until("a", state="connecting")
+        assert "silent" in "".join(parts)
+    assert gateway.ask().status_code == 503
+
+
+def test_busy_and_failing_answers_are_asked_for_elsewhere(stand_in: Make, start_gateway: Start) -> None:
+    a, b = stand_in("a"), stand_in("b")
+    gateway = start_gateway(a, b)
+    for status in (429, 502, 503, 504):
+        a.status = status
+        wait_for(lambda: gateway.states()["a"]["circuit"] != "open")
+        assert {gateway.ask(messages=talk(f"{status} {i}")).json()["name"] for i in range(4)} == {"b"}
+    b.status = 503
+    a.status = 503
+    last = gateway.ask()
+    assert last.status_code == 503 and last.headers["retry-after"] == "7" and "said" in last.text
+    a.status = b.status = 200
+    for status in (400, 500):  # these are about the request
+        before = len(a.requests) + len(b.requests)
+        assert gateway.ask(status=status).status_code == status
+        assert len(a.requests) + len(b.requests) == before + 1
+
+
+@pytest.mark.slow
+def test_the_circuit_opens_and_a_probe_closes_it(
+    stand_in: Make, start_gateway: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(breaker, "FIRST_PAUSE", 0.5)
+    monkeypatch.setattr(breaker, "LONGEST_PAUSE", 1.0)
+    a, b = stand_in("a"), stand_in("b")
+    gateway = start_gateway(a, b)
+    a.drop = 10**6  # its /health is well
+    held = [Ask(gateway, messages=talk(str(i))) for i in range(12)]
+    assert {ask.answer().json()["name"] for ask in held} == {"b"}
+    for i in range(40):
+        gateway.ask(messages=talk(f"more {i}"))
+    assert gateway.states()["a"]["circuit"] in ("open", "half-open")
+    seen = len(a.requests)
+    assert seen < 30  # of 52, some of them twice: it is left alone
+    a.drop = 0
+    wait_for(lambda: gateway.ask(messages=talk("probe")).json()["name"] == "a")
+    assert gateway.states()["a"]["circuit"] == "closed"
+
+
+def test_backups_are_used_while_no_other_is_up(stand_in: Make, start_gateway: Start) -> None:
+    a, b = stand_in("a"), stand_in("b")
+    gateway = start_gateway(a, backups=(b,))
+    assert {gateway.ask(messages=talk(str(i))).json()["name"] for i in range(6)} == {"a"}
+    a.kill()
+    assert {gateway.ask(messages=talk(str(i))).json()["name"] for i in range(6)} == {"b"}
+    a.start()
+    gateway.until("a", state="ready")
+    assert gateway.ask(messages=talk("new")).json()["name"] == "a"
+
+
+def test_loading_is_not_ready(stand_in: Make, start_gateway: Start) -> None:
+    a = stand_in("a")
+    a.health = (503, {"error": {"code": 503, "message": "Loading model"}})
+    gateway = start_gateway(a, ready=False)
+    gateway.until("a", state="loading")
+    for path in ("/health", "/v1/health", "/readyz", "/healthz"):
+        answer = gateway.http.get(path)
+        assert answer.status_code == 503 and answer.json()["error"]["replicas"] == {"a": "Loading model"}
+    assert gateway.http.get("/livez").status_code == 200
+    waiting = Ask(gateway)
+    a.health = (200, {"status": "ok"})
+    assert waiting.answer().json()["name"] == "a"  # it waited for the model
+    assert gateway.http.get("/health").json() == {"status": "ok"}
+
+
+def test_without_any_replica_a_request_is_told_why(stand_in: Make, start_gateway: Start) -> None:
+    a = stand_in("a")
+    gateway = start_gateway(a, patience=0.0)
+    a.kill()
+    gateway.until("a", state="connecting")
+    answer = gateway.ask()
+    assert answer.status_code == 503 and answer.headers["retry-after"]
+    assert "a: cannot connect" in answer.json()["error"]["message"]
+
+
+def test_draining_finishes_streams_and_takes_nothing_new(stand_in: Make, start_gateway: Start) -> None:
+    a, b = stand_in("a"), stand_in("b")
+    gateway = start_gateway(a, b)
+    with gateway.streaming(hold="rest") as answer:
+        parts = answer.iter_text()
+        name = json.loads(next(parts).removeprefix("data: "))["name"]
+        one = a if name == "a" else b
+        shown = gateway.admin("POST", "/gateway/drain", replica=name).json()
+        assert shown["state"] == "draining" and shown["in_flight"] == 1
+        assert name not in {gateway.ask(messages=talk(str(i))).json()["name"] for i in range(6)}
+        one.go()
+        assert "".join(parts).count("data: ") == 2
+    assert gateway.admin("POST", "/gateway/drain", replica=one.url, wait=60).json()["in_flight"] == 0
+    assert gateway.admin("POST", "/gateway/drain", replica=name, drain=False).json()["state"] == "ready"
+    assert name in {gateway.ask(messages=talk(f"x{i}")).json()["name"] for i in range(4)}
+
+
+def test_replicas_come_and_go_by_the_api(stand_in: Make, start_gateway: Start) -> None:
+    a, b = stand_in("a"), stand_in("b")
+    gateway = start_gateway(a)
+    added = gateway.admin("POST", "/gateway/replicas", url=b.url, name="b", weight=2.0)
+    assert (
+        added.status_code == 201 and gateway.admin("POST", "/gateway/replicas", url=b.url, name="b").status_code == 409
+    )
+    gateway.until("b", state="ready", weight=2.0)
+    with gateway.streaming(hold="rest", messages=talk("elsewhere")) as answer:
+        parts = answer.iter_text()
+        first = json.loads(next(parts).removeprefix("data: "))["name"]
+        one = a if first == "a" else b
+        assert gateway.admin("DELETE", "/gateway/replicas", replica=first).status_code == 200
+        assert list(gateway.states()) == [("b" if first == "a" else "a")]
+        one.go()
+        assert "".join(parts).count("data: ") == 2  # its stream is finished
+    assert gateway.ask().json()["name"] != first
+    for method, path, body, status in (
+        ("POST", "/gateway/replicas", {"url": "ftp://x"}, 400),
+        ("POST", "/gateway/replicas", {"url": b.url, "nme": "c"}, 400),
+        ("POST", "/gateway/drain", {"replica": "nobody"}, 404),
+        ("DELETE", "/gateway/replicas", {"replica": "nobody"}, 404),
+    ):
+        assert gateway.admin(method, path, **body).status_code == status, (path, body)
+    for headers in ({}, {"Authorization": "Bearer wrong"}):
+        for method in ("GET", "POST", "DELETE"):
+            assert gateway.http.request(method, "/gateway/replicas", headers=headers).status_code == 401
+
+
+def test_a_client_that_hangs_up_cancels(stand_in: Make, start_gateway: Start) -> None:
+    a = stand_in("a")
+    gateway = start_gateway(a)
+    with gateway.streaming(hold="rest") as answer:
+        next(answer.iter_text())
+    wait_for(lambda: a.cancelled == 1)
+    with pytest.raises(httpx.ReadTimeout):
+        gateway.http.post("/completion", json={"prompt": "x", "hold": "all"}, timeout=httpx.Timeout(60, read=0.2))
+    wait_for(lambda: a.cancelled == 2)
+    gateway.until("a", in_flight=0, circuit="closed")
+
+
+@pytest.mark.slow
+def test_metrics_of_all_with_labels(stand_in: Make, start_gateway: Start) -> None:
+    a, b = stand_in("a"), stand_in("b", models=("other",), build="b9000-abcdef")
+    gateway = start_gateway(a, b, labels={"pool_id": "p"})
+    gateway.ask(messages=talk("one"))
+    numbers = metrics(gateway)
+    of_a = 'engine="llamado",engine_version="1.0",model_id="m",replica="a",pool_id="p"'
+    of_b = 'engine="llama.cpp",engine_version="b9000-abcdef",model_id="other",replica="b",pool_id="p"'
+    assert numbers[f"llamacpp:n{{{of_a}}}"] == numbers[f"llamacpp:n{{{of_b}}}"] == 1
+    assert numbers['llamado_gateway_replica_up{pool_id="p",replica="a"}'] == 1
+    assert sum(n for name, n in numbers.items() if name.startswith("llamado_gateway_answers_total")) == 1
+    b.freeze()  # it is left out, and the rest is told
+    assert f"llamacpp:n{{{of_a}}}" in gateway.http.get("/metrics").text
+    b.thaw()
+
+
+def test_what_is_about_one_replica_is_not_passed_on(stand_in: Make, start_gateway: Start) -> None:
+    a = stand_in("a")
+    a.slots = [{"id": 0, "is_processing": False}]
+    gateway = start_gateway(a)
+    for path in ("/props", "/lora-adapters", "/slots/0?action=save"):
+        assert gateway.http.post(path, json={}).status_code == 501
+    assert gateway.http.post("/nowhere", json={}).status_code == 404
+    assert gateway.http.get("/props").json()["who"] == "a"
+    assert gateway.http.get("/slots").json() == [{"replica": "a", "id": 0, "is_processing": False}]
+    assert not a.requests
+
+
+def test_bodies_are_passed_as_they_came(stand_in: Make, start_gateway: Start) -> None:
+    a = stand_in("a")
+    gateway = start_gateway(a)
+    body: dict[str, Any] = {"messages": talk("ä" * 100_000), "seed": 2**64 - 1, "deep": [[[1]]]}
+    assert gateway.http.post("/v1/chat/completions", json=body).status_code == 200
+    assert a.requests == [body]
+    assert gateway.http.post("/v1/chat/completions", content=b"x" * (11 << 20)).status_code == 413

@@ -1,0 +1,239 @@
+"""What keys may use, and the rules behind a gateway's choices, each with its own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from stand_ins import RunningGateway, StandIn
+
+from llamado.gateway.breaker import FAILURES, LONGEST_PAUSE, Breaker, Circuit
+from llamado.gateway.limits import KeyUse, TokenCount
+from llamado.gateway.options import GatewayError, GatewayOptions, KeyOptions, ReplicaOptions, read_config, read_keys
+from llamado.gateway.prefixes import BLOCK, LEAST_KNOWN, Prefixes, chain_of
+from llamado.http.errors import ApiError
+
+Make = Callable[..., StandIn]
+Start = Callable[..., RunningGateway]
+
+
+class Clock:
+    def __init__(self, now: float = 1_700_000_000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def use(clock: Clock, **limits: float) -> KeyUse:
+    return KeyUse(KeyOptions(name="k", key="secret", **limits), clock)
+
+
+def refused(one: KeyUse, tokens: int = 0) -> ApiError:
+    with pytest.raises(ApiError) as raised:
+        one.admit(tokens)
+    error = raised.value
+    assert error.status == 429 and error.error["type"] == "rate_limit_error"
+    return error
+
+
+def test_requests_a_minute() -> None:
+    clock = Clock()
+    one = use(clock, requests_per_minute=6)
+    for _ in range(6):
+        one.admit(0)
+    assert refused(one).retry_after == 10 and one.refused == {"requests_per_minute": 1}
+    clock.now += 9.9
+    refused(one)
+    clock.now += 0.1
+    one.admit(0)
+    refused(one)
+    clock.now += 3600  # no more than a minute's worth is saved up
+    for _ in range(6):
+        one.admit(0)
+    refused(one)
+
+
+def test_tokens_a_minute() -> None:
+    clock = Clock()
+    one = use(clock, tokens_per_minute=60)
+    one.admit(50)
+    one.settle(130, 50)
+    assert refused(one).retry_after == 71  # 70 in debt, and something to begin with
+    clock.now += 69
+    refused(one)
+    clock.now += 2
+    one.admit(0)
+    assert one.tokens == 130 and one.requests == 2
+
+
+def test_quotas_of_a_day() -> None:
+    clock = Clock(86400 * 20000 + 86000.0)
+    one = use(clock, tokens_per_day=100, requests_per_day=3)
+    one.admit(40)
+    one.settle(100, 40)
+    assert refused(one).retry_after == 400
+    clock.now += 400
+    for _ in range(3):
+        one.admit(0)
+    error = refused(one)
+    assert error.retry_after == 86400 and error.error["limit"] == "requests_per_day"
+
+
+@pytest.mark.parametrize(
+    ("parts", "total"),
+    [
+        ([b'{"choices":[],"usage":{"completion_tokens":3,"prompt_tokens":5,"total_tokens":8}}'], 8),
+        ([b'{"tokens_predicted":7,', b'"tokens_eva', b'luated": 20,"content":"x"}'], 27),
+        ([b'data: {"timings":{"cache_n":10,"prompt_n":2,"predicted_n":4}}\n\n'], 16),
+        (
+            [b'data: {"usage":{"input_tokens":9,"output_tokens":1}}\n\n', b'data: {"usage":{"output_tokens":30}}\n\n'],
+            39,
+        ),
+        ([b"data: 1\n\n", b"data: 2\n\ndata: 3\n\n"], 28),  # cut off: 25 of the prompt, about, and three events
+        ([b'{"content":"\\"prompt_tokens\\": 1000000","usage":{"prompt_tokens":5,"completion_tokens":1}}'], 6),
+    ],
+)
+def test_tokens_of_answers(parts: list[bytes], total: int) -> None:
+    count = TokenCount(b"x" * 100)
+    for part in parts:
+        count.see(part)
+    assert count.total == total
+
+
+def test_keys_are_limited_each_for_itself(stand_in: Make, start_gateway: Start) -> None:
+    a = stand_in("a")
+    keys = (KeyOptions(name="small", key="s", tokens_per_day=10), KeyOptions(name="large", key="l"))
+    gateway = start_gateway(a, keys=keys)
+
+    def ask(key: str, **body: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {key}"}
+        return gateway.http.post("/v1/chat/completions", json={"messages": [], **body}, headers=headers)
+
+    assert ask("nobody").status_code == 401 and gateway.http.get("/health").status_code == 200
+    assert [ask("s").status_code, ask("s", stream=2).status_code] == [200, 200]  # 8 tokens each
+    last = ask("s")
+    assert last.status_code == 429 and int(last.headers["retry-after"]) >= 1
+    assert last.json()["error"]["message"] == "key 'small' has used its 10 tokens a day"
+    assert [ask("l").status_code for _ in range(4)] == [200] * 4
+    assert gateway.http.get("/v1/models", headers={"X-Api-Key": "s"}).status_code == 200
+    text = gateway.http.get("/metrics", headers={"X-Api-Key": "l"}).text
+    assert 'llamado_gateway_key_tokens_total{key="small"} 16.0' in text
+    assert 'llamado_gateway_key_refused_total{key="small",limit="tokens_per_day"} 1.0' in text
+    assert all("authorization" not in headers for headers in a.headers)  # replicas do not see clients' keys
+
+
+def test_a_circuit() -> None:
+    clock = Clock(0.0)
+    one = Breaker(clock)
+    for _ in range(FAILURES - 1):
+        one.failed(one.begin())
+    one.succeeded(one.begin())
+    for _ in range(FAILURES):
+        assert one.lets_through
+        one.failed(one.begin())
+    assert one.state is Circuit.OPEN and not one.lets_through
+    one.succeeded(False)  # of a request that was sent before
+    assert one.state is Circuit.OPEN
+    pauses = []
+    for _ in range(8):
+        began = clock.now
+        while not one.lets_through:
+            clock.now += 0.5
+        pauses.append(clock.now - began)
+        assert one.begin() and not one.lets_through  # one probe at a time
+        one.failed(True)
+    assert pauses == [1, 2, 4, 8, 16, LONGEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE]
+    clock.now += LONGEST_PAUSE
+    one.forgotten(one.begin())  # its client went away: the next one is the probe
+    one.succeeded(one.begin())
+    assert one.state is Circuit.CLOSED and one.lets_through
+
+
+def said(*texts: str, **more: Any) -> Any:
+    return {"messages": [{"role": "user", "content": text} for text in texts], **more}
+
+
+def test_beginnings() -> None:
+    prefixes = Prefixes()
+    long = "x" * 2 * BLOCK
+    first = chain_of(said(long))
+    prefixes.note(first, 1)
+    assert prefixes.known(chain_of(said(long, "and then"))) == {1: first[-1][1]}
+    assert prefixes.known(chain_of(said(long, tools=[{}]))) == {}  # templates put tools first
+    assert prefixes.known(chain_of(said(long, model="other"))) == {}
+    changed = prefixes.known(chain_of(said(long[:-1] + "y")))
+    assert changed[1] < first[-1][1] and changed[1] >= LEAST_KNOWN
+    prefixes.note(chain_of({"prompt": "p" * LEAST_KNOWN}), 2)
+    assert prefixes.known(chain_of({"prompt": "p" * LEAST_KNOWN})) == {2: LEAST_KNOWN}
+    prefixes.note(chain_of({"prompt": "q" * (LEAST_KNOWN - 1)}), 2)
+    assert prefixes.known(chain_of({"prompt": "q" * (LEAST_KNOWN - 1)})) == {}
+    assert chain_of({"prompt": [1, 2, 3] * 500})[0] == chain_of({"prompt": [1, 2, 3] * 600})[0]
+    for nothing in (None, [], {}, {"prompt": 5}, {"messages": 7}):
+        assert chain_of(nothing) == []
+
+
+def test_what_is_met_no_more_is_forgotten() -> None:
+    prefixes = Prefixes(most=20)
+    kept = chain_of(said("k" * 2000))
+    prefixes.note(kept, 1)
+    for i in range(100):
+        prefixes.note(chain_of(said(f"{i}" * 2000)), 1)
+        prefixes.note(kept, 1)
+        assert len(prefixes) <= 20
+    assert prefixes.known(kept) == {1: kept[-1][1]}
+    assert prefixes.known(chain_of(said("3" * 2000))) == {}
+
+
+def test_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(
+        "replicas:\n  - http://h:1\n  - {url: 'http://h:2/', name: two, weight: 2, key: k}\n"
+        "backups: [http://h:3]\nhealth_timeout: 2\nadmin_key: a\nlabels: {pool_id: p}\n"
+        "keys:\n  - {name: n, key: s, tokens_per_day: 5}\n"
+    )
+    told = read_config(str(path))
+    options = GatewayOptions(**told)
+    assert [(r.name, r.url, r.weight, r.key, r.backup) for r in options.replicas] == [
+        ("h:1", "http://h:1", 1.0, "", False),
+        ("two", "http://h:2", 2, "k", False),
+        ("h:3", "http://h:3", 1.0, "", True),
+    ]
+    assert options.health_timeout == 2 and options.admin_key == "a" and options.labels == {"pool_id": "p"}
+    assert options.keys == (KeyOptions(name="n", key="s", tokens_per_day=5),) and "'s'" not in repr(options)
+    path.write_text("- {name: n, key: s}\n")
+    assert read_keys(str(path)) == (KeyOptions(name="n", key="s"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("replica: []", "did you mean 'replicas'"),
+        ("replicas: 5", "replicas: expected a list"),
+        ("replicas: [{name: x}]", "replicas[0]: 'url' is missing"),
+        ("replicas: [{url: 'http://h', wieght: 1}]", "did you mean 'weight'"),
+        ("replicas: [{url: 'http://h', weight: true}]", "weight: expected int or float"),
+        ("replicas: ['h:1']", "is no address of a replica"),
+        ("replicas: ['http://h', 'http://h']", "two of the replicas are called 'h'"),
+        ("keys: [{name: a, key: k}, {name: b, key: k}]", "two of the keys are the same"),
+        ("keys: [{name: a, key: k, tokens_per_day: 0}]", "tokens_per_day: expected more than 0"),
+        ("health_timeout: soon", "health_timeout: expected a number"),
+        ("health_timeout: 0", "health_timeout: expected seconds, more than 0"),
+        ("[", "no YAML"),
+    ],
+)
+def test_files_that_cannot_be_meant(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(text)
+    with pytest.raises(GatewayError) as raised:
+        GatewayOptions(**read_config(str(path)))
+    assert said in str(raised.value)
+
+
+def test_addresses() -> None:
+    for url in ("", "h:1", "ftp://h", "http://", "http://h:99999", "http://h:x"):
+        with pytest.raises(GatewayError):
+            ReplicaOptions(url=url)
