@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import socket
@@ -238,6 +239,30 @@ def test_memory_is_given_back() -> None:
     memory.give_back()
     assert gone() is None
     assert memory.resident() > 0 or sys.platform != "linux"
+
+
+@pytest.mark.skipif(not memory.free_in_heap(), reason="the C library does not tell what it keeps")
+def test_what_was_used_for_long_is_given_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bodies that were held while the watch looked: it took them for used, and they were."""
+    monkeypatch.setattr(memory, "LOOK_SECONDS", 0.01)
+    size, piece = 128 << 20, 1 << 14  # small enough to come from the heap
+
+    async def work() -> None:
+        watch = asyncio.ensure_future(memory.watch())
+        held = [bytes(piece) for _ in range(size // piece)]
+        pins = [bytes(600) for _ in range(1000)]  # behind them: the heap does not shrink by itself
+        while memory.resident() < size:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        most = memory.resident()
+        held.clear()
+        async with asyncio.timeout(60):
+            while memory.resident() > most - size // 2:
+                await asyncio.sleep(0.01)
+        assert len(pins) == 1000
+        watch.cancel()
+
+    asyncio.run(work())
 
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/chat/completions", "/tokenize", "/apply-template"])

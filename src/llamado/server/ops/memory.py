@@ -4,7 +4,7 @@ Python's collector of cycles stops all threads while it looks; through everythin
 million parts, for a tenth of a second. So it looks through young objects only, and through all when the process rests.
 
 glibc keeps what a burst of connections or a body of 16 MB took, in case it comes again; the process then looks as if it
-leaked. So whenever the process has grown, what is free in it is handed back.
+leaked. So whenever the process has grown, or has let go of much, what is free in it is handed back.
 """
 
 from __future__ import annotations
@@ -45,6 +45,29 @@ def resident() -> int:
         return 0
 
 
+class _HeapInfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+    ))  # fmt: skip
+
+
+@cache
+def _heap_info() -> Any:
+    """glibc's `mallinfo2` (2.33 and later); None elsewhere."""
+    found = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform == "linux" else None
+    if found is not None:
+        found.restype = _HeapInfo
+    return found
+
+
+def free_in_heap() -> int:
+    """Bytes that were freed and that glibc keeps, with or without pages behind them; 0 where it does not tell."""
+    info = _heap_info()
+    return 0 if info is None else int(info().fordblks)
+
+
 def give_back(*, collect: bool = True) -> None:
     """Return free memory to the system, with `collect` also what only cycles keep alive."""
     if collect:
@@ -55,20 +78,23 @@ def give_back(*, collect: bool = True) -> None:
 
 
 async def watch() -> None:
-    """Give memory back whenever the process has grown and grows no more; runs until cancelled."""
+    """Give memory back whenever the process has grown and grows no more, or much was freed; runs until cancelled."""
     loop = asyncio.get_running_loop()
     least = last = resident()
+    unused = free_in_heap()
     collected = time.monotonic()
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         now = resident()
         collect = time.monotonic() - collected >= COLLECT_SECONDS
-        if now - least > GROWN and now <= last + GROWN // 4:
+        # What was used the last time may be free by now without the process being any smaller.
+        freed = free_in_heap()
+        if freed - unused > GROWN or (now - least > GROWN and now <= last + GROWN // 4):
             await loop.run_in_executor(None, partial(give_back, collect=collect))
             if collect:
                 collected = time.monotonic()
             after = resident()
             # What did not go is used; without a look through everything it may be garbage all the same.
             least = after if collect or after - least <= GROWN else least
-            now = after
-        last, least = now, min(least, now)
+            now, freed = after, free_in_heap()
+        last, least, unused = now, min(least, now), freed
