@@ -280,6 +280,13 @@ class Commands:
                     if thread.name == "llamado-load":
                         thread.join()
 
+        class Lan:
+            def __init__(self, state: Any) -> None:
+                note("discovery", on=True)
+
+            def close(self) -> None:
+                pass
+
         self._patch.setattr("llamado.text.grammar.compiler.GrammarCompiler", Grammars)
         self._patch.setattr(load, "serve_llama", serve_llama)
         self._patch.setattr(loaded_model, "load_embedder", load_embedder)
@@ -293,6 +300,7 @@ class Commands:
         self._patch.setattr(run, "ServerState", make_state)
         self._patch.setattr(run, "ConnectionLimits", gate)
         self._patch.setattr(run, "Sleep", Sleep)
+        self._patch.setattr("llamado.server.ops.discovery.LanWorkers", Lan)
         self._patch.setattr(run, "_Server", Server)
         self._patch.setattr(run, "use_threads", lambda n: note("long texts", n_threads=n))
         self._patch.setattr(run, "open_tracing", lambda on: note("tracing", on=on))
@@ -434,6 +442,12 @@ class Commands:
         self._patch.setattr("llamado.rpc.worker.server.run_worker", lambda options: note("worker", options=options))
         self._patch.setattr("llamado.rpc.tap.proxy.run_tap", lambda options: note("tap", options=options))
         self._patch.setattr("llamado.cluster.doctor.examination.examine", examine)
+        def make(folder: Path, server: Any, workers: Any, days: int) -> list[Path]:
+            note("cluster", folder=folder.name, server=server, workers=tuple(workers), days=days)
+            return []
+
+        self._patch.setattr("llamado.commands.top.show", lambda url, **options: note("top", url=url, **options) or 0)
+        self._patch.setattr("llamado.commands.cluster.make", make)
         self._patch.setattr("llamado.commands.wait.run_wait", lambda url, **options: note("wait", url=url, **options))
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from reference import RULES, ReferenceDevice
 
 from llamado.devices.device import DeviceError, DeviceLost, KernelQuota, OperationTime
-from llamado.devices.registry import DeviceOptions, Unreachable
+from llamado.devices.registry import DeviceOptions, Unreachable, Waiting
 from llamado.ggml.graph import Graph
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
@@ -73,6 +73,8 @@ class OwnDevice:
     def memory(self) -> tuple[int, int]:
         self._check()
         return self._free, self._free
+
+    pulse: float | None = None
 
     def on_lost(self, callback: Callable[[DeviceLost], None]) -> None:
         self._callbacks.append(callback)
@@ -172,10 +174,10 @@ class OwnBackend:
     def __init__(self, places: Sequence[str], options: DeviceOptions) -> None:
         self.places, self.options = places, options
 
-    def connect(self, timeout: float = 5.0) -> list[list[OwnDevice] | Unreachable]:
-        return [[device] for device in self.devices(timeout)]
+    def connect(self, timeout: float | None = None) -> list[list[OwnDevice] | Unreachable]:
+        return [[device] for device in self.devices()]
 
-    def devices(self, timeout: float = 5.0) -> list[OwnDevice]:
+    def devices(self, wait: float = 0.0, waiting: Waiting | None = None) -> list[OwnDevice]:
         new = [OwnDevice(f"OWN{i}[{place}]", Place(place)) for i, place in enumerate(self.places)] or [
             OwnDevice("HERE")
         ]
@@ -187,6 +189,14 @@ class OwnBackend:
         new = OwnDevice(lost.name, lost.endpoint)
         type(self).made.append(new)
         return new
+
+    def add(self, place: str) -> list[OwnDevice]:
+        new = [OwnDevice(f"OWN[{place}]", Place(place))]
+        type(self).made += new
+        return new
+
+    def remove(self, place: str) -> None:
+        pass
 
     def weight_types(self) -> frozenset[TensorType]:
         return frozenset(TensorType)

@@ -95,6 +95,10 @@ _DOCTOR = frozenset({"doctor"})
 _GATEWAY = frozenset({"gateway"})
 _VERIFY = frozenset({"verify"})
 _HTTP = frozenset({"serve", "gateway"})
+_TOP = frozenset({"top"})
+_CLUSTER = frozenset({"cluster"})
+# With one of these, workers come by themselves: what `--rpc` needs to be of use has a use.
+_JOINED = ("cluster_token", "discover")
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
@@ -397,8 +401,20 @@ SPLIT = _group(
     _used("--rpc-failover",
           "when a worker has been gone for this long, go on with the devices left (default: wait for it)",
           type="float", metavar="SECONDS", env="LLAMA_ARG_RPC_FAILOVER", commands=_ENGINE, needs="rpc"),
-    _used("--rpc-wait", "how long requests wait for a worker that is gone before they get 503", type="float",
-          default=30.0, metavar="SECONDS", env="LLAMA_ARG_RPC_WAIT", commands=_ENGINE, needs="rpc"),
+    _used("--rpc-wait",
+          "how long workers are waited for that are not there yet, or are lost while the model is loaded",
+          type="float", default=60.0, metavar="SECONDS", env="LLAMA_ARG_RPC_WAIT", commands=_ENGINE, needs="rpc"),
+    _used("--rpc-request-wait", "how long requests wait for a worker that is gone before they get 503", type="float",
+          default=30.0, metavar="SECONDS", env="LLAMA_ARG_RPC_REQUEST_WAIT", commands=_ENGINE, needs="rpc"),
+    _used("--rpc-connect-timeout", "how long connecting to a worker, and its greeting, may take", type="float",
+          default=5.0, metavar="SECONDS", env="LLAMA_ARG_RPC_CONNECT_TIMEOUT", commands=_ENGINE, needs="rpc"),
+    _used("--rpc-alive-timeout", "how long a worker may say nothing before it counts as gone", type="float",
+          default=2.0, metavar="SECONDS", env="LLAMA_ARG_RPC_ALIVE_TIMEOUT", commands=_ENGINE, needs="rpc"),
+    _used("--cluster-token",
+          "workers that know this token may join and leave while the server runs (POST /cluster/join, /cluster/drain)",
+          type="str", metavar="TOKEN", env="LLAMADO_CLUSTER_TOKEN"),
+    _used("--discover", "take in workers that announce themselves in this network (`llamado worker --announce`)",
+          default=False, env="LLAMADO_DISCOVER"),
     _used("--rpc-ca", "PEM file of the authority that tls:// workers' certificates come from", type="str",
           metavar="FILE", env="LLAMA_ARG_RPC_CA", commands=_ENGINE, needs="rpc"),
     _used("--rpc-cert", "PEM file of this machine's certificate for tls:// workers", type="str", metavar="FILE",
@@ -516,6 +532,8 @@ SERVER = _group(
     _used("--path", "folder of files to serve", type="str", metavar="FOLDER", env="LLAMA_ARG_STATIC_PATH"),
     _used("--sleep-idle-seconds", "unload the model after this long without a request; the next one loads it again "
           "(-1: never)", type="int", default=-1, metavar="SECONDS"),
+    _used("--hang-timeout", "after how long in one step /livez says that the engine hangs (0: never)", type="float",
+          default=600.0, metavar="SECONDS", env="LLAMADO_HANG_TIMEOUT"),
     _refused("--tools", _NO_TOOLS, env="LLAMA_ARG_TOOLS"),
     _refused("--tools-runtime", _NO_TOOLS, env="LLAMA_ARG_TOOLS_RUNTIME"),
     _refused("--mcp-servers-config", _NO_TOOLS, env="LLAMA_ARG_MCP_SERVERS_CONFIG"),
@@ -661,8 +679,39 @@ WORKER = _group(
     _used("--tls-key", "PEM file of the key of --tls-cert", type="str", metavar="FILE", commands=_WORKER),
     _used("--tls-client-ca", "PEM file of the authority that clients' certificates must come from", type="str",
           metavar="FILE", commands=_WORKER),
+    _used("--join", "servers to join, comma-separated; may be repeated: HOST:PORT, or https://HOST:PORT, checked by "
+          "--tls-client-ca; SIGTERM leaves them again, once they have moved the layers", type="str", many=True,
+          metavar="SERVER", env="LLAMADO_JOIN", commands=_WORKER),
+    _used("--token", "the servers' --cluster-token", type="str", metavar="TOKEN", env="LLAMADO_CLUSTER_TOKEN",
+          commands=_WORKER),
+    _used("--share", "part of the layers to ask for, where a server of --join divides by proportions", type="float",
+          default=1.0, metavar="N", commands=_WORKER),
+    _used("--announce", "tell this network of the worker (mDNS), for servers with --discover", default=False,
+          env="LLAMADO_ANNOUNCE", commands=_WORKER),
     _used("--allow", "networks that may connect (CIDR, 10.0.0.0/8), comma-separated; may be repeated (default: all)",
           type="str", many=True, metavar="CIDR", commands=_WORKER),
+)
+
+TOP = _group(
+    "top",
+    _used("--once", "show it once", default=False, commands=_TOP),
+    _used("--json", "print what /cluster says, once", default=False, commands=_TOP),
+    _used("--interval", "seconds between two looks", type="float", default=1.0, metavar="SECONDS", commands=_TOP),
+    _used("--api-key", "key that the server wants", type="str", many=True, metavar="KEY", env="LLAMA_API_KEY",
+          commands=_TOP),
+)
+
+CLUSTER = _group(
+    "cluster",
+    _used("--out", "folder for keys and certificates", type="str", default="cluster-tls", metavar="FOLDER",
+          commands=_CLUSTER),
+    _used("--server", "names and addresses by which the server is reached, comma-separated", type="str", default="",
+          metavar="NAMES", commands=_CLUSTER),
+    _used("--worker", "names and addresses of a worker, comma-separated; once for each", type="str", many=True,
+          metavar="NAMES", commands=_CLUSTER),
+    _used("--workers", "number of workers, where no names are given (they are reached by localhost)", type="int",
+          default=1, metavar="N", commands=_CLUSTER),
+    _used("--days", "days until the certificates expire", type="int", default=825, metavar="N", commands=_CLUSTER),
 )
 
 TAP = _group(
@@ -734,6 +783,8 @@ FLAGS: tuple[Flag, ...] = (
     + DOCTOR
     + GATEWAY
     + VERIFY
+    + TOP
+    + CLUSTER
 )
 
 
@@ -918,7 +969,7 @@ def parse(
         if flag.kind is Kind.USED:
             values[flag.key] = flag.default if value is None else value
     for flag in FLAGS:
-        if command in flag.commands and flag.needs and flag.key in given and flag.needs not in given:
+        if command in flag.commands and flag.needs and flag.key in given and not given & {flag.needs, *_JOINED}:
             needed = "--" + flag.needs.replace("_", "-")
             notes.setdefault(f"{_CPU}; {needed} names others", []).append(flag.label)
     said = tuple(f"{', '.join(names)}: accepted, no effect here ({why})" for why, names in notes.items())

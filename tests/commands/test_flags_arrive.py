@@ -21,7 +21,9 @@ from llamado.gateway.options import KeyOptions, ReplicaOptions
 from llamado.gguf.types import TensorType
 from llamado.text.grammar.source import GrammarSource
 
-COMMANDS = ("serve", "run", "perplexity", "bench", "plan", "worker", "tap", "wait", "doctor", "gateway", "verify")
+COMMANDS = (
+    "serve", "run", "perplexity", "bench", "plan", "worker", "tap", "wait", "doctor", "gateway", "verify", "top", "cluster"
+)  # fmt: skip
 BASE = {
     "serve": "-m @model",
     "run": "-m @model -p hi",
@@ -34,6 +36,8 @@ BASE = {
     "doctor": "http://h:1",
     "gateway": "--replica http://h:1",
     "verify": "http://h:1 http://h:2",
+    "top": "http://h:1",
+    "cluster": "init --out @folder/keys",
 }
 CHATML = "{{ messages[0].content }}"
 GONE = "(nothing)"
@@ -186,7 +190,10 @@ ROWS: dict[str, Row] = {
     "serve --split-mode": division("devices", "none", ("RPC0",)),
     "serve --main-gpu": division("devices", "1", ("RPC1",), "-sm none"),
     "serve --rpc-failover": division("failover", "3", 3.0, **{"engine.failover": 3.0}),
-    "serve --rpc-wait": division("wait", "9", 9.0, **{"engine.wait": 9.0}),
+    "serve --rpc-wait": division("wait", "9", 9.0),
+    "serve --rpc-request-wait": division("request_wait", "9", 9.0, **{"engine.wait": 9.0}),
+    "serve --rpc-connect-timeout": division("connect_timeout", "9", 9.0),
+    "serve --rpc-alive-timeout": division("alive_timeout", "9", 9.0),
     "serve --rpc-ca": division("ca", "ca.pem", "ca.pem"),
     "serve --rpc-cert": pair("cert key", "c.pem", "divided.split.", "--rpc-key k.pem", "--rpc h:1"),
     "serve --rpc-key": pair("cert key", "k.pem", "divided.split.", "--rpc-cert c.pem", "--rpc h:1"),
@@ -288,6 +295,11 @@ ROWS: dict[str, Row] = {
     "serve --slot-save-path": switch("slot_save_path", "@folder", "@folder"),
     "serve --api-prefix": switch("api_prefix", "/llama", "/llama"),
     "serve --path": switch("static_path", "@folder", "@folder"),
+    "serve --cluster-token": Row("secret", {"state.switches.cluster_token": "secret", "engine.drafting": True},
+                                 part=True),
+    "serve --discover": Row(None, {"state.switches.discover": True, "discovery.on": True, "engine.drafting": True},
+                            part=True),
+    "serve --hang-timeout": switch("hang_timeout", "9", 9.0),
     "serve --sleep-idle-seconds": Row("60", {"sleep.seconds": 60, "state.switches.sleep_idle_seconds": 60}),
     # several models
     "serve --models-dir": router("@folder/models", models=("found",)),
@@ -333,6 +345,10 @@ ROWS: dict[str, Row] = {
     "worker --tls-cert": pair("tls_cert tls_key", "c.pem", "worker.options.", "--tls-key k.pem"),
     "worker --tls-key": pair("tls_cert tls_key", "k.pem", "worker.options.", "--tls-cert c.pem"),
     "worker --tls-client-ca": worker("tls_client_ca", "a.pem", "a.pem", "--tls-cert c.pem --tls-key k.pem"),
+    "worker --join": worker("join", "a:1,https://b:2", ("a:1", "https://b:2"), "--token t"),
+    "worker --token": worker("token", "t", "t"),
+    "worker --share": worker("share", "2.5", 2.5),
+    "worker --announce": worker("announce", None, True),
     "worker --allow": worker("allow", "10.0.0.0/8,::1", ("10.0.0.0/8", "::1")),
     "tap --listen-host": tap("listen_host", "h", "h"),
     "tap --listen-port": tap("listen_port", "9", 9),
@@ -383,6 +399,15 @@ ROWS: dict[str, Row] = {
     "verify --temp": verify("temperature", "0.5", 0.5),
     "verify --api-key": verify("key", "k", "k"),
     "verify --json": Row(None, {"printed": "{"}),
+    "top --once": Row(None, {"top.once": True}),
+    "top --json": Row(None, {"top.as_json": True}),
+    "top --interval": Row("5", {"top.interval": 5.0}),
+    "top --api-key": Row("k", {"top.key": "k"}),
+    "cluster --out": Row("@folder/others", {"cluster.folder": "others"}, base="init"),
+    "cluster --server": Row("a,10.0.0.1", {"cluster.server": ("a", "10.0.0.1")}),
+    "cluster --worker": Row("w,10.0.0.2", {"cluster.workers": (("w", "10.0.0.2"),)}),
+    "cluster --workers": Row("2", {"cluster.workers": ((), ())}),
+    "cluster --days": Row("9", {"cluster.days": 9}),
 }  # fmt: skip
 
 

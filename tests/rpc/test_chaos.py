@@ -324,7 +324,7 @@ def pair(worker: Start) -> tuple[Worker, Worker]:
 @pytest.fixture(scope="module")
 def server(pair: tuple[Worker, Worker], serve: Start) -> Iterator[Server]:
     """Over both workers, never elsewhere; requests wait two seconds."""
-    one: Server = serve([worker.endpoint for worker in pair], "--rpc-wait", "2")
+    one: Server = serve([worker.endpoint for worker in pair], "--rpc-request-wait", "2")
     yield one
     assert one.stop() == 0
 

@@ -22,6 +22,7 @@ from llamado.devices.device import DeviceError, DeviceLost
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
 from llamado.rpc.client.device import RemoteDevice, connect
+from llamado.rpc.client.heartbeat import Patience
 from llamado.rpc.worker.server import Worker, WorkerOptions
 from llamado.rpc.worker.session import Session
 
@@ -117,7 +118,8 @@ def test_two_masters(device: RemoteDevice) -> None:
 
 def test_signs_of_life_go_on_when_the_worker_gives_their_place_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """They own nothing, so they are let go where many connect; whoever has memory there is not lost by it."""
-    monkeypatch.setattr("llamado.rpc.client.heartbeat.INTERVAL", 0.02)
+    beats = Patience.of(60)._replace(interval=0.02)
+    monkeypatch.setattr(Patience, "of", lambda seconds: beats)
     cpu = CpuDevice(1)
     with running(cpu) as worker:
         device = connect(worker.endpoint)[0]

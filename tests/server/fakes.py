@@ -132,6 +132,7 @@ class FakeEngine:
         """How much of each prompt it says it knew already."""
         self.fault: Fault | None = None
         self.degraded: tuple[Away, ...] = ()
+        self.step_seconds = 0.0
         self._wake = threading.Condition()
         self._running: list[tuple[int, Request, Callable[[Event], None]]] = []
         self._next = 0
@@ -165,6 +166,9 @@ class FakeEngine:
             slots.append(SlotSnapshot(i, 4096, request is not None, task, request, 1, 1, 0, True, False, -1, 1))
         counters = Counters(10, 2.0, 1, 20, 18, 3.0, 7, 14, 30)
         return EngineSnapshot(tuple(slots), counters, len(running), 0, 30, 4096, self.fault, degraded=self.degraded)
+
+    def stalled(self) -> float:
+        return self.step_seconds
 
     def close(self, timeout: float = 1.0) -> None:
         with self._wake:

@@ -34,6 +34,8 @@ llamado: serve and run GGUF language models, on one machine or on many
   llamado gateway --replica URL --replica URL
                                 one address before many servers, ours or llama.cpp's
   llamado verify URL URL        whether servers give the same answers, byte by byte
+  llamado top URL               the machines of a server while they work
+  llamado cluster init          keys and certificates for TLS between machines
   llamado tap                   a proxy before a worker that delays and shows its traffic
 
 MODEL: a GGUF path, a name (smollm2, gemma3), hf:user/repo[:quant], ollama:name[:tag]
@@ -151,6 +153,10 @@ def _worker(flags: Parsed, _: argparse.Namespace) -> int:
         raise FlagError("--tls-cert and --tls-key: give both or none")
     if flags.tls_client_ca and not flags.tls_cert:
         raise FlagError("--tls-client-ca: it checks clients' certificates, so --tls-cert and --tls-key are needed, too")
+    if flags.join and not flags.token:
+        raise FlagError("--join: the servers want a token; give --token with what they have as --cluster-token")
+    if not 0 <= flags.share < math.inf:
+        raise FlagError(f"--share: expected a number, 0 or more, got {flags.share}")
     mem = None if flags.mem is None else memory_size(flags.mem)
     devices = tuple(name for name in re.split("[,/]+", flags.device or "") if name)
     check_port("-p/--port", flags.port)
@@ -169,6 +175,10 @@ def _worker(flags: Parsed, _: argparse.Namespace) -> int:
         tls_key=flags.tls_key,
         tls_client_ca=flags.tls_client_ca,
         allow=tuple(n.strip() for given in flags.allow or [] for n in given.split(",") if n.strip()),
+        join=tuple(n.strip() for given in flags.join or [] for n in given.split(",") if n.strip()),
+        token=flags.token or "",
+        share=flags.share,
+        announce=flags.announce,
     )
     return run_worker(options)
 
@@ -236,6 +246,18 @@ def _verify(flags: Parsed, namespace: argparse.Namespace) -> int:
     return run_verify(flags, namespace.urls)
 
 
+def _top(flags: Parsed, namespace: argparse.Namespace) -> int:
+    from llamado.commands.top import top
+
+    return top(flags, namespace.url)
+
+
+def _cluster(flags: Parsed, _: argparse.Namespace) -> int:
+    from llamado.commands.cluster import init
+
+    return init(flags)
+
+
 COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
     "serve": (_serve, "HTTP server with llama-server's and OpenAI's API"),
     "wait": (_wait, "wait until a server answers requests"),
@@ -249,6 +271,8 @@ COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
     "doctor": (_doctor, "what ails servers, workers, models, logs and this machine, and the command that mends it"),
     "gateway": (_gateway, "one address before many servers: least loaded, caches kept, no request lost with a server"),
     "verify": (_verify, "whether servers give the same answers to the same prompts and seeds, byte by byte"),
+    "top": (_top, "the machines of a server while they work: layers, memory, links, where a token's time goes"),
+    "cluster": (_cluster, "init: make keys and certificates for TLS between a server and its workers"),
     "tap": (_tap, "a proxy before a worker that delays, limits and decodes its traffic"),
 }
 
@@ -268,6 +292,10 @@ def _parser(command: str) -> argparse.ArgumentParser:
         parser.add_argument("targets", nargs="*", metavar="URL|LOG|MODEL", help=about)
     elif command == "verify":
         parser.add_argument("urls", nargs="+", metavar="URL", help="http://host:port of each server")
+    elif command == "top":
+        parser.add_argument("url", metavar="URL", nargs="?", default="http://127.0.0.1:8080", help="of a server")
+    elif command == "cluster":
+        parser.add_argument("action", choices=["init"], help="what to do")
     elif command == "pull":
         parser.add_argument("spec", nargs="?", metavar="MODEL", help="smollm2, gemma3, hf:user/repo[:quant], …")
         parser.add_argument("-hf", "-hfr", "--hf-repo", metavar="REPO", help="user/repo[:quant] of Hugging Face")

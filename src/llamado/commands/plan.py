@@ -166,9 +166,9 @@ def _figures(options: EngineOptions, type: TensorType, width: int) -> list[Devic
 
 
 def _workers(split: SplitOptions) -> Backend:
-    from llamado.devices.registry import DeviceOptions, backend
+    from llamado.devices.registry import backend
 
-    return backend("rpc", split.rpc, DeviceOptions(ca=split.ca, cert=split.cert, key=split.key))
+    return backend("rpc", split.rpc, split.reaching())
 
 
 def candidates(sizes: ModelSizes, figures: Sequence[DeviceFigures], split: SplitOptions | None) -> list[Candidate]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 from pathlib import Path
@@ -110,11 +111,21 @@ def _switches(flags: Parsed, kwargs: dict[str, Any], prefix: str, predict: Predi
         static_path=_folder("--path", flags.path),
         max_prompts=flags.max_prompts,
         sleep_idle_seconds=flags.sleep_idle_seconds,
+        hang_timeout=_hang_timeout(flags),
+        cluster_token=flags.cluster_token or None,
+        discover=flags.discover,
         spm_infill=flags.spm_infill,
         predict=predict,
         verbose=flags.verbose or flags.log_verbosity >= VERBOSE,
         grammar=_grammar(flags),
     )
+
+
+def _hang_timeout(flags: Parsed) -> float:
+    seconds: float = flags.hang_timeout
+    if not 0 <= seconds < math.inf:
+        raise FlagError(f"--hang-timeout: expected seconds, 0 or more, got {seconds}")
+    return seconds
 
 
 def _names(given: list[str]) -> tuple[str, ...]:

@@ -10,15 +10,17 @@ from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
 from llamado.models.name_patterns import EXPERTS, NETWORKS, of_first_layers
 
+_LEAST_TIMEOUT = 0.1  # seconds; less than that and a busy machine is taken for one that is gone
+
 
 def split_options(flags: Parsed) -> SplitOptions | None:
-    """How the model is divided among machines; None without `--rpc`. Raises FlagError."""
-    if not flags.rpc:
+    """How the model is divided among machines; None where there are no others. Raises FlagError."""
+    if not (flags.rpc or flags.values.get("cluster_token") or flags.values.get("discover")):
         return None
     from llamado.rpc.endpoint import Endpoint
 
     endpoints: dict[str, None] = {}
-    for text in listed(flags.rpc):
+    for text in listed(flags.rpc or []):
         try:
             endpoint = str(Endpoint.parse(text))
         except LlamadoError as error:
@@ -26,12 +28,17 @@ def split_options(flags: Parsed) -> SplitOptions | None:
         if endpoint in endpoints:
             raise FlagError(f"--rpc: {endpoint} is named twice")
         endpoints[endpoint] = None
-    if not endpoints:
+    if flags.rpc and not endpoints:
         raise FlagError("--rpc: expected host:port, comma-separated, got an empty text")
-    for key, least in (("rpc_failover", 0.0), ("rpc_wait", 0.0)):
+    for key in ("rpc_failover", "rpc_wait", "rpc_request_wait"):
         seconds = flags.values[key]
-        if seconds is not None and not least <= seconds < math.inf:
+        if seconds is not None and not 0 <= seconds < math.inf:
             raise FlagError(f"--{key.replace('_', '-')}: expected seconds, 0 or more, got {seconds}")
+    for key in ("rpc_connect_timeout", "rpc_alive_timeout"):
+        if not _LEAST_TIMEOUT <= flags.values[key] < math.inf:
+            raise FlagError(
+                f"--{key.replace('_', '-')}: expected seconds, {_LEAST_TIMEOUT:g} or more, got {flags.values[key]}"
+            )
     if bool(flags.rpc_cert) != bool(flags.rpc_key):
         raise FlagError("--rpc-cert and --rpc-key: give both or none")
     return SplitOptions(
@@ -42,6 +49,9 @@ def split_options(flags: Parsed) -> SplitOptions | None:
         overrides=(*_overrides(flags.override_tensor or []), *_kept_here(flags)),
         failover=flags.rpc_failover,
         wait=flags.rpc_wait,
+        request_wait=flags.rpc_request_wait,
+        connect_timeout=flags.rpc_connect_timeout,
+        alive_timeout=flags.rpc_alive_timeout,
         ca=flags.rpc_ca,
         cert=flags.rpc_cert,
         key=flags.rpc_key,

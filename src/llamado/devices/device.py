@@ -143,6 +143,10 @@ class Device(Protocol):
     def on_lost(self, callback: Callable[[DeviceLost], None]) -> None:
         """Calls `callback` once when it is lost (now, if it is), from any thread; it must not block."""
 
+    @property
+    def pulse(self) -> float | None:
+        """Seconds that its latest sign of life took; None where none is asked for."""
+
     # --- the stream ---
 
     def place(self, tensors: Sequence[Tensor]) -> list[Buffer]:

@@ -6,7 +6,7 @@ WHERE may be is the back end's business.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -44,6 +44,10 @@ class DeviceOptions:
     """Files of certificates: of the authorities that are trusted, and one's own with its key."""
     cert: str | None = None
     key: str | None = None
+    connect_timeout: float = 5.0
+    """Seconds that reaching a place may take."""
+    alive_timeout: float = 2.0
+    """Seconds without a sign of life after which a device elsewhere is lost."""
 
 
 class Unreachable(NamedTuple):
@@ -53,17 +57,32 @@ class Unreachable(NamedTuple):
     why: str
 
 
+Waiting = Callable[[Sequence[Unreachable]], None]
+"""Is told which places are waited for, whenever that changes; at last of none."""
+
+
 class Backend(Protocol):
     """The devices of one kind at some places."""
 
-    def connect(self, timeout: float = 5.0) -> Sequence[Sequence[Device] | Unreachable]:
-        """The devices of each place, all reached at the same time within about `timeout` seconds."""
+    def connect(self, timeout: float | None = None) -> Sequence[Sequence[Device] | Unreachable]:
+        """The devices of each place, all reached at the same time within about `timeout` seconds (None: as the
+        options say).
+        """
 
-    def devices(self, timeout: float = 5.0) -> Sequence[Device]:
-        """The devices of all places; raises a LlamadoError that names those that do not answer."""
+    def devices(self, wait: float = 0.0, waiting: Waiting | None = None) -> Sequence[Device]:
+        """The devices of all places, of which those that do not answer are waited for `wait` seconds.
+
+        Raises a LlamadoError that names those that do not answer even then.
+        """
 
     def reconnect(self, lost: Device, timeout: float = 2.0) -> Device:
         """A new device in the place of a lost one, under its name. Raises DeviceLost while there is none."""
+
+    def add(self, place: str) -> Sequence[Device]:
+        """The devices of one more place, whose names are for the caller to set. Raises a LlamadoError."""
+
+    def remove(self, place: str) -> None:
+        """A place whose devices are not connected again; one that is not known is ignored."""
 
     def weight_types(self) -> frozenset[TensorType] | None:
         """Types of weights that its devices have kernels for; None where only they can tell."""

@@ -12,6 +12,7 @@ goes into the next batch), prefix.py (whose cells are where), output.py (from lo
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import threading
 import time
@@ -159,6 +160,7 @@ class Engine:
         self._idle_since: float | None = time.monotonic()
         self._snapshot = self._take_snapshot()
         self._prepared = False  # whether the forward has used all the spare time it wants
+        self._busy_since: float | None = None  # when the step began that is under way; None: nothing is, or it waits
         self._thread = threading.Thread(target=self._work, name="llamado-engine", daemon=True)
         forward.watch(self._queue.notify)
         self._thread.start()
@@ -236,6 +238,21 @@ class Engine:
         self._queue.add_slot_task(slot_task)
         return slot_task.future
 
+    def between_steps(self, work: Callable[[], None], *, forget: bool) -> None:
+        """Have the engine's thread run `work` between two steps, with `forget` all cells forgotten; waits until it did.
+
+        Answers go on where they were. Raises what it raises, Unavailable or EngineClosed.
+        """
+
+        def rest() -> None:
+            self._busy_since = None  # it may take long, and does not hang
+            if forget:
+                self._forget_cells()
+            self._prepared = False
+            work()
+
+        self._calls.call(rest)
+
     def cancel(self, task_id: int) -> None:
         """Drop a request: its slot is free at the next step, and no more events come (one may be under way).
 
@@ -246,6 +263,15 @@ class Engine:
     def snapshot(self) -> EngineSnapshot:
         """The state after the last step; never blocks."""
         return self._snapshot
+
+    def stalled(self) -> float:
+        """Seconds that the step under way takes already; 0 while there is none or a device is waited for; endless once
+        the engine's thread has died.
+        """
+        if not self._thread.is_alive() and not self._queue.closing:
+            return math.inf
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def close(self, timeout: float = 0.0) -> None:
         """Take no more requests, go on with those accepted for up to `timeout` seconds, then end the rest.
@@ -264,6 +290,7 @@ class Engine:
     def _work(self) -> None:
         queue, recovery = self._queue, self._recovery
         while True:
+            self._busy_since = None
             lost = recovery.gone()
             if lost is not None and not queue.closing:
                 recovery.pause(lost, self._forget_cells, self._show)
@@ -283,6 +310,7 @@ class Engine:
             if idle:
                 self._prepared = self._prepared or not self._prepare()
                 continue
+            self._busy_since = time.monotonic()
             if closing:
                 idle = not self._is_busy() and not any(slot.held for slot in self._slots)
                 if idle or time.monotonic() >= deadline or recovery.gone() is not None:

@@ -38,6 +38,8 @@ from llamado.text.template.chat import KEY, ChatTemplate
 from llamado.text.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
+    from llamado.engine.cluster.cluster import Cluster
+    from llamado.engine.forward.device_pool import DevicePool
     from llamado.engine.forward.runner import ModelRunner
 
 log = logging.getLogger(__name__)
@@ -69,10 +71,12 @@ class LoadedModel:
         *,
         lacks: Sequence[str] = (),
         embedder: Embedder | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
         """`lacks`: what a model needs to end its answers and has not (see `lacks`); they end at MOST_TOKENS then.
 
-        `embedder`: what makes vectors of texts; its forward pass is the one given, or its own.
+        `embedder`: what makes vectors of texts; its forward pass is the one given, or its own. `cluster`: the machines
+        that it is divided among, None where it is not.
         """
         self.file = file
         self.model = model
@@ -83,6 +87,7 @@ class LoadedModel:
         self.defaults = defaults if defaults is not None else Defaults()
         self.lacks = tuple(lacks)
         self.embedder = embedder
+        self.cluster = cluster
 
     @classmethod
     def load(
@@ -125,6 +130,7 @@ class LoadedModel:
             template = ChatTemplate.from_metadata(file.metadata, tokenizer, options.chat_template)
             missing: list[str] = []
             embedder: Embedder | None = None
+            cluster: Cluster | None = None
             forward: Forward
             engine: Engine | NoGeneration
             if options.embeds and not model.generates:
@@ -134,15 +140,31 @@ class LoadedModel:
                 missing = lacks(file.metadata, tokenizer, options.chat_template)
                 for what in missing:
                     log.warning("%s", what)
-                forward, found = _runner(file, model, options, progress, scales.now)
-                opened.callback(forward.close)
+                runner, found, pool = _runner(file, model, options, progress, scales.now)
+                forward = runner
+                opened.callback(runner.close)
                 engine = generating = _engine(forward, tokenizer, options, found.n_ctx_slot, scales)
                 opened.callback(engine.close)
+                if pool is not None:
+                    from llamado.engine.cluster.cluster import Cluster
+
+                    cluster = Cluster(pool, runner, generating.between_steps)
                 if options.embeds:
                     now = lambda: as_scales(generating.lora)  # noqa: E731
                     _, embedder = load_embedder(file, model, options, progress, now, beside=found)
             opened.pop_all()
-        return cls(file, model, tokenizer, template, forward, engine, defaults, lacks=missing, embedder=embedder)
+        return cls(
+            file,
+            model,
+            tokenizer,
+            template,
+            forward,
+            engine,
+            defaults,
+            lacks=missing,
+            embedder=embedder,
+            cluster=cluster,
+        )
 
     def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
         """Token ids of a text; `add_special` adds the model's begin (and end) token."""
@@ -277,8 +299,10 @@ def _runner(
     options: EngineOptions,
     progress: Report | None,
     scales: Scales,
-) -> tuple[ModelRunner, Fit]:
-    """The forward pass of a model that generates, ready for batches of all sizes; and the context it got."""
+) -> tuple[ModelRunner, Fit, DevicePool | None]:
+    """The forward pass of a model that generates, ready for batches of all sizes; the context it got; and the machines
+    it is divided among.
+    """
     from llamado.engine.forward.runner import ModelRunner
 
     here = options.device()
@@ -291,7 +315,7 @@ def _runner(
 
         if progress is not None:
             progress("connecting to workers", 0, 0)
-        pool = DevicePool(options.split, here, file, model, wanted)
+        pool = DevicePool(options.split, here, file, model, wanted, progress)
         found = pool.fit
     for note in found.notes:
         log.warning("%s", note)
@@ -312,13 +336,14 @@ def _runner(
         progress=progress,
         reconnect=None if pool is None else pool.reconnect,
         replace=None if pool is None else pool.without,
+        wait=0.0 if options.split is None else options.split.wait,
     )
     try:
         runner.warm_up([*range(1, min(options.n_slots, runner.max_batch, 8) + 1), runner.max_batch], progress, scales)
     except BaseException:
         runner.close()
         raise
-    return runner, found
+    return runner, found, pool
 
 
 def _engine(
@@ -340,7 +365,7 @@ def _engine(
         lora=scales.each,
         drafting=split is not None if options.drafting is None else options.drafting,
         failover=None if split is None else split.failover,
-        wait=30.0 if split is None else split.wait,
+        wait=30.0 if split is None else split.request_wait,
     )
 
 

@@ -13,7 +13,9 @@ from llamado.http.answer import App, Receive, Scope, Send, answer, error_respons
 from llamado.http.bodies import Bodies, Body
 from llamado.http.errors import ApiError, not_found
 
-HEALTH = frozenset({"/health", "/v1/health"})
+LIVE = frozenset({"/livez", "/healthz"})
+"""Paths that tell whether the process works, whatever it waits for; they are answered also while it loads or ends."""
+HEALTH = LIVE | {"/health", "/v1/health", "/readyz"}
 """Paths that never need a key."""
 
 Headers = dict[bytes, bytes]
@@ -133,11 +135,12 @@ class Access:
             # Browsers send these without a key, before the request proper.
             await answer(send, b"", 200, self._preflight)
             return
-        unready = self._unready(path)
+        live = path in LIVE
+        unready = None if live else self._unready(path)
         if unready is not None:
             await answer(send, unready[1], unready[0])
             return
-        if self.draining:
+        if self.draining and not live:
             error = ApiError("unavailable_error", "the server is ending", retry_after=_DRAIN_SECONDS)
             await error_response(error, close=True)(scope, receive, send)
             return

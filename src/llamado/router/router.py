@@ -85,6 +85,9 @@ class Router:
         self._handlers: dict[tuple[str, str], Handler] = {
             ("GET", "/health"): self._health,
             ("GET", "/v1/health"): self._health,
+            ("GET", "/livez"): self._health,
+            ("GET", "/readyz"): self._health,
+            ("GET", "/healthz"): self._health,
             ("GET", "/models"): self._list,
             ("GET", "/v1/models"): self._list,
             ("POST", "/models"): self._download,

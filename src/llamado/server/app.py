@@ -23,6 +23,7 @@ from llamado.http.access import HEALTH, Access
 from llamado.http.answer import error_response, json_response
 from llamado.http.request_log import Record, current, request_id
 from llamado.server.api.anthropic import messages_router
+from llamado.server.api.cluster import MEMBERS, cluster_router
 from llamado.server.api.completions import completions_router
 from llamado.server.api.embeddings import embeddings_router
 from llamado.server.api.infill import infill_router
@@ -44,7 +45,7 @@ log = logging.getLogger("llamado.server")
 # Paths that need no key (`get_public_endpoints` in tools/server/server-http.cpp, b11434): the page of `--path` among
 # them, so that a browser can show it and ask for the key.
 PAGE = frozenset({"/", "/index.html"})
-PUBLIC = HEALTH | PAGE
+PUBLIC = HEALTH | PAGE | MEMBERS
 
 CLIENT_GONE = 499
 """Status in logs and metrics of a request whose client went away before its answer began (nginx's)."""
@@ -104,7 +105,7 @@ class ServerApp:
         """Let the routes answer, with a model that is awake where they need one."""
         try:
             sleep = self._state.sleep
-            quiet = sleep is None or (scope["method"] == "GET" and scope["path"] in QUIET)
+            quiet = sleep is None or scope["path"] in (QUIET if scope["method"] == "GET" else MEMBERS)
             if sleep is None or quiet or (sleep.asleep and not self._exists(scope)):
                 await self._app(scope, receive, send)
                 return
@@ -204,6 +205,7 @@ def create_app(state: ServerState) -> ServerApp:
         embeddings_router(state),
         slots_router(state),
         lora_router(state),
+        cluster_router(state),
     ]
     if (wanted := state.switches.predict) is not None:
         routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]

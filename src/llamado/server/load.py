@@ -69,6 +69,7 @@ def serve_llama(settings: Settings, llama: LoadedModel, report: Callable[[float,
         n_batch=settings.engine.n_batch,
         longest_token=(lambda: llama.tokenizer.longest) if generates else (lambda: 0),
         embeddings=None if llama.embedder is None else _embeddings(settings.engine, llama, llama.embedder),
+        cluster=llama.cluster,
         close=llama.close,
     )
 

@@ -14,6 +14,8 @@ from llamado.text.grammar.source import GrammarSource, Trigger
 from llamado.text.template.chat import ChatTemplate
 
 if TYPE_CHECKING:
+    from llamado.engine.cluster.membership import Joined
+    from llamado.engine.cluster.view import ClusterView
     from llamado.text.grammar.compiler import Constraint
 
 
@@ -25,6 +27,21 @@ class ServedEngine(Protocol):
     def cancel(self, task_id: int) -> None: ...
 
     def snapshot(self) -> EngineSnapshot: ...
+
+    def stalled(self) -> float: ...
+
+
+class ServedCluster(Protocol):
+    """The machines a model is divided among, as seen from here; every method may be called from any thread."""
+
+    def view(self) -> ClusterView:
+        """As it is now; returns at once."""
+
+    def join(self, endpoint: str, share: float = 1.0, speeds: Sequence[float | None] = ()) -> list[Joined]:
+        """Takes a worker in; takes long."""
+
+    def drain(self, endpoint: str) -> None:
+        """Lets a worker go; takes long."""
 
 
 class ServedEmbedder(Protocol):
@@ -145,6 +162,8 @@ class Served:
     """Tokens of a logical batch; what `/infill` cuts its context to."""
     embeddings: ServedEmbeddings | None = None
     """None: the server was not started for embeddings."""
+    cluster: ServedCluster | None = None
+    """The machines it is divided among; None where it is not."""
     close: Callable[[float], None] = lambda timeout: None
     """Ends the engine; the argument is the most seconds it may take."""
 

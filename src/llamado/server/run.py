@@ -146,6 +146,11 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket]) -> int:
     state.tracing = open_tracing(settings.otel)
     if settings.threads_http is not None:
         use_threads(settings.threads_http)
+    lan = None
+    if settings.switches.discover:
+        from llamado.server.ops.discovery import LanWorkers
+
+        lan = LanWorkers(state)
     gate = ConnectionLimits(settings.max_connections, settings.timeout)
     application: list[ServerApp] = []
 
@@ -177,6 +182,8 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket]) -> int:
     loader.start()
     server.run(sockets=sockets)
     code = 0 if state.failure is None else 1
+    if lan is not None:
+        lan.close()
     if state.tracing is not None:
         state.tracing.close()
     if state.served is not None:

@@ -64,6 +64,12 @@ class Switches:
     """Most prompts of one request."""
     sleep_idle_seconds: int = -1
     """Unload the model after this long without a request; -1: never."""
+    hang_timeout: float = 600.0
+    """Seconds after which `/livez` calls a step that has not come to its end hung; 0: never."""
+    cluster_token: str | None = None
+    """What workers that join must know; None: nobody joins."""
+    discover: bool = False
+    """Take in workers that announce themselves in the network."""
     spm_infill: bool = False
     predict: PredictRoutes | None = None
     """What Vertex AI asks for; None: this is no container of its."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llamado.devices.device import Device, DeviceLost
-from llamado.devices.registry import DeviceOptions
+from llamado.devices.device import Device, DeviceError, DeviceLost
+from llamado.devices.registry import DeviceOptions, Waiting
 from llamado.gguf.types import TensorType
 
 
@@ -15,10 +15,10 @@ class CpuBackend:
     def __init__(self, places: Sequence[str], options: DeviceOptions) -> None:
         self._options = options
 
-    def connect(self, timeout: float = 5.0) -> list[list[Device]]:
-        return [self.devices(timeout)]
+    def connect(self, timeout: float | None = None) -> list[list[Device]]:
+        return [self.devices()]
 
-    def devices(self, timeout: float = 5.0) -> list[Device]:
+    def devices(self, wait: float = 0.0, waiting: Waiting | None = None) -> list[Device]:
         from llamado.devices.cpu.device import CpuDevice
 
         options = self._options
@@ -26,6 +26,12 @@ class CpuBackend:
 
     def reconnect(self, lost: Device, timeout: float = 2.0) -> Device:
         raise DeviceLost(lost.name, "it is of this process")
+
+    def add(self, place: str) -> list[Device]:
+        raise DeviceError(f"{place} is no place of this machine's processor")
+
+    def remove(self, place: str) -> None:
+        pass
 
     def weight_types(self) -> frozenset[TensorType]:
         from llamado.devices.cpu.kernels.formats import FORMATS

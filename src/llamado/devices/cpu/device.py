@@ -74,6 +74,8 @@ class CpuDevice:
         """How many threads serve small batches."""
         return f"{self.n_threads} thread{'s' if self.n_threads != 1 else ''}"
 
+    pulse = None
+
     def on_lost(self, callback: Callable[[DeviceLost], None]) -> None:
         """Nothing to do: it is there as long as the process is."""
 

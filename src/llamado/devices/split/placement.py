@@ -15,9 +15,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 from llamado.devices.device import DeviceError
+from llamado.devices.registry import DeviceOptions
 from llamado.ggml.role import ModelPart, Role
 
 ALL_LAYERS = 2**31 - 1
@@ -56,11 +58,28 @@ class SplitOptions:
     """Regular expressions of tensor names, and the device that gets those weights; the first that matches counts."""
     failover: float | None = None
     """Seconds after which the layers of a lost worker go to the devices left; None: never."""
-    wait: float = 30.0
+    wait: float = 0.0
+    """Seconds that workers which are not there, or are lost while the model is loaded, are waited for."""
+    request_wait: float = 30.0
     """Seconds a request waits for a lost worker."""
+    connect_timeout: float = 5.0
+    """Seconds that connecting to a worker, and its greeting, may take each."""
+    alive_timeout: float = 2.0
+    """Seconds without a sign of life after which a worker is lost."""
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
+
+    def reaching(self, files: Sequence[Path] = ()) -> DeviceOptions:
+        """How the workers are reached; `files`: those that the weights are from."""
+        return DeviceOptions(
+            files=files,
+            ca=self.ca,
+            cert=self.cert,
+            key=self.key,
+            connect_timeout=self.connect_timeout,
+            alive_timeout=self.alive_timeout,
+        )
 
 
 class WeightSize(NamedTuple):

@@ -73,6 +73,10 @@ class NoGeneration:
         )
         return EngineSnapshot(slots, Counters(), 0, 0, 0, 0)
 
+    def stalled(self) -> float:
+        """There is nothing that could hang."""
+        return 0.0
+
     def close(self, timeout: float = 0.0) -> None:
         """There is nothing to end."""
 

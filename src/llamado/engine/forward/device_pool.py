@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 
-from llamado.devices.device import Device
-from llamado.devices.registry import DeviceOptions, backend
+from llamado.devices.device import Device, DeviceLost
+from llamado.devices.registry import Unreachable, backend
 from llamado.devices.split.failover import without
-from llamado.devices.split.measure import figures_of, measure_all
+from llamado.devices.split.measure import figures_of, measure, measure_all
 from llamado.devices.split.placement import (
+    DeviceFigures,
     Placement,
     SplitOptions,
     held,
 )
-from llamado.devices.split.rules import idle
+from llamado.devices.split.rules import idle, place
 from llamado.engine.forward.fitting import MemoryOptions, before_reading, fit
 from llamado.engine.forward.sizes import usual_weights
+from llamado.engine.options import Report
 from llamado.gguf.reader import GGUFFile
 from llamado.models.base import Model
 
@@ -30,34 +34,123 @@ _LEAST_PATIENCE = 0.5
 class DevicePool:
     """This machine (device 0) and the workers of `split`; connected, measured where that is needed, and placed.
 
-    `fit`: the context and the placement that `wanted` comes to. Raises WorkersUnreachable, NotEnoughMemory (before a
-    byte is sent), UnknownDevice.
+    `fit`: the context and the placement that `wanted` comes to. `figures` of all devices as they were before the model
+    was loaded; `left`: the places among them of workers that were taken away. Raises WorkersUnreachable,
+    NotEnoughMemory (before a byte is sent), UnknownDevice.
     """
 
-    def __init__(self, split: SplitOptions, here: Device, file: GGUFFile, model: Model, wanted: MemoryOptions) -> None:
+    def __init__(
+        self,
+        split: SplitOptions,
+        here: Device,
+        file: GGUFFile,
+        model: Model,
+        wanted: MemoryOptions,
+        progress: Report | None = None,
+    ) -> None:
         # One that does not answer at all must not use up the time after which its layers go elsewhere.
         self._patience = (
             _PATIENCE if split.failover is None else max(min(_PATIENCE, split.failover / 2), _LEAST_PATIENCE)
         )
-        options = DeviceOptions(files=file.shard_paths, ca=split.ca, cert=split.cert, key=split.key)
-        self._workers = backend("rpc", split.rpc, options)
-        self.devices: list[Device] = [here, *self._workers.devices()]
-        try:
-            if split.tensor_split is None:
-                type, width = usual_weights(file, model)
-                self._figures = measure_all(self.devices, type=type, width=width)
-            else:
-                self._figures = [figures_of(device) for device in self.devices]
-            self._figures[0] = before_reading(self._figures[0], file)
-            self.fit = fit(file, model, wanted, self._figures, split)
-        except BaseException:
-            for device in self.devices[1:]:
-                device.close()
-            raise
+        self._workers = backend("rpc", split.rpc, split.reaching(file.shard_paths))
+
+        def waiting(missing: Sequence[Unreachable]) -> None:
+            if progress is not None:
+                names = "; ".join(worker.why for worker in missing)
+                progress(f"waiting for workers: {names}" if missing else "connecting to workers", 0, 0)
+
+        until: float | None = None  # when no worker that is lost meanwhile is waited for any more
+        while True:
+            self.devices: list[Device] = [here, *self._workers.devices(split.wait, waiting)]
+            try:
+                self.figures = _measured(self.devices, file, model, measure=split.tensor_split is None)
+                self.fit = fit(file, model, wanted, self.figures, split)
+                break
+            except BaseException as error:
+                for device in self.devices[1:]:
+                    device.close()
+                until = time.monotonic() + split.wait if until is None else until
+                if not isinstance(error, DeviceLost) or time.monotonic() >= until:
+                    raise
+                log.warning("%s; it is waited for", error.as_logged())
+        self.left: set[int] = set()
+        self._split, self._trial = split, usual_weights(file, model)
+        given, n = split.tensor_split, len(self.devices) - 1
+        self._shares = [] if given is None else [*given[:n], *(0.0 for _ in range(n - len(given)))]
+        self._home_share = None if not given or len(given) <= n else given[n]
         for number, text in held(self.fit.placement).items():
             log.info("%s: %s", self.devices[number].name, text)
-        for number, why in idle(self.fit.sizes, self._figures, split, self.fit.placement).items():
-            log.warning("%s gets no layers: %s", self.devices[number].name, why)
+        self.say_who_is_idle(self.fit.placement)
+
+    # -- who has what --------------------------------------------------------------------------------------------------
+
+    @property
+    def members(self) -> list[int]:
+        """The places of all devices that belong here, whether they are there or not."""
+        return [number for number in range(len(self.figures)) if number not in self.left]
+
+    def plan(self, members: Sequence[int]) -> Placement:
+        """The placement that the user's options ask for on these devices. Raises NotEnoughMemory."""
+        return place(self.fit.sizes, self.figures, self._options, members)
+
+    def idle(self, placement: Placement) -> dict[int, str]:
+        """Why workers have nothing, in words, by their places."""
+        found = idle(self.fit.sizes, self.figures, self._options, placement)
+        return {number: why for number, why in found.items() if number not in self.left}
+
+    def say_who_is_idle(self, placement: Placement) -> None:
+        """A line of the log for each worker that has nothing."""
+        for number, why in self.idle(placement).items():
+            log.warning("%s gets no layers: %s", self.figures[number].name, why)
+
+    @property
+    def _options(self) -> SplitOptions:
+        """What the user asked for, with the shares of workers that joined."""
+        split = self._split
+        if not split.tensor_split:
+            return split
+        home = () if self._home_share is None else (self._home_share,)
+        return replace(split, tensor_split=(*self._shares, *home))
+
+    # -- who comes and goes --------------------------------------------------------------------------------------------
+
+    def add(self, endpoint: str, share: float, speeds: Sequence[float | None]) -> dict[int, Device]:
+        """The devices of one more worker by their places; measured, or where proportions are given with the `speeds` it
+        told of each. Raises a LlamadoError.
+        """
+        found = self._workers.add(endpoint)
+        try:
+            if self._split.tensor_split is None:
+                type, width = self._trial
+                figures = [measure(device, type=type, width=width) for device in found]
+            else:
+                told = [*speeds, *(None for _ in found)]
+                figures = [replace(figures_of(device), decode=told[i]) for i, device in enumerate(found)]
+        except BaseException:
+            self._workers.remove(endpoint)
+            for device in found:
+                device.close()
+            raise
+        added: dict[int, Device] = {}
+        for device, known in zip(found, figures, strict=True):
+            number = min(self.left, default=len(self.figures))
+            device.name = f"RPC{number - 1}[{device.endpoint}]"
+            known = replace(known, name=device.name)
+            if number in self.left:
+                self.left.remove(number)
+                self.figures[number] = known
+                self._shares[number - 1 : number] = [share] if self._shares else []
+            else:
+                self.figures.append(known)
+                if self._split.tensor_split:
+                    self._shares.append(share)
+            added[number] = device
+        return added
+
+    def take_away(self, endpoint: str, numbers: Sequence[int]) -> None:
+        """A worker does not belong here any more."""
+        self._workers.remove(endpoint)
+        self.left.update(numbers)
 
     def reconnect(self, lost: Device) -> Device:
         """A new device in the place of a lost one; raises DeviceLost while there is none."""
@@ -65,4 +158,15 @@ class DevicePool:
 
     def without(self, placement: Placement, alive: Sequence[int]) -> Placement:
         """The placement with what was on other devices moved to these; raises NotEnoughMemory."""
-        return without(self.fit.sizes, self._figures, placement, alive)
+        return without(self.fit.sizes, self.figures, placement, alive)
+
+
+def _measured(devices: Sequence[Device], file: GGUFFile, model: Model, *, measure: bool) -> list[DeviceFigures]:
+    """Figures of devices before the model is loaded, with speeds where they are to be measured."""
+    if measure:
+        type, width = usual_weights(file, model)
+        figures = measure_all(devices, type=type, width=width)
+    else:
+        figures = [figures_of(device) for device in devices]
+    figures[0] = before_reading(figures[0], file)
+    return figures

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from llamado.devices.device import Device, DeviceLost
 from llamado.devices.split.placement import held
 from llamado.engine.forward.device_tensors import DeviceTensors, Own
+from llamado.engine.forward.events import Events
 from llamado.engine.forward.pipeline import Pipeline
 from llamado.engine.request import Away
 from llamado.models.batch import BatchShape
@@ -42,6 +43,7 @@ class DeviceRecovery:
         replace: Replace | None,
     ) -> None:
         self.reconnect, self.replace = reconnect, replace
+        self.events = Events()
         self._devices, self._tensors, self._pipeline = devices, tensors, pipeline
         self._shapes, self._settle = shapes, settle
         self._watcher: Callable[[], None] = lambda: None
@@ -51,6 +53,7 @@ class DeviceRecovery:
         self._away: dict[int, Away] = {}  # by number of the device
         self._calling: set[int] = set()  # those that `call_back` has a hand on
         self._back: dict[int, tuple[Device, Own]] = {}  # those that are there, with weights
+        self._left: set[int] = set()  # places of devices that were taken away
         self._closed = False
         pipeline.on_lost = self._look_for_lost
         for device in devices:
@@ -75,6 +78,7 @@ class DeviceRecovery:
         error = next((loss for i in self._tensors.used if (loss := self._devices[i].lost) is not None), None)
         if self._lost is None and error is not None:
             self._lost, self._lost_since = error, time.time()
+            self.events.add("lost", error.device, error.why)
             self._pipeline.give_up(error)
             self._watcher()
 
@@ -103,6 +107,7 @@ class DeviceRecovery:
             raise
         gone = {n: Away(loss.device, loss.why, self._lost_since, "", {}) for n, loss in away.items()}
         self._away = gone | self._away
+        self._note_moves(before[0])
         self._tell_what_is_where()
 
     def _bring_back(self, elsewhere: bool) -> dict[int, DeviceLost]:
@@ -112,7 +117,9 @@ class DeviceRecovery:
         """
         away: dict[int, DeviceLost] = {}
         for number, device in enumerate(self._devices):
-            if device.lost is None or not (number in self._tensors.used or elsewhere) or number in self._calling:
+            if device.lost is None or not (number in self._tensors.used or elsewhere):
+                continue
+            if number in self._calling or number in self._left:
                 continue
             self._forget(number)
             try:
@@ -122,6 +129,7 @@ class DeviceRecovery:
                     raise DeviceLost(device.name, "it is not needed any more")
                 self._devices[number] = found
                 self._guard(found)
+                self.events.add("back", found.name, "it is connected again")
             except DeviceLost as error:
                 if number in self._tensors.used:
                     away[number] = error
@@ -189,7 +197,9 @@ class DeviceRecovery:
             raise
         for number in sorted(set(self._away) & set(alive)):
             log.warning("%s is there again, and has its layers back", self._devices[number].name)
+            self.events.add("back", self._devices[number].name, "it has its layers again")
         self._away = {number: away for number, away in self._away.items() if number not in alive}
+        self._note_moves(before[0])
         self._tell_what_is_where()
 
     def _take_back(self) -> None:
@@ -203,6 +213,68 @@ class DeviceRecovery:
             self._calling.discard(number)
             if device.lost is not None:
                 self._forget(number)
+
+    # -- devices that join and leave ---------------------------------------------------------------------------------
+
+    def send_ahead(self, placement: Placement, new: Mapping[int, Device]) -> list[Own]:
+        """Gives devices elsewhere the weights that `placement` wants there and that they lack, while batches go on.
+
+        From a thread of its own; `new` ones have no part yet, and are numbered as they will be.
+        """
+        sent = []
+        for number in placement.devices:
+            device = new.get(number) or self._devices[number]
+            if not device.local and device.lost is None:
+                sent.append(self._tensors.send_ahead(number, device, placement, self._shapes, anew=number in new))
+        return sent
+
+    def change(self, placement: Placement, new: Mapping[int, Device], left: Sequence[int], sent: Sequence[Own]) -> None:
+        """Everything belongs where `placement` has it from now on: on `new` devices, too, on those that `left` no more.
+
+        Of the engine's thread; all cells are void then where anything moves. Raises DeviceLost or DeviceError: all is
+        as it was then, and `new` devices are closed.
+        """
+        tensors = self._tensors
+        self._pipeline.stand_still()
+        before = tensors.placement, tensors.used, self._first
+        for number, device in sorted(new.items()):
+            self._left.discard(number)
+            if number == len(self._devices):
+                self._devices.append(device)
+            else:
+                tensors.forget(number)
+                self._devices[number] = device
+            self._guard(device)
+        for own in sent:
+            tensors.adopt(own)
+        staying = [number for number in _alive(self._devices) if number not in left]
+        try:
+            whole = set(placement.devices) <= set(staying)
+            if not whole and self.replace is None:
+                raise _together([loss for device in self._devices if (loss := device.lost) is not None])
+            tensors.placement = placement if whole or self.replace is None else self.replace(placement, staying)
+            self._first = placement
+            self._settle()
+            self._look_for_lost()
+            if self._lost is not None:
+                raise self._lost
+        except BaseException:
+            tensors.placement, tensors.used, self._first = before
+            for number in new:
+                self._left.add(number)
+                self._forget(number)
+            self._lost = None
+            self._look_for_lost()
+            if self._lost is None:
+                self._settle()
+            raise
+        for number in left:
+            self._left.add(number)
+            self._away.pop(number, None)
+            self._forget(number)
+        tensors.shed(self._shapes)
+        self._note_moves(before[0])
+        self._tell_what_is_where()
 
     def close(self) -> None:
         """Nothing is to be restored any more; devices that came back and have no part are closed."""
@@ -222,6 +294,14 @@ class DeviceRecovery:
         """Whatever a device held is gone."""
         self._devices[number].close()
         self._tensors.forget(number)
+
+    def _note_moves(self, before: Placement | None) -> None:
+        """Says who has something else than before."""
+        now = self._tensors.placement
+        old, new = ({} if placement is None else held(placement) for placement in (before, now))
+        for number in sorted({*old, *new}):
+            if old.get(number) != new.get(number):
+                self.events.add("moved", self._devices[number].name, f"it has {new.get(number, 'nothing')}")
 
     def _tell_what_is_where(self) -> None:
         placement = self._tensors.placement

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from llamado.devices.device import Bytes, Device, DeviceError
+from llamado.devices.device import Buffer, Bytes, Device, DeviceError, Loaded
 from llamado.devices.split.partition import GraphPart, split
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from llamado.models.adapter import Adapter
 
 Progress = Callable[[str, int, int], None]
+
+GROUP = 64 << 20
+"""Bytes of neighbouring layers that share memory elsewhere: what one of them needs keeps all of it."""
 
 Own = dict[tuple[str, int], Tensor]
 """Tensors by name and by number of the device that has them."""
@@ -124,11 +127,14 @@ class DeviceTensors:
             if (name, device) not in self._held:
                 (caches if name in self._caches else weights)[device].append(tensor)
         for device in self.used:
-            places = [*fixed[device].values(), *caches[device]]
-            if places:
-                self._devices[device].place(places)
+            # What is given back together lies together: see `shed`.
+            to = self._devices[device]
+            if fixed[device]:
+                to.place([*fixed[device].values()])
                 self._fixed |= fixed[device]
-                self._held.update((tensor.name, device) for tensor in caches[device])
+            for group in self._groups(to, caches[device]):
+                to.place(group)
+                self._held.update((tensor.name, device) for tensor in group)
         self._load(weights, progress)
         return cuts[0].parts
 
@@ -155,8 +161,8 @@ class DeviceTensors:
 
     def _load(self, weights: Mapping[int, list[Tensor]], progress: Progress | None) -> None:
         """Weights to their devices, all at the same time."""
-        bytes_of = {d: [(t, self._bytes(t.name)) for t in tensors] for d, tensors in weights.items() if tensors}
-        total = sum(data.nbytes for d, pairs in bytes_of.items() for _, data in pairs if not self._devices[d].local)
+        lacking = [device for device, tensors in weights.items() if tensors]
+        total = sum(t.nbytes for d in lacking for t in weights[d] if not self._devices[d].local)
         done, lock = 0, threading.Lock()
 
         def load(device: int) -> None:
@@ -168,18 +174,49 @@ class DeviceTensors:
                         progress(f"sending weights to {self._devices[device].name}", done, total)
 
             to = self._devices[device]
-            buffers = to.load(bytes_of[device], None if to.local else count)
+            buffers = self._give(to, weights[device], None if to.local else count)
             if self._mlock:
                 all(buffer.lock() for buffer in buffers)  # the first refused says why
             self._held.update((tensor.name, device) for tensor in weights[device])
 
-        if len(bytes_of) < 2:
-            for device in bytes_of:
+        if len(lacking) < 2:
+            for device in lacking:
                 load(device)
             return
-        with ThreadPoolExecutor(len(bytes_of), "llamado-load") as pool:
-            for _ in pool.map(load, bytes_of):
+        with ThreadPoolExecutor(len(lacking), "llamado-load") as pool:
+            for _ in pool.map(load, lacking):
                 pass
+
+    def _give(self, device: Device, weights: Sequence[Tensor], progress: Loaded | None = None) -> list[Buffer]:
+        """Has a device load weights, all or none, in pieces that it can give back."""
+        buffers: list[Buffer] = []
+        try:
+            for group in self._groups(device, weights):
+                buffers += device.load([(tensor, self._bytes(tensor.name)) for tensor in group], progress)
+        except BaseException:
+            for buffer in buffers:
+                buffer.free()
+            raise
+        return buffers
+
+    def _groups(self, device: Device, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Weights or caches in the pieces that a device gets memory for: neighbouring layers of about `GROUP` bytes."""
+        if device.local or not tensors:  # here weights are where the file is
+            return [[*tensors]] if tensors else []
+
+        def layer(tensor: Tensor) -> int:
+            roles = self._roles.get(tensor.name)
+            return self._caches.get(tensor.name, roles[0].layer if roles else -1)
+
+        groups: list[list[Tensor]] = [[]]
+        size, last = 0, layer(tensors[0])
+        for tensor in sorted(tensors, key=layer):
+            if size >= GROUP and layer(tensor) != last:
+                groups.append([])
+                size = 0
+            groups[-1].append(tensor)
+            size, last = size + tensor.nbytes, layer(tensor)
+        return groups
 
     def _bytes(self, name: str) -> Bytes:
         if name in self._added:
@@ -196,14 +233,40 @@ class DeviceTensors:
 
     # -- devices that come and go ------------------------------------------------------------------------------------
 
-    def send_ahead(self, number: int, device: Device, placement: Placement, shapes: Sequence[BatchShape]) -> Own:
-        """Gives a device that takes no part yet the weights that device `number` has by `placement`; those."""
+    def send_ahead(
+        self, number: int, device: Device, placement: Placement, shapes: Sequence[BatchShape], *, anew: bool = True
+    ) -> Own:
+        """Gives a device the weights that device `number` has by `placement`; those. Unless `anew` it has a part now,
+        and gets those that it lacks.
+        """
         own: Own = {}
         for shape in shapes:
             self._divide(self._model.build(shape, self._memory), placement, own)
-        weights = {key: t for key, t in own.items() if key[1] == number and key[0] not in self._caches}
-        device.load([(tensor, self._bytes(tensor.name)) for tensor in weights.values()])
+        weights = {
+            key: tensor
+            for key, tensor in own.items()
+            if key[1] == number and key[0] not in self._caches and (anew or key not in self._held)
+        }
+        self._give(device, [*weights.values()])
         return weights
+
+    def shed(self, shapes: Sequence[BatchShape]) -> None:
+        """Gives back memory in which nothing lies any more that the placement of now has there."""
+        if self.placement is None:
+            return
+        needed: Own = {}
+        for shape in shapes:
+            self._divide(self._model.build(shape, self._memory), self.placement, needed)
+        for number, device in enumerate(self._devices):
+            if device.local:
+                continue
+            own = {key: tensor for key, tensor in self._own.items() if key[1] == number and key in self._held}
+            kept = {id(tensor.buffer) for key, tensor in own.items() if key in needed}
+            gone = {key: tensor for key, tensor in own.items() if id(tensor.buffer) not in kept}
+            for buffer in {id(tensor.buffer): tensor.buffer for tensor in gone.values()}.values():
+                cast(Buffer, buffer).free()
+            self._held -= set(gone)
+            self._own = {key: tensor for key, tensor in self._own.items() if key not in gone}
 
     def adopt(self, weights: Own) -> None:
         """Weights that were sent ahead are those of a device that has a part from now on."""

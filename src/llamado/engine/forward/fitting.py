@@ -216,7 +216,7 @@ def _reductions(
         small = wanted._replace(type_k=TensorType.Q8_0, type_v=TensorType.Q8_0)
         for n in (wanted.max_batch, *batches):
             yield _Reduction(small._replace(max_batch=n), figures, changed=True)
-    if split is None and file.mapped:
+    if (split is None or not split.rpc) and file.mapped:
         weights = sizes_for(file, model, wanted, max(wanted.n_slots, 1)).weights
         yield _Reduction(
             wanted,

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from llamado.devices.device import Bytes, Device, DeviceLost
 from llamado.devices.split.partition import GraphPart
 from llamado.engine.forward.contract import ForwardError
+from llamado.engine.forward.times import Times
 from llamado.models.batch import Batch
 from llamado.models.inputs import Input
 
@@ -82,7 +83,7 @@ Pieces = Iterable[tuple[int, Bytes]]
 class _Job:
     """A batch on its way through the parts of its graph."""
 
-    __slots__ = ("future", "inputs", "n_outputs", "n_tokens", "parts", "values")
+    __slots__ = ("began", "future", "inputs", "n_outputs", "n_tokens", "parts", "queued", "values")
 
     def __init__(self, parts: Sequence[GraphPart], inputs: Mapping[str, Pieces], n_tokens: int, n_outputs: int) -> None:
         self.parts = parts
@@ -91,6 +92,7 @@ class _Job:
         self.n_outputs = n_outputs
         self.values: dict[str, Bytes] = {}
         self.future: Future[NDArray[np.float32]] = Future()
+        self.began = self.queued = time.monotonic()
 
 
 class Pipeline:
@@ -102,6 +104,7 @@ class Pipeline:
 
     def __init__(self, devices: Sequence[Device], output: str, width: int) -> None:
         self.depth = Depth(1)
+        self.times = Times()
         self.on_lost: Callable[[], None] = lambda: None
         self._devices = devices
         self._output = output
@@ -174,11 +177,14 @@ class Pipeline:
         """One part of a batch on its device; what it gives is read, and the next part follows."""
         part = job.parts[index]
         device = self._devices[part.device]
+        began, n_bytes = time.monotonic(), 0
         for name, tensor in part.graph.inputs.items():
             for offset, piece in job.inputs[name]:
                 device.write(tensor, piece, offset)
+                n_bytes += piece.nbytes
         for name, tensor in part.takes.items():
             device.write(tensor, job.values[name])
+            n_bytes += job.values[name].nbytes
         device.submit(part.graph)
         wanted = [(name, tensor, tensor.nbytes) for name, tensor in part.gives.items()]
         rows = part.graph.outputs.get(self._output)
@@ -188,6 +194,7 @@ class Pipeline:
             name, tensor = next(iter(part.graph.inputs.items()))
             wanted.append(("", tensor, 4))
         left = len(wanted)
+        n_bytes += sum(size for _, _, size in wanted)
         lock = threading.Lock()
 
         def arrived(name: str, future: Future[Bytes]) -> None:
@@ -203,6 +210,7 @@ class Pipeline:
                 left -= 1
                 last = not left
             if last:
+                self.times.part(part.device, job.queued, began, n_bytes)
                 self._go_on(job, index + 1)
 
         for name, tensor, size in wanted:
@@ -212,6 +220,7 @@ class Pipeline:
     def _go_on(self, job: _Job, index: int) -> None:
         """Hands a batch to the device of its next part, or to whoever waits for it."""
         if index < len(job.parts):
+            job.queued = time.monotonic()
             self._queues[job.parts[index].device].put((job, index))
             return
         rows = job.values.get(self._output, np.empty(0, np.uint8)).view(np.float32)
@@ -219,6 +228,7 @@ class Pipeline:
             # As many as are allowed are on their way; the one that just ended counts.
             full = len(self._flying) >= self.depth.value
             self.depth.note(job.n_outputs, time.perf_counter(), full)
+        self.times.batch(job.began, job.n_outputs)
         with suppress(Exception):  # it failed meanwhile
             job.future.set_result(rows.reshape(-1, self._width))
 

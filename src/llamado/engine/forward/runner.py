@@ -7,7 +7,9 @@ their devices one after the other, each on the thread of its device, with the ne
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -32,6 +34,9 @@ from llamado.models.memory import Span
 if TYPE_CHECKING:
     from llamado.devices.split.placement import Placement
 
+log = logging.getLogger(__name__)
+
+_AGAIN = 0.5  # seconds between two attempts to reach a device that was lost while the model is loaded
 _CHUNK = 128
 """Tokens of prompts in a batch where devices form a pipeline: the second works on one while the first has the next."""
 
@@ -46,7 +51,8 @@ class ModelRunner:
     of up to `n_ctx` tokens each (0: all), and batches of up to `max_batch` tokens. `whole` and `turned`: see
     Memory. `output` is what batches give: logits, or the numbers an embedding is made of. `placement` says
     what lies where (None: all on the first device, which must be this machine's). `mlock` keeps the weights that lie
-    here in RAM; a warning says so where the system refuses. `reconnect` and `replace` serve `restore`.
+    here in RAM; a warning says so where the system refuses. `reconnect` and `replace` serve `restore`; `wait`: seconds
+    that devices which are lost while the model is loaded are waited for.
     """
 
     def __init__(
@@ -69,6 +75,7 @@ class ModelRunner:
         progress: Progress | None = None,
         reconnect: Reconnect | None = None,
         replace: Replace | None = None,
+        wait: float = 0.0,
     ) -> None:
         self.file, self.model = file, model
         self.devices = list(devices)
@@ -99,12 +106,14 @@ class ModelRunner:
         )
         self.watch, self.lost, self.restore = recovery.watch, recovery.lost, recovery.restore
         self.away, self.call_back, self.move_back = recovery.away, recovery.call_back, recovery.move_back
+        self.times = self._pipeline.times
 
         self.rows = DeviceRows(file, model, memory, self._tensors, self._pipeline, recovery)
         self.cell_kind = self.rows.kind
         memory.attach(self.rows)
+        self._wait = wait
         try:
-            self._settle(progress)
+            self._with_all(lambda: self._settle(progress), progress)
         except BaseException:
             self.close()
             raise
@@ -194,7 +203,32 @@ class ModelRunner:
 
         What else requests are likely to need is left to `prepare_ahead`.
         """
-        self._graphs.warm_up(batch_sizes, progress, scales)
+        self._with_all(lambda: self._graphs.warm_up(batch_sizes, progress, scales), progress)
+
+    def _with_all(self, work: Callable[[], None], progress: Progress | None) -> None:
+        """Does work of loading, again whenever a device was lost meanwhile and is back in time."""
+        until, since = 0.0, ""
+        while True:
+            try:
+                work()
+                return
+            except DeviceLost as error:
+                if not since:
+                    until, since = time.monotonic() + self._wait, time.strftime("%H:%M:%S")
+                lost = error
+                log.warning("%s; it is waited for", error.as_logged())
+            back = False
+            while not back:
+                if time.monotonic() >= until:
+                    raise lost
+                if progress is not None:
+                    progress(f"waiting since {since}: {lost}", 0, 0)
+                try:
+                    self.restore(False)
+                    back = True
+                except DeviceLost as error:
+                    lost = error
+                    time.sleep(_AGAIN)
 
     def prepare_ahead(self) -> bool:
         """Gets one more shape ready that requests are likely to need."""

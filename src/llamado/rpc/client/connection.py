@@ -19,7 +19,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 
 from llamado.devices.device import Bytes, DeviceError, DeviceLost, Loaded
-from llamado.rpc.client.heartbeat import Heartbeat, LivenessMonitor
+from llamado.rpc.client.heartbeat import Heartbeat, LivenessMonitor, Patience
+from llamado.rpc.describe import SentRequests, debugging
 from llamado.rpc.endpoint import Endpoint
 from llamado.rpc.transport import ConnectError, Piece, Transport, dial
 from llamado.rpc.wire import (
@@ -46,6 +47,8 @@ _HOLD = 64 << 10
 _BULK_CHUNK = 4 << 20
 """Bytes of a weight sent between two reports of progress."""
 _READ = 64 << 10
+ALIVE_TIMEOUT = 2.0
+"""Seconds after which a worker that says nothing is lost."""
 
 T = TypeVar("T")
 
@@ -77,11 +80,15 @@ class WorkerConnection:
         timeout: float = 5.0,
         greeting: float | None = None,
         reply_timeout: float = REPLY_TIMEOUT,
+        alive_timeout: float = ALIVE_TIMEOUT,
     ) -> None:
         """Connects within `timeout` seconds and greets within `greeting` (default: as many).
 
-        Raises ConnectError or VersionMismatch.
+        A worker that says nothing for `alive_timeout` seconds is lost. Raises ConnectError or VersionMismatch.
         """
+        patience = Patience.of(alive_timeout)
+        self._beat: Heartbeat | None = None
+        self._said = SentRequests(str(endpoint)) if debugging() else None
         self.endpoint = endpoint
         self.name = str(endpoint)
         """How messages call the worker."""
@@ -101,16 +108,16 @@ class WorkerConnection:
         self._closed = self._drains = self._greeted = False
         self._moved = time.monotonic()
         self._busy_sending = False
-        self._watch = LivenessMonitor(self, self._transport, None)
+        self._watch = LivenessMonitor(self, self._transport, None, patience)
         self._receiver = threading.Thread(target=self._receive, name=f"rpc {endpoint}", daemon=True)
         self._receiver.start()
         self._watch.start()
         try:
             self._greet(timeout if greeting is None else greeting)
             if self.own:
-                beat = Heartbeat(endpoint, tls, timeout)
+                self._beat = Heartbeat(endpoint, tls, timeout, patience)
                 self._watch.stop()
-                self._watch = LivenessMonitor(self, self._transport, beat)
+                self._watch = LivenessMonitor(self, self._transport, self._beat, patience)
                 self._watch.start()
             self._greeted = True
         except BaseException:
@@ -227,6 +234,9 @@ class WorkerConnection:
             self._write(pieces)
 
     def _write(self, pieces: list[Piece]) -> None:
+        if self._said is not None:
+            for piece in pieces:
+                self._said.take(piece)
         self._moved = time.monotonic()
         self._busy_sending = True
         try:
@@ -340,6 +350,11 @@ class WorkerConnection:
         """Seconds for which nothing has moved although something should."""
         due = bool(self._due) or self._busy_sending
         return time.monotonic() - self._moved if due else 0.0
+
+    @property
+    def round_trip(self) -> float | None:
+        """Seconds that the latest sign of life took; None where none is asked for."""
+        return None if self._beat is None else self._beat.round_trip
 
     @property
     def reply_timeout(self) -> float:

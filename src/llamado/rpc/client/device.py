@@ -29,7 +29,7 @@ from llamado.ggml.ops import Op, TensorFlag
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.rpc.client.allocator import activations, plan
-from llamado.rpc.client.connection import REPLY_TIMEOUT, WorkerConnection
+from llamado.rpc.client.connection import ALIVE_TIMEOUT, REPLY_TIMEOUT, WorkerConnection
 from llamado.rpc.client.encode import wire_graph, wire_tensor
 from llamado.rpc.client.known_hashes import KnownHashes
 from llamado.rpc.client.sent_inputs import SentInputs
@@ -118,12 +118,14 @@ def connect(
     greeting: float | None = None,
     tls: ssl.SSLContext | None = None,
     reply_timeout: float = REPLY_TIMEOUT,
+    alive_timeout: float = ALIVE_TIMEOUT,
     hashes: MutableMapping[str, int] | None = None,
 ) -> list[RemoteDevice]:
     """The devices of a worker, numbered from `first_number`; they share one connection.
 
     Connecting may take `timeout` seconds, and so may the worker's `greeting` unless that is given. `tls` is the context
-    for a `tls://` endpoint (default: the system's authorities). `hashes`: those of weights by name, see KnownHashes.
+    for a `tls://` endpoint (default: the system's authorities). A worker that says nothing for `alive_timeout` seconds
+    is lost. `hashes`: those of weights by name, see KnownHashes.
     Raises ConnectError or VersionMismatch.
     """
     if isinstance(endpoint, str):
@@ -132,7 +134,14 @@ def connect(
         tls = None
     elif tls is None:
         tls = client_tls()
-    connection = WorkerConnection(endpoint, tls=tls, timeout=timeout, greeting=greeting, reply_timeout=reply_timeout)
+    connection = WorkerConnection(
+        endpoint,
+        tls=tls,
+        timeout=timeout,
+        greeting=greeting,
+        reply_timeout=reply_timeout,
+        alive_timeout=alive_timeout,
+    )
     try:
         shared = _Shared(connection)
         count = connection.call(DeviceCount(), Number).value
@@ -205,6 +214,11 @@ class RemoteDevice:
     def on_lost(self, callback: Callable[[DeviceLost], None]) -> None:
         """Calls `callback` once when the worker is lost (now, if it is), from any thread; it must not block."""
         self._connection.on_lost(lambda why: callback(DeviceLost(self.name, why)))
+
+    @property
+    def pulse(self) -> float | None:
+        """Seconds that the worker's latest sign of life took; of ggml's, which give none, None."""
+        return self._connection.round_trip
 
     @property
     def clears(self) -> bool:

@@ -10,34 +10,47 @@ import socket
 import ssl
 import threading
 import time
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from llamado.rpc.endpoint import Endpoint
 from llamado.rpc.transport import ConnectError, Transport, dial
 from llamado.rpc.wire import COMMANDS, DeviceCount, Hello, ResponseReader, WireError, write_request
 
-INTERVAL = 0.4
-"""Seconds between two signs of life."""
-PATIENCE = 1.4
-"""Seconds a sign of life may take: with the interval, a frozen worker is noticed within 2 s."""
-SILENCE = 1.6
-"""Seconds without an acknowledgement after which a line is dead, where one has been overdue for `_OVERDUE`.
-
-An idle line is asked by the kernel after 1 s of silence (see transport.py), so it is dead within 2 s, too.
-"""
 _ATTEMPTS = 3
 """Connections tried for signs of life: where many connect, a worker may let one go before it has asked for anything."""
-_OVERDUE = 0.5
-_LOOK = 0.2
+_LONGEST_INTERVAL = 1.0
+
+
+class Patience(NamedTuple):
+    """Seconds of everything that is waited for where a worker says nothing."""
+
+    interval: float
+    """Between two signs of life."""
+    answer: float
+    """A sign of life may take so long: with the interval, a frozen worker is noticed in time."""
+    silence: float
+    """Without an acknowledgement after which a line is dead, where one has been `overdue` for so long.
+
+    An idle line is asked by the kernel after 1 s of silence (see transport.py), so it is dead in time, too.
+    """
+    overdue: float
+
+    @classmethod
+    def of(cls, seconds: float) -> Patience:
+        """What notices within `seconds` that a worker is gone (ggml's within 2 s at the earliest)."""
+        interval = min(0.2 * seconds, _LONGEST_INTERVAL)
+        return cls(interval, seconds - 1.5 * interval, 0.8 * seconds, 0.25 * seconds)
 
 
 class Heartbeat:
     """Signs of life over a connection of its own, made anew where the worker gave its place to another client."""
 
-    def __init__(self, endpoint: Endpoint, tls: ssl.SSLContext | None, timeout: float) -> None:
+    def __init__(self, endpoint: Endpoint, tls: ssl.SSLContext | None, timeout: float, patience: Patience) -> None:
         """Raises ConnectError."""
-        self._endpoint, self._tls = endpoint, tls
+        self._endpoint, self._tls, self._patience = endpoint, tls, patience
         self._ended = False
+        self.round_trip: float | None = None
+        """Seconds that the latest sign of life took."""
         self._connect(timeout)
 
     def _connect(self, timeout: float) -> None:
@@ -54,19 +67,21 @@ class Heartbeat:
                 self._sock.close()
                 if not left or self._ended or not isinstance(error, ConnectionResetError):
                     raise ConnectError(f"{self._endpoint} does not answer a second connection: {error}") from error
-        self._sock.settimeout(PATIENCE)
+        self._sock.settimeout(self._patience.answer)
 
     def beat(self) -> str | None:
         """Asks for a sign of life; what is wrong if there is none."""
+        began = time.perf_counter()
         try:
             self._ask(DeviceCount())
+            self.round_trip = time.perf_counter() - began
         except TimeoutError:
-            return f"it gives no sign of life for {PATIENCE:g} s"
+            return f"it gives no sign of life for {self._patience.answer:.2g} s"
         except (OSError, WireError) as error:
             why = str(getattr(error, "strerror", None) or error)
             self._sock.close()
             try:
-                self._connect(PATIENCE)
+                self._connect(self._patience.answer)
             except ConnectError:
                 return why
         return None
@@ -115,8 +130,11 @@ class Watched(Protocol):
 class LivenessMonitor:
     """A thread that looks after one connection and declares it lost."""
 
-    def __init__(self, connection: Watched, transport: Transport, heartbeat: Heartbeat | None) -> None:
+    def __init__(
+        self, connection: Watched, transport: Transport, heartbeat: Heartbeat | None, patience: Patience
+    ) -> None:
         self._connection, self._transport, self._heartbeat = connection, transport, heartbeat
+        self._patience = patience
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"rpc watch {connection.endpoint}", daemon=True)
 
@@ -132,9 +150,10 @@ class LivenessMonitor:
             self._thread.join()
 
     def _run(self) -> None:
-        connection, heartbeat = self._connection, self._heartbeat
+        connection, heartbeat, patience = self._connection, self._heartbeat, self._patience
         overdue_since: float | None = None
-        while not self._stop.wait(_LOOK if heartbeat is None else INTERVAL) and connection.lost is None:
+        pause = patience.interval / 2 if heartbeat is None else patience.interval
+        while not self._stop.wait(pause) and connection.lost is None:
             why = None
             if heartbeat is not None:
                 why = heartbeat.beat()
@@ -145,7 +164,7 @@ class LivenessMonitor:
                     overdue_since = None
                 elif overdue_since is None:
                     overdue_since = now
-                elif now - overdue_since >= _OVERDUE and line.silence >= SILENCE:
+                elif now - overdue_since >= patience.overdue and line.silence >= patience.silence:
                     why = f"nothing was heard from it for {line.silence:.1f} s"
             if why is None and connection.stalled() > connection.reply_timeout:
                 why = f"it has not answered for {connection.reply_timeout:g} s"

@@ -1,26 +1,36 @@
-"""The workers of `--rpc`: all of them connected at the same time, and again when one was lost."""
+"""The workers of `--rpc`: all of them connected at the same time, waited for, and reached again when one was lost."""
 
 from __future__ import annotations
 
+import logging
 import ssl
 import threading
+import time
 from collections.abc import MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from llamado.devices.device import Device, DeviceLost
-from llamado.devices.registry import DeviceOptions, Unreachable
+from llamado.devices.registry import DeviceOptions, Unreachable, Waiting
 from llamado.errors import LlamadoError
 from llamado.gguf.types import TensorType
+from llamado.rpc.client.connection import VersionMismatch
 from llamado.rpc.client.device import RemoteDevice, connect
 from llamado.rpc.client.known_hashes import KnownHashes
 from llamado.rpc.endpoint import Endpoint, client_tls
 
+log = logging.getLogger("llamado.rpc")
+
 GREETING = 60.0
-"""Seconds that a lost worker gets for greeting, once it has accepted the connection.
+"""Seconds that a worker that is waited for gets for greeting, once it has accepted the connection.
 
 ggml's worker may still be busy with the connection that was lost. If we gave up on the next one it would answer it
 later, closed as it is, and die of that (SIGPIPE).
 """
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
+"""Seconds between two attempts to reach a worker that is waited for: half as many again each time."""
+_AT_ONCE, _LOOK = 0.3, 0.05
+"""Seconds within which nothing is said of a worker that is not there yet, and between two looks."""
+_SILENT = "it accepts the connection but does not answer"
 
 
 class WorkersUnreachable(LlamadoError):
@@ -36,13 +46,15 @@ class Workers:
         """Raises EndpointError for certificates that cannot be used; nothing is connected yet."""
         self._endpoints = [Endpoint.parse(text) for text in endpoints]
         self._hashes: MutableMapping[str, int] | None = KnownHashes(options.files) if options.files else None
+        self._certificates = options.ca, options.cert, options.key
         self._tls: ssl.SSLContext | None = None
         if any(endpoint.tls for endpoint in self._endpoints):
-            self._tls = client_tls(options.ca, options.cert, options.key)
+            self._tls = client_tls(*self._certificates)
+        self._connect_timeout, self._alive_timeout = options.connect_timeout, options.alive_timeout
         self._latest: dict[Endpoint, list[RemoteDevice]] = {}
         self._attempts: dict[Endpoint, Future[list[RemoteDevice]]] = {}
 
-    def connect(self, timeout: float = 5.0) -> list[list[RemoteDevice] | Unreachable]:
+    def connect(self, timeout: float | None = None) -> list[list[RemoteDevice] | Unreachable]:
         """The devices of every worker, numbered over all of them.
 
         A worker that does not answer counts as one device, so that the others' numbers stay as they are.
@@ -50,27 +62,21 @@ class Workers:
 
         def one(endpoint: Endpoint) -> list[RemoteDevice] | Unreachable:
             try:
-                devices = connect(endpoint, timeout=timeout, tls=self._tls, hashes=self._hashes)
-                self._latest[endpoint] = devices
-                return devices
+                return self.reach(endpoint, timeout)
             except LlamadoError as error:
                 return Unreachable(str(endpoint), str(error))
 
-        with ThreadPoolExecutor(len(self._endpoints), "llamado-connect") as pool:
-            found = list(pool.map(one, self._endpoints))
-        number = 0
-        for worker in found:
-            if isinstance(worker, Unreachable):
-                number += 1
-                continue
-            for device in worker:
-                device.name = f"RPC{number}[{device.endpoint}]"
-                number += 1
-        return found
+        with ThreadPoolExecutor(max(1, len(self._endpoints)), "llamado-connect") as pool:
+            return self._numbered(list(pool.map(one, self._endpoints)))
 
-    def devices(self, timeout: float = 5.0) -> list[RemoteDevice]:
-        """The devices of all workers. Raises WorkersUnreachable, naming all that do not answer."""
-        found = self.connect(timeout)
+    def devices(self, wait: float = 0.0, waiting: Waiting | None = None) -> list[RemoteDevice]:
+        """The devices of all workers, those that do not answer waited for `wait` seconds.
+
+        Raises WorkersUnreachable, naming all that do not answer.
+        """
+        found = (
+            self.connect() if wait <= 0 else self._numbered(self._when_there(wait, waiting or (lambda missing: None)))
+        )
         gone = [worker for worker in found if isinstance(worker, Unreachable)]
         devices = [device for worker in found if not isinstance(worker, Unreachable) for device in worker]
         if gone:
@@ -78,6 +84,67 @@ class Workers:
                 device.close()
             raise WorkersUnreachable("\n".join(worker.why for worker in gone))
         return devices
+
+    def reach(
+        self, endpoint: Endpoint, timeout: float | None = None, greeting: float | None = None
+    ) -> list[RemoteDevice]:
+        """The devices of a worker, within `timeout` seconds. Raises ConnectError, DeviceError or VersionMismatch."""
+        return connect(
+            endpoint,
+            timeout=self._connect_timeout if timeout is None else timeout,
+            greeting=greeting,
+            tls=self._tls,
+            hashes=self._hashes,
+            alive_timeout=self._alive_timeout,
+        )
+
+    def _numbered(self, found: list[list[RemoteDevice] | Unreachable]) -> list[list[RemoteDevice] | Unreachable]:
+        number = 0
+        for endpoint, worker in zip(self._endpoints, found, strict=True):
+            if isinstance(worker, Unreachable):
+                number += 1
+                continue
+            self._latest[endpoint] = worker
+            for device in worker:
+                device.name = f"RPC{number}[{device.endpoint}]"
+                number += 1
+        return found
+
+    def _when_there(self, wait: float, waiting: Waiting) -> list[list[RemoteDevice] | Unreachable]:
+        """The devices of all workers once all of them are there at the same time, or `wait` seconds are over.
+
+        Raises WorkersUnreachable for those that no waiting helps: of another version, or not trusted.
+        """
+        began, said = time.monotonic(), ""
+        deadline = began + wait
+        arrivals = [_Arrival(self, endpoint, deadline) for endpoint in self._endpoints]
+        try:
+            while True:
+                # One may die while others are waited for.
+                arrivals = [_Arrival(self, one.endpoint, deadline) if one.lost else one for one in arrivals]
+                missing = [arrival for arrival in arrivals if not arrival.done.is_set()]
+                if refused := [arrival.why for arrival in arrivals if arrival.refused]:
+                    raise WorkersUnreachable("\n".join(refused))
+                now = time.monotonic()
+                if not missing or now >= deadline:
+                    break
+                text = "; ".join(arrival.missing.why for arrival in missing)
+                if now - began > _AT_ONCE and text != said:
+                    said = text
+                    log.warning("waiting for workers: %s", text)
+                    waiting([arrival.missing for arrival in missing])
+                missing[0].done.wait(_LOOK)
+        except BaseException:
+            for arrival in arrivals:
+                for device in arrival.outcome() or ():
+                    device.close()
+            raise
+        found: list[list[RemoteDevice] | Unreachable] = []
+        for arrival in arrivals:
+            why = f"{arrival.why}; it was waited for {wait:g} s (--rpc-wait)"
+            found.append(arrival.outcome() or Unreachable(str(arrival.endpoint), why))
+        waiting([])
+        return found
 
     def reconnect(self, lost: Device, timeout: float = 2.0) -> RemoteDevice:
         """A new device in the place of a lost one, under its name. Raises DeviceLost while the worker is not there.
@@ -102,6 +169,26 @@ class Workers:
             place = names.index(lost.name)
         return self._latest[endpoint][place]
 
+    def add(self, place: str) -> list[RemoteDevice]:
+        """The devices of one more worker, which is connected again from now on when it is lost.
+
+        Raises EndpointError, ConnectError, DeviceError or VersionMismatch.
+        """
+        endpoint = Endpoint.parse(place)
+        if endpoint.tls and self._tls is None:
+            self._tls = client_tls(*self._certificates)
+        found = self.reach(endpoint)
+        if endpoint not in self._endpoints:
+            self._endpoints.append(endpoint)
+        self._latest[endpoint] = found
+        return found
+
+    def remove(self, place: str) -> None:
+        """A worker that is not connected again."""
+        endpoint = Endpoint.parse(place)
+        self._endpoints = [known for known in self._endpoints if known != endpoint]
+        self._latest.pop(endpoint, None)
+
     def weight_types(self) -> frozenset[TensorType] | None:
         """A worker says what it cannot do when it gets a graph."""
         return None
@@ -111,12 +198,12 @@ class Workers:
         attempt = self._attempts.get(endpoint)
         if attempt is None:
             attempt = self._attempts[endpoint] = Future()
-            work = (endpoint, timeout, attempt)
+            work = (endpoint, attempt)
             threading.Thread(target=self._work, args=work, name=f"rpc again {endpoint}", daemon=True).start()
         wait([attempt], timeout + 0.1)
         if not attempt.done():
             hint = "is it frozen?" if own else "is it busy with another client?"
-            raise DeviceLost(name, f"it accepts the connection but does not answer; {hint}")
+            raise DeviceLost(name, f"{_SILENT}; {hint}")
         del self._attempts[endpoint]
         try:
             return attempt.result()
@@ -124,9 +211,65 @@ class Workers:
             why = error.why if isinstance(error, DeviceLost) else str(error)
             raise DeviceLost(name, why) from error
 
-    def _work(self, endpoint: Endpoint, timeout: float, attempt: Future[list[RemoteDevice]]) -> None:
+    def _work(self, endpoint: Endpoint, attempt: Future[list[RemoteDevice]]) -> None:
         try:
-            found = connect(endpoint, timeout=timeout, greeting=GREETING, tls=self._tls, hashes=self._hashes)
-            attempt.set_result(found)
+            attempt.set_result(self.reach(endpoint, greeting=GREETING))
         except BaseException as error:
             attempt.set_exception(error)
+
+
+class _Arrival:
+    """A worker that is waited for until `deadline` (time.monotonic()), on a thread of its own.
+
+    `done`: it is there, or `refused` for a reason that waiting does not mend.
+    """
+
+    def __init__(self, workers: Workers, endpoint: Endpoint, deadline: float) -> None:
+        self.endpoint = endpoint
+        self.done = threading.Event()
+        self.refused = False
+        self._workers, self._deadline = workers, deadline
+        self._since = time.strftime("%H:%M:%S")
+        self.why = f"{endpoint} does not answer; is it frozen, or busy with another client?"
+        self._devices: list[RemoteDevice] | None = None
+        self._lock = threading.Lock()
+        self._given_up = threading.Event()
+        threading.Thread(target=self._run, name=f"rpc wait {endpoint}", daemon=True).start()
+
+    @property
+    def missing(self) -> Unreachable:
+        """Who is missing since when, and why."""
+        return Unreachable(str(self.endpoint), f"{self.endpoint} is missing since {self._since}: {self.why}")
+
+    @property
+    def lost(self) -> bool:
+        """Whether it was there, and is gone."""
+        return self._devices is not None and self._devices[0].lost is not None
+
+    def outcome(self) -> list[RemoteDevice] | None:
+        """Its devices, if it is there by now; those that come after this are let go."""
+        with self._lock:
+            self._given_up.set()
+            return self._devices
+
+    def _run(self) -> None:
+        pause = _FIRST_PAUSE
+        while not self._given_up.is_set() and (left := self._deadline - time.monotonic()) > 0:
+            try:
+                found = self._workers.reach(self.endpoint, greeting=max(left, GREETING))
+            except LlamadoError as error:
+                self.why = str(error)
+                if isinstance(error, VersionMismatch) or isinstance(error.__cause__, ssl.SSLCertVerificationError):
+                    self.refused = True
+                    self.done.set()
+                    return
+                self._given_up.wait(min(pause, max(0.0, self._deadline - time.monotonic())))
+                pause = min(1.5 * pause, _LONGEST_PAUSE)
+                continue
+            with self._lock:
+                if not self._given_up.is_set():
+                    self._devices = found
+                    self.done.set()
+                    return
+            for device in found:
+                device.close()

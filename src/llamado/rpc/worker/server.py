@@ -19,8 +19,10 @@ from llamado.devices import limits
 from llamado.devices.device import Device
 from llamado.devices.registry import DeviceOptions, backend, kinds_here
 from llamado.errors import LlamadoError
+from llamado.rpc.describe import debugging
 from llamado.rpc.endpoint import Endpoint, server_tls
 from llamado.rpc.worker.identity import address, identity
+from llamado.rpc.worker.join import Membership, described, server_url
 from llamado.rpc.worker.memory import Lender
 from llamado.rpc.worker.session import Session, Shared
 from llamado.rpc.worker.tensor_cache import TensorCache, cache_folder
@@ -59,7 +61,8 @@ class WorkerOptions:
 
     `threads` of the CPU device, None: one per core this process may use; `devices` by name, empty: all; `mem`: most
     bytes that all clients together get of a device, None: what is free; `allow`: networks that may connect (CIDR),
-    empty: all.
+    empty: all. `join`: servers that it is to belong to, with the `token` they want and the `share` of layers it asks
+    for; `announce`: tell the network of it.
     """
 
     host: str = "127.0.0.1"
@@ -72,6 +75,10 @@ class WorkerOptions:
     tls_key: str | None = None
     tls_client_ca: str | None = None
     allow: tuple[str, ...] = ()
+    join: tuple[str, ...] = ()
+    token: str = ""
+    share: float = 1.0
+    announce: bool = False
 
 
 class Worker:
@@ -87,8 +94,7 @@ class Worker:
         elif options.tls_cert or options.tls_key or options.tls_client_ca:
             raise WorkerError("TLS needs --tls-cert and --tls-key")
         cache = TensorCache(cache_folder()) if options.cache else None
-        debug = os.environ.get("GGML_RPC_DEBUG", "") not in ("", "0")
-        self.shared = Shared([Lender(d, options.mem) for d in devices], cache, debug)
+        self.shared = Shared([Lender(d, options.mem) for d in devices], cache, debugging())
         self._listener = _listen(options.host, options.port)
         self._sessions: dict[Session, threading.Thread] = {}
         self._let_go: set[Session] = set()
@@ -139,6 +145,10 @@ class Worker:
                     lender.rest(_REST_SECONDS)
         finally:
             self._end()
+
+    def close(self) -> None:
+        """Ends a worker that does not serve."""
+        self._end()
 
     def _wait(self) -> None:
         """Until a client comes or hangs up, or it is time to look after the others."""
@@ -268,12 +278,39 @@ def run_worker(options: WorkerOptions) -> int:
             device.close()
         raise
 
+    try:
+        body = described(worker.endpoint, devices, options.share) if options.join else {}
+        memberships = [Membership(server_url(s), options.token, body, options.tls_client_ca) for s in options.join]
+        announcement = None
+        if options.announce:
+            from llamado.rpc.discovery import Announcement
+
+            announcement = Announcement(worker.endpoint, options.share)
+    except BaseException:
+        worker.close()
+        for device in devices:
+            device.close()
+        raise
+
+    def leave() -> None:
+        for membership in memberships:
+            membership.leave()
+        if announcement is not None:
+            announcement.end(lambda: worker.clients == 0)
+        worker.stop()
+
     def end(number: int, _: object) -> None:
         signal.signal(number, signal.SIG_DFL)  # the second time it ends at once
-        worker.stop()
+        if memberships or announcement is not None:
+            log.info("leaving: servers move the layers elsewhere first; once more ends this worker at once")
+            threading.Thread(target=leave, name="llamado-leave", daemon=True).start()
+        else:
+            worker.stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
+    for membership in memberships:
+        membership.start()
     if not _is_local(options.host):
         log.warning("%s", _exposed(options))
     most = limits.memory().total

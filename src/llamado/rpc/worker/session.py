@@ -14,8 +14,8 @@ from typing import Any
 
 from llamado.devices.device import Device, DeviceError, KernelQuota, NoKernelsLeft
 from llamado.errors import LlamadoError
+from llamado.rpc.describe import describe, name_of, printable
 from llamado.rpc.wire import (
-    COMMANDS,
     LLAMADO,
     VERSION,
     Allocated,
@@ -174,7 +174,7 @@ class Session:
         except Stopping:
             left = "is let go"
         except LlamadoError as error:
-            log.warning("%s: connection closed: %s", self.peer, _printable(str(error)))
+            log.warning("%s: connection closed: %s", self.peer, printable(str(error)))
         except OSError as error:
             log.debug("%s: %s", self.peer, error)
             left = "is gone"
@@ -271,7 +271,7 @@ class Session:
 
     def _handle(self, request: Request) -> None:
         if self._shared.debug:
-            log.info("%s %s", self.peer, _printable(describe(request)))
+            log.info("%s %s", self.peer, describe(request))
         self._handlers[type(request)](request)
 
     def _answer(self, command: Command, response: Response) -> None:
@@ -298,7 +298,7 @@ class Session:
         start = tensor.data - region.base + offset
         if start < 0 or start + size > region.size:
             raise WireError(
-                f"{size} bytes at {offset} of tensor {_name(tensor)} lie outside its buffer of {region.size} bytes"
+                f"{size} bytes at {offset} of tensor {name_of(tensor)} lie outside its buffer of {region.size} bytes"
             )
         return region, start
 
@@ -409,7 +409,7 @@ class Session:
         for asked in requests:
             size = tensor_bytes(asked.tensor)
             if asked.offset > size:
-                raise WireError(f"byte {asked.offset} of tensor {_name(asked.tensor)} of {size}")
+                raise WireError(f"byte {asked.offset} of tensor {name_of(asked.tensor)} of {size}")
             region, start = self._place(asked.tensor, asked.offset, size - asked.offset)
             wanted.append(Wanted(asked.hash, region, start, size - asked.offset))
         cache = self._shared.cache
@@ -456,7 +456,7 @@ class Session:
         size = tensor_bytes(request.tensor)
         if request.offset + request.size > size:
             raise WireError(
-                f"{request.size} bytes at {request.offset} of tensor {_name(request.tensor)} of {size} bytes"
+                f"{request.size} bytes at {request.offset} of tensor {name_of(request.tensor)} of {size} bytes"
             )
         region, start = self._place(request.tensor, request.offset, request.size)
         region.fill(start, request.size, request.value)
@@ -534,41 +534,6 @@ class Session:
         enough = min(KERNELS_A_TURN, kernels.most)
         while kernels.left(self.client) < enough and not (self._gone or self._shared.stopping):
             time.sleep(0.1)
-
-
-def describe(request: Request) -> str:
-    """A request in one line."""
-    name = COMMANDS[type(request)].name
-    match request:
-        case GraphCompute():
-            return f"{name} device {request.device}, {len(request.nodes)} nodes, {len(request.tensors)} tensors"
-        case SetTensor() | GetTensor():
-            return f"{name} {_where(request.tensor)}, {request.size} bytes at {request.offset}"
-        case MemsetTensor():
-            return f"{name} {_where(request.tensor)}, {request.size} bytes at {request.offset} to {request.value}"
-        case SetTensorHash():
-            return f"{name} {_where(request.tensor)}, hash {request.hash:016x} at {request.offset}"
-        case InitTensor() | GetAllocSize():
-            return f"{name} {_where(request.tensor)}"
-        case CopyTensor():
-            return f"{name} {_where(request.src)} to {_where(request.dst)}"
-        case Hello():
-            return name
-        case _:
-            return " ".join([name, *(f"{key} {value}" for key, value in request._asdict().items())])
-
-
-def _where(tensor: WireTensor) -> str:
-    return f"{_name(tensor)} (type {tensor.type}, {list(tensor.ne)}, buffer {tensor.buffer}, data {tensor.data:#x})"
-
-
-def _name(tensor: WireTensor) -> str:
-    return tensor.name.decode("utf-8", "replace") or "?"
-
-
-def _printable(text: str) -> str:
-    """Names come from strangers: none of them writes a line of the log."""
-    return "".join([c if c.isprintable() else "?" for c in text])
 
 
 def _tls_reason(error: ssl.SSLError) -> str:

@@ -7,7 +7,7 @@ engine.
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client import ProcessCollector
@@ -21,6 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import generate_latest
 
 from llamado import __version__
+from llamado.engine.cluster.view import ClusterView, DeviceView
 from llamado.engine.request import Counters, EngineSnapshot, Histogram
 from llamado.server.state import ServerState
 
@@ -80,6 +81,9 @@ class Scrape:
         )
         build.add_metric([__version__, platform.python_version(), platform.machine()], 1.0)
         yield build
+        cluster = None if self._state.served is None else self._state.served.cluster
+        if cluster is not None:
+            yield from _devices(cluster.view())
         sleep = self._state.sleep
         asleep = sleep is not None and sleep.asleep
         yield GaugeMetricFamily("llamado_is_sleeping", "1 while the model is unloaded", float(asleep))
@@ -159,6 +163,35 @@ def _gauges(snapshot: EngineSnapshot, last: Counters) -> Iterator[Metric]:
     }
     for name, (help, value) in gauges.items():
         yield GaugeMetricFamily(f"llamacpp:{name}", help, float(value))
+
+
+def _devices(view: ClusterView) -> Iterator[Metric]:
+    """What each device of a divided model has, and how it is."""
+    gauges: dict[str, tuple[str, Callable[[DeviceView], float | None]]] = {
+        "up": ("1 while the device is there", lambda d: float(d.state in ("ready", "idle"))),
+        "layers": ("Layers it has", lambda d: float(len(d.layers))),
+        "bytes": ("Bytes of weights, cache and working memory it has", lambda d: float(d.weights + d.kv + d.compute)),
+        "free_bytes": ("Bytes it had free before the model was loaded", lambda d: float(d.memory_free)),
+        "round_trip_seconds": ("Its latest sign of life, or a small graph", lambda d: d.pulse or d.round_trip),
+        "bandwidth_bytes_per_second": ("Of the link to it", lambda d: d.bandwidth),
+        "read_bytes_per_second": ("Weights it reads for a token", lambda d: d.decode),
+        "token_compute_seconds": ("Of a token's time, in its operations", lambda d: d.computing),
+        "token_link_seconds": ("Of a token's time, on the link to it", lambda d: d.link),
+        "token_waiting_seconds": ("Of a token's time, behind other batches", lambda d: d.waiting),
+    }
+    for name, (help, read) in gauges.items():
+        family = GaugeMetricFamily(f"llamado_worker_{name}", help, labels=["endpoint", "device"])
+        for device in view.devices:
+            if (value := read(device)) is not None:
+                family.add_metric([device.endpoint, device.name], value)
+        yield family
+    states = GaugeMetricFamily(
+        "llamado_worker_state", "1 for the state it is in", labels=["endpoint", "device", "state"]
+    )
+    for device in view.devices:
+        for state in ("ready", "idle", "lost", "away"):
+            states.add_metric([device.endpoint, device.name, state], float(device.state == state))
+    yield states
 
 
 def _histograms(c: Counters) -> Iterator[Metric]:

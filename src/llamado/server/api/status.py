@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -94,6 +95,7 @@ _PROPS = _answers(
         }
     )
 )
+_LIVE = {200: _answers(_BUSY)[200], 503: {"description": "the engine hangs", **_json(_ERROR)}}
 _CHANGED = _answers(_object({"success": _FLAG}), 501)
 _SLOT = _object({"id": _NUMBER, "n_ctx": _NUMBER, "speculative": _FLAG, "is_processing": _FLAG})
 _SLOTS = _answers({"type": "array", "items": _SLOT}, 501)
@@ -226,6 +228,17 @@ def health_body(state: ServerState) -> tuple[int, bytes]:
     return error.status, orjson.dumps(body)
 
 
+def live_body(state: ServerState) -> tuple[int, bytes]:
+    """Status and body of `/livez`: 503 only where a new process would help, so never for a worker that is away."""
+    limit, served = state.switches.hang_timeout, state.served
+    seconds = 0.0 if served is None else served.engine.stalled()
+    if not limit or seconds <= limit:
+        return 200, _HEALTHY
+    what = "its thread has ended" if seconds == math.inf else f"a step takes {seconds:.0f} s already"
+    error = ApiError("unavailable_error", f"the engine hangs: {what} (--hang-timeout {limit:g})")
+    return error.status, error.body
+
+
 def _healthy(served: Served) -> bytes:
     """The body of a server that answers; `degraded` lists devices that it does without."""
     degraded = served.engine.snapshot().degraded
@@ -256,6 +269,13 @@ def monitor_router(state: ServerState) -> APIRouter:
     """Endpoints for people and machines that watch the server."""
     router = APIRouter(tags=["monitor"])
 
+    @router.get("/livez", responses=_LIVE)
+    @router.get("/healthz", responses=_LIVE)  # what old manifests restart containers by
+    async def live() -> Response:
+        status, body = live_body(state)
+        return json_response(body, status)
+
+    @router.get("/readyz", responses=_HEALTH)
     @router.get("/health", responses=_HEALTH, openapi_extra=_query("include_slots", "fail_on_no_slot"))
     @router.get("/v1/health", responses=_HEALTH, openapi_extra=_query("include_slots", "fail_on_no_slot"))
     async def health(request: Request) -> Response:

@@ -14,6 +14,7 @@ from typing import NoReturn, Protocol
 
 from llamado.engine.errors import EngineClosed
 from llamado.engine.request import EngineSnapshot, Event, Request
+from llamado.http.access import HEALTH
 from llamado.server.errors import ApiError
 from llamado.server.loaded_model import Served
 from llamado.server.ops import memory
@@ -21,7 +22,7 @@ from llamado.server.ops import memory
 log = logging.getLogger("llamado.server")
 
 # Endpoints that neither wake a model nor keep it awake: those of probes and dashboards.
-QUIET = frozenset({"/health", "/v1/health", "/props", "/models", "/v1/models", "/metrics"})
+QUIET = HEALTH | {"/props", "/models", "/v1/models", "/metrics", "/cluster"}
 
 CLOSE_SECONDS = 10.0  # for an engine without requests to end
 
@@ -40,6 +41,9 @@ class Asleep:
 
     def snapshot(self) -> EngineSnapshot:
         return self._last
+
+    def stalled(self) -> float:
+        return 0.0
 
     def save_slot(self, id_slot: int, path: Path) -> NoReturn:
         raise EngineClosed("the model is asleep")
@@ -120,7 +124,7 @@ class Sleep:
         self.asleep = True
         asleep = Asleep(served.snapshot())
         self._state.served = dataclasses.replace(
-            served, engine=asleep, embeddings=None, grammars=None, close=lambda timeout: None
+            served, engine=asleep, embeddings=None, grammars=None, cluster=None, close=lambda timeout: None
         )
         await asyncio.get_running_loop().run_in_executor(None, served.close, CLOSE_SECONDS)
         del served

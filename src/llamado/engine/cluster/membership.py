@@ -1,0 +1,133 @@
+"""Workers that join a server while it runs, and leave it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from llamado.devices.split.placement import Placement, held
+from llamado.errors import LlamadoError
+
+if TYPE_CHECKING:
+    from llamado.devices.device import Device
+    from llamado.engine.forward.device_pool import DevicePool
+    from llamado.engine.forward.device_tensors import Own
+    from llamado.engine.forward.runner import ModelRunner
+
+log = logging.getLogger(__name__)
+
+
+class BetweenSteps(Protocol):
+    """Engine.between_steps"""
+
+    def __call__(self, work: Callable[[], None], *, forget: bool) -> None: ...
+
+
+class UnknownWorker(LlamadoError):
+    """A worker that is to leave, and does not belong here."""
+
+
+class Joined(NamedTuple):
+    """What a worker that joined has."""
+
+    device: str
+    holds: str
+    """In words; "nothing", and `why`."""
+    why: str = ""
+
+
+class Membership:
+    """Lets workers join and leave, one at a time; `between_steps` is Engine.between_steps.
+
+    Weights are sent while answers go on. Only then everything stops for a moment, and sequences are read again.
+    """
+
+    def __init__(self, pool: DevicePool, runner: ModelRunner, between_steps: BetweenSteps) -> None:
+        self._pool, self._runner, self._between_steps = pool, runner, between_steps
+        self._recovery = runner.recovery
+        self._turn = threading.Lock()
+
+    def join(self, endpoint: str, share: float = 1.0, speeds: Sequence[float | None] = ()) -> list[Joined]:
+        """Takes a worker in, and gives it what it is to have; nothing changes where it belongs here already.
+
+        `share` counts where --tensor-split has proportions; `speeds`: bytes of weights that its devices read per
+        second. Raises a LlamadoError; all is as it was then.
+        """
+        with self._turn:
+            numbers = self._places(endpoint)
+            if any(self._belongs(number) for number in numbers):
+                return self._joined(numbers)
+            if numbers:  # it was lost while it had nothing
+                self._pool.take_away(endpoint, numbers)
+            new = self._pool.add(endpoint, share, speeds)
+            names = " and ".join(device.name for device in new.values())
+            try:
+                placement = self._pool.plan(self._members(new))
+                sent = self._recovery.send_ahead(placement, new)
+                self._change(placement, new, (), sent)
+            except BaseException:
+                self._pool.take_away(endpoint, [*new])
+                for device in new.values():
+                    device.close()
+                raise
+            log.warning("%s joined", names)
+            for number, device in new.items():
+                self._recovery.events.add("joined", device.name, f"it has {held(placement).get(number, 'nothing')}")
+            for number, text in held(placement).items():
+                log.info("%s: %s", self._pool.figures[number].name, text)
+            self._pool.say_who_is_idle(placement)
+            return self._joined([*new])
+
+    def drain(self, endpoint: str) -> None:
+        """Moves what a worker has to the others, and lets it go.
+
+        Raises UnknownWorker, NotEnoughMemory where the others have no room, or another LlamadoError; all is as it was
+        then.
+        """
+        with self._turn:
+            numbers = self._places(endpoint)
+            if not numbers:
+                raise UnknownWorker(f"{endpoint} is no worker of this server")
+            names = " and ".join(self._pool.figures[number].name for number in numbers)
+            placement = self._pool.plan([number for number in self._members() if number not in numbers])
+            sent = self._recovery.send_ahead(placement, {})
+            self._change(placement, {}, numbers, sent)
+            self._pool.take_away(endpoint, numbers)
+            log.warning("%s is drained: it has nothing any more", names)
+            for number in numbers:
+                self._recovery.events.add("drained", self._pool.figures[number].name, "its layers are elsewhere")
+            for number, text in held(placement).items():
+                log.info("%s: %s", self._pool.figures[number].name, text)
+
+    def _change(
+        self, placement: Placement, new: Mapping[int, Device], left: Sequence[int], sent: Sequence[Own]
+    ) -> None:
+        self._between_steps(
+            lambda: self._recovery.change(placement, new, left, sent), forget=placement != self._runner.placement
+        )
+
+    def _members(self, new: Collection[int] = ()) -> list[int]:
+        """The places of devices that layers may go to: `new` ones, those that are there, and those that come back."""
+        return [number for number in self._pool.members if number in new or self._belongs(number)]
+
+    def _belongs(self, number: int) -> bool:
+        """Whether a device is there, or has a part and is waited for."""
+        device = self._runner.devices[number]
+        away = {gone.device for gone in self._runner.away()}
+        placement = self._runner.placement
+        return device.lost is None or device.name in away or (placement is not None and number in placement.devices)
+
+    def _places(self, endpoint: str) -> list[int]:
+        """Of the devices of a worker."""
+        return [n for n in self._pool.members if str(self._runner.devices[n].endpoint) == endpoint]
+
+    def _joined(self, numbers: Sequence[int]) -> list[Joined]:
+        placement = self._runner.placement
+        assert placement is not None
+        words, idle = held(placement), self._pool.idle(placement)
+        return [
+            Joined(self._pool.figures[n].name, words.get(n, "nothing"), "" if n in words else idle.get(n, ""))
+            for n in numbers
+        ]

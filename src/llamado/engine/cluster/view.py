@@ -1,0 +1,146 @@
+"""The devices a model is divided among, as somebody who watches sees them: who has what, and where the time goes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from llamado.devices.split.placement import DeviceFigures, held, predict
+from llamado.engine.forward.events import ClusterEvent
+
+if TYPE_CHECKING:
+    from llamado.engine.forward.device_pool import DevicePool
+    from llamado.engine.forward.runner import ModelRunner
+
+State = Literal["ready", "idle", "lost", "away"]
+"""It has layers; it has none; it is gone and waited for; it is gone and its layers are elsewhere."""
+
+
+class DeviceView(NamedTuple):
+    """One device, and its part of the model. Bytes, seconds, bytes per second; None: not known."""
+
+    name: str
+    endpoint: str
+    """Where it is; "" in this process."""
+    state: State
+    why: str
+    """Why it has no layers, or is gone; "" for neither."""
+    layers: tuple[int, ...]
+    head: bool
+    holds: str
+    """What it has, in words."""
+    weights: int
+    kv: int
+    compute: int
+    memory_free: int
+    """Before the model was loaded."""
+    memory_total: int
+    decode: float | None
+    """Bytes of weights it reads per second for one token; and for 512 tokens at once."""
+    prefill: float | None
+    round_trip: float | None
+    """Of a small graph, when it was measured."""
+    bandwidth: float | None
+    pulse: float | None
+    """Of its latest sign of life."""
+    computing: float
+    """Seconds of a token, on average over the last minute: in operations, on the link, behind other batches."""
+    link: float
+    waiting: float
+
+
+class ClusterView(NamedTuple):
+    """All devices, and a token's time over the last minute, in seconds."""
+
+    devices: tuple[DeviceView, ...]
+    tokens_per_second: float
+    """Rows of logits: tokens of answers, and those that were drafted."""
+    seconds: float
+    computing: float
+    link: float
+    waiting: float
+    events: tuple[ClusterEvent, ...]
+
+
+class Observer:
+    """Looks at a divided model from any thread, without waiting for anything."""
+
+    def __init__(self, pool: DevicePool, runner: ModelRunner) -> None:
+        self._pool, self._runner = pool, runner
+        self.events = runner.recovery.events
+
+    def view(self) -> ClusterView:
+        """As it is now."""
+        runner, figures = self._runner, self._pool.figures
+        placement = runner.placement
+        assert placement is not None
+        times = runner.times
+        batches, parts = times.batches(), times.parts()
+        n_rows = sum(batch.n_rows for batch in batches)
+        computing = [0.0] * len(figures)
+        link, waiting = [0.0] * len(figures), [0.0] * len(figures)
+        for part in parts:
+            if part.device >= len(figures):
+                continue
+            known = figures[part.device]
+            on_link = min(part.seconds, self._link(part.device, known, part.n_bytes))
+            computing[part.device] += part.seconds - on_link
+            link[part.device] += on_link
+            waiting[part.device] += part.waited
+        rows = max(1, n_rows)
+        shares = predict(self._pool.fit.sizes, figures, placement).shares
+        words, away = held(placement), {gone.device: gone for gone in runner.away()}
+        idle = self._pool.idle(placement)
+        views = []
+        for number, known in enumerate(figures):
+            device = runner.devices[number] if number < len(runner.devices) else None
+            if number in self._pool.left or device is None or device.name != known.name:  # gone, or about to join
+                continue
+            share = shares[number]
+            state: State = "ready" if number in words or share.weights else "idle"
+            why = idle.get(number, "") if state == "idle" else ""
+            if known.name in away:
+                state, why = "away", away[known.name].why
+            elif (lost := device.lost) is not None:
+                state, why = "lost", lost.why
+            views.append(
+                DeviceView(
+                    name=known.name,
+                    endpoint="" if device.endpoint is None else str(device.endpoint),
+                    state=state,
+                    why=why,
+                    layers=share.layers,
+                    head=share.head,
+                    holds=words.get(number, ""),
+                    weights=share.weights,
+                    kv=share.kv,
+                    compute=share.compute,
+                    memory_free=known.free,
+                    memory_total=known.total,
+                    decode=known.decode,
+                    prefill=known.prefill,
+                    round_trip=known.round_trip or None,
+                    bandwidth=known.bandwidth,
+                    pulse=device.pulse,
+                    computing=computing[number] / rows,
+                    link=link[number] / rows,
+                    waiting=waiting[number] / rows,
+                )
+            )
+        span = batches[-1].ended - batches[0].ended + batches[0].seconds if batches else 0.0
+        return ClusterView(
+            devices=tuple(views),
+            tokens_per_second=n_rows / span if span > 0 else 0.0,
+            seconds=span / rows if n_rows else 0.0,
+            computing=sum(computing) / rows,
+            link=sum(link) / rows,
+            waiting=sum(waiting) / rows,
+            events=self.events.recent(),
+        )
+
+    def _link(self, number: int, figures: DeviceFigures, n_bytes: int) -> float:
+        """Seconds that a message of so many bytes is on its way to a device and back."""
+        if figures.local or number >= len(self._runner.devices):
+            return 0.0
+        pulse = self._runner.devices[number].pulse
+        trip = figures.round_trip if pulse is None else pulse
+        return trip + (n_bytes / figures.bandwidth if figures.bandwidth else 0.0)

@@ -1,0 +1,133 @@
+"""Workers that tell the network of themselves, and servers that listen (mDNS, DNS-SD)."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from llamado.errors import LlamadoError
+from llamado.rpc.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from zeroconf import Zeroconf
+
+log = logging.getLogger("llamado.rpc.discovery")
+
+SERVICE = "_llamado-rpc._tcp.local."
+_LEAVE_SECONDS = 600.0
+"""How long a worker that leaves waits for servers to let it go."""
+
+
+class DiscoveryError(LlamadoError):
+    """The network cannot be told, or listened to."""
+
+
+class Announcement:
+    """A worker that the network knows of until `end`. `interfaces`: addresses of those it is told on; none: all."""
+
+    def __init__(self, endpoint: Endpoint, share: float = 1.0, interfaces: Sequence[str] = ()) -> None:
+        """Raises DiscoveryError."""
+        self._zeroconf = _open(interfaces)
+        from zeroconf import ServiceInfo
+
+        name = f"{socket.gethostname().partition('.')[0]}-{endpoint.port}"
+        properties: dict[str | bytes, str | bytes | None] = {"tls": str(int(endpoint.tls)), "share": f"{share:g}"}
+        self._info = ServiceInfo(
+            SERVICE,
+            f"{name}.{SERVICE}",
+            port=endpoint.port,
+            parsed_addresses=_addresses(endpoint.host, interfaces),
+            properties=properties,
+            server=f"{name}.local.",
+        )
+        try:
+            self._zeroconf.register_service(self._info, allow_name_change=True)
+        except Exception as error:
+            self._zeroconf.close()
+            raise DiscoveryError(f"--announce: the network cannot be told of this worker: {error}") from None
+
+    def end(self, let_go: Callable[[], bool]) -> None:
+        """Says that the worker leaves, and waits until `let_go` or for ten minutes."""
+        self._zeroconf.unregister_service(self._info)
+        until = time.monotonic() + _LEAVE_SECONDS
+        while not let_go() and time.monotonic() < until:
+            time.sleep(0.1)
+        self._zeroconf.close()
+
+
+class Discovery:
+    """Tells `found` (endpoint, share) and `gone` (endpoint) of workers, each on one thread of its own, in order."""
+
+    def __init__(
+        self, found: Callable[[str, float], None], gone: Callable[[str], None], interfaces: Sequence[str] = ()
+    ) -> None:
+        """Raises DiscoveryError."""
+        self._zeroconf = _open(interfaces)
+        from zeroconf import ServiceBrowser
+
+        self._found, self._gone = found, gone
+        self._known: dict[str, str] = {}
+        self._browser = ServiceBrowser(self._zeroconf, SERVICE, handlers=[self._changed])
+
+    def _changed(self, zeroconf: Zeroconf, service_type: str, name: str, state_change: Any) -> None:
+        from zeroconf import ServiceStateChange
+
+        # Asking for the rest takes a while, and what is told takes longer: not on the thread that listens.
+        work = self._leave if state_change is ServiceStateChange.Removed else self._ask
+        threading.Thread(target=work, args=(name,), name=f"discovered {name}", daemon=True).start()
+
+    def _ask(self, name: str) -> None:
+        info = self._zeroconf.get_service_info(SERVICE, name, timeout=5000)
+        if info is None or info.port is None or not (addresses := info.parsed_scoped_addresses()):
+            return
+        properties = info.decoded_properties
+        endpoint = str(Endpoint(addresses[0], info.port, properties.get("tls") == "1"))
+        try:
+            share = max(0.0, float(properties.get("share") or 1.0))
+        except ValueError:
+            share = 1.0
+        self._known[name] = endpoint
+        self._found(endpoint, share)
+
+    def _leave(self, name: str) -> None:
+        endpoint = self._known.pop(name, None)
+        if endpoint is not None:
+            self._gone(endpoint)
+
+    def close(self) -> None:
+        """Listens no more."""
+        self._browser.cancel()
+        self._zeroconf.close()
+
+
+def _open(interfaces: Sequence[str]) -> Zeroconf:
+    try:
+        from zeroconf import InterfaceChoice, Zeroconf
+    except ImportError:
+        raise DiscoveryError(
+            "--announce and --discover need the package zeroconf: pip install 'llamado[discovery]'"
+        ) from None
+    try:
+        return Zeroconf(interfaces=list(interfaces) if interfaces else InterfaceChoice.All)
+    except OSError as error:
+        raise DiscoveryError(f"this network cannot be listened to: {error.strerror or error}") from None
+
+
+def _addresses(host: str, interfaces: Sequence[str]) -> list[str]:
+    """The addresses by which a worker is reached."""
+    try:
+        if not ipaddress.ip_address(host).is_unspecified:
+            return [host]
+    except ValueError:
+        return [socket.gethostbyname(host)]
+    if interfaces:
+        return list(interfaces)
+    import ifaddr  # zeroconf's own dependency
+
+    found = [ip.ip for adapter in ifaddr.get_adapters() for ip in adapter.ips if isinstance(ip.ip, str)]
+    return [ip for ip in found if not ipaddress.ip_address(ip).is_loopback] or found

@@ -1,0 +1,120 @@
+"""A worker that joins servers by itself, and leaves them before it ends."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import ssl
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from llamado.devices.device import Device
+from llamado.devices.split.measure import measure
+from llamado.errors import LlamadoError
+from llamado.rpc.endpoint import Endpoint
+
+log = logging.getLogger("llamado.rpc.worker.join")
+
+_TOKEN = "x-cluster-token"
+_RETRY = 2.0
+"""Seconds between two attempts to join a server that cannot be reached or is not ready."""
+_AGAIN = 10.0
+"""Seconds after which a server that was joined is told again: it may have been started anew."""
+_TIMEOUT = httpx.Timeout(10.0, read=600.0)
+"""Seconds: a server answers once the weights are here, or elsewhere."""
+
+
+class JoinError(LlamadoError):
+    """An address of a server that is none."""
+
+
+def server_url(text: str) -> str:
+    """`HOST:PORT` or an URL as the root of a server's API. Raises JoinError.
+
+    >>> server_url("10.0.0.1:8080")
+    'http://10.0.0.1:8080'
+    """
+    url = text if "://" in text else f"http://{text}"
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, ValueError):
+        parsed = httpx.URL("")
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise JoinError(f"--join {text}: expected HOST:PORT, or http://… or https://… of a server")
+    return url.rstrip("/")
+
+
+def described(endpoint: Endpoint, devices: Sequence[Device], share: float) -> dict[str, Any]:
+    """What a server is told of a worker: where it is, its memory and its speed, which is measured here."""
+    told: list[dict[str, Any]] = []
+    for device in devices:
+        figures = measure(device)
+        told.append({"name": device.name, "free": figures.free, "total": figures.total, "decode": figures.decode,
+                     "prefill": figures.prefill})  # fmt: skip
+    where: dict[str, Any] = {"endpoint": str(endpoint)}
+    if _is_any(endpoint.host):  # the server knows by which address it is reached
+        where = {"port": endpoint.port, "tls": endpoint.tls}
+    return {**where, "share": share, "devices": told}
+
+
+def _is_any(host: str) -> bool:
+    try:
+        return not host or ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+class Membership(threading.Thread):
+    """Keeps a worker in one server; `body` is what `described` gives."""
+
+    def __init__(self, server: str, token: str, body: Mapping[str, Any], ca: str | None) -> None:
+        super().__init__(name=f"join {server}", daemon=True)
+        self._url, self._body = server, dict(body)
+        verify = ssl.create_default_context(cafile=ca) if server.startswith("https:") else True
+        self._http = httpx.Client(headers={_TOKEN: token}, timeout=_TIMEOUT, verify=verify)
+        self._leaving = threading.Event()
+        self._said = ""
+        self._endpoint: str | None = None
+
+    def run(self) -> None:
+        while not self._leaving.is_set():
+            try:
+                answer = self._http.post(f"{self._url}/cluster/join", json=self._body)
+                found = _said(answer)
+                if answer.status_code == 200:
+                    self._endpoint = str(answer.json()["endpoint"])
+                    holds = ", ".join(
+                        f"{d['device']}: {d['holds']}{_because(d['why'])}" for d in answer.json()["devices"]
+                    )
+                    found = f"joined; {holds}"
+            except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+                found = f"cannot be joined: {error}"
+            if found != self._said and not self._leaving.is_set():
+                self._said = found
+                log.info("%s: %s", self._url, found)
+            self._leaving.wait(_RETRY if self._endpoint is None else _AGAIN)
+
+    def leave(self) -> None:
+        """Returns when the server has moved what is here to others, or cannot."""
+        self._leaving.set()
+        if self._endpoint is None:
+            return
+        try:
+            answer = self._http.post(f"{self._url}/cluster/drain", json={"endpoint": self._endpoint})
+            log.info("%s: %s", self._url, "left" if answer.status_code == 200 else _said(answer))
+        except httpx.HTTPError as error:
+            log.warning("%s: cannot be told that this worker leaves: %s", self._url, error)
+
+
+def _said(answer: httpx.Response) -> str:
+    try:
+        return f"{answer.status_code}: {answer.json()['error']['message']}"
+    except (ValueError, KeyError, TypeError):
+        return f"answers {answer.status_code}; is it a server of llamado?"
+
+
+def _because(why: str) -> str:
+    return f" ({why})" if why else ""

@@ -1,0 +1,55 @@
+"""Workers that announce themselves in the network are taken in, and let go when they say that they leave."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from llamado.errors import LlamadoError
+from llamado.rpc.discovery import Discovery
+from llamado.server.loaded_model import ServedCluster
+from llamado.server.state import ServerState
+
+log = logging.getLogger("llamado.server")
+
+_ATTEMPTS = 5
+_PAUSE = 2.0  # seconds between two of them
+
+
+class LanWorkers:
+    """Listens to the network for the whole life of a server. `interfaces`: see Discovery."""
+
+    def __init__(self, state: ServerState, interfaces: Sequence[str] = ()) -> None:
+        """Raises DiscoveryError."""
+        self._state = state
+        self._closed = False
+        self._discovery = Discovery(self._found, self._gone, interfaces)
+        log.warning("workers that announce themselves in this network are taken in, whoever runs them: --discover")
+
+    def _found(self, endpoint: str, share: float) -> None:
+        self._change(f"{endpoint} announces itself", lambda cluster: cluster.join(endpoint, share))
+
+    def _gone(self, endpoint: str) -> None:
+        self._change(f"{endpoint} says that it leaves", lambda cluster: cluster.drain(endpoint))
+
+    def _change(self, what: str, change: Callable[[ServedCluster], object]) -> None:
+        """On a thread of its own, which may wait until the model is loaded."""
+        for left in range(_ATTEMPTS)[::-1]:
+            while (served := self._state.served) is None or served.cluster is None:
+                if self._closed or self._state.failure is not None:
+                    return
+                time.sleep(0.1)
+            try:
+                change(served.cluster)
+                return
+            except LlamadoError as error:
+                log.warning("%s: %s", what, error)
+            if not left or self._closed:
+                return
+            time.sleep(_PAUSE)
+
+    def close(self) -> None:
+        """Listens no more."""
+        self._closed = True
+        self._discovery.close()

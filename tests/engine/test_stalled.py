@@ -1,0 +1,64 @@
+"""How long the engine's step takes already, for whoever decides whether it hangs."""
+
+from __future__ import annotations
+
+import math
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import make_llama
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.engine.engine import Engine
+from llamado.engine.forward.runner import ModelRunner
+from llamado.engine.request import Request
+from llamado.gguf.reader import GGUFFile
+from llamado.models import load_model
+
+from .fake import FakeTokenizer, send
+
+
+@pytest.fixture
+def forward(tmp_path: Path) -> Any:
+    with GGUFFile.open(make_llama(tmp_path / "m.gguf")) as file:
+        forward = ModelRunner(file, load_model(file), [CpuDevice(1)], n_cells=256)
+        yield forward
+        forward.close()
+
+
+def test_a_step_that_does_not_end_is_seen(forward: ModelRunner) -> None:
+    inside, go = threading.Event(), threading.Event()
+    start = forward.start
+
+    def held(*given: Any, **options: Any) -> Any:
+        inside.set()
+        assert go.wait(60)
+        return start(*given, **options)
+
+    forward.start = held  # type: ignore[method-assign]
+    engine = Engine(forward, FakeTokenizer(), n_ctx=64)
+    try:
+        assert engine.stalled() == 0.0
+        answer = send(engine, Request(prompt=[1, 2, 3], n_predict=2))
+        assert inside.wait(60)
+        first = engine.stalled()
+        while engine.stalled() <= first:
+            pass
+        go.set()
+        answer.wait()
+        while engine.stalled() > 0:
+            pass
+    finally:
+        go.set()
+        engine.close()
+
+
+def test_a_thread_that_died_hangs_for_ever(forward: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "_work", lambda self: None)
+    engine = Engine(forward, FakeTokenizer(), n_ctx=64)
+    engine._thread.join(60)
+    assert engine.stalled() == math.inf
+    engine.close()
+    assert engine.stalled() == 0.0, "one that was told to end does not hang"
