@@ -245,7 +245,7 @@ INFO = ModelInfo(
 )  # fmt: skip
 
 
-def served(engine: FakeEngine, source: str = TEMPLATE) -> Served:
+def served(engine: FakeEngine, source: str = TEMPLATE, cluster: Any = None) -> Served:
     return Served(
         engine=engine,
         tokenizer=FakeTokenizer(),
@@ -254,6 +254,7 @@ def served(engine: FakeEngine, source: str = TEMPLATE) -> Served:
         info=INFO,
         n_slots=engine.n_slots,
         longest_token=lambda: 4,
+        cluster=cluster,
     )
 
 

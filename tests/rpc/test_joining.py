@@ -1,0 +1,137 @@
+"""A worker that joins servers by itself, tells the network, and leaves before it ends."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.rpc.discovery import Announcement, Discovery
+from llamado.rpc.endpoint import Endpoint
+from llamado.rpc.worker.join import JoinError, Membership, described, server_url
+
+LOOPBACK = ("127.0.0.1",)
+
+
+class FakeServer(ThreadingHTTPServer):
+    """Answers joining workers as told, and notes what they say."""
+
+    def __init__(self) -> None:
+        self.asked: queue.Queue[tuple[str, str, Any]] = queue.Queue()
+        self.answers: list[tuple[int, Any]] = []
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FakeServer
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        status, answer = self.server.answers.pop(0) if len(self.server.answers) > 1 else self.server.answers[0]
+        self.server.asked.put((self.path, self.headers["x-cluster-token"], body))
+        data = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
+    for name in ("_RETRY", "_AGAIN"):
+        monkeypatch.setattr(f"llamado.rpc.worker.join.{name}", 0.01)
+    with FakeServer() as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join(60)
+
+
+def test_it_joins_once_the_server_is_ready_and_is_drained_when_it_leaves(server: FakeServer) -> None:
+    loading = (503, {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}})
+    joined = (200, {"endpoint": "10.0.0.2:50052", "devices": [{"device": "RPC0", "holds": "layer 1", "why": ""}]})
+    server.answers = [loading, loading, joined]
+    body = {"port": 50052, "tls": False, "share": 2.0, "devices": []}
+    membership = Membership(f"http://127.0.0.1:{server.server_port}", "secret", body, None)
+    membership.start()
+    for _ in range(5):  # it says so again: the server may have been started anew
+        assert server.asked.get(timeout=60) == ("/cluster/join", "secret", body)
+    membership.leave()
+    membership.join(60)
+    asked = []
+    while not server.asked.empty():
+        asked.append(server.asked.get())
+    assert ("/cluster/drain", "secret", {"endpoint": "10.0.0.2:50052"}) in asked
+    assert [path for path, *_ in asked].count("/cluster/drain") == 1
+
+
+def test_one_that_never_joined_leaves_without_a_word(server: FakeServer) -> None:
+    server.answers = [(401, {"error": {"message": "no"}})]
+    membership = Membership(f"http://127.0.0.1:{server.server_port}", "wrong", {}, None)
+    membership.start()
+    server.asked.get(timeout=60)
+    membership.leave()
+    membership.join(60)
+    asked = []
+    while not server.asked.empty():
+        asked.append(server.asked.get()[0])
+    assert "/cluster/drain" not in asked
+
+
+@pytest.mark.slow
+def test_what_a_worker_says_of_itself() -> None:
+    device = CpuDevice(1)
+    body = described(Endpoint("10.0.0.2", 50052, True), [device], 1.5)
+    assert (body["endpoint"], body["share"]) == ("tls://10.0.0.2:50052", 1.5)
+    (told,) = body["devices"]
+    assert told["name"] == "CPU" and told["decode"] > 1e6 and told["free"] > 0
+    for host in ("0.0.0.0", "::"):
+        body = described(Endpoint(host, 7), [], 1.0)
+        assert "endpoint" not in body and (body["port"], body["tls"]) == (7, False)
+    device.close()
+
+
+@pytest.mark.parametrize("text", ["", "ftp://x", "http://", "://x"])
+def test_addresses_that_are_none(text: str) -> None:
+    with pytest.raises(JoinError, match="expected HOST:PORT"):
+        server_url(text)
+
+
+def test_addresses() -> None:
+    assert server_url("h:1") == "http://h:1"
+    assert server_url("https://h:1/prefix/") == "https://h:1/prefix"
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_announced_is_found_and_seen_to_leave() -> None:
+    found: queue.Queue[tuple[str, float]] = queue.Queue()
+    gone: queue.Queue[str] = queue.Queue()
+    discovery = Discovery(lambda *one: found.put(one), gone.put, LOOPBACK)
+    try:
+        plain = Announcement(Endpoint("127.0.0.1", 50123), 2.5, LOOPBACK)
+        secure = Announcement(Endpoint("127.0.0.1", 50124, True), 1.0, LOOPBACK)
+        assert {found.get(timeout=60), found.get(timeout=60)} == {
+            ("127.0.0.1:50123", 2.5), ("tls://127.0.0.1:50124", 1.0)
+        }  # fmt: skip
+        let_go = threading.Event()
+        leaving = threading.Thread(target=plain.end, args=(let_go.is_set,))
+        leaving.start()
+        assert gone.get(timeout=60) == "127.0.0.1:50123"
+        assert leaving.is_alive(), "it waits until it is let go"
+        let_go.set()
+        leaving.join(60)
+        assert not leaving.is_alive()
+        secure.end(lambda: True)
+        assert gone.get(timeout=60) == "tls://127.0.0.1:50124"
+    finally:
+        discovery.close()

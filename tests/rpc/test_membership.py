@@ -1,0 +1,273 @@
+"""Workers that join a model while it answers, and leave it: every token as if there were none."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from peer_worker import free_port
+from tiny_models import make_llama
+from wire_client import running
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.device import DeviceError, DeviceLost
+from llamado.devices.split.placement import NotEnoughMemory, SplitOptions
+from llamado.engine.cluster.membership import UnknownWorker
+from llamado.engine.loaded_model import LoadedModel
+from llamado.engine.options import EngineOptions
+from llamado.errors import LlamadoError
+from llamado.rpc.worker.server import Worker
+
+N_CTX = 2048
+SPLIT = SplitOptions(tensor_split=(1.0,), request_wait=120.0)
+"""No worker at first; this machine has one part, and so has each worker that joins."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("m") / "m.gguf"
+    return make_llama(path, n_embd=256, n_ff=512, n_layer=4, n_ctx=N_CTX, wtype="Q4_0")
+
+
+@contextmanager
+def worker(port: int = 0) -> Iterator[Worker]:
+    cpu = CpuDevice(1)
+    with running(cpu, port=port, mem=1 << 30) as one:
+        yield one
+    cpu.close()
+
+
+def options(split: SplitOptions | None, n_slots: int = 2) -> EngineOptions:
+    return EngineOptions(n_ctx=n_slots * N_CTX, n_slots=n_slots, n_threads=1, split=split, drafting=False)
+
+
+def answer(llama: LoadedModel, n: int = 24) -> list[int]:
+    return [*llama.complete([1, 2, 3], n_predict=n, temperature=0.0, ignore_eos=True).tokens]
+
+
+@pytest.fixture(scope="module")
+def right(model: Path) -> list[int]:
+    with LoadedModel.load(model, options(None)) as llama:
+        return answer(llama)
+
+
+def has(llama: LoadedModel) -> dict[str, str]:
+    """What each device has."""
+    assert llama.cluster is not None
+    return {device.endpoint: device.holds for device in llama.cluster.view().devices}
+
+
+def kinds(llama: LoadedModel) -> list[str]:
+    assert llama.cluster is not None
+    return [event.kind for event in llama.cluster.view().events if event.kind != "moved"]
+
+
+class Stream(threading.Thread):
+    """An answer that goes on until it is told to end."""
+
+    def __init__(self, llama: LoadedModel, number: int) -> None:
+        super().__init__(daemon=True)
+        self.tokens: list[int] = []
+        self.enough = threading.Event()
+        self.error: Exception | None = None
+        self._llama, self._more = llama, threading.Condition()
+        self.request = {"prompt": [5 + number, 9, 17 * number], "temperature": 0.8, "seed": number}
+
+    def run(self) -> None:
+        try:
+            request = dict(self.request)
+            for event in self._llama.events(request.pop("prompt"), n_predict=N_CTX - 16, ignore_eos=True, **request):
+                with self._more:
+                    self.tokens += event.tokens
+                    self._more.notify_all()
+                if self.enough.is_set():
+                    break
+        except Exception as error:
+            self.error = error
+            with self._more:
+                self._more.notify_all()
+
+    def go_on(self, n: int) -> None:
+        """Returns when it has got `n` tokens more."""
+        with self._more:
+            until = len(self.tokens) + n
+            assert self._more.wait_for(lambda: len(self.tokens) >= until or self.error is not None, 120)
+            assert self.error is None and until < N_CTX - 16, self.error
+
+
+@pytest.mark.slow
+def test_eight_streams_while_workers_join_and_leave(model: Path) -> None:
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(worker()) for _ in range(2))
+        llama = stack.enter_context(LoadedModel.load(model, options(SPLIT, 8)))
+        cluster = llama.cluster
+        assert cluster is not None
+        streams = [Stream(llama, n) for n in range(8)]
+        for stream in streams:
+            stream.start()
+
+        def all_go_on() -> None:
+            for stream in streams:
+                stream.go_on(4)
+
+        all_go_on()
+        cluster.join(str(first.endpoint))
+        all_go_on()
+        cluster.join(str(second.endpoint))
+        all_go_on()
+        assert all(has(llama).values()) and len(has(llama)) == 3
+        cluster.drain(str(first.endpoint))
+        all_go_on()
+        assert first.clients == 0 and str(first.endpoint) not in has(llama)
+        cluster.join(str(first.endpoint))
+        all_go_on()
+        assert kinds(llama) == ["joined", "joined", "drained", "joined"]
+        for stream in streams:
+            stream.enough.set()
+        for stream in streams:
+            stream.join(120)
+            assert stream.error is None and not stream.is_alive()
+    with LoadedModel.load(model, options(None)) as alone:
+        for stream in streams:
+            request = dict(stream.request)
+            n = len(stream.tokens)
+            found = alone.complete(request.pop("prompt"), n_predict=n, ignore_eos=True, **request).tokens
+            assert [*found] == stream.tokens
+
+
+@pytest.mark.slow
+def test_one_that_cannot_be_reached_changes_nothing(model: Path, right: list[int]) -> None:
+    with worker() as there, LoadedModel.load(model, options(SPLIT)) as llama:
+        assert llama.cluster is not None
+        with pytest.raises(LlamadoError, match="is a worker running"):
+            llama.cluster.join(f"127.0.0.1:{free_port()}")
+        assert has(llama) == {"": "layers 0 to 3 and the head"} and answer(llama) == right
+        (joined,) = llama.cluster.join(str(there.endpoint))
+        assert joined.device == f"RPC0[{there.endpoint}]" and joined.holds == "layers 0 to 2"
+        assert llama.cluster.join(str(there.endpoint)) == [joined], "it is there already"
+        assert answer(llama) == right
+        with pytest.raises(UnknownWorker):
+            llama.cluster.drain("127.0.0.1:1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [DeviceLost("RPC0", "somebody pulled the plug"), DeviceError("it has no room")])
+@pytest.mark.parametrize("where", ["send_ahead", "settle"])
+def test_one_that_fails_while_it_joins_changes_nothing(
+    model: Path, right: list[int], where: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with worker() as there, LoadedModel.load(model, options(SPLIT)) as llama:
+        assert llama.cluster is not None
+        tensors: Any = llama.forward._tensors  # type: ignore[attr-defined]
+        done, failed = getattr(tensors, where), []
+
+        def fails_once(*given: Any, **named: Any) -> Any:
+            if not failed:
+                failed.append(done(*given, **named))
+                raise error
+            return done(*given, **named)
+
+        monkeypatch.setattr(tensors, where, fails_once)
+        with pytest.raises(type(error)):
+            llama.cluster.join(str(there.endpoint))
+        assert failed and answer(llama) == right
+        assert has(llama) == {"": "layers 0 to 3 and the head"} and kinds(llama) == []
+        llama.cluster.join(str(there.endpoint))
+        assert has(llama)[str(there.endpoint)] and answer(llama) == right
+
+
+@pytest.mark.slow
+def test_who_has_no_room_for_its_layers_keeps_a_worker(model: Path, right: list[int]) -> None:
+    with worker() as there, LoadedModel.load(model, options(SPLIT)) as llama:
+        cluster: Any = llama.cluster
+        cluster.join(str(there.endpoint))
+        before, pool = has(llama), cluster._membership._pool
+        whole = pool.figures[0]
+        pool.figures[0] = replace(whole, free=1 << 20)
+        with pytest.raises(NotEnoughMemory, match="CPU needs"):
+            cluster.drain(str(there.endpoint))
+        assert has(llama) == before and answer(llama) == right and there.clients
+        pool.figures[0] = whole
+        cluster.drain(str(there.endpoint))
+        assert answer(llama) == right
+
+
+@pytest.mark.slow
+def test_memory_of_layers_that_moved_is_given_back(
+    model: Path, right: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llamado.engine.forward.device_tensors.GROUP", 1)
+    with worker() as first, worker() as second, LoadedModel.load(model, options(SPLIT)) as llama:
+        assert llama.cluster is not None
+        (lender,) = first.shared.lenders
+        llama.cluster.join(str(first.endpoint))
+        assert answer(llama) == right
+        alone = lender.memory()[0]
+        llama.cluster.join(str(second.endpoint))
+        assert answer(llama) == right
+        device = next(d for d in llama.cluster.view().devices if d.endpoint == str(first.endpoint))
+        layer = (device.weights + device.kv) // len(device.layers)
+        assert lender.memory()[0] >= alone + layer - (64 << 10), "one of three layers went elsewhere"
+        llama.cluster.drain(str(second.endpoint))
+        assert answer(llama) == right
+
+
+@pytest.mark.slow
+def test_one_that_joined_may_die_and_come_back(model: Path, right: list[int]) -> None:
+    port = free_port()
+    with LoadedModel.load(model, options(replace(SPLIT, failover=0.0))) as llama:
+        cluster = llama.cluster
+        assert cluster is not None
+        with worker(port) as one:
+            endpoint = str(one.endpoint)
+            cluster.join(endpoint)
+            held = has(llama)
+            assert answer(llama) == right
+        assert answer(llama) == right
+        states = {device.endpoint: device.state for device in cluster.view().devices}
+        assert states == {"": "ready", endpoint: "away"} and "lost" in kinds(llama)
+        with worker(port):
+            until = threading.Event()
+            while has(llama) != held:
+                assert answer(llama) == right
+                assert not until.wait(0.05)
+            assert answer(llama) == right and kinds(llama)[-1] == "back"
+            cluster.drain(endpoint)
+            assert answer(llama) == right and has(llama) == {"": "layers 0 to 3 and the head"}
+
+
+@pytest.mark.slow
+def test_one_that_gets_no_layers_is_told_why(model: Path, right: list[int], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "llamado")
+    with worker() as there, LoadedModel.load(model, options(SPLIT)) as llama:
+        assert llama.cluster is not None
+        (joined,) = llama.cluster.join(str(there.endpoint), share=0.0)
+        assert joined.holds == "nothing" and "its part of --tensor-split is none" in joined.why
+        assert any(f"{joined.device} gets no layers: its part" in record.getMessage() for record in caplog.records)
+        (idle,) = (device for device in llama.cluster.view().devices if device.endpoint)
+        assert (idle.state, idle.layers, idle.why) == ("idle", (), joined.why)
+        assert answer(llama) == right
+        llama.cluster.drain(str(there.endpoint))
+        assert answer(llama) == right and there.clients == 0
+
+
+@pytest.mark.slow
+def test_where_the_time_of_a_token_goes(model: Path) -> None:
+    with worker() as there, LoadedModel.load(model, options(SPLIT)) as llama:
+        assert llama.cluster is not None
+        (joined,) = llama.cluster.join(str(there.endpoint), speeds=[5e9])
+        answer(llama)
+        view = llama.cluster.view()
+        here, far = view.devices
+        assert view.tokens_per_second > 0 and here.computing > 0 and far.computing > 0
+        assert here.link == 0 < far.link < view.seconds
+        assert view.computing == pytest.approx(here.computing + far.computing)
+        assert (far.decode == 5e9 and far.pulse is None) or far.pulse > 0
+        assert (here.layers, here.head, far.layers, far.head) == ((3,), True, (0, 1, 2), False)
+        assert far.holds == joined.holds == "layers 0 to 2"

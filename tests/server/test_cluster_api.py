@@ -1,0 +1,181 @@
+"""`/cluster`: what it tells, who may join, and what a worker has to say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import httpx
+import pytest
+from fakes import FakeEngine, run, served
+from prometheus_client.parser import text_string_to_metric_families
+
+from llamado.engine.cluster.membership import Joined, UnknownWorker
+from llamado.engine.cluster.view import ClusterView, DeviceView
+from llamado.engine.forward.events import ClusterEvent
+from llamado.errors import LlamadoError
+from llamado.http.access import AccessRules
+from llamado.server.app import create_app
+from llamado.server.state import ServerState
+from llamado.server.switches import Switches
+
+HERE = DeviceView("CPU", "", "ready", "", (0,), True, "layer 0 and the head", 10, 20, 30, 1000, 2000, 1e9, 2e9, None,
+                  None, None, 0.01, 0.0, 0.002)  # fmt: skip
+FAR = DeviceView("RPC0[h:1]", "h:1", "lost", "it reset the connection", (1, 2), False, "layers 1 to 2", 1, 2, 3, 4, 5,
+                 None, None, 0.003, 1e8, 0.001, 0.02, 0.001, 0.0)  # fmt: skip
+VIEW = ClusterView((HERE, FAR), 25.0, 0.04, 0.03, 0.001, 0.002, (ClusterEvent(1e9, "lost", "RPC0[h:1]", "gone"),))
+
+
+class FakeCluster:
+    def __init__(self) -> None:
+        self.joined: list[tuple[str, float, list[float | None]]] = []
+        self.drained: list[str] = []
+        self.error: LlamadoError | None = None
+
+    def view(self) -> ClusterView:
+        return VIEW
+
+    def join(self, endpoint: str, share: float = 1.0, speeds: Sequence[float | None] = ()) -> list[Joined]:
+        self.joined.append((endpoint, share, [*speeds]))
+        if self.error is not None:
+            raise self.error
+        return [Joined("RPC1", "nothing", "it is slow")]
+
+    def drain(self, endpoint: str) -> None:
+        self.drained.append(endpoint)
+        if self.error is not None:
+            raise self.error
+
+
+class Server:
+    def __init__(self, engine: FakeEngine, token: str | None = "secret", keys: tuple[bytes, ...] = ()) -> None:
+        self.cluster = FakeCluster()
+        self.state = ServerState(
+            served=served(engine, cluster=self.cluster),
+            switches=Switches(cluster_token=token, metrics=True),
+            access=AccessRules(api_keys=keys),
+        )
+
+    def ask(self, method: str, path: str, body: Any = None, token: str | None = "secret") -> httpx.Response:
+        found: list[httpx.Response] = []
+
+        async def asking() -> None:
+            transport = httpx.ASGITransport(app=create_app(self.state), client=("10.0.0.9", 1234))
+            headers = {} if token is None else {"X-Cluster-Token": token}
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                found.append(await client.request(method, path, json=body, headers=headers))
+
+        run(asking())
+        return found[0]
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    engine = FakeEngine()
+    yield engine
+    engine.close()
+
+
+def test_all_that_is_known_is_told(engine: FakeEngine) -> None:
+    body = Server(engine).ask("GET", "/cluster").json()
+    here, far = body["devices"]
+    assert here == {
+        "device": "CPU", "endpoint": None, "state": "ready", "why": None, "layers": [0], "head": True,
+        "holds": "layer 0 and the head",
+        "memory": {"weights": 10, "kv": 20, "compute": 30, "free": 1000, "total": 2000},
+        "speed": {"decode": 1e9, "prefill": 2e9},
+        "link": {"round_trip": None, "bandwidth": None, "pulse": None},
+        "token_seconds": {"compute": 0.01, "link": 0.0, "waiting": 0.002},
+    }  # fmt: skip
+    assert (far["state"], far["why"], far["layers"]) == ("lost", "it reset the connection", [1, 2])
+    assert far["link"] == {"round_trip": 0.003, "bandwidth": 1e8, "pulse": 0.001}
+    assert body["token_seconds"] == {"total": 0.04, "compute": 0.03, "link": 0.001, "waiting": 0.002}
+    assert body["tokens_per_second"] == 25.0
+    assert body["events"] == [{"at": 1e9, "kind": "lost", "device": "RPC0[h:1]", "what": "gone"}]
+
+
+def test_a_model_on_one_machine_has_no_devices_to_show(engine: FakeEngine) -> None:
+    server = Server(engine)
+    server.state.served = served(engine)
+    answer = server.ask("GET", "/cluster")
+    assert answer.status_code == 200 and answer.json()["devices"] == []
+    assert "llamado_worker_" not in server.ask("GET", "/metrics").text
+
+
+def test_metrics_have_a_line_for_each_device(engine: FakeEngine) -> None:
+    text = Server(engine).ask("GET", "/metrics").text
+    found = {
+        (s.name.removeprefix("llamado_worker_"), s.labels["device"], s.labels.get("state")): s.value
+        for family in text_string_to_metric_families(text)
+        for s in family.samples
+        if s.name.startswith("llamado_worker_")
+    }
+    far = "RPC0[h:1]"
+    assert found["up", "CPU", None] == 1 and found["up", far, None] == 0
+    assert found["layers", far, None] == 2 and found["bytes", "CPU", None] == 60
+    assert found["round_trip_seconds", far, None] == 0.001 and ("round_trip_seconds", "CPU", None) not in found
+    assert found["bandwidth_bytes_per_second", far, None] == 1e8
+    assert found["state", far, "lost"] == 1 and found["state", far, "ready"] == 0
+    assert found["token_link_seconds", far, None] == 0.001
+    assert all(s.labels["endpoint"] == "h:1" for f in text_string_to_metric_families(text) for s in f.samples
+               if s.labels.get("device") == far)  # fmt: skip
+
+
+def test_a_worker_joins_and_leaves(engine: FakeEngine) -> None:
+    server = Server(engine, keys=(b"a key",))
+    body = {"endpoint": "h:1", "share": 2, "devices": [{"decode": 5e9}, {"decode": None}]}
+    answer = server.ask("POST", "/cluster/join", body)
+    assert answer.json() == {
+        "endpoint": "h:1", "devices": [{"device": "RPC1", "holds": "nothing", "why": "it is slow"}]
+    }  # fmt: skip
+    assert server.cluster.joined == [("h:1", 2.0, [5e9, None])], "the token is the key"
+    assert server.ask("POST", "/cluster/drain", {"endpoint": "h:1"}).json() == {"endpoint": "h:1", "drained": True}
+    assert server.cluster.drained == ["h:1"]
+    assert server.ask("GET", "/cluster").status_code == 401, "looking needs a key as everything does"
+
+
+@pytest.mark.parametrize("path", ["/cluster/join", "/cluster/drain"])
+@pytest.mark.parametrize("token", [None, "", "secre", "secret ", "Secret", "secretsecret"])
+def test_nobody_joins_without_the_token(engine: FakeEngine, path: str, token: str | None) -> None:
+    server = Server(engine)
+    answer = server.ask("POST", path, {"endpoint": "h:1"}, token)
+    assert answer.status_code == 401 and "x-cluster-token" in answer.json()["error"]["message"]
+    assert not server.cluster.joined and not server.cluster.drained
+
+
+@pytest.mark.parametrize("path", ["/cluster/join", "/cluster/drain"])
+def test_nobody_joins_a_server_without_a_token(engine: FakeEngine, path: str) -> None:
+    server = Server(engine, token=None)
+    for token in (None, "", "None"):
+        answer = server.ask("POST", path, {"endpoint": "h:1"}, token)
+        assert answer.status_code == 501 and "--cluster-token" in answer.json()["error"]["message"]
+    assert not server.cluster.joined and not server.cluster.drained
+
+
+@pytest.mark.parametrize(("body", "endpoint"), [
+    ({"port": 50052}, "10.0.0.9:50052"), ({"port": 1, "tls": True}, "tls://10.0.0.9:1"), ({"endpoint": "x"}, "x"),
+])  # fmt: skip
+def test_a_worker_is_where_it_says_or_asks_from(engine: FakeEngine, body: dict[str, Any], endpoint: str) -> None:
+    server = Server(engine)
+    assert server.ask("POST", "/cluster/join", body).json()["endpoint"] == endpoint
+    assert server.cluster.joined[0][0] == endpoint
+
+
+@pytest.mark.parametrize("body", [
+    {}, {"endpoint": 1}, {"endpoint": ""}, {"port": 0}, {"port": 65536}, {"port": True}, {"port": "1"},
+    {"port": 1, "tls": 1}, {"port": 1, "share": -1}, {"port": 1, "share": "1"}, {"port": 1, "share": True},
+    {"port": 1, "devices": {}}, {"port": 1, "devices": [1]}, {"port": 1, "devices": [{}] * 257},
+])  # fmt: skip
+def test_bodies_that_say_nothing_are_refused(engine: FakeEngine, body: dict[str, Any]) -> None:
+    server = Server(engine)
+    assert server.ask("POST", "/cluster/join", body).status_code == 400
+    assert not server.cluster.joined
+
+
+def test_what_fails_is_said(engine: FakeEngine) -> None:
+    server = Server(engine)
+    server.cluster.error = LlamadoError("no room")
+    answer = server.ask("POST", "/cluster/join", {"endpoint": "h:1"})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (503, "no room")
+    server.cluster.error = UnknownWorker("h:1 is no worker of this server")
+    assert server.ask("POST", "/cluster/drain", {"endpoint": "h:1"}).status_code == 404
