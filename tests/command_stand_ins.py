@@ -281,7 +281,7 @@ class Commands:
                         thread.join()
 
         class Lan:
-            def __init__(self, state: Any) -> None:
+            def __init__(self, state: Any, listen: Any) -> None:
                 note("discovery", on=True)
 
             def close(self) -> None:
@@ -300,7 +300,7 @@ class Commands:
         self._patch.setattr(run, "ServerState", make_state)
         self._patch.setattr(run, "ConnectionLimits", gate)
         self._patch.setattr(run, "Sleep", Sleep)
-        self._patch.setattr("llamado.server.ops.discovery.LanWorkers", Lan)
+        self._patch.setattr(run, "LanWorkers", Lan)
         self._patch.setattr(run, "_Server", Server)
         self._patch.setattr(run, "use_threads", lambda n: note("long texts", n_threads=n))
         self._patch.setattr(run, "open_tracing", lambda on: note("tracing", on=on))

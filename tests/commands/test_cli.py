@@ -102,7 +102,7 @@ def test_how_a_model_is_divided() -> None:
     s = settings("-m", "x", "--rpc", "a:1,b", "--rpc=tls://c:2", "-ngl", "99").engine.split
     assert s.rpc == ("a:1", "b:50052", "tls://c:2")
     assert (s.tensor_split, s.n_gpu_layers, s.devices, s.overrides) == (None, 99, (), ())
-    assert (s.failover, s.wait) == (None, 30.0)
+    assert (s.failover, s.wait, s.request_wait) == (None, 60.0, 30.0)
     split = ["-m", "x", "--rpc", "a:1"]
     shares = {"3,1": (3, 1), "0.5,0.25,0.25": (0.5, 0.25, 0.25), "3/1": (3, 1), "memory": (), "0,0": (), "auto": None}
     for text, expected in shares.items():

@@ -297,7 +297,7 @@ ROWS: dict[str, Row] = {
     "serve --path": switch("static_path", "@folder", "@folder"),
     "serve --cluster-token": Row("secret", {"state.switches.cluster_token": "secret", "engine.drafting": True},
                                  part=True),
-    "serve --discover": Row(None, {"state.switches.discover": True, "discovery.on": True, "engine.drafting": True},
+    "serve --discover": Row(None, {"discovery.on": True, "engine.drafting": True},
                             part=True),
     "serve --hang-timeout": switch("hang_timeout", "9", 9.0),
     "serve --sleep-idle-seconds": Row("60", {"sleep.seconds": 60, "state.switches.sleep_idle_seconds": 60}),

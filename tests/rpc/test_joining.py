@@ -14,7 +14,7 @@ import pytest
 from llamado.devices.cpu.device import CpuDevice
 from llamado.rpc.discovery import Announcement, Discovery
 from llamado.rpc.endpoint import Endpoint
-from llamado.rpc.worker.join import JoinError, Membership, described, server_url
+from llamado.rpc.worker.join import JoinError, ServerMembership, described, server_url
 
 LOOPBACK = ("127.0.0.1",)
 
@@ -62,7 +62,7 @@ def test_it_joins_once_the_server_is_ready_and_is_drained_when_it_leaves(server:
     joined = (200, {"endpoint": "10.0.0.2:50052", "devices": [{"device": "RPC0", "holds": "layer 1", "why": ""}]})
     server.answers = [loading, loading, joined]
     body = {"port": 50052, "tls": False, "share": 2.0, "devices": []}
-    membership = Membership(f"http://127.0.0.1:{server.server_port}", "secret", body, None)
+    membership = ServerMembership(f"http://127.0.0.1:{server.server_port}", "secret", body, None)
     membership.start()
     for _ in range(5):  # it says so again: the server may have been started anew
         assert server.asked.get(timeout=60) == ("/cluster/join", "secret", body)
@@ -77,7 +77,7 @@ def test_it_joins_once_the_server_is_ready_and_is_drained_when_it_leaves(server:
 
 def test_one_that_never_joined_leaves_without_a_word(server: FakeServer) -> None:
     server.answers = [(401, {"error": {"message": "no"}})]
-    membership = Membership(f"http://127.0.0.1:{server.server_port}", "wrong", {}, None)
+    membership = ServerMembership(f"http://127.0.0.1:{server.server_port}", "wrong", {}, None)
     membership.start()
     server.asked.get(timeout=60)
     membership.leave()

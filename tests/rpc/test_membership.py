@@ -97,7 +97,7 @@ class Stream(threading.Thread):
         """Returns when it has got `n` tokens more."""
         with self._more:
             until = len(self.tokens) + n
-            assert self._more.wait_for(lambda: len(self.tokens) >= until or self.error is not None, 120)
+            assert self._more.wait_for(lambda: len(self.tokens) >= until or self.error is not None, 60)
             assert self.error is None and until < N_CTX - 16, self.error
 
 

@@ -113,7 +113,6 @@ def _switches(flags: Parsed, kwargs: dict[str, Any], prefix: str, predict: Predi
         sleep_idle_seconds=flags.sleep_idle_seconds,
         hang_timeout=_hang_timeout(flags),
         cluster_token=flags.cluster_token or None,
-        discover=flags.discover,
         spm_infill=flags.spm_infill,
         predict=predict,
         verbose=flags.verbose or flags.log_verbosity >= VERBOSE,
@@ -185,4 +184,9 @@ def run_serve(flags: Parsed) -> int:
     from llamado.server.load import load_served
     from llamado.server.run import serve
 
-    return serve(settings, load_served, listening)
+    if not flags.discover:
+        return serve(settings, load_served, listening)
+
+    from llamado.rpc.discovery import Discovery
+
+    return serve(settings, load_served, listening, Discovery)

@@ -26,6 +26,7 @@ from llamado.server.generate.threads import use_threads
 from llamado.server.loaded_model import Served
 from llamado.server.ops import memory
 from llamado.server.ops.banner import overview
+from llamado.server.ops.discovery import LanWorkers, Listen
 from llamado.server.ops.sleep import Sleep
 from llamado.server.ops.tracing import open_tracing
 from llamado.server.settings import Settings
@@ -134,10 +135,10 @@ def _load(server: _Server, state: ServerState, settings: Settings, load: Load, a
         server.should_exit = True
 
 
-def serve(settings: Settings, load: Load, sockets: list[socket.socket]) -> int:
+def serve(settings: Settings, load: Load, sockets: list[socket.socket], listen: Listen | None = None) -> int:
     """Serve until a signal comes or loading fails; returns the exit code.
 
-    `load` runs in a thread of its own while `/health` already answers.
+    `load` runs in a thread of its own while `/health` already answers. `listen`: to workers that announce themselves.
     """
     # Three threads want the interpreter: the engine's, between two steps; this one; and those that tokenize long
     # texts. With Python's own 5 ms a turn, each would wait too long for the others.
@@ -146,11 +147,7 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket]) -> int:
     state.tracing = open_tracing(settings.otel)
     if settings.threads_http is not None:
         use_threads(settings.threads_http)
-    lan = None
-    if settings.switches.discover:
-        from llamado.server.ops.discovery import LanWorkers
-
-        lan = LanWorkers(state)
+    lan = None if listen is None else LanWorkers(state, listen)
     gate = ConnectionLimits(settings.max_connections, settings.timeout)
     application: list[ServerApp] = []
 

@@ -68,8 +68,6 @@ class Switches:
     """Seconds after which `/livez` calls a step that has not come to its end hung; 0: never."""
     cluster_token: str | None = None
     """What workers that join must know; None: nobody joins."""
-    discover: bool = False
-    """Take in workers that announce themselves in the network."""
     spm_infill: bool = False
     predict: PredictRoutes | None = None
     """What Vertex AI asks for; None: this is no container of its."""

@@ -211,7 +211,9 @@ class ModelRunner:
         while True:
             try:
                 work()
-                return
+                if (gone := self.lost()) is None:
+                    return
+                raise gone
             except DeviceLost as error:
                 if not since:
                     until, since = time.monotonic() + self._wait, time.strftime("%H:%M:%S")

@@ -67,7 +67,7 @@ def _is_any(host: str) -> bool:
         return False
 
 
-class Membership(threading.Thread):
+class ServerMembership(threading.Thread):
     """Keeps a worker in one server; `body` is what `described` gives."""
 
     def __init__(self, server: str, token: str, body: Mapping[str, Any], ca: str | None) -> None:

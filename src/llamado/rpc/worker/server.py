@@ -22,7 +22,7 @@ from llamado.errors import LlamadoError
 from llamado.rpc.describe import debugging
 from llamado.rpc.endpoint import Endpoint, server_tls
 from llamado.rpc.worker.identity import address, identity
-from llamado.rpc.worker.join import Membership, described, server_url
+from llamado.rpc.worker.join import ServerMembership, described, server_url
 from llamado.rpc.worker.memory import Lender
 from llamado.rpc.worker.session import Session, Shared
 from llamado.rpc.worker.tensor_cache import TensorCache, cache_folder
@@ -280,7 +280,9 @@ def run_worker(options: WorkerOptions) -> int:
 
     try:
         body = described(worker.endpoint, devices, options.share) if options.join else {}
-        memberships = [Membership(server_url(s), options.token, body, options.tls_client_ca) for s in options.join]
+        memberships = [
+            ServerMembership(server_url(s), options.token, body, options.tls_client_ca) for s in options.join
+        ]
         announcement = None
         if options.announce:
             from llamado.rpc.discovery import Announcement

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Protocol
 
 from llamado.errors import LlamadoError
-from llamado.rpc.discovery import Discovery
 from llamado.server.loaded_model import ServedCluster
 from llamado.server.state import ServerState
 
@@ -17,14 +17,26 @@ _ATTEMPTS = 5
 _PAUSE = 2.0  # seconds between two of them
 
 
-class LanWorkers:
-    """Listens to the network for the whole life of a server. `interfaces`: see Discovery."""
+class Listening(Protocol):
+    """What listens to a network until it is closed."""
 
-    def __init__(self, state: ServerState, interfaces: Sequence[str] = ()) -> None:
-        """Raises DiscoveryError."""
+    def close(self) -> None: ...
+
+
+Listen = Callable[[Callable[[str, float], None], Callable[[str], None]], Listening]
+"""Begins to listen: tells of workers that are found (endpoint, share) and of those that are gone, on threads of its own
+that may take their time.
+"""
+
+
+class LanWorkers:
+    """Listens to the network for the whole life of a server."""
+
+    def __init__(self, state: ServerState, listen: Listen) -> None:
+        """Raises what `listen` raises."""
         self._state = state
         self._closed = False
-        self._discovery = Discovery(self._found, self._gone, interfaces)
+        self._discovery = listen(self._found, self._gone)
         log.warning("workers that announce themselves in this network are taken in, whoever runs them: --discover")
 
     def _found(self, endpoint: str, share: float) -> None:
