@@ -442,6 +442,7 @@ class Commands:
         self._patch.setattr("llamado.rpc.worker.server.run_worker", lambda options: note("worker", options=options))
         self._patch.setattr("llamado.rpc.tap.proxy.run_tap", lambda options: note("tap", options=options))
         self._patch.setattr("llamado.cluster.doctor.examination.examine", examine)
+
         def make(folder: Path, server: Any, workers: Any, days: int) -> list[Path]:
             note("cluster", folder=folder.name, server=server, workers=tuple(workers), days=days)
             return []

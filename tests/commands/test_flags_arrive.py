@@ -22,7 +22,8 @@ from llamado.gguf.types import TensorType
 from llamado.text.grammar.source import GrammarSource
 
 COMMANDS = (
-    "serve", "run", "perplexity", "bench", "plan", "worker", "tap", "wait", "doctor", "gateway", "verify", "top", "cluster"
+    "serve", "run", "perplexity", "bench", "plan", "worker", "tap", "wait", "doctor", "gateway", "verify",
+    "top", "cluster",
 )  # fmt: skip
 BASE = {
     "serve": "-m @model",
