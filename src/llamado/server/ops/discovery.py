@@ -8,13 +8,19 @@ from collections.abc import Callable
 from typing import Protocol
 
 from llamado.errors import LlamadoError
-from llamado.server.loaded_model import ServedCluster
-from llamado.server.state import ServerState
+from llamado.server.loaded_model import Served, ServedCluster
 
 log = logging.getLogger("llamado.server")
 
 _ATTEMPTS = 5
 _PAUSE = 2.0  # seconds between two of them
+
+
+class Loading(Protocol):
+    """What becomes of the model of a server."""
+
+    served: Served | None
+    failure: str | None
 
 
 class Listening(Protocol):
@@ -32,7 +38,7 @@ that may take their time.
 class LanWorkers:
     """Listens to the network for the whole life of a server."""
 
-    def __init__(self, state: ServerState, listen: Listen) -> None:
+    def __init__(self, state: Loading, listen: Listen) -> None:
         """Raises what `listen` raises."""
         self._state = state
         self._closed = False
