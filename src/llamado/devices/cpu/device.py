@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,7 @@ from llamado.devices.cpu.kernels.elements import SCALAR
 from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.cpu.memory import CpuBuffer, view_of
 from llamado.devices.cpu.numa import NumaBinding
+from llamado.devices.cpu.read_ahead import ReadAhead
 from llamado.devices.cpu.team import Team
 from llamado.devices.device import Buffer, Bytes, DeviceError, DeviceLost, KernelQuota, Loaded, OperationTime
 from llamado.ggml.graph import Graph
@@ -29,6 +32,8 @@ from llamado.gguf.types import TensorType
 
 _PROGRAMS_KEPT = 160
 _LEAST_ARENA = 1 << 16
+_SPARE = 64 << 20
+"""Bytes left to what this process will need besides."""
 
 
 @dataclass
@@ -62,6 +67,9 @@ class CpuDevice:
         self.jit = jit or Jit()
         self.team = Team(self.jit, max(self.n_threads, self.n_threads_batch), placement)
         self.reserve: Callable[[int], None] = lambda size: None
+        self.read_ahead = ReadAhead(self._free_for_weights)
+        self._allocated: WeakSet[CpuBuffer] = WeakSet()
+        self._counting = threading.Lock()  # memory is given from any thread
         self._arena = CpuBuffer.allocate(_LEAST_ARENA)
         self._programs: OrderedDict[int, _Compiled] = OrderedDict()
 
@@ -85,7 +93,10 @@ class CpuDevice:
 
     def alloc(self, size: int) -> CpuBuffer:
         """Zeroed memory; its pages are taken when they are first touched."""
-        return CpuBuffer.allocate(size)
+        buffer = CpuBuffer.allocate(size)
+        with self._counting:
+            self._allocated.add(buffer)
+        return buffer
 
     def adopt(self, memory: NDArray[np.uint8]) -> CpuBuffer:
         """Memory of the caller's, used where it is."""
@@ -110,13 +121,15 @@ class CpuDevice:
                     f"tensor {tensor.name} is of type {tensor.type.name}, which {self.name} has no kernel for; it has "
                     f"them for {', '.join(sorted(type.name for type in FORMATS))}"
                 )
-        buffers: list[Buffer] = []
+        buffers: list[CpuBuffer] = []
         for tensor, data in weights:
-            tensor.buffer, tensor.offset = self.adopt(data), 0
-            buffers.append(tensor.buffer)
+            buffer = self.adopt(data)
+            tensor.buffer, tensor.offset = buffer, 0
+            buffers.append(buffer)
             if progress is not None:
                 progress(data.nbytes)
-        return buffers
+        self.read_ahead.add(buffers)
+        return [*buffers]
 
     def write(self, tensor: Tensor, data: NDArray[Any], offset: int = 0) -> None:
         """Copies `data` into a bound tensor."""
@@ -138,7 +151,9 @@ class CpuDevice:
             return compiled
         n_threads = self.n_threads if _columns(graph) <= 8 else self.n_threads_batch
         compiler = Compiler(graph, self.jit.lowering, n_threads)
-        operations = compiler.compile()
+        if not self._programs:
+            self.read_ahead.assess()
+        operations = self.read_ahead.weave(compiler.compile())
         size = plan(operations)
         if compiler.scratch.size:  # every thread's own, used by all operations
             compiler.scratch.offset = size
@@ -242,6 +257,13 @@ class CpuDevice:
         free, total, _ = limits.memory()
         return free, total
 
+    def _free_for_weights(self) -> int:
+        """Bytes that pages of mapped weights may take: what is free, without what is about to be used."""
+        free, total, _ = limits.memory()
+        with self._counting:  # most of it was not touched yet
+            about = self._arena.size + sum(buffer.size for buffer in self._allocated)
+        return free - about - _SPARE - total // 16
+
     def __del__(self) -> None:
         if hasattr(self, "team"):
             self.team.close()
@@ -249,6 +271,7 @@ class CpuDevice:
     def close(self) -> None:
         """Ends the threads."""
         self.team.close()
+        self.read_ahead.close()
         self._programs.clear()
 
 

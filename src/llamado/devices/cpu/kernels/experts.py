@@ -38,7 +38,7 @@ from llamado.gguf.types import TensorType
 
 HEAD, _CHOSEN, _SLOT = 64, 16, 8
 
-_CHOICES = ("ids", "id0", "id1", "n_used", "n_experts")
+CHOICES = ("ids", "id0", "id1", "n_used", "n_experts")
 _MATRICES = ("w", "row_bytes", "expert_bytes", "n_rows", "x", "y", "y_stride", "share")
 
 
@@ -58,13 +58,13 @@ def routes(n: int, count: int) -> NDArray[np.uint8]:
     return np.concatenate([head, chosen.reshape(-1).view(np.uint8), order.view(np.uint8)])
 
 
-def _expert(c: Code, a: SimpleNamespace, token: Value, i: Value) -> Value:
+def expert_of(c: Code, a: SimpleNamespace, token: Value, i: Value) -> Value:
     """The number of the expert that is a token's choice i."""
     id_ = c.load(I32, a.ids + token * a.id1 + i * a.id0).to(I64)
     return c.select((id_ >= 0) & (id_ < a.n_experts), id_, c.i64(0))
 
 
-@kernel(*_CHOICES, "n_tokens", "counts", "routes")
+@kernel(*CHOICES, "n_tokens", "counts", "routes")
 def group_by_expert(c: Code, a: SimpleNamespace, work: Work) -> None:
     """The table of routes; an expert's slots ascend. `counts`: i32 for each expert, used on the way."""
     order = a.routes + HEAD + a.n_experts * _CHOSEN
@@ -72,7 +72,7 @@ def group_by_expert(c: Code, a: SimpleNamespace, work: Work) -> None:
         with c.range(0, a.n_experts) as e:
             c.store(a.counts + e * 4, c.const(I32, 0))
         with c.range(0, a.n_tokens) as token, c.range(0, a.n_used) as i:
-            at = a.counts + _expert(c, a, token, i) * 4
+            at = a.counts + expert_of(c, a, token, i) * 4
             c.store(at, c.load(I32, at) + 1)
         n, first = c.var(c.i64(0)), c.var(c.const(I32, 0))
         with c.range(0, a.n_experts) as e:
@@ -86,7 +86,7 @@ def group_by_expert(c: Code, a: SimpleNamespace, work: Work) -> None:
             first.value = first.value + count
         c.store(a.routes, n.value)
         with c.range(0, a.n_tokens) as token, c.range(0, a.n_used) as i:
-            at = a.counts + _expert(c, a, token, i) * 4
+            at = a.counts + expert_of(c, a, token, i) * 4
             place = c.load(I32, at)
             c.store(at, place + 1)
             to = order + place.to(I64) * _SLOT
@@ -94,7 +94,7 @@ def group_by_expert(c: Code, a: SimpleNamespace, work: Work) -> None:
             c.store(to + 4, token.to(I32))
 
 
-@kernel(*_MATRICES, "x_slot", "n_blocks", *_CHOICES)
+@kernel(*_MATRICES, "x_slot", "n_blocks", *CHOICES)
 def experts_one(c: Code, a: SimpleNamespace, work: Work, *, weights: str, near: bool) -> None:
     """y for one token: the rows of its experts one after the other, as `matmul_few`."""
     form = in_blocks(TensorType[weights])
@@ -102,7 +102,7 @@ def experts_one(c: Code, a: SimpleNamespace, work: Work, *, weights: str, near: 
     with c.shares(work, a.n_used * panels, a.share) as unit:
         i, panel = unit // panels, unit % panels
         first = c.min(panel * 8, a.n_rows - 8)
-        rows = row_addresses(_matrix(a, _expert(c, a, c.i64(0), i)), first)
+        rows = row_addresses(_matrix(a, expert_of(c, a, c.i64(0), i)), first)
         (total,) = products(c, a, form, rows, Apart([a.x + i * a.x_slot]), near)
         c.store(a.y + i * a.y_stride + first * 4, total.value)
 
@@ -112,7 +112,7 @@ def _matrix(a: SimpleNamespace, expert: Value) -> SimpleNamespace:
     return SimpleNamespace(w=a.w + expert * a.expert_bytes, row_bytes=a.row_bytes)
 
 
-class _Chosen(NamedTuple):
+class ChosenExpert(NamedTuple):
     """The columns of a chosen expert."""
 
     expert: Value
@@ -120,10 +120,10 @@ class _Chosen(NamedTuple):
     order: Value
 
 
-def _chosen(c: Code, a: SimpleNamespace, number: Value) -> _Chosen:
+def chosen_at(c: Code, a: SimpleNamespace, number: Value) -> ChosenExpert:
     at = a.routes + HEAD + number * _CHOSEN
     expert, first, count = (c.load(I32, at + 4 * i).to(I64) for i in range(3))
-    return _Chosen(expert, count, a.routes + HEAD + a.n_experts * _CHOSEN + first * _SLOT)
+    return ChosenExpert(expert, count, a.routes + HEAD + a.n_experts * _CHOSEN + first * _SLOT)
 
 
 @kernel(*_MATRICES, "x_slot", "x_token", "n_blocks", "n_experts", "routes")
@@ -138,7 +138,7 @@ def experts_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel
     stretch = STRETCH * 8 // panel_rows // form.block
     scratch, nowhere = c.scratch(stretch * size), c.scratch(4 * panel_rows)
 
-    def group(found: _Chosen, column: Value, first: Value, n: int) -> tuple[Apart, list[Value]]:
+    def group(found: ChosenExpert, column: Value, first: Value, n: int) -> tuple[Apart, list[Value]]:
         """Where n columns lie, and where their products go."""
         xs, targets = [], []
         for j in range(n):
@@ -148,14 +148,14 @@ def experts_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel
             targets.append(c.select(column + j < found.n, a.y + slot * a.y_stride + first * 4, nowhere))
         return Apart(xs), targets
 
-    def few(found: _Chosen, first: Value, column: Value, n: int, near: bool | None) -> None:
+    def few(found: ChosenExpert, first: Value, column: Value, n: int, near: bool | None) -> None:
         """Eight rows times n columns."""
         x, targets = group(found, column, first, n)
         rows = row_addresses(_matrix(a, found.expert), first)
         for target, total in zip(targets, products(c, a, form, rows, x, near), strict=True):
             c.store(target, total.value)
 
-    def eight(found: _Chosen, first: Value) -> None:
+    def eight(found: ChosenExpert, first: Value) -> None:
         """Eight rows times few columns."""
         zero, count = c.i64(0), found.n
         with c.when(count.equals(1)):
@@ -168,7 +168,7 @@ def experts_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel
             with c.range(wide, count, wide) as column:
                 few(found, first, column, wide, None)
 
-    def panel(found: _Chosen, first: Value) -> None:
+    def panel(found: ChosenExpert, first: Value) -> None:
         """A panel's rows times many columns; sums wait in y from one stretch to the next."""
         rows = [row_addresses(_matrix(a, found.expert), first + eight) for eight in range(0, panel_rows, 8)]
         n_wide, rest = found.n // wide, found.n % wide
@@ -193,7 +193,7 @@ def experts_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel
     # as in `matmul_many`, one thread does the last two panels where they share rows
     panels = a.n_rows // panel_rows
     with c.shares(work, c.load(I64, a.routes) * panels, a.share) as unit:
-        found = _chosen(c, a, unit // panels)
+        found = chosen_at(c, a, unit // panels)
         number = unit % panels
         start = number * panel_rows
         stop = c.select((number + 1).equals(panels), a.n_rows, start + panel_rows)
@@ -209,7 +209,7 @@ def experts_float(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> N
     form = FORMATS[TensorType[weights]]
     quads = (a.n_rows + (ROWS - 1)) // ROWS
     with c.shares(work, c.load(I64, a.routes) * quads, a.share) as unit:
-        found, quad = _chosen(c, a, unit // quads), unit % quads
+        found, quad = chosen_at(c, a, unit // quads), unit % quads
         numbers = [c.min(quad * ROWS + r, a.n_rows - 1) for r in range(ROWS)]
         rows = [a.w + found.expert * a.expert_bytes + number * a.row_bytes for number in numbers]
         with c.range(0, found.n, COLUMNS) as column:

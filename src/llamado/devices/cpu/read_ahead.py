@@ -1,0 +1,246 @@
+"""Mapped weights that are larger than memory: what a program will need next is read while it computes.
+
+A program reads its weights in one order, again and again. Where they do not fit, the system throws out what was used
+longest ago, which is what is needed next: every token reads the whole file. So programs get operations that say it:
+
+- Of every matrix a first part stays, as much as there is memory for; the rest is given back as soon as it is used, so
+  that nothing presses out what stays. Per token only the rest is read, and evenly between what is there already.
+- Ahead of the computation by a window of bytes, the system is asked for what comes, around the end of the program too.
+- Of experts only the chosen ones are read: all their matrices are asked for once the choice is known. Which stay is
+  left to the system, as nothing is known of the next choice.
+
+These are operations like others, done by the thread that comes to them. Where weights fit there are none.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+from weakref import WeakSet
+
+from llamado.devices.cpu.compile.program import ByteSpan, Operation, Place
+from llamado.devices.cpu.kernels import paging
+from llamado.devices.cpu.memory import CpuBuffer
+
+log = logging.getLogger("llamado.devices")
+
+WINDOW = 64 << 20
+"""Bytes asked for ahead of the computation."""
+_PAGE = mmap.PAGESIZE
+
+
+class MappedFile(NamedTuple):
+    """Addresses `start` to `stop` show a file from byte `offset` on, to all who map it."""
+
+    start: int
+    stop: int
+    offset: int
+    file: int
+
+
+class ReadAhead:
+    """Weights in mapped files, and what programs that read them get when they do not fit.
+
+    `free`: bytes this process may still use for them.
+    """
+
+    def __init__(self, free: Callable[[], int], window: int = WINDOW) -> None:
+        self._free, self._window = free, window
+        self._weights: WeakSet[CpuBuffer] = WeakSet()
+        self._files: list[MappedFile] = []
+        self._mapped = self._room = 0
+
+    def add(self, weights: Iterable[CpuBuffer]) -> None:
+        """Weights that programs will read where they lie."""
+        self._weights.update(weights)
+
+    def assess(self) -> None:
+        """Looks at what there is: before the first program, and whenever all are made anew."""
+        self.close()
+        if sys.platform != "linux" or not self._weights:
+            return
+        sizes = sorted((w.address, w.size) for w in self._weights if w.size)
+        self._files = [*_mapped_files(sizes)]
+        self._mapped = sum(size for address, size in sizes if self._file(address) is not None)
+        if not self._mapped:
+            return
+        self._room = self._free()
+        if self._over:
+            log.info(
+                "%.2f GB of weights do not fit the %.2f GB of memory there are for them: what does not stay is read "
+                "from the disk as it is needed",
+                self._mapped / 1e9,
+                self._room / 1e9,
+            )
+
+    @property
+    def _over(self) -> bool:
+        return self._mapped > self._room
+
+    def close(self) -> None:
+        """Lets go of the files."""
+        for mapped in self._files:
+            os.close(mapped.file)
+        self._files, self._mapped, self._room = [], 0, 0
+
+    def weave(self, operations: list[Operation]) -> list[Operation]:
+        """A program's operations with those between them that ask for weights and give them back."""
+        if not self._over:
+            return operations
+        before, after = self._dense(operations)
+        for i, asked in _asks_for_experts(operations, self._is_mapped):
+            before[i].append(asked)
+        woven: list[Operation] = []
+        for i, operation in enumerate(operations):
+            woven += [*before[i], operation, *after[i]]
+        return woven
+
+    def _file(self, address: int) -> MappedFile | None:
+        return next((m for m in self._files if m.start <= address < m.stop), None)
+
+    def _is_mapped(self, span: ByteSpan) -> bool:
+        return span.place.base is None and span.size > 0 and self._file(span.place.offset) is not None
+
+    def _dense(self, operations: Sequence[Operation]) -> tuple[list[list[Operation]], list[list[Operation]]]:
+        """What comes before and after each operation for the weights that every run reads."""
+        before: list[list[Operation]] = [[] for _ in operations]
+        after: list[list[Operation]] = [[] for _ in operations]
+        reads = [
+            _WeightRead(i, span.place.offset, span.size)
+            for i, operation in enumerate(operations)
+            if "w" in operation.fields and _choice(operation) is None
+            for span in operation.reads
+            if self._is_mapped(span)
+        ]
+        if not reads:
+            return before, after
+        self._divide(reads, operations)
+        streamed = any(read.rest for read in reads)
+        sizes = [read.rest if streamed else read.size for read in reads]
+        window, cycle = min(self._window, sum(sizes) // 2), sum(sizes)
+        # where each begins on the way through all of them, twice round
+        starts, at = [], 0
+        for size in [*sizes, *sizes]:
+            starts.append(at)
+            at += size
+        asked = next(j for j, start in enumerate(starts) if start >= window)
+        for read, start in zip(reads, starts, strict=False):
+            while asked < len(reads) + len(sizes) and starts[asked] <= start + window:
+                due = reads[asked % len(reads)]
+                before[read.operation].append(_ask(due.start, due.size))
+                asked += 1
+        for read in reads:
+            if read.rest:
+                after[read.operation].append(self._give_back(read, operations[read.operation]))
+        while asked < len(starts) and starts[asked] < cycle + window:  # the next run's first
+            due = reads[asked % len(reads)]
+            after[reads[-1].operation].append(_ask(due.start, due.size))
+            asked += 1
+        return before, after
+
+    def _divide(self, reads: Sequence[_WeightRead], operations: Sequence[Operation]) -> None:
+        """Says of each read how much of it stays."""
+        chosen = {(s.place.offset, s.size) for o in operations if _choice(o) for s in o.reads if self._is_mapped(s)}
+        tables = {
+            s.place.offset for o in operations if "w" not in o.fields for s in o.reads if self._is_mapped(s)
+        }  # rows are taken of them, anywhere
+        dense, experts = sum(read.size for read in reads), sum(size for _, size in chosen)
+        room = self._room - self._window - max(0, self._mapped - dense - experts)
+        if experts:
+            room = min(room, room * 3 // 4)
+        whole = [read for read in reads if read.start in tables]
+        if 2 * sum(read.size for read in whole) <= room:
+            room -= sum(read.size for read in whole)
+        else:
+            whole = []
+        rest = [read for read in reads if read not in whole]
+        # of a matrix that is used and of the one after it nothing is given back yet
+        most = 2 * max((read.size for read in rest), default=0)
+        total = sum(read.size for read in rest)
+        share = 1.0 if total <= room else min(1.0, max(0.0, (room - most) / max(1, total - most)))
+        for read in rest:
+            stays = -(-(read.start + int(read.size * share)) // _PAGE) * _PAGE - read.start
+            read.rest = max(0, read.size - stays) if share < 1 else 0
+
+    def _give_back(self, read: _WeightRead, operation: Operation) -> Operation:
+        start = read.start + read.size - read.rest
+        size = (read.start + read.size) // _PAGE * _PAGE - start
+        mapped = self._file(start)
+        assert mapped is not None
+        fields: dict[str, int | float | Place] = {
+            "start": start,
+            "size": max(0, size),
+            "file": mapped.file,
+            "offset": mapped.offset + start - mapped.start,
+        }
+        # the product is done when it is given back: it has been written
+        return Operation(paging.give_back, {}, fields, list(operation.writes), [], label="give back")
+
+
+@dataclass(eq=False)
+class _WeightRead:
+    """A weight that an operation reads whole; the last `rest` bytes of it do not stay in memory."""
+
+    operation: int
+    start: int
+    size: int
+    rest: int = field(default=0)
+
+
+def _ask(start: int, size: int) -> Operation:
+    return Operation(paging.ask, {"page": _PAGE}, {"start": start, "size": size}, [], [], label="ask")
+
+
+def _choice(operation: Operation) -> Place | None:
+    """Where an operation's choice of experts is, known only when the program runs; None: it reads all it names."""
+    place = operation.fields.get("routes", operation.fields.get("ids"))
+    if "expert_bytes" not in operation.fields or not isinstance(place, tuple):
+        return None
+    return place if any(span.place == place for span in operation.reads) else None
+
+
+def _asks_for_experts(
+    operations: Sequence[Operation], is_mapped: Callable[[ByteSpan], bool]
+) -> Iterator[tuple[int, Operation]]:
+    """Operations that ask for chosen experts, and before which one each comes.
+
+    For one token all at the first product with the choice; for many, who choose most, one product ahead.
+    """
+    seen: dict[Place, list[int]] = {}
+    for i, operation in enumerate(operations):
+        place = _choice(operation)
+        if place is None:
+            continue
+        users = seen.setdefault(place, [])
+        users.append(i)
+        routed = "routes" in operation.fields
+        kernel = paging.ask_for_routes if routed else paging.ask_for_chosen
+        before = users[-2] if routed and len(users) > 1 else users[0]
+        named = {key: operation.fields[key] for key in kernel.fields if key != "w"}
+        reads = [span for span in operation.reads if span.place == place]
+        for span in operation.reads:
+            if is_mapped(span):
+                yield before, Operation(kernel, {"page": _PAGE}, {**named, "w": span.place}, reads, [], label="ask")
+
+
+def _mapped_files(spans: Sequence[tuple[int, int]]) -> Iterator[MappedFile]:
+    """The files that are mapped, shared, where one of `spans` (address, size) lies; opened anew to name their bytes."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        where, mode, offset, _, _, *name = line.split(maxsplit=5)
+        start, stop = (int(part, 16) for part in where.split("-"))
+        if mode[3] != "s" or not name or not any(start <= address < stop for address, _ in spans):
+            continue
+        try:
+            yield MappedFile(start, stop, int(offset, 16), os.open(name[0], os.O_RDONLY))
+        except OSError as error:
+            log.debug("%s is not read ahead: %s", name[0], error)
