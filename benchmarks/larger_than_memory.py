@@ -69,8 +69,9 @@ def ours(path: Path, test: list[str]) -> tuple[list[str], Callable[[str], float]
 
 
 def theirs(path: Path, test: list[str]) -> tuple[list[str], Callable[[str], float]]:
-    """The same of llama.cpp."""
-    command = [peer_program("llama-bench"), "-m", str(path), *test, "-r", "1", "-o", "json"]
+    """The same of llama.cpp, told to leave weights in the file: its copies in another layout do not fit."""
+    stay = ["--repack", "0", "-lm", "mmap"]
+    command = [peer_program("llama-bench"), "-m", str(path), *test, *stay, "-r", "1", "-o", "json"]
     return command, lambda said: float(json.loads(said)[0]["avg_ts"])
 
 
