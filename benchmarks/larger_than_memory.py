@@ -1,5 +1,5 @@
-"""Models larger than memory: `llamado bench` and llama-bench in turns, each in a control group with less memory than the
-file has bytes, none of which is in memory when one begins.
+"""Models larger than memory: `llamado bench` and llama-bench in turns, each in a control group with less memory than
+the file has bytes, none of which is in memory when one begins.
 
 Needs root, or a control group of one's own to make groups in; says so and ends where there is none.
 

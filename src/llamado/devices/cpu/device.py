@@ -32,8 +32,6 @@ from llamado.gguf.types import TensorType
 
 _PROGRAMS_KEPT = 160
 _LEAST_ARENA = 1 << 16
-_SPARE = 64 << 20
-"""Bytes left to what this process will need besides."""
 
 
 @dataclass
@@ -151,7 +149,8 @@ class CpuDevice:
             return compiled
         n_threads = self.n_threads if _columns(graph) <= 8 else self.n_threads_batch
         compiler = Compiler(graph, self.jit.lowering, n_threads)
-        if not self._programs:
+        if self.read_ahead.stale:
+            self._programs.clear()
             self.read_ahead.assess()
         operations = self.read_ahead.weave(compiler.compile())
         size = plan(operations)
@@ -258,11 +257,10 @@ class CpuDevice:
         return free, total
 
     def _free_for_weights(self) -> int:
-        """Bytes that pages of mapped weights may take: what is free, without what is about to be used."""
-        free, total, _ = limits.memory()
-        with self._counting:  # most of it was not touched yet
-            about = self._arena.size + sum(buffer.size for buffer in self._allocated)
-        return free - about - _SPARE - total // 16
+        """Bytes that pages of mapped weights may take: what is free, without what was allocated and is touched soon."""
+        with self._counting:
+            soon = sum(buffer.size for buffer in self._allocated)
+        return limits.memory().free - soon
 
     def __del__(self) -> None:
         if hasattr(self, "team"):

@@ -32,6 +32,8 @@ log = logging.getLogger("llamado.devices")
 
 WINDOW = 64 << 20
 """Bytes asked for ahead of the computation."""
+_SPARE = 256 << 20
+"""Most bytes left to what else will be needed, of what is kept: what the system then takes back is what is used next."""
 _PAGE = mmap.PAGESIZE
 
 
@@ -47,7 +49,7 @@ class MappedFile(NamedTuple):
 class ReadAhead:
     """Weights in mapped files, and what programs that read them get when they do not fit.
 
-    `free`: bytes this process may still use for them.
+    `free`: bytes of memory that this process may still use for them.
     """
 
     def __init__(self, free: Callable[[], int], window: int = WINDOW) -> None:
@@ -55,14 +57,18 @@ class ReadAhead:
         self._weights: WeakSet[CpuBuffer] = WeakSet()
         self._files: list[MappedFile] = []
         self._mapped = self._room = 0
+        self.stale = False
+        """Whether weights came since `assess`."""
 
     def add(self, weights: Iterable[CpuBuffer]) -> None:
         """Weights that programs will read where they lie."""
         self._weights.update(weights)
+        self.stale = True
 
     def assess(self) -> None:
-        """Looks at what there is: before the first program, and whenever all are made anew."""
+        """Looks at what there is, while no program is: they hold on to what was found."""
         self.close()
+        self.stale = False
         if sys.platform != "linux" or not self._weights:
             return
         sizes = sorted((w.address, w.size) for w in self._weights if w.size)
@@ -151,7 +157,7 @@ class ReadAhead:
             s.place.offset for o in operations if "w" not in o.fields for s in o.reads if self._is_mapped(s)
         }  # rows are taken of them, anywhere
         dense, experts = sum(read.size for read in reads), sum(size for _, size in chosen)
-        room = self._room - self._window - max(0, self._mapped - dense - experts)
+        room = self._room - min(self._room // 8, _SPARE) - self._window - max(0, self._mapped - dense - experts)
         if experts:
             room = min(room, room * 3 // 4)
         whole = [read for read in reads if read.start in tables]
