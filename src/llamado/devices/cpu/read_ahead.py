@@ -33,7 +33,7 @@ log = logging.getLogger("llamado.devices")
 WINDOW = 64 << 20
 """Bytes asked for ahead of the computation."""
 _SPARE = 256 << 20
-"""Most bytes left to what else will be needed, of what is kept: what the system then takes back is what is used next."""
+"""Most bytes left to what else will be needed: where the system has to take pages back, it takes what is used next."""
 _PAGE = mmap.PAGESIZE
 
 
