@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 # What is patched, and what takes it from there, is imported before that: it would keep a stand-in for ever.
+import llamado.cluster.deploy.targets
 import llamado.commands.bench.latency
 import llamado.commands.bench.perplexity
 import llamado.commands.bench.speed
@@ -449,6 +450,9 @@ class Commands:
 
         self._patch.setattr("llamado.commands.top.show", lambda url, **options: note("top", url=url, **options) or 0)
         self._patch.setattr("llamado.commands.cluster.make", make)
+        deploy = "llamado.cluster.deploy.targets"
+        self._patch.setattr(f"{deploy}.files_for", lambda target, what: note("deploy", what=what) or {})
+        self._patch.setattr(f"{deploy}.write", lambda files, folder: note("deploy", folder=folder) or [])
         self._patch.setattr("llamado.commands.wait.run_wait", lambda url, **options: note("wait", url=url, **options))
 
 

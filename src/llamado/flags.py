@@ -99,6 +99,7 @@ _TOP = frozenset({"top"})
 _CLUSTER = frozenset({"cluster"})
 # With one of these, workers come by themselves: what `--rpc` needs to be of use has a use.
 _JOINED = ("cluster_token", "discover")
+_DEPLOY = frozenset({"deploy"})
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
@@ -765,6 +766,31 @@ DOCTOR = _group(
           metavar="SECONDS", commands=_DOCTOR),
     _used("--json", "print JSON", default=False, commands=_DOCTOR),
 )
+
+DEPLOY = _group(
+    "deploy",
+    _used("--name", "name of everything that is made", type="str", default="llamado", metavar="NAME",
+          commands=_DEPLOY),
+    _used("--replicas", "servers", type="int", default=1, metavar="N", commands=_DEPLOY),
+    _used("--workers", "workers that share the model", type="int", default=0, metavar="N", commands=_DEPLOY),
+    _used("--port", "port of the (first) server", type="int", default=8080, metavar="PORT", commands=_DEPLOY),
+    _used("--worker-port", "port of the (first) worker", type="int", default=50052, metavar="PORT", commands=_DEPLOY),
+    _used("--image", "image of containers", type="str", default="llamado:latest", metavar="IMAGE", commands=_DEPLOY),
+    _used("--program", "where llamado is installed (systemd)", type="str", default="/usr/local/bin/llamado",
+          metavar="PATH", commands=_DEPLOY),
+    _used("--models", "folder of models, /models in containers (compose)", type="str", default="/srv/models",
+          metavar="FOLDER", commands=_DEPLOY),
+    _used("--memory", "most memory of each process: 16G", type="str", metavar="SIZE", commands=_DEPLOY),
+    _used("--cpus", "most processors of each process", type="float", metavar="N", commands=_DEPLOY),
+    _used("--tls", "servers and workers are reached by TLS", default=False, commands=_DEPLOY),
+    _used("--key", "clients need a key", default=False, commands=_DEPLOY),
+    _used("--domain", "name by which clients come (nginx)", type="str", default="_", metavar="NAME",
+          commands=_DEPLOY),
+    _used("--lws", "group a server with its workers by LeaderWorkerSet (kubernetes)", default=False,
+          commands=_DEPLOY),
+    _used("--out", "folder to write the files to (default: print them)", type="str", metavar="FOLDER",
+          commands=_DEPLOY),
+)
 # fmt: on
 
 FLAGS: tuple[Flag, ...] = (
@@ -781,6 +807,7 @@ FLAGS: tuple[Flag, ...] = (
     + TAP
     + WAIT
     + DOCTOR
+    + DEPLOY
     + GATEWAY
     + VERIFY
     + TOP
@@ -1014,7 +1041,19 @@ def markdown() -> str:
     }
     for kind, title in titles.items():
         lines += _table(f"## {title}", [f for f in FLAGS if f.kind is kind and "serve" in f.commands])
-    for command in ("run", "bench", "perplexity", "plan", "worker", "tap", "wait", "doctor", "gateway", "verify"):
+    for command in (
+        "run",
+        "bench",
+        "perplexity",
+        "plan",
+        "worker",
+        "tap",
+        "wait",
+        "doctor",
+        "gateway",
+        "verify",
+        "deploy",
+    ):
         own = [f for f in FLAGS if f.kind is Kind.USED and command in f.commands and "serve" not in f.commands]
         shared = any(command in f.commands and "serve" in f.commands for f in FLAGS if f.kind is not Kind.USED)
         title = f"# Flags of `llamado {command}`"

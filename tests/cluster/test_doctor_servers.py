@@ -105,6 +105,14 @@ def test_tls_on_the_server_alone(certificates: Certificates) -> None:
     assert found.symptom == "wants-tls" and found.command == f"llamado doctor {url}"
 
 
+def test_tls_on_the_server_alone_that_answers_plain_requests(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nginx says 400 to plain HTTP on its TLS port."""
+    url = scripted(stack, (400, b"<html>The plain HTTP request was sent to HTTPS port"))
+    assert one(url).symptom == "not-a-server"
+    monkeypatch.setattr(servers, "speaks_tls", lambda *_: True)
+    assert one(url).symptom == "wants-tls"
+
+
 def test_tls_on_the_client_alone() -> None:
     with listening() as (url, _):
         assert one(url.replace("http", "https")).symptom == "no-tls"
@@ -204,6 +212,10 @@ def test_a_key_is_asked_for(key: str | None) -> None:
     with listening(keys=(b"right",)) as (url, _):
         found = one(url, key=key)
     assert found.symptom == "wrong-key" and "--api-key" in found.command
+
+
+def test_a_key_is_asked_for_by_a_proxy(stack: ExitStack) -> None:
+    assert one(scripted(stack, (401, b"<html>Authorization Required"))).symptom == "wrong-key"
 
 
 def test_open_to_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from llamado.text.grammar.source import GrammarSource
 
 COMMANDS = (
     "serve", "run", "perplexity", "bench", "plan", "worker", "tap", "wait", "doctor", "gateway", "verify",
-    "top", "cluster",
+    "top", "cluster", "deploy",
 )  # fmt: skip
 BASE = {
     "serve": "-m @model",
@@ -39,6 +39,7 @@ BASE = {
     "verify": "http://h:1 http://h:2",
     "top": "http://h:1",
     "cluster": "init --out @folder/keys",
+    "deploy": "systemd",
 }
 CHATML = "{{ messages[0].content }}"
 GONE = "(nothing)"
@@ -109,6 +110,10 @@ def both(value: str | None, served: Mapping[str, Any], **of_gateway: Any) -> Row
     """A flag of the server and of the gateway."""
     named = {f"gateway.options.{name.replace('__', '.')}": given for name, given in of_gateway.items()}
     return Row(value, served, elsewhere={"gateway": named})
+
+
+def deployed(field: str, value: str | None, given: Any) -> Row:
+    return Row(value, {f"deploy.what.{field}": given})
 
 
 def logs(field: str, value: str | None, given: Any, **kw: Any) -> Row:
@@ -409,6 +414,21 @@ ROWS: dict[str, Row] = {
     "cluster --worker": Row("w,10.0.0.2", {"cluster.workers": (("w", "10.0.0.2"),)}),
     "cluster --workers": Row("2", {"cluster.workers": ((), ())}),
     "cluster --days": Row("9", {"cluster.days": 9}),
+    "deploy --name": deployed("name", "mine", "mine"),
+    "deploy --replicas": deployed("replicas", "3", 3),
+    "deploy --workers": deployed("workers", "2", 2),
+    "deploy --port": deployed("port", "9000", 9000),
+    "deploy --worker-port": deployed("worker_port", "9000", 9000),
+    "deploy --image": deployed("image", "mine:1", "mine:1"),
+    "deploy --program": deployed("program", "/opt/llamado", "/opt/llamado"),
+    "deploy --models": deployed("models", "/data", "/data"),
+    "deploy --memory": deployed("memory", "8G", "8G"),
+    "deploy --cpus": deployed("cpus", "2", 2.0),
+    "deploy --tls": deployed("tls", None, True),
+    "deploy --key": deployed("key", None, True),
+    "deploy --domain": deployed("domain", "llm.example", "llm.example"),
+    "deploy --lws": deployed("leader_worker_set", None, True),
+    "deploy --out": Row("folder", {"deploy.folder": Path("folder")}),
 }  # fmt: skip
 
 

@@ -36,6 +36,8 @@ llamado: serve and run GGUF language models, on one machine or on many
   llamado verify URL URL        whether servers give the same answers, byte by byte
   llamado top URL               the machines of a server while they work
   llamado cluster init          keys and certificates for TLS between machines
+  llamado deploy TARGET -- FLAGS
+                                files for compose, docker, kubernetes, systemd, nginx, prometheus, grafana
   llamado tap                   a proxy before a worker that delays and shows its traffic
 
 MODEL: a GGUF path, a name (smollm2, gemma3), hf:user/repo[:quant], ollama:name[:tag]
@@ -258,6 +260,12 @@ def _cluster(flags: Parsed, _: argparse.Namespace) -> int:
     return init(flags)
 
 
+def _deploy(flags: Parsed, namespace: argparse.Namespace) -> int:
+    from llamado.commands.deploy import run_deploy
+
+    return run_deploy(flags, namespace.target, namespace.behind)
+
+
 COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
     "serve": (_serve, "HTTP server with llama-server's and OpenAI's API"),
     "wait": (_wait, "wait until a server answers requests"),
@@ -273,6 +281,7 @@ COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
     "verify": (_verify, "whether servers give the same answers to the same prompts and seeds, byte by byte"),
     "top": (_top, "the machines of a server while they work: layers, memory, links, where a token's time goes"),
     "cluster": (_cluster, "init: make keys and certificates for TLS between a server and its workers"),
+    "deploy": (_deploy, "files with which others run servers and workers; flags of llamado serve come behind --"),
     "tap": (_tap, "a proxy before a worker that delays, limits and decodes its traffic"),
 }
 
@@ -296,6 +305,10 @@ def _parser(command: str) -> argparse.ArgumentParser:
         parser.add_argument("url", metavar="URL", nargs="?", default="http://127.0.0.1:8080", help="of a server")
     elif command == "cluster":
         parser.add_argument("action", choices=["init"], help="what to do")
+    elif command == "deploy":
+        from llamado.cluster.deploy.targets import TARGETS
+
+        parser.add_argument("target", choices=sorted(TARGETS), metavar="TARGET", help=", ".join(sorted(TARGETS)))
     elif command == "pull":
         parser.add_argument("spec", nargs="?", metavar="MODEL", help="smollm2, gemma3, hf:user/repo[:quant], …")
         parser.add_argument("-hf", "-hfr", "--hf-repo", metavar="REPO", help="user/repo[:quant] of Hugging Face")
@@ -320,7 +333,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if command not in COMMANDS:
             raise _unknown_command(command)
-        flags, namespace = parse(_parser(command), command, given[1:])
+        own, behind = _divided(given[1:]) if command == "deploy" else (given[1:], [])
+        flags, namespace = parse(_parser(command), command, own)
         if getattr(namespace, "completion_bash", False):
             print(completion_script(list(COMMANDS)), end="")
             return 0
@@ -330,6 +344,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _list_cache()
         for note in flags.notes if command != "serve" else ():  # a server says it in its log
             print(f"llamado: {note}", file=sys.stderr)
+        namespace.behind = behind
         return COMMANDS[command][0](flags, namespace)
     except FlagError as error:
         print(f"llamado: {error}", file=sys.stderr)
@@ -349,6 +364,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 128 + signal.SIGINT
+
+
+def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """What stands before `--`, and what behind it."""
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:at], arguments[at + 1 :]
 
 
 def _unknown_command(command: str) -> FlagError:

@@ -1,0 +1,1 @@
+"""Files with which other programs run servers and workers: containers, units, proxies, dashboards."""

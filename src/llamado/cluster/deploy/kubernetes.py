@@ -1,0 +1,355 @@
+"""Manifests of Kubernetes: servers, workers, who may reach them, and when they are restarted.
+
+The startup probe waits for the model, readiness takes a server out of the service while it cannot answer (its worker is
+away, its engine waits), and liveness restarts the process alone that does not work any more: never for a worker that is
+away, which a restart would not bring back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llamado.cluster.deploy.containers import CACHE, MODELS, USER
+from llamado.cluster.deploy.deployment import Deployment, spelled, variable, yaml_text
+
+LIVE, READY = "/livez", "/readyz"
+_START_SECONDS = 1800
+_END_SECONDS = 90
+_TLS = "/tls"
+
+Manifest = dict[str, Any]
+
+
+def kubernetes(what: Deployment) -> dict[str, str]:
+    """All manifests in one file, and secrets as examples in another where there are any."""
+    manifests = [_server_service(what)]
+    if what.workers and what.leader_worker_set:
+        manifests.append(_leader_worker_set(what))
+    else:
+        manifests.append(_servers(what))
+        if what.workers:
+            manifests += [_worker_service(what), _workers(what)]
+    manifests += [_budget(what, "server"), _scaler(what), *_policies(what)]
+    files = {f"{what.name}.yaml": yaml_text(*manifests)}
+    if secrets := _secrets(what):
+        files[f"{what.name}-secrets.example.yaml"] = yaml_text(*secrets)
+    return files
+
+
+def _meta(what: Deployment, part: str) -> Manifest:
+    return {"name": f"{what.name}-{part}", "labels": _labels(what, part)}
+
+
+def _labels(what: Deployment, part: str) -> dict[str, str]:
+    return {"app.kubernetes.io/name": what.name, "app.kubernetes.io/component": part}
+
+
+def _selector(what: Deployment, part: str) -> Manifest:
+    return {"matchLabels": _labels(what, part)}
+
+
+# --- containers -------------------------------------------------------------------------------------------------------
+
+
+def _container(what: Deployment, part: str, command: list[str], port: int) -> Manifest:
+    container: Manifest = {
+        "name": part,
+        "image": what.image,
+        "args": [_literal(word) for word in command],
+        "ports": [{"name": "http" if part == "server" else "rpc", "containerPort": port}],
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [
+            {"name": "models", "mountPath": MODELS, "readOnly": True},
+            {"name": "cache", "mountPath": CACHE},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+    }
+    sizes: dict[str, str] = {}
+    if what.memory is not None:
+        sizes["memory"] = what.memory + ("i" if what.memory[-1] in "KMGT" else "")
+    if what.cpus is not None:
+        sizes["cpu"] = f"{what.cpus:g}"
+    if sizes:
+        container["resources"] = {"requests": sizes, "limits": dict(sizes)}
+    if what.tls:
+        container["volumeMounts"].append({"name": "tls", "mountPath": _TLS, "readOnly": True})
+    return container
+
+
+def _literal(word: str) -> str:
+    """With `$(` doubled: Kubernetes puts variables in there."""
+    return word.replace("$(", "$$(")
+
+
+def _server(what: Deployment, rpc: list[str]) -> Manifest:
+    more: list[str] = []
+    if what.tls:
+        more += [spelled("serve", "ssl_key_file"), f"{_TLS}/tls.key"]
+        more += [spelled("serve", "ssl_cert_file"), f"{_TLS}/tls.crt"]
+        if rpc:
+            more += [spelled("serve", "rpc_ca"), f"{_TLS}/ca.crt", spelled("serve", "rpc_cert"), f"{_TLS}/tls.crt"]
+            more += [spelled("serve", "rpc_key"), f"{_TLS}/tls.key"]
+    container = _container(what, "server", what.serve_command(*more, rpc=rpc, host="0.0.0.0"), what.port)
+    if what.key:
+        source = {"secretKeyRef": {"name": f"{what.name}-keys", "key": "key"}}
+        container["env"] = [{"name": variable("serve", "api_key"), "valueFrom": source}]
+
+    def probe(path: str, period: int, failures: int, timeout: int) -> Manifest:
+        get: Manifest = {"path": path, "port": "http"}
+        if what.tls:
+            get["scheme"] = "HTTPS"
+        return {
+            "httpGet": get, "periodSeconds": period, "failureThreshold": failures, "timeoutSeconds": timeout
+        }  # fmt: skip
+
+    return {
+        **container,
+        "startupProbe": probe(LIVE, 10, _START_SECONDS // 10, 5),
+        "livenessProbe": probe(LIVE, 30, 3, 10),
+        "readinessProbe": probe(READY, 5, 2, 5),
+        # the endpoint is taken out of the service before the process is told to end
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", "5"]}}},
+    }
+
+
+def _worker(what: Deployment) -> Manifest:
+    more: list[str] = []
+    if what.tls:
+        for key, file in (("tls_cert", "tls.crt"), ("tls_key", "tls.key"), ("tls_client_ca", "ca.crt")):
+            more += [spelled("worker", key), f"{_TLS}/{file}"]
+    container = _container(what, "worker", what.worker_command(*more, host="0.0.0.0"), what.worker_port)
+    listens: Manifest = {"tcpSocket": {"port": "rpc"}}
+    greets = listens
+    if not what.tls:  # one that is frozen accepts connections, too
+        wait = ["llamado", "wait", f"tcp://127.0.0.1:{what.worker_port}", spelled("wait", "timeout"), "5"]
+        greets = {"exec": {"command": wait}}
+    return {
+        **container,
+        "startupProbe": {**listens, "periodSeconds": 5, "failureThreshold": 60},
+        "livenessProbe": {**greets, "periodSeconds": 60, "failureThreshold": 3, "timeoutSeconds": 15},
+        "readinessProbe": {**listens, "periodSeconds": 5, "failureThreshold": 2, "timeoutSeconds": 5},
+    }
+
+
+def _pod(what: Deployment, part: str, container: Manifest, *, own_cache: bool = False) -> Manifest:
+    models = {"persistentVolumeClaim": {"claimName": f"{what.name}-models", "readOnly": True}}
+    volumes: list[Manifest] = [{"name": "models", **models}, {"name": "tmp", "emptyDir": {}}]
+    if not own_cache:
+        volumes.append({"name": "cache", "emptyDir": {}})
+    if what.tls:
+        volumes.append({"name": "tls", "secret": {"secretName": f"{what.name}-tls"}})
+    labels = _labels(what, part)
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": labels},
+    }
+    notes = {"prometheus.io/scrape": "true", "prometheus.io/port": str(what.port)} if part == "server" else {}
+    quiet = {key: container[key] for key in ("image", "securityContext")}
+    kernels = {
+        "name": "kernels",
+        **quiet,
+        # those of the image, which the volume would hide
+        "command": ["cp", "-r", f"{CACHE}/.", "/volume"],
+        "volumeMounts": [{"name": "cache", "mountPath": "/volume"}],
+    }
+    return {
+        "metadata": {"labels": labels, **({"annotations": notes} if notes else {})},
+        "spec": {
+            "terminationGracePeriodSeconds": _END_SECONDS,
+            "automountServiceAccountToken": False,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": USER,
+                "runAsGroup": USER,
+                "fsGroup": USER,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "topologySpreadConstraints": [spread],
+            "initContainers": [kernels],
+            "containers": [container],
+            "volumes": volumes,
+        },
+    }
+
+
+# --- what runs them ---------------------------------------------------------------------------------------------------
+
+
+def _servers(what: Deployment) -> Manifest:
+    scheme = "tls://" if what.tls else ""
+    rpc = [f"{scheme}{what.name}-worker-{i}.{what.name}-worker:{what.worker_port}" for i in range(what.workers)]
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": _meta(what, "server"),
+        "spec": {
+            # how many there are is the autoscaler's
+            "selector": _selector(what, "server"),
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "progressDeadlineSeconds": _START_SECONDS + 60,
+            "template": _pod(what, "server", _server(what, rpc)),
+        },
+    }
+
+
+def _workers(what: Deployment) -> Manifest:
+    cache = {
+        "metadata": {"name": "cache"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "50Gi"}}},
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": _meta(what, "worker"),
+        "spec": {
+            "serviceName": f"{what.name}-worker",
+            "replicas": what.workers,
+            "podManagementPolicy": "Parallel",
+            "selector": _selector(what, "worker"),
+            "template": _pod(what, "worker", _worker(what), own_cache=True),
+            "volumeClaimTemplates": [cache],
+        },
+    }
+
+
+def _leader_worker_set(what: Deployment) -> Manifest:
+    """Groups of a server and its workers, which are scheduled together (leaderworkerset.x-k8s.io)."""
+    scheme = "tls://" if what.tls else ""
+    # a leader's pod is called SET-0, its workers SET-0-1, SET-0-2 …, all of them under the service SET
+    rpc = ",".join(f"{scheme}$(LWS_GROUP)-{i + 1}.{what.name}-group:{what.worker_port}" for i in range(what.workers))
+    server = _server(what, [])
+    server["args"] += [spelled("serve", "rpc"), rpc]
+    field = {"fieldRef": {"fieldPath": "metadata.name"}}
+    server["env"] = [{"name": "LWS_GROUP", "valueFrom": field}, *server.get("env", [])]
+    return {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1",
+        "kind": "LeaderWorkerSet",
+        "metadata": {"name": f"{what.name}-group", "labels": _labels(what, "group")},
+        "spec": {
+            "replicas": what.replicas,
+            "networkConfig": {"subdomainPolicy": "Shared"},
+            "leaderWorkerTemplate": {
+                "size": what.workers + 1,
+                # a worker that comes back gets its layers again: the group need not be made anew
+                "restartPolicy": "None",
+                "leaderTemplate": _pod(what, "server", server),
+                "workerTemplate": _pod(what, "worker", _worker(what)),
+            },
+        },
+    }
+
+
+def _server_service(what: Deployment) -> Manifest:
+    port = {"name": "http", "port": what.port, "targetPort": "http"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _meta(what, "server"),
+        "spec": {"selector": _labels(what, "server"), "ports": [port]},
+    }
+
+
+def _worker_service(what: Deployment) -> Manifest:
+    port = {"name": "rpc", "port": what.worker_port, "targetPort": "rpc"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _meta(what, "worker"),
+        # servers look for workers by name before these are ready
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": _labels(what, "worker"),
+            "ports": [port],
+        },
+    }
+
+
+def _budget(what: Deployment, part: str) -> Manifest:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _meta(what, part),
+        "spec": {"maxUnavailable": 1, "selector": _selector(what, part)},
+    }
+
+
+def _scaler(what: Deployment) -> Manifest:
+    """More servers while requests wait; the metric comes from Prometheus' adapter."""
+    group = bool(what.workers and what.leader_worker_set)
+    target = (
+        {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "name": f"{what.name}-group"}
+        if group
+        else {"apiVersion": "apps/v1", "kind": "Deployment", "name": f"{what.name}-server"}
+    )
+    waiting = {
+        "type": "Pods",
+        "pods": {
+            "metric": {"name": "llamacpp_requests_deferred"},
+            "target": {"type": "AverageValue", "averageValue": "2"},
+        },
+    }
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": _meta(what, "server"),
+        "spec": {
+            "scaleTargetRef": target,
+            "minReplicas": what.replicas,
+            "maxReplicas": max(4 * what.replicas, 4),
+            "metrics": [waiting],
+            # a model takes long to load: what was started is not ended at once
+            "behavior": {"scaleDown": {"stabilizationWindowSeconds": 900}},
+        },
+    }
+
+
+def _policies(what: Deployment) -> list[Manifest]:
+    """Anybody in the cluster may ask servers; workers hear servers alone: their protocol is not made for strangers."""
+
+    def policy(part: str, origin: list[Manifest], port: int) -> Manifest:
+        rule: Manifest = {"ports": [{"protocol": "TCP", "port": port}]}
+        if origin:
+            rule["from"] = origin
+        return {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": _meta(what, part),
+            "spec": {"podSelector": _selector(what, part), "policyTypes": ["Ingress"], "ingress": [rule]},
+        }
+
+    found = [policy("server", [], what.port)]
+    if what.workers:
+        found.append(policy("worker", [{"podSelector": _selector(what, "server")}], what.worker_port))
+    return found
+
+
+def _secrets(what: Deployment) -> list[Manifest]:
+    found: list[Manifest] = []
+    if what.key:
+        found.append(
+            {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": {"name": f"{what.name}-keys"},
+                "type": "Opaque",
+                "stringData": {"key": "REPLACE-ME"},
+            }
+        )
+    if what.tls:
+        found.append(
+            {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": {"name": f"{what.name}-tls"},
+                "type": "kubernetes.io/tls",
+                "stringData": {"tls.crt": "REPLACE-ME", "tls.key": "REPLACE-ME", "ca.crt": "REPLACE-ME"},
+            }
+        )
+    return found
