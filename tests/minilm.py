@@ -17,6 +17,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize, quantize
+from kept_files import kept
 from numpy.typing import NDArray
 from tiny_models import CONTROL, NORMAL, encode_weight
 
@@ -106,6 +107,7 @@ def convert(wheel: Path, path: Path, wtype: str) -> Path:
     return _end(writer, path)
 
 
+@kept
 def make_bert(
     path: Path,
     *,

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,43 +60,60 @@ def test_each_kind_of_thing_has_an_example() -> None:
         assert any(step.path.startswith("src/") for step in steps)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", examples())
-def test_the_example_works(name: str, tmp_path: Path) -> None:
-    """Its changes fit, its sources are typed and sorted as ours, its test passes, and fails without them."""
-    steps = examples()[name]
+def copy(root: Path, names: Sequence[str]) -> Path:
+    """A copy of the sources with the tests of some examples."""
     ignore = shutil.ignore_patterns("captures", "*.svg")
     for folder in ("src", "tests"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignore)
+        shutil.copytree(ROOT / folder, root / folder, ignore=ignore)
     for file in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / file, tmp_path)
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "src"), "LLAMADO_CACHE": str(tmp_path / "cache")}
+        shutil.copy(ROOT / file, root)
+    for name in names:
+        for step in examples()[name]:
+            if step.path.startswith("tests/"):
+                apply(step, root)
+    return root
 
-    def run(*arguments: str) -> tuple[int, str]:
-        done = subprocess.run(
-            [sys.executable, "-m", *arguments],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        return done.returncode, done.stdout + done.stderr
 
+def tests_of(name: str) -> list[str]:
+    return [step.path for step in examples()[name] if step.path.startswith("tests/")]
+
+
+def run(root: Path, *arguments: str) -> tuple[int, str]:
+    """A module as a program in a copy; compiled kernels are found, and kept, where those of the sources are."""
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": str(root / "src")},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+PYTEST = ("pytest", "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors", "-rA")
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What pytest says of the tests of all examples without their sources."""
+    root = copy(tmp_path_factory.mktemp("without"), [*examples()])
+    return run(root, *PYTEST, *(path for name in examples() for path in tests_of(name)))[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", examples())
+def test_the_example_works(name: str, without: str, tmp_path: Path) -> None:
+    """Its changes fit, its sources are typed and sorted as ours, its test passes, and fails without them."""
+    for path in tests_of(name):  # an error is a test that cannot be collected
+        assert re.search(rf"^(FAILED|ERROR) {re.escape(path)}\b", without, re.MULTILINE), without
+    root = copy(tmp_path, [name])
+    steps = [step for step in examples()[name] if not step.path.startswith("tests/")]
     for step in steps:
-        if step.path.startswith("tests/"):
-            apply(step, tmp_path)
-    tests = [step.path for step in steps if step.path.startswith("tests/")]
-    pytest_ = ("pytest", "-q", "-p", "no:cacheprovider", *tests)
-    status, said = run(*pytest_)
-    assert status in (1, 2), f"the test passes without the example:\n{said}"  # failed, or could not be collected
-    for step in steps:
-        if not step.path.startswith("tests/"):
-            apply(step, tmp_path)
-    status, said = run(*pytest_)
+        apply(step, root)
+    status, said = run(root, *PYTEST, *tests_of(name))
     assert status == 0, said
     changed = sorted({step.path for step in steps if step.path.startswith("src/")})
-    status, said = run("ruff", "check", *changed)
-    assert status == 0, said
-    status, said = run("ruff", "format", "--check", *changed)
-    assert status == 0, said
+    for command in (("check",), ("format", "--check")):
+        status, said = run(root, "ruff", *command, *changed)
+        assert status == 0, said

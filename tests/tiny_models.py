@@ -13,6 +13,7 @@ import gguf
 import numpy as np
 from block_types import encode
 from gguf import GGMLQuantizationType as Type
+from kept_files import kept
 from numpy.typing import NDArray
 
 from llamado.gguf.types import TensorType
@@ -171,6 +172,7 @@ class _Writer:
         return self._path
 
 
+@kept
 def make_llama(
     path: Path,
     *,
@@ -239,6 +241,7 @@ def hold_experts(model: Model, name: str, experts: int, used: int) -> None:
             model.roles[weight] = tuple(replace(role, experts=experts, used=used) for role in roles)
 
 
+@kept
 def make_gemma3(
     path: Path,
     *,

@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from server_processes import ServerProcess, Source
 
-HERE = Path(__file__).parent
+
+@pytest.fixture(scope="session")
+def source() -> Iterator[Source]:
+    one = Source()
+    yield one
+    one.end()
 
 
 @pytest.fixture
-def fake_server(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
+def fake_server(source: Source, tmp_path: Path) -> Iterator[Callable[..., tuple[ServerProcess, str]]]:
     """Starts `fake_server.py`; returns the process and its address once the port is open."""
-    processes: list[subprocess.Popen[str]] = []
+    processes: list[ServerProcess] = []
 
-    def start(*options: str) -> tuple[subprocess.Popen[str], str]:
+    def start(*options: str) -> tuple[ServerProcess, str]:
         port_file = tmp_path / f"port{len(processes)}"
-        command = [sys.executable, str(HERE / "fake_server.py"), str(port_file), *options]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        process = ServerProcess(source, tmp_path / f"log{len(processes)}", [str(port_file), *options])
         processes.append(process)
-        for _ in range(6000):
-            if port_file.exists() and (text := port_file.read_text()):
-                return process, f"http://127.0.0.1:{text}"
-            time.sleep(0.01)
-        raise AssertionError("the server did not open its port")
+        deadline = time.monotonic() + 60
+        while not (port_file.exists() and (text := port_file.read_text())):
+            assert time.monotonic() < deadline, f"the server did not open its port: {process.log()}"
+            time.sleep(0.005)
+        return process, f"http://127.0.0.1:{text}"
 
     yield start
     for process in processes:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        if process.stderr is not None:
-            process.stderr.close()
+        process.end()

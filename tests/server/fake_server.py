@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fakes import FakeEngine, served
@@ -37,8 +37,9 @@ FAILURES: dict[str, Exception] = {
 }
 
 
-def main() -> int:
-    options = dict(argument.partition("=")[::2] for argument in sys.argv[2:])
+def main(arguments: Sequence[str]) -> int:
+    port_file, *given = arguments
+    options = dict(argument.partition("=")[::2] for argument in given)
     logs.configure(as_json="json" in options)
 
     def load(settings: Settings, report: Callable[[float, str], None]) -> Served:
@@ -51,7 +52,7 @@ def main() -> int:
         return served(FakeEngine(delay=float(options.get("delay", "0")), answer="x" * 50))
 
     sockets = listen(("127.0.0.1",), 0)
-    Path(sys.argv[1]).write_text(str(sockets[0].getsockname()[1]))
+    Path(port_file).write_text(str(sockets[0].getsockname()[1]))
     connections = options.get("connections")
     settings = Settings(
         source=ModelSource(spec="fake"),
@@ -69,4 +70,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

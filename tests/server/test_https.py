@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import socket
 import ssl
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 import trustme
+from server_processes import ServerProcess
 
 from llamado.commands.cli import _parser
 from llamado.commands.serve import serve_settings
 from llamado.flags import parse
 from llamado.http.sockets import PortError, check_tls
 
-Start = Callable[..., tuple[subprocess.Popen[str], str]]
+Start = Callable[..., tuple[ServerProcess, str]]
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +60,8 @@ def test_answers_and_streams_over_tls(fake_server: Start, authority: trustme.CA,
         plain.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b"HTTP/1.1 200" not in plain.recv(1000)
     process.terminate()
-    _, log = process.communicate(timeout=60)
-    assert process.returncode == 0
+    assert process.wait(60) == 0
+    log = process.log()
     assert f"server is listening on {url}" in [json.loads(line)["message"] for line in log.splitlines()]
 
 

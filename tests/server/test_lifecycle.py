@@ -17,12 +17,13 @@ from typing import Any
 import httpx
 import pytest
 from fakes import FakeEngine, events, served
+from server_processes import ServerProcess
 
 from llamado.http.sockets import PortError, check_tls, listen
 from llamado.server.generate.streaming import Generation, Mailbox
 from llamado.server.run import GRACE
 
-Start = Callable[..., tuple[subprocess.Popen[str], str]]
+Start = Callable[..., tuple[ServerProcess, str]]
 
 
 def wait_ready(url: str) -> None:
@@ -46,7 +47,7 @@ def test_port_is_open_at_once_and_health_tells_progress(fake_server: Start) -> N
     assert seen and seen == sorted(seen, key=lambda s: s[0])
     assert any(0 < progress < 1 and stage == "pretending to load" for progress, stage in seen)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
 
 
 @pytest.mark.slow
@@ -59,11 +60,10 @@ def test_failed_load_says_why_and_exits(fake_server: Start) -> None:
             time.sleep(0.02)
     except httpx.HTTPError:
         pass
-    assert process.wait(30) == 1
+    assert process.wait(60) == 1
     failed = "Failed to load model: the model file is broken"
     assert failed in messages and messages <= {"Loading model", failed}
-    assert process.stderr is not None
-    log = process.stderr.read()
+    log = process.log()
     assert "error: failed to load model: the model file is broken" in log and "Traceback" not in log
 
 
@@ -81,9 +81,8 @@ def test_failed_load_says_why_and_exits(fake_server: Start) -> None:
 @pytest.mark.slow
 def test_the_log_has_the_words_that_operators_look_for(fake_server: Start, kind: str, words: str) -> None:
     process, _ = fake_server(f"fail={kind}")
-    assert process.wait(30) == 1
-    assert process.stderr is not None
-    log = process.stderr.read()
+    assert process.wait(60) == 1
+    log = process.log()
     assert f"error: failed to load model: {words}\n" in log and "Traceback" not in log
 
 
@@ -92,7 +91,7 @@ def test_signal_while_loading_ends_at_once(fake_server: Start) -> None:
     process, url = fake_server("load=60")
     assert httpx.get(f"{url}/health").status_code == 503
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
 
 
 @pytest.mark.slow
@@ -106,7 +105,7 @@ def test_running_answers_are_finished_after_a_signal(fake_server: Start) -> None
             if i == 3:
                 process.send_signal(signal.SIGTERM)
     assert len(events(text)) == 51  # 50 tokens and the final part
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/health")
 
@@ -123,7 +122,7 @@ def test_second_signal_stops_at_once(fake_server: Start) -> None:
             if i < 2:
                 process.send_signal(signal.SIGINT)
     began = time.monotonic()
-    process.wait(30)
+    process.wait(60)
     assert time.monotonic() - began < GRACE / 2
 
 

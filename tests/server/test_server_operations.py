@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 from fakes import FakeEngine, client, run, served
+from server_processes import ServerProcess
 from wire import serving
 
 from llamado.commands.cli import _parser
@@ -40,7 +41,7 @@ from llamado.server.settings import Settings
 from llamado.server.switches import Switches
 from llamado.text.grammar.source import GrammarError
 
-Start = Callable[..., tuple[subprocess.Popen[str], str]]
+Start = Callable[..., tuple[ServerProcess, str]]
 
 
 def wait_ready(url: str) -> None:
@@ -484,7 +485,8 @@ def test_sleep_in_a_process(fake_server: Start) -> None:
     answer = httpx.post(f"{url}/completion", json={"prompt": "a", "n_predict": 2}, timeout=60)
     assert answer.json()["content"] == "xx"
     process.terminate()
-    _, log = process.communicate(timeout=60)
+    assert process.wait(60) == 0
+    log = process.log()
     said = [json.loads(line)["message"] for line in log.splitlines()]
     words = ("the model is unloaded", "waking up", "awake after", "POST /completion 200")
     moments = [next(i for i, text in enumerate(said) if word in text) for word in words]

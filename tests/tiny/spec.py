@@ -9,6 +9,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from kept_files import kept
 from tiny_models import add_bpe_vocabulary, add_spm_vocabulary, encode_weight
 
 Shape = int | tuple[int, ...]
@@ -84,6 +85,7 @@ class Tiny:
         return normal * np.float32((3 if name == "output.weight" else 1) * shape[0] ** -0.5)
 
 
+@kept
 def make(tiny: Tiny, path: Path, *, wtype: str = "F32", seed: int = 0) -> Path:
     """Writes the file; matrices of layers are of `wtype`, where their rows are whole blocks of it."""
     writer = gguf.GGUFWriter(path, tiny.architecture)
