@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,19 @@ MOST_FILES = 15
 Graph = dict[str, set[str]]
 
 
+@cache
+def parsed() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text()) for path in SOURCES.rglob("*.py")}
+
+
+@cache
 def imports() -> Graph:
     """By module, the modules of ours that it imports, also for types alone."""
-    paths = {path.relative_to(SOURCES.parent).with_suffix(""): path for path in SOURCES.rglob("*.py")}
+    paths = {path.relative_to(SOURCES.parent).with_suffix(""): path for path in parsed()}
     modules = {".".join(name.parts).removesuffix(".__init__"): path for name, path in paths.items()}
     found: Graph = defaultdict(set)
     for module, path in modules.items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed()[path]):
             names: list[str] = []
             if isinstance(node, ast.ImportFrom) and node.module:
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -105,8 +112,8 @@ def test_a_folder_can_be_read(folder: Path) -> None:
 
 def test_a_class_has_a_name_of_its_own() -> None:
     homes: dict[str, list[str]] = defaultdict(list)
-    for path in SOURCES.rglob("*.py"):
-        for node in ast.parse(path.read_text()).body:
+    for path, module in parsed().items():
+        for node in module.body:
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(str(path.relative_to(SOURCES)))
     assert not {name: paths for name, paths in homes.items() if len(paths) > 1}

@@ -74,7 +74,7 @@ def copy(root: Path, names: Sequence[str]) -> Path:
     return root
 
 
-def tests_of(name: str) -> list[str]:
+def own_tests(name: str) -> list[str]:
     return [step.path for step in examples()[name] if step.path.startswith("tests/")]
 
 
@@ -98,20 +98,20 @@ PYTEST = ("pytest", "-q", "-p", "no:cacheprovider", "--continue-on-collection-er
 def without(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What pytest says of the tests of all examples without their sources."""
     root = copy(tmp_path_factory.mktemp("without"), [*examples()])
-    return run(root, *PYTEST, *(path for name in examples() for path in tests_of(name)))[1]
+    return run(root, *PYTEST, *(path for name in examples() for path in own_tests(name)))[1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", examples())
 def test_the_example_works(name: str, without: str, tmp_path: Path) -> None:
     """Its changes fit, its sources are typed and sorted as ours, its test passes, and fails without them."""
-    for path in tests_of(name):  # an error is a test that cannot be collected
+    for path in own_tests(name):  # an error is a test that cannot be collected
         assert re.search(rf"^(FAILED|ERROR) {re.escape(path)}\b", without, re.MULTILINE), without
     root = copy(tmp_path, [name])
     steps = [step for step in examples()[name] if not step.path.startswith("tests/")]
     for step in steps:
         apply(step, root)
-    status, said = run(root, *PYTEST, *tests_of(name))
+    status, said = run(root, *PYTEST, *own_tests(name))
     assert status == 0, said
     changed = sorted({step.path for step in steps if step.path.startswith("src/")})
     for command in (("check",), ("format", "--check")):

@@ -23,12 +23,14 @@ OTHERS = {("server/api/responses.py", "output"), ("server/api/openapi.py", "outp
 
 def spoken(tree: ast.Module) -> Iterator[str]:
     """The texts in a module that are not its documentation."""
-    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    nodes = [*ast.walk(tree)]
+    documentation = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
             yield node.value
 
 
+@pytest.mark.slow
 def test_no_tensor_is_told_by_its_name() -> None:
     found = [
         f"{path.relative_to(SOURCE)}: {text!r}"

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["run", "plan", "bench.speed", "bench.latency", "bench.perplexity", "options"])
 def test_no_server_is_imported(name: str) -> None:
     code = f"import sys, llamado.commands.{name}, llamado.engine.loaded_model; print(*sys.modules)"

@@ -129,12 +129,14 @@ def test_any_number_of_cells(device: CpuDevice, n_kv: int) -> None:
         attention.check(device, causal(n, n_kv, max(0, n_kv - n)), n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("softcap", [0.0, 5.0, 50.0])
 def test_soft_caps(device: CpuDevice, softcap: float) -> None:
     for n in (1, 12):
         Attention(64, 4, 2, 64, softcap=softcap).check(device, causal(n, 64, 50), n)
 
 
+@pytest.mark.slow
 def test_values_of_another_size_than_keys(device: CpuDevice) -> None:
     for n in (1, 20):
         Attention(48, 4, 2, 64, head_v=24).check(device, causal(n, 64, 40), n)
@@ -156,6 +158,7 @@ def test_values_that_are_the_beginning_of_their_keys(device: CpuDevice, type: T,
         attention.check(device, causal(n, 80, 60), n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_heads", [1, 4, 12, 20])
 def test_biases_by_distance(device: CpuDevice, n_heads: int) -> None:
     """ALiBi: the mask holds distances, and every head minds them in its own measure."""
@@ -177,6 +180,7 @@ def test_a_mask_for_each_head(device: CpuDevice, heads: tuple[int, int]) -> None
         attention.check(device, np.where(rng.random(biases.shape) < 0.5, biases, -np.inf), n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("softcap", [0.0, 20.0])
 def test_sinks(device: CpuDevice, softcap: float) -> None:
     """One more key for each head, a weak one, one among the others, one above all; who sees nothing gets nothing."""
@@ -209,6 +213,7 @@ def test_sequences_in_one_pool(device: CpuDevice) -> None:
         attention.check(device, mask, len(mask))
 
 
+@pytest.mark.slow
 def test_great_scores_do_not_overflow(device: CpuDevice) -> None:
     attention = Attention(16, 2, 1, 64, T.F32, T.F32)
     attention.keys = attention.keys * 200

@@ -79,6 +79,7 @@ def test_every_lowering(device: CpuDevice, type: T, n_tokens: int) -> None:
     assert together(device, type, raw, n, x, chosen).tobytes() == expected.tobytes()
 
 
+@pytest.mark.slow
 def test_columns_that_serve_several_choices_each(device: CpuDevice) -> None:
     raw, x, chosen = weight_bytes(T.Q5_1, 64, 16 * N_EXPERTS), values(64, 2, 3), choices(3, 4)
     expected = alone(device, T.Q5_1, raw, 64, x, chosen)
@@ -152,6 +153,7 @@ def feed_forward(x: Tensor, router: Tensor, up: Tensor, gate: Tensor, down: Tens
     return total
 
 
+@pytest.mark.slow
 def test_a_token_is_the_same_in_any_company(teams: list[CpuDevice]) -> None:
     """Bits of the whole of it: norm, router, choice, experts, sum."""
     n, n_ff, n_experts, n_used = 256, 64, 12, 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ LIVES = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(LIVES, max_size=24), st.sampled_from([1, 32, 64]), st.integers(0, 4))
 def test_what_is_needed_together_lies_apart(lives: list[Life], alignment: int, linger: int) -> None:

@@ -175,6 +175,7 @@ def chains(n: int) -> list[tuple[tuple[str, ...], ...]]:
     return [(("row",), *(("unary", kind) for kind in chain), ("store",)) for chain in itertools.islice(kinds, n)]
 
 
+@pytest.mark.slow
 def test_files_used_longest_ago_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamado.devices.cpu.jit._LOOK_AFTER", 1)
     jit = Jit(folder=tmp_path)

@@ -95,6 +95,7 @@ def test_heads_share_keys_and_may_be_permuted(device: CpuDevice, type: T) -> Non
     check(device, scores, {k: weight_bytes(type, 24, 14), q: values(24, 6, 5, seed=1)}, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", [T.Q4_0, T.Q8_0, T.Q4_K], ids=ids)
 def test_a_matrix_for_each_head(device: CpuDevice, type: T) -> None:
     """As bits what each matrix gives alone, in any order of dimensions, and where heads share one."""

@@ -102,6 +102,7 @@ def attention_steps(type_k: T, type_v: T, n: int, n_kv: int, streams: int = 1) -
     return Case({"out": g.cont(mixed, head * heads, n * streams)}, data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", CACHES, ids=name)
 def test_attention_in_single_steps(device: CpuDevice, type: T) -> None:
     # Keys in blocks are multiplied with queries of 8 bits.

@@ -209,6 +209,7 @@ def test_machines_at_the_same_time_their_devices_one_by_one() -> None:
     assert measure_all([]) == []
 
 
+@pytest.mark.slow
 def test_the_cpu() -> None:
     device = CpuDevice(1)
     try:

@@ -66,6 +66,7 @@ def test_an_embedder_gets_what_answers_leave(
     assert "the context is cut" in caplog.text
 
 
+@pytest.mark.slow
 def test_without_embeddings_there_is_no_embedder(tmp_path: Path) -> None:
     path = make_llama(tmp_path / "m.gguf", n_ctx=256)
     with LoadedModel.load(path, replace(OPTIONS, embeddings=False)) as found:

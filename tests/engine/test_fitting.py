@@ -55,6 +55,7 @@ def fitted(file: GGUFFile, free: int, n_ctx: int = 0, n_slots: int = 1, unified:
     return fit(file, load_model(file), wanted(n_ctx, n_slots, unified), [here(free)], None)
 
 
+@pytest.mark.slow
 def test_where_there_is_room_nothing_is_cut_or_said(file: GGUFFile) -> None:
     for n_ctx, tokens in ((0, TRAINED), (1024, 1024), (TRAINED, TRAINED)):
         found = fitted(file, need(file, tokens), n_ctx)
@@ -179,6 +180,7 @@ def test_batches_and_then_the_cache_become_smaller(file: GGUFFile) -> None:
     assert error.value.missing["CPU"] <= least_need(64, TensorType.Q8_0)
 
 
+@pytest.mark.slow
 def test_a_model_runs_as_it_was_fitted(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -155,6 +155,7 @@ def test_among_strangers(start: Open, right: Array) -> None:
     assert same(got, right[: len(got)])
 
 
+@pytest.mark.slow
 def test_going_back(start: Open, right: Array, kind: Kind) -> None:
     runner = start()
     memory, handle = runner.memory, allocated(runner)
@@ -169,6 +170,7 @@ def test_going_back(start: Open, right: Array, kind: Kind) -> None:
         assert same(feed(runner, handle, text()[n : n + 40], 9), right[n : n + 40])
 
 
+@pytest.mark.slow
 def test_a_beginning_is_copied(start: Open, right: Array) -> None:
     runner = start()
     memory, src, dst = runner.memory, allocated(runner), allocated(runner)

@@ -131,6 +131,7 @@ def test_conversations(make: Make, plain: Plain, cache_ram: int) -> None:
     assert talk(engine, plain, random.Random(cache_ram), 16) > 100
 
 
+@pytest.mark.slow
 def test_many_at_a_time(make: Make, plain: Plain) -> None:
     engine, _ = make(cache_ram=-1, drafting=True)
     rng = random.Random(3)

@@ -100,6 +100,7 @@ def test_of_a_split_model_on_the_hub_all_headers_are_looked_at(hub_site: loopbac
     resolve("hf:me/split:Q8_0", cache_dir=tmp_path, check=refuse)  # it is in the hub's cache
 
 
+@pytest.mark.slow
 def test_a_header_alone(hub_site: loopback.Site, tmp_path: Path) -> None:
     """What `inspect` reads: of files here and on servers, the same."""
     path = tmp_path / "m-Q2_K.gguf"
@@ -123,6 +124,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
+@pytest.mark.slow
 def test_a_large_model_with_a_short_name(
     hub_site: loopback.Site, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ def llm(model: Path) -> Iterator[Llama]:
         yield found
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_before_it_is_used() -> None:
     code = "import sys, llamado; print(*sys.modules); llamado.Llama.create_completion; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -113,6 +114,7 @@ def test_logprobs(llm: Llama) -> None:
         assert top[token] == value == max(top.values()) <= 0  # the likeliest is taken
 
 
+@pytest.mark.slow
 def test_stop_and_length(llm: Llama) -> None:
     text = llm(PROMPT, max_tokens=20, seed=4)["choices"][0]["text"]
     stop = text[len(text) // 2 :][:2]
@@ -300,6 +302,7 @@ def test_vectors_of_texts(tmp_path: Path) -> None:
             encoder.save_state()
 
 
+@pytest.mark.slow
 def test_a_state_is_taken_back(model: Path) -> None:
     def read(llm: Llama) -> int:
         """Tokens of the prompt that were not read again."""

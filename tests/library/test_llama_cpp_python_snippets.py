@@ -251,6 +251,7 @@ def test_chat_format(here: None, answers: list[Any]) -> None:
     assert answers[0]["choices"][0]["message"]["role"] == "assistant"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("snippet", [JSON_MODE, JSON_SCHEMA_MODE])
 def test_json(here: None, answers: list[Any], snippet: str) -> None:
     run(snippet)

@@ -25,8 +25,10 @@ N = 150
 TOKENS = np.random.default_rng(5).integers(3, 300, N).astype(np.int32)
 
 
+QUICK = {"deepseek2", "gemma3", "gpt2", "llama", "qwen3moe"}
+"""Latent, windowed, learned and rotated positions, experts: what most of the others are made of."""
 NAMES = [
-    pytest.param(name, marks=[pytest.mark.slow] if tiny.n_layer > 16 else [])
+    pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow])
     for name, tiny in TINY.items()
     if not issubclass(ARCHITECTURES[tiny.architecture].load(), Encoder)
 ]

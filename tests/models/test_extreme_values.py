@@ -189,6 +189,7 @@ def test_the_vocabulary(tmp_path: Path, name: str) -> None:
                 pytest.fail(f"{key} = {value!r}: {type(error).__name__}: {error}")
 
 
+@pytest.mark.slow
 def test_an_adapters_strength(files: dict[str, GGUFFile], tmp_path: Path) -> None:
     model = load_model(files["llama"])
     for i, value in enumerate(NUMBERS):
@@ -205,6 +206,7 @@ def test_an_adapters_strength(files: dict[str, GGUFFile], tmp_path: Path) -> Non
         adapters[0].file.close()
 
 
+@pytest.mark.slow
 def test_wishes_for_positions(files: dict[str, GGUFFile]) -> None:
     possible = 0
     for field in fields(RopeOptions):

@@ -131,6 +131,7 @@ def test_hostile_requests(start_router: Start) -> None:
     assert post("/v1/completions", json={"model": "a"}).json()["name"] == "A"
 
 
+@pytest.mark.slow
 def test_keys_and_prefix(start_router: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     setup = config({"a": fake("A")}, apiKeys=["one", "${env.SECOND_KEY}"])
     monkeypatch.setenv("SECOND_KEY", "two")
@@ -631,6 +632,7 @@ def test_a_body_is_let_go_when_its_answer_begins(start_router: Start, monkeypatc
         assert room.free == 2 * 2**20 and router.server.access.n_running == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/v1/completions", "/upstream/a/v1/completions"])
 def test_a_body_is_held_exactly_as_long_as_it_may_be_sent(
     start_router: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str

@@ -95,6 +95,7 @@ def look(served: Served, path: str) -> httpx.Response:
 # --- embeddings -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/embedding", "/embeddings"])
 def test_native_form(encoder: Served, path: str) -> None:
     status, one = ask(encoder, path, {"content": "hello world"})
@@ -174,6 +175,7 @@ def test_wrong_requests(encoder: Served, body: Any, message: str) -> None:
     assert message in answer["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_text_that_is_too_long(folder: Path) -> None:
     served = load(make_bert(folder / "long.gguf", n_ctx=64), embeddings=True, n_ubatch=48)
     try:
@@ -283,6 +285,7 @@ def test_wrong_questions(reranker: Served, body: Any, message: str) -> None:
 # --- the server around it ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_servers_that_were_not_started_for_it(encoder: Served, folder: Path) -> None:
     status, body = ask(encoder, "/rerank", {"query": "a", "documents": ["b"]})
     assert (status, body["error"]["type"]) == (501, "not_supported_error") and "--reranking" in body["error"]["message"]
@@ -295,6 +298,7 @@ def test_servers_that_were_not_started_for_it(encoder: Served, folder: Path) -> 
         served.close(1)
 
 
+@pytest.mark.slow
 def test_an_encoder_generates_nothing(encoder: Served) -> None:
     for stream in (False, True):
         status, body = ask(encoder, "/completion", {"prompt": "hello", "stream": stream})

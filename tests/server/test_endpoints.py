@@ -247,6 +247,7 @@ def test_lazy_grammars_begin_at_triggers() -> None:
     assert status == 400 and "no triggers set for lazy grammar" in answer["error"]["message"]
 
 
+@pytest.mark.slow
 def test_adapters_that_are_not_there_are_shown() -> None:
     status, answer = post("/completion", {"prompt": "a", "lora": [{"id": 1, "scale": 0.5}, {"id": 0}]})
     assert status == 200

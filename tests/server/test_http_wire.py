@@ -261,6 +261,7 @@ def ends(url: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_server_that_ends_tells_new_requests_to_come_again() -> None:
     engine = FakeEngine("x" * 100, delay=0.05)
     with serving(engine) as wire, httpx.Client(base_url=wire.url, timeout=30) as http:

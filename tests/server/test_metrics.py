@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from fakes import FakeEngine, client, run
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -115,6 +116,7 @@ def test_requests_are_counted_by_endpoint() -> None:
     assert traffic.durations["/"].counts == (2, *[0] * (len(BOUNDS) - 1), 1)
 
 
+@pytest.mark.slow
 def test_labels() -> None:
     bare = samples(scrape(metrics_labels=()))
     own = {"engine": "llamado", "engine_version": __version__, "model_id": "fake"}

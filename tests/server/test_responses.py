@@ -108,6 +108,7 @@ def test_bad_bodies(body: dict[str, Any], message: str) -> None:
     assert error["code"] == 400 and message in error["message"]
 
 
+@pytest.mark.slow
 def test_tokens_are_counted() -> None:
     body = {"input": "Hi"}
     expected = {"input_tokens": len(prompt(body).encode()), "object": "response.input_tokens"}

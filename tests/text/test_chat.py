@@ -166,6 +166,7 @@ def test_insides_do_not_show(inside: str) -> None:
     assert render("{{ " + inside + " }}") == ""
 
 
+@pytest.mark.slow
 def test_long_conversations_are_within_the_limits() -> None:
     messages = [{"role": "user", "content": "x" * 1000}, {"role": "assistant", "content": "y"}] * 4000
     assert len(render(TEMPLATES["chatml"], messages)) > 4_000_000
