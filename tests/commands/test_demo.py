@@ -183,34 +183,55 @@ def stand_in(folder: Path, name: str, architecture: str) -> tuple[Site, bytes]:
     return site, content
 
 
+def at_home(tmp_path: Path, site: Site) -> dict[str, str]:
+    """Variables of a user who has no models yet, and of whom the hub is a stand-in."""
+    home = {"HOME": str(tmp_path / "home"), "LLAMADO_CACHE": str(cache_dir()), "LLAMADO_DEMO_PORT": "0"}
+    return home | {"HF_ENDPOINT": site.url, "NO_PROXY": "127.0.0.1"}
+
+
+def check_answer(done: subprocess.CompletedProcess[str], name: str) -> None:
+    """A large model was fetched, and has answered."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    words = " ".join(done.stdout.split())
+    assert f"model: {LARGE[name].about} " in words and re.search(r"takes [\d.,]+ MiB of memory with 4096 tokens", words)
+    assert "time to first token" in words
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "architecture"), [("glm", "deepseek2"), ("qwen3", "qwen3moe")])
-def test_large_models_run_from_the_hub_to_an_answer(
-    run: Run, clone: Path, tmp_path: Path, name: str, architecture: str
-) -> None:
-    site, content = stand_in(tmp_path, name, architecture)
-    folder = tmp_path / "home" / ".models"
-    variables = {"HOME": str(tmp_path / "home"), "LLAMADO_CACHE": str(cache_dir()), "LLAMADO_DEMO_PORT": "0"}
+def test_a_large_model_from_the_hub_to_an_answer(run: Run, clone: Path, tmp_path: Path) -> None:
+    site, content = stand_in(tmp_path, "qwen3", "qwen3moe")
     with serve(site):
-        variables |= {"HF_ENDPOINT": site.url, "NO_PROXY": "127.0.0.1"}
+        done = run("qwen3", **at_home(tmp_path, site))
+    check_answer(done, "qwen3")
+    assert (tmp_path / "home" / ".models" / LARGE["qwen3"].file_name).read_bytes() == content
+    (server,) = commands(clone)
+    assert server[server.index("-a") + 1] == "qwen3"
+    assert run("stop").stdout == "stopped\n"
+
+
+@pytest.mark.slow
+def test_a_download_that_broke_off_goes_on_and_is_kept(run: Run, clone: Path, tmp_path: Path) -> None:
+    site, content = stand_in(tmp_path, "glm", "deepseek2")
+    folder = tmp_path / "home" / ".models"
+    with serve(site):
+        variables = at_home(tmp_path, site)
         site.cut_after, site.cuts = 1 << 20, 100  # the network is down after each MB, and no attempt gets further
         site.ranges = False
-        broken = run(name, **variables)
+        broken = run("glm", **variables)
         assert broken.returncode == 1 and "run the same command again, it goes on where it stopped" in broken.stdout
         (part,) = folder.glob("*.part")
         site.cuts, site.ranges = 0, True
         site.asked.clear()
-        done = run(name, **variables, LATENCY1="1")
-    assert done.returncode == 0, done.stdout + done.stderr
+        done = run("glm", **variables, LATENCY1="1")
+    check_answer(done, "glm")
     assert any(asked == f"bytes={1 << 20}-" for _, _, asked in site.asked), "it goes on where it stopped"
-    assert (folder / LARGE[name].file_name).read_bytes() == content and not part.exists()
+    assert (folder / LARGE["glm"].file_name).read_bytes() == content and not part.exists()
     words = " ".join(done.stdout.split())
-    assert f"model: {LARGE[name].about} " in words and re.search(r"takes [\d.,]+ MiB of memory with 4096 tokens", words)
-    assert "worker 1: 127.0.0.1:" in words and "a link of 1 ms" in words and "time to first token" in words
+    assert "worker 1: 127.0.0.1:" in words and "a link of 1 ms" in words
     _, _, _, server = commands(clone)
-    assert server[server.index("-a") + 1] == name
+    assert server[server.index("-a") + 1] == "glm"
     assert run("stop").stdout == "stopped\n"
-    again = run(name, **variables)  # nobody is asked now
+    again = run("glm", **variables)  # nobody is asked now
     assert again.returncode == 0, again.stdout + again.stderr
     assert run("stop").stdout == "stopped\n"
 
@@ -230,7 +251,6 @@ def test_a_large_model_that_does_not_fit_is_refused_by_its_header(
     assert not (tmp_path / "models").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
@@ -242,11 +262,22 @@ def test_a_large_model_that_does_not_fit_is_refused_by_its_header(
         ({"LLAMADO_DEMO_PORT": "65536"}, "LLAMADO_DEMO_PORT is a port, 0 to 65535"),
     ],
 )
-def test_wrong_variables(run: Run, clone: Path, tmp_path: Path, variables: dict[str, str], said: str) -> None:
+def test_wrong_variables(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    variables: dict[str, str],
+    said: str,
+) -> None:
     (tmp_path / "x.gguf").touch()
-    done = run("x.gguf", **{"LLAMADO_DEMO_PORT": "0"} | variables)
-    assert done.returncode == 1 and said in done.stdout, done.stdout + done.stderr
-    assert "Traceback" not in done.stdout + done.stderr and not (clone / ".demo" / "processes").exists()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["demo", "x.gguf"])
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({"LLAMADO_DEMO_PORT": "0"} | variables).items():
+        monkeypatch.setenv(name, value)
+    assert demo.main() == 1
+    assert said in capsys.readouterr().out and not demo.started and not (tmp_path / ".demo" / "processes").exists()
 
 
 @pytest.mark.parametrize(
