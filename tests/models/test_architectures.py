@@ -77,7 +77,7 @@ def test_the_same_bits_however_it_is_read(runner: ModelRunner) -> None:
         assert read(runner, handle, sizes).tobytes() == right.tobytes(), sizes
         memory.free(handle)
     handle = begin(runner)
-    assert read(runner, handle, [90] + [1] * 60)[90:].tobytes() == right[90:].tobytes()
+    assert read(runner, handle, [120] + [1] * 30)[120:].tobytes() == right[120:].tobytes()
     back = memory.reach(handle, 120)
     assert memory.rewind(handle, back)
     assert read(runner, handle, [150 - back]).tobytes() == right[back:].tobytes()
