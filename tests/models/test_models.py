@@ -6,6 +6,7 @@ import math
 import struct
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from tiny_models import make_gemma3, make_llama
 
 from llamado.errors import LlamadoError
 from llamado.ggml import Op, RopeMode
-from llamado.gguf.metadata import StringArray
+from llamado.gguf.header import Header, TensorInfo
+from llamado.gguf.metadata import Metadata, StringArray
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType as T
 from llamado.models import BatchShape, InvalidModel, Model, UnsupportedModel, load_model
+from llamado.models.hparams import Gating
 from llamado.models.keys import FILE_ROPE, RopeOptions
 
 Array = np.ndarray[Any, Any]
@@ -527,3 +530,27 @@ def test_epsilon_reaches_the_norm_as_stored(smollm2_path: Path) -> None:
     graph = model.build(BatchShape(1, 1, 256), model.memory(256))
     norm = next(node for node in graph.nodes if node.op == Op.RMS_NORM)
     assert norm.op_params[:4] == struct.pack("<f", 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "gating"),
+    [
+        ({}, Gating.SIGMOID),
+        ({"n_vocab": 154_881}, Gating.SOFTMAX),
+        ({"n_layer": 47}, Gating.SOFTMAX),
+        ({"n_layer": 49}, Gating.SIGMOID),
+        ({"keys": {"expert_gating_func": 1}}, Gating.SOFTMAX),
+    ],
+    ids=str,
+)
+def test_glm_flash_is_told_by_its_layers_and_its_vocabulary(changes: dict[str, Any], gating: Gating) -> None:
+    """Its files do not say how experts are weighted. One block of them predicts tokens beyond the next."""
+    tiny = TINY["deepseek2-glm-4.7-flash"]
+    tiny = replace(tiny, **{**changes, "keys": {**tiny.keys, **changes.get("keys", {})}})
+    keys = {f"deepseek2.{key}": value for key, value in {**tiny.keys, "context_length": 64}.items()}
+    keys |= {"general.architecture": "deepseek2", "deepseek2.block_count": tiny.n_layer}
+    tensors = {
+        name: TensorInfo(name, T.F32, (*ne, 1, 1, 1)[:4], 0, 4 * math.prod(ne), 0) for name, ne in tiny.shapes().items()
+    }
+    experts = load_model(Header("it", Metadata(keys), tensors)).hparams.experts
+    assert experts is not None and experts.gating is gating

@@ -187,10 +187,14 @@ class Mask(Input):
 
     def _rows(self, first: int, stop: int, seen: Sequence[tuple[int, int, int]]) -> Bytes:
         """The bytes of some tokens' rows."""
-        mask, cells = np.full((stop - first, self.ne[0]), _HIDDEN, np.uint16), np.arange(self.ne[0])
+        mask = np.full((stop - first, self.ne[0]), _HIDDEN, np.uint16)
         for row, (own, begin, end) in zip(mask, seen[first:stop], strict=False):
-            those = slice(begin, end + 1)
-            row[those] = (-np.abs(cells[those] - own)).astype(np.float16).view(np.uint16) if self._distances else 0
+            shown = row[begin : end + 1]
+            if self._distances:
+                cells = np.arange(begin, begin + shown.size)
+                shown[:] = (-np.abs(cells - own)).astype(np.float16).view(np.uint16)
+            else:
+                shown[:] = 0
         return mask.reshape(-1).view(np.uint8)
 
 
