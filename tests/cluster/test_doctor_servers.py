@@ -83,6 +83,18 @@ def test_accepting_and_silent() -> None:
     assert found.symptom == "silent" and "kill -CONT" in found.command
 
 
+def test_all_but_health_is_silent(stack: ExitStack) -> None:
+    def answer(exchange: Exchange) -> None:
+        if exchange.path == "/health":
+            exchange.answer(200, {"status": "ok"})
+        else:
+            exchange.connection.recv(1)  # until the client gives up
+
+    url = stack.enter_context(ScriptedServer(answer)).url
+    found = one(url, timeout=0.5)
+    assert found.symptom == "silent" and "/props" in found.found
+
+
 def test_another_program() -> None:
     with saying(b"220 mail ready\r\n") as port:
         assert one(f"http://127.0.0.1:{port}").symptom == "not-a-server"
@@ -108,7 +120,7 @@ def test_tls_on_the_server_alone(certificates: Certificates) -> None:
 def test_tls_on_the_server_alone_that_answers_plain_requests(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     """nginx says 400 to plain HTTP on its TLS port."""
     url = scripted(stack, (400, b"<html>The plain HTTP request was sent to HTTPS port"))
-    assert one(url).symptom == "not-a-server"
+    assert one(url, timeout=0.5).symptom == "not-a-server"
     monkeypatch.setattr(servers, "speaks_tls", lambda *_: True)
     assert one(url).symptom == "wants-tls"
 
