@@ -73,6 +73,11 @@ def test_every_pattern_has_its_line() -> None:
     assert {pattern.symptom for pattern in PATTERNS} <= set(SYMPTOMS)
 
 
+def test_every_symptom_is_provoked_by_a_test() -> None:
+    texts = "".join(path.read_text() for path in Path(__file__).parent.glob("test_doctor_*.py"))
+    assert not [symptom for symptom in SYMPTOMS if f'"{symptom}"' not in texts]
+
+
 def test_fields_of_a_line_fill_in_the_command() -> None:
     (found,) = explain_lines(["Failed to connect to 10.0.0.2:50055"], "log")
     assert found.command.startswith("llamado worker -H 0.0.0.0 -p 50055   # on 10.0.0.2;")
