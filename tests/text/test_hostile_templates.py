@@ -299,12 +299,14 @@ def ask(process: subprocess.Popen[bytes], request: bytes) -> bytes:
 @linux
 def test_memory_is_limited_and_given_back() -> None:
     doubling = "{% set n = namespace(s=[1]) %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}"
-    request = '{"source": "' + doubling + '", "renders": [{}], "seconds": 60}'
+    request = '{"source": "' + doubling + '", "values": {}, "renders": [{}], "seconds": 60}'
     command = [sys.executable, "-P", "-m", "llamado.text.template.sandbox"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         for _ in range(3):
             assert b"512 MiB of memory" in ask(process, request.encode())
-        assert ask(process, b'{"source": "{{ x }}", "renders": [{"x": 1}], "seconds": 1}') == b'{"texts": ["1"]}'
+        request = '{"source": "{{ x }}{{ y }}", "values": {"x": 1}, "renders": [{"y": 2}], "seconds": 1}'
+        assert ask(process, request.encode()) == b'{"sizes": [2]}'
+        assert process.stdout and process.stdout.read(2) == b"12"
         status = Path(f"/proc/{process.pid}/status").read_text()
         memory = {
             name: int(value.split()[0]) << 10
@@ -337,3 +339,12 @@ def test_values_that_json_cannot_hold_are_an_error() -> None:
         with pytest.raises(TemplateError, match=reason):
             template.render(USER, x=value)
     assert template.render(USER, x="\ud800\x00é") == "\ud800\x00é"
+
+
+@pytest.mark.parametrize("character", ["a", "é", "€", "🦙", "\ud83e"])
+def test_long_texts_arrive_whole(character: str) -> None:
+    """They are read in parts, which may end within a character."""
+    text = "ab"[: len(character)] + character * 700_001
+    template = ChatTemplate("{{ messages[0].content }}{% if add_generation_prompt %}>{% endif %}", bos="", eos="")
+    bare, prompt = template.render_both([{"role": "user", "content": text}])
+    assert bare == text and prompt == text + ">"

@@ -149,9 +149,9 @@ class ChatTemplate:
             **extra,
         }
         values |= _preferences({"preserve_reasoning": True, **extra})
-        renders = [{**values, "add_generation_prompt": wanted} for wanted in generation_prompts]
+        renders = [{"add_generation_prompt": wanted} for wanted in generation_prompts]
         with self._at_once:
-            texts = rendering.render(source, renders, self.name, SECONDS)
+            texts = rendering.render(source, values, renders, self.name, SECONDS)
         if self.add_bos and self.bos:
             texts = [text.removeprefix(self.bos) for text in texts]
         if self.add_eos and self.eos:
@@ -293,7 +293,7 @@ def _check(source: str, name: str) -> None:
     if len(source) > MAX_SOURCE:
         raise TemplateError(f"is {len(source):,} characters long; the limit is {MAX_SOURCE:,}", name=name)
     try:
-        rendering.render(source, (), name, SECONDS)
+        rendering.render(source, {}, (), name, SECONDS)
     except TemplateTooCostly as error:
         raise TemplateError(f"{error.reason}; give another with --chat-template", name=name) from None
 
@@ -301,7 +301,7 @@ def _check(source: str, name: str) -> None:
 def _probe(source: str, values: Mapping[str, Any]) -> str | None:
     """What a template makes of `values`; None where it fails. Raises TemplateTooCostly."""
     try:
-        return rendering.render(source, [{"add_generation_prompt": True, **values}], "probe", PROBE_SECONDS)[0]
+        return rendering.render(source, {"add_generation_prompt": True}, [values], "probe", PROBE_SECONDS)[0]
     except TemplateTooCostly:
         raise
     except TemplateError:

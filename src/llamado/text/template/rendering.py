@@ -14,7 +14,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -68,33 +68,50 @@ class _Child:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, request: bytes) -> bytes:
-        """The answer to a request. Raises _Died."""
+    def ask(self, request: bytes) -> tuple[dict[str, Any], list[str]]:
+        """The answer to a request, and its texts. Raises _Died."""
         deadline = time.monotonic() + PATIENCE
         try:
             self._socket.settimeout(PATIENCE)
-            self._socket.sendall(len(request).to_bytes(_LENGTH_BYTES, "little") + request)
-            length = int.from_bytes(self._receive(_LENGTH_BYTES, deadline), "little")
+            self._socket.sendall(len(request).to_bytes(_LENGTH_BYTES, "little"))
+            self._socket.sendall(request)
+            length = int.from_bytes(b"".join(self._receive(_LENGTH_BYTES, deadline)), "little")
             if length > _MAX_ANSWER:
                 raise _Died(False, f"it answered with {length:,} bytes")
-            answer = self._receive(length, deadline)
+            answer: dict[str, Any] = json.loads(b"".join(self._receive(length, deadline)))
+            sizes: list[int] = answer.get("sizes", [])
+            if sum(sizes) > _MAX_ANSWER:
+                raise _Died(False, f"it answered with {sum(sizes):,} bytes")
+            texts = [self._text(size, deadline) for size in sizes]
         except TimeoutError:
             self.end()
             raise _Died(True) from None
         except OSError:
             raise self._died() from None
-        self.large = len(request) + length > _LARGE
-        return answer
+        self.large = len(request) + sum(sizes) > _LARGE
+        return answer, texts
 
-    def _receive(self, count: int, deadline: float) -> bytes:
-        received = bytearray()
-        while len(received) < count:
+    def _receive(self, count: int, deadline: float) -> Iterator[bytes]:
+        """So many bytes, in parts."""
+        while count:
             self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
-            part = self._socket.recv(min(count - len(received), 1 << 20))
+            part = self._socket.recv(min(count, 1 << 20))
             if not part:
                 raise self._died()
-            received += part
-        return bytes(received)
+            count -= len(part)
+            yield part
+
+    def _text(self, size: int, deadline: float) -> str:
+        """A text of so many bytes; read in parts, as a long one would keep the interpreter."""
+        parts, rest = [], b""
+        for part in self._receive(size, deadline):
+            data = rest + part
+            end = len(data) - 1
+            while end > 0 and data[end] & 0xC0 == 0x80:  # the last character may go on
+                end -= 1
+            parts.append(data[:end].decode("utf-8", "surrogatepass"))
+            rest = data[end:]
+        return "".join([*parts, rest.decode("utf-8", "surrogatepass")])
 
     def _died(self) -> _Died:
         try:
@@ -130,14 +147,16 @@ def end() -> None:
             _idle.pop().end()
 
 
-def render(source: str, renders: Sequence[Mapping[str, Any]], name: str, seconds: float) -> list[str]:
-    """The text of a template for each of `renders`, its variables, which are values that JSON can hold.
+def render(
+    source: str, values: Mapping[str, Any], renders: Sequence[Mapping[str, Any]], name: str, seconds: float
+) -> list[str]:
+    """The text of a template for each of `renders`, its variables besides `values`; JSON can hold all of them.
 
-    Without any the template is only compiled. `name` says in errors which it is. Raises TemplateError where it fails,
-    and TemplateTooCostly where it takes more than `seconds` of computing or ends its process.
+    Without any renders the template is only compiled. `name` says in errors which it is. Raises TemplateError where it
+    fails, and TemplateTooCostly where it takes more than `seconds` of computing or ends its process.
     """
     try:
-        request = _written({"source": source, "renders": renders, "seconds": seconds})
+        request = _written({"source": source, "values": values, "renders": renders, "seconds": seconds})
     except RecursionError:
         raise TemplateError("is given values nested too deeply", name=name) from None
     except (TypeError, ValueError) as error:
@@ -145,7 +164,7 @@ def render(source: str, renders: Sequence[Mapping[str, Any]], name: str, seconds
     try:
         child = _take()
         try:
-            answer = _read(child.ask(request))
+            answer, texts = child.ask(request)
         except BaseException:
             child.end()
             start()  # the next one in line finds it ready
@@ -161,7 +180,6 @@ def render(source: str, renders: Sequence[Mapping[str, Any]], name: str, seconds
     _give_back(child)
     if "reason" in answer:
         raise TemplateError(answer["reason"], name=name, line=answer.get("line"))
-    texts: list[str] = answer["texts"]
     return texts
 
 
@@ -172,14 +190,6 @@ def _written(value: Any) -> bytes:
         return orjson.dumps(value, option=options)
     except TypeError:  # halves of surrogate pairs, numbers beyond 64 bits
         return json.dumps(value).encode()
-
-
-def _read(data: bytes) -> Any:
-    """What `_written` is for values; of 10 MB, json keeps the interpreter for 60 ms."""
-    try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError:  # halves of surrogate pairs
-        return json.loads(data)
 
 
 def _take() -> _Child:
