@@ -70,7 +70,7 @@ class FakeDevice:
 
     def place(self, tensors: Sequence[Tensor]) -> list[Buffer]:
         if self.begun is not None:
-            self.begun.wait(timeout=20)
+            self.begun.wait(timeout=60)
         buffer = FakeBuffer(self, sum(t.nbytes for t in tensors))
         self.held += buffer.size
         self.most = max(self.most, self.held)

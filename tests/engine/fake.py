@@ -278,7 +278,7 @@ def ask(engine: Engine, request: Request) -> Result:
 
 def settled(engine: Engine) -> EngineSnapshot:
     """The snapshot after the last request's end; Done comes a moment before it."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while (snapshot := engine.snapshot()).requests_processing or snapshot.requests_deferred:
         assert time.monotonic() < end, "slots leaked"
         time.sleep(0.001)
@@ -287,7 +287,7 @@ def settled(engine: Engine) -> EngineSnapshot:
 
 def eventually(check: Callable[[], bool]) -> bool:
     """Whether something becomes true."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not check():
         if time.monotonic() > end:
             return False

@@ -34,7 +34,7 @@ class Async(FakeForward):
 
         def work() -> None:
             if self.asked is not None:
-                self.asked.acquire(timeout=30)
+                self.asked.acquire(timeout=60)
             rows = self.run(*copies)
             self.log.append("land")
             future.set_result(rows)

@@ -189,7 +189,7 @@ def test_texts_that_cannot_be_computed(tmp_path: Path, start: Open) -> None:
     decoder = start(make_llama(tmp_path / "d.gguf"), Pooling.LAST, max_batch=16, n_ctx=32)
     with pytest.raises(ContextExceeded):
         decoder.submit([[5] * 32])
-    assert embedder.submit([]).result(1) == []
+    assert embedder.submit([]).result(60) == []
 
 
 # --- requests in turns ------------------------------------------------------------------------------------------------
@@ -233,12 +233,12 @@ def slow() -> Iterator[tuple[Slow, Embedder]]:
 def test_requests_take_turns(slow: tuple[Slow, Embedder]) -> None:
     forward, embedder = slow
     embedder.submit([[1] * 8])
-    forward.begun.acquire(timeout=10)
+    forward.begun.acquire(timeout=60)
     many = embedder.submit([[2] * 2, [3] * 2, [4] * 2, [5] * 2, [6] * 2])
     few = embedder.submit([[7] * 2])
     forward.go.release(100)
-    assert [float(e.vectors[0, 0]) for e in few.result(10)] == [7.0]
-    assert [float(e.vectors[0, 0]) for e in many.result(10)] == [2.0, 3.0, 4.0, 5.0, 6.0]
+    assert [float(e.vectors[0, 0]) for e in few.result(60)] == [7.0]
+    assert [float(e.vectors[0, 0]) for e in many.result(60)] == [2.0, 3.0, 4.0, 5.0, 6.0]
     assert forward.batches == [[1] * 8, [2, 2, 7, 7, 3, 3, 4, 4], [5, 5, 6, 6]]
 
 
@@ -249,8 +249,8 @@ def test_a_full_queue(slow: tuple[Slow, Embedder]) -> None:
         embedder.submit([[1]])
     forward.go.release(100)
     for future in futures:
-        future.result(10)
-    assert embedder.submit([[1]]).result(10)
+        future.result(60)
+    assert embedder.submit([[1]]).result(60)
 
 
 def test_memory_is_bounded(slow: tuple[Slow, Embedder], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,13 +269,13 @@ def test_memory_is_bounded(slow: tuple[Slow, Embedder], monkeypatch: pytest.Monk
 def test_cancelled_requests_leave_room(slow: tuple[Slow, Embedder]) -> None:
     forward, embedder = slow
     first = embedder.submit([[1] * 8, [2] * 8])
-    forward.begun.acquire(timeout=10)
+    forward.begun.acquire(timeout=60)
     second = embedder.submit([[3] * 8])
     third = embedder.submit([[4] * 8])
     assert embedder.snapshot().requests_processing == 1 and embedder.snapshot().requests_deferred == 2
     assert first.cancel() and second.cancel()
     forward.go.release(100)
-    assert third.result(10)
+    assert third.result(60)
     with pytest.raises(CancelledError):
         first.result(0)
     assert forward.batches == [[1] * 8, [4] * 8]
@@ -286,29 +286,29 @@ def test_a_failed_batch_ends_its_requests_alone(slow: tuple[Slow, Embedder]) -> 
     forward, embedder = slow
     forward.error = ValueError("broken")
     lost = embedder.submit([[1] * 8, [2] * 8])
-    forward.begun.acquire(timeout=10)
+    forward.begun.acquire(timeout=60)
     forward.go.release()
     with pytest.raises(ComputeFailed, match="broken"):
-        lost.result(10)
+        lost.result(60)
     forward.error = None
     forward.go.release(100)
-    assert embedder.submit([[3]]).result(10)
+    assert embedder.submit([[3]]).result(60)
     assert [2] * 8 not in forward.batches
 
 
 def test_closing(slow: tuple[Slow, Embedder]) -> None:
     forward, embedder = slow
     embedder.submit([[1] * 8])
-    forward.begun.acquire(timeout=10)
+    forward.begun.acquire(timeout=60)
     waiting = embedder.submit([[2] * 8])
     closing = threading.Thread(target=embedder.close)
     closing.start()
     with pytest.raises(EngineClosed):
-        waiting.result(10)
+        waiting.result(60)
     with pytest.raises(EngineClosed):
         embedder.submit([[1]])
     forward.go.release(100)
-    closing.join(10)
+    closing.join(60)
     assert not closing.is_alive()
 
 

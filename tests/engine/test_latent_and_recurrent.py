@@ -227,8 +227,8 @@ def test_answers(start: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             check(text(6 + slot, 80), id_slot=slot)
         check([*said, *first, 7, 8, 9, 10], id_slot=2)
         assert n_cached > 4 * 140
-        engine.save_slot(2, tmp_path / "a").result(30)
-        engine.restore_slot(1, tmp_path / "a").result(30)
+        engine.save_slot(2, tmp_path / "a").result(60)
+        engine.restore_slot(1, tmp_path / "a").result(60)
         assert eventually(lambda: engine.snapshot().slots[1].n_prompt_tokens > 170)
         check([*said, *first, 7, 8, 9, 10], id_slot=1)
     finally:

@@ -195,28 +195,28 @@ def test_saved_slots(make: Make, tmp_path: Path) -> None:
     answer = ask(engine, req(PROMPT, lora={0: 0.5}, id_slot=0)).tokens
     sequence = PROMPT + answer[:-1]
     expected = ask(engine, req([*sequence, 5], lora={0: 0.5})).tokens
-    engine.save_slot(0, path).result(30)
+    engine.save_slot(0, path).result(60)
     other, forward = make()
-    done = other.restore_slot(2, path).result(30)
+    done = other.restore_slot(2, path).result(60)
     assert done.n_bytes == path.stat().st_size and done.n_tokens >= len(sequence)
     assert ask(other, req([*sequence, 5], id_slot=2)).n_cached == 0, "it was saved with other scales"
-    other.restore_slot(2, path).result(30)
+    other.restore_slot(2, path).result(60)
     again = ask(other, req([*sequence, 5], lora={0: 0.5}, id_slot=2))
     assert (again.tokens, again.n_cached) == (expected, len(sequence))
 
     for n in (0, 1, 3):
         few, _ = make(lora=(0.0,) * n)
         with pytest.raises(SlotFileError, match=f"saved with 2 LoRA adapters; there are {n}"):
-            few.restore_slot(0, path).result(30)
+            few.restore_slot(0, path).result(60)
     whole = path.read_bytes()
     for at in (76, 80, 84, 88, 92):
         path.write_bytes(whole[:at] + b"\x7f" + whole[at + 1 :])
         with pytest.raises(SlotFileError):
-            other.restore_slot(0, path).result(30)
+            other.restore_slot(0, path).result(60)
     forward.model = b"n" * 32
     path.write_bytes(whole)
     with pytest.raises(SlotFileError, match="another model or other LoRA adapters"):
-        other.restore_slot(0, path).result(30)
+        other.restore_slot(0, path).result(60)
 
 
 # --- on real models ---------------------------------------------------------------------------------------------------
@@ -405,7 +405,7 @@ def test_embeddings(model: Path, adapters: list[Path], jit: Jit) -> None:
         found = []
         for named in ({}, {0: 1.0}, {0: 1.0, 1: 0.5}):
             scales.set(named)
-            found.append(embedder.submit([tokens]).result(30)[0].vectors.tobytes())
+            found.append(embedder.submit([tokens]).result(60)[0].vectors.tobytes())
             assert found[-1] == feed(forward, tokens, scales.now)[-1].tobytes()
         assert len(set(found)) == 3
     embedder.close()

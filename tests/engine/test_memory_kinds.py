@@ -192,10 +192,10 @@ def test_slot_files(make: Make, plain: Plain, tmp_path: Path, n: int) -> None:
     one, _ = make()
     prompt = tokens(n, n)
     answer = ask(one, req(prompt, 20, id_slot=0)).tokens
-    saved = one.save_slot(0, tmp_path / "a").result(30)
+    saved = one.save_slot(0, tmp_path / "a").result(60)
     two, _ = make()
     ask(two, req(tokens(1, 120), 5, id_slot=2))
-    assert two.restore_slot(2, tmp_path / "a").result(30).n_tokens == saved.n_tokens == n + 19
+    assert two.restore_slot(2, tmp_path / "a").result(60).n_tokens == saved.n_tokens == n + 19
     longer = [*prompt, *answer, *tokens(2, 5)]
     result = ask(two, req(longer))
     assert result.tokens == plain(longer) and result.n_cached == n + 19
@@ -207,8 +207,8 @@ def test_a_slot_that_is_being_restored_serves_no_other(make: Make, plain: Plain,
     engine, forward = make()
     prompt = tokens(11, 600)
     ask(engine, req(prompt, 1, id_slot=0))
-    engine.save_slot(0, tmp_path / "a").result(30)
-    engine.erase_slot(0).result(30)
+    engine.save_slot(0, tmp_path / "a").result(60)
+    engine.erase_slot(0).result(60)
     inside = threading.Event()
     write = forward.write_rows
 
@@ -218,25 +218,25 @@ def test_a_slot_that_is_being_restored_serves_no_other(make: Make, plain: Plain,
 
     forward.write_rows = slow  # type: ignore[method-assign]
     restored = engine.restore_slot(0, tmp_path / "a")
-    assert inside.wait(30)
+    assert inside.wait(60)
     for n in (200, 256, 300, 520):
         other = [*prompt[:n], 5, 6]
         assert ask(engine, req(other, id_slot=1)).tokens == plain(other)
-    restored.result(30)
+    restored.result(60)
 
 
 def test_files_of_another_kind_of_memory(make: Make, layers: Layers, tmp_path: Path) -> None:
     engine, _ = make()
     ask(engine, req(tokens(1, 100), 1, id_slot=0))
-    engine.save_slot(0, tmp_path / "a").result(30)
+    engine.save_slot(0, tmp_path / "a").result(60)
     for others in ((ALL,) * len(layers), (KeysValues(1, 1, 30),) * len(layers)):
         other, _ = make(new(others))
         before = ask(other, req(tokens(2, 50), 1, id_slot=0))
         with pytest.raises(SlotFileError, match="another kind of memory"):
-            other.restore_slot(0, tmp_path / "a").result(30)
-        other.save_slot(0, tmp_path / "b").result(30)
+            other.restore_slot(0, tmp_path / "a").result(60)
+        other.save_slot(0, tmp_path / "b").result(60)
         with pytest.raises(SlotFileError, match="another kind of memory"):
-            engine.restore_slot(0, tmp_path / "b").result(30)
+            engine.restore_slot(0, tmp_path / "b").result(60)
         assert before.tokens
 
 
@@ -244,12 +244,12 @@ def test_a_damaged_tail(make: Make, tmp_path: Path) -> None:
     engine, _ = make()
     ask(engine, req(tokens(1, 100), 1, id_slot=0))
     path = tmp_path / "a"
-    engine.save_slot(0, path).result(30)
+    engine.save_slot(0, path).result(60)
     whole = path.read_bytes()
     for at in range(70, len(whole), 97):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         with pytest.raises(SlotFileError):
-            engine.restore_slot(1, path).result(30)
+            engine.restore_slot(1, path).result(60)
 
 
 @pytest.mark.slow

@@ -226,7 +226,7 @@ def text(n: int, seed: int = 1, n_vocab: int = 97) -> list[int]:
     return [rng.randrange(1, n_vocab) for _ in range(n)]
 
 
-def until(true: Callable[[], Any], seconds: float = 10.0) -> None:
+def until(true: Callable[[], Any], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "it never came"
@@ -534,12 +534,12 @@ def test_lost_while_closing(make: Make) -> None:
     forward.before = lambda n: time.sleep(0.001)
     running = send(engine, req([1], -1))
     until(lambda: running.tokens)
-    closer = threading.Thread(target=engine.close, args=(20.0,))
+    closer = threading.Thread(target=engine.close, args=(200.0,))
     closer.start()
     time.sleep(0.02)
     forward.refusals = None
     forward.die()
-    closer.join(2)
+    closer.join(60)
     assert not closer.is_alive()
     assert isinstance(failure(running), EngineClosed)
 

@@ -446,7 +446,7 @@ def test_it_is_noticed_while_another_device_computes(model: Path, house: Open) -
     assert inside.wait(60)
     home.device(2).die()
     with pytest.raises(DeviceLost, match="RPC2"):
-        future.result(10)
+        future.result(60)
     gate.set()
 
 
@@ -551,10 +551,10 @@ def test_closing_during_a_restore(model: Path, house: Open) -> None:
 
     thread = threading.Thread(target=restore)
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     forward.close()
     gate.set()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive() and failed
     assert all(device.closed for device in home.born)
 

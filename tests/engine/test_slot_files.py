@@ -72,7 +72,7 @@ PROMPT = [1 + i * 7 % 96 for i in range(300)]
 def saved(engine: Engine, path: Path, n: int = 300) -> list[int]:
     """Slot 0 with a sequence, saved; the sequence."""
     answer = ask(engine, req(PROMPT[:n], id_slot=0)).tokens
-    assert engine.save_slot(0, path).result(30).n_tokens == n + 7
+    assert engine.save_slot(0, path).result(60).n_tokens == n + 7
     return PROMPT[:n] + answer[:-1]
 
 
@@ -83,7 +83,7 @@ def test_back_in_another_engine(make: Make, tmp_path: Path) -> None:
     expected = ask(engine, req([*sequence, 5], 20)).tokens
 
     other, forward = make()
-    done = other.restore_slot(1, path).result(30)
+    done = other.restore_slot(1, path).result(60)
     assert done.n_tokens == 307 and done.n_bytes == path.stat().st_size and done.seconds > 0
     assert not forward.sizes and eventually(lambda: other.snapshot().kv_cells_used == 307)
     result = ask(other, req([*sequence, 5], 20))
@@ -97,25 +97,25 @@ def test_a_restored_slot_lends_its_beginning(make: Make, tmp_path: Path) -> None
     engine, _ = make()
     sequence = saved(engine, tmp_path / "a")
     other, forward = make()
-    other.restore_slot(0, tmp_path / "a").result(30)
+    other.restore_slot(0, tmp_path / "a").result(60)
     result = ask(other, req([*sequence, 5], id_slot=1))
     assert result.n_cached == 307 and len(forward.copies) == 1
 
 
 def test_nothing_in_a_slot(make: Make, tmp_path: Path) -> None:
     engine, _ = make()
-    assert engine.save_slot(0, tmp_path / "empty").result(30).n_tokens == 0
+    assert engine.save_slot(0, tmp_path / "empty").result(60).n_tokens == 0
     saved(engine, tmp_path / "a")
-    assert engine.restore_slot(0, tmp_path / "empty").result(30).n_tokens == 0
-    assert engine.erase_slot(0).result(30) == 0
+    assert engine.restore_slot(0, tmp_path / "empty").result(60).n_tokens == 0
+    assert engine.erase_slot(0).result(60) == 0
     assert ask(engine, req(PROMPT)).n_cached == 0
 
 
 def test_erased(make: Make, tmp_path: Path) -> None:
     engine, _ = make()
     saved(engine, tmp_path / "a")
-    assert engine.erase_slot(0).result(30) == 307
-    assert engine.erase_slot(0).result(30) == 0
+    assert engine.erase_slot(0).result(60) == 307
+    assert engine.erase_slot(0).result(60) == 0
     assert eventually(lambda: engine.snapshot().kv_cells_used == 0)
     assert ask(engine, req(PROMPT)).n_cached == 0
 
@@ -126,10 +126,10 @@ def test_what_cannot_be_asked(make: Make, tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest, match="Invalid slot ID"):
             engine.save_slot(bad, tmp_path / "a")
     with pytest.raises(SlotNotSaved, match="a: No such file"):
-        engine.save_slot(0, tmp_path / "nowhere" / "a").result(30)
+        engine.save_slot(0, tmp_path / "nowhere" / "a").result(60)
     (tmp_path / "folder").mkdir()
     with pytest.raises(SlotNotSaved, match="folder"):
-        engine.save_slot(0, tmp_path / "folder").result(30)
+        engine.save_slot(0, tmp_path / "folder").result(60)
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
     engine.close()
     with pytest.raises(EngineClosed):
@@ -153,8 +153,8 @@ def test_a_busy_slot_is_waited_for(make: Make, tmp_path: Path) -> None:
         for _ in range(5):
             engine.erase_slot(0)
     gate.set()
-    assert save.result(30).n_tokens == len(PROMPT) + 4
-    assert erase.result(30) == len(PROMPT) + 4
+    assert save.result(60).n_tokens == len(PROMPT) + 4
+    assert erase.result(60) == len(PROMPT) + 4
     assert second.result.n_cached == 0 and second.result.tokens == first.result.tokens
     assert not (tmp_path / "b").exists()
 
@@ -173,13 +173,13 @@ def test_answers_go_on_meanwhile(make: Make, tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(slot_io, "write_slot", slow)
     save = engine.save_slot(0, tmp_path / "b")
-    assert inside.wait(30)
+    assert inside.wait(60)
     clients = [send(engine, req(PROMPT[i:], 5)) for i in range(5)]
     pinned = send(engine, req([*sequence, 9], 5, id_slot=0))
     assert all(client.result.id_slot == 1 for client in clients)
     assert not pinned.over.is_set() and engine.snapshot().idle_since is None
     gate.set()
-    assert pinned.result.n_cached == 307 and save.result(30).n_tokens == 307
+    assert pinned.result.n_cached == 307 and save.result(60).n_tokens == 307
     assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
 
 
@@ -197,7 +197,7 @@ def test_closing_ends_it(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     forward.read_rows = slow  # type: ignore[method-assign]
     save = engine.save_slot(0, tmp_path / "a")
-    assert inside.wait(30)
+    assert inside.wait(60)
     late = engine.restore_slot(0, tmp_path / "a")
     closing = threading.Thread(target=engine.close)
     closing.start()
@@ -207,7 +207,7 @@ def test_closing_ends_it(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyP
     closing.join(30)
     for future in (save, late):
         with pytest.raises(EngineClosed):
-            future.result(30)
+            future.result(60)
     assert [p.name for p in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_bytes() == before
 
 
@@ -218,9 +218,9 @@ def test_room_for_what_is_restored(make: Make, tmp_path: Path) -> None:
     for slot, n in ((1, 290), (2, 200)):
         ask(engine, req(PROMPT[::-1][:n], 0, id_slot=slot))
     assert ask(engine, req(PROMPT[5:], 0, id_slot=2)).n_cached == 0
-    engine.restore_slot(1, tmp_path / "a").result(30)
+    engine.restore_slot(1, tmp_path / "a").result(60)
     assert ask(engine, req([*sequence, 3], 4, id_slot=1)).n_cached == 307
-    engine.erase_slot(1).result(30)
+    engine.erase_slot(1).result(60)
 
     gate, inside = threading.Event(), threading.Event()
 
@@ -230,13 +230,13 @@ def test_room_for_what_is_restored(make: Make, tmp_path: Path) -> None:
 
     forward.before = wait
     busy = [send(engine, req(PROMPT[i:] * 2, 90, id_slot=i)) for i in (0, 2)]
-    assert inside.wait(30)
+    assert inside.wait(60)
     while engine.snapshot().requests_processing < 2:
         time.sleep(0.001)
     restore = engine.restore_slot(1, tmp_path / "a")
     gate.set()
     with pytest.raises(NoRoom, match="no room for 307 tokens"):
-        restore.result(30)
+        restore.result(60)
     for client in busy:
         assert client.result.n_predicted == 90
 
@@ -295,7 +295,7 @@ def test_bad_files(make: Make, tmp_path: Path, name: str) -> None:
     assert resealed(whole, 307) == whole
     path.write_bytes(spoil(whole))
     with pytest.raises(SlotFileError, match=f"^a: .*{message}"):
-        engine.restore_slot(0, path).result(30)
+        engine.restore_slot(0, path).result(60)
     assert ask(engine, req([*sequence, 5], id_slot=0)).n_cached == 307, "the slot is as it was"
 
 
@@ -313,11 +313,11 @@ def test_what_is_no_file(make: Make, tmp_path: Path) -> None:
         "pipe": "no plain file",
     }.items():
         with pytest.raises(SlotFileError, match=message):
-            engine.restore_slot(0, tmp_path / name).result(30)
+            engine.restore_slot(0, tmp_path / name).result(60)
     secret = tmp_path.parent / "secret"
     secret.write_text("mine")
     (tmp_path / "out").symlink_to(secret)
-    engine.save_slot(0, tmp_path / "out").result(30)
+    engine.save_slot(0, tmp_path / "out").result(60)
     assert secret.read_text() == "mine" and not (tmp_path / "out").is_symlink()
     assert ask(engine, req([*sequence, 5], id_slot=0)).n_cached == 307
 
@@ -327,7 +327,7 @@ def test_a_longer_context_than_the_slots(make: Make, tmp_path: Path) -> None:
     saved(engine, tmp_path / "a")
     small, _ = make(n_ctx=306)
     with pytest.raises(SlotFileError, match="its 307 tokens do not fit the slot's context of 306"):
-        small.restore_slot(0, tmp_path / "a").result(30)
+        small.restore_slot(0, tmp_path / "a").result(60)
 
 
 @pytest.mark.slow
@@ -383,9 +383,9 @@ def test_a_real_model(model: Path, jit: Jit, tmp_path: Path, type: str) -> None:
             if slot == 0:
                 whole = ask(engine, req(LONG, 12, id_slot=0, n_probs=300)).probs
                 ask(engine, req(LONG, 6, id_slot=0, cache_prompt=False))
-                engine.save_slot(0, tmp_path / "a").result(30)
+                engine.save_slot(0, tmp_path / "a").result(60)
             else:
-                engine.restore_slot(slot, tmp_path / "a").result(30)
+                engine.restore_slot(slot, tmp_path / "a").result(60)
             head = [*LONG, *(item.token.id for item in whole[:6])]
             result = ask(engine, req(head, 6, n_probs=300))
             assert result.n_cached == 305 and result.id_slot == slot
@@ -436,7 +436,7 @@ def test_a_worker_dies(
     try:
         first = ask(engine, req(LONG, 6, id_slot=0)).tokens
         expected = ask(engine, req([*LONG, *first], 6, id_slot=1, cache_prompt=False)).tokens
-        engine.save_slot(0, tmp_path / "before").result(30)
+        engine.save_slot(0, tmp_path / "before").result(60)
         if elsewhere:
             home.away = {"RPC2"}
         device = home.device(2)
@@ -456,8 +456,8 @@ def test_a_worker_dies(
             assert done.result(60).n_tokens == 305
             assert (tmp_path / "a").read_bytes() == (tmp_path / "before").read_bytes()
         else:
-            engine.erase_slot(0).result(30)
-            engine.erase_slot(1).result(30)
+            engine.erase_slot(0).result(60)
+            engine.erase_slot(1).result(60)
             device.before = die
             assert engine.restore_slot(0, tmp_path / "before").result(60).n_tokens == 305
         assert device.lost is not None
@@ -476,19 +476,19 @@ def test_a_worker_that_stays_away(model: Path, jit: Jit, tmp_path: Path) -> None
     engine = Engine(home.forward, TOKENIZER, n_slots=2, wait=0.1)
     try:
         ask(engine, req(LONG, 6, id_slot=0))
-        engine.save_slot(0, tmp_path / "a").result(30)
+        engine.save_slot(0, tmp_path / "a").result(60)
         before = (tmp_path / "a").read_bytes()
         home.away = {"RPC2"}
         home.device(2).before = lambda now: home.device(2).die() if now == "read" else None
         with pytest.raises((DeviceLost, Unavailable)):
-            engine.save_slot(0, tmp_path / "a").result(30)
+            engine.save_slot(0, tmp_path / "a").result(60)
         with pytest.raises(Unavailable):
-            engine.save_slot(0, tmp_path / "a").result(30)
+            engine.save_slot(0, tmp_path / "a").result(60)
         with pytest.raises(Unavailable):
-            engine.restore_slot(1, tmp_path / "a").result(30)
+            engine.restore_slot(1, tmp_path / "a").result(60)
         assert (tmp_path / "a").read_bytes() == before
         home.away.clear()
-        assert engine.restore_slot(1, tmp_path / "a").result(30).n_tokens == 305
+        assert engine.restore_slot(1, tmp_path / "a").result(60).n_tokens == 305
     finally:
         engine.close()
         home.forward.close()

@@ -184,8 +184,8 @@ def test_answers_are_those_of_a_memory_that_keeps_everything(
         engine = Engine(start(whole=whole), TOKENIZER, n_slots=3, n_ctx=1024, cache_ram=-1, drafting=True)
         try:
             answers = [ask(engine, request) for request in asked]
-            engine.save_slot(answers[-1].id_slot, tmp_path / "a").result(30)
-            engine.restore_slot((answers[-1].id_slot + 1) % 3, tmp_path / "a").result(30)
+            engine.save_slot(answers[-1].id_slot, tmp_path / "a").result(60)
+            engine.restore_slot((answers[-1].id_slot + 1) % 3, tmp_path / "a").result(60)
             answers.append(ask(engine, req([*head[:400], 7, 8, 9, *answers[-1].tokens, 5])))
             assert answers[-1].n_cached >= 408
             found.append([(answer.tokens, answer.probs) for answer in answers])

@@ -309,6 +309,6 @@ def test_processes_wait_for_each_other(tmp_path: Path) -> None:
         assert child.stdout is not None
         assert "another process is fetching tiny.gguf" in child.stdout.readline() or child.poll() is None
         assert child.poll() is None
-    out, _ = child.communicate(timeout=30)
+    out, _ = child.communicate(timeout=60)
     assert out.split()[-1] == "in"
     assert child.returncode == 0

@@ -39,7 +39,7 @@ def peer_worker(
 
 def connect_soon(endpoint: str) -> RemoteDevice:
     """The first device of a worker that may still be starting."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while True:
         try:
             return connect(endpoint)[0]

@@ -100,7 +100,7 @@ class ScriptedWorker:
             except OSError:
                 pass
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
         for sock in (self._listener, *self._sockets):
             sock.close()
 

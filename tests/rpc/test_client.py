@@ -62,7 +62,7 @@ def numbers(n: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 def held(worker: ScriptedWorker, device: RemoteDevice, tensor: Tensor) -> bytes:
     """The bytes of a tensor as the worker has them now."""
-    return device.read(tensor, 0, tensor.nbytes).result(10).tobytes()
+    return device.read(tensor, 0, tensor.nbytes).result(60).tobytes()
 
 
 def when(kind: type, action: Callable[[], bytes | None]) -> Before:
@@ -307,7 +307,7 @@ def test_reads_are_futures_in_order() -> None:
 
     def slow(request: Request, _: int) -> None:
         if isinstance(request, GetTensor):
-            go.wait(10)
+            go.wait(60)
 
     with device_of(ScriptedWorker(before=slow)) as device:
         tensor = g.new_tensor(T.I8, 300_000)
@@ -319,8 +319,8 @@ def test_reads_are_futures_in_order() -> None:
         empty = device.read(tensor, 5, 0)
         assert not any(f.done() for f in futures) and empty.result().nbytes == 0
         go.set()
-        assert b"".join(f.result(10).tobytes() for f in futures) == data.tobytes()
-        assert not device.read(tensor, 0, 300_000).result(10).any()
+        assert b"".join(f.result(60).tobytes() for f in futures) == data.tobytes()
+        assert not device.read(tensor, 0, 300_000).result(60).any()
 
 
 def test_a_batch_leaves_at_its_end() -> None:
@@ -335,7 +335,7 @@ def test_a_batch_leaves_at_its_end() -> None:
             future = device.read(tensor, 0, 16)
             time.sleep(0.05)
             assert len(worker.asked) == before
-        assert future.result(10).tobytes() == b"\1" * 16
+        assert future.result(60).tobytes() == b"\1" * 16
 
 
 def test_many_threads() -> None:
@@ -349,7 +349,7 @@ def test_many_threads() -> None:
             for step in range(40):
                 data = numbers(5000, 1000 * i + step)
                 device.write(tensors[i], data)
-                good &= device.read(tensors[i], 0, 5000).result(30).tobytes() == data.tobytes()
+                good &= device.read(tensors[i], 0, 5000).result(60).tobytes() == data.tobytes()
             return good
 
         with ThreadPoolExecutor(6) as pool:
@@ -658,7 +658,7 @@ def test_loss_while_an_answer_is_due(action: Callable[[], bytes | None], why: st
             why = "a reason"
         for future in futures:
             with pytest.raises(DeviceLost, match=why):
-                future.result(10)
+                future.result(60)
 
 
 def test_the_end_in_the_middle_of_an_answer() -> None:
@@ -674,10 +674,10 @@ def test_the_end_in_the_middle_of_an_answer() -> None:
 
     with losing(begin) as (device, tensor, _):
         future = device.read(tensor, 0, 100_000)
-        begun.wait(10)
+        begun.wait(60)
         device.read(tensor, 0, 1)
         with pytest.raises(DeviceLost, match="closed the connection"):
-            future.result(10)
+            future.result(60)
 
 
 def test_an_answer_to_no_question() -> None:
@@ -699,7 +699,7 @@ def test_no_answer_in_time() -> None:
         losing(when(GetTensor, hang), reply_timeout=0.3) as (device, tensor, _),
         pytest.raises(DeviceLost, match="not answered for"),
     ):
-        device.read(tensor, 0, 1).result(10)
+        device.read(tensor, 0, 1).result(60)
 
 
 @pytest.mark.slow
@@ -725,7 +725,7 @@ def test_our_worker_is_asked_for_signs_of_life() -> None:
         assert not told
         frozen.set()
         with pytest.raises(DeviceLost, match="no sign of life"):
-            device.read(tensor, 0, 1).result(10)
+            device.read(tensor, 0, 1).result(60)
 
 
 def test_our_worker_that_does_not_answer_a_second_connection() -> None:
@@ -775,7 +775,7 @@ def test_closing_does_not_wait_for_a_frozen_worker() -> None:
         thread.start()
         time.sleep(0.1)
         device.close()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -798,5 +798,5 @@ def test_a_connection_lost_from_its_own_callback_can_be_closed() -> None:
         connection.on_lost(lambda why: connection.close())
         worker.before = when(DeviceCount, close_it)
         with pytest.raises(DeviceLost):
-            connection.ask(DeviceCount()).result(10)
+            connection.ask(DeviceCount()).result(60)
         connection.close()

@@ -83,7 +83,7 @@ def test_activations_in_a_crowded_buffer(device: RemoteDevice) -> None:
     device.write(x, data)
     for _ in range(2):
         device.submit(graph)
-        np.testing.assert_array_equal(device.read(total, 0, total.nbytes).result(30).view(np.float32), y)
+        np.testing.assert_array_equal(device.read(total, 0, total.nbytes).result(60).view(np.float32), y)
 
 
 @pytest.mark.parametrize(("source", "target", "n"), [(0, 5000, 3000), (0, 1, 9000), (1, 0, 9000), (0, 2000, 8000)])
@@ -94,7 +94,7 @@ def test_copies(device: RemoteDevice, source: int, target: int, n: int) -> None:
     device.write(whole, data)
     device.copy(g.view_1d(whole, n, source), g.view_1d(whole, n, target))
     data[target : target + n] = data[source : source + n].copy()
-    np.testing.assert_array_equal(device.read(whole, 0, 10_000).result(30), data)
+    np.testing.assert_array_equal(device.read(whole, 0, 10_000).result(60), data)
 
 
 def test_more_than_there_is(device: RemoteDevice) -> None:

@@ -60,7 +60,7 @@ def worker_process(log: Path, *options: str) -> Iterator[WorkerProcess]:
         yield WorkerProcess(Endpoint.parse(found[1]), log)
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
 
 
 class Wire:

@@ -416,7 +416,7 @@ def test_answers_while_another_client_computes(
 
     def slow(graph: Graph) -> None:
         runs.set()
-        assert go.wait(30)
+        assert go.wait(60)
         original(graph)
 
     monkeypatch.setattr(device, "submit", slow)
@@ -425,7 +425,7 @@ def test_answers_while_another_client_computes(
         sum.write(1, 1)
         mine = Sum(other)
         sum.compute()
-        assert runs.wait(30)
+        assert runs.wait(60)
         assert other.number(DeviceCount()) == 1
         mine.write(5, 5)
         assert isinstance(other.ask(GetDeviceMemory(0)), DeviceMemory)
@@ -1078,7 +1078,7 @@ def test_stop_ends_connections_but_not_graphs(device: CpuDevice, monkeypatch: py
 
     def slow(graph: Graph) -> None:
         runs.set()
-        assert go.wait(30)
+        assert go.wait(60)
         original(graph)
         done.append(graph)
 
@@ -1089,7 +1089,7 @@ def test_stop_ends_connections_but_not_graphs(device: CpuDevice, monkeypatch: py
     with Client(worker) as one, Client(worker) as two, Client(worker) as idle:
         first, second = Sum(one), Sum(two)
         first.compute()
-        assert runs.wait(30)
+        assert runs.wait(60)
         second.compute()
         until(lambda: len(worker.shared.lenders[0].turns._waiting) == 1)
         worker.stop()
@@ -1153,7 +1153,7 @@ def test_the_command(tmp_path: Path, number: signal.Signals) -> None:
             process.send_signal(number)
             assert client.is_closed()
         rest = process.stderr.read()
-        assert process.wait(30) == 0, rest
+        assert process.wait(60) == 0, rest
         assert "Traceback" not in rest
     finally:
         process.kill()
@@ -1239,7 +1239,7 @@ def test_llama_server_says_the_same_as_on_its_own(
                 return str(http.post("/completion", json=prompt).json()["content"])
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(60)
 
     with running(device) as one, running(device) as two:
         rpc = f"127.0.0.1:{one.port},127.0.0.1:{two.port}"

@@ -167,7 +167,7 @@ def test_they_compute_side_by_side(worker: Worker, devices: list[CpuDevice], mon
 
     def slow(graph: Graph) -> None:
         runs.set()
-        assert go.wait(30)
+        assert go.wait(60)
         original(graph)
 
     monkeypatch.setattr(devices[0], "submit", slow)
@@ -175,7 +175,7 @@ def test_they_compute_side_by_side(worker: Worker, devices: list[CpuDevice], mon
         one, two = Times(busy, 0, 2.0), Times(other, 1, 3.0)
         one.write(1.0)
         one.compute()
-        assert runs.wait(30)
+        assert runs.wait(60)
         try:
             two.write(1.0)
             two.compute()

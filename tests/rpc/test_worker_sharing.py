@@ -289,7 +289,7 @@ def test_who_hung_up_while_waiting_never_computes(device: CpuDevice, monkeypatch
     def slow(graph: Graph) -> None:
         submitted.append(graph)
         runs.set()
-        assert go.wait(30)
+        assert go.wait(60)
         original(graph)
 
     with running(device) as worker, Client(worker) as busy, Client(worker) as waiting:
@@ -298,7 +298,7 @@ def test_who_hung_up_while_waiting_never_computes(device: CpuDevice, monkeypatch
         waiting.get(wire_of(two.r, two.ptr, two.base + two.places[two.r]), 4)
         monkeypatch.setattr(device, "submit", slow)
         busy.send(GraphRecompute(0))
-        assert runs.wait(30)
+        assert runs.wait(60)
         waiting.send(GraphRecompute(0))
         waiting.sock.close()
         until(lambda: worker.clients == 1 or any(session.gone for session in [*worker._sessions]))
@@ -315,15 +315,15 @@ def test_memory_is_not_behind_turns(device: CpuDevice, monkeypatch: pytest.Monke
 
     def slow(graph: Graph) -> None:
         runs.set()
-        assert go.wait(30)
+        assert go.wait(60)
         original(graph)
 
-    with running(device) as worker, Client(worker) as busy, Client(worker, timeout=20) as other:
+    with running(device, mem=64 * MIB) as worker, Client(worker) as busy, Client(worker, timeout=60) as other:
         mine = Scaled(busy)
         busy.get(wire_of(mine.r, mine.ptr, mine.base + mine.places[mine.r]), 4)
         monkeypatch.setattr(device, "submit", slow)
         busy.send(GraphRecompute(0))
-        assert runs.wait(30)
+        assert runs.wait(60)
         try:
             before = free(worker)
             ptr, _ = other.alloc(1 << 20)

@@ -125,7 +125,7 @@ class Client:
 
 def until(condition: Callable[[], bool]) -> None:
     """Waits until something is so."""
-    ends = time.monotonic() + 30
+    ends = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < ends, "it never came"
         time.sleep(0.002)

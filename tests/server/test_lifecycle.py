@@ -116,7 +116,7 @@ def test_second_signal_stops_at_once(fake_server: Start) -> None:
     wait_ready(url)
     with (
         pytest.raises(httpx.HTTPError),
-        httpx.stream("POST", f"{url}/completion", json={"prompt": "a", "stream": True}, timeout=20) as response,
+        httpx.stream("POST", f"{url}/completion", json={"prompt": "a", "stream": True}, timeout=60) as response,
     ):
         for i, _ in enumerate(response.iter_text()):
             if i < 2:
@@ -170,7 +170,7 @@ def test_silent_streams_are_pinged(fake_server: Start) -> None:
     _, url = fake_server("delay=1.5")
     wait_ready(url)
     body = {"prompt": "a", "n_predict": 1, "stream": True, "sse_ping_interval": 1}
-    assert httpx.post(f"{url}/completion", json=body, timeout=20).text.startswith(":\n\ndata: ")
+    assert httpx.post(f"{url}/completion", json=body, timeout=60).text.startswith(":\n\ndata: ")
 
 
 @pytest.mark.slow

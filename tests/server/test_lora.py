@@ -171,7 +171,7 @@ def test_an_encoder_with_adapters(tmp_path: Path) -> None:
     assert found.info.adapters == (AdapterInfo(str(adapter)),) and found.engine.lora == (0.0,)
 
     def vector() -> bytes:
-        vectors: np.ndarray[Any, Any] = found.embeddings.embedder.submit([[5, 6, 7]]).result(30)[0].vectors
+        vectors: np.ndarray[Any, Any] = found.embeddings.embedder.submit([[5, 6, 7]]).result(60)[0].vectors
         return vectors.tobytes()
 
     plain = vector()

@@ -516,7 +516,7 @@ def test_a_server_ends_with_its_parent(tmp_path: Path) -> None:
         os.write(write, b"still there")
         assert httpx.get(f"{url}/health").status_code == 200
         os.close(write)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         _, errors = process.communicate()

@@ -35,7 +35,7 @@ class Wire:
         return f"http{'s' if self.server.config.is_ssl else ''}://127.0.0.1:{self.port}"
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
 
 @contextlib.contextmanager
@@ -72,7 +72,7 @@ def serving(
         yield Wire(port, engine, state, gate, server)
     finally:
         server.should_exit = server.force_exit = True
-        thread.join(20)
+        thread.join(60)
         engine.close()
         assert not thread.is_alive()
 

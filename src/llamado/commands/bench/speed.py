@@ -70,7 +70,7 @@ def weights_per_token(file: GGUFFile, model: Model) -> tuple[int, int]:
     return sum(size.read for size in weight_sizes(file, model).values()), operations
 
 
-class Sequence:
+class MeasuredSequence:
     """A sequence that tests begin at the same depth, again and again."""
 
     def __init__(self, forward: Forward, room: int) -> None:
@@ -131,7 +131,7 @@ def speeds(
     forward = llama.forward
     read, operations = weights_per_token(llama.file, llama.model)
     random = np.random.default_rng(1)
-    sequence = Sequence(forward, depth + max([*prompts, *generations]))
+    sequence = MeasuredSequence(forward, depth + max([*prompts, *generations]))
     results = []
     for n, is_prompt in [(n, True) for n in prompts] + [(n, False) for n in generations]:
         tokens = random.integers(0, forward.n_vocab, n, dtype=np.int32)
