@@ -193,6 +193,50 @@ def test_speeds_are_measured_and_compared(capsys: pytest.CaptureFixture[str], mo
     assert code == 1 and "70.0 ms (the others 0.0 ms)" in out and str(far.endpoint) in out
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "symptom"),
+    [
+        (["worker", "-p", "@taken"], "port-taken"),
+        (["worker", "-H", "203.0.113.7"], "not-this-machine"),
+        (["serve", "-m", "tiny.gguf", "--port", "@taken"], "port-taken"),
+        (["serve", "-m", "none.gguf", "--port", "0"], "no-file"),
+        (["serve", "-m", "short.gguf", "--port", "0"], "truncated"),
+        (["serve", "-m", "page.gguf", "--port", "0"], "not-gguf"),
+        (["serve", "-m", "zebra.gguf", "--port", "0"], "architecture"),
+        (["serve", "-m", "tiny.gguf", "--no-such-flag"], "wrong-flag"),
+        (["plan", "-m", "tiny.gguf", "--rpc", "127.0.0.1:@free"], "worker-refused"),
+        (["plan", "-m", "tiny.gguf", "--rpc", "127.0.0.1:@newer"], "worker-version"),
+        (["plan", "-m", "tiny.gguf", "--rpc", "tls://127.0.0.1:@plain"], "worker-no-tls"),
+    ],
+)
+def test_logs_of_ours(words: list[str], symptom: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files_with_faults(tmp_path)
+    log = tmp_path / "ours.log"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        ScriptedWorker(version=(9, 0, 0)) as newer,
+        ScriptedWorker() as older,
+        log.open("wb") as out,
+    ):
+        ports = {"@taken": taken.getsockname()[1], "@free": closed_port(), "@newer": newer.endpoint.port,
+                 "@plain": older.endpoint.port}  # fmt: skip
+        for mark, port in ports.items():
+            words = [word.replace(mark, str(port)) for word in words]
+        command = [sys.executable, "-m", "llamado", *words]
+        subprocess.run(command, stdout=out, stderr=out, cwd=tmp_path, timeout=300, check=False)
+    code, said, _ = run(capsys, log, "--json")
+    assert code == 1 and symptom in [one["symptom"] for one in json.loads(said)["findings"]], log.read_text()[-3000:]
+
+
+def files_with_faults(folder: Path) -> None:
+    """tiny.gguf, and files made of it that are none."""
+    data = make_llama(folder / "tiny.gguf").read_bytes()
+    files = {"page": b"<!DOCTYPE html>" + data, "short": data[:-2000], "zebra": data.replace(b"llama", b"zebra")}
+    for name, content in files.items():
+        (folder / f"{name}.gguf").write_bytes(content)
+
+
 # --- the real ones ----------------------------------------------------------------------------------------------------
 
 
@@ -213,10 +257,7 @@ def test_speeds_are_measured_and_compared(capsys: pytest.CaptureFixture[str], mo
 def test_logs_of_the_real_ones(
     program: str, flags: list[str], symptom: str, peer_bin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = make_llama(tmp_path / "tiny.gguf").read_bytes()
-    files = {"page": b"<!DOCTYPE html>" + data, "short": data[:-2000], "zebra": data.replace(b"llama", b"zebra")}
-    for name, content in files.items():
-        (tmp_path / f"{name}.gguf").write_bytes(content)
+    files_with_faults(tmp_path)
     log = tmp_path / "real.log"
     with socket.create_server(("127.0.0.1", 0)) as taken, log.open("wb") as out:
         words = [

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import ssl
+import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,8 +15,11 @@ from scripted_worker import ScriptedWorker
 
 from llamado.cluster.doctor.symptoms import Finding
 from llamado.cluster.doctor.workers import compare, examine_workers
+from llamado.devices.registry import DeviceOptions, open_device
 from llamado.devices.split.placement import DeviceFigures, SplitOptions
+from llamado.rpc.tap.proxy import Tap, TapOptions
 from llamado.rpc.wire import VERSION
+from llamado.rpc.worker.server import Worker
 
 
 @pytest.fixture(scope="module")
@@ -143,3 +149,29 @@ def test_a_slow_link_or_node_is_told_with_its_figures(
     else:
         assert [one.symptom for one in found] == [symptom]
         assert says in found[0].found and found[0].where == "RPC2[10.0.0.2:50052]" and "10.0.0.2" in found[0].command
+
+
+@pytest.mark.slow
+def test_a_slow_link_is_measured() -> None:
+    """Two workers of ours, one of them behind a tap that delays each graph by 80 ms."""
+    with ExitStack() as stack:
+        near, far = (running_worker(stack) for _ in range(2))
+        tap = stack.enter_context(Tap(TapOptions(listen_port=0, target_port=far, latency_ms=80)))
+        near_, far_ = f"127.0.0.1:{near}", f"127.0.0.1:{tap.port}"
+        found = examine_workers(SplitOptions(rpc=(near_, far_)))
+    links = [one for one in found if one.symptom == "slow-link"]
+    assert len(links) == 1 and far_ in links[0].where
+    trip = re.search(r"a round trip of ([\d.]+) ms", links[0].found)
+    assert trip is not None and float(trip[1]) >= 80
+
+
+def running_worker(stack: ExitStack) -> int:
+    """The port of a worker of ours in this process."""
+    device = open_device("cpu", DeviceOptions(n_threads=1))
+    worker = Worker([device])
+    thread = threading.Thread(target=worker.serve, daemon=True)
+    thread.start()
+    stack.callback(device.close)
+    stack.callback(thread.join, 60)
+    stack.callback(worker.stop)
+    return worker.port

@@ -76,7 +76,7 @@ PATTERNS: tuple[Pattern, ...] = (
              r"Permission denied: '?(?P<file>[^']+\.gguf)", "not-readable"),
     _pattern(r"invalid magic characters: .* expected 'GGUF'|not a GGUF file|failed to read magic", "not-gguf"),
     _pattern(r"data is not within the file bounds, model is corrupted or incomplete|unexpectedly reached end of file|"
-             r"the file ends|is cut short", "truncated"),
+             r"the file ends too early|was not fetched whole", "truncated"),
     _pattern(r"failed to load GGUF split from|these are missing beside it|illegal split file idx|"
              r"invalid split (?:count|file)", "missing-part"),
     _pattern(r"unknown model architecture: '(?P<name>[^']+)'|models of architecture '[^']+' do not run here",
