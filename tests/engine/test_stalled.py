@@ -17,7 +17,7 @@ from llamado.engine.request import Request
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 
-from .fake import FakeTokenizer, send
+from .fake import FakeTokenizer, eventually, send
 
 
 @pytest.fixture
@@ -44,12 +44,10 @@ def test_a_step_that_does_not_end_is_seen(forward: ModelRunner) -> None:
         answer = send(engine, Request(prompt=[1, 2, 3], n_predict=2))
         assert inside.wait(60)
         first = engine.stalled()
-        while engine.stalled() <= first:
-            pass
+        assert eventually(lambda: engine.stalled() > first)
         go.set()
         answer.wait()
-        while engine.stalled() > 0:
-            pass
+        assert eventually(lambda: engine.stalled() == 0.0)
     finally:
         go.set()
         engine.close()
