@@ -95,7 +95,7 @@ class ServerMembership(threading.Thread):
             if found != self._said and not self._leaving.is_set():
                 self._said = found
                 log.info("%s: %s", self._url, found)
-            return
+            self._leaving.wait(_RETRY if self._endpoint is None else _AGAIN)
 
     def leave(self) -> None:
         """Returns when the server has moved what is here to others, or cannot."""
