@@ -23,6 +23,7 @@ from llamado.cluster.doctor.symptoms import Finding
 from llamado.devices import limits
 from llamado.devices.limits import MachineMemory
 from llamado.engine.options import EngineOptions
+from llamado.gguf.errors import SourceError
 
 MIB = 1 << 20
 
@@ -48,6 +49,25 @@ def written(path: Path, data: bytes) -> Path:
 
 def test_nothing_is_found_in_a_sound_file(model: Path) -> None:
     assert look(model) == [] and look(model, True, n_ctx=512) == []
+
+
+def test_a_model_that_has_an_address(model: Path, cache: Path) -> None:
+    from llamado.gguf.sources.urls import url_target
+
+    url = "https://example.com/tiny.gguf"
+    here = url_target(url, cache / "models")
+    here.parent.mkdir(parents=True)
+    here.write_bytes(model.read_bytes())
+    assert look(url) == []
+    here.write_bytes(model.read_bytes().replace(b"llama", b"zebra"))
+    assert one(url).symptom == "architecture"
+    here.write_bytes(model.read_bytes()[:100])
+    assert one(url).symptom == "damaged"
+
+
+def test_a_model_that_cannot_be_reached() -> None:
+    with pytest.raises(SourceError):
+        look("pypi:no-such-model")
 
 
 def test_no_file(tmp_path: Path) -> None:

@@ -12,13 +12,14 @@ from llamado.devices.registry import DeviceOptions, backend
 from llamado.devices.split.measure import figures_of
 from llamado.devices.split.placement import DeviceFigures, NotEnoughMemory, SplitOptions, mib
 from llamado.engine.forward.fitting import MemoryOptions, fit, memory_options, sizes_for
-from llamado.engine.options import EngineOptions, FitOptions
+from llamado.engine.options import EngineOptions, FitOptions, ModelSource
 from llamado.engine.supported import check_supported
 from llamado.errors import LlamadoError
 from llamado.gguf.errors import GgufError, MissingBlob, SourceError, TruncatedFile
 from llamado.gguf.header import Header
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.shards import SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS
+from llamado.gguf.sources.catalogue import CATALOGUE, LARGE
 from llamado.gguf.sources.resolve import resolve
 from llamado.gguf.types import TensorType
 from llamado.models import InvalidModel, Model, UnsupportedModel, find_architecture, load_model
@@ -41,8 +42,14 @@ _STEP = 1024
 def examine_model(spec: str, options: EngineOptions, *, asked: bool) -> list[Finding]:
     """All that ails a model's file, with these options; `asked`: whether someone gave the size of the context.
 
-    A name that is not on this machine yet is not fetched: that it is not here is no symptom. Raises SourceError.
+    Of a model that has a name or a URL the header alone is read, wherever it is. Raises SourceError where that fails.
     """
+    if _is_elsewhere(spec):
+        named = {"path": spec, "folder": "."}
+        try:
+            return list(_examine(ModelSource(spec=spec).header(), options, asked, named))
+        except GgufError as error:
+            return [finding("damaged", spec, str(error), **named)]
     try:
         path = resolve(spec) if spec.startswith("ollama:") else Path(spec).expanduser()
     except MissingBlob as error:
@@ -73,6 +80,13 @@ def examine_model(spec: str, options: EngineOptions, *, asked: bool) -> list[Fin
             pattern = f"{path.name.rpartition('-of-')[0].rpartition('-')[0] or path.stem}*"
             return [finding("missing-part", where, str(error), pattern=pattern, **facts)]
         return [finding("damaged", where, str(error), **facts)]
+
+
+def _is_elsewhere(spec: str) -> bool:
+    """Whether a model is not named by its path."""
+    kind, colon, _ = spec.partition(":")
+    named = spec in CATALOGUE or spec in LARGE or (bool(colon) and kind in ("hf", "pypi", "http", "https"))
+    return named and not Path(spec).exists()
 
 
 def _examine(header: Header, options: EngineOptions, asked: bool, facts: dict[str, str]) -> Iterator[Finding]:
