@@ -175,6 +175,7 @@ def test_lowerings_agree_to_the_bit(lowerings: dict[str, CpuDevice], type: T) ->
     assert len(found) > 0 and all(answers == found["portable"] for answers in found.values())
 
 
+@pytest.mark.slow
 def test_sequences_of_strangers_do_not_spoil_a_column(best: CpuDevice) -> None:
     """Infinities and NaN stay in their own column."""
     raw, x = weight_bytes(T.Q4_K, 256, 16), values(256, 12)

@@ -256,6 +256,7 @@ def test_what_is_asked_for_comes(tmp_path: Path) -> None:
     bench.device.close()
 
 
+@pytest.mark.slow
 def test_chosen_experts_are_asked_for_before_any_is_used(tmp_path: Path, n_tokens: int) -> None:
     """All three matrices of those that were chosen, and of no other."""
     model = Model(tmp_path / "model", experts=True)
@@ -281,6 +282,7 @@ def test_chosen_experts_are_asked_for_before_any_is_used(tmp_path: Path, n_token
     bench.device.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experts", [False, True])
 def test_answers_are_the_same(tmp_path: Path, n_tokens: int, experts: bool) -> None:
     model = Model(tmp_path / "model", experts=experts, table=True)

@@ -260,6 +260,7 @@ def test_a_lost_worker(kind: Kind, path: Path, start: Open, jit: Jit, monkeypatc
         home.file.close()
 
 
+@pytest.mark.slow
 def test_latent_attention_is_that_of_the_reference(path: Path, kind: Kind, start: Open, monkeypatch: Any) -> None:
     if kind is Deepseek2Model:
         monkeypatch.setattr(reference, "load_model", kind)

@@ -163,6 +163,7 @@ def test_a_place_that_is_gone_is_computed_again(make: Make, plain: Plain) -> Non
     assert result.tokens == plain(other) and result.n_cached < 150
 
 
+@pytest.mark.slow
 def test_a_conversation_that_was_pushed_out_comes_back_from_memory(make: Make, plain: Plain) -> None:
     engine, _ = make(n_slots=1, cache_ram=-1)
     prompt = tokens(8, 250)

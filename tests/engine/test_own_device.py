@@ -116,6 +116,7 @@ def test_all_back_ends_are_back_ends() -> None:
     assert members(OwnBackend).items() >= members(registry.Backend).items()
 
 
+@pytest.mark.slow
 def test_a_device_of_this_machine(path: Path, made: list[OwnDevice], right: list[list[int]]) -> None:
     with LoadedModel.load(path, options()) as llama:
         (here,) = made

@@ -249,6 +249,7 @@ def test_some_outputs_or_none(model: Path, start: Open, alone: Array) -> None:
     assert same(run(forward, rows[100:], [99]), alone[[199]])
 
 
+@pytest.mark.slow
 def test_faults_have_names(model: Path, start: Open) -> None:
     forward = start(model, n_cells=300, max_batch=16)
     assert forward.memory.n_cells == 512

@@ -101,6 +101,7 @@ def test_memory_is_that_of_windows(start: Open) -> None:
     assert sum(tensor.nbytes for tensor in windowed.tensors) < sum(tensor.nbytes for tensor in everything.tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [32, 7])
 def test_a_long_prompt(start: Open, right: Array, chunk: int) -> None:
     runner = start()
@@ -169,6 +170,7 @@ def req(prompt: list[int], n: int = 6, **options: Any) -> Request:
     return Request(prompt=prompt, n_predict=n, sampling=Sampling(temperature=0.0, seed=1), n_probs=3, **options)
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_a_memory_that_keeps_everything(
     start: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ def test_the_first_token_sees_the_last(runner: ModelRunner, name: str) -> None:
     assert np.array_equal(before[0], vectors(runner, [text])[0][0]) == causal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert-ranks", "bert-ranks-by-means", "modern-bert-ranks"])
 def test_scores_have_the_same_bits_in_any_request(name: str, tmp_path: Path) -> None:
     options = EngineOptions(n_ctx=256, n_threads=2, n_slots=1, reranking=True)
