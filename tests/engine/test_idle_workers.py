@@ -69,7 +69,7 @@ def test_the_log_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
     found = figures((1e7, MUCH, 0.01))
 
     class Workers:
-        def devices(self) -> list[Any]:
+        def devices(self, *_: Any) -> list[Any]:
             return [SimpleNamespace(name=found[1].name, close=lambda: None)]
 
     def measured(devices: Sequence[Any], **_: Any) -> list[DeviceFigures]:

@@ -79,7 +79,6 @@ def test_facts(tmp_path: Path) -> None:
     ("key", "value", "error"),
     [
         ("bert.pooling_type", 9, UnsupportedModel),
-        ("bert.classifier.pooling_type", 1, UnsupportedModel),
         ("tokenizer.ggml.token_type_count", 0, InvalidModel),
         ("bert.attention.layer_norm_epsilon", float("nan"), InvalidModel),
     ],

@@ -8,12 +8,15 @@ import os
 import shutil
 import stat
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.memory import CpuBuffer
+from llamado.devices.device import Buffer
+from llamado.ggml.tensor import Tensor
 from llamado.rpc.hashing import fnv1a
 from llamado.rpc.worker.memory import Lender, Region
 from llamado.rpc.worker.tensor_cache import CacheError, TensorCache, Wanted, cache_folder
@@ -25,8 +28,14 @@ class HostMemory:
     """What a Lender needs of a device that only holds memory."""
 
     name = "host"
-    place = CpuDevice.place
-    alloc = CpuDevice.alloc
+
+    def place(self, tensors: Sequence[Tensor]) -> list[Buffer]:
+        (tensor,) = tensors
+        tensor.buffer, tensor.offset = self.alloc(tensor.nbytes), 0
+        return [tensor.buffer]
+
+    def alloc(self, size: int) -> CpuBuffer:
+        return CpuBuffer.allocate(size)
 
     def memory(self) -> tuple[int, int]:
         return 1 << 30, 1 << 30

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from wire import Wire, serving
 
-from llamado.http.access import AccessRules
+from llamado.http.access import LIVE, AccessRules
 from llamado.server.app import PUBLIC, create_app
 from llamado.server.state import ServerState
 
@@ -98,7 +98,7 @@ def test_no_route_is_answered_while_the_model_is_loaded() -> None:
         serving(loaded=False, access=AccessRules(api_keys=(b"sesame",))) as wire,
         httpx.Client(base_url=wire.url, headers={"Origin": LOCAL}) as http,
     ):
-        for path in ROUTES:
+        for path in [path for path in ROUTES if path not in LIVE]:
             for method in METHODS:
                 answer = ask(http, method, path)
                 assert answer.status_code == (200 if method == "OPTIONS" else 503), (method, path)
