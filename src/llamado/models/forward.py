@@ -375,7 +375,7 @@ class Pass:
     def mean_of_texts(self, x: Tensor) -> Tensor:
         """Of rows of all tokens the mean of each text that has a row that is given out: F32 [n, n_outputs].
 
-        Only the first text of a batch has the same bits whatever comes with it: sums go along the batch.
+        Products add up along the batch in order, and what is not of the text counts 0: its bits are those it has alone.
         """
         rows = cont(permute(x, 1, 0, 2, 3))
         return mul_mat(rows, self.input(TextShares(self.shape.n_tokens, self.shape.n_outputs)), name="mean_of_texts")

@@ -97,8 +97,7 @@ class Embedder:
     """Computes vectors with `forward`, whose rows are hidden states, or scores with Pooling.RANK.
 
     `n_ctx`: most tokens of a text. A text has to fit into one batch, too, but where only its last token counts and no
-    token sees later ones. `alone`: a batch is one text. `scales` says how strong the model's adapters are for the texts
-    of a batch.
+    token sees later ones. `scales` says how strong the model's adapters are for the texts of a batch.
     """
 
     def __init__(
@@ -108,7 +107,6 @@ class Embedder:
         pooling: Pooling,
         causal: bool,
         n_ctx: int,
-        alone: bool = False,
         max_requests: int = _MOST_REQUESTS,
         scales: Callable[[], Scales] = lambda: (),
     ) -> None:
@@ -117,7 +115,6 @@ class Embedder:
         self.pooling = pooling
         self.causal = causal
         self.n_ctx = n_ctx
-        self._alone = alone
         self._divisible = causal and pooling in (Pooling.LAST, Pooling.RANK)
         self._max_requests = max_requests
         self._turn = threading.Condition()
@@ -240,7 +237,7 @@ class Embedder:
             request = self._waiting[0]
             lengths.append(len(request.texts[request.next]))
             fits = sum(lengths) <= self.forward.max_batch and self.forward.memory.packs(lengths)
-            if batch and (self._alone or not fits):
+            if batch and not fits:
                 break
             batch.append(_Text(request, request.next, request.texts[request.next]))
             request.next += 1

@@ -134,7 +134,6 @@ def load_embedder(
             pooling=pooling,
             causal=model.hparams.causal,
             n_ctx=found.n_ctx_slot,
-            alone=pooling is Pooling.RANK and model.scores_means,
             max_requests=options.max_queue,
             scales=scales,
         )
