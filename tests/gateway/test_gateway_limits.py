@@ -172,6 +172,9 @@ def test_beginnings() -> None:
     prefixes.note(chain_of({"prompt": "q" * (LEAST_KNOWN - 1)}), 2)
     assert prefixes.known(chain_of({"prompt": "q" * (LEAST_KNOWN - 1)})) == {}
     assert chain_of({"prompt": [1, 2, 3] * 500})[0] == chain_of({"prompt": [1, 2, 3] * 600})[0]
+    for first_half, second_half in ("ab", "cd"):
+        prefixes.note(chain_of({"prompt": first_half * BLOCK + second_half * BLOCK}), 3)
+    assert prefixes.known(chain_of({"prompt": "a" * BLOCK + "d" * BLOCK})) == {3: BLOCK}  # d was behind c only
     for nothing in (None, [], {}, {"prompt": 5}, {"messages": 7}):
         assert chain_of(nothing) == []
 
