@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Chat with a model in one command. Needs Python 3.11 or newer and nothing else.
 #
-#   ./demo.sh              the default model (SmolLM2 135M)
+#   ./demo.sh              the default model (SmolLM2 135M), divided among two workers and a server
 #   ./demo.sh gemma3       Gemma 3 270M
 #   ./demo.sh glm          GLM 4.7 Flash: 17 GB, fetched to ~/.models (LLAMADO_MODELS) if it fits memory
 #   ./demo.sh qwen3        Qwen3 Coder 30B A3B: 18 GB, likewise
 #   ./demo.sh PATH.gguf    a file of yours
 #   ./demo.sh hf:user/model    a GGUF model from the Hugging Face hub
-#   WORKERS=2 ./demo.sh    the model divided among two workers
-#   LATENCY1=20 LATENCY2=30 ./demo.sh    the same, with links of 20 and 30 ms to them; one alone: two workers, too
+#   WORKERS=0 ./demo.sh    so many workers
+#   LATENCY1=20 LATENCY2=30 ./demo.sh    links of 20 and 30 ms to the workers; LATENCY1 alone: to the first
 #   LLAMADO_DEMO_PORT=9000 ./demo.sh     the server's port; 8080 unless said
 #   ./demo.sh stop         end what a demo left running
 #   PYTHON=…               the Python to make .venv with
@@ -16,28 +16,14 @@ set -euo pipefail
 case "${1:-}" in /* | *:*) ;; *.gguf) set -- "$PWD/$1" ;; esac
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-command_of() { tr '\0' ' ' 2>/dev/null <"/proc/$1/cmdline" || ps -p "$1" -o command= 2>/dev/null; }
 fail() { printf '%s\n' "$*" >&2; exit 1; }
 
-if [ "${1:-}" = "stop" ]; then
-  [ -f .demo/server ] || [ -f .demo/processes ] || { echo "no demo is running"; exit 0; }
-  pids=()
-  # A number may belong to another program by now. The server was started last and ends first.
-  for pid in $(sort -rn .demo/processes 2>/dev/null || true); do
-    if command_of "$pid" | grep -q -- "-m llamado "; then
-      kill "$pid" && pids+=("$pid")
-    fi
-  done
-  rm -f .demo/server .demo/processes
-  [ "${#pids[@]}" -gt 0 ] || { echo "the demo had already ended"; exit 0; }
-  for pid in "${pids[@]}"; do
-    for _ in $(seq 120); do kill -0 "$pid" 2>/dev/null || continue 2; sleep 0.1; done
-    kill -9 "$pid" 2>/dev/null || true
-  done
-  echo "stopped"
+case "${1:-}" in -h | --help) sed -n '2,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]##*/}"; exit 0 ;; esac
+
+if [ "${1:-}" = "stop" ] && [ ! -x .venv/bin/python ]; then
+  echo "no demo is running"
   exit 0
 fi
-case "${1:-}" in -h | --help) sed -n '2,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]##*/}"; exit 0 ;; esac
 
 python=""
 for candidate in "${PYTHON:-}" python3 python3.14 python3.13 python3.12 python3.11 python; do

@@ -36,9 +36,14 @@ _STARTS = {
         watchdog.start()
         watchdog.end()
     """,
-    "a part of the demo": """
-        from llamado.commands import demo
-        assert demo.background("worker1", "worker", "--help").wait() == 0
+    "a cluster in the background": """
+        import os, tempfile
+        from llamado.commands.up import UpFailed, start_behind
+        os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp()
+        try:
+            start_behind("demo", ["--help"])
+        except UpFailed as ended:
+            assert "usage: llamado up" in str(ended), ended
     """,
     "workers of the bench": """
         from llamado.commands.bench.latency import own_workers

@@ -100,6 +100,7 @@ _CLUSTER = frozenset({"cluster"})
 # With one of these, workers come by themselves: what `--rpc` needs to be of use has a use.
 _JOINED = ("cluster_token", "discover")
 _DEPLOY = frozenset({"deploy"})
+_UP = frozenset({"up"})
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
@@ -630,6 +631,29 @@ WAIT = _group(
           commands=_WAIT),
 )
 
+UP = _group(
+    "cluster",
+    _used("-m --model", "model: a GGUF path, a catalogue name (smollm2, gemma3), hf:user/repo[:quant], "
+          "ollama:name[:tag] (default: smollm2)", type="str", metavar="MODEL", many=True, commands=_UP),
+    _used("--nodes", "machines to play, the server's counted: 3 are two workers and a server that share the model "
+          "evenly", type="int", default=1, metavar="N", commands=_UP),
+    _used("--latency", "delay of each worker's link in ms, comma-separated (20,30); without --nodes there are as many "
+          "workers", type="str", metavar="MS,MS", commands=_UP),
+    _used("--host", "address on which requests are answered", type="str", default="127.0.0.1", metavar="HOST",
+          commands=_UP),
+    _used("--port", "port on which requests are answered (0: any free one)", type="int", default=8080, metavar="PORT",
+          commands=_UP),
+    _used("--replicas", "servers, each with its own workers; a gateway stands before several", type="int", default=1,
+          metavar="R", commands=_UP),
+    _used("--engine", "whose programs: llamado's, or llama-server and ggml-rpc-server from PATH", type="str",
+          default="llamado", choices="llamado llama.cpp", metavar="ENGINE", commands=_UP),
+    _used("-d --detach", "return when all is ready, and leave it running", default=False, commands=_UP),
+    _used("--name", "how ps, down, logs and drain know the cluster", type="str", default="default", metavar="NAME",
+          commands=_UP),
+    _used("--log-folder", "folder for the logs of all processes (default: in the folder of the state)", type="str",
+          metavar="FOLDER", commands=_UP),
+)
+
 RUN = _group(
     "chat",
     _used("-p --prompt", "ask this once and exit (-: what standard input says, as where that is no terminal)",
@@ -812,6 +836,7 @@ FLAGS: tuple[Flag, ...] = (
     + VERIFY
     + TOP
     + CLUSTER
+    + UP
 )
 
 
@@ -1053,6 +1078,7 @@ def markdown() -> str:
         "gateway",
         "verify",
         "deploy",
+        "up",
     ):
         own = [f for f in FLAGS if f.kind is Kind.USED and command in f.commands and "serve" not in f.commands]
         shared = any(command in f.commands and "serve" in f.commands for f in FLAGS if f.kind is not Kind.USED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shlex
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -39,11 +41,23 @@ def script(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
+def environment_of(clone: Path) -> dict[str, str]:
+    return {"XDG_RUNTIME_DIR": str(clone.parent / "run")}
+
+
+def services(clone: Path) -> list[dict[str, Any]]:
+    """What the demo has left running, as `llamado ps` tells it."""
+    command = [sys.executable, "-m", "llamado", "ps", "--json"]
+    done = subprocess.run(command, env=os.environ | environment_of(clone), capture_output=True, text=True)
+    found: list[dict[str, Any]] = json.loads(done.stdout)[0]["services"]
+    return found
+
+
 def commands(clone: Path) -> list[list[str]]:
     """Arguments of the processes that the demo has left running, without Python's."""
     found = []
-    for pid in (clone / ".demo" / "processes").read_text().split():
-        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+    for service in services(clone):
+        words = Path(f"/proc/{service['pid']}/cmdline").read_text().split("\0")[:-1]
         found.append(words[words.index("llamado") + 1 :])
     return found
 
@@ -65,10 +79,11 @@ def clone(tmp_path: Path) -> Iterator[Path]:
     (folder / "src").symlink_to(CLONE / "src")
     script(folder / ".venv" / "bin" / "python", f'exec {shlex.quote(sys.executable)} "$@"')
     (folder / ".venv" / ".llamado-installed").touch()
+    (tmp_path / "run").mkdir()
     yield folder
-    processes = folder / ".demo" / "processes"
-    for pid in processes.read_text().split() if processes.exists() else []:
-        os.kill(int(pid), signal.SIGKILL)
+    state = tmp_path / "run" / "llamado" / "demo" / "state.json"
+    if state.exists():  # its watchdog ends all else
+        os.kill(json.loads(state.read_text())["pid"], signal.SIGKILL)
 
 
 @pytest.fixture
@@ -78,6 +93,7 @@ def run(clone: Path, tmp_path: Path) -> Run:
     def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
         environment |= {"PYTHONPATH": str(clone / "src"), "HF_HOME": str(tmp_path / "hf")}
+        environment |= environment_of(clone)
         command = ["bash", f"{clone.name}/demo.sh", *arguments]
         return subprocess.run(
             command,
@@ -103,20 +119,24 @@ def test_chat_with_a_file_and_stop(run: Run, clone: Path, tmp_path: Path) -> Non
     assert re.search(
         r"time to first token: \d+\.\d\d s after the request, \d+\.\d s after the script began", done.stdout
     )
-    assert f"the server keeps running at {url} (log: .demo/server.log)" in done.stdout
-    # It is the model that was asked for, without workers.
+    assert f"it keeps running at {url} (logs: .demo/; llamado ps)" in done.stdout
+    assert "all slots are idle" in (clone / ".demo" / "server.log").read_text()
+    # It is the model that was asked for, divided among two workers and the server.
     assert [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]] == ["tiny"]
     assert "llamacpp:tokens_predicted_total" in httpx.get(f"{url}/metrics").text
-    ((command, *flags),) = commands(clone)
-    assert command == "serve" and "--rpc" not in flags and flags[flags.index("--port") + 1] == str(port)
+    first, second, server = commands(clone)
+    assert first[0] == second[0] == "worker" and server[0] == "serve"
+    assert server[server.index("--port") + 1] == str(port) and server[server.index("--tensor-split") + 1] == "1,1,1"
+    assert server[server.index("--rpc") + 1] == ",".join(one["address"] for one in services(clone)[:2])
     again = run("tiny.gguf", LLAMADO_DEMO_PORT=str(port))
     assert again.returncode == 1 and f"a demo is already running at {url}" in again.stdout
-    pid = int((clone / ".demo" / "processes").read_text())
-    assert run("stop").stdout == "stopped\n"
+    pids = [one["pid"] for one in services(clone)]
+    assert run("stop").stdout == "demo has ended\n"
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/health")
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
     assert (run("stop").stdout, run("stop").returncode) == ("no demo is running\n", 0)
 
 
@@ -131,14 +151,15 @@ def test_a_slow_link_to_one_of_two_workers(run: Run, clone: Path, tmp_path: Path
     assert port is not None and f"ready: http://127.0.0.1:{port[1]}" in done.stdout
     links = re.findall(r"worker (\d): (127\.0\.0\.1:\d+)(, a link of 2\.5 ms)?\n", done.stdout)
     assert [(number, bool(slow)) for number, _, slow in links] == [("1", True), ("2", False)]
-    first, tap, second, server = commands(clone)
-    assert first == second == ["worker", "-p", "0", "-t", "1"]
-    assert tap[0] == "tap" and tap[-2:] == ["--latency-ms", "2.5"]
+    first, second, tap, server = commands(clone)
+    assert first[0] == second[0] == "worker"
+    assert tap[0] == "tap" and tap[tap.index("--latency-ms") + 1] == "2.5"
+    assert tap[tap.index("--target-port") + 1] == first[first.index("-p") + 1]
     assert server[0] == "serve" and server[server.index("--port") + 1] == port[1]
     assert server[server.index("--rpc") + 1] == ",".join(address for _, address, _ in links)
-    assert server[server.index("--tensor-split") + 1] == "1,1"
-    pids = [int(pid) for pid in (clone / ".demo" / "processes").read_text().split()]
-    assert run("stop").stdout == "stopped\n"
+    assert server[server.index("--tensor-split") + 1] == "1,1,1"
+    pids = [one["pid"] for one in services(clone)]
+    assert run("stop").stdout == "demo has ended\n"
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -150,8 +171,7 @@ def test_a_server_that_does_not_start(run: Run, clone: Path, tmp_path: Path) -> 
     (tmp_path / "broken.gguf").write_bytes(b"no model")
     done = run("broken.gguf", WORKERS="1", LLAMADO_DEMO_PORT="0")
     assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
-    assert "the server ended (exit code 1); its log says:" in done.stdout and "not a GGUF file" in done.stdout
-    assert not (clone / ".demo" / "processes").exists()
+    assert "server ended with exit code 1 before it was ready" in done.stdout and "not a GGUF file" in done.stdout
     assert run("stop").stdout == "no demo is running\n"
 
 
@@ -204,9 +224,9 @@ def test_a_large_model_from_the_hub_to_an_answer(run: Run, clone: Path, tmp_path
         done = run("qwen3", **at_home(tmp_path, site))
     check_answer(done, "qwen3")
     assert (tmp_path / "home" / ".models" / LARGE["qwen3"].file_name).read_bytes() == content
-    (server,) = commands(clone)
-    assert server[server.index("-a") + 1] == "qwen3"
-    assert run("stop").stdout == "stopped\n"
+    *_, server = commands(clone)
+    assert server[server.index("--alias") + 1] == "qwen3"
+    assert run("stop").stdout == "demo has ended\n"
 
 
 @pytest.mark.slow
@@ -229,11 +249,11 @@ def test_a_download_that_broke_off_goes_on_and_is_kept(run: Run, clone: Path, tm
     words = " ".join(done.stdout.split())
     assert "worker 1: 127.0.0.1:" in words and "a link of 1 ms" in words
     _, _, _, server = commands(clone)
-    assert server[server.index("-a") + 1] == "glm"
-    assert run("stop").stdout == "stopped\n"
+    assert server[server.index("--alias") + 1] == "glm"
+    assert run("stop").stdout == "demo has ended\n"
     again = run("glm", **variables)  # nobody is asked now
     assert again.returncode == 0, again.stdout + again.stderr
-    assert run("stop").stdout == "stopped\n"
+    assert run("stop").stdout == "demo has ended\n"
 
 
 def test_a_large_model_that_does_not_fit_is_refused_by_its_header(
@@ -277,13 +297,13 @@ def test_wrong_variables(
     for name, value in ({"LLAMADO_DEMO_PORT": "0"} | variables).items():
         monkeypatch.setenv(name, value)
     assert demo.main() == 1
-    assert said in capsys.readouterr().out and not demo.started and not (tmp_path / ".demo" / "processes").exists()
+    assert said in capsys.readouterr().out and not (tmp_path / ".demo").exists()
 
 
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
-        ({}, []),
+        ({}, [0, 0]),
         ({"WORKERS": "0"}, []),
         ({"WORKERS": "1"}, [0]),
         ({"WORKERS": "3"}, [0, 0, 0]),
@@ -292,7 +312,8 @@ def test_wrong_variables(
         ({"LATENCY1": "20", "LATENCY2": "30.5"}, [20, 30.5]),
         ({"LATENCY3": "7"}, [0, 0, 7]),
         ({"WORKERS": "3", "LATENCY1": "20"}, [20, 0, 0]),
-        ({"LATENCY1": "", "WORKERS": ""}, []),
+        ({"LATENCY1": "20", "WORKERS": "1"}, [20]),
+        ({"LATENCY1": "", "WORKERS": ""}, [0, 0]),
     ],
 )
 def test_how_many_workers_and_how_slow(
@@ -309,16 +330,6 @@ def test_how_many_workers_and_how_slow(
 def test_a_file_that_is_not_there(run: Run) -> None:
     done = run("missing.gguf", LLAMADO_DEMO_PORT="0")
     assert done.returncode == 1 and "missing.gguf" in done.stdout and "Traceback" not in done.stdout + done.stderr
-
-
-def test_stop_ends_nobody_elses_process(run: Run, clone: Path) -> None:
-    """Numbers of processes are used again."""
-    (clone / ".demo").mkdir()
-    with subprocess.Popen(["sleep", "60"]) as other:
-        (clone / ".demo" / "processes").write_text(f"{other.pid}\n")
-        assert run("stop").stdout == "the demo had already ended\n"
-        assert other.poll() is None
-        other.kill()
 
 
 def test_no_python_that_is_new_enough(run: Run, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from command_stand_ins import Commands, Seen
 from tiny_models import make_llama
 
+from llamado.cluster.file import LinkConfig, WorkerConfig
 from llamado.commands.verify import made_prompts
 from llamado.flags import FLAGS, Flag, Kind
 from llamado.gateway.options import KeyOptions, ReplicaOptions
@@ -23,7 +24,7 @@ from llamado.text.grammar.source import GrammarSource
 
 COMMANDS = (
     "serve", "run", "perplexity", "bench", "plan", "worker", "tap", "wait", "doctor", "gateway", "verify",
-    "top", "cluster", "deploy",
+    "top", "cluster", "deploy", "up",
 )  # fmt: skip
 BASE = {
     "serve": "-m @model",
@@ -40,6 +41,7 @@ BASE = {
     "top": "http://h:1",
     "cluster": "init --out @folder/keys",
     "deploy": "systemd",
+    "up": "",
 }
 CHATML = "{{ messages[0].content }}"
 GONE = "(nothing)"
@@ -114,6 +116,10 @@ def both(value: str | None, served: Mapping[str, Any], **of_gateway: Any) -> Row
 
 def deployed(field: str, value: str | None, given: Any) -> Row:
     return Row(value, {f"deploy.what.{field}": given})
+
+
+def up(field: str, value: str, given: Any) -> Row:
+    return Row(value, {f"up.config.{field}": given})
 
 
 def logs(field: str, value: str | None, given: Any, **kw: Any) -> Row:
@@ -429,6 +435,16 @@ ROWS: dict[str, Row] = {
     "deploy --domain": deployed("domain", "llm.example", "llm.example"),
     "deploy --lws": deployed("leader_worker_set", None, True),
     "deploy --out": Row("folder", {"deploy.folder": Path("folder")}),
+    "up --model": up("model", "x.gguf", "x.gguf"),
+    "up --nodes": up("workers", "3", 2),
+    "up --latency": up("workers", "20,0", (WorkerConfig(link=LinkConfig(latency=20.0)), WorkerConfig())),
+    "up --host": up("host", "0.0.0.0", "0.0.0.0"),
+    "up --port": up("port", "9", 9),
+    "up --replicas": up("replicas", "3", 3),
+    "up --engine": up("engine", "llama.cpp", "llama.cpp"),
+    "up --detach": Row(None, {"up.detach": True}),
+    "up --name": up("name", "n", "n"),
+    "up --log-folder": up("log_folder", "f", "f"),
 }  # fmt: skip
 
 

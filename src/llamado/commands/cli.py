@@ -38,6 +38,7 @@ llamado: serve and run GGUF language models, on one machine or on many
   llamado cluster init          keys and certificates for TLS between machines
   llamado deploy TARGET -- FLAGS
                                 files for compose, docker, kubernetes, systemd, nginx, prometheus, grafana
+  llamado up --nodes 3          workers and a server on this machine, watched (also ps, logs, drain, down)
   llamado tap                   a proxy before a worker that delays and shows its traffic
 
 MODEL: a GGUF path, a name (smollm2, gemma3), hf:user/repo[:quant], ollama:name[:tag]
@@ -266,6 +267,36 @@ def _deploy(flags: Parsed, namespace: argparse.Namespace) -> int:
     return run_deploy(flags, namespace.target, namespace.behind)
 
 
+def _up(flags: Parsed, namespace: argparse.Namespace) -> int:
+    from llamado.commands.up import run_up
+
+    return run_up(flags, namespace)
+
+
+def _ps(_: Parsed, namespace: argparse.Namespace) -> int:
+    from llamado.commands.running import run_ps
+
+    return run_ps(as_json=namespace.json)
+
+
+def _down(_: Parsed, namespace: argparse.Namespace) -> int:
+    from llamado.commands.running import run_down
+
+    return run_down(namespace.cluster)
+
+
+def _logs(_: Parsed, namespace: argparse.Namespace) -> int:
+    from llamado.commands.running import run_logs
+
+    return run_logs(namespace.service, namespace.cluster, follow=namespace.follow)
+
+
+def _drain(_: Parsed, namespace: argparse.Namespace) -> int:
+    from llamado.commands.running import run_drain
+
+    return run_drain(namespace.service, namespace.cluster)
+
+
 COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
     "serve": (_serve, "HTTP server with llama-server's and OpenAI's API"),
     "wait": (_wait, "wait until a server answers requests"),
@@ -283,6 +314,11 @@ COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
     "cluster": (_cluster, "init: make keys and certificates for TLS between a server and its workers"),
     "deploy": (_deploy, "files with which others run servers and workers; flags of llamado serve come behind --"),
     "tap": (_tap, "a proxy before a worker that delays, limits and decodes its traffic"),
+    "up": (_up, "start workers, taps and a server on this machine, and keep them running"),
+    "ps": (_ps, "show what llamado up runs"),
+    "down": (_down, "end what llamado up runs"),
+    "logs": (_logs, "print the logs of what llamado up runs"),
+    "drain": (_drain, "have a service of llamado up finish what it is doing and end"),
 }
 
 
@@ -316,6 +352,19 @@ def _parser(command: str) -> argparse.ArgumentParser:
     elif command == "inspect":
         parser.add_argument("spec", metavar="MODEL", help="a GGUF path, a URL, or a name as -m takes it")
         parser.add_argument("--no-tensors", action="store_true", help="leave out the table of tensors")
+    elif command == "up":
+        parser.add_argument("file", nargs="?", metavar="cluster.yaml", help="what to start (docs/cluster.schema.json)")
+        parser.usage = "llamado up [cluster.yaml] [flags] [-- flags of the server]"
+    elif command == "ps":
+        parser.add_argument("--json", action="store_true", help="for programs")
+    elif command == "down":
+        parser.add_argument("cluster", nargs="?", metavar="NAME", help="which, where several run")
+    elif command in ("logs", "drain"):
+        parser.add_argument("--cluster", metavar="NAME", help="of which cluster, where several run")
+        many = {"nargs": "?"} if command == "logs" else {}
+        parser.add_argument("service", metavar="SERVICE", help="as llamado ps names it", **many)  # type: ignore[arg-type]
+        if command == "logs":
+            parser.add_argument("-f", "--follow", action="store_true", help="go on with what is added")
     add_flags(parser, command)
     return parser
 
@@ -333,7 +382,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if command not in COMMANDS:
             raise _unknown_command(command)
-        own, behind = _divided(given[1:]) if command == "deploy" else (given[1:], [])
+        own, behind = _divided(given[1:]) if command in ("deploy", "up") else (given[1:], [])
         flags, namespace = parse(_parser(command), command, own)
         if getattr(namespace, "completion_bash", False):
             print(completion_script(list(COMMANDS)), end="")
@@ -344,7 +393,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _list_cache()
         for note in flags.notes if command != "serve" else ():  # a server says it in its log
             print(f"llamado: {note}", file=sys.stderr)
-        namespace.behind = behind
+        namespace.given, namespace.behind = own, behind
         return COMMANDS[command][0](flags, namespace)
     except FlagError as error:
         print(f"llamado: {error}", file=sys.stderr)

@@ -1,8 +1,7 @@
-"""What `demo.sh` runs once the package is installed: fetch a model, serve it in the background, ask one question.
+"""What `demo.sh` runs once the package is installed: fetch a model, `llamado up` in the background, ask one question.
 
-With WORKERS=N the model is divided among N workers, also in the background; LATENCY1=20 puts a link of 20 ms in front
-of the first (LATENCY2 …), and makes as many workers as there are latencies, two at least: with one there is nothing to
-compare its link with. LLAMADO_DEMO_PORT is the server's port.
+The model is divided among two workers and the server, or WORKERS=N workers; LATENCY1=20 puts a link of 20 ms in front
+of the first worker (LATENCY2 …), and there are at least so many workers. LLAMADO_DEMO_PORT is the server's port.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,6 +17,9 @@ import httpx
 import orjson
 from rich.console import Console
 
+from llamado.cluster.state import GONE, StateFolder, all_clusters
+from llamado.commands.running import run_down
+from llamado.commands.up import start_behind
 from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.supported import fetch_model
 from llamado.errors import LlamadoError
@@ -26,34 +27,18 @@ from llamado.gguf.errors import SourceError
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.sources.catalogue import CATALOGUE, LARGE
 from llamado.gguf.sources.resolve import progress_bar
-from llamado.installation import own_command
 
-FOLDER = Path(".demo")
-PORT = 8080
+NAME, FOLDER = "demo", ".demo"
+PORT, WORKERS = 8080, 2
 CONTEXT, SLOTS = 4096, 4
 QUESTION = "What is a llama? Answer in two sentences."
 BEGINNING = "The llama is an animal that"
-
-started: list[subprocess.Popen[bytes]] = []
-"""Processes in the background, in the order in which they were started."""
 
 console = Console(highlight=False, soft_wrap=True)
 
 
 class DemoError(LlamadoError):
     """The demo cannot go on."""
-
-
-def running() -> tuple[int, str] | None:
-    """Process id and address of a demo that is already running."""
-    try:
-        pid_text, url = (FOLDER / "server").read_text().split()
-        pid = int(pid_text)
-        os.kill(pid, 0)
-        httpx.get(f"{url}/health", timeout=2)
-    except (OSError, ValueError, httpx.HTTPError):
-        return None
-    return pid, url
 
 
 def fetch(spec: str) -> Path:
@@ -98,100 +83,33 @@ def latencies() -> list[float]:
     """Milliseconds of the link to each worker, from WORKERS and LATENCY1, LATENCY2 … Raises DemoError."""
     given = {name: value for name, value in os.environ.items() if re.fullmatch("LATENCY[1-9]", name) and value}
     try:
-        n = max([int(os.environ.get("WORKERS") or 0), *(max(2, int(name[-1])) for name in given)])
+        n = max([int(os.environ.get("WORKERS") or WORKERS), *(int(name[-1]) for name in given)])
         found = [float(given.get(f"LATENCY{i + 1}", 0)) for i in range(n)]
     except ValueError as error:
         raise DemoError(f"WORKERS and LATENCY1, LATENCY2 … are numbers: {error}") from None
-    if n < 0 or any(not 0 <= latency < 10_000 for latency in found):
+    if int(os.environ.get("WORKERS") or 0) < 0 or any(not 0 <= latency < 10_000 for latency in found):
         raise DemoError("WORKERS is 0 or more, LATENCY1, LATENCY2 … are 0 to 10,000 milliseconds")
     return found
 
 
-def background(name: str, *arguments: str) -> subprocess.Popen[bytes]:
-    """A command of llamado that goes on when this program ends, its log in `.demo/NAME.log`."""
-    FOLDER.mkdir(exist_ok=True)
-    with open(FOLDER / f"{name}.log", "wb") as log:
-        process = subprocess.Popen(
-            own_command(*arguments),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    started.append(process)
-    with open(FOLDER / "processes", "a") as processes:
-        processes.write(f"{process.pid}\n")
-    return process
+def start(model: Path, alias: str, port: int, links: list[float]) -> str:
+    """`llamado up` in the background, its logs in `.demo`; the server's address. Raises LlamadoError."""
+    arguments = ["-m", str(model), "--name", NAME, "--port", str(port), "--log-folder", FOLDER]
+    arguments += ["--nodes", str(len(links) + 1), "--latency", ",".join(f"{ms:g}" for ms in links)]
+    state = start_behind(NAME, [*arguments, "--", "-a", alias, "-c", str(CONTEXT), "--metrics"])
+    reached = {one.name: one.address for one in state.services}
+    for number, latency in enumerate(links, 1):
+        slow = f", a link of {latency:g} ms" if latency else ""
+        console.print(f"worker {number}: {reached.get(f'tap{number}') or reached[f'worker{number}']}{slow}")
+    return state.url
 
 
-def listening(name: str, process: subprocess.Popen[bytes]) -> str:
-    """The address that a worker or tap says it listens on. Raises DemoError."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        log = (FOLDER / f"{name}.log").read_text(errors="replace")
-        if found := re.search(r"(?:on|port) (127\.0\.0\.1:\d+)", log):
-            return found[1]
-        if process.poll() is not None:
-            raise DemoError(f"{name} ended (exit code {process.returncode}); its log says:\n{log}")
-        time.sleep(0.02)
-    raise DemoError(f"{name} did not start within 30 s; see {FOLDER}/{name}.log")
-
-
-def start_workers(links: list[float]) -> list[str]:
-    """Workers in the background, behind taps where links are to be slow: their addresses."""
-    endpoints = []
-    for i, latency in enumerate(links, 1):
-        name = f"worker{i}"
-        endpoint = listening(name, background(name, "worker", "-p", "0", "-t", "1"))
-        if latency:
-            port = endpoint.rpartition(":")[2]
-            name = f"tap{i}"
-            tap = ("tap", "--listen-port", "0", "--target-port", port, "--latency-ms", str(latency))
-            endpoint = listening(name, background(name, *tap))
-        console.print(f"worker {i}: {endpoint}" + (f", a link of {latency:g} ms" if latency else ""))
-        endpoints.append(endpoint)
-    return endpoints
-
-
-def start(model: Path, alias: str, port: int, links: list[float]) -> subprocess.Popen[bytes]:
-    """`llamado serve` in the background, its log in `.demo/server.log`."""
-    FOLDER.mkdir(exist_ok=True)
-    (FOLDER / "processes").unlink(missing_ok=True)
-    workers = start_workers(links)
-    arguments = ["serve", "-m", str(model), "-a", alias, "--port", str(port), "-c", str(CONTEXT), "--metrics"]
-    if workers:
-        arguments += ["--rpc", ",".join(workers), "--tensor-split", ",".join("1" for _ in workers)]
-    server = background("server", *arguments)
-    (FOLDER / "server").write_text(f"{server.pid} http://127.0.0.1:{port}\n")
-    return server
-
-
-def end_all() -> None:
-    """End what this demo has started in the background."""
-    for process in started:
-        process.terminate()
-    for process in started:
-        process.wait()
-    (FOLDER / "server").unlink(missing_ok=True)
-    (FOLDER / "processes").unlink(missing_ok=True)
-
-
-def wait_ready(server: subprocess.Popen[bytes], url: str) -> None:
-    """Show what `/health` waits for until it is ready. Raises DemoError when the server ends instead."""
-    with console.status("starting the server") as status, httpx.Client(timeout=5) as http:
-        while True:
-            if server.poll() is not None:
-                log = (FOLDER / "server.log").read_text(errors="replace").strip()
-                raise DemoError(f"the server ended (exit code {server.returncode}); its log says:\n{log}")
-            try:
-                response = http.get(f"{url}/health")
-                if response.status_code == 200:
-                    return
-                body = response.json()
-                status.update(f"/health: {body['error']['message']}: {body['stage']} {body['progress']:.0%}")
-            except (httpx.HTTPError, ValueError, KeyError):
-                pass  # not listening yet
-            time.sleep(0.02)
+def stop() -> int:
+    """`demo.sh stop`; returns the exit code."""
+    if all(state.name != NAME for state in all_clusters()):
+        console.print("no demo is running")
+        return 0
+    return run_down(NAME)
 
 
 def chats(model: Path) -> bool:
@@ -232,22 +150,18 @@ def ask(url: str, text: str, *, chat: bool) -> float:
 
 
 def main() -> int:
-    """`python -m llamado.commands.demo [MODEL]`; `LLAMADO_DEMO_BEGAN`: when the script started (seconds since 1970)."""
+    """`python -m llamado.commands.demo [MODEL | stop]`; `LLAMADO_DEMO_BEGAN`: when the script started (since 1970)."""
     spec = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
     script_began = float(os.environ.get("LLAMADO_DEMO_BEGAN") or time.time())
     try:
-        already = running()
-        if already is not None:
-            raise DemoError(f"a demo is already running at {already[1]} (process {already[0]}); ./demo.sh stop ends it")
+        if spec == "stop":
+            return stop()
+        already = StateFolder(NAME).read()
+        if already is not None and already.phase != GONE:
+            raise DemoError(f"a demo is already running at {already.url}; ./demo.sh stop ends it")
         port, links = free_port(), latencies()
         model = fetch(spec)
-        url = f"http://127.0.0.1:{port}"
-        try:
-            server = start(model, spec if spec in CATALOGUE or spec in LARGE else model.stem, port, links)
-            wait_ready(server, url)
-        except DemoError:
-            end_all()
-            raise
+        url = start(model, spec if spec in CATALOGUE or spec in LARGE else model.stem, port, links)
         console.print(f"ready: {url}")
         chat = chats(model)
         if chat:
@@ -261,13 +175,13 @@ def main() -> int:
         console.print(str(error), style="red", markup=False)
         return 1
     except KeyboardInterrupt:
-        console.print("\ninterrupted; ./demo.sh stop ends a server that is still running")
+        console.print("\ninterrupted; ./demo.sh stop ends what is still running")
         return 130
     since_script = asked + first - script_began
     console.print(
         f"\ntime to first token: {first:.2f} s after the request, {since_script:.1f} s after the script began"
     )
-    console.print(f"the server keeps running at {url} (log: {FOLDER}/server.log); stop it with ./demo.sh stop")
+    console.print(f"it keeps running at {url} (logs: {FOLDER}/; llamado ps); stop it with ./demo.sh stop")
     return 0
 
 

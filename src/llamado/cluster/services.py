@@ -1,0 +1,288 @@
+"""What a cluster is made of: each process, how it is started, and what must be ready before it."""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import secrets
+import shutil
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from llamado.cluster.file import ClusterConfig, ClusterFileError, LinkConfig, Option, WorkerConfig
+from llamado.devices.limits import cores
+from llamado.errors import LlamadoError
+from llamado.flags import FLAGS, Flag, FlagError, FlagParser, add_flags, parse
+from llamado.installation import own_command
+
+ADMIN_KEY = "LLAMADO_ADMIN_KEY"
+"""Variable of the key with which replicas of the gateway are drained."""
+
+
+class ProgramMissing(LlamadoError):
+    """A program of llama.cpp's is not in PATH."""
+
+
+class ServiceRole(enum.StrEnum):
+    """What a service does, in the order in which services start."""
+
+    WORKER = "worker"
+    TAP = "tap"
+    SERVER = "server"
+    GATEWAY = "gateway"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """One process of a cluster; without a command one on another machine."""
+
+    name: str
+    role: ServiceRole
+    host: str
+    """Where it is reached from this machine."""
+    port: int
+    command: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Variables besides those of this process."""
+    needs: tuple[str, ...] = ()
+    """Services that must be ready before it starts."""
+    follows: bool = False
+    """Whether it is of no use once one that it needs has ended, so that it has to be started again."""
+
+    @property
+    def address(self) -> str:
+        """`host:port`."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """Where a server is asked."""
+        return f"http://{self.address}"
+
+
+class _Ports:
+    """Ports that nobody listens on, each given out once while it is open."""
+
+    def __init__(self) -> None:
+        self._held: list[socket.socket] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for held in self._held:
+            held.close()
+
+    def free(self, host: str, port: int = 0) -> int:
+        """`port`, or any if that is 0. Raises ClusterFileError."""
+        held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self._held.append(held)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            held.bind((host, port))
+            held.listen(1)  # without it another socket with SO_REUSEADDR may have it as well
+        except OSError as error:
+            raise ClusterFileError(
+                f"{host}:{port}: {error.strerror or error}; choose another port (0: any free one)"
+            ) from None
+        found: int = held.getsockname()[1]
+        return found
+
+
+def services_of(config: ClusterConfig, model: Path) -> list[Service]:
+    """What a cluster is made of, in the order of starting. `model`: its file.
+
+    Raises ClusterFileError, FlagError for flags of the server, ProgramMissing.
+    """
+    with _Ports() as ports:
+        return _services_of(config, model, ports)
+
+
+def _services_of(config: ClusterConfig, model: Path, ports: _Ports) -> list[Service]:
+    programs = _Programs.of(config.engine)
+    options = [*server_arguments(config.server, ours=config.engine == "llamado")]
+    if "alias" not in config.server:
+        options = ["--alias", _alias(config.model), *options]
+    gateway = config.replicas > 1 or bool(config.gateway)
+    host, port = config.host, ports.free(config.host, config.port)
+    own = sum(worker.here for worker in config.worker_list) + 1
+    threads = max(1, cores() // (own * config.replicas))
+    if "threads" not in config.server and own * config.replicas > 1:
+        options = ["--threads", str(threads), *options]
+    services: list[Service] = []
+    for number in range(1, config.replicas + 1):
+        tag = f"{number}." if config.replicas > 1 else ""
+        endpoints, workers = _workers_of(config, tag, programs, threads, ports)
+        where = ("127.0.0.1", ports.free("127.0.0.1")) if gateway else (host, port)
+        arguments = ["-m", str(model), "--host", where[0], "--port", str(where[1])]
+        if endpoints:
+            arguments += ["--rpc", ",".join(service.address for service in endpoints)]
+            alike = all(w.here and not (w.threads or w.mem or w.device) for w in config.worker_list)
+            if alike and "tensor-split" not in config.server:
+                # What nodes on one machine can show is what a division costs: each gets as much as the others.
+                arguments += ["--tensor-split", ",".join("1" * (len(endpoints) + 1))]
+        server = Service(
+            name=f"server{number}" if tag else "server",
+            role=ServiceRole.SERVER,
+            host=_reached(where[0]),
+            port=where[1],
+            command=(*programs.server, *arguments, *options),
+            needs=tuple(service.name for service in workers),
+            follows=config.engine == "llama.cpp",
+        )
+        services += [*workers, server]
+    if gateway:
+        services.append(_gateway(config, port, [s.url for s in services if s.role is ServiceRole.SERVER], services))
+    return sorted(services, key=lambda service: list(ServiceRole).index(service.role))
+
+
+def _workers_of(
+    config: ClusterConfig, tag: str, programs: _Programs, threads: int, ports: _Ports
+) -> tuple[list[Service], list[Service]]:
+    """One server's workers as it reaches them, and all processes of theirs."""
+    endpoints: list[Service] = []
+    services: list[Service] = []
+    for number, worker in enumerate(config.worker_list, 1):
+        if tag and not worker.here and config.engine == "llama.cpp":
+            raise ClusterFileError(f"workers[{number}]: ggml-rpc-server serves one replica at a time")
+        if tag and worker.here and worker.port:
+            raise ClusterFileError(f"workers[{number}].port: each replica has a worker of its own: leave the port out")
+        services.append(_worker(number, f"{tag}{number}", worker, programs, threads, ports))
+        if worker.link is not None:
+            services.append(_tap(f"{tag}{number}", services[-1], worker.link, ports))
+        endpoints.append(services[-1])
+    return endpoints, services
+
+
+def _gateway(config: ClusterConfig, port: int, urls: Sequence[str], services: Sequence[Service]) -> Service:
+    options = flag_arguments(config.gateway, "gateway")
+    arguments = ["--host", config.host, "--port", str(port)]
+    for url in urls:
+        arguments += ["--replica", url]
+    return Service(
+        name="gateway",
+        role=ServiceRole.GATEWAY,
+        host=_reached(config.host),
+        port=port,
+        command=(*own_command("gateway"), *arguments, *options),
+        environment={ADMIN_KEY: str(config.gateway.get("admin-key") or secrets.token_hex(16))},
+        needs=tuple(service.name for service in services if service.role is ServiceRole.SERVER),
+    )
+
+
+@dataclass(frozen=True)
+class _Programs:
+    """How an engine's programs are started."""
+
+    server: tuple[str, ...]
+    worker: tuple[str, ...]
+    limits_memory: bool
+
+    @classmethod
+    def of(cls, engine: str) -> _Programs:
+        if engine == "llamado":
+            return cls(tuple(own_command("serve")), tuple(own_command("worker")), True)
+        return cls((_in_path("llama-server"),), (_in_path("ggml-rpc-server", "rpc-server"),), False)
+
+
+def _in_path(*names: str) -> str:
+    for name in names:
+        if found := shutil.which(name):
+            return found
+    raise ProgramMissing(
+        f"--engine llama.cpp: there is no {' or '.join(names)} in PATH; build llama.cpp with -DGGML_RPC=ON and add its "
+        "folder bin to PATH"
+    )
+
+
+def _worker(number: int, tag: str, worker: WorkerConfig, programs: _Programs, threads: int, ports: _Ports) -> Service:
+    name = f"worker{tag}"
+    if not worker.here:
+        return Service(name=name, role=ServiceRole.WORKER, host=worker.host, port=worker.port)
+    port = ports.free(worker.host, worker.port)
+    command = [*programs.worker, "-H", worker.host, "-p", str(port), "-t", str(worker.threads or threads)]
+    if worker.device:
+        command += ["-d", worker.device]
+    if worker.mem is not None:
+        if not programs.limits_memory:
+            raise ClusterFileError(f"workers[{number}].mem: ggml-rpc-server lends all memory: leave it out")
+        command += ["-m", str(worker.mem)]
+    return Service(name=name, role=ServiceRole.WORKER, host=worker.host, port=port, command=tuple(command))
+
+
+def _tap(tag: str, worker: Service, link: LinkConfig, ports: _Ports) -> Service:
+    port = ports.free("127.0.0.1")
+    command = own_command("tap", "--listen-port", str(port))
+    command += ["--target-host", worker.host, "--target-port", str(worker.port)]
+    command += ["--latency-ms", f"{link.latency:g}", "--jitter-ms", f"{link.jitter:g}"]
+    if link.bandwidth is not None:
+        command += ["--bandwidth", link.bandwidth]
+    if link.all:
+        command += ["--all"]
+    return Service(
+        name=f"tap{tag}",
+        role=ServiceRole.TAP,
+        host="127.0.0.1",
+        port=port,
+        command=tuple(command),
+        needs=(worker.name,),
+    )
+
+
+def _alias(model: str) -> str:
+    """How the API calls a model: by its name, or its file's."""
+    return Path(model).stem if model.endswith(".gguf") else model
+
+
+def _reached(host: str) -> str:
+    """The address by which a server is asked that listens on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def server_arguments(options: Mapping[str, Option], *, ours: bool) -> list[str]:
+    """The server's flags of a cluster.yaml; `ours`: it is llamado that gets them. Raises FlagError."""
+    return flag_arguments(options, "server", "serve", check=ours)
+
+
+def flag_arguments(options: Mapping[str, Option], key: str, command: str = "", *, check: bool = True) -> list[str]:
+    """Flags under a key of cluster.yaml, by the table of flags of a command (the key's name, if none is given).
+
+    `check`: whether that command would take them. Raises FlagError.
+    """
+    command = command or key
+    flags = {name.removeprefix("--"): flag for flag in FLAGS if command in flag.commands for name in _long(flag)}
+    arguments: list[str] = []
+    for name, value in options.items():
+        flag = flags.get(name)
+        if flag is None:
+            near = difflib.get_close_matches(name, flags, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise FlagError(f"{key}.{name}: there is no such flag{hint} (all flags: llamado {command} --help)")
+        if flag.type == "bool":
+            arguments += _switch(flag, f"{key}.{name}", name, value)
+            continue
+        for item in value if isinstance(value, tuple) else (value,):
+            text = ("on" if item else "off") if isinstance(item, bool) else str(item)
+            arguments += [f"--{name}", text]
+    if check:
+        parser = FlagParser(prog=f"llamado {command}", add_help=False, allow_abbrev=False)
+        add_flags(parser, command)
+        parse(parser, command, arguments, {})
+    return arguments
+
+
+def _long(flag: Flag) -> Iterator[str]:
+    return (spelling for spelling in flag.names + flag.off_names if spelling.startswith("--"))
+
+
+def _switch(flag: Flag, where: str, name: str, value: Any) -> list[str]:
+    if not isinstance(value, bool):
+        raise FlagError(f"{where}: expected true or false, got {value!r}")
+    if value:
+        return [f"--{name}"]
+    others = flag.off_names if f"--{name}" in flag.names else flag.names
+    off = next((spelling for spelling in others if spelling.startswith("--")), None)
+    return [] if off is None else [off]

@@ -1,0 +1,287 @@
+"""The processes of a cluster: started in order, known to be ready, started again when they end, ended in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import logging.handlers
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from llamado.client.asynchronous import AsyncLlamaServerClient
+from llamado.client.health import Backoff, State
+from llamado.cluster.file import RestartConfig
+from llamado.cluster.greeting import greet
+from llamado.cluster.services import ADMIN_KEY, Service, ServiceRole
+from llamado.cluster.state import ServiceState
+from llamado.errors import LlamadoError
+from llamado.processes.guarded import GuardedProcess, Watchdog
+from llamado.processes.identity import start_mark
+
+log = logging.getLogger("llamado.up")
+
+WAITING, STARTING, READY, PAUSED, LOOPING = "waiting", "starting", "ready", "restarting", "crash loop"
+STOPPING, DRAINING, DRAINED, ENDED = "stopping", "draining", "drained", "ended"
+
+_LOG_BYTES = 32 << 20  # of a service's log, and as much again of what came before
+_LOOK = 2.0  # seconds that one look at a service may take
+_PAUSES = 0.03, 0.5  # seconds between looks, the first and the longest
+_DRAIN = 3600.0  # seconds that a drained server may take for what it has begun
+_SIGNALLED = 128
+"""Exit codes from here on say that a signal ended a process."""
+
+
+class StartFailed(LlamadoError):
+    """A service ended before it was ready for the first time."""
+
+
+class Standing:
+    """One service and how it stands."""
+
+    def __init__(self, service: Service, log_folder: Path) -> None:
+        self.service = service
+        self.state = ServiceState(service.name, str(service.role), service.address, WAITING, since=time.time())
+        self.ready = asyncio.Event()
+        self.last_line = ""
+        self.process: GuardedProcess | None = None
+        self.exited: asyncio.Future[int] | None = None
+        self.drained = False
+        self._log: logging.handlers.RotatingFileHandler | None = None
+        if service.command:
+            path = log_folder / f"{service.name}.log"
+            path.unlink(missing_ok=True)
+            self.state.log = str(path)
+            self._log = logging.handlers.RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=1, encoding="utf-8")
+
+    @property
+    def running(self) -> bool:
+        """Whether it has a process."""
+        return self.exited is not None and not self.exited.done()
+
+    def said(self, line: str) -> None:
+        """A line of its process; called in a thread."""
+        self.last_line = line
+        if self._log is not None:
+            self._log.handle(logging.LogRecord(self.service.name, logging.INFO, "", 0, line, None, None))
+
+    def close(self) -> None:
+        """Nothing more is logged."""
+        if self._log is not None:
+            self._log.close()
+
+
+class Supervisor:
+    """Keeps services running, from `run` until `stop`; all but `run` are called in its event loop.
+
+    `changed` is called after each change of how a service stands.
+    """
+
+    def __init__(
+        self,
+        services: Sequence[Service],
+        restart: RestartConfig,
+        stop_timeout: float,
+        log_folder: Path,
+        changed: Callable[[Standing], None],
+    ) -> None:
+        self.standings = {service.name: Standing(service, log_folder) for service in services}
+        self._restart = restart
+        self._stop_timeout = stop_timeout
+        self._changed = changed
+        self._guard = Watchdog(stop_timeout)
+        self._stop = asyncio.Event()
+        self._at_once = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def ready(self) -> bool:
+        """Whether all are ready, but for those that were drained."""
+        return all(one.ready.is_set() or one.drained for one in self.standings.values())
+
+    async def run(self) -> None:
+        """Start all, keep them running, end all in the opposite order. Raises StartFailed."""
+        keepers = {asyncio.create_task(self._keep(one)) for one in self.standings.values()}
+        stop = asyncio.create_task(self._stop.wait())
+        waiting: set[asyncio.Task[Any]] = {*keepers, stop}
+        try:
+            while not stop.done():
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done - {stop}:
+                    task.result()
+        finally:
+            for task in (*keepers, *self._tasks, stop):
+                task.cancel()
+            for role in reversed(ServiceRole):
+                await asyncio.gather(*(self._end(one) for one in self.standings.values() if one.service.role is role))
+            self._guard.end()
+            for one in self.standings.values():
+                one.close()
+
+    def stop(self) -> None:
+        """End all in order; the second time at once."""
+        if self._stop.is_set():
+            self._at_once.set()
+        self._stop.set()
+
+    def drain(self, name: str) -> None:
+        """End a service after what it is doing, and leave it so. One that is not there is left out."""
+        one = self.standings.get(name)
+        if one is not None and not one.drained and one.service.command:
+            one.drained = True
+            self._task(self._drain(one))
+
+    async def _drain(self, one: Standing) -> None:
+        self._set(one, DRAINING, "finishes what it is doing")
+        gateway = next((g.service for g in self.standings.values() if g.service.role is ServiceRole.GATEWAY), None)
+        if gateway is not None and one.service.role is ServiceRole.SERVER:
+            body = {"replica": one.service.address, "wait": _DRAIN}
+            key = {"Authorization": f"Bearer {gateway.environment[ADMIN_KEY]}"}
+            try:
+                async with httpx.AsyncClient(timeout=_DRAIN + 10) as http:
+                    answer = await http.post(f"{gateway.url}/gateway/drain", json=body, headers=key)
+                    answer.raise_for_status()
+            except httpx.HTTPError as error:
+                # It is away, or asks for a key of its own: SIGTERM alone has it finish what it can in its time.
+                log.warning("%s: the gateway does not drain it: %s", one.service.name, error)
+        await self._end(one)
+        self._set(one, DRAINED, "")
+
+    def _task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _set(self, one: Standing, phase: str, message: str) -> None:
+        state = one.state
+        if (state.phase, state.message) == (phase, message):
+            return
+        if state.phase != phase:
+            state.since = time.time()
+        state.phase, state.message = phase, message
+        if phase == READY:
+            one.ready.set()
+        else:
+            one.ready.clear()
+        self._changed(one)
+
+    async def _keep(self, one: Standing) -> None:
+        """One service from its first start on. Raises StartFailed."""
+        backoff = Backoff(self._restart.first, self._restart.longest)
+        was_ready, crashes = False, 0
+        while not one.drained:
+            # A gateway has to be there for the servers that are: it waits for all of them only the first time.
+            needs = () if was_ready and one.service.role is ServiceRole.GATEWAY else one.service.needs
+            if missing := [name for name in needs if not self.standings[name].ready.is_set()]:
+                self._set(one, WAITING, f"for {', '.join(missing)}")
+                await self.standings[missing[0]].ready.wait()
+                continue
+            self._set(one, STARTING, "")
+            if not one.service.command:
+                await self._until_ready(one)
+                return
+            ready_for, code = await self._life(one)
+            if one.drained:
+                return
+            was_ready = was_ready or ready_for is not None
+            words = self._last_words(one)
+            ended = f"ended with exit code {code}" if code < _SIGNALLED else f"was ended by {_signal_name(code)}"
+            if ready_for is not None and ready_for >= self._restart.settled:
+                crashes = 0
+                backoff.reset()
+            crashes += 1
+            looping = crashes >= self._restart.crashes
+            if not was_ready and (code < _SIGNALLED or looping):
+                raise StartFailed(f"{one.service.name} {ended} before it was ready; {one.state.log} says:\n{words}")
+            pause = backoff.pause()
+            one.state.restarts += 1
+            last = f": {words.splitlines()[-1]}" if words else ""
+            self._set(one, LOOPING if looping else PAUSED, f"{ended}; again in {pause:.1f} s{last}")
+            await asyncio.sleep(pause)
+
+    async def _life(self, one: Standing) -> tuple[float | None, int]:
+        """One process from its start to its end: for how many seconds it was ready (None: never), and its exit code."""
+        loop = asyncio.get_running_loop()
+        exited: asyncio.Future[int] = loop.create_future()
+
+        def ended(code: int) -> None:
+            try:
+                loop.call_soon_threadsafe(exited.set_result, code)
+            except RuntimeError:
+                pass  # the loop is closed
+
+        command = one.service.command
+        try:
+            environment = {**os.environ, **one.service.environment}
+            one.process = GuardedProcess(command, environment, self._guard, said=one.said, ended=ended)
+        except (OSError, ValueError) as error:
+            raise StartFailed(f"{one.service.name}: cannot start {command[0]}: {error}") from None
+        one.exited = exited
+        one.state.pid, one.state.mark = one.process.pid, start_mark(one.process.pid)
+        self._changed(one)
+        looking = asyncio.create_task(self._until_ready(one))
+        try:
+            code = await asyncio.shield(exited)
+        finally:
+            looking.cancel()
+        became_ready = None if looking.cancelled() or not looking.done() else looking.result()
+        one.state.pid, one.state.mark = 0, ""
+        one.ready.clear()
+        for other in self.standings.values():
+            if other.service.follows and one.service.name in other.service.needs and other.running:
+                self._set(other, STOPPING, f"{one.service.name} ended")
+                self._task(self._end(other))
+        return None if became_ready is None else loop.time() - became_ready, code
+
+    async def _until_ready(self, one: Standing) -> float:
+        """Look at a service until it is ready; the loop's time then."""
+        pause, longest = _PAUSES
+        async with AsyncLlamaServerClient(one.service.url, health_check_timeout=_LOOK) as client:
+            while True:
+                state = await self._look(one, client)
+                if state.ready:
+                    self._set(one, READY, "")
+                    return asyncio.get_running_loop().time()
+                shown = "" if state.progress is None else f" {state.progress:.0%}"
+                self._set(one, STARTING, f"{state.message}{shown}")
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, longest)
+
+    async def _look(self, one: Standing, client: AsyncLlamaServerClient) -> State:
+        if one.service.role in (ServiceRole.WORKER, ServiceRole.TAP):
+            return await asyncio.to_thread(greet, (one.service.host, one.service.port), _LOOK)
+        return await client.check()
+
+    async def _end(self, one: Standing) -> None:
+        """SIGTERM, and SIGKILL after the stop timeout, or when all is to end at once."""
+        if one.process is None or one.exited is None or one.exited.done():
+            return
+        if not one.drained:
+            self._set(one, STOPPING, "")
+        one.process.signal(signal.SIGTERM)
+        at_once = asyncio.create_task(self._at_once.wait())
+        ends: list[asyncio.Future[Any]] = [one.exited, at_once]
+        await asyncio.wait(ends, timeout=self._stop_timeout, return_when=asyncio.FIRST_COMPLETED)
+        at_once.cancel()
+        if not one.exited.done():
+            one.process.signal(signal.SIGKILL)
+            await asyncio.wait([one.exited], timeout=30.0)  # in uninterruptible sleep it cannot be waited for longer
+        if self._stop.is_set():
+            one.state.pid, one.state.mark = 0, ""
+            self._set(one, ENDED, "")
+
+    def _last_words(self, one: Standing) -> str:
+        lines = [] if one.process is None else list(one.process.last_lines)
+        return "\n".join(lines[-8:])
+
+
+def _signal_name(code: int) -> str:
+    try:
+        return signal.Signals(code - _SIGNALLED).name
+    except ValueError:
+        return f"signal {code - _SIGNALLED}"

@@ -1,0 +1,56 @@
+"""A worker or a server that computes nothing: `fake_service.py ROLE PORT [option …]`.
+
+`worker` answers HELLO, `server` answers /health. It appends a line "NAME event" to the file of FAKE_EVENTS when it
+begins and when SIGTERM ends it. Options: `stubborn` (SIGTERM does not end it), `fails` (exit code 3 at once, with a
+word about it), `loading` (a server that stays at 503). SIGUSR1 makes it crash with exit code 3.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+
+role, port, options = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+
+
+def event(what: str) -> None:
+    with open(os.environ["FAKE_EVENTS"], "a") as file:
+        file.write(f"{role}{port} {what}\n")
+
+
+def end(*_: object) -> None:
+    event("ended")
+    os._exit(0)
+
+
+def crash(*_: object) -> None:
+    print("error: it was too much", flush=True)
+    os._exit(3)
+
+
+if "fails" in options:
+    print("error: nothing works", flush=True)
+    raise SystemExit(3)
+signal.signal(signal.SIGTERM, signal.SIG_IGN if "stubborn" in options else end)
+signal.signal(signal.SIGUSR1, crash)
+with socket.create_server(("127.0.0.1", port)) as listener:
+    event("began")
+    print(f"{role} listens", flush=True)
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(4096)
+            if role == "worker":
+                connection.sendall((28).to_bytes(8, "little") + bytes([7, 0, 0, 0]) + bytes(24))
+            elif "loading" in options:
+                body = b'{"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}'
+                connection.sendall(
+                    b"HTTP/1.1 503 X\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body
+                )
+            else:
+                body = b'{"status": "ok"}'
+                connection.sendall(
+                    b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body
+                )

@@ -1,0 +1,145 @@
+"""Which processes a cluster is made of, with which commands, in which order."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llamado.cluster.file import ClusterFileError, cluster_of
+from llamado.cluster.services import ProgramMissing, Service, services_of
+from llamado.commands.up import server_options
+from llamado.flags import FlagError
+from llamado.installation import own_command
+
+MODEL = Path("/models/m.gguf")
+
+
+def made(**given: Any) -> list[Service]:
+    return services_of(cluster_of({"port": 0, **given}, "x"), MODEL)
+
+
+def value(service: Service, flag: str) -> str:
+    return service.command[len(service.command) - service.command[::-1].index(flag)]
+
+
+def test_nodes_on_one_machine() -> None:
+    first, second, server = made(workers=2, model="tiny.gguf", server={"ctx-size": 64, "metrics": True, "mmap": False})
+    assert [s.name for s in (first, second, server)] == ["worker1", "worker2", "server"]
+    assert first.command[: len(own_command("worker"))] == tuple(own_command("worker"))
+    assert value(first, "-p") == str(first.port) and len({s.port for s in (first, second, server)}) == 3
+    assert value(server, "-m") == str(MODEL) and value(server, "--alias") == "tiny"
+    assert value(server, "--rpc") == f"{first.address},{second.address}" and value(server, "--tensor-split") == "1,1,1"
+    assert value(server, "--threads") == value(first, "-t")
+    assert server.command[-4:] == ("--ctx-size", "64", "--metrics", "--no-mmap")
+    assert server.needs == ("worker1", "worker2") and not server.follows
+
+
+def test_without_workers_the_server_has_the_machine() -> None:
+    (server,) = made(model="smollm2", host="0.0.0.0")
+    assert "--rpc" not in server.command and "--threads" not in server.command
+    assert server.url == f"http://127.0.0.1:{server.port}" and value(server, "--alias") == "smollm2"
+
+
+def test_taps_stand_before_their_workers() -> None:
+    links = [{"link": {"latency": 20, "jitter": 2, "bandwidth": "1G", "all": True}}, {"threads": 3, "mem": 64}]
+    first, second, tap, server = made(workers=links)
+    assert (tap.name, tap.needs, value(tap, "--target-port")) == ("tap1", ("worker1",), str(first.port))
+    assert tap.command[-7:] == ("--latency-ms", "20", "--jitter-ms", "2", "--bandwidth", "1G", "--all")
+    assert value(server, "--rpc") == f"{tap.address},{second.address}"
+    assert "--tensor-split" not in server.command  # they are not alike
+    assert (value(second, "-t"), value(second, "-m")) == ("3", "64")
+
+
+def test_workers_on_other_machines_are_not_started() -> None:
+    remote, server = made(workers=[{"host": "10.0.0.7", "port": 50052}])
+    assert remote.command == () and value(server, "--rpc") == "10.0.0.7:50052" and server.needs == ("worker1",)
+
+
+def test_programs_of_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ProgramMissing, match="no llama-server in PATH"):
+        made(engine="llama.cpp", workers=1)
+    for name in ("llama-server", "rpc-server"):
+        (tmp_path / name).write_text("")
+        os.chmod(tmp_path / name, 0o755)
+    server: dict[str, Any] = {"ctx-size": 64, "mmproj": "x.gguf"}  # what ours refuses is llama-server's to judge
+    worker, real = made(engine="llama.cpp", workers=1, server=server)
+    assert worker.command[0] == str(tmp_path / "rpc-server") and real.command[0] == str(tmp_path / "llama-server")
+    ours = made(workers=1, server={"ctx-size": 64})
+    flags = [[word for word in s.command if word.startswith("-")] for s in (worker, real)]
+    assert flags[0] == [word for word in ours[0].command[len(own_command("worker")) :] if word.startswith("-")]
+    assert flags[1][:-1] == [word for word in ours[1].command[len(own_command("serve")) :] if word.startswith("-")]
+    assert real.follows  # it cannot do without a worker that ended
+    with pytest.raises(ClusterFileError, match=r"workers\[1\]\.mem"):
+        made(engine="llama.cpp", workers=[{"mem": 5}])
+    with pytest.raises(FlagError, match="mmproj"):
+        made(server=server)
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        ({"ctx-sise": 1}, r"server\.ctx-sise: there is no such flag; did you mean ctx-size\?"),
+        ({"ctx-size": "many"}, "ctx-size.*a whole number"),
+        ({"metrics": "yes"}, r"server\.metrics: expected true or false"),
+    ],
+)
+def test_the_servers_flags_are_checked(server: dict[str, Any], said: str) -> None:
+    with pytest.raises(FlagError, match=said):
+        made(server=server)
+
+
+def test_flags_of_the_server_after_the_dashes() -> None:
+    given = ["-c", "64", "--metrics", "--no-mmap", "--lora", "a", "--lora", "b", "-fa", "--temp=0.5", "-np", "2"]
+    assert server_options(given) == {
+        "ctx-size": "64",
+        "metrics": True,
+        "mmap": False,
+        "lora": ["a", "b"],
+        "flash-attn": "on",
+        "temp": "0.5",
+        "parallel": "2",
+    }
+    for bad in (["nonsense"], ["--nonsense"], ["-c"]):
+        with pytest.raises(FlagError):
+            server_options(bad)
+
+
+def test_replicas_have_their_own_workers_and_a_gateway_before_them() -> None:
+    services = made(replicas=2, workers=[{"link": {"latency": 5}}], gateway={"patience": 20})
+    assert [s.name for s in services] == [
+        *("worker1.1", "worker2.1", "tap1.1", "tap2.1", "server1", "server2", "gateway")
+    ]
+    by_name = {s.name: s for s in services}
+    for number in "12":
+        server = by_name[f"server{number}"]
+        assert value(server, "--rpc") == by_name[f"tap{number}.1"].address
+        assert server.needs == (f"worker{number}.1", f"tap{number}.1")
+    gateway = by_name["gateway"]
+    replicas = [word for n, word in enumerate(gateway.command) if gateway.command[n - 1] == "--replica"]
+    assert replicas == [by_name["server1"].url, by_name["server2"].url] and value(gateway, "--patience") == "20"
+    assert gateway.needs == ("server1", "server2") and len(gateway.environment["LLAMADO_ADMIN_KEY"]) == 32
+    assert len({s.port for s in services}) == len(services)
+    assert [s.name for s in made(gateway={"patience": 20})] == ["server", "gateway"]
+    for bad, said in (
+        ({"workers": [{"port": 5}], "replicas": 2}, "leave the port out"),
+        ({"gateway": {"patiense": 1}}, "gateway.patiense: there is no such flag; did you mean patience"),
+        ({"gateway": {"port": 1}}, "gateway.port: the other keys"),
+    ):
+        with pytest.raises((ClusterFileError, FlagError), match=said):
+            made(**bad)
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ClusterFileError, match=f"127.0.0.1:{port}: .*in use; choose another port"):
+            made(port=port)
+        with pytest.raises(ClusterFileError, match=f"127.0.0.1:{port}"):
+            made(workers=[{"port": port}])
+    with pytest.raises(ClusterFileError, match=f"127.0.0.1:{port}"):
+        made(workers=[{"port": port}, {"port": port}])

@@ -1,0 +1,307 @@
+"""How services are started, kept running and ended, with services that compute nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from llamado.cluster.file import RestartConfig
+from llamado.cluster.services import Service, ServiceRole
+from llamado.cluster.supervisor import (
+    DRAINED,
+    ENDED,
+    LOOPING,
+    PAUSED,
+    READY,
+    STARTING,
+    WAITING,
+    Standing,
+    StartFailed,
+    Supervisor,
+)
+from llamado.processes.identity import is_same, start_mark
+
+FAKE = str(Path(__file__).parent / "fake_service.py")
+QUICK = RestartConfig(first=0.01, longest=0.02, settled=60.0, crashes=3)
+GUARD = 60.0  # seconds
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
+
+
+class Fakes:
+    """Services of a test, and what was seen of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.events_file = folder / "events"
+        self.events_file.touch()
+        self.seen: list[tuple[str, str]] = []
+        self.changed = asyncio.Event()
+        self.supervisor: Supervisor
+
+    def service(
+        self, role: str, *options: str, name: str = "", needs: tuple[str, ...] = (), follows: bool = False
+    ) -> Service:
+        port = free_port()
+        command = (sys.executable, "-S", FAKE, role, str(port), *options)
+        return Service(
+            name=name or role,
+            role=ServiceRole(role),
+            host="127.0.0.1",
+            port=port,
+            command=command,
+            needs=needs,
+            follows=follows,
+        )
+
+    def note(self, one: Standing) -> None:
+        self.seen.append((one.service.name, one.state.phase))
+        self.changed.set()
+
+    def events(self) -> list[str]:
+        return self.events_file.read_text().splitlines()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(GUARD):
+            while not condition():
+                self.changed.clear()
+                if not condition():
+                    await self.changed.wait()
+
+    def phase(self, name: str) -> str:
+        return self.supervisor.standings[name].state.phase
+
+    def pid(self, name: str) -> int:
+        return self.supervisor.standings[name].state.pid
+
+
+@pytest.fixture
+def run_fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Fakes]:
+    """Runs a supervisor of services that `make` gives, with what `test` does meanwhile; then stops it."""
+
+    def run(
+        make: Callable[[Fakes], list[Service]],
+        test: Callable[[Fakes], Awaitable[None]],
+        stop_timeout: float = GUARD,
+        restart: RestartConfig = QUICK,
+    ) -> Fakes:
+        async def main() -> Fakes:
+            fakes = Fakes(tmp_path)
+            monkeypatch.setenv("FAKE_EVENTS", str(fakes.events_file))
+            fakes.supervisor = Supervisor(make(fakes), restart, stop_timeout, tmp_path, fakes.note)
+            running = asyncio.create_task(fakes.supervisor.run())
+            testing = asyncio.ensure_future(test(fakes))
+            await asyncio.wait([running, testing], return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                fakes.supervisor.stop()
+            try:
+                await running
+            finally:
+                if not testing.done():
+                    testing.cancel()
+            await testing
+            return fakes
+
+        return asyncio.run(main())
+
+    return run
+
+
+Run = Callable[..., Fakes]
+
+
+def worker_and_server(fakes: Fakes) -> list[Service]:
+    return [fakes.service("worker"), fakes.service("server", needs=("worker",))]
+
+
+def test_started_in_order_and_ended_in_the_opposite_one(run_fakes: Run) -> None:
+    pids: list[tuple[int, str]] = []
+
+    async def test(fakes: Fakes) -> None:
+        await fakes.until(lambda: fakes.supervisor.ready)
+        pids.extend((fakes.pid(name), start_mark(fakes.pid(name))) for name in ("worker", "server"))
+        assert fakes.seen.index(("worker", READY)) < fakes.seen.index(("server", STARTING))
+        assert fakes.seen[0][0] == "worker" or fakes.seen[0] == ("server", WAITING)
+
+    fakes = run_fakes(worker_and_server, test)
+    kinds = [line.rstrip("0123456789").replace("began", "") for line in fakes.events()]
+    words = [(line[:6], line.split()[1]) for line in fakes.events()]
+    assert words == [("worker", "began"), ("server", "began"), ("server", "ended"), ("worker", "ended")], kinds
+    assert fakes.phase("server") == fakes.phase("worker") == ENDED
+    assert len(pids) == 2 and not any(is_same(pid, mark) for pid, mark in pids)
+    assert (fakes.folder / "worker.log").read_text() == "worker listens\n"
+
+
+def test_a_killed_one_is_started_again_and_the_others_stay(run_fakes: Run) -> None:
+    async def test(fakes: Fakes) -> None:
+        await fakes.until(lambda: fakes.supervisor.ready)
+        server, worker = fakes.pid("server"), fakes.pid("worker")
+        os.kill(worker, signal.SIGKILL)
+        await fakes.until(lambda: fakes.phase("worker") == PAUSED)
+        assert "was ended by SIGKILL; again in" in fakes.supervisor.standings["worker"].state.message
+        await fakes.until(lambda: fakes.supervisor.ready)
+        assert fakes.pid("worker") not in (0, worker) and fakes.pid("server") == server
+        assert fakes.supervisor.standings["worker"].state.restarts == 1
+
+    run_fakes(worker_and_server, test)
+
+
+def test_one_that_follows_is_started_again_after_what_it_needs(run_fakes: Run) -> None:
+    def make(fakes: Fakes) -> list[Service]:
+        return [fakes.service("worker"), fakes.service("server", needs=("worker",), follows=True)]
+
+    async def test(fakes: Fakes) -> None:
+        await fakes.until(lambda: fakes.supervisor.ready)
+        server = fakes.pid("server")
+        os.kill(fakes.pid("worker"), signal.SIGKILL)
+        await fakes.until(lambda: fakes.pid("server") not in (0, server) and fakes.supervisor.ready)
+        began = [line[:6] for line in fakes.events() if line.endswith("began")]
+        assert began == ["worker", "server", "worker", "server"]
+
+    run_fakes(make, test)
+
+
+def test_a_crash_loop_has_a_name(run_fakes: Run) -> None:
+    def make(fakes: Fakes) -> list[Service]:
+        return [fakes.service("worker")]
+
+    async def test(fakes: Fakes) -> None:
+        state = fakes.supervisor.standings["worker"].state
+        for crashes in range(1, QUICK.crashes + 1):
+            await fakes.until(lambda: fakes.supervisor.ready)
+            fakes.changed.clear()
+            os.kill(state.pid, signal.SIGUSR1)
+            await fakes.until(lambda crashes=crashes: state.restarts == crashes)
+            assert state.phase == (LOOPING if crashes == QUICK.crashes else PAUSED)
+            assert "ended with exit code 3" in state.message and "error: it was too much" in state.message
+        await fakes.until(lambda: fakes.supervisor.ready)  # it is tried all the same
+
+    run_fakes(make, test)
+
+
+def test_one_that_never_works_ends_all(run_fakes: Run) -> None:
+    def make(fakes: Fakes) -> list[Service]:
+        return [fakes.service("worker"), fakes.service("server", "fails", needs=("worker",))]
+
+    async def test(fakes: Fakes) -> None:
+        await fakes.until(lambda: False)
+
+    with pytest.raises(StartFailed, match=r"server ended with exit code 3 before .*server\.log says:\nerror: nothing"):
+        run_fakes(make, test)
+
+
+def test_a_program_that_is_not_there(run_fakes: Run) -> None:
+    def make(fakes: Fakes) -> list[Service]:
+        return [
+            Service(name="worker", role=ServiceRole.WORKER, host="127.0.0.1", port=1, command=("/no/such/program",))
+        ]
+
+    async def test(fakes: Fakes) -> None:
+        await fakes.until(lambda: False)
+
+    with pytest.raises(StartFailed, match="cannot start /no/such/program"):
+        run_fakes(make, test)
+
+
+def test_a_stubborn_one_is_killed_in_the_end(run_fakes: Run) -> None:
+    def make(fakes: Fakes) -> list[Service]:
+        return [fakes.service("worker", "stubborn")]
+
+    pids: list[tuple[int, str]] = []
+
+    async def test(fakes: Fakes) -> None:
+        await fakes.until(lambda: fakes.supervisor.ready)
+        pids.append((fakes.pid("worker"), start_mark(fakes.pid("worker"))))
+
+    run_fakes(make, test, stop_timeout=0.2)
+    assert not is_same(*pids[0])
+
+
+def test_a_second_stop_waits_for_nobody(run_fakes: Run) -> None:
+    def make(fakes: Fakes) -> list[Service]:
+        return [fakes.service("worker", "stubborn")]
+
+    async def test(fakes: Fakes) -> None:
+        await fakes.until(lambda: fakes.supervisor.ready)
+        fakes.supervisor.stop()
+        await asyncio.sleep(0)
+        fakes.supervisor.stop()
+
+    run_fakes(make, test, stop_timeout=3600.0)
+
+
+def test_stopped_while_one_loads(run_fakes: Run) -> None:
+    def make(fakes: Fakes) -> list[Service]:
+        return [fakes.service("server", "loading")]
+
+    async def test(fakes: Fakes) -> None:
+        await fakes.until(lambda: fakes.supervisor.standings["server"].state.message == "Loading model")
+        assert fakes.phase("server") == STARTING and not fakes.supervisor.ready
+
+    assert run_fakes(make, test).phase("server") == ENDED
+
+
+def test_a_drained_one_stays_ended(run_fakes: Run) -> None:
+    async def test(fakes: Fakes) -> None:
+        await fakes.until(lambda: fakes.supervisor.ready)
+        fakes.supervisor.drain("no such one")
+        fakes.supervisor.drain("server")
+        await fakes.until(lambda: fakes.phase("server") == DRAINED)
+        assert fakes.phase("worker") == READY and fakes.supervisor.ready
+        assert [line[:6] for line in fakes.events() if line.endswith("ended")] == ["server"]
+
+    run_fakes(worker_and_server, test)
+
+
+def test_one_elsewhere_is_waited_for(run_fakes: Run) -> None:
+    elsewhere: list[Service] = []
+
+    def make(fakes: Fakes) -> list[Service]:
+        there = fakes.service("worker")
+        elsewhere.append(there)
+        return [
+            Service(name="worker", role=ServiceRole.WORKER, host="127.0.0.1", port=there.port),
+            fakes.service("server", needs=("worker",)),
+        ]
+
+    async def test(fakes: Fakes) -> None:
+        await fakes.until(lambda: "cannot connect" in fakes.supervisor.standings["worker"].state.message)
+        assert fakes.phase("server") == WAITING
+        process = await asyncio.create_subprocess_exec(*elsewhere[0].command)
+        try:
+            await fakes.until(lambda: fakes.supervisor.ready)
+        finally:
+            process.kill()
+            await process.wait()
+
+    run_fakes(make, test)
+
+
+@pytest.mark.parametrize("role", ["worker", "server"])
+def test_what_answers_wrongly_is_not_ready(run_fakes: Run, role: str) -> None:
+    """A listening socket is no worker, and no server."""
+
+    def make(fakes: Fakes) -> list[Service]:
+        other = "server" if role == "worker" else "worker"
+        fake = fakes.service(other)
+        return [Service(name=role, role=ServiceRole(role), host="127.0.0.1", port=fake.port, command=fake.command)]
+
+    async def test(fakes: Fakes) -> None:
+        await fakes.until(
+            lambda: fakes.supervisor.standings[role].state.message not in ("", "not asked yet") and fakes.events()
+        )
+        await fakes.until(lambda: "cannot connect" not in fakes.supervisor.standings[role].state.message)
+        assert fakes.phase(role) == STARTING
+
+    run_fakes(make, test)

@@ -1,0 +1,114 @@
+"""`llamado up` with real workers and a real server: from nothing to an answer, and what ends when."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tiny_models import make_llama
+from up_process import GUARD, Up, answer, until
+
+from llamado.processes.identity import is_same
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Up]:
+    found = Up(tmp_path, make_llama(tmp_path / "tiny.gguf"))
+    yield found
+    for process in found.processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait(GUARD)
+    until(lambda: not found.left())
+
+
+@pytest.mark.slow
+def test_from_nothing_to_an_answer_and_each_killed_in_turn(up: Up) -> None:
+    process = up.start("--nodes", "3", "--latency", "1", "--", "-c", "256")
+    state = up.ready()
+    names = [service["name"] for service in state["services"]]
+    assert names == ["worker1", "worker2", "tap1", "server"]
+    expected = answer(state["url"])
+    assert len(expected) > 8
+    for name in names:
+        before = next(service for service in up.ready()["services"] if service["name"] == name)
+        os.kill(before["pid"], signal.SIGKILL)
+
+        def again(name: str = name, pid: int = before["pid"]) -> bool:
+            now = next(service for service in up.state()["services"] if service["name"] == name)
+            return now["pid"] not in (0, pid) and now["phase"] == "ready" and now["restarts"] == 1
+
+        until(again)
+        assert answer(state["url"]) == expected, name
+    assert "tap1    | " in up.command("logs").stdout
+    assert "all slots are idle" in up.command("logs", "server").stdout
+    refused = up.command("drain", "worker1")
+    assert refused.returncode == 1 and "worker1 holds layers of a server" in refused.stderr
+    assert up.command("drain", "server").stdout == "server is drained\n"
+    assert up.command("down").stdout == "default has ended\n"
+    assert process.wait(GUARD) == 0, (up.folder / "out").read_text()
+    assert not up.left()
+    assert "no cluster" in up.command("down").stderr
+
+
+@pytest.mark.slow
+def test_nothing_is_left_when_it_is_killed(up: Up) -> None:
+    process = up.start("--nodes", "2", "--", "-c", "256")
+    services = up.ready()["services"]
+    process.kill()
+    process.wait()
+    for service in services:
+        until(lambda service=service: not is_same(service["pid"], service["mark"]))
+    until(lambda: not up.left())
+    assert up.state()["phase"] == "gone" and "was killed" in up.command("ps").stdout
+    up.start("--", "-c", "256")  # the name is free
+    assert len(up.ready()["services"]) == 1
+
+
+@pytest.mark.slow
+def test_nothing_is_left_when_its_watchdog_is_killed_as_well(up: Up) -> None:
+    """The next one ends what there is; and numbers of processes that mean others now are left alone."""
+    process = up.start("--nodes", "2", "--", "-c", "256")
+    services = up.ready()["services"]
+    guards = [pid for pid in up.left() if b"watchdog.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(guards) == 1
+    process.send_signal(signal.SIGSTOP)  # or it would start another
+    os.kill(guards[0], signal.SIGKILL)
+    process.kill()
+    process.wait()
+    assert all(is_same(service["pid"], service["mark"]) for service in services)
+    path = up.folder / "run" / "llamado" / "default" / "state.json"
+    told = json.loads(path.read_text())
+    with subprocess.Popen(["sleep", "600"]) as other:
+        told["services"].append({**told["services"][0], "name": "other", "pid": other.pid, "mark": "1"})
+        path.write_text(json.dumps(told))
+        assert "was killed; nothing of it is left" in up.command("down").stdout
+        assert not any(is_same(service["pid"], service["mark"]) for service in services)
+        assert other.poll() is None
+        other.kill()
+
+
+@pytest.mark.slow
+def test_in_the_background_and_a_name_that_is_taken(up: Up) -> None:
+    file = up.folder / "cluster.yaml"
+    file.write_text(f"name: mine\nmodel: {up.model}\nport: 0\nworkers: 1\nserver: {{ctx-size: 256}}\n")
+    done = up.command("up", str(file), "--detach")
+    assert done.returncode == 0 and done.stdout.startswith("ready: http://127.0.0.1:"), done.stderr
+    assert answer(done.stdout.split()[1])
+    again = up.command("up", str(file))
+    assert again.returncode == 1 and "a cluster named 'mine' runs already" in again.stderr
+    assert up.command("down", "mine").stdout == "mine has ended\n"
+
+
+@pytest.mark.slow
+def test_a_model_that_is_none(up: Up) -> None:
+    up.model.write_bytes(b"nothing")
+    for more in ([], ["--detach"]):
+        done = up.command("up", "-m", str(up.model), "--port", "0", *more)
+        assert done.returncode == 1 and "not a GGUF file" in done.stderr and "Traceback" not in done.stderr
+    assert not up.left()

@@ -1,0 +1,81 @@
+"""`llamado up` as a process, for tests that kill it or what it started."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from llamado.processes.watchdog import marked
+
+GUARD = 120.0  # seconds
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """The condition's value once it is true."""
+    end = time.monotonic() + GUARD
+    while not (value := condition()):
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+    return value
+
+
+class Up:
+    """`llamado up` in a folder of its own, and the other commands beside it."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.folder, self.model = folder, model
+        (folder / "run").mkdir()
+        self.environment = os.environ | {"XDG_RUNTIME_DIR": str(folder / "run"), "UP_TEST": str(folder)}
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "llamado", *arguments]
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=GUARD)
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "llamado", "up", "-m", str(self.model), "--port", "0", *arguments]
+        with (self.folder / "out").open("wb") as out:
+            process = subprocess.Popen(command, env=self.environment, stdout=out, stderr=out, start_new_session=True)
+        self.processes.append(process)
+        return process
+
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = next(iter(json.loads(self.command("ps", "--json").stdout)), {})
+        return found
+
+    def ready(self) -> dict[str, Any]:
+        def is_ready() -> dict[str, Any] | None:
+            assert self.processes[-1].poll() is None, (self.folder / "out").read_text()
+            state = self.state()
+            return state if state.get("phase") == "ready" else None
+
+        found: dict[str, Any] = until(is_ready)
+        return found
+
+    def left(self) -> set[int]:
+        """Processes that anything here started."""
+        return marked(str(self.folder), "UP_TEST")
+
+
+def answer(url: str) -> bytes:
+    """What is generated; asked again while nobody is there who could have begun."""
+    body = {"prompt": "Once upon a time", "n_predict": 24, "temperature": 0, "ignore_eos": True, "seed": 1}
+
+    def asked() -> bytes | None:
+        try:
+            response = httpx.post(f"{url}/completion", json=body, timeout=GUARD)
+        except httpx.TransportError:
+            return None
+        found: bytes | None = response.json()["content"].encode() if response.status_code == 200 else None
+        return found
+
+    found: bytes = until(asked)
+    return found
