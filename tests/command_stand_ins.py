@@ -25,7 +25,7 @@ import llamado.commands.bench.perplexity
 import llamado.commands.bench.speed
 import llamado.commands.gateway
 import llamado.commands.plan
-import llamado.commands.up
+import llamado.commands.up.start
 import llamado.commands.verify
 import llamado.commands.wait
 import llamado.devices.split.measure
@@ -454,7 +454,7 @@ class Commands:
         deploy = "llamado.cluster.deploy.targets"
         self._patch.setattr(f"{deploy}.files_for", lambda target, what: note("deploy", what=what) or {})
         self._patch.setattr(f"{deploy}.write", lambda files, folder: note("deploy", folder=folder) or [])
-        up = "llamado.commands.up"
+        up = "llamado.commands.up.start"
         self._patch.setattr(f"{up}.run_here", lambda config: note("up", config=config, detach=False))
         self._patch.setattr(f"{up}.run_behind", lambda config, *_: note("up", config=config, detach=True))
         self._patch.setattr("llamado.commands.wait.run_wait", lambda url, **options: note("wait", url=url, **options))

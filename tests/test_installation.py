@@ -38,7 +38,7 @@ _STARTS = {
     """,
     "a cluster in the background": """
         import os, tempfile
-        from llamado.commands.up import UpFailed, start_behind
+        from llamado.commands.up.start import UpFailed, start_behind
         os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp()
         try:
             start_behind("demo", ["--help"])

@@ -11,7 +11,7 @@ import pytest
 
 from llamado.cluster.file import ClusterFileError, cluster_of
 from llamado.cluster.services import ProgramMissing, Service, services_of
-from llamado.commands.up import server_options
+from llamado.commands.up.start import server_options
 from llamado.flags import FlagError
 from llamado.installation import own_command
 

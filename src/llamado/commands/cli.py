@@ -268,31 +268,31 @@ def _deploy(flags: Parsed, namespace: argparse.Namespace) -> int:
 
 
 def _up(flags: Parsed, namespace: argparse.Namespace) -> int:
-    from llamado.commands.up import run_up
+    from llamado.commands.up.start import run_up
 
     return run_up(flags, namespace)
 
 
 def _ps(_: Parsed, namespace: argparse.Namespace) -> int:
-    from llamado.commands.running import run_ps
+    from llamado.commands.up.running import run_ps
 
     return run_ps(as_json=namespace.json)
 
 
 def _down(_: Parsed, namespace: argparse.Namespace) -> int:
-    from llamado.commands.running import run_down
+    from llamado.commands.up.running import run_down
 
     return run_down(namespace.cluster)
 
 
 def _logs(_: Parsed, namespace: argparse.Namespace) -> int:
-    from llamado.commands.running import run_logs
+    from llamado.commands.up.running import run_logs
 
     return run_logs(namespace.service, namespace.cluster, follow=namespace.follow)
 
 
 def _drain(_: Parsed, namespace: argparse.Namespace) -> int:
-    from llamado.commands.running import run_drain
+    from llamado.commands.up.running import run_drain
 
     return run_drain(namespace.service, namespace.cluster)
 

@@ -18,8 +18,8 @@ import orjson
 from rich.console import Console
 
 from llamado.cluster.state import GONE, StateFolder, all_clusters
-from llamado.commands.running import run_down
-from llamado.commands.up import start_behind
+from llamado.commands.up.running import run_down
+from llamado.commands.up.start import start_behind
 from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.supported import fetch_model
 from llamado.errors import LlamadoError

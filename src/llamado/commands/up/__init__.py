@@ -1,0 +1,1 @@
+"""Clusters on this machine: starting one, and what works from another terminal."""
