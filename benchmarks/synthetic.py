@@ -72,6 +72,8 @@ SHAPES = {
     "3b": Shape(3072, 28, 24, 8, 8192),  # Llama 3.2 3B
     "a3b-4": Shape(2048, 4, 32, 4, 768, head=128, n_experts=128, n_used=8),  # 4 of the 48 layers of Qwen3-30B-A3B
     "a3b-48": Shape(2048, 48, 32, 4, 768, head=128, n_experts=128, n_used=8),  # Qwen3-30B-A3B, 18 GB
+    # Half of its layers: what a machine of 24 GB holds a second time, in workers
+    "a3b-24": Shape(2048, 24, 32, 4, 768, head=128, n_experts=128, n_used=8),
     # 4 of the 46 layers with experts of GLM-4.7-Flash
     "flash-4": Shape(2048, 4, 20, 1, 1536, n_experts=64, n_used=4, latent=Latent(768, 512, 192, 64, 256)),
 }
