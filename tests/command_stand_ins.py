@@ -200,8 +200,10 @@ class Commands:
 
             def close(self, timeout: float = 0.0) -> None: ...
 
+            def between_steps(self, work: Any, *, forget: bool) -> None: ...
+
         class House:
-            def __init__(self, split: Any, here: Any, file: Any, model: Any, wanted: Any) -> None:
+            def __init__(self, split: Any, here: Any, file: Any, model: Any, wanted: Any, progress: Any) -> None:
                 note("divided", split=split)
                 self.devices, self.fit = [here], fitting.fit(file, model, wanted, [figures_of(here)], None)
                 self.reconnect = self.without = None
@@ -227,6 +229,7 @@ class Commands:
         self._patch.setattr("llamado.devices.cpu.device.CpuDevice", Device)
         self._patch.setattr("llamado.engine.forward.runner.ModelRunner", Forward)
         self._patch.setattr("llamado.engine.forward.device_pool.DevicePool", House)
+        self._patch.setattr("llamado.engine.cluster.cluster.Cluster", lambda *_: None)
 
     def _serving(self) -> None:
         """The server around the model."""

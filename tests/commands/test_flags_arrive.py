@@ -39,7 +39,7 @@ BASE = {
     "gateway": "--replica http://h:1",
     "verify": "http://h:1 http://h:2",
     "top": "http://h:1",
-    "cluster": "init --out @folder/keys",
+    "cluster": "init --out @folder/tls",
     "deploy": "systemd",
     "up": "",
 }
@@ -202,7 +202,7 @@ ROWS: dict[str, Row] = {
     "serve --split-mode": division("devices", "none", ("RPC0",)),
     "serve --main-gpu": division("devices", "1", ("RPC1",), "-sm none"),
     "serve --rpc-failover": division("failover", "3", 3.0, **{"engine.failover": 3.0}),
-    "serve --rpc-wait": division("wait", "9", 9.0),
+    "serve --rpc-wait": division("wait", "9", 9.0, **{"forward.wait": 9.0}),
     "serve --rpc-request-wait": division("request_wait", "9", 9.0, **{"engine.wait": 9.0}),
     "serve --rpc-connect-timeout": division("connect_timeout", "9", 9.0),
     "serve --rpc-alive-timeout": division("alive_timeout", "9", 9.0),
