@@ -239,7 +239,11 @@ def test_a_crash_while_loading_and_a_restart() -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", b"SSH-2.0-OpenSSH_9.6\r\n", b"\x00\x01\x02"],
+    [
+        b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi",
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"\x00\x01\x02",
+    ],
 )
 def test_a_wrong_service(clock: Time, answer: bytes) -> None:
     with ScriptedServer(lambda exchange: exchange.connection.sendall(answer)) as server:
