@@ -212,6 +212,7 @@ def test_nginx_takes_the_file(what: Deployment, tmp_path: Path) -> None:
 
         made = Certificates(tmp_path)
         text = text.replace("/etc/llamado/cert.pem", str(made.cert)).replace("/etc/llamado/key.pem", str(made.key))
+    assert "proxy_buffering off;" in text and "proxy_read_timeout 3600s;" in text
     assert text.count("max_fails") == what.replicas and f"server_name {what.domain};" in text
     (tmp_path / "nginx.conf").write_text(text)
     done = accepted(nginx, "-t", "-c", tmp_path / "nginx.conf", "-g", f"pid {tmp_path}/pid;")
