@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +19,8 @@ from llamado.flags import FlagError, Parsed
 
 _COLOURS = {"ready": "green", "idle": "yellow", "lost": "red", "away": "red"}
 _MOST_EVENTS = 12
+_PIPED = 160
+"""Columns of what goes to a file or a pipe."""
 
 
 class TopError(LlamadoError):
@@ -40,7 +43,8 @@ def show(url: str, *, key: str | None, interval: float, once: bool, as_json: boo
         if as_json:
             print(json.dumps(cluster(http, url)))
             return 0
-        console = Console(highlight=False)
+        # What is no terminal has no width; a row for each device is what a file or a pipe is read by.
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED)
         if once:
             console.print(screen(cluster(http, url), time.time()))
             return 0
