@@ -8,12 +8,12 @@ import httpx
 import pytest
 from router_process import RouterHere, Start, config, fake, wait_for
 
+from llamado.http.access import HEALTH
 from llamado.router import router as routers
 
 METHODS = ("GET", "HEAD", "POST", "OPTIONS", "DELETE", "PUT")
 LOCAL, FOREIGN = "http://localhost:5173", "http://evil.example"
 ALLOWED = "Access-Control-Allow-Origin"
-PUBLIC = ("/health", "/v1/health")
 
 
 def table(here: RouterHere) -> dict[str, set[str]]:
@@ -63,7 +63,7 @@ def test_keys_and_origins_of_every_route(start_router: Start, prefix: str) -> No
                         assert body == b"", case
                     if method == "OPTIONS":
                         assert status == 200 and told["Access-Control-Allow-Headers"] == "*", case
-                    elif not right and path not in PUBLIC:
+                    elif not right and path not in HEALTH:
                         assert status == 401, case
                     elif not exists:
                         assert status == 404 and (method == "HEAD" or b"File Not Found" in body), case

@@ -541,10 +541,10 @@ def linked(worker: Start, processes: ExitStack) -> tuple[Link, Worker, Worker]:
 
 
 def test_killed_while_weights_are_loaded(linked: tuple[Link, Worker, Worker], serve: Start) -> None:
-    """At the start that is an error which names the worker, and the end; nobody is left waiting."""
+    """At the start, where nothing waits for workers, that is an error which names it, and the end."""
     link, behind, other = linked
     link.at_end, link.left = behind.kill, 20e6
-    server: Server = serve([link.endpoint, other.endpoint], ready=False)
+    server: Server = serve([link.endpoint, other.endpoint], "--rpc-wait", "0", ready=False)
     assert server.process.process.wait(DEADLINE) == 1
     said = server.process.said()
     assert f"worker RPC0[{link.endpoint}] is lost" in said and "Traceback" not in said
