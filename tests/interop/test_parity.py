@@ -55,9 +55,12 @@ def loaded(request: pytest.FixtureRequest, peer_bin: Path) -> Iterator[Loaded]:
 
 
 def options(cache: str) -> list[str]:
-    """llama-server with the KV cache in `cache`, attention fused as ours is, no tokens of others in a slot's way."""
+    """llama-server with the KV cache in `cache`, attention fused as ours is, no tokens of others in a slot's way.
+
+    One thread: several wait for each other by spinning, which takes ten times as long beside other tests.
+    """
     slots = ["-np", str(N_SLOTS), "-c", str(N_SLOTS * N_CTX), "--no-kv-unified", "--swa-full"]
-    return [*slots, "-t", "2", "-fa", "on", "-ctk", cache, "-ctv", cache, "--no-warmup"]
+    return [*slots, "-t", "1", "-fa", "on", "-ctk", cache, "-ctv", cache, "--no-warmup"]
 
 
 def prompts_of(llama: LoadedModel, client: httpx.Client) -> dict[str, list[int]]:
