@@ -30,8 +30,6 @@ from llamado.http.upstream import UpstreamLost
 
 log = logging.getLogger("llamado.gateway")
 
-PROBES = HEALTH | {"/livez", "/readyz", "/healthz"}
-"""Paths that never need a key."""
 _OF_ONE = frozenset({"/lora-adapters", "/props", "/v1/chat/completions/control"})
 _POSTS = MODEL_POSTS - _OF_ONE
 _GETS = frozenset({"/props", "/lora-adapters"})
@@ -54,7 +52,7 @@ class Gateway:
         self._metrics = GatewayMetrics(self.balancer, self._limits, self._retries, options.labels)
         self._handlers: dict[tuple[str, str], Handler] = {
             ("GET", "/livez"): self._live,
-            **{("GET", path): self._ready for path in PROBES - {"/livez"}},
+            **{("GET", path): self._ready for path in HEALTH - {"/livez"}},
             ("GET", "/models"): self._models,
             ("GET", "/v1/models"): self._models,
             ("GET", "/metrics"): self._scrape,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, cast
 
-from llamado.gateway.app import PROBES, Gateway
+from llamado.gateway.app import Gateway
 from llamado.gateway.options import GatewayOptions
 from llamado.http.access import Access, busy_app
 from llamado.http.connections import RESERVED_FILES, ConnectionLimits, configure, raise_file_limit
@@ -42,7 +42,7 @@ def make_gateway(options: GatewayOptions) -> GatewayServer:
         keys = [*options.access.api_keys, *(key.key.encode() for key in options.keys)]
         if keys and options.admin_key:
             keys.append(options.admin_key.encode())
-        server.access = Access(gateway, replace(options.access, api_keys=tuple(keys)), public=PROBES)
+        server.access = Access(gateway, replace(options.access, api_keys=tuple(keys)))
         application.append(server.access)
         return server.access
 

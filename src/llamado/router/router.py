@@ -22,7 +22,7 @@ from llamado.build import BUILD
 from llamado.errors import LlamadoError
 from llamado.flags import Parsed
 from llamado.gguf.errors import SourceError
-from llamado.http.access import Access, busy_app
+from llamado.http.access import HEALTH, Access, busy_app
 from llamado.http.answer import Receive, Scope, Send, answer, error_response
 from llamado.http.bodies import ClientGone, body_of
 from llamado.http.connections import RESERVED_FILES, ConnectionLimits, configure, raise_file_limit
@@ -83,11 +83,7 @@ class Router:
         self._streams: set[asyncio.Task[Any]] = set()
         self._closing = False
         self._handlers: dict[tuple[str, str], Handler] = {
-            ("GET", "/health"): self._health,
-            ("GET", "/v1/health"): self._health,
-            ("GET", "/livez"): self._health,
-            ("GET", "/readyz"): self._health,
-            ("GET", "/healthz"): self._health,
+            **{("GET", path): self._health for path in HEALTH},
             ("GET", "/models"): self._list,
             ("GET", "/v1/models"): self._list,
             ("POST", "/models"): self._download,

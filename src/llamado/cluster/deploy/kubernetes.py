@@ -330,26 +330,16 @@ def _policies(what: Deployment) -> list[Manifest]:
     return found
 
 
+def _secret(name: str, kind: str, *keys: str) -> Manifest:
+    """A secret whose values the operator puts in."""
+    values = dict.fromkeys(keys, "REPLACE-ME")
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "type": kind, "stringData": values}
+
+
 def _secrets(what: Deployment) -> list[Manifest]:
     found: list[Manifest] = []
     if what.key:
-        found.append(
-            {
-                "apiVersion": "v1",
-                "kind": "Secret",
-                "metadata": {"name": f"{what.name}-keys"},
-                "type": "Opaque",
-                "stringData": {"key": "REPLACE-ME"},
-            }
-        )
+        found.append(_secret(f"{what.name}-keys", "Opaque", "key"))
     if what.tls:
-        found.append(
-            {
-                "apiVersion": "v1",
-                "kind": "Secret",
-                "metadata": {"name": f"{what.name}-tls"},
-                "type": "kubernetes.io/tls",
-                "stringData": {"tls.crt": "REPLACE-ME", "tls.key": "REPLACE-ME", "ca.crt": "REPLACE-ME"},
-            }
-        )
+        found.append(_secret(f"{what.name}-tls", "kubernetes.io/tls", "tls.crt", "tls.key", "ca.crt"))
     return found
