@@ -1,4 +1,4 @@
-"""Random graphs for the CPU device, in memory with walls around it: `python hostile.py SEED COUNT`.
+"""Random graphs for the CPU device, in memory with walls around it: `python hostile.py SEED COUNT [all]`.
 
 Built as a master would build them, then spoiled: other types, shapes, strides, places, sources and parameters, and
 memory full of noise. The device may refuse a graph, with DeviceError and nothing else, or run it; it may not touch a
@@ -20,6 +20,7 @@ from collections.abc import Callable
 import numpy as np
 
 from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.cpu.memory import CpuBuffer
 from llamado.devices.device import DeviceError
 from llamado.errors import LlamadoError
@@ -32,7 +33,10 @@ from llamado.gguf.types import TensorType as T
 SLACK = 64
 """Bytes behind a buffer that kernels may read: CpuBuffer.allocate promises them."""
 FLOATS = (T.F32, T.F32, T.F32, T.F16, T.BF16)
-WEIGHTS = (T.F32, T.F16, T.Q4_0, T.Q4_1, T.Q5_0, T.Q8_0, T.Q4_K, T.Q6_K, T.IQ4_NL)
+FEW = (T.F32, T.F16, T.Q4_0, T.Q4_1, T.Q5_0, T.Q8_0, T.Q4_K, T.Q6_K, T.IQ4_NL)
+ALL = (*FORMATS,)
+WEIGHTS = ALL if "all" in sys.argv else FEW
+"""Of weights: all, where kernels of many types do not take minutes to compile."""
 ANY = (*T,)
 
 

@@ -21,15 +21,15 @@ from llamado.gguf.types import TensorType as T
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lowering", sorted(LOWERINGS))
-def test_random_graphs_stay_within_their_walls(lowering: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("lowering", "types"), [*((name, "few") for name in sorted(LOWERINGS)), ("vnni", "all")])
+def test_random_graphs_stay_within_their_walls(lowering: str, types: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own: a kernel that goes astray ends it."""
     if not can_run(lowering):
         pytest.skip(f"this machine has no {lowering}")
     monkeypatch.setenv("LLAMADO_SIMD", lowering)
-    script = Path(__file__).with_name("hostile.py")
+    script, count = Path(__file__).with_name("hostile.py"), "400" if types == "few" else "2500"
     done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", script, "1", "400"], capture_output=True, text=True, timeout=300
+        [sys.executable, "-X", "faulthandler", script, "1", count, types], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "ran" in done.stdout and "refused" in done.stdout

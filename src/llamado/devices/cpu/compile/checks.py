@@ -99,7 +99,7 @@ def check_node(node: Tensor) -> None:
         check_result(node)
     except ShapeError as error:
         raise DeviceError(f"{misfit}: {error.reason}") from None
-    if not node.src or any(s is not None and 0 in s.ne for s in node.src):
+    if node.source(0) is None or any(s is not None and 0 in s.ne for s in node.src):
         raise DeviceError(misfit)
     if not _is_possible(node):
         raise DeviceError(f"{misfit} on this device")
@@ -131,7 +131,7 @@ def is_row_operation(node: Tensor) -> bool:
 def _is_possible(node: Tensor) -> bool:
     """Whether the kernels can do what ggml allows."""
     a, b, c, mask = (node.source(i) for i in range(4))
-    assert a is not None
+    assert a is not None  # check_node has looked
     match node.op:
         case Op.SUM | Op.SUM_ROWS:
             return node.type == TensorType.F32
