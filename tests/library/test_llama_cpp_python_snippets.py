@@ -301,10 +301,3 @@ def test_of_a_real_model(
     assert choice["finish_reason"] == "tool_calls" and call["function"]["name"] == "UserDetail"
     arguments = json.loads(call["function"]["arguments"])
     assert set(arguments) == {"name", "age"} and isinstance(arguments["age"], int)
-
-
-def test_what_our_readme_shows(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    code = text.partition("## Python\n\n```python\n")[2].partition("```")[0]
-    assert "from llamado import Llama" in code
-    assert run(code.replace('"smollm2"', repr(str(tiny))))["output"]["choices"][0]["text"].startswith("Q: Name")
