@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
 
-from llamado.engine.request import Defaults, InvalidRequest, Request, Timings
+from llamado.engine.request import Defaults, InvalidRequest, Request, Timings, TokenProb, TopTokens
 from llamado.engine.sampling.params import Sampling
 
 
@@ -39,3 +40,17 @@ def test_rates_do_not_count_the_first_token() -> None:
     assert (timings.prompt_per_token_ms, timings.prompt_per_second) == (2.0, 500.0)
     assert (timings.predicted_per_token_ms, timings.predicted_per_second) == (2.0, 500.0)
     assert Timings().predicted_per_second == Timings().prompt_per_second == Timings().predicted_per_token_ms == 0.0
+
+
+def test_probabilities_wait_as_numbers() -> None:
+    """A million may wait for clients that do not read: 20 bytes each, not the 300 of objects."""
+    many = 20_000
+    tracemalloc.start()
+    top = TopTokens(((i, 1 / (i + 1), -float(i)) for i in range(many)), lambda token: b"%d" % token)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken < 30 * many
+    assert len(top) == many and top[3] == TokenProb(3, b"3", 0.25, -3.0) and top[-1].id == many - 1
+    assert top[1:3] == (TokenProb(1, b"1", 0.5, -1.0), TokenProb(2, b"2", 1 / 3, -2.0))
+    assert [one.id for one in top] == list(range(many))
+    assert TopTokens([(1, 0.5, -1.0)], bytes) == (TokenProb(1, b"\0", 0.5, -1.0),) != TopTokens([], bytes)

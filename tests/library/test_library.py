@@ -381,6 +381,12 @@ def test_arguments_arrive(asked: list[EngineOptions], arguments: dict[str, Any],
     assert {name: getattr(found, name) for name in vars(PLAIN)} == {**vars(PLAIN), **changes}
 
 
+def test_the_variable_that_libllama_reads(asked: list[EngineOptions], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert options_of(asked).turned
+    monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
+    assert not options_of(asked).turned
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [

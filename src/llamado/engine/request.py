@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
 from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest
 from llamado.engine.sampling.params import Sampling, sampler_names
@@ -38,6 +39,7 @@ __all__ = [
     "Token",
     "TokenProb",
     "TokenProbs",
+    "TopTokens",
 ]
 
 StopType = Literal["none", "eos", "limit", "word"]
@@ -145,11 +147,57 @@ class TokenProb(NamedTuple):
     """Natural logarithm of the probability; -inf for 0."""
 
 
+class TopTokens(Sequence[TokenProb]):
+    """Likely tokens, the likeliest first, held as numbers (20 bytes each) until somebody reads them.
+
+    A million of them may wait for clients that do not read: as objects they took ten times as much.
+    """
+
+    __slots__ = ("_ids", "_logprobs", "_piece", "_probs")
+
+    def __init__(self, tokens: Iterable[tuple[int, float, float]], piece: Callable[[int], bytes]) -> None:
+        """`tokens`: id, probability and its logarithm of each; `piece` gives a token's text."""
+        self._ids, self._probs, self._logprobs = array("i"), array("d"), array("d")
+        for token, prob, logprob in tokens:
+            self._ids.append(token)
+            self._probs.append(prob)
+            self._logprobs.append(logprob)
+        self._piece = piece
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @overload
+    def __getitem__(self, place: int) -> TokenProb: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[TokenProb, ...]: ...
+    def __getitem__(self, place: int | slice) -> TokenProb | tuple[TokenProb, ...]:
+        if isinstance(place, slice):
+            return tuple(self._named(*found) for found in zip(*(a[place] for a in self._arrays), strict=True))
+        return self._named(self._ids[place], self._probs[place], self._logprobs[place])
+
+    def __iter__(self) -> Iterator[TokenProb]:
+        return (self._named(*found) for found in zip(*self._arrays, strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    @property
+    def _arrays(self) -> tuple[array[int], array[float], array[float]]:
+        return self._ids, self._probs, self._logprobs
+
+    def _named(self, token: int, prob: float, logprob: float) -> TokenProb:
+        return TokenProb(token, self._piece(token), prob, logprob)
+
+
 class TokenProbs(NamedTuple):
     """A generated token and the `n_probs` most likely ones at its place."""
 
     token: TokenProb
-    top: tuple[TokenProb, ...]
+    top: Sequence[TokenProb]
 
 
 class Timings(NamedTuple):

@@ -6,12 +6,13 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.engine.request import Done, Result, StopType, Token, TokenProb, TokenProbs
+from llamado.engine.request import Done, Result, StopType, Token, TokenProb, TokenProbs, TopTokens
 from llamado.engine.sampling import samplers
 from llamado.engine.sampling.chain import TopK, log_softmax_top
 from llamado.engine.scheduler.queue import Queue
@@ -124,12 +125,13 @@ class Answering:
         request = task.request
         if request.post_sampling_probs:
             own, top = task.sampler.candidates(request.n_probs, token)
-            pairs = [(i, p, math.log(p) if p > 0 else -math.inf) for i, p in [(token, own), *top]]
+            first, *others = [(i, p, math.log(p) if p > 0 else -math.inf) for i, p in [(token, own), *top]]
         else:
             own, top = log_softmax_top(row, request.n_probs, token, self._top_k)
-            pairs = [(i, math.exp(logp), logp) for i, logp in [(token, own), *top]]
-        named = [TokenProb(i, self._tokenizer.piece(i, special=request.special), p, logp) for i, p, logp in pairs]
-        return TokenProbs(named[0], tuple(named[1:]))
+            first, *others = [(i, math.exp(logp), logp) for i, logp in [(token, own), *top]]
+        piece = partial(self._tokenizer.piece, special=request.special)
+        _, prob, logprob = first
+        return TokenProbs(TokenProb(token, piece(token), prob, logprob), TopTokens(others, piece))
 
     def _finish(self, slot: Slot, task: Task, stop: StopType) -> None:
         content = task.answer.content

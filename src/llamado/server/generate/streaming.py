@@ -26,7 +26,7 @@ from llamado.server.loaded_model import ServedEngine
 log = logging.getLogger("llamado.server")
 
 # What may wait for clients that do not read, in probabilities; an event without any counts as _EVENT of them. It is
-# about 400 MB.
+# about 50 MB.
 MOST_UNREAD = 1 << 21
 _EVENT = 4
 
