@@ -1,4 +1,5 @@
-"""Prompts and generation without a server: `llamado bench` and llama-bench in turns, each measurement a new process.
+"""Prompts and generation without a server: `llamado bench` and llama-bench in turns, each time in a new process, which
+measures both (behind as many tokens as `--depths` says, that are evaluated once).
 
 usage: speed.py [MODEL …] [--alternations 5 | --quick] [--prompt 512] [--generate 128] [--depths 0] [--threads 2]
                 [--json FILE]
@@ -17,6 +18,9 @@ from typing import Any
 
 from machine import describe, limits
 from sides import MODELS, SIDES, measured, model_path, our_command, peer_program
+
+_TIMEOUT = 3600.0
+"""Seconds of a process: llama.cpp takes a quarter of an hour for 32,768 tokens."""
 
 
 @dataclass
@@ -66,25 +70,27 @@ HEADER = """| model | test | llamado tokens/s | llama.cpp tokens/s | ratio | pea
 |---|---|---:|---:|---:|---:|---:|"""
 
 
-def measure_ours(row: Row, path: Path, test: list[str]) -> None:
-    """One process of ours; it warms up, then measures once."""
-    done = measured(our_command("bench", "-m", str(path), *test, "-r", "1", "-o", "json"))
-    (result,) = json.loads(done.printed)
-    row.peak_memory["llamado"].append(done.peak_memory)
-    rate = result["tokens_per_second"]
-    row.tokens_per_second["llamado"].append(rate)
-    if result["gigabytes_per_second"] is not None:
-        row.gigabytes_per_token = result["gigabytes_per_second"] / rate
-    if result["gigaops_per_second"] is not None:
-        row.gigaops_per_token = result["gigaops_per_second"] / rate
+def measure_ours(rows: list[Row], path: Path, test: list[str]) -> None:
+    """One process of ours; it warms up before each test, then measures once."""
+    done = measured(our_command("bench", "-m", str(path), *test, "-r", "1", "-o", "json"), timeout=_TIMEOUT)
+    for row, result in zip(rows, json.loads(done.printed), strict=True):
+        assert row.test == result["test"]
+        row.peak_memory["llamado"].append(done.peak_memory)
+        rate = result["tokens_per_second"]
+        row.tokens_per_second["llamado"].append(rate)
+        if result["gigabytes_per_second"] is not None:
+            row.gigabytes_per_token = result["gigabytes_per_second"] / rate
+        if result["gigaops_per_second"] is not None:
+            row.gigaops_per_token = result["gigaops_per_second"] / rate
 
 
-def measure_theirs(row: Row, path: Path, test: list[str]) -> None:
+def measure_theirs(rows: list[Row], path: Path, test: list[str]) -> None:
     """One process of llama-bench; it does the same."""
-    done = measured([peer_program("llama-bench"), "-m", str(path), *test, "-r", "1", "-o", "json"])
-    (result,) = json.loads(done.printed)
-    row.peak_memory["llama.cpp"].append(done.peak_memory)
-    row.tokens_per_second["llama.cpp"].append(result["avg_ts"])
+    done = measured([peer_program("llama-bench"), "-m", str(path), *test, "-r", "1", "-o", "json"], timeout=_TIMEOUT)
+    for row, result in zip(rows, json.loads(done.printed), strict=True):
+        assert row.test.startswith(f"pp{result['n_prompt']}" if result["n_prompt"] else f"tg{result['n_gen']}")
+        row.peak_memory["llama.cpp"].append(done.peak_memory)
+        row.tokens_per_second["llama.cpp"].append(result["avg_ts"])
 
 
 def main() -> None:
@@ -99,31 +105,28 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     flags = parser.parse_args()
-    tests = {
-        f"{test} @ d{depth}" if depth else test: (*lengths, depth)
-        for depth in map(int, flags.depths.split(","))
-        for test, lengths in {
-            f"pp{flags.prompt}": (flags.prompt, 0),
-            f"tg{flags.generate}": (0, flags.generate),
-        }.items()
-    }
     machine = limits()
     print(describe(machine), end="\n\n", flush=True)
-    rows = []
+    rows: list[Row] = []
     print(HEADER, flush=True)
     for name in flags.models or MODELS:
         path = model_path(name)
-        for test, (prompt, generate, depth) in tests.items():
-            row = Row(name, test)
-            rows.append(row)
-            options = ["-p", str(prompt), "-n", str(generate), "-t", str(flags.threads), "-d", str(depth)]
+        for depth in map(int, flags.depths.split(",")):
+            behind = f" @ d{depth}" if depth else ""
+            tests = {f"pp{flags.prompt}": flags.prompt, f"tg{flags.generate}": flags.generate}
+            found = [Row(name, test + behind) for test, n in tests.items() if n]
+            rows += found
+            options = ["-p", str(flags.prompt), "-n", str(flags.generate)]
+            options += ["-t", str(flags.threads), "-d", str(depth)]
             for turn in range(2 if flags.quick else flags.alternations):
                 # Who goes first changes, so that neither always finds the machine as the other left it.
                 for measure in (measure_ours, measure_theirs) if turn % 2 == 0 else (measure_theirs, measure_ours):
-                    measure(row, path, options)
-                both = " and ".join(f"{row.tokens_per_second[side][-1]:.1f}" for side in SIDES)
-                print(f"{name} {test} {turn + 1}: {both} tokens/s", file=sys.stderr, flush=True)
-            print(row.line(), flush=True)
+                    measure(found, path, options)
+                for row in found:
+                    both = " and ".join(f"{row.tokens_per_second[side][-1]:.1f}" for side in SIDES)
+                    print(f"{name} {row.test} {turn + 1}: {both} tokens/s", file=sys.stderr, flush=True)
+            for row in found:
+                print(row.line(), flush=True)
     if flags.json:
         result = {"limits": machine, "threads": flags.threads, "rows": [row.summary() for row in rows]}
         flags.json.write_text(json.dumps(result, indent=2) + "\n")
