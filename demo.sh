@@ -11,6 +11,7 @@
 #   LATENCY1=20 LATENCY2=30 ./demo.sh    links of 20 and 30 ms to the workers; LATENCY1 alone: to the first
 #   LLAMADO_DEMO_PORT=9000 ./demo.sh     the server's port; 8080 unless said
 #   ./demo.sh stop         end what a demo left running
+#   ./demo.sh install      only make .venv, with llamado in it
 #   PYTHON=…               the Python to make .venv with
 set -euo pipefail
 case "${1:-}" in /* | *:*) ;; *.gguf) set -- "$PWD/$1" ;; esac
@@ -18,7 +19,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 fail() { printf '%s\n' "$*" >&2; exit 1; }
 
-case "${1:-}" in -h | --help) sed -n '2,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]##*/}"; exit 0 ;; esac
+case "${1:-}" in -h | --help) sed -n '2,16s/^# \{0,1\}//p' "${BASH_SOURCE[0]##*/}"; exit 0 ;; esac
 
 if [ "${1:-}" = "stop" ] && [ ! -x .venv/bin/python ]; then
   echo "no demo is running"
@@ -46,4 +47,5 @@ if [ ! -x .venv/bin/python ] || [ pyproject.toml -nt "$stamp" ]; then
     fail "pip could not install llamado's dependencies: see the message above. Without a network: PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER ./demo.sh, with the wheels in FOLDER"
   touch "$stamp"
 fi
+if [ "${1:-}" = "install" ]; then exit 0; fi
 exec .venv/bin/python -P -m llamado.commands.demo "$@"

@@ -374,7 +374,7 @@ SPLIT = _group(
           "how layers are divided: auto (measure the devices, least time per token), memory (by free memory, as "
           "llama.cpp does), or proportions, one for each worker and if you like one more for this machine: 3,1",
           type="str", default="auto", metavar="N0,N1,…", env="LLAMA_ARG_TENSOR_SPLIT", commands=_ENGINE, needs="rpc"),
-    _used("-ngl --gpu-layers --n-gpu-layers",
+    _used("-ngl --gpu-layers --n-gpu-layers --ngl",
           "the last N layers go to the workers, the ones before stay on this machine; the head counts as one more; "
           "all, or auto: as --tensor-split says",
           type="str", default="auto", metavar="N", env="LLAMA_ARG_N_GPU_LAYERS LLAMA_N_GPU_LAYERS", commands=_ENGINE,

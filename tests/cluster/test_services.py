@@ -60,7 +60,12 @@ def test_workers_on_other_machines_are_not_started() -> None:
 
 
 def test_programs_of_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+    links = tmp_path / "links"
+    links.mkdir()
+    (links / "llamado").touch(0o755)
+    for name in ("llama-server", "rpc-server"):
+        (links / name).symlink_to("llamado")  # our own programs under those names are not meant
+    monkeypatch.setenv("PATH", f"{links}:{tmp_path}")
     with pytest.raises(ProgramMissing, match="no llama-server in PATH"):
         made(engine="llama.cpp", workers=1)
     for name in ("llama-server", "rpc-server"):

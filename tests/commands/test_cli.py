@@ -80,6 +80,7 @@ def test_defaults_are_llama_servers() -> None:
         "--metal",
         "--cors",
         "-ngl all",
+        "--ngl 99",
         "--mirostat 0",
         "--xtc-probability 0.0",
         "--no-context-shift",
@@ -146,6 +147,22 @@ def test_a_worker_has_rpc_servers_flags_and_defaults(monkeypatch: pytest.MonkeyP
     assert (given[1].host, given[1].port, given[1].threads, given[1].devices) == ("0.0.0.0", 9, 2, ("CPU", "X", "Y"))
     assert (given[1].cache, given[1].mem, given[1].allow) == (True, 512 << 20, ("10.0.0.0/8", "::1", "h"))
     assert (given[1].tls_cert, given[1].tls_key, given[1].tls_client_ca) == ("c", "k", "a")
+
+
+@pytest.mark.parametrize("name", ["rpc-server", "ggml-rpc-server"])
+def test_commands_have_llama_cpps_names(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the first word (what containers are told), and as the name of a link to `llamado`."""
+    given: list[Any] = []
+    monkeypatch.setattr("llamado.rpc.worker.server.run_worker", lambda options: given.append(options) or 7)
+    monkeypatch.setattr("llamado.commands.serve.run_serve", lambda flags: given.append(flags) or 8)
+    assert cli.main([name, "-p", "5"]) == 7
+    monkeypatch.setattr(sys, "argv", [f"/some/where/{name}", "-p", "6"])
+    assert cli.main() == 7
+    assert [options.port for options in given] == [5, 6]
+    monkeypatch.setattr(sys, "argv", ["./llama-server", "-m", "x.gguf", "--port", "9"])
+    assert cli.main() == 8 and (given[2].model, given[2].port) == (["x.gguf"], 9)
+    monkeypatch.setattr(sys, "argv", ["/some/where/llamado", "worker", "-p", "7"])
+    assert cli.main() == 7 and given[3].port == 7
 
 
 def test_a_tap_has_the_latency_proxys_flags(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,11 @@ import pytest
 from tiny import TINY, make
 from tiny_models import make_llama
 
-from llamado.commands import demo
+from llamado.commands import cli, demo
 from llamado.devices.limits import MachineMemory
 from llamado.devices.split.placement import NotEnoughMemory
 from llamado.engine import supported
+from llamado.flags import parse
 from llamado.gguf.sources.catalogue import LARGE
 from llamado.gguf.sources.resolve import cache_dir
 
@@ -73,9 +74,9 @@ def clone(tmp_path: Path) -> Iterator[Path]:
     """A clone with an installed package; what its demo left running is ended."""
     folder = tmp_path / "clone"
     folder.mkdir()
-    for name in ("demo.sh", "pyproject.toml"):
+    for name in ("demo.sh", "bench.sh", "latency-proxy.py", "pyproject.toml"):
         (folder / name).write_bytes((CLONE / name).read_bytes())
-    (folder / "demo.sh").chmod(0o755)
+        (folder / name).chmod(0o755)
     (folder / "src").symlink_to(CLONE / "src")
     script(folder / ".venv" / "bin" / "python", f'exec {shlex.quote(sys.executable)} "$@"')
     (folder / ".venv" / ".llamado-installed").touch()
@@ -363,3 +364,54 @@ def test_the_first_time_it_installs_itself(run: Run, clone: Path, tmp_path: Path
     lines = log.read_text().splitlines()
     assert lines[0] == "-P -m venv .venv" and len(lines) == 3
     assert all(line.startswith("-P -m pip install ") and line.endswith(" -e .") for line in lines[1:])
+
+
+@pytest.fixture
+def told(clone: Path, tmp_path: Path) -> Path:
+    """A file with the arguments of the clone's Python, which does nothing else."""
+    script(clone / ".venv" / "bin" / "python", f'echo "$*" >>{tmp_path / "told"}')
+    return tmp_path / "told"
+
+
+@pytest.mark.parametrize(
+    ("given", "variables", "expected"),
+    [
+        ([], {}, "-m smollm2 --nodes 3,4,5 --latency 0,5,10,20,30"),
+        (["glm", "-r", "1"], {}, "-m glm --nodes 3,4,5 --latency 0,5,10,20,30 -r 1"),
+        (["x.gguf"], {"NODES": "3", "LATENCIES": "0,20"}, "-m x.gguf --nodes 3 --latency 0,20"),
+    ],
+)
+def test_the_table_of_latencies(
+    clone: Path, tmp_path: Path, told: Path, given: list[str], variables: dict[str, str], expected: str
+) -> None:
+    command = [str(clone / "bench.sh"), *given]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | variables, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    words = told.read_text().split("bench ", 1)[1].strip()
+    assert told.read_text() == f"-P -m llamado bench {words}\n" and words == expected
+    flags, _ = parse(cli._parser("bench"), "bench", words.split())
+    assert flags.nodes and flags.latency
+
+
+def test_the_latency_proxy(clone: Path, tmp_path: Path, told: Path) -> None:
+    """With the clone's `.venv`, without one the llamado of PATH, and without that it says what to do."""
+    flags = "--listen-port 60052 --target-port 50052 --latency-ms 20"
+
+    def start() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(clone / "latency-proxy.py"), *flags.split()]
+        path = {"PATH": str(tmp_path / "bin")}
+        return subprocess.run(command, cwd=tmp_path, env=path, capture_output=True, text=True, timeout=60)
+
+    script(tmp_path / "bin" / "llamado", f'echo "in PATH: $*" >>{told}')
+    for expected in (f"-P -m llamado tap {flags}\n", f"in PATH: tap {flags}\n"):
+        assert start().returncode == 0 and told.read_text() == expected
+        told.unlink()
+        (clone / ".venv" / "bin" / "python").unlink(missing_ok=True)
+    (tmp_path / "bin" / "llamado").unlink()
+    done = start()
+    assert done.returncode == 1 and "./demo.sh install" in done.stderr and not told.exists()
+
+
+def test_it_only_installs(run: Run, told: Path) -> None:
+    done = run("install")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "") and not told.exists()

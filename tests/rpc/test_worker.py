@@ -1027,8 +1027,26 @@ def test_no_such_host(device: CpuDevice) -> None:
 
 
 def test_unknown_device() -> None:
-    with pytest.raises(WorkerError, match="CUDA0: there is no such device here; known are CPU"):
-        run_worker(WorkerOptions(devices=("CUDA0",)))
+    with pytest.raises(WorkerError, match="TPU0: there is no such device here; known are CPU"):
+        run_worker(WorkerOptions(devices=("TPU0",)))
+
+
+def test_graphics_processors_are_replaced_by_what_is_there(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guides start `rpc-server -d MTL0` beside `-d CPU`: that is said, and the processor computes."""
+    offered: list[str] = []
+
+    def made(devices: list[CpuDevice], _: WorkerOptions) -> Worker:
+        offered.extend(device.name for device in devices)
+        raise WorkerError("that will do")
+
+    monkeypatch.setattr("llamado.rpc.worker.server.Worker", made)
+    with pytest.raises(WorkerError, match="that will do"):
+        run_worker(WorkerOptions(devices=("MTL0", "CUDA1", "CPU"), threads=1))
+    assert offered == ["CPU"]
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2 and "MTL0: accepted, but nothing here computes on it: CPU is offered" in said[0]
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import enum
+import os
 import secrets
 import shutil
 import socket
@@ -190,8 +191,10 @@ class _Programs:
 
 def _in_path(*names: str) -> str:
     for name in names:
-        if found := shutil.which(name):
-            return found
+        for folder in os.get_exec_path():
+            found = shutil.which(name, path=folder)
+            if found and Path(found).resolve().name != "llamado":  # a link that gives llamado that name
+                return found
     raise ProgramMissing(
         f"--engine llama.cpp: there is no {' or '.join(names)} in PATH; build llama.cpp with -DGGML_RPC=ON and add its "
         "folder bin to PATH"

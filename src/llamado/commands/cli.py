@@ -322,6 +322,10 @@ COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
 }
 
 
+PROGRAMS = {"llama-server": "serve", "rpc-server": "worker", "ggml-rpc-server": "worker"}
+"""llama.cpp's names of commands: as the first word, or as the name of a link to this program."""
+
+
 def _parser(command: str) -> argparse.ArgumentParser:
     parser = FlagParser(prog=f"llamado {command}", description=COMMANDS[command][1], allow_abbrev=False)
     parser.add_argument("--usage", action="help", help=argparse.SUPPRESS)
@@ -371,8 +375,8 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0 done, 1 failed, 2 wrong flags, 130 interrupted."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    command = given[0] if given else ""
+    given = list(_words(sys.argv) if arguments is None else arguments)
+    command = PROGRAMS.get(given[0], given[0]) if given else ""
     if command in ("", "-h", "--help", "help"):
         print(USAGE, end="")
         return 0 if given else 2
@@ -413,6 +417,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 128 + signal.SIGINT
+
+
+def _words(argv: Sequence[str]) -> Sequence[str]:
+    """What stands behind `llamado`; called by one of llama.cpp's names, that name stands first."""
+    name = os.path.basename(argv[0])
+    return [name, *argv[1:]] if name in PROGRAMS else argv[1:]
 
 
 def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -27,7 +27,10 @@ RUN python -m venv /opt/llamado && /opt/llamado/bin/pip install --no-cache-dir .
 FROM python:3.12-slim
 COPY --from=build /opt/llamado /opt/llamado
 RUN groupadd --gid {USER} llamado && useradd --uid {USER} --gid llamado --no-create-home llamado \\
-    && mkdir -p {CACHE} {MODELS} && chown llamado:llamado {CACHE}
+    && mkdir -p {CACHE} {MODELS} && chown llamado:llamado {CACHE} \\
+    && ln -s llamado /opt/llamado/bin/llama-server && ln -s llamado /opt/llamado/bin/rpc-server
+# curl and nc for probes in compose files that were written for llama.cpp's images; our own need neither.
+RUN apt-get update && apt-get install -y --no-install-recommends curl netcat-openbsd && rm -rf /var/lib/apt/lists/*
 ENV PATH=/opt/llamado/bin:$PATH LLAMADO_CACHE={CACHE} PYTHONUNBUFFERED=1
 USER {USER}:{USER}
 # Kernels for the processor of the machine that builds; another kind compiles its own at its first start.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
+import re
 import select
 import signal
 import socket
@@ -49,6 +50,10 @@ _HUNG_UP = getattr(select, "POLLRDHUP", 0)
 """Its client has hung up, whatever waits to be read; elsewhere than on Linux POLLHUP, always looked for, says so."""
 _END_SECONDS = 60.0
 """How long a graph that runs may still take when the worker is told to end."""
+
+
+_OF_GGML = re.compile(r"(CUDA|ROCm|MUSA|MTL|Metal|Vulkan|SYCL|CANN|GPUOpenCL)\d*", re.IGNORECASE)
+"""Graphics processors as ggml's back ends name them (`ggml-rpc-server -d MTL0`)."""
 
 
 class WorkerError(LlamadoError):
@@ -332,11 +337,20 @@ def run_worker(options: WorkerOptions) -> int:
 
 def _open(options: WorkerOptions) -> list[Device]:
     """The devices that are offered. Raises WorkerError."""
-    for name in options.devices:
-        if name.lower() not in kinds_here():
-            known = ", ".join(kind.upper() for kind in kinds_here())
+    here = kinds_here()
+    known = ", ".join(kind.upper() for kind in here)
+    kinds: dict[str, None] = {}
+    for name in options.devices or here:
+        kind = name.lower()
+        if kind not in here and _OF_GGML.fullmatch(name):
+            kind = here[0]
+            log.warning(
+                "-d/--device %s: accepted, but nothing here computes on it: %s is offered instead "
+                "(ggml-rpc-server, built for it, serves it to llamado as well)", name, kind.upper(),
+            )  # fmt: skip
+        elif kind not in here:
             raise WorkerError(f"-d/--device {name}: there is no such device here; known are {known}")
-    kinds = dict.fromkeys(name.lower() for name in options.devices or kinds_here())
+        kinds[kind] = None
     given = DeviceOptions(n_threads=options.threads)
     return [device for kind in kinds for device in backend(kind, (), given).devices()]
 

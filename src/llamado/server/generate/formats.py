@@ -41,6 +41,9 @@ def timings_json(t: Timings) -> dict[str, Any]:
 
 
 _MANY = 1024  # likeliest tokens of one place
+# The first part of a stream, as OpenAI sends it: who prints every "content" prints nothing for it. llama-server's null
+# is printed as "None" by the loops of many guides.
+_FIRST = {"role": "assistant", "content": ""}
 
 
 def _prob_json(p: TokenProb, post_sampling: bool) -> dict[str, Any]:
@@ -317,7 +320,7 @@ class ChatFormat(_OpenAIFormat):
         if index in self._begun:
             return []
         self._begun.add(index)
-        chunks = [self._chunk(index, {"role": "assistant", "content": None})]
+        chunks = [self._chunk(index, dict(_FIRST))]
         if self._asked.echo:
             chunks += [self._chunk(index, delta(part)) for part in self._given]
         return chunks
@@ -336,7 +339,7 @@ class ChatFormat(_OpenAIFormat):
 
     def progress(self, index: int, event: Progress) -> bytes:
         self._begun.add(index)
-        chunk = self._chunk(index, {"role": "assistant", "content": None})
+        chunk = self._chunk(index, dict(_FIRST))
         return data({**chunk, "prompt_progress": progress_json(event)})
 
     def final(self, index: int, result: Result) -> bytes:
