@@ -483,7 +483,7 @@ class TestCurl:
         assert status == 200, text
 
 
-def test_the_seeds_client(url: str) -> None:
+def test_waiting_for_health(url: str) -> None:
     """The client that guides to llama.cpp give: poll /health until 200."""
     script = (
         "import sys, time, urllib.request\n"

@@ -78,7 +78,6 @@ def test_defaults_are_llama_servers() -> None:
         "--tensor-split 3,1",
         "--main-gpu 0",
         "--metal",
-        "--cors",
         "-ngl all",
         "--ngl 99",
         "--mirostat 0",
@@ -92,6 +91,16 @@ def test_defaults_are_llama_servers() -> None:
 )
 def test_older_and_meaningless_spellings_are_accepted(arguments: str) -> None:
     settings("-m", "x", *arguments.split())
+
+
+def test_a_switch_opens_to_any_site_and_a_list_to_its_own() -> None:
+    assert settings("-m", "x").access.cors_origins == "localhost"
+    assert settings("-m", "x", "--cors").access.cors_origins == "*"
+    given = settings("-m", "x", "--cors", "--cors-origin", "http://a:3000,http://b:5173")
+    assert given.access.cors_origins == "http://a:3000,http://b:5173"
+    assert settings("-m", "x", "--cors", environ={"LLAMA_ARG_CORS_ORIGINS": "localhost"}).access.cors_origins == (
+        "localhost"
+    )
 
 
 def test_memory_f32_means_the_cache() -> None:

@@ -266,6 +266,7 @@ ROWS: dict[str, Row] = {
     "serve --ssl-key-file": pair("ssl_cert ssl_key", "k.pem", "uvicorn.", "--ssl-cert-file c.pem",
                                  **{"tls.checked": ("k.pem", "c.pem")})._replace(elsewhere={"gateway": OF_TLS}),
     "serve --cors-origins": both("http://a", {"state.access.cors_origins": "http://a"}, access__cors_origins="http://a"),
+    "serve --cors": both(None, {"state.access.cors_origins": "*"}, access__cors_origins="*"),
     "serve --cors-methods": both("PUT", {"state.access.cors_methods": "PUT"}, access__cors_methods="PUT"),
     "serve --cors-headers": both("X-A", {"state.access.cors_headers": "X-A"}, access__cors_headers="X-A"),
     "serve --cors-credentials": both(None, {"state.access.cors_credentials": False}, access__cors_credentials=False),

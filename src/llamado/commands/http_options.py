@@ -25,7 +25,7 @@ def access_rules(flags: Parsed) -> AccessRules:
     """Who may call. Raises FlagError."""
     return AccessRules(
         api_keys=_keys(flags),
-        cors_origins=flags.cors_origins,
+        cors_origins="*" if flags.cors and "cors_origins" not in flags.given else flags.cors_origins,
         cors_methods=flags.cors_methods,
         cors_headers=flags.cors_headers,
         cors_credentials=flags.cors_credentials,
