@@ -26,7 +26,7 @@ Start = Callable[..., tuple[subprocess.Popen[bytes], str]]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`model.gguf`, and `bin` with links of llama.cpp's names to llamado."""
     folder = tmp_path_factory.mktemp("guides")
-    make_llama(folder / "model.gguf")
+    make_llama(folder / "model.gguf", n_layer=4)
     program = folder / "bin" / "llamado"
     program.parent.mkdir()
     program.write_text(f"#!{sys.executable} -P\nimport sys\nfrom llamado.commands.cli import main\nsys.exit(main())\n")
@@ -223,9 +223,11 @@ def test_a_server_and_its_worker(start: Start, folder: Path) -> None:
     log = max(folder.glob("*.log"), key=lambda path: path.stat().st_mtime).read_text()
     for said in (
         f"server is listening on http://0.0.0.0:{port}\n",
+        "model loaded in ",
+        "server listening on ",
         "all slots are idle\n",
         f"layer 0: RPC0[{workers[0]}]\n",
-        f"layer 1: RPC1[{workers[1]}]\n",
+        f"layer 3: RPC1[{workers[1]}]\n",
     ):
         assert said in log
     question = '{"model":"test","messages":[{"role":"user","content":"Hello!"}],"max_tokens":20}'
