@@ -2,11 +2,13 @@
 
 `worker` answers HELLO, `server` answers /health. It appends a line "NAME event" to the file of FAKE_EVENTS when it
 begins and when SIGTERM ends it. Options: `stubborn` (SIGTERM does not end it), `fails` (exit code 3 at once, with a
-word about it), `loading` (a server that stays at 503). SIGUSR1 makes it crash with exit code 3.
+word about it), `loading` (a server that stays at 503), `full` (a server that cannot let a worker go). SIGUSR1 makes it
+crash with exit code 3. A server writes what POST /cluster/drain was asked with, too.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -41,11 +43,19 @@ with socket.create_server(("127.0.0.1", port)) as listener:
     while True:
         connection, _ = listener.accept()
         with connection:
-            connection.recv(4096)
+            asked = connection.recv(4096)
+            while asked.startswith(b"POST") and not asked.endswith(b"}"):
+                asked += connection.recv(4096)
+            if asked.startswith(b"POST"):
+                head, _, body = asked.decode().partition("\r\n\r\n")
+                token = next(line for line in head.split("\r\n") if line.lower().startswith("x-cluster-token: "))
+                event(f"{head.split()[1]} {token.split()[1]} {json.loads(body)['endpoint']}")
             if role == "worker":
                 connection.sendall((28).to_bytes(8, "little") + bytes([7, 0, 0, 0]) + bytes(24))
-            elif "loading" in options:
-                body = b'{"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}'
+            elif "loading" in options or ("full" in options and asked.startswith(b"POST")):
+                message = "Loading model" if "loading" in options else "the others have no room"
+                error = {"code": 503, "message": message, "type": "unavailable_error"}
+                body = json.dumps({"error": error}).encode()
                 connection.sendall(
                     b"HTTP/1.1 503 X\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body
                 )

@@ -50,7 +50,10 @@ BAD: list[tuple[Any, str]] = [
 WRONG = [
     ({"name": "../x"}, "name: expected letters"),
     ({"server": {"port": 1}}, "server.port: the key 'port' of the file says this"),
-    ({"server": {"ssl-cert-file": "x"}}, "server.ssl-cert-file: llamado up asks /health in the plain"),
+    (
+        {"server": {"ssl-cert-file": "x"}, "replicas": 2},
+        "server.ssl-cert-file: requests come to the gateway: gateway.ssl-cert-file says this",
+    ),
     ({"workers": [{"host": "10.0.0.7"}]}, "workers[1]: 10.0.0.7 is another machine, where nothing is started"),
     ({"workers": [{"host": "10.0.0.7", "port": 1, "threads": 2}]}, "workers[1]: 10.0.0.7 is another machine"),
 ]

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from llamado.cluster.file import ClusterFileError, cluster_of
-from llamado.cluster.services import ProgramMissing, Service, services_of
+from llamado.cluster.services import CLUSTER_TOKEN, ProgramMissing, Service, ServiceRole, services_of
 from llamado.commands.up.start import server_options
 from llamado.flags import FlagError
 from llamado.installation import own_command
@@ -137,6 +138,48 @@ def test_replicas_have_their_own_workers_and_a_gateway_before_them() -> None:
     ):
         with pytest.raises((ClusterFileError, FlagError), match=said):
             made(**bad)
+
+
+def test_certificates_and_a_path_before_all_paths(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    certificate = tmp_path / "cert.pem"
+    authority.issue_cert("elsewhere.example").cert_chain_pems[0].write_to_path(str(certificate))
+    tls = {"ssl-cert-file": str(certificate), "ssl-key-file": "key.pem"}
+    (server,) = made(server={**tls, "api-prefix": "/llm/"})
+    assert server.url == f"https://127.0.0.1:{server.port}/llm" and server.command[-2:] == ("--api-prefix", "/llm/")
+    _, replica, gateway = made(replicas=2, server={"api-prefix": "/llm"}, gateway=tls)
+    assert gateway.url == f"https://127.0.0.1:{gateway.port}" and replica.url.endswith("/llm")
+    assert replica.url in gateway.command and replica.url.startswith("http://")
+    assert "--ssl-cert-file" in gateway.command
+    for path in (tmp_path / "none.pem", Path(__file__)):
+        for key in ("server", "gateway"):
+            with pytest.raises(ClusterFileError, match=f"ssl-cert-file: {path}: no certificate in PEM"):
+                made(**{key: {"ssl-cert-file": str(path)}})
+
+
+def test_servers_of_ours_know_how_their_workers_are_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CLUSTER_TOKEN, raising=False)
+    tokens = [s.environment[CLUSTER_TOKEN] for s in made(workers=1, replicas=2) if s.role is ServiceRole.SERVER]
+    assert len(set(tokens)) == 2 and all(len(token) == 32 for token in tokens)
+    assert made(workers=1, server={"cluster-token": "mine"})[-1].environment == {CLUSTER_TOKEN: "mine"}
+    monkeypatch.setenv(CLUSTER_TOKEN, "of the terminal")
+    assert made(workers=1)[-1].environment == {CLUSTER_TOKEN: "of the terminal"}
+    assert made()[-1].environment == {}
+
+
+def test_a_server_without_one_of_its_workers() -> None:
+    services = made(workers=3, server={"ctx-size": 64})
+    workers, server = services[:3], services[3]
+    left = server.without(workers[1].address, ["worker2"])
+    assert (
+        value(left, "--rpc") == f"{workers[0].address},{workers[2].address}"
+        and value(left, "--tensor-split") == "1,1,1"
+    )
+    assert left.needs == ("worker1", "worker3") and left.command[-2:] == ("--ctx-size", "64")
+    shares = made(workers=2, server={"tensor-split": "5/3/1"})
+    assert value(shares[2].without(shares[0].address, ["worker1"]), "--tensor-split") == "3,1"
+    auto = made(workers=2, server={"tensor-split": "auto"})
+    assert value(auto[2].without(auto[0].address, ["worker1"]), "--tensor-split") == "auto"
 
 
 def test_a_port_that_is_taken() -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from llamado.cluster.file import RestartConfig
-from llamado.cluster.services import Service, ServiceRole
+from llamado.cluster.services import CLUSTER_TOKEN, Service, ServiceRole
 from llamado.cluster.supervisor import (
     DRAINED,
+    DRAINING,
     ENDED,
     LOOPING,
     PAUSED,
@@ -51,16 +52,23 @@ class Fakes:
         self.supervisor: Supervisor
 
     def service(
-        self, role: str, *options: str, name: str = "", needs: tuple[str, ...] = (), follows: bool = False
+        self,
+        role: str,
+        *options: str,
+        name: str = "",
+        needs: tuple[str, ...] = (),
+        follows: bool = False,
+        token: str | None = None,
     ) -> Service:
         port = free_port()
-        command = (sys.executable, "-S", FAKE, role, str(port), *options)
+        command = (sys.executable, "-S", FAKE, "worker" if role == "tap" else role, str(port), *options)
         return Service(
             name=name or role,
             role=ServiceRole(role),
             host="127.0.0.1",
             port=port,
             command=command,
+            environment={} if token is None else {CLUSTER_TOKEN: token},
             needs=needs,
             follows=follows,
         )
@@ -262,6 +270,80 @@ def test_a_drained_one_stays_ended(run_fakes: Run) -> None:
         assert [line[:6] for line in fakes.events() if line.endswith("ended")] == ["server"]
 
     run_fakes(worker_and_server, test)
+
+
+def workers_and_a_tap(*options: str, token: str | None = "secret") -> Callable[[Fakes], list[Service]]:
+    """worker1 behind tap1, worker2, and a server that is started with the addresses of both."""
+
+    def make(fakes: Fakes) -> list[Service]:
+        tap = fakes.service("tap", name="tap1", needs=("worker1",))
+        workers = [fakes.service("worker", name=f"worker{number}") for number in (1, 2)]
+        flags = ("--rpc", f"{tap.address},{workers[1].address}", "--tensor-split", "3,2,1", *options)
+        return [*workers, tap, fakes.service("server", *flags, needs=("worker1", "worker2", "tap1"), token=token)]
+
+    return make
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", ["worker1", "tap1"])
+def test_a_drained_worker_ends_with_its_tap_once_its_layers_are_elsewhere(run_fakes: Run, asked: str) -> None:
+    async def test(fakes: Fakes) -> None:
+        await fakes.until(lambda: fakes.supervisor.ready)
+        services = {name: one.service for name, one in fakes.supervisor.standings.items()}
+        server = fakes.pid("server")
+        fakes.supervisor.drain(asked)
+        assert fakes.phase(asked) == DRAINING and fakes.supervisor.ready
+        await fakes.until(lambda: fakes.phase("worker1") == fakes.phase("tap1") == DRAINED)
+        after = [line for line in fakes.events() if not line.endswith("began")]
+        name = f"server{services['server'].port}"
+        assert after == [
+            f"{name} /cluster/drain secret {services['tap1'].address}",
+            f"worker{services['tap1'].port} ended",
+            f"worker{services['worker1'].port} ended",
+        ]
+        assert fakes.pid("server") == server and fakes.phase("worker2") == READY
+        os.kill(server, signal.SIGKILL)  # the next one is started without it
+        await fakes.until(lambda: fakes.pid("server") not in (0, server) and fakes.supervisor.ready)
+        words = Path(f"/proc/{fakes.pid('server')}/cmdline").read_text().split("\0")
+        assert words[words.index("--rpc") + 1] == services["worker2"].address
+        assert words[words.index("--tensor-split") + 1] == "2,1"
+        fakes.supervisor.drain("worker2")
+        await fakes.until(lambda: fakes.phase("worker2") == DRAINED)
+        alone = fakes.supervisor.standings["server"].service
+        assert alone.command[-2:] == ("server", str(alone.port)) and alone.needs == ()
+
+    run_fakes(workers_and_a_tap(), test)
+
+
+@pytest.mark.parametrize(
+    ("options", "token", "why"),
+    [(("full",), "secret", "503 the others have no room"), ((), None, "llama-server cannot do without a worker")],
+)
+def test_a_worker_whose_layers_cannot_move_stays(
+    run_fakes: Run, options: tuple[str, ...], token: str | None, why: str
+) -> None:
+    async def test(fakes: Fakes) -> None:
+        await fakes.until(lambda: fakes.supervisor.ready)
+        pids = {name: fakes.pid(name) for name in fakes.supervisor.standings}
+        fakes.supervisor.drain("worker1")
+        await fakes.until(lambda: fakes.phase("worker1") == fakes.phase("tap1") == READY)
+        message = fakes.supervisor.standings["worker1"].state.message
+        assert message.startswith("not drained: ") and why in message
+        assert {name: fakes.pid(name) for name in pids} == pids and fakes.supervisor.ready
+
+    run_fakes(workers_and_a_tap(*options, token=token), test)
+
+
+def test_a_worker_of_a_server_that_is_drained_just_ends(run_fakes: Run) -> None:
+    async def test(fakes: Fakes) -> None:
+        await fakes.until(lambda: fakes.supervisor.ready)
+        fakes.supervisor.drain("server")
+        await fakes.until(lambda: fakes.phase("server") == DRAINED)
+        fakes.supervisor.drain("worker1")
+        await fakes.until(lambda: fakes.phase("worker1") == fakes.phase("tap1") == DRAINED)
+        assert fakes.phase("worker2") == READY
+
+    run_fakes(workers_and_a_tap(), test)
 
 
 def test_one_elsewhere_is_waited_for(run_fakes: Run) -> None:

@@ -6,12 +6,16 @@ import json
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
+import trustme
 from tiny_models import make_llama
-from up_process import GUARD, Up, answer, until
+from up_process import BODY, GUARD, Up, answer, until
 
 from llamado.processes.identity import is_same
 
@@ -47,13 +51,76 @@ def test_from_nothing_to_an_answer_and_each_killed_in_turn(up: Up) -> None:
         assert answer(state["url"]) == expected, name
     assert "tap1    | " in up.command("logs").stdout
     assert "all slots are idle" in up.command("logs", "server").stdout
-    refused = up.command("drain", "worker1")
-    assert refused.returncode == 1 and "worker1 holds layers of a server" in refused.stderr
     assert up.command("drain", "server").stdout == "server is drained\n"
     assert up.command("down").stdout == "default has ended\n"
     assert process.wait(GUARD) == 0, (up.folder / "out").read_text()
     assert not up.left()
     assert "no cluster" in up.command("down").stderr
+
+
+@pytest.mark.slow
+def test_a_worker_is_drained_while_it_is_asked_by_https_below_a_path(up: Up) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("elsewhere.example")  # no name of this machine's
+    certificate, key = up.folder / "cert.pem", up.folder / "key.pem"
+    certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    key.write_bytes(issued.private_key_pem.bytes())
+    tls = ["--ssl-cert-file", str(certificate), "--ssl-key-file", str(key)]
+    process = up.start("--nodes", "3", "--latency", "1", "--", "-c", "512", *tls, "--api-prefix", "/llm")
+    url = up.ready()["url"]
+    assert url.startswith("https://127.0.0.1:") and url.endswith("/llm")
+    body = {"prompt": "Once upon a time", "n_predict": 200, "temperature": 0, "ignore_eos": True, "stream": True}
+
+    def text(started: threading.Event) -> str:
+        found = ""
+        with httpx.stream("POST", f"{url}/completion", json=body, verify=False, timeout=GUARD) as told:
+            for line in told.iter_lines():
+                if line.startswith("data: {"):
+                    found += json.loads(line[6:])["content"]
+                    started.set()
+        return found
+
+    expected = text(threading.Event())
+    with ThreadPoolExecutor(4) as pool:
+        began = [threading.Event() for _ in range(4)]
+        streams = [pool.submit(text, one) for one in began]
+        assert all(one.wait(GUARD) for one in began)
+        assert up.command("drain", "tap1").stdout == "tap1 is drained\n"
+        assert [stream.result() for stream in streams] == [expected] * 4
+    phases = {service["name"]: service["phase"] for service in up.state()["services"]}
+    assert phases == {"worker1": "drained", "tap1": "drained", "worker2": "ready", "server": "ready"}
+    server = next(service for service in up.state()["services"] if service["name"] == "server")
+    os.kill(server["pid"], signal.SIGKILL)
+    until(lambda: up.state()["services"][-1]["restarts"] == 1 and up.ready())
+    assert text(threading.Event()) == expected
+    process.terminate()
+    assert process.wait(GUARD) == 0, (up.folder / "out").read_text()
+
+
+@pytest.mark.slow
+def test_replicas_behind_a_gateway_and_one_of_them_killed(up: Up) -> None:
+    file = up.folder / "cluster.yaml"
+    file.write_text("replicas: 2\nworkers: 1\nserver: {ctx-size: 256}\nrestart: {first: 3}\n")
+    up.start(str(file))
+    state = up.ready()
+    names = [service["name"] for service in state["services"]]
+    assert names == ["worker1.1", "worker2.1", "server1", "server2", "gateway"]
+    assert state["url"].endswith(state["services"][-1]["address"])
+    expected = answer(state["url"])
+    pid = next(service["pid"] for service in state["services"] if service["name"] == "server1")
+    os.kill(pid, signal.SIGKILL)
+    with httpx.Client(base_url=state["url"], timeout=GUARD) as http:
+        for _ in range(4):  # one of two replicas is away, and no request is refused
+            told = http.post("/completion", json=BODY)
+            assert told.status_code == 200 and told.json()["content"].encode() == expected
+            assert told.headers["x-llamado-replica"] == state["services"][3]["address"]
+    shown = up.command("ps").stdout
+    assert "│ server1   │ restarting │" in shown
+    assert "was ended by SIGKILL" in up.state()["services"][2]["message"]
+    until(lambda: up.state()["services"][2]["restarts"] == 1 and up.ready())
+    assert answer(state["url"]) == expected
+    assert up.command("drain", "server2").stdout == "server2 is drained\n"
+    assert answer(state["url"]) == expected
 
 
 @pytest.mark.slow

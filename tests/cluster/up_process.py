@@ -16,6 +16,7 @@ import httpx
 from llamado.processes.watchdog import marked
 
 GUARD = 120.0  # seconds
+BODY = {"prompt": "Once upon a time", "n_predict": 24, "temperature": 0, "ignore_eos": True, "seed": 1}
 
 
 def until(condition: Callable[[], Any]) -> Any:
@@ -67,11 +68,10 @@ class Up:
 
 def answer(url: str) -> bytes:
     """What is generated; asked again while nobody is there who could have begun."""
-    body = {"prompt": "Once upon a time", "n_predict": 24, "temperature": 0, "ignore_eos": True, "seed": 1}
 
     def asked() -> bytes | None:
         try:
-            response = httpx.post(f"{url}/completion", json=body, timeout=GUARD)
+            response = httpx.post(f"{url}/completion", json=BODY, timeout=GUARD)
         except httpx.TransportError:
             return None
         found: bytes | None = response.json()["content"].encode() if response.status_code == 200 else None

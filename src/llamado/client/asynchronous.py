@@ -25,7 +25,9 @@ class AsyncLlamaServerClient(ServerAddress):
     """
 
     def _open(self) -> None:
-        self._http = httpx.AsyncClient(base_url=self.base_url, timeout=self._request_timeout, headers=self._headers)
+        self._http = httpx.AsyncClient(
+            base_url=self.base_url, timeout=self._request_timeout, headers=self._headers, verify=self._verify
+        )
 
     # -- how it stands -------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,7 +49,8 @@ class ServerAddress:
 
     `startup_timeout`: seconds `wait_until_ready` waits, `health_check_timeout`: seconds one look may take.
     `busy_timeout`: for how long a request that is answered by 503 is sent again, with growing pauses or as the
-    server's Retry-After says. `request_timeout`: seconds without a byte after which an answer is given up.
+    server's Retry-After says. `request_timeout`: seconds without a byte after which an answer is given up. `verify`:
+    which certificates an https:// server may show (True: those that this machine trusts).
     Raises ServerUnavailable for an address that is none.
     """
 
@@ -61,6 +63,7 @@ class ServerAddress:
         busy_timeout: float = 60,
         request_timeout: float = 600,
         api_key: str | None = None,
+        verify: ssl.SSLContext | bool = True,
     ) -> None:
         self.base_url = base(base_url)
         self.startup_timeout = startup_timeout
@@ -69,6 +72,7 @@ class ServerAddress:
         self.state: State = CONNECTING
         """What the last look at the server found."""
         self._request_timeout = httpx.Timeout(request_timeout, connect=health_check_timeout)
+        self._verify = verify
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._open()
 

@@ -24,7 +24,9 @@ class LlamaServerClient(ServerAddress):
     """
 
     def _open(self) -> None:
-        self._http = httpx.Client(base_url=self.base_url, timeout=self._request_timeout, headers=self._headers)
+        self._http = httpx.Client(
+            base_url=self.base_url, timeout=self._request_timeout, headers=self._headers, verify=self._verify
+        )
 
     # -- how it stands -------------------------------------------------------------------------------------------------
 

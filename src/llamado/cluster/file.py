@@ -100,6 +100,11 @@ class ClusterConfig:
         """The workers, also where only their number was given."""
         return (WorkerConfig(),) * self.workers if isinstance(self.workers, int) else self.workers
 
+    @property
+    def has_gateway(self) -> bool:
+        """Whether a gateway stands before the servers."""
+        return self.replicas > 1 or bool(self.gateway)
+
 
 # Names of the server that other keys of the file say.
 _ELSEWHERE = {
@@ -134,13 +139,11 @@ def cluster_of(root: object, source: str) -> ClusterConfig:
     if not config.name or any(not (c.isalnum() or c in "._-") for c in config.name) or config.name[0] in ".-":
         raise ClusterFileError(f"{source}: name: expected letters, digits, '.', '_', '-', got {config.name!r}")
     for name in config.gateway:
-        if name in ("host", "port", "replica", "config", "ssl-key-file", "ssl-cert-file"):
+        if name in ("host", "port", "replica", "config"):
             raise ClusterFileError(f"{source}: gateway.{name}: the other keys of the file say this")
     for name in config.server:
-        if name in ("ssl-key-file", "ssl-cert-file", "api-prefix"):
-            raise ClusterFileError(
-                f"{source}: server.{name}: llamado up asks /health in the plain; a proxy may have TLS and a prefix"
-            )
+        if name in ("ssl-key-file", "ssl-cert-file") and config.has_gateway:
+            raise ClusterFileError(f"{source}: server.{name}: requests come to the gateway: gateway.{name} says this")
         if name in _ELSEWHERE:
             raise ClusterFileError(f"{source}: server.{name}: the key {_ELSEWHERE[name]!r} of the file says this")
     for number, worker in enumerate(config.worker_list, 1):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import enum
 import os
+import re
 import secrets
 import shutil
 import socket
+import ssl
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +23,8 @@ from llamado.installation import own_command
 
 ADMIN_KEY = "LLAMADO_ADMIN_KEY"
 """Variable of the key with which replicas of the gateway are drained."""
+CLUSTER_TOKEN = "LLAMADO_CLUSTER_TOKEN"
+"""Variable of the token with which workers of a server are drained."""
 
 
 class ProgramMissing(LlamadoError):
@@ -52,6 +56,10 @@ class Service:
     """Services that must be ready before it starts."""
     follows: bool = False
     """Whether it is of no use once one that it needs has ended, so that it has to be started again."""
+    prefix: str = ""
+    """Before all paths of a server."""
+    certificate: str | None = None
+    """PEM file of the certificate that a server shows; None: it is asked in the plain."""
 
     @property
     def address(self) -> str:
@@ -61,7 +69,41 @@ class Service:
     @property
     def url(self) -> str:
         """Where a server is asked."""
-        return f"http://{self.address}"
+        return f"{'https' if self.certificate else 'http'}://{self.address}{self.prefix}"
+
+    def trust(self) -> ssl.SSLContext | bool:
+        """What its certificate is checked by: it must be the one in its file, whatever name and signature it has.
+
+        Raises ClusterFileError.
+        """
+        if self.certificate is None:
+            return True
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False  # it is for the name by which others reach this machine
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        try:
+            context.load_verify_locations(self.certificate)
+        except OSError as error:  # ssl.SSLError is one
+            reason = error.strerror or error
+            raise ClusterFileError(f"ssl-cert-file: {self.certificate}: no certificate in PEM: {reason}") from None
+        return context
+
+    def without(self, address: str, names: Sequence[str]) -> Service:
+        """This server as it is started once its worker at `address` is gone; `names`: the services that were there."""
+        command = list(self.command)
+        at = command.index("--rpc") + 1
+        addresses = command[at].split(",")
+        place = addresses.index(address)
+        left = [*addresses[:place], *addresses[place + 1 :]]
+        command[at - 1 : at + 1] = ["--rpc", ",".join(left)] if left else []
+        if "--tensor-split" in command:
+            at = command.index("--tensor-split") + 1
+            shares = re.split("[,/]+", command[at])
+            if not left:
+                del command[at - 1 : at + 1]
+            elif len(shares) == len(addresses) + 1:  # or else auto, or memory
+                command[at] = ",".join([*shares[:place], *shares[place + 1 :]])
+        return replace(self, command=tuple(command), needs=tuple(name for name in self.needs if name not in names))
 
 
 class _Ports:
@@ -107,7 +149,6 @@ def _services_of(config: ClusterConfig, model: Path, ports: _Ports) -> list[Serv
     options = [*server_arguments(config.server, ours=config.engine == "llamado")]
     if "alias" not in config.server:
         options = ["--alias", _alias(config.model), *options]
-    gateway = config.replicas > 1 or bool(config.gateway)
     host, port = config.host, ports.free(config.host, config.port)
     own = sum(worker.here for worker in config.worker_list) + 1
     threads = max(1, cores() // (own * config.replicas))
@@ -117,7 +158,7 @@ def _services_of(config: ClusterConfig, model: Path, ports: _Ports) -> list[Serv
     for number in range(1, config.replicas + 1):
         tag = f"{number}." if config.replicas > 1 else ""
         endpoints, workers = _workers_of(config, tag, programs, threads, ports)
-        where = ("127.0.0.1", ports.free("127.0.0.1")) if gateway else (host, port)
+        where = ("127.0.0.1", ports.free("127.0.0.1")) if config.has_gateway else (host, port)
         arguments = ["-m", str(model), "--host", where[0], "--port", str(where[1])]
         if endpoints:
             arguments += ["--rpc", ",".join(service.address for service in endpoints)]
@@ -131,11 +172,15 @@ def _services_of(config: ClusterConfig, model: Path, ports: _Ports) -> list[Serv
             host=_reached(where[0]),
             port=where[1],
             command=(*programs.server, *arguments, *options),
+            environment=_cluster_token(config) if endpoints and config.engine == "llamado" else {},
             needs=tuple(service.name for service in workers),
             follows=config.engine == "llama.cpp",
+            prefix=str(config.server.get("api-prefix", "")).rstrip("/"),
+            certificate=_certificate(config.server),
         )
+        server.trust()  # what is wrong with its certificate is said before anything is started
         services += [*workers, server]
-    if gateway:
+    if config.has_gateway:
         services.append(_gateway(config, port, [s.url for s in services if s.role is ServiceRole.SERVER], services))
     return sorted(services, key=lambda service: list(ServiceRole).index(service.role))
 
@@ -158,20 +203,35 @@ def _workers_of(
     return endpoints, services
 
 
+def _cluster_token(config: ClusterConfig) -> dict[str, str]:
+    """The token with which workers are drained: the user's, or one that nobody else knows."""
+    given = config.server.get("cluster-token") or os.environ.get(CLUSTER_TOKEN)
+    return {CLUSTER_TOKEN: str(given or secrets.token_hex(16))}
+
+
+def _certificate(options: Mapping[str, Option]) -> str | None:
+    found = options.get("ssl-cert-file")
+    return str(found) if found else None
+
+
 def _gateway(config: ClusterConfig, port: int, urls: Sequence[str], services: Sequence[Service]) -> Service:
     options = flag_arguments(config.gateway, "gateway")
     arguments = ["--host", config.host, "--port", str(port)]
     for url in urls:
         arguments += ["--replica", url]
-    return Service(
+    admin_key = config.gateway.get("admin-key") or os.environ.get(ADMIN_KEY) or secrets.token_hex(16)
+    gateway = Service(
         name="gateway",
         role=ServiceRole.GATEWAY,
         host=_reached(config.host),
         port=port,
         command=(*own_command("gateway"), *arguments, *options),
-        environment={ADMIN_KEY: str(config.gateway.get("admin-key") or secrets.token_hex(16))},
+        environment={ADMIN_KEY: str(admin_key)},
         needs=tuple(service.name for service in services if service.role is ServiceRole.SERVER),
+        certificate=_certificate(config.gateway),
     )
+    gateway.trust()
+    return gateway
 
 
 @dataclass(frozen=True)

@@ -132,12 +132,15 @@ class StateFolder:
         """Ask the cluster's process to drain a service."""
         (self._drains / service).touch()
 
-    def take_drains(self) -> list[str]:
-        """The services that others asked to drain."""
-        names = sorted(path.name for path in self._drains.iterdir())
-        for name in names:
-            (self._drains / name).unlink(missing_ok=True)
-        return names
+    def drains(self) -> Iterator[str]:
+        """The services that others asked to drain; each is asked for until the next one is taken."""
+        for path in sorted(self._drains.iterdir()):
+            yield path.name
+            path.unlink(missing_ok=True)
+
+    def asks_drain(self, service: str) -> bool:
+        """Whether a service is to be drained of which the cluster's process does not know yet."""
+        return (self._drains / service).exists()
 
     def _end_leftovers(self) -> None:
         """End what a killed cluster of this name has left, if its watchdog was killed as well."""

@@ -16,13 +16,15 @@ import httpx
 
 from llamado.client.asynchronous import AsyncLlamaServerClient
 from llamado.client.health import Backoff, State
+from llamado.client.requests import failure
 from llamado.cluster.file import RestartConfig
 from llamado.cluster.greeting import greet
-from llamado.cluster.services import ADMIN_KEY, Service, ServiceRole
+from llamado.cluster.services import ADMIN_KEY, CLUSTER_TOKEN, Service, ServiceRole
 from llamado.cluster.state import ServiceState
 from llamado.errors import LlamadoError
 from llamado.processes.guarded import GuardedProcess, Watchdog
 from llamado.processes.identity import start_mark
+from llamado.rpc.worker.join import TOKEN_HEADER
 
 log = logging.getLogger("llamado.up")
 
@@ -101,8 +103,8 @@ class Supervisor:
 
     @property
     def ready(self) -> bool:
-        """Whether all are ready, but for those that were drained."""
-        return all(one.ready.is_set() or one.drained for one in self.standings.values())
+        """Whether all are ready, but for those that are drained."""
+        return all(one.ready.is_set() or one.drained or one.state.phase == DRAINING for one in self.standings.values())
 
     async def run(self) -> None:
         """Start all, keep them running, end all in the opposite order. Raises StartFailed."""
@@ -130,23 +132,72 @@ class Supervisor:
         self._stop.set()
 
     def drain(self, name: str) -> None:
-        """End a service after what it is doing, and leave it so. One that is not there is left out."""
+        """End a service after what it is doing, and leave it so. One that is not there is left out.
+
+        A worker and the tap before it go together, once their layers are elsewhere; where that cannot be they stay, and
+        their message says why.
+        """
         one = self.standings.get(name)
-        if one is not None and not one.drained and one.service.command:
+        if one is None or one.drained or one.state.phase == DRAINING:
+            return
+        self._set(one, DRAINING, "finishes what it is doing")
+        if one.service.role in (ServiceRole.WORKER, ServiceRole.TAP):
+            self._task(self._drain_worker(one))
+        else:
             one.drained = True
             self._task(self._drain(one))
 
+    async def _drain_worker(self, one: Standing) -> None:
+        worker = self.standings[one.service.needs[0]] if one.service.role is ServiceRole.TAP else one
+        around = [other for other in self.standings.values() if worker.service.name in other.service.needs]
+        server = next(other for other in around if other.service.role is ServiceRole.SERVER)
+        parts = [*(other for other in around if other.service.role is ServiceRole.TAP), worker]  # tap first
+        for part in parts:
+            self._set(part, DRAINING, f"{server.service.name} moves its layers")
+        address = parts[0].service.address
+        if why := await self._move_layers(server, address):
+            for part in parts:
+                if part.state.phase == DRAINING:
+                    self._set(part, READY, f"not drained: {why}")
+            return
+        if not server.drained:
+            server.service = server.service.without(address, [part.service.name for part in parts])
+        for part in parts:
+            part.drained = True
+            await self._end(part)
+            self._set(part, DRAINED, "")
+
+    async def _move_layers(self, server: Standing, address: str) -> str:
+        """Have a server give to others what its worker at `address` has; why it does not, or ""."""
+        service = server.service
+        token = service.environment.get(CLUSTER_TOKEN)
+        if server.drained:
+            return ""
+        if token is None:
+            return f"llama-server cannot do without a worker that it was started with: drain {service.name}"
+        if not server.ready.is_set():
+            return f"{service.name} is {server.state.phase}: it moves layers once it is ready"
+        try:
+            async with httpx.AsyncClient(timeout=_DRAIN + 10, verify=service.trust()) as http:
+                answer = await http.post(
+                    f"{service.url}/cluster/drain", json={"endpoint": address}, headers={TOKEN_HEADER: token}
+                )
+        except (httpx.HTTPError, LlamadoError) as error:
+            return f"{service.name} cannot be asked to move its layers: {error or type(error).__name__}"
+        if answer.status_code in (200, 404):  # 404: it has nothing of that server's
+            return ""
+        return str(failure(answer))
+
     async def _drain(self, one: Standing) -> None:
-        self._set(one, DRAINING, "finishes what it is doing")
         gateway = next((g.service for g in self.standings.values() if g.service.role is ServiceRole.GATEWAY), None)
         if gateway is not None and one.service.role is ServiceRole.SERVER:
             body = {"replica": one.service.address, "wait": _DRAIN}
             key = {"Authorization": f"Bearer {gateway.environment[ADMIN_KEY]}"}
             try:
-                async with httpx.AsyncClient(timeout=_DRAIN + 10) as http:
+                async with httpx.AsyncClient(timeout=_DRAIN + 10, verify=gateway.trust()) as http:
                     answer = await http.post(f"{gateway.url}/gateway/drain", json=body, headers=key)
                     answer.raise_for_status()
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, LlamadoError) as error:
                 # It is away, or asks for a key of its own: SIGTERM alone has it finish what it can in its time.
                 log.warning("%s: the gateway does not drain it: %s", one.service.name, error)
         await self._end(one)
@@ -229,7 +280,8 @@ class Supervisor:
             code = await asyncio.shield(exited)
         finally:
             looking.cancel()
-        became_ready = None if looking.cancelled() or not looking.done() else looking.result()
+        done = looking.done() and not looking.cancelled() and looking.exception() is None
+        became_ready = looking.result() if done else None
         one.state.pid, one.state.mark = 0, ""
         one.ready.clear()
         for other in self.standings.values():
@@ -241,7 +293,8 @@ class Supervisor:
     async def _until_ready(self, one: Standing) -> float:
         """Look at a service until it is ready; the loop's time then."""
         pause, longest = _PAUSES
-        async with AsyncLlamaServerClient(one.service.url, health_check_timeout=_LOOK) as client:
+        verify = one.service.trust()
+        async with AsyncLlamaServerClient(one.service.url, health_check_timeout=_LOOK, verify=verify) as client:
             while True:
                 state = await self._look(one, client)
                 if state.ready:

@@ -12,7 +12,6 @@ from pathlib import Path
 import orjson
 from rich.console import Console
 
-from llamado.cluster.services import ServiceRole
 from llamado.cluster.state import (
     GONE,
     ClusterState,
@@ -23,7 +22,7 @@ from llamado.cluster.state import (
     end_processes,
     find_cluster,
 )
-from llamado.cluster.supervisor import DRAINED
+from llamado.cluster.supervisor import DRAINED, DRAINING
 from llamado.cluster.table import cluster_table
 
 _POLL = 0.1  # seconds
@@ -66,20 +65,26 @@ def run_down(name: str | None) -> int:
 
 
 def run_drain(service: str, name: str | None) -> int:
-    """Have a service finish what it is doing and end, and wait for that. Raises ClusterStateError."""
+    """Have a service finish what it is doing and end, and wait for that; a worker's layers move before.
+
+    Raises ClusterStateError.
+    """
     state = find_cluster(name)
-    if _service(state, service).role in (ServiceRole.WORKER, ServiceRole.TAP):
-        raise ClusterStateError(f"{service} holds layers of a server, which cannot do without: drain the server")
+    _service(state, service)
     folder = StateFolder(state.name)
     folder.ask_drain(service)
     os.kill(state.pid, signal.SIGUSR1)
     while True:
+        taken = not folder.asks_drain(service)
         now = folder.read()
         if now is None or now.phase == GONE:
             raise ClusterStateError(f"{state.name} ended before {service} was drained")
-        if _service(now, service).phase == DRAINED:
+        one = _service(now, service)
+        if one.phase == DRAINED:
             print(f"{service} is drained")
             return 0
+        if taken and one.phase != DRAINING:
+            raise ClusterStateError(f"{service}: {one.message or f'it is {one.phase}, and not drained'}")
         time.sleep(_POLL)
 
 

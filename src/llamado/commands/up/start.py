@@ -190,7 +190,7 @@ class _Run:
         self._supervisor.stop()
 
     def _drain(self) -> None:
-        for name in self._folder.take_drains():
+        for name in self._folder.drains():
             self._supervisor.drain(name)
 
     def _changed(self, one: Standing) -> None:

@@ -18,7 +18,8 @@ from llamado.rpc.endpoint import Endpoint
 
 log = logging.getLogger("llamado.rpc.worker.join")
 
-_TOKEN = "x-cluster-token"
+TOKEN_HEADER = "x-cluster-token"
+"""Header of the token that a server's `--cluster-token` says."""
 _RETRY = 2.0
 """Seconds between two attempts to join a server that cannot be reached or is not ready."""
 _AGAIN = 10.0
@@ -74,7 +75,7 @@ class ServerMembership(threading.Thread):
         super().__init__(name=f"join {server}", daemon=True)
         self._url, self._body = server, dict(body)
         verify = ssl.create_default_context(cafile=ca) if server.startswith("https:") else True
-        self._http = httpx.Client(headers={_TOKEN: token}, timeout=_TIMEOUT, verify=verify)
+        self._http = httpx.Client(headers={TOKEN_HEADER: token}, timeout=_TIMEOUT, verify=verify)
         self._leaving = threading.Event()
         self._said = ""
         self._endpoint: str | None = None
