@@ -592,14 +592,16 @@ GATEWAY = _group(
           many=True, metavar="URL", commands=_GATEWAY),
     _used("--backup", "address of a server that is used while no other is up; may be repeated", type="str",
           many=True, metavar="URL", commands=_GATEWAY),
-    _used("--config", "YAML file: replicas, backups, keys, admin_key, labels and the times below", type="str",
-          metavar="FILE", commands=_GATEWAY, dest="gateway_config"),
+    _used("--config", "YAML file: replicas, backups, keys, quota_file, admin_key, labels and the times below",
+          type="str", metavar="FILE", commands=_GATEWAY, dest="gateway_config"),
     _used("--replica-key", "API key that the replicas ask for", type="str", metavar="KEY", env="LLAMADO_REPLICA_KEY",
           commands=_GATEWAY),
     _used("--admin-key", "key of /gateway/replicas and /gateway/drain (default: nobody may)", type="str", metavar="KEY",
           env="LLAMADO_ADMIN_KEY", commands=_GATEWAY),
     _used("--key-file", "YAML file of clients' keys and what each may use (requests_per_minute, tokens_per_minute, "
           "requests_per_day, tokens_per_day)", type="str", metavar="FILE", commands=_GATEWAY),
+    _used("--quota-file", "file that keeps what keys have used of their day, so that a restart does not forget it "
+          "(one for each gateway)", type="str", metavar="FILE", env="LLAMADO_QUOTA_FILE", commands=_GATEWAY),
     _used("--health-interval", "seconds from one look at a replica's /health to the next", type="float", default=1.0,
           metavar="SECONDS", commands=_GATEWAY),
     _used("--health-timeout", "seconds after which a replica that does not answer /health is taken for frozen",

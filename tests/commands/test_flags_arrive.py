@@ -401,6 +401,8 @@ ROWS: dict[str, Row] = {
         base="--replica http://a:1"),
     "gateway --admin-key": gateway("admin_key", "k", "k"),
     "gateway --key-file": gateway("keys", "@folder/keys.yaml", (KeyOptions(name="n", key="k"),)),
+    "gateway --quota-file": gateway("quota_file", "q.json", Path("q.json"))._replace(
+        base="--replica http://a:1 --key-file @folder/keys.yaml"),
     "gateway --health-interval": gateway("health_interval", "3", 3.0),
     "gateway --health-timeout": gateway("health_timeout", "3", 3.0),
     "gateway --stall-timeout": gateway("stall_timeout", "3", 3.0),

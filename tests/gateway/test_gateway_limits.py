@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from stand_ins import RunningGateway, StandIn
+from stand_ins import RunningGateway, StandIn, wait_for
 
+from llamado.gateway import limits
 from llamado.gateway.breaker import FAILURES, LONGEST_PAUSE, Breaker, Circuit
-from llamado.gateway.limits import KeyUse, TokenCount
+from llamado.gateway.limits import KeyLimits, KeyUse, TokenCount
 from llamado.gateway.options import GatewayError, GatewayOptions, KeyOptions, ReplicaOptions, read_config, read_keys
 from llamado.gateway.prefixes import BLOCK, LEAST_KNOWN, Prefixes, chain_of
 from llamado.http.errors import ApiError
@@ -81,6 +83,71 @@ def test_quotas_of_a_day() -> None:
         one.admit(0)
     error = refused(one)
     assert error.retry_after == 86400 and error.error["limit"] == "requests_per_day"
+
+
+def test_quotas_outlive_a_restart(tmp_path: Path) -> None:
+    clock, file = Clock(86400 * 20000 + 100.0), tmp_path / "quotas.json"
+    options = [KeyOptions(name="k", key="secret", tokens_per_day=100), KeyOptions(name="other", key="o")]
+    first = KeyLimits(options, file, clock)
+    first.uses[0].admit(40)
+    first.uses[0].settle(90, 40)
+    first.save()
+    assert json.loads(file.read_text())["k"] == {"day": "2024-10-04", "requests": 1, "tokens": 90}
+    assert "secret" not in file.read_text()
+    again = KeyLimits(options, file, clock).uses[0]
+    again.admit(10)
+    assert refused(again).error["limit"] == "tokens_per_day"
+    clock.now += 86400  # what was used yesterday is no matter
+    KeyLimits(options, file, clock).uses[0].admit(10)
+    assert json.loads(file.read_text())["k"] == {"day": "2024-10-05", "requests": 0, "tokens": 0}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"k": 5}', '{"k": {"day": "2024-10-04", "requests": -1, "tokens": 0}}'])
+def test_a_quota_file_that_nobody_wrote(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "quotas.json"
+    file.write_text(text)
+    options = [KeyOptions(name="k", key="secret", tokens_per_day=100)]
+    if text == "[]":  # nobody is in it
+        KeyLimits(options, file)
+        return
+    with pytest.raises(GatewayError, match=r"quotas\.json: not what a gateway wrote"):
+        KeyLimits(options, file)
+    assert file.read_text() == text
+
+
+def test_a_quota_file_that_cannot_be(tmp_path: Path) -> None:
+    options = [KeyOptions(name="k", key="secret")]
+    for file in (tmp_path / "no folder" / "quotas.json", tmp_path):
+        with pytest.raises(GatewayError, match=f"quota_file: {file}: "):
+            KeyLimits(options, file)
+    with pytest.raises(GatewayError, match="there are no keys"):
+        GatewayOptions(quota_file=tmp_path / "quotas.json")
+
+
+def test_a_gateway_keeps_quotas_while_it_runs_and_when_it_ends(
+    stand_in: Make, start_gateway: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, file = stand_in("a"), tmp_path / "quotas.json"
+    keys = (KeyOptions(name="small", key="s", tokens_per_day=10),)
+
+    def ask(gateway: RunningGateway) -> int:
+        headers = {"Authorization": "Bearer s"}
+        return gateway.http.post("/v1/chat/completions", json={"messages": []}, headers=headers).status_code
+
+    def used() -> Any:
+        return json.loads(file.read_text())["small"]["tokens"]
+
+    monkeypatch.setattr(limits, "KEPT_EVERY", 0.01)
+    first = start_gateway(a, keys=keys, quota_file=file)
+    assert ask(first) == 200
+    wait_for(lambda: used() == 8)  # tokens of one answer
+    monkeypatch.setattr(limits, "KEPT_EVERY", 3600.0)
+    second = start_gateway(a, keys=keys, quota_file=file)
+    assert ask(second) == 200 and used() == 8
+    second.server.should_exit = True
+    wait_for(lambda: used() == 16)  # written at the end
+    third = start_gateway(a, keys=keys, quota_file=file)
+    assert ask(third) == 429
 
 
 @pytest.mark.parametrize(
@@ -196,7 +263,7 @@ def test_a_file(tmp_path: Path) -> None:
     path.write_text(
         "replicas:\n  - http://h:1\n  - {url: 'http://h:2/', name: two, weight: 2, key: k}\n"
         "backups: [http://h:3]\nhealth_timeout: 2\nadmin_key: a\nlabels: {pool_id: p}\n"
-        "keys:\n  - {name: n, key: s, tokens_per_day: 5}\n"
+        "keys:\n  - {name: n, key: s, tokens_per_day: 5}\nquota_file: q.json\n"
     )
     told = read_config(str(path))
     options = GatewayOptions(**told)
@@ -206,6 +273,7 @@ def test_a_file(tmp_path: Path) -> None:
         ("h:3", "http://h:3", 1.0, "", True),
     ]
     assert options.health_timeout == 2 and options.admin_key == "a" and options.labels == {"pool_id": "p"}
+    assert options.quota_file == Path("q.json")
     assert options.keys == (KeyOptions(name="n", key="s", tokens_per_day=5),) and "'s'" not in repr(options)
     path.write_text("- {name: n, key: s}\n")
     assert read_keys(str(path)) == (KeyOptions(name="n", key="s"),)
@@ -223,6 +291,7 @@ def test_a_file(tmp_path: Path) -> None:
         ("replicas: ['http://h', 'http://h']", "two of the replicas are called 'h'"),
         ("keys: [{name: a, key: k}, {name: b, key: k}]", "two of the keys are the same"),
         ("keys: [{name: a, key: k, tokens_per_day: 0}]", "tokens_per_day: expected more than 0"),
+        ("quota_file: 5", "quota_file: expected a text, got 5"),
         ("health_timeout: soon", "health_timeout: expected a number"),
         ("health_timeout: 0", "health_timeout: expected seconds, more than 0"),
         ("[", "no YAML"),

@@ -15,8 +15,8 @@ from fakes import run
 from wire import Wire, serving
 
 from llamado.http import bodies
-from llamado.http.bodies import SMALL_BODY, Bodies, Body, ClientGone
-from llamado.http.errors import ApiError
+from llamado.http.bodies import SMALL_BODY, Bodies, Body
+from llamado.http.errors import ApiError, ClientGone
 
 MOST = 3 * 2**20
 ONE = 2**20

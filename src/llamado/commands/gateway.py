@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from llamado.commands.http_options import access_rules, configure_logs, hosts_of, metrics_labels
@@ -31,6 +32,8 @@ def gateway_options(flags: Parsed) -> GatewayOptions:
             raise FlagError(f"--{name.replace('_', '-')}: expected seconds, got {flags.values[name]}")
         if name in flags.given or name not in told:
             told[name] = flags.values[name]
+    if flags.quota_file:
+        told["quota_file"] = Path(flags.quota_file)
     admin_key = flags.admin_key or told.pop("admin_key", "")
     told.pop("admin_key", None)
     if not replicas and not admin_key:

@@ -11,7 +11,6 @@ from urllib.parse import parse_qsl
 
 import orjson
 
-from llamado.errors import LlamadoError
 from llamado.gateway.balance import Balancer
 from llamado.gateway.forward import Forwarding
 from llamado.gateway.limits import KeyLimits, KeyUse, TokenCount
@@ -20,8 +19,8 @@ from llamado.gateway.options import GatewayError, GatewayOptions, replica_option
 from llamado.gateway.prefixes import chain_of
 from llamado.gateway.replica import Replica
 from llamado.http.access import HEALTH, digest, key_is_valid
-from llamado.http.answer import Receive, Scope, Send, answer, error_response
-from llamado.http.bodies import ClientGone, body_of
+from llamado.http.answer import Receive, Scope, Send, answer, answer_faults, error_response
+from llamado.http.bodies import body_of
 from llamado.http.errors import ApiError, invalid, not_found, not_supported
 from llamado.http.exchange import MODEL_POSTS, Exchange
 from llamado.http.exposition import CONTENT_TYPE
@@ -42,13 +41,16 @@ Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 class Gateway:
     """The application; to be made in the event loop that runs it."""
 
-    def __init__(self, options: GatewayOptions) -> None:
+    def __init__(self, options: GatewayOptions, limits: KeyLimits) -> None:
         self._options = options
         self._retries: Counter[str] = Counter()
-        self._limits = KeyLimits(options.keys)
+        self._limits = limits
+        self._keeping = asyncio.ensure_future(limits.keep())
         self._admin = (digest(options.admin_key.encode()),) if options.admin_key else ()
         self._guarded = bool(options.keys or options.access.api_keys)
         self.balancer = Balancer(options)
+        self.ending = False
+        """Whether the process ends: requests that are cancelled then are answered."""
         self._metrics = GatewayMetrics(self.balancer, self._limits, self._retries, options.labels)
         self._handlers: dict[tuple[str, str], Handler] = {
             ("GET", "/livez"): self._live,
@@ -66,25 +68,7 @@ class Gateway:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-
-        async def sending(message: Any) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            await self._dispatch(scope, receive, sending)
-        except ClientGone:
-            pass
-        except Exception as error:
-            if not isinstance(error, LlamadoError):
-                log.error("%s %s", scope["method"], scope["path"][:200], exc_info=error)
-            if started:
-                return
-            if not isinstance(error, ApiError):
-                error = ApiError("server_error", str(error) or type(error).__name__)
-            await error_response(error)(scope, receive, send)
+        await answer_faults(self._dispatch, scope, receive, send, log, ending=lambda: self.ending)
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         method, path = scope["method"], scope["path"]
@@ -102,7 +86,12 @@ class Gateway:
 
     async def close(self) -> None:
         """Let go of all replicas."""
+        self._keeping.cancel()
         await self.balancer.close()
+        try:
+            await asyncio.to_thread(self._limits.save)
+        except OSError as error:
+            log.error("quotas are not kept: %s", error)
 
     # To a replica
 

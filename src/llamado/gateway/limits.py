@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import datetime
+import logging
 import math
+import os
 import re
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from llamado.gateway.options import KeyOptions
+import orjson
+
+from llamado.gateway.options import GatewayError, KeyOptions
 from llamado.http.access import digest, digests_given
 from llamado.http.errors import ApiError
 
+log = logging.getLogger("llamado.gateway")
+
+KEPT_EVERY = 1.0
+"""Seconds from one writing of the quotas' file to the next: what a gateway that is killed forgets."""
 _DAY = 86400
 _BYTES_PER_TOKEN = 4  # of English text, about; only until the answer says better
 # As OpenAI's, Anthropic's and llama-server's own answers name the tokens of prompt and answer. In JSON no text can hold
@@ -92,6 +105,19 @@ class KeyUse:
         self._today = int(now // _DAY)
         self._used = {"requests": 0, "tokens": 0}
 
+    @property
+    def used(self) -> dict[str, Any]:
+        """What it has used of its day: `day`, `requests`, `tokens`."""
+        return {"day": _date(self._today), **self._used}
+
+    def resume(self, used: Mapping[str, Any]) -> None:
+        """Go on where an earlier process was, if that was on the same day. Raises KeyError, TypeError, ValueError."""
+        counts = {what: used[what] for what in self._used}
+        if not all(isinstance(count, int) and count >= 0 for count in counts.values()):
+            raise ValueError("expected whole numbers")
+        if used["day"] == _date(self._today):
+            self._used = counts
+
     def admit(self, tokens: int) -> None:
         """Begin a request with a prompt of about so many tokens. Raises ApiError (429)."""
         now = self._clock()
@@ -129,11 +155,75 @@ class KeyUse:
         raise ApiError("rate_limit_error", message, retry_after=max(1, math.ceil(wait)), limit=name)
 
 
-class KeyLimits:
-    """All keys of a gateway."""
+def _date(day: int) -> str:
+    """A day since 1970, in UTC, as 2026-01-31."""
+    return datetime.datetime.fromtimestamp(day * _DAY, datetime.UTC).date().isoformat()
 
-    def __init__(self, keys: Sequence[KeyOptions], clock: Callable[[], float] = time.time) -> None:
+
+class KeyLimits:
+    """All keys of a gateway.
+
+    `file`: what they have used of their day is read from it, and kept in it by `keep` and `save`. Raises GatewayError
+    for one that cannot be read or written.
+    """
+
+    def __init__(
+        self, keys: Sequence[KeyOptions], file: Path | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
         self._by_digest = {digest(key.key.encode()): KeyUse(key, clock) for key in keys}
+        self._file = file
+        self._written = b""
+        self._writing = threading.Lock()
+        if file is not None:
+            self._resume(file)
+            try:
+                self.save()
+            except OSError as error:
+                raise GatewayError(f"quota_file: {file}: {error.strerror or error}") from None
+
+    def _resume(self, file: Path) -> None:
+        try:
+            told = orjson.loads(file.read_bytes())
+            for use in self.uses:
+                if use.options.name in told:
+                    use.resume(told[use.options.name])
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise GatewayError(f"quota_file: {file}: {error.strerror or error}") from None
+        except (ValueError, TypeError, KeyError) as error:
+            raise GatewayError(
+                f"quota_file: {file}: not what a gateway wrote ({error!r}); remove it, and today's quotas begin anew"
+            ) from None
+
+    def save(self) -> None:
+        """Write the quotas' file where something has changed: the old one or the new one is there. Raises OSError."""
+        told = orjson.dumps({use.options.name: use.used for use in self.uses}, option=orjson.OPT_INDENT_2)
+        if self._file is None:
+            return
+        with self._writing:
+            if told == self._written:
+                return
+            new = self._file.with_name(self._file.name + ".new")
+            with new.open("wb") as file:
+                file.write(told)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(self._file)
+            self._written = told
+
+    async def keep(self) -> None:
+        """Write the quotas' file again and again."""
+        said = ""
+        while self._file is not None:
+            await asyncio.sleep(KEPT_EVERY)
+            try:
+                await asyncio.to_thread(self.save)
+                said = ""
+            except OSError as error:
+                if str(error) != said:
+                    log.error("quotas are not kept: %s: %s", self._file, error.strerror or error)
+                said = str(error)
 
     @property
     def uses(self) -> list[KeyUse]:

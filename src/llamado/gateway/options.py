@@ -75,6 +75,8 @@ class GatewayOptions:
 
     replicas: tuple[ReplicaOptions, ...] = ()
     keys: tuple[KeyOptions, ...] = ()
+    quota_file: Path | None = None
+    """Where it is kept what keys have used of their day; None: nowhere, and a restart forgets it."""
     admin_key: str = field(default="", repr=False)
     """What `/gateway/…` asks for; "": nobody may."""
     access: AccessRules = field(default_factory=AccessRules)
@@ -102,6 +104,8 @@ class GatewayOptions:
                 seen.add(named.name)
         if len({key.key for key in self.keys}) < len(self.keys):
             raise GatewayError("two of the keys are the same")
+        if self.quota_file is not None and not self.keys:
+            raise GatewayError("quota_file: there are no keys that could use anything: give keys, or leave it out")
         for name in ("health_interval", "health_timeout", "stall_timeout"):
             if not getattr(self, name) > 0:
                 raise GatewayError(f"{name}: expected seconds, more than 0, got {getattr(self, name)}")
@@ -151,6 +155,7 @@ def _keys(listed: Any, path: str) -> Sequence[KeyOptions]:
 
 _NUMBERS = ("health_interval", "health_timeout", "stall_timeout", "patience")
 _LISTS = ("replicas", "backups", "keys")
+_TEXTS = ("admin_key", "quota_file")
 
 
 def read_config(path: str) -> dict[str, Any]:
@@ -158,7 +163,7 @@ def read_config(path: str) -> dict[str, Any]:
     told = _read(path)
     if not isinstance(told, dict):
         raise GatewayError(f"{path}: expected names and values")
-    known = (*_LISTS, *_NUMBERS, "admin_key", "labels")
+    known = (*_LISTS, *_NUMBERS, *_TEXTS, "labels")
     for name in told:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1)
@@ -178,8 +183,11 @@ def read_config(path: str) -> dict[str, Any]:
             if not isinstance(told[name], (int, float)) or isinstance(told[name], bool):
                 raise GatewayError(f"{path}: {name}: expected a number, got {told[name]!r}")
             given[name] = float(told[name])
-    if not isinstance(told.get("admin_key", ""), str):
-        raise GatewayError(f"{path}: admin_key: expected a text")
+    for name in _TEXTS:
+        if not isinstance(told.get(name, ""), str):
+            raise GatewayError(f"{path}: {name}: expected a text, got {told[name]!r}")
+    if told.get("quota_file"):
+        given["quota_file"] = Path(told["quota_file"])
     given["admin_key"] = told.get("admin_key", "")
     labels = told.get("labels", {})
     if not isinstance(labels, dict) or not all(isinstance(x, str) for x in (*labels, *labels.values())):

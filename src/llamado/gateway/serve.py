@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any, cast
 
 from llamado.gateway.app import Gateway
+from llamado.gateway.limits import KeyLimits
 from llamado.gateway.options import GatewayOptions
 from llamado.http.access import Access, busy_app
 from llamado.http.connections import RESERVED_FILES, ConnectionLimits, configure, raise_file_limit
@@ -28,17 +29,20 @@ class GatewayServer(EndingServer):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.gateway is not None:
+            self.gateway.ending = True
         await super().shutdown(sockets)
         if self.gateway is not None:
             await self.gateway.close()
 
 
 def make_gateway(options: GatewayOptions) -> GatewayServer:
-    """A server that is ready to run."""
+    """A server that is ready to run. Raises GatewayError."""
     application: list[Access] = []
+    limits = KeyLimits(options.keys, options.quota_file)
 
     def make() -> Access:
-        gateway = server.gateway = Gateway(options)
+        gateway = server.gateway = Gateway(options, limits)
         keys = [*options.access.api_keys, *(key.key.encode() for key in options.keys)]
         if keys and options.admin_key:
             keys.append(options.admin_key.encode())
@@ -47,17 +51,17 @@ def make_gateway(options: GatewayOptions) -> GatewayServer:
         return server.access
 
     # Each request has a connection to its replica besides the client's.
-    limits = ConnectionLimits((raise_file_limit() - RESERVED_FILES) // 2, options.timeout)
+    connections = ConnectionLimits((raise_file_limit() - RESERVED_FILES) // 2, options.timeout)
     refuse = busy_app(lambda: application[0], "")
     settings = configure(
-        make, limits, cast(Any, refuse), key=options.ssl_key, certificate=options.ssl_cert, proxied=False
+        make, connections, cast(Any, refuse), key=options.ssl_key, certificate=options.ssl_cert, proxied=False
     )
     server = GatewayServer(settings)
     return server
 
 
 def serve_gateway(options: GatewayOptions, sockets: list[socket.socket]) -> int:
-    """Serve until a signal comes; the exit code."""
+    """Serve until a signal comes; the exit code. Raises GatewayError."""
     server = make_gateway(options)
     for sock in sockets:
         log.info("gateway listening on %s", address_of(sock, tls=bool(options.ssl_cert)))

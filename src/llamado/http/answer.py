@@ -1,13 +1,16 @@
-"""Whole answers: JSON, and errors as JSON."""
+"""Whole answers: JSON, and errors as JSON; and applications whose faults are answered so."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from starlette.responses import Response
 
-from llamado.http.errors import ApiError
+from llamado.errors import LlamadoError
+from llamado.http.errors import ApiError, ClientGone, unexpected
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -39,3 +42,45 @@ async def answer(send: Send, body: bytes, status: int = 200, headers: list[tuple
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [*given, length]})
     await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+_COME_AGAIN = 2  # seconds
+
+
+async def answer_faults(
+    app: App,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    log: logging.Logger,
+    *,
+    translate: Callable[[Exception], ApiError] = unexpected,
+    ending: Callable[[], bool] = lambda: False,
+) -> None:
+    """Let an application answer a request, and answer what it raises by an error body while nothing is sent yet.
+
+    What is no fault of ours or a client's is logged. `ending`: whether requests that are cancelled were given the time
+    that the process gives at its end.
+    """
+    started = False
+
+    async def sending(message: Any) -> None:
+        nonlocal started
+        started = True
+        await send(message)
+
+    try:
+        await app(scope, receive, sending)
+        return
+    except asyncio.CancelledError:
+        if not ending():
+            raise
+        fault = ApiError("unavailable_error", "the process is ending", retry_after=_COME_AGAIN)
+    except ClientGone:
+        return
+    except Exception as error:
+        if not isinstance(error, LlamadoError):
+            log.error("%s %s", scope["method"], scope["path"][:200], exc_info=error)
+        fault = translate(error)
+    if not started:
+        await error_response(fault)(scope, receive, send)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from llamado.errors import LlamadoError
 from llamado.http.answer import Receive, Scope
-from llamado.http.errors import ApiError
+from llamado.http.errors import ApiError, ClientGone
 
 # A prompt of a million tokens is 5 MB of text.
 MAX_BODY = 10 * 2**20
@@ -24,10 +23,6 @@ PATIENCE = 30.0
 # Bytes a second below which a body makes room for one that waits, and seconds over which that is measured.
 PACE = 128 * 1024
 PACE_SECONDS = 2.0
-
-
-class ClientGone(LlamadoError):
-    """The client closed its connection before its request was complete."""
 
 
 class Bodies:

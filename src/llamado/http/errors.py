@@ -49,6 +49,19 @@ class ApiError(LlamadoError):
         return orjson.dumps({"error": self.error})
 
 
+class ClientGone(LlamadoError):
+    """The client closed its connection before its request was complete."""
+
+
+def unexpected(error: Exception) -> ApiError:
+    """500: an error that no room gives a status."""
+    if isinstance(error, ApiError):
+        return error
+    return ApiError(
+        "server_error", str(error) if isinstance(error, LlamadoError) else f"{type(error).__name__}: {error}"
+    )
+
+
 def invalid(message: str) -> ApiError:
     """400: the client's request cannot be understood."""
     return ApiError("invalid_request_error", message)

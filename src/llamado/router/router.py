@@ -19,12 +19,11 @@ from urllib.parse import parse_qsl, unquote
 import orjson
 
 from llamado.build import BUILD
-from llamado.errors import LlamadoError
 from llamado.flags import Parsed
 from llamado.gguf.errors import SourceError
 from llamado.http.access import HEALTH, Access, busy_app
-from llamado.http.answer import Receive, Scope, Send, answer, error_response
-from llamado.http.bodies import ClientGone, body_of
+from llamado.http.answer import Receive, Scope, Send, answer, answer_faults, error_response
+from llamado.http.bodies import body_of
 from llamado.http.connections import RESERVED_FILES, ConnectionLimits, configure, raise_file_limit
 from llamado.http.errors import ApiError, invalid, not_found
 from llamado.http.exchange import MODEL_POSTS
@@ -98,31 +97,9 @@ class Router:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-
-        async def sending(message: Any) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            await self._dispatch(scope, receive, sending)
-        except asyncio.CancelledError:
-            if not self._closing:
-                raise
-            # The server gave it the time it gives at its end.
-            if not started:
-                await error_response(ApiError("unavailable_error", "the router is ending", retry_after=2))(
-                    scope, receive, send
-                )
-        except ClientGone:
-            pass
-        except Exception as error:
-            if not isinstance(error, LlamadoError):
-                log.error("%s %s", scope["method"], scope["path"][:200], exc_info=error)
-            if started:
-                return
-            await error_response(translate(error))(scope, receive, send)
+        await answer_faults(
+            self._dispatch, scope, receive, send, log, translate=translate, ending=lambda: self._closing
+        )
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         method, path = scope["method"], scope["path"]

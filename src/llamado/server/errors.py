@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest, QueueFull, Unavailable
-from llamado.errors import LlamadoError
-from llamado.http.bodies import ClientGone
-from llamado.http.errors import STATUS, ApiError, invalid, loading, not_found, not_supported
+from llamado.http.errors import STATUS, ApiError, ClientGone, invalid, loading, not_found, not_supported, unexpected
 from llamado.text.errors import TemplateError, TokenizerError
 from llamado.text.grammar.source import ConstraintError, GrammarError
 
@@ -32,6 +30,4 @@ def translate(error: Exception) -> ApiError:
         return ApiError("unavailable_error", str(error))
     if isinstance(error, RecursionError):
         return invalid("the request's JSON is nested too deeply")
-    if isinstance(error, LlamadoError):
-        return ApiError("server_error", str(error))
-    return ApiError("server_error", f"{type(error).__name__}: {error}")
+    return unexpected(error)
