@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -53,6 +54,48 @@ def test_weights_and_others_requests_count(stand_in: Make, start_gateway: Start)
     assert len(b.requests) == 0  # three of others at weight 1 are as nine at weight 3
     a.go()
     assert {ask.answer().json()["name"] for ask in held} == {"a"}
+
+
+def test_requests_from_here_are_none_of_others(stand_in: Make, start_gateway: Start) -> None:
+    a = stand_in("a")
+    gateway = start_gateway(a)
+    held = [Ask(gateway, hold="all", messages=talk(str(i))) for i in range(2)]
+    wait_for(lambda: len(a.requests) == 2)
+    a.slots = [{"id": i, "is_processing": i < 3} for i in range(4)]
+    gateway.until("a", in_flight=2, others=1)
+    a.go()
+    assert {ask.answer().status_code for ask in held} == {200}
+
+
+def test_others_requests_count_where_only_metrics_tell_of_them(stand_in: Make, start_gateway: Start) -> None:
+    a, b = stand_in("a"), stand_in("b")
+    b.metrics = 'llamacpp:requests_processing{model="m"} 2\nllamacpp:requests_deferred 3\nllamacpp:n_busy 9\n'
+    gateway = start_gateway(a, b)
+    gateway.until("b", others=5)
+    gateway.until("a", others=0)
+    held = [Ask(gateway, hold="all", messages=talk(str(i))) for i in range(4)]
+    wait_for(lambda: len(a.requests) == 4)
+    a.go()
+    assert {ask.answer().json()["name"] for ask in held} == {"a"}
+
+
+def test_a_cache_that_is_gone_attracts_nothing(stand_in: Make, start_gateway: Start) -> None:
+    a, b = stand_in("a"), stand_in("b")
+    gateway = start_gateway(a, b)
+    prompt = "z" * (3 * REQUEST_BYTES)
+    home, other = (a, b) if gateway.ask(prompt=prompt, messages=None).json()["name"] == "a" else (b, a)
+    assert gateway.ask(prompt=prompt, messages=None).json()["name"] == home.name
+    home.kill()
+    gateway.until(home.name, state="connecting")
+    home.start()
+    gateway.until(home.name, state="ready")
+    held = [Ask(gateway, hold="all", messages=talk(str(i))) for i in range(2)]
+    wait_for(lambda: len(other.requests) == 1 and len(home.requests) == 3)
+    other.go()
+    gateway.until(other.name, in_flight=0)
+    assert gateway.ask(prompt=prompt, messages=None).json()["name"] == other.name  # the old home is at work
+    home.go()
+    assert {ask.answer().status_code for ask in held} == {200}
 
 
 def test_a_conversation_stays_where_its_prompt_is(stand_in: Make, start_gateway: Start) -> None:
@@ -267,6 +310,23 @@ def test_draining_finishes_streams_and_takes_nothing_new(stand_in: Make, start_g
     assert gateway.admin("POST", "/gateway/drain", replica=one.url, wait=60).json()["in_flight"] == 0
     assert gateway.admin("POST", "/gateway/drain", replica=name, drain=False).json()["state"] == "ready"
     assert name in {gateway.ask(messages=talk(f"x{i}")).json()["name"] for i in range(4)}
+
+
+def test_a_draining_replica_gets_nothing_however_idle_it_is(stand_in: Make, start_gateway: Start) -> None:
+    a, b = stand_in("a"), stand_in("b")
+    gateway = start_gateway(a, b)
+    gateway.admin("POST", "/gateway/drain", replica="a")
+    held = [Ask(gateway, hold="all", messages=talk(str(i))) for i in range(4)]
+    wait_for(lambda: len(a.requests) + len(b.requests) == 4)
+    assert not a.requests
+    gateway.admin("POST", "/gateway/drain", replica="a", drain=False)
+    assert gateway.ask().json()["name"] == "a"
+    with ThreadPoolExecutor(1) as pool:
+        drained = pool.submit(gateway.admin, "POST", "/gateway/drain", replica="b", wait=60)
+        gateway.until("b", state="draining")
+        b.go()
+        assert drained.result().json()["in_flight"] == 0  # told only when the four are answered
+    assert {ask.answer().json()["name"] for ask in held} == {"b"}
 
 
 def test_replicas_come_and_go_by_the_api(stand_in: Make, start_gateway: Start) -> None:

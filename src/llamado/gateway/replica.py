@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -24,6 +25,7 @@ LOOK_SECONDS = 2.0
 """From one look at a replica's slots and models to the next."""
 METRICS_TIMEOUT = 2.0
 _numbers = itertools.count(1)
+_REQUESTS = re.compile(r"^llamacpp:requests_(?:processing|deferred)(?:{[^}]*})? (\d[\d.e+]*)$", re.MULTILINE)
 _LARGEST = 64 << 20  # bytes of `/slots`, `/metrics`
 
 NOT_ASKED = State(Phase.CONNECTING, "not asked yet")
@@ -49,7 +51,7 @@ class Replica:
         self.n_begun = 0
         """Requests that were ever sent to it."""
         self.others = 0
-        """Requests that it works on besides those from here, as its slots tell."""
+        """Requests that it works on besides those from here, as its slots tell, or its metrics where it shows none."""
         self.n_slots: int | None = None
         self.models: list[dict[str, Any]] = []
         self.build = ""
@@ -172,6 +174,8 @@ class Replica:
     async def _count(self) -> None:
         slots = await self.slots()
         busy = sum(bool(slot.get("is_processing")) for slot in slots)
+        if not slots and (text := await self.metrics()) is not None:  # --no-slots
+            busy = sum(int(float(count)) for count in _REQUESTS.findall(text))
         self.others = max(0, busy - self.in_flight)
 
     async def slots(self) -> list[dict[str, Any]]:
