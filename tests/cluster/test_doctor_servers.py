@@ -18,7 +18,7 @@ from scripted_worker import ScriptedWorker
 
 from llamado.cluster.doctor import probes, servers
 from llamado.cluster.doctor.servers import examine_servers
-from llamado.cluster.doctor.symptoms import Finding
+from llamado.cluster.doctor.symptoms import SYMPTOMS, Finding
 from llamado.engine.request import Away, Fault
 
 Enter = Callable[..., object]
@@ -300,3 +300,8 @@ def test_the_page_is_the_table() -> None:
     from llamado.cluster.doctor.symptoms import page
 
     assert (Path(__file__).parents[2] / "docs" / "doctor.md").read_text() == page()
+
+
+def test_every_symptom_is_provoked_by_a_test() -> None:
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_doctor_*.py"))
+    assert [symptom for symptom in SYMPTOMS if f'"{symptom}"' not in tests] == []

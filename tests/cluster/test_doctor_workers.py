@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 from doctor_stand_ins import Certificates, accepting, closed_port, listening, saying, swallowing
-from scripted_worker import ScriptedWorker
+from scripted_worker import Hang, ScriptedWorker
 
 from llamado.cluster.doctor.symptoms import Finding
 from llamado.cluster.doctor.workers import compare, examine_workers
 from llamado.devices.registry import DeviceOptions, open_device
 from llamado.devices.split.placement import DeviceFigures, SplitOptions
 from llamado.rpc.tap.proxy import Tap, TapOptions
-from llamado.rpc.wire import VERSION
+from llamado.rpc.wire import VERSION, AllocBuffer, DeviceCount, Request
 from llamado.rpc.worker.server import Worker
 
 
@@ -118,6 +118,36 @@ def test_one_worker_under_two_names() -> None:
     with ScriptedWorker() as worker:
         found = one(worker.endpoint, f"localhost:{worker.endpoint.port}")
     assert found.symptom == "same-worker" and found.command.endswith(f"--rpc {worker.endpoint}")
+
+
+def measured(*workers: ScriptedWorker, timeout: float = 5.0) -> list[Finding]:
+    return examine_workers(SplitOptions(rpc=tuple(str(one.endpoint) for one in workers)), timeout=timeout)
+
+
+def test_a_worker_that_is_lost_while_it_is_measured() -> None:
+    """It greets, tells its memory, and ends its connections when something is to be computed."""
+
+    def ends(request: Request, _: int) -> None:
+        if isinstance(request, AllocBuffer):
+            raise EOFError
+
+    with ScriptedWorker(before=ends) as worker:
+        (found,) = measured(worker)
+    assert found.symptom == "worker-lost" and "while it was measured" in found.found
+    assert str(worker.endpoint) in found.found
+
+
+def test_a_worker_that_falls_silent_between_its_greeting_and_the_measurement() -> None:
+    """It greets whoever looks, and then says nothing about its devices: another client has it."""
+
+    def falls_silent(request: Request, _: int) -> None:
+        if isinstance(request, DeviceCount):
+            raise Hang
+
+    with ScriptedWorker(before=falls_silent) as worker:
+        (found,) = measured(worker, timeout=0.5)
+    assert found.symptom == "worker-silent" and found.where == str(worker.endpoint)
+    assert f"llamado worker -p {worker.endpoint.port} serves many" in found.command
 
 
 def node(number: int, *, trip: float = 5e-4, rate: float = 5e8, decode: float = 10e9) -> DeviceFigures:

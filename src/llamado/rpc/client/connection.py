@@ -198,14 +198,14 @@ class WorkerConnection:
         """Asks for bytes of a tensor."""
         return cast("Future[Bytes]", self._ask(request, np.empty(request.size, np.uint8)))
 
-    def call(self, request: Request, kind: type[T]) -> T:
-        """Sends a request and waits for its response, which is a `kind`."""
-        return self.answer(self.ask(request), kind)
+    def call(self, request: Request, kind: type[T], timeout: float | None = None) -> T:
+        """Sends a request and waits `timeout` seconds at most for its response, a `kind`. Raises TimeoutError."""
+        return self.answer(self.ask(request), kind, timeout)
 
-    def answer(self, future: Future[Response], kind: type[T]) -> T:
-        """Waits for a response; what is held is sent first, or it might never come."""
+    def answer(self, future: Future[Response], kind: type[T], timeout: float | None = None) -> T:
+        """Waits for a response; what is held is sent first, or it might never come. Raises TimeoutError."""
         self.flush()
-        response = future.result()
+        response = future.result(timeout)
         assert isinstance(response, kind)
         return response
 

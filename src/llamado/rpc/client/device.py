@@ -35,6 +35,7 @@ from llamado.rpc.client.known_hashes import KnownHashes
 from llamado.rpc.client.sent_inputs import SentInputs
 from llamado.rpc.client.upload import OWN_HASH_THRESHOLD, Weight, send_weights
 from llamado.rpc.endpoint import Endpoint, client_tls
+from llamado.rpc.transport import ConnectError
 from llamado.rpc.wire import (
     HASH_THRESHOLD,
     Allocated,
@@ -123,9 +124,9 @@ def connect(
 ) -> list[RemoteDevice]:
     """The devices of a worker, numbered from `first_number`; they share one connection.
 
-    Connecting may take `timeout` seconds, and so may the worker's `greeting` unless that is given. `tls` is the context
-    for a `tls://` endpoint (default: the system's authorities). A worker that says nothing for `alive_timeout` seconds
-    is lost. `hashes`: those of weights by name, see KnownHashes.
+    Connecting may take `timeout` seconds, and so may the worker's `greeting` unless that is given, and what it says of
+    its devices. `tls` is the context for a `tls://` endpoint (default: the system's authorities). A worker that says
+    nothing for `alive_timeout` seconds is lost. `hashes`: those of weights by name, see KnownHashes.
     Raises ConnectError or VersionMismatch.
     """
     if isinstance(endpoint, str):
@@ -144,7 +145,12 @@ def connect(
     )
     try:
         shared = _Shared(connection)
-        count = connection.call(DeviceCount(), Number).value
+        patience = timeout if greeting is None else greeting
+        try:
+            count = connection.call(DeviceCount(), Number, patience).value
+        except TimeoutError:
+            message = f"{endpoint} greets, and does not say within {patience:g} s which devices it has: is it stopped?"
+            raise ConnectError(message) from None
         devices = [RemoteDevice(shared, i, f"RPC{first_number + i}[{endpoint}]") for i in range(min(count, 256))]
         for device in devices:
             device.hashes = {} if hashes is None else hashes
