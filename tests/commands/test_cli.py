@@ -273,6 +273,8 @@ def test_meaningless_flags_are_said_once_each() -> None:
         ("--api-key-file /nonexistent", "--api-key-file /nonexistent"),
         ("--chat-template-file /nonexistent", "--chat-template-file /nonexistent"),
         ("--ssl-key-file x", "give both or none"),
+        ("--embeddings --cluster-token t", "--embeddings: texts are made into vectors on this machine alone"),
+        ("--reranking --rpc h:1 --discover", "leave out --rpc and --discover"),
     ],
 )
 def test_wrong_flags_are_refused_by_name(arguments: str, message: str) -> None:

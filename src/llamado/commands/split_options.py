@@ -15,8 +15,13 @@ _LEAST_TIMEOUT = 0.1  # seconds; less than that and a busy machine is taken for 
 
 def split_options(flags: Parsed) -> SplitOptions | None:
     """How the model is divided among machines; None where there are no others. Raises FlagError."""
-    if not (flags.rpc or flags.values.get("cluster_token") or flags.values.get("discover")):
+    given = [key for key in ("rpc", "cluster_token", "discover") if flags.values.get(key)]
+    if not given:
         return None
+    for key, label in (("embedding", "--embeddings"), ("rerank", "--reranking")):
+        if flags.values.get(key):
+            others = " and ".join(f"--{other.replace('_', '-')}" for other in given)
+            raise FlagError(f"{label}: texts are made into vectors on this machine alone: leave out {others}")
     from llamado.rpc.endpoint import Endpoint
 
     endpoints: dict[str, None] = {}

@@ -105,7 +105,7 @@ class LoadedModel:
         InvalidAdapter, TokenizerError, TemplateError, EngineError, NotEnoughMemory.
         """
         if options.embeds and options.split is not None:
-            raise EngineError("embeddings are computed on this machine alone: leave out --rpc")
+            raise EngineError("vectors of texts are computed on this machine alone, not by workers")
         rendering.start()  # it gets ready while the model is loaded
         if not isinstance(source, ModelSource):
             source = ModelSource(spec=os.fspath(source))
