@@ -35,20 +35,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from sides import HOST, SIDES, Server, model_path, our_command, server, settle
+from sides import HOST, N_PREDICT, PROMPTS, SIDES, Server, model_path, our_command, server, settle
 
 ADMIN = "benchmark"
 CHUNK_MS, CACHED, SPEED = 0.3, 0.9, 0.97
-PROMPTS = (
-    "The capital of France is",
-    "Once upon a time there was",
-    "My favourite season of the year is",
-    "def fibonacci(n):",
-    "The three primary colours are",
-    "A list of ten birds:",
-    "The history of the bicycle begins",
-)
-N_PREDICT = 24
 
 SOURCE = """
 import asyncio, sys, time

@@ -27,17 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from sides import HOST, model_path
+from sides import HOST, N_PREDICT, PROMPTS, model_path
 
 MODELS = {"small": "smollm2", "gemma": "gemma3", "noise": "synthetic-tiny"}
-PROMPTS = (
-    "The capital of France is",
-    "Once upon a time there was",
-    "My favourite season of the year is",
-    "def fibonacci(n):",
-    "The three primary colours are",
-)
-N_PREDICT = 24
 
 
 @dataclass

@@ -23,6 +23,18 @@ from llamado.gguf.sources.resolve import resolve
 HOST = "127.0.0.1"
 SIDES = ("llamado", "llama.cpp")
 MODELS = ("smollm2", "gemma3", "synthetic-1b")
+PROMPTS = (
+    "The capital of France is",
+    "Once upon a time there was",
+    "My favourite season of the year is",
+    "def fibonacci(n):",
+    "The three primary colours are",
+    "A list of ten birds:",
+    "The history of the bicycle begins",
+)
+"""What clients of a router, a gateway or a cluster ask to be continued."""
+N_PREDICT = 24
+"""Tokens that they ask for."""
 
 
 def model_path(name: str) -> Path:
