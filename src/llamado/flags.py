@@ -650,6 +650,8 @@ UP = _group(
           metavar="R", commands=_UP),
     _used("--engine", "whose programs: llamado's, or llama-server and ggml-rpc-server from PATH", type="str",
           default="llamado", choices="llamado llama.cpp", metavar="ENGINE", commands=_UP),
+    _used("--on", "where servers and workers run: here, or ray (where Ray has room: pip install 'llamado[ray]')",
+          type="str", default="here", choices="here ray", metavar="PLACE", commands=_UP),
     _used("-d --detach", "return when all is ready, and leave it running", default=False, commands=_UP),
     _used("--name", "how ps, down, logs and drain know the cluster", type="str", default="default", metavar="NAME",
           commands=_UP),
@@ -813,7 +815,9 @@ DEPLOY = _group(
     _used("--key", "clients need a key", default=False, commands=_DEPLOY),
     _used("--domain", "name by which clients come (nginx)", type="str", default="_", metavar="NAME",
           commands=_DEPLOY),
-    _used("--lws", "group a server with its workers by LeaderWorkerSet (kubernetes)", default=False,
+    _used("--gateway", "llamado gateway stands before the servers (a cluster.yaml with several replicas has one)",
+          default=False, commands=_DEPLOY),
+    _used("--lws", "group a server with its workers by LeaderWorkerSet (kubernetes, helm)", default=False,
           commands=_DEPLOY),
     _used("--out", "folder to write the files to (default: print them)", type="str", metavar="FOLDER",
           commands=_DEPLOY),
@@ -856,6 +860,20 @@ class Parsed:
             return self.values[name]
         except KeyError:
             raise AttributeError(name) from None
+
+
+def memory_size(text: str, name: str = "-m/--mem") -> int:
+    """Bytes of a size, of which `name` begins messages: a plain number is MiB, as older rpc-servers took it; from a TiB
+    on, which would be in MiB, it is bytes, as others took it. Raises FlagError.
+    """
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:i?B)?)?", text.strip(), re.IGNORECASE)
+    unit = found[2] if found else None
+    number = float(found[1]) if found else 0.0
+    size = int(number * units[unit.upper()]) if unit else int(number) if number >= 1 << 20 else int(number * (1 << 20))
+    if size <= 0:
+        raise FlagError(f"{name}: expected MiB as a number, or a size as 512K, 800M, 16G; got {text!r}")
+    return size
 
 
 def check_port(flag: str, port: int) -> int:

@@ -7,13 +7,15 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llamado.cluster.file import RestartConfig
-from llamado.cluster.services import CLUSTER_TOKEN, Service, ServiceRole
+from llamado.cluster.services import CLUSTER_TOKEN, Addresses, Reservation, Service, ServiceRole
 from llamado.cluster.supervisor import (
     DRAINED,
     DRAINING,
@@ -27,6 +29,7 @@ from llamado.cluster.supervisor import (
     StartFailed,
     Supervisor,
 )
+from llamado.processes.guarded import GuardedProcess, Watchdog
 from llamado.processes.identity import is_same, start_mark
 
 FAKE = str(Path(__file__).parent / "fake_service.py")
@@ -387,3 +390,80 @@ def test_what_answers_wrongly_is_not_ready(run_fakes: Run, role: str) -> None:
         assert fakes.phase(role) == STARTING
 
     run_fakes(make, test)
+
+
+class Elsewhere:
+    """Nodes that start a service's process at another port each time."""
+
+    def __init__(self, fakes: Fakes) -> None:
+        self._fakes = fakes
+        self.commands: list[tuple[str, list[str]]] = []
+        self.away = asyncio.Event()
+        self.away.set()
+        self._guard = Watchdog(GUARD)
+
+    async def start(
+        self, service: Service, words: Sequence[str], *, said: Any, ended: Any, waiting: Callable[[str], None]
+    ) -> tuple[Service, GuardedProcess]:
+        waiting("no room")
+        await self.away.wait()
+        self.commands.append((service.name, [*words]))
+        placed = replace(service, host="127.0.0.1", port=free_port())
+        command = [sys.executable, "-S", FAKE, str(service.role), str(placed.port)]
+        return placed, GuardedProcess(command, os.environ, self._guard, said=said, ended=ended)
+
+
+def test_services_that_come_back_elsewhere_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, str | None, str]] = []
+    refused = [True]
+
+    async def tell(service: Service, before: str | None, now: str) -> bool:
+        told.append((service.name, before, now))
+        return not (refused and refused.pop())
+
+    monkeypatch.setattr("llamado.cluster.supervisor.tell_address", tell)
+    monkeypatch.setattr("llamado.cluster.supervisor._TELL_PAUSE", 0.01)
+
+    async def main() -> None:
+        fakes = Fakes(tmp_path)
+        monkeypatch.setenv("FAKE_EVENTS", str(fakes.events_file))
+        nodes = Elsewhere(fakes)
+
+        def placed(name: str, role: str, *words: str | Addresses, needs: tuple[str, ...] = ()) -> Service:
+            return Service(name=name, role=ServiceRole(role), host="", port=0, command=words, needs=needs,
+                           reserves=Reservation(1), goes_without=True)  # fmt: skip
+
+        services = [
+            placed("a", "worker", "worker"),
+            placed("b", "worker", "worker"),
+            placed("s", "server", "serve", Addresses("--rpc", ("a", "b")), needs=("a", "b")),
+        ]
+        fakes.supervisor = Supervisor(services, QUICK, GUARD, tmp_path, fakes.note, nodes)
+        running = asyncio.create_task(fakes.supervisor.run())
+        await fakes.until(lambda: fakes.phase("s") == READY)
+        standings = fakes.supervisor.standings
+        first = {name: one.state.address for name, one in standings.items()}
+        assert nodes.commands[-1] == ("s", ["serve", "--rpc", f"{first['a']},{first['b']}"]) and not told
+
+        os.kill(fakes.pid("a"), signal.SIGKILL)
+        await fakes.until(lambda: fakes.phase("a") == READY and standings["a"].state.address != first["a"])
+        now = standings["a"].state.address
+        async with asyncio.timeout(GUARD):
+            while len(told) < 2:
+                await asyncio.sleep(0.01)
+        assert told == [("s", first["a"], now)] * 2, "until it is taken in, and once then"
+
+        nodes.away.clear()  # there is no room for a worker that ends now
+        os.kill(fakes.pid("b"), signal.SIGKILL)
+        await fakes.until(lambda: standings["b"].state.message == "no room")
+        del told[:]
+        os.kill(fakes.pid("s"), signal.SIGKILL)
+        await fakes.until(lambda: standings["s"].state.message == "no room")
+        nodes.away.set()
+        await fakes.until(lambda: fakes.phase("s") == READY and fakes.phase("b") == READY)
+        started = [words for name, words in nodes.commands if name == "s"]
+        assert started[1][:2] == ["serve", "--rpc"] and now in started[1][2]
+        fakes.supervisor.stop()
+        await running
+
+    asyncio.run(main())

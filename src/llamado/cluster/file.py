@@ -52,6 +52,7 @@ class WorkerConfig:
     threads: int | None = _entry("its threads (default: this machine's cores, divided)", None, 1)
     mem: str | int | None = _entry("most memory that it lends: MiB, or 512K, 800M, 16G", None)
     device: str | None = _entry("devices that it offers, comma-separated (default: CPU)", None)
+    node: str | None = _entry("on Ray: the node it must be on, by its address or Ray's id (default: any)", None)
     link: LinkConfig | None = _entry("a tap before it", None)  # noqa: RUF009
 
     @property
@@ -71,6 +72,25 @@ class RestartConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ActorConfig:
+    """What each server, or each worker, reserves of Ray's nodes."""
+
+    cpus: int = _entry("processors, which are its threads (a worker's own threads come first)", 1, 1, 4096)
+    memory: str | int | None = _entry("memory: MiB, or 512K, 800M, 16G (a worker's own mem comes first)", None)
+    node: str | None = _entry("the node it must be on, by its address or Ray's id (default: spread over all)", None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RayConfig:
+    """Where servers and workers are placed, with `on: ray`."""
+
+    address: str = _entry("Ray's head: auto (that of this machine), host:port, or local (started for this)", "auto")
+    server: ActorConfig = _entry("what each server reserves", ActorConfig())  # noqa: RUF009
+    worker: ActorConfig = _entry("what each worker reserves", ActorConfig())  # noqa: RUF009
+    wait: float = _entry("seconds for which Ray may look for room before llamado up gives up", 60.0, 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
     """All that `llamado up` starts and waits for."""
 
@@ -79,6 +99,8 @@ class ClusterConfig:
     engine: Literal["llamado", "llama.cpp"] = _entry(
         "whose programs: llamado's, or llama-server and ggml-rpc-server from PATH", "llamado"
     )
+    on: Literal["here", "ray"] = _entry("where servers and workers run: on this machine, or where Ray has room", "here")
+    ray: RayConfig = _entry("what Ray is told, with on: ray", RayConfig())  # noqa: RUF009
     host: str = _entry("address on which requests are answered", "127.0.0.1")
     port: int = _entry("port on which requests are answered (0: any free one)", 8080, 0, 65535)
     workers: int | tuple[WorkerConfig, ...] = _entry("how many workers share the model, or which", 0, 0, 64)
@@ -103,7 +125,7 @@ class ClusterConfig:
     @property
     def has_gateway(self) -> bool:
         """Whether a gateway stands before the servers."""
-        return self.replicas > 1 or bool(self.gateway)
+        return self.replicas > 1 or bool(self.gateway) or self.on == "ray"
 
 
 # Names of the server that other keys of the file say.
@@ -152,7 +174,22 @@ def cluster_of(root: object, source: str) -> ClusterConfig:
                 f"{source}: workers[{number}]: {worker.host} is another machine, where nothing is started: it needs a "
                 "port, and has its own threads, mem and device"
             )
+    if config.on == "ray":
+        _check_on_ray(config, source)
     return config
+
+
+def _check_on_ray(config: ClusterConfig, source: str) -> None:
+    """Raises ClusterFileError for what does not go with Ray."""
+    if config.engine != "llamado":
+        raise ClusterFileError(f"{source}: engine: on Ray llamado's own programs run; leave out engine, or on: ray")
+    for number, worker in enumerate(config.worker_list, 1):
+        if worker.link is not None:
+            raise ClusterFileError(f"{source}: workers[{number}].link: slow links are made on one machine, not on Ray")
+        if worker.here and worker.port:
+            raise ClusterFileError(f"{source}: workers[{number}].port: a free one is taken on its node; leave it out")
+        if not worker.here and worker.node:
+            raise ClusterFileError(f"{source}: workers[{number}].node: {worker.host} is there already; leave node out")
 
 
 class _Wrong(Exception):
@@ -201,6 +238,8 @@ def _read_keys(type_: type, value: Any, where: str) -> Any:
     hints = typing.get_type_hints(type_)
     found: dict[str, Any] = {}
     for key, item in value.items():
+        if key is True:
+            key = "on"  # which YAML 1.1 reads as true
         inside = f"{where}.{key}" if where else str(key)
         name = str(key).replace("-", "_")
         if name not in known:

@@ -24,7 +24,7 @@ from llamado.installation import own_command
 ADMIN_KEY = "LLAMADO_ADMIN_KEY"
 """Variable of the key with which replicas of the gateway are drained."""
 CLUSTER_TOKEN = "LLAMADO_CLUSTER_TOKEN"
-"""Variable of the token with which workers of a server are drained."""
+"""Variable of the token with which workers of a server join it and are drained."""
 
 
 class ProgramMissing(LlamadoError):
@@ -40,6 +40,36 @@ class ServiceRole(enum.StrEnum):
     GATEWAY = "gateway"
 
 
+@dataclass(frozen=True)
+class Addresses:
+    """Words of a command that are known when it starts: a flag with the addresses of services, wherever they are then;
+    none while none of them is ready.
+    """
+
+    flag: str
+    services: tuple[str, ...]
+    before: str = ""
+    after: str = ""
+    """What stands before and after each address."""
+
+    def of(self, address: str) -> str:
+        """How the flag names who is at an address."""
+        return f"{self.before}{address}{self.after}"
+
+    def words(self, found: Sequence[str]) -> list[str]:
+        """The flag for the addresses of those that are ready."""
+        return [self.flag, ",".join(map(self.of, found))] if found else []
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """What Ray reserves on one node for a process. `memory`: bytes, 0 for none; `node`: its address or id."""
+
+    cpus: int
+    memory: int = 0
+    node: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Service:
     """One process of a cluster; without a command one on another machine."""
@@ -49,7 +79,10 @@ class Service:
     host: str
     """Where it is reached from this machine."""
     port: int
-    command: tuple[str, ...] = ()
+    command: tuple[str | Addresses, ...] = ()
+    """Its command; on Ray what comes behind `llamado`, without an address, which its node decides."""
+    reserves: Reservation | None = None
+    """What Ray reserves for it; None: it is a process of this machine."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Variables besides those of this process."""
     needs: tuple[str, ...] = ()
@@ -60,10 +93,14 @@ class Service:
     """Before all paths of a server."""
     certificate: str | None = None
     """PEM file of the certificate that a server shows; None: it is asked in the plain."""
+    goes_without: bool = False
+    """Whether it needs the others only the first time: later it starts with those that are there."""
 
     @property
     def address(self) -> str:
-        """`host:port`."""
+        """`host:port`; "" while none is known."""
+        if not self.port:
+            return ""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
@@ -91,22 +128,30 @@ class Service:
     def without(self, address: str, names: Sequence[str]) -> Service:
         """This server as it is started once its worker at `address` is gone; `names`: the services that were there."""
         command = list(self.command)
-        at = command.index("--rpc") + 1
-        addresses = command[at].split(",")
-        place = addresses.index(address)
-        left = [*addresses[:place], *addresses[place + 1 :]]
-        command[at - 1 : at + 1] = ["--rpc", ",".join(left)] if left else []
+        at = next(i for i, word in enumerate(command) if word == "--rpc" or isinstance(word, Addresses))
+        found = command[at]
+        if isinstance(found, Addresses):
+            workers = [*found.services]
+            place = next(i for i, name in enumerate(workers) if name in names)
+        else:
+            workers = str(command[at + 1]).split(",")
+            place = workers.index(address)
+        left = [*workers[:place], *workers[place + 1 :]]
+        if isinstance(found, Addresses):
+            command[at : at + 1] = [replace(found, services=tuple(left))] if left else []
+        else:
+            command[at : at + 2] = ["--rpc", ",".join(left)] if left else []
         if "--tensor-split" in command:
             at = command.index("--tensor-split") + 1
-            shares = re.split("[,/]+", command[at])
+            shares = re.split("[,/]+", str(command[at]))
             if not left:
                 del command[at - 1 : at + 1]
-            elif len(shares) == len(addresses) + 1:  # or else auto, or memory
+            elif len(shares) == len(workers) + 1:  # or else auto, or memory
                 command[at] = ",".join([*shares[:place], *shares[place + 1 :]])
         return replace(self, command=tuple(command), needs=tuple(name for name in self.needs if name not in names))
 
 
-class _Ports:
+class Ports:
     """Ports that nobody listens on, each given out once while it is open."""
 
     def __init__(self) -> None:
@@ -140,15 +185,15 @@ def services_of(config: ClusterConfig, model: Path) -> list[Service]:
 
     Raises ClusterFileError, FlagError for flags of the server, ProgramMissing.
     """
-    with _Ports() as ports:
+    with Ports() as ports:
         return _services_of(config, model, ports)
 
 
-def _services_of(config: ClusterConfig, model: Path, ports: _Ports) -> list[Service]:
+def _services_of(config: ClusterConfig, model: Path, ports: Ports) -> list[Service]:
     programs = _Programs.of(config.engine)
     options = [*server_arguments(config.server, ours=config.engine == "llamado")]
     if "alias" not in config.server:
-        options = ["--alias", _alias(config.model), *options]
+        options = ["--alias", alias_of(config.model), *options]
     host, port = config.host, ports.free(config.host, config.port)
     own = sum(worker.here for worker in config.worker_list) + 1
     threads = max(1, cores() // (own * config.replicas))
@@ -169,24 +214,26 @@ def _services_of(config: ClusterConfig, model: Path, ports: _Ports) -> list[Serv
         server = Service(
             name=f"server{number}" if tag else "server",
             role=ServiceRole.SERVER,
-            host=_reached(where[0]),
+            host=reached(where[0]),
             port=where[1],
             command=(*programs.server, *arguments, *options),
-            environment=_cluster_token(config) if endpoints and config.engine == "llamado" else {},
+            environment=cluster_token(config) if endpoints and config.engine == "llamado" else {},
             needs=tuple(service.name for service in workers),
             follows=config.engine == "llama.cpp",
-            prefix=str(config.server.get("api-prefix", "")).rstrip("/"),
+            prefix=prefix_of(config.server),
             certificate=_certificate(config.server),
         )
         server.trust()  # what is wrong with its certificate is said before anything is started
         services += [*workers, server]
     if config.has_gateway:
-        services.append(_gateway(config, port, [s.url for s in services if s.role is ServiceRole.SERVER], services))
+        servers = [service for service in services if service.role is ServiceRole.SERVER]
+        replicas = [word for server in servers for word in ("--replica", server.url)]
+        services.append(gateway_of(config, port, [server.name for server in servers], replicas))
     return sorted(services, key=lambda service: list(ServiceRole).index(service.role))
 
 
 def _workers_of(
-    config: ClusterConfig, tag: str, programs: _Programs, threads: int, ports: _Ports
+    config: ClusterConfig, tag: str, programs: _Programs, threads: int, ports: Ports
 ) -> tuple[list[Service], list[Service]]:
     """One server's workers as it reaches them, and all processes of theirs."""
     endpoints: list[Service] = []
@@ -203,8 +250,8 @@ def _workers_of(
     return endpoints, services
 
 
-def _cluster_token(config: ClusterConfig) -> dict[str, str]:
-    """The token with which workers are drained: the user's, or one that nobody else knows."""
+def cluster_token(config: ClusterConfig) -> dict[str, str]:
+    """The token with which workers join and are drained: the user's, or one that nobody else knows."""
     given = config.server.get("cluster-token") or os.environ.get(CLUSTER_TOKEN)
     return {CLUSTER_TOKEN: str(given or secrets.token_hex(16))}
 
@@ -214,20 +261,31 @@ def _certificate(options: Mapping[str, Option]) -> str | None:
     return str(found) if found else None
 
 
-def _gateway(config: ClusterConfig, port: int, urls: Sequence[str], services: Sequence[Service]) -> Service:
+def prefix_of(options: Mapping[str, Option]) -> str:
+    """What comes before all paths of a server."""
+    return str(options.get("api-prefix", "")).rstrip("/")
+
+
+def gateway_of(
+    config: ClusterConfig, port: int, servers: Sequence[str], replicas: Sequence[str | Addresses]
+) -> Service:
+    """The gateway of a cluster, on this machine, before servers of these names; `replicas`: the flags that name them.
+
+    Raises ClusterFileError and FlagError.
+    """
     options = flag_arguments(config.gateway, "gateway")
     arguments = ["--host", config.host, "--port", str(port)]
-    for url in urls:
-        arguments += ["--replica", url]
     admin_key = config.gateway.get("admin-key") or os.environ.get(ADMIN_KEY) or secrets.token_hex(16)
     gateway = Service(
         name="gateway",
         role=ServiceRole.GATEWAY,
-        host=_reached(config.host),
+        host=reached(config.host),
         port=port,
-        command=(*own_command("gateway"), *arguments, *options),
+        command=(*own_command("gateway"), *arguments, *replicas, *options),
         environment={ADMIN_KEY: str(admin_key)},
-        needs=tuple(service.name for service in services if service.role is ServiceRole.SERVER),
+        needs=tuple(servers),
+        # It has to be there for the servers that are.
+        goes_without=True,
         certificate=_certificate(config.gateway),
     )
     gateway.trust()
@@ -261,7 +319,7 @@ def _in_path(*names: str) -> str:
     )
 
 
-def _worker(number: int, tag: str, worker: WorkerConfig, programs: _Programs, threads: int, ports: _Ports) -> Service:
+def _worker(number: int, tag: str, worker: WorkerConfig, programs: _Programs, threads: int, ports: Ports) -> Service:
     name = f"worker{tag}"
     if not worker.here:
         return Service(name=name, role=ServiceRole.WORKER, host=worker.host, port=worker.port)
@@ -276,7 +334,7 @@ def _worker(number: int, tag: str, worker: WorkerConfig, programs: _Programs, th
     return Service(name=name, role=ServiceRole.WORKER, host=worker.host, port=port, command=tuple(command))
 
 
-def _tap(tag: str, worker: Service, link: LinkConfig, ports: _Ports) -> Service:
+def _tap(tag: str, worker: Service, link: LinkConfig, ports: Ports) -> Service:
     port = ports.free("127.0.0.1")
     command = own_command("tap", "--listen-port", str(port))
     command += ["--target-host", worker.host, "--target-port", str(worker.port)]
@@ -295,12 +353,12 @@ def _tap(tag: str, worker: Service, link: LinkConfig, ports: _Ports) -> Service:
     )
 
 
-def _alias(model: str) -> str:
+def alias_of(model: str) -> str:
     """How the API calls a model: by its name, or its file's."""
     return Path(model).stem if model.endswith(".gguf") else model
 
 
-def _reached(host: str) -> str:
+def reached(host: str) -> str:
     """The address by which a server is asked that listens on `host`."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 

@@ -8,9 +8,11 @@ import logging.handlers
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
@@ -19,7 +21,8 @@ from llamado.client.health import Backoff, State
 from llamado.client.requests import failure
 from llamado.cluster.file import RestartConfig
 from llamado.cluster.greeting import greet
-from llamado.cluster.services import ADMIN_KEY, CLUSTER_TOKEN, Service, ServiceRole
+from llamado.cluster.moving import tell_address
+from llamado.cluster.services import ADMIN_KEY, CLUSTER_TOKEN, Addresses, Service, ServiceRole
 from llamado.cluster.state import ServiceState
 from llamado.errors import LlamadoError
 from llamado.processes.guarded import GuardedProcess, Watchdog
@@ -35,12 +38,45 @@ _LOG_BYTES = 32 << 20  # of a service's log, and as much again of what came befo
 _LOOK = 2.0  # seconds that one look at a service may take
 _PAUSES = 0.03, 0.5  # seconds between looks, the first and the longest
 _DRAIN = 3600.0  # seconds that a drained server may take for what it has begun
+_TELL_PAUSE = 1.0  # seconds between two attempts to tell a service where another one is now
+_TELL = 60.0  # seconds after which it is started again instead
 _SIGNALLED = 128
 """Exit codes from here on say that a signal ended a process."""
 
 
 class StartFailed(LlamadoError):
     """A service ended before it was ready for the first time."""
+
+
+class Process(Protocol):
+    """A process of a service."""
+
+    last_lines: deque[str]
+
+    @property
+    def pid(self) -> int:
+        """Its number on its machine."""
+
+    def signal(self, sig: int) -> None:
+        """Send it a signal."""
+
+
+class Nodes(Protocol):
+    """Machines on which services run that reserve something: which one is chosen there."""
+
+    async def start(
+        self,
+        service: Service,
+        words: Sequence[str],
+        *,
+        said: Callable[[str], None],
+        ended: Callable[[int], None],
+        waiting: Callable[[str], None],
+    ) -> tuple[Service, Process]:
+        """Start a process of a service with these arguments: the service with its address now, and the process.
+
+        `waiting` is told why there is none yet. Raises LlamadoError.
+        """
 
 
 class Standing:
@@ -51,9 +87,11 @@ class Standing:
         self.state = ServiceState(service.name, str(service.role), service.address, WAITING, since=time.time())
         self.ready = asyncio.Event()
         self.last_line = ""
-        self.process: GuardedProcess | None = None
+        self.process: Process | None = None
         self.exited: asyncio.Future[int] | None = None
         self.drained = False
+        self.knows: dict[str, str] = {}
+        """Addresses of other services that its process was told."""
         self._log: logging.handlers.RotatingFileHandler | None = None
         if service.command:
             path = log_folder / f"{service.name}.log"
@@ -91,7 +129,9 @@ class Supervisor:
         stop_timeout: float,
         log_folder: Path,
         changed: Callable[[Standing], None],
+        nodes: Nodes | None = None,
     ) -> None:
+        self._nodes = nodes
         self.standings = {service.name: Standing(service, log_folder) for service in services}
         self._restart = restart
         self._stop_timeout = stop_timeout
@@ -226,8 +266,7 @@ class Supervisor:
         backoff = Backoff(self._restart.first, self._restart.longest)
         was_ready, crashes = False, 0
         while not one.drained:
-            # A gateway has to be there for the servers that are: it waits for all of them only the first time.
-            needs = () if was_ready and one.service.role is ServiceRole.GATEWAY else one.service.needs
+            needs = () if was_ready and one.service.goes_without else one.service.needs
             if missing := [name for name in needs if not self.standings[name].ready.is_set()]:
                 self._set(one, WAITING, f"for {', '.join(missing)}")
                 await self.standings[missing[0]].ready.wait()
@@ -266,14 +305,23 @@ class Supervisor:
             except RuntimeError:
                 pass  # the loop is closed
 
-        command = one.service.command
-        try:
-            environment = {**os.environ, **one.service.environment}
-            one.process = GuardedProcess(command, environment, self._guard, said=one.said, ended=ended)
-        except (OSError, ValueError) as error:
-            raise StartFailed(f"{one.service.name}: cannot start {command[0]}: {error}") from None
+        words = self._words(one)
+        if one.service.reserves is None:
+            try:
+                environment = {**os.environ, **one.service.environment}
+                one.process = GuardedProcess(words, environment, self._guard, said=one.said, ended=ended)
+            except (OSError, ValueError) as error:
+                raise StartFailed(f"{one.service.name}: cannot start {words[0]}: {error}") from None
+            one.state.mark = start_mark(one.process.pid)
+        else:
+            assert self._nodes is not None
+            placed, one.process = await self._nodes.start(
+                one.service, words, said=one.said, ended=ended, waiting=lambda why: self._set(one, STARTING, why)
+            )
+            one.service = replace(one.service, host=placed.host, port=placed.port)
+            one.state.address = one.service.address
         one.exited = exited
-        one.state.pid, one.state.mark = one.process.pid, start_mark(one.process.pid)
+        one.state.pid = one.process.pid
         self._changed(one)
         looking = asyncio.create_task(self._until_ready(one))
         try:
@@ -290,6 +338,43 @@ class Supervisor:
                 self._task(self._end(other))
         return None if became_ready is None else loop.time() - became_ready, code
 
+    def _words(self, one: Standing) -> list[str]:
+        """The command of a service, with the addresses that others have now."""
+        words: list[str] = []
+        one.knows = {}
+        for word in one.service.command:
+            if isinstance(word, Addresses):
+                there = [self.standings[name] for name in word.services if self.standings[name].ready.is_set()]
+                one.knows |= {other.service.name: word.of(other.service.address) for other in there}
+                words += word.words([other.service.address for other in there])
+            else:
+                words.append(word)
+        return words
+
+    def _tell_others(self, one: Standing) -> None:
+        """Those whose process knows another address of a service hear of the one that it has now."""
+        name = one.service.name
+        for other in self.standings.values():
+            for word in other.service.command:
+                if isinstance(word, Addresses) and name in word.services and other.running:
+                    now = word.of(one.service.address)
+                    if other.knows.get(name) != now:
+                        self._task(self._tell(other, one, now))
+
+    async def _tell(self, other: Standing, one: Standing, now: str) -> None:
+        loop = asyncio.get_running_loop()
+        began, name = loop.time(), one.service.name
+        process, address = other.process, one.service.address
+        while other.process is process and other.running and one.service.address == address:
+            if await tell_address(other.service, other.knows.get(name), now):
+                other.knows[name] = now
+                return
+            if loop.time() - began > _TELL:
+                log.warning("%s does not go on with %s at %s: it is started again", other.service.name, name, now)
+                await self._end(other)
+                return
+            await asyncio.sleep(_TELL_PAUSE)
+
     async def _until_ready(self, one: Standing) -> float:
         """Look at a service until it is ready; the loop's time then."""
         pause, longest = _PAUSES
@@ -299,6 +384,7 @@ class Supervisor:
                 state = await self._look(one, client)
                 if state.ready:
                     self._set(one, READY, "")
+                    self._tell_others(one)
                     return asyncio.get_running_loop().time()
                 shown = "" if state.progress is None else f" {state.progress:.0%}"
                 self._set(one, STARTING, f"{state.message}{shown}")

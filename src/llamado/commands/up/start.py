@@ -27,7 +27,7 @@ from llamado.cluster.state import (
     ClusterState,
     StateFolder,
 )
-from llamado.cluster.supervisor import Standing, Supervisor
+from llamado.cluster.supervisor import Nodes, Standing, Supervisor
 from llamado.cluster.table import cluster_table
 from llamado.errors import LlamadoError
 from llamado.flags import FLAGS, FlagError, Parsed
@@ -50,6 +50,13 @@ def run_here(config: ClusterConfig) -> int:
     """Run a cluster until it is ended. Raises LlamadoError."""
     folder = StateFolder(config.name)
     with folder.held():
+        if config.on == "ray":
+            from llamado.cluster.ray.nodes import connected
+            from llamado.cluster.ray.services import services_on_ray
+
+            services = services_on_ray(config)
+            with connected(config.ray, config.name, config.stop_timeout) as nodes:
+                return asyncio.run(_Run(config, services, folder, nodes).run())
         services = services_of(config, _model(config))
         return asyncio.run(_Run(config, services, folder).run())
 
@@ -61,7 +68,7 @@ def cluster_config(flags: Parsed, file: str | None, server: Sequence[str]) -> Cl
     """
     config = read_cluster(Path(file)) if file else cluster_of({}, "flags")
     changed: dict[str, Any] = {}
-    for key in ("name", "host", "port", "engine", "replicas", "log_folder"):
+    for key in ("name", "host", "port", "engine", "replicas", "log_folder", "on"):
         if key in flags.given:
             changed[key] = flags.values[key]
     if "model" in flags.given:
@@ -147,12 +154,18 @@ def _model(config: ClusterConfig) -> Path:
 class _Run:
     """A cluster while it runs: what is seen of it here, and told to other terminals."""
 
-    def __init__(self, config: ClusterConfig, services: Sequence[Service], folder: StateFolder) -> None:
+    def __init__(
+        self,
+        config: ClusterConfig,
+        services: Sequence[Service],
+        folder: StateFolder,
+        nodes: Nodes | None = None,
+    ) -> None:
         logs = Path(config.log_folder) if config.log_folder else folder.path / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._state = ClusterState(name=config.name, url=services[-1].url, log_folder=str(logs.resolve()))
-        self._supervisor = Supervisor(services, config.restart, config.stop_timeout, logs, self._changed)
+        self._supervisor = Supervisor(services, config.restart, config.stop_timeout, logs, self._changed, nodes)
         self._state.services = [one.state for one in self._supervisor.standings.values()]
         self._console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
         self._live: Live | None = None

@@ -1,0 +1,1 @@
+"""Clusters whose servers and workers Ray places (the extra `ray`)."""
