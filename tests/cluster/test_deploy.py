@@ -30,6 +30,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "many": {"replicas": 3, "workers": 2, "memory": "16G", "cpus": 2.5},
     "closed": {"replicas": 2, "workers": 2, "tls": True, "key": True, "domain": "llm.example"},
     "locked": {"serve": (*SERVE, "--mlock", "--metrics")},
+    "behind a gateway": {"replicas": 2, "workers": 1, "gateway": ("--patience", "20"), "tls": True, "key": True},
 }
 KUBERNETES = "1.31.0"
 
@@ -104,10 +105,17 @@ def test_systemd(what: Deployment) -> None:
     flags = is_as_asked(command_of(server["ExecStart"][0], 8081), what, host="127.0.0.1", rpc=rpc)
     assert flags.port == 8081 and server["Restart"] == ["always"] and "Requires" not in server
     assert ("LimitMEMLOCK" in server) == what.mlock and server.get("MemoryMax") == (what.memory and [what.memory])
-    assert len(server.get("LoadCredential", [])) == what.key + 2 * what.tls
-    assert bool(flags.api_key_file) == what.key and bool(flags.ssl_cert_file) == what.tls
+    behind = what.gateway is not None
+    assert len(server.get("LoadCredential", [])) == what.key + 2 * (what.tls and not behind)
+    assert bool(flags.api_key_file) == what.key and bool(flags.ssl_cert_file) == (what.tls and not behind)
     wants = entries(files["llamado.target"])["Wants"][0].split()
-    assert len(wants) == what.replicas + what.workers and "llamado-server@8080.service" in wants
+    assert len(wants) == what.replicas + what.workers + behind
+    assert f"llamado-server@{8080 + behind}.service" in wants
+    if behind:
+        gateway = entries(files["llamado-gateway.service"])
+        name, flags = read(command_of(gateway["ExecStart"][0], 0))
+        assert name == "gateway" and flags.port == 8080 and flags.patience == 20 and flags.ssl_cert_file
+        assert flags.replica == ["http://127.0.0.1:8081,http://127.0.0.1:8082"] and len(gateway["LoadCredential"]) == 2
     if what.workers:
         name, worker = read(command_of(entries(files["llamado-worker@.service"])["ExecStart"][0], 50053))
         assert name == "worker" and worker.port == 50053 and worker.cache and worker.host == "127.0.0.1"
@@ -157,7 +165,8 @@ def test_compose(what: Deployment, compose_schema: Any) -> None:
         assert flags.port == 8080 and ("memlock" in service["ulimits"]) == what.mlock
         secrets = [path for path in (flags.api_key_file, flags.ssl_key_file, flags.ssl_cert_file) if path]
         assert [Path(path).name for path in secrets] == service.get("secrets", [])
-        assert set(service.get("secrets", [])) == set(content.get("secrets", {}))
+        if what.gateway is None:
+            assert set(service.get("secrets", [])) == set(content.get("secrets", {}))
         assert service.get("deploy", {}).get("resources", {}).get("limits") == (
             {"memory": "16G", "cpus": "2.5"} if what.memory else None
         )
@@ -165,9 +174,15 @@ def test_compose(what: Deployment, compose_schema: Any) -> None:
         assert read(services[name]["command"])[1].host == "0.0.0.0"
         probe = services[name]["healthcheck"]["test"]
         assert probe[:2] == ["CMD", "llamado"] and read(probe[2:])[0] == "wait"
-    assert ("nginx" in services) == (what.replicas > 1) == ("nginx.conf" in files)
+    assert ("nginx" in services) == (what.replicas > 1 and what.gateway is None) == ("nginx.conf" in files)
     published = [name for name, service in services.items() if "ports" in service]
-    assert published == (["nginx"] if what.replicas > 1 else ["server"])
+    front = "gateway" if what.gateway is not None else "nginx" if what.replicas > 1 else "server"
+    assert published == [front]
+    if what.gateway is not None:
+        name, flags = read(services["gateway"]["command"])
+        assert name == "gateway" and flags.replica == [",".join(f"http://{server}:8080" for server in servers)]
+        assert flags.patience == 20 and set(services["gateway"]["secrets"]) == {"ssl_key_file", "ssl_cert_file"}
+        assert set(services["gateway"]["depends_on"]) == set(servers)
 
 
 def test_the_probe_of_a_server_finds_out() -> None:
@@ -216,7 +231,10 @@ def test_nginx_takes_the_file(what: Deployment, tmp_path: Path) -> None:
         made = Certificates(tmp_path)
         text = text.replace("/etc/llamado/cert.pem", str(made.cert)).replace("/etc/llamado/key.pem", str(made.key))
     assert "proxy_buffering off;" in text and "proxy_read_timeout 3600s;" in text
-    assert text.count("max_fails") == what.replicas and f"server_name {what.domain};" in text
+    assert (
+        text.count("max_fails") == (what.replicas if what.gateway is None else 1)
+        and f"server_name {what.domain};" in text
+    )
     (tmp_path / "nginx.conf").write_text(text)
     done = accepted(nginx, "-t", "-c", tmp_path / "nginx.conf", "-g", f"pid {tmp_path}/pid;")
     assert done.returncode == 0 and "[warn]" not in done.stderr, done.stderr
@@ -375,7 +393,7 @@ def test_kubernetes_takes_the_manifests(what: Deployment) -> None:
     found = manifests(what)
     for one in found.values():
         validate.validate(one, KUBERNETES, strict=True)
-    broken = json.loads(json.dumps(found["Deployment llamado-server"]))
+    broken = json.loads(json.dumps(next(one for one in found.values() if one["kind"] == "Deployment")))
     broken["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["httpGett"] = {}
     with pytest.raises(validate.ValidationError):
         validate.validate(broken, KUBERNETES, strict=True)
@@ -388,7 +406,8 @@ def container(manifest: Any) -> Any:
 
 def test_kubernetes(what: Deployment) -> None:
     found = manifests(what)
-    server = container(found["Deployment llamado-server"])
+    servers = found[f"{'Deployment' if what.gateway is None else 'StatefulSet'} llamado-server"]
+    server = container(servers)
     scheme = "tls://" if what.tls else ""
     rpc = [f"{scheme}llamado-worker-{i}.llamado-worker:50052" for i in range(what.workers)]
     flags = is_as_asked(server["args"], what, host="0.0.0.0", rpc=rpc)
@@ -406,7 +425,7 @@ def test_kubernetes(what: Deployment) -> None:
         volumes = {volume["name"] for volume in pod["volumes"]}
         volumes |= {claim["metadata"]["name"] for one in found.values()
                     for claim in one.get("spec", {}).get("volumeClaimTemplates", [])}  # fmt: skip
-        for one in pod["containers"] + pod["initContainers"]:
+        for one in pod["containers"] + pod.get("initContainers", []):
             assert one["securityContext"]["readOnlyRootFilesystem"]
             assert {mount["name"] for mount in one["volumeMounts"]} <= volumes
     assert ("StatefulSet llamado-worker" in found) == (what.workers > 0)
@@ -416,12 +435,26 @@ def test_kubernetes(what: Deployment) -> None:
         assert name == "worker" and flags.host == "0.0.0.0" and bool(flags.tls_client_ca) == what.tls
         policy = found["NetworkPolicy llamado-worker"]["spec"]
         (rule,) = policy["ingress"]
-        assert rule["from"] == [{"podSelector": found["Deployment llamado-server"]["spec"]["selector"]}]
+        assert rule["from"] == [{"podSelector": servers["spec"]["selector"]}]
         assert rule["ports"][0]["port"] == worker["ports"][0]["containerPort"]
         assert policy["podSelector"] == found["StatefulSet llamado-worker"]["spec"]["selector"]
         assert found["Service llamado-worker"]["spec"]["publishNotReadyAddresses"]
     if what.memory:
         assert server["resources"]["limits"] == {"memory": "16Gi", "cpu": "2.5"}
+    assert ("Deployment llamado-gateway" in found) == (what.gateway is not None)
+    if what.gateway is not None:
+        gateway = container(found["Deployment llamado-gateway"])
+        name, flags = read(gateway["args"])
+        most = found["HorizontalPodAutoscaler llamado-server"]["spec"]
+        assert most["scaleTargetRef"]["kind"] == "StatefulSet" and servers["spec"]["serviceName"] == "llamado-server"
+        names = [f"http://llamado-server-{i}.llamado-server:8080" for i in range(most["maxReplicas"])]
+        assert name == "gateway" and flags.replica == [",".join(names)] and flags.patience == 20
+        assert bool(flags.ssl_cert_file) == what.tls and gateway["livenessProbe"]["httpGet"]["scheme"] == "HTTPS"
+        assert (
+            found["Service llamado-server"]["spec"]["clusterIP"] == "None" and not read(server["args"])[1].ssl_cert_file
+        )
+        assert gateway["env"][0]["name"] in {env for flag in FLAGS if flag.key == "replica_key" for env in flag.env}
+        assert found["NetworkPolicy llamado-gateway"] and found["PodDisruptionBudget llamado-gateway"]
 
 
 def test_kubernetes_groups() -> None:
@@ -451,7 +484,7 @@ def test_the_command(target: str, capsys: pytest.CaptureFixture[str], tmp_path: 
     assert cli.main([*words, "--out", str(tmp_path / "out"), *serve]) == 0
     paths = [Path(line) for line in capsys.readouterr().out.split()]
     expected = files_for(target, Deployment(serve=tuple(serve[1:]), replicas=2, name="mine"))
-    assert {path.name: path.read_text() for path in paths} == expected
+    assert {str(path.relative_to(tmp_path / "out")): path.read_text() for path in paths} == expected
     assert all(text in printed for text in expected.values())
     assert cli.main([*words, "--out", str(tmp_path / "out"), *serve]) == 0  # the same again
     paths[0].write_text("something else")

@@ -13,7 +13,16 @@ from collections.abc import Callable, Sequence
 
 from llamado import __version__
 from llamado.errors import LlamadoError
-from llamado.flags import FlagError, FlagParser, Parsed, add_flags, check_port, completion_script, parse
+from llamado.flags import (
+    FlagError,
+    FlagParser,
+    Parsed,
+    add_flags,
+    check_port,
+    completion_script,
+    memory_size,
+    parse,
+)
 from llamado.loglines import LineFormatter
 
 USAGE = """\
@@ -36,8 +45,8 @@ llamado: serve and run GGUF language models, on one machine or on many
   llamado verify URL URL        whether servers give the same answers, byte by byte
   llamado top URL               the machines of a server while they work
   llamado cluster init          keys and certificates for TLS between machines
-  llamado deploy TARGET -- FLAGS
-                                files for compose, docker, kubernetes, systemd, nginx, prometheus, grafana
+  llamado deploy TARGET [cluster.yaml] -- FLAGS
+                                files for compose, docker, kubernetes, helm, systemd, nginx, prometheus, grafana
   llamado up --nodes 3          workers and a server on this machine, watched (also ps, logs, drain, down)
   llamado tap                   a proxy before a worker that delays and shows its traffic
 
@@ -186,20 +195,6 @@ def _worker(flags: Parsed, _: argparse.Namespace) -> int:
     return run_worker(options)
 
 
-def memory_size(text: str) -> int:
-    """Bytes of `--mem`: a plain number is MiB, as older rpc-servers took it; from a TiB on, which would be in MiB, it
-    is bytes, as others took it. Raises FlagError.
-    """
-    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:i?B)?)?", text.strip(), re.IGNORECASE)
-    unit = found[2] if found else None
-    number = float(found[1]) if found else 0.0
-    size = int(number * units[unit.upper()]) if unit else int(number) if number >= 1 << 20 else int(number * (1 << 20))
-    if size <= 0:
-        raise FlagError(f"-m/--mem: expected MiB as a number, or a size as 512K, 800M, 16G; got {text!r}")
-    return size
-
-
 def _log_to_stderr(flags: Parsed) -> None:
     level = logging.DEBUG if flags.verbose else logging.INFO
     handler = logging.StreamHandler(sys.stderr)
@@ -264,7 +259,7 @@ def _cluster(flags: Parsed, _: argparse.Namespace) -> int:
 def _deploy(flags: Parsed, namespace: argparse.Namespace) -> int:
     from llamado.commands.deploy import run_deploy
 
-    return run_deploy(flags, namespace.target, namespace.behind)
+    return run_deploy(flags, namespace.target, namespace.file, namespace.behind)
 
 
 def _up(flags: Parsed, namespace: argparse.Namespace) -> int:
@@ -312,7 +307,7 @@ COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
     "verify": (_verify, "whether servers give the same answers to the same prompts and seeds, byte by byte"),
     "top": (_top, "the machines of a server while they work: layers, memory, links, where a token's time goes"),
     "cluster": (_cluster, "init: make keys and certificates for TLS between a server and its workers"),
-    "deploy": (_deploy, "files with which others run servers and workers; flags of llamado serve come behind --"),
+    "deploy": (_deploy, "files with which others run servers, workers and a gateway: from flags, or a cluster.yaml"),
     "tap": (_tap, "a proxy before a worker that delays, limits and decodes its traffic"),
     "up": (_up, "start workers, taps and a server on this machine, and keep them running"),
     "ps": (_ps, "show what llamado up runs"),
@@ -349,6 +344,8 @@ def _parser(command: str) -> argparse.ArgumentParser:
         from llamado.cluster.deploy.targets import TARGETS
 
         parser.add_argument("target", choices=sorted(TARGETS), metavar="TARGET", help=", ".join(sorted(TARGETS)))
+        parser.add_argument("file", nargs="?", metavar="cluster.yaml", help="what is deployed, as llamado up reads it")
+        parser.usage = "llamado deploy TARGET [cluster.yaml] [flags] [-- flags of the server]"
     elif command == "pull":
         parser.add_argument("spec", nargs="?", metavar="MODEL", help="smollm2, gemma3, hf:user/repo[:quant], …")
         parser.add_argument("-hf", "-hfr", "--hf-repo", metavar="REPO", help="user/repo[:quant] of Hugging Face")

@@ -49,7 +49,7 @@ CMD [{command}]
 
 
 def compose(what: Deployment) -> dict[str, str]:
-    """A compose file; with several servers nginx stands before them."""
+    """A compose file; before several servers stands the gateway, if there is to be one, or else nginx."""
     services: dict[str, Any] = {}
     workers = [f"worker-{i + 1}" for i in range(what.workers)]
     for name in workers:
@@ -65,23 +65,42 @@ def compose(what: Deployment) -> dict[str, str]:
     if what.key:
         more += [spelled("serve", "api_key_file"), "/run/secrets/keys"]
         secrets["keys"] = {"file": "./secrets/keys"}
+    https: list[str] = []
     if what.tls:
         for key, file in (("ssl_key_file", "key.pem"), ("ssl_cert_file", "cert.pem")):
-            more += [spelled("serve", key), f"/run/secrets/{key}"]
+            https += [spelled("serve", key), f"/run/secrets/{key}"]
             secrets[key] = {"file": f"./secrets/{file}"}
-    scheme = "https" if what.tls else "http"
+    if what.server_tls:
+        more += https
+    scheme = "https" if what.server_tls else "http"
     for name in servers:
         probe = _http_probe(f"{scheme}://127.0.0.1:{what.port}/health")
         services[name] = {
             **_service(what, what.serve_command(*more, rpc=rpc, host="0.0.0.0")),
             "healthcheck": {"test": probe, "interval": "10s", "timeout": "10s", "retries": 3, "start_period": "30m"},
             **({"depends_on": {worker: {"condition": "service_healthy"} for worker in workers}} if workers else {}),
-            **({"secrets": list(secrets)} if secrets else {}),
+            **({"secrets": _named(secrets, more)} if _named(secrets, more) else {}),
         }
         if what.mlock:
             services[name]["ulimits"]["memlock"] = -1
     files: dict[str, str] = {}
-    if what.replicas == 1:
+    if what.gateway is not None:
+        addresses = [f"{name}:{what.port}" for name in servers]
+        services["gateway"] = {
+            **_service(what, what.gateway_command(*https, servers=addresses, host="0.0.0.0")),
+            "ports": [f"{what.port}:{what.port}"],
+            "healthcheck": {
+                "test": _http_probe(f"{'https' if what.tls else 'http'}://127.0.0.1:{what.port}/livez"),
+                "interval": "10s",
+                "timeout": "10s",
+                "retries": 3,
+            },
+            "depends_on": {name: {"condition": "service_healthy"} for name in servers},
+            **({"secrets": _named(secrets, https)} if https else {}),
+        }
+        services["gateway"].pop("deploy", None)  # those limits are what a model takes
+        services["gateway"].pop("volumes")
+    elif what.replicas == 1:
         services["server"]["ports"] = [f"{what.port}:{what.port}"]
     else:
         files |= nginx(what, [f"{name}:{what.port}" for name in servers])
@@ -103,6 +122,11 @@ def compose(what: Deployment) -> dict[str, str]:
     for name in (*workers, *servers):
         services[name]["volumes"].append(f"cache-{name}:{CACHE}")
     return {"compose.yaml": yaml_text(_literal(content)), **files}
+
+
+def _named(secrets: dict[str, Any], flags: list[str]) -> list[str]:
+    """The secrets that flags name."""
+    return [name for name in secrets if f"/run/secrets/{name}" in flags]
 
 
 def _service(what: Deployment, command: list[str]) -> dict[str, Any]:

@@ -44,6 +44,10 @@ class Deployment:
     """Whether clients need a key, which the target keeps."""
     domain: str = "_"
     """Name by which clients come (nginx)."""
+    worker: tuple[str, ...] = ()
+    """Flags of `llamado worker` that all workers get."""
+    gateway: tuple[str, ...] | None = None
+    """Flags of the gateway before the servers; None: there is none."""
     leader_worker_set: bool = False
     """Whether Kubernetes' LeaderWorkerSet groups a server with its workers, instead of a StatefulSet of workers."""
 
@@ -86,11 +90,11 @@ class Deployment:
         if rpc and "rpc" in given:
             raise DeploymentError(f"{spelled('serve', 'rpc')} and --workers: workers that are there, or new ones?")
         words = ["serve", *self.serve]
+        if "metrics" not in given:
+            words.append(spelled("serve", "metrics"))
         for key, value in (("host", host), ("port", str(self.port))):
             if value is not None:
                 words += [spelled("serve", key), value]
-        if "metrics" not in given:
-            words.append(spelled("serve", "metrics"))
         if rpc:
             words += [spelled("serve", "rpc"), ",".join(rpc)]
         return [*words, *more]
@@ -98,7 +102,23 @@ class Deployment:
     def worker_command(self, *more: str, host: str) -> list[str]:
         """Arguments of `llamado` for a worker that keeps what it was sent on disk."""
         address = [spelled("worker", "host"), host, spelled("worker", "port"), str(self.worker_port)]
-        return ["worker", *address, spelled("worker", "cache"), *more]
+        return ["worker", *address, spelled("worker", "cache"), *self.worker, *more]
+
+    def gateway_command(self, *more: str, servers: Sequence[str], host: str) -> list[str]:
+        """Arguments of `llamado` for a gateway before servers at these addresses (`host:port`)."""
+        words = ["gateway", *(self.gateway or ())]
+        words += [spelled("gateway", "host"), host, spelled("gateway", "port"), str(self.port)]
+        return [*words, spelled("gateway", "replica"), ",".join(f"http://{server}" for server in servers), *more]
+
+    @property
+    def server_port(self) -> int:
+        """Of the (first) server where all share an address: behind the gateway's, which clients know."""
+        return self.port + (self.gateway is not None)
+
+    @property
+    def server_tls(self) -> bool:
+        """Whether servers are reached by TLS: behind a gateway that is the gateway's."""
+        return self.tls and self.gateway is None
 
     @property
     def mlock(self) -> bool:

@@ -13,6 +13,8 @@ from llamado.cluster.deploy.containers import CACHE, MODELS, USER
 from llamado.cluster.deploy.deployment import Deployment, spelled, variable, yaml_text
 
 LIVE, READY = "/livez", "/readyz"
+CACHE_SIZE = "50Gi"
+"""Of the disk on which a worker keeps what it was sent."""
 _START_SECONDS = 1800
 _END_SECONDS = 90
 _TLS = "/tls"
@@ -22,18 +24,24 @@ Manifest = dict[str, Any]
 
 def kubernetes(what: Deployment) -> dict[str, str]:
     """All manifests in one file, and secrets as examples in another where there are any."""
-    manifests = [_server_service(what)]
-    if what.workers and what.leader_worker_set:
-        manifests.append(_leader_worker_set(what))
-    else:
-        manifests.append(_servers(what))
-        if what.workers:
-            manifests += [_worker_service(what), _workers(what)]
-    manifests += [_budget(what, "server"), _scaler(what), *_policies(what)]
-    files = {f"{what.name}.yaml": yaml_text(*manifests)}
-    if secrets := _secrets(what):
-        files[f"{what.name}-secrets.example.yaml"] = yaml_text(*secrets)
+    files = {f"{what.name}.yaml": yaml_text(*manifests(what))}
+    if examples := secrets(what):
+        files[f"{what.name}-secrets.example.yaml"] = yaml_text(*examples)
     return files
+
+
+def manifests(what: Deployment) -> list[Manifest]:
+    """All but secrets."""
+    found = [_server_service(what)]
+    if what.workers and what.leader_worker_set:
+        found.append(_leader_worker_set(what))
+    else:
+        found.append(_servers(what))
+        if what.workers:
+            found += [_worker_service(what), _workers(what)]
+    if what.gateway is not None:
+        found += [_gateway_service(what), _gateways(what), _budget(what, "gateway")]
+    return [*found, _budget(what, "server"), _scaler(what), *_policies(what)]
 
 
 def _meta(what: Deployment, part: str) -> Manifest:
@@ -55,8 +63,8 @@ def _container(what: Deployment, part: str, command: list[str], port: int) -> Ma
     container: Manifest = {
         "name": part,
         "image": what.image,
-        "args": [_literal(word) for word in command],
-        "ports": [{"name": "http" if part == "server" else "rpc", "containerPort": port}],
+        "args": [literal(word) for word in command],
+        "ports": [{"name": "rpc" if part == "worker" else "http", "containerPort": port}],
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -68,47 +76,74 @@ def _container(what: Deployment, part: str, command: list[str], port: int) -> Ma
             {"name": "tmp", "mountPath": "/tmp"},
         ],
     }
-    sizes: dict[str, str] = {}
-    if what.memory is not None:
-        sizes["memory"] = what.memory + ("i" if what.memory[-1] in "KMGT" else "")
-    if what.cpus is not None:
-        sizes["cpu"] = f"{what.cpus:g}"
-    if sizes:
-        container["resources"] = {"requests": sizes, "limits": dict(sizes)}
+    if sizes := resources(what):
+        container["resources"] = sizes
     if what.tls:
         container["volumeMounts"].append({"name": "tls", "mountPath": _TLS, "readOnly": True})
     return container
 
 
-def _literal(word: str) -> str:
+def resources(what: Deployment) -> Manifest:
+    """Memory and processors of a container; {} where they are not limited."""
+    sizes: dict[str, str] = {}
+    if what.memory is not None:
+        sizes["memory"] = what.memory + ("i" if what.memory[-1] in "KMGT" else "")
+    if what.cpus is not None:
+        sizes["cpu"] = f"{what.cpus:g}"
+    return {"requests": sizes, "limits": dict(sizes)} if sizes else {}
+
+
+def literal(word: str) -> str:
     """With `$(` doubled: Kubernetes puts variables in there."""
     return word.replace("$(", "$$(")
 
 
 def _server(what: Deployment, rpc: list[str]) -> Manifest:
-    more: list[str] = []
-    if what.tls:
-        more += [spelled("serve", "ssl_key_file"), f"{_TLS}/tls.key"]
-        more += [spelled("serve", "ssl_cert_file"), f"{_TLS}/tls.crt"]
-        if rpc:
-            more += [spelled("serve", "rpc_ca"), f"{_TLS}/ca.crt", spelled("serve", "rpc_cert"), f"{_TLS}/tls.crt"]
-            more += [spelled("serve", "rpc_key"), f"{_TLS}/tls.key"]
+    more = _https("serve") if what.server_tls else []
+    if what.tls and rpc:
+        more += [spelled("serve", "rpc_ca"), f"{_TLS}/ca.crt", spelled("serve", "rpc_cert"), f"{_TLS}/tls.crt"]
+        more += [spelled("serve", "rpc_key"), f"{_TLS}/tls.key"]
     container = _container(what, "server", what.serve_command(*more, rpc=rpc, host="0.0.0.0"), what.port)
     if what.key:
         source = {"secretKeyRef": {"name": f"{what.name}-keys", "key": "key"}}
         container["env"] = [{"name": variable("serve", "api_key"), "valueFrom": source}]
 
+    return {**container, **_http_probes(_START_SECONDS, tls=what.server_tls)}
+
+
+def _gateway(what: Deployment) -> Manifest:
+    """The gateway knows servers by their names, also those that the autoscaler may start."""
+    group = what.workers and what.leader_worker_set
+    home = f"{what.name}-group" if group else f"{what.name}-server"
+    servers = [f"{home}-{i}.{home}:{what.port}" for i in range(most_replicas(what))]
+    more = _https("gateway") if what.tls else []
+    container = _container(what, "gateway", what.gateway_command(*more, servers=servers, host="0.0.0.0"), what.port)
+    container.pop("resources", None)  # those are what a model takes
+    container["volumeMounts"] = [mount for mount in container["volumeMounts"] if mount["name"] in ("tmp", "tls")]
+    if what.key:  # what it asks of servers itself; requests bring their own
+        source = {"secretKeyRef": {"name": f"{what.name}-keys", "key": "key"}}
+        container["env"] = [{"name": variable("gateway", "replica_key"), "valueFrom": source}]
+    return {**container, **_http_probes(_START_SECONDS, tls=what.tls)}
+
+
+def _https(command: str) -> list[str]:
+    """Flags of a command that is reached by TLS."""
+    return [spelled(command, "ssl_key_file"), f"{_TLS}/tls.key", spelled(command, "ssl_cert_file"), f"{_TLS}/tls.crt"]
+
+
+def _http_probes(start: int, *, tls: bool) -> Manifest:
+    """Probes of a server that may take so many seconds to start."""
+
     def probe(path: str, period: int, failures: int, timeout: int) -> Manifest:
         get: Manifest = {"path": path, "port": "http"}
-        if what.tls:
+        if tls:
             get["scheme"] = "HTTPS"
         return {
             "httpGet": get, "periodSeconds": period, "failureThreshold": failures, "timeoutSeconds": timeout
         }  # fmt: skip
 
     return {
-        **container,
-        "startupProbe": probe(LIVE, 10, _START_SECONDS // 10, 5),
+        "startupProbe": probe(LIVE, 10, start // 10, 5),
         "livenessProbe": probe(LIVE, 30, 3, 10),
         "readinessProbe": probe(READY, 5, 2, 5),
         # the endpoint is taken out of the service before the process is told to end
@@ -142,6 +177,9 @@ def _pod(what: Deployment, part: str, container: Manifest, *, own_cache: bool = 
         volumes.append({"name": "cache", "emptyDir": {}})
     if what.tls:
         volumes.append({"name": "tls", "secret": {"secretName": f"{what.name}-tls"}})
+    computes = part != "gateway"
+    if not computes:
+        volumes = [volume for volume in volumes if volume["name"] in ("tmp", "tls")]
     labels = _labels(what, part)
     spread = {
         "maxSkew": 1,
@@ -171,7 +209,7 @@ def _pod(what: Deployment, part: str, container: Manifest, *, own_cache: bool = 
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             "topologySpreadConstraints": [spread],
-            "initContainers": [kernels],
+            **({"initContainers": [kernels]} if computes else {}),
             "containers": [container],
             "volumes": volumes,
         },
@@ -184,24 +222,45 @@ def _pod(what: Deployment, part: str, container: Manifest, *, own_cache: bool = 
 def _servers(what: Deployment) -> Manifest:
     scheme = "tls://" if what.tls else ""
     rpc = [f"{scheme}{what.name}-worker-{i}.{what.name}-worker:{what.worker_port}" for i in range(what.workers)]
+    pod = _pod(what, "server", _server(what, rpc))
+    if what.gateway is None:
+        return _rolling(what, "server", pod)
+    return {  # each has a name, by which the gateway knows it
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": _meta(what, "server"),
+        "spec": {
+            "serviceName": f"{what.name}-server",
+            "podManagementPolicy": "Parallel",
+            "selector": _selector(what, "server"),
+            "template": pod,
+        },
+    }
+
+
+def _rolling(what: Deployment, part: str, pod: Manifest) -> Manifest:
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": _meta(what, "server"),
+        "metadata": _meta(what, part),
         "spec": {
-            # how many there are is the autoscaler's
-            "selector": _selector(what, "server"),
+            # how many servers there are is the autoscaler's
+            "selector": _selector(what, part),
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
             "progressDeadlineSeconds": _START_SECONDS + 60,
-            "template": _pod(what, "server", _server(what, rpc)),
+            "template": pod,
         },
     }
+
+
+def _gateways(what: Deployment) -> Manifest:
+    return _rolling(what, "gateway", _pod(what, "gateway", _gateway(what)))
 
 
 def _workers(what: Deployment) -> Manifest:
     cache = {
         "metadata": {"name": "cache"},
-        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "50Gi"}}},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": CACHE_SIZE}}},
     }
     return {
         "apiVersion": "apps/v1",
@@ -245,14 +304,26 @@ def _leader_worker_set(what: Deployment) -> Manifest:
     }
 
 
-def _server_service(what: Deployment) -> Manifest:
+def _service(what: Deployment, part: str) -> Manifest:
     port = {"name": "http", "port": what.port, "targetPort": "http"}
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _meta(what, "server"),
-        "spec": {"selector": _labels(what, "server"), "ports": [port]},
+        "metadata": _meta(what, part),
+        "spec": {"selector": _labels(what, part), "ports": [port]},
     }
+
+
+def _server_service(what: Deployment) -> Manifest:
+    """For clients; behind a gateway the names of single servers, ready or not: it looks at them itself."""
+    service = _service(what, "server")
+    if what.gateway is not None:
+        service["spec"] = {"clusterIP": "None", "publishNotReadyAddresses": True, **service["spec"]}
+    return service
+
+
+def _gateway_service(what: Deployment) -> Manifest:
+    return _service(what, "gateway")
 
 
 def _worker_service(what: Deployment) -> Manifest:
@@ -286,7 +357,11 @@ def _scaler(what: Deployment) -> Manifest:
     target = (
         {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "name": f"{what.name}-group"}
         if group
-        else {"apiVersion": "apps/v1", "kind": "Deployment", "name": f"{what.name}-server"}
+        else {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment" if what.gateway is None else "StatefulSet",
+            "name": f"{what.name}-server",
+        }
     )
     waiting = {
         "type": "Pods",
@@ -302,7 +377,7 @@ def _scaler(what: Deployment) -> Manifest:
         "spec": {
             "scaleTargetRef": target,
             "minReplicas": what.replicas,
-            "maxReplicas": max(4 * what.replicas, 4),
+            "maxReplicas": most_replicas(what),
             "metrics": [waiting],
             # a model takes long to load: what was started is not ended at once
             "behavior": {"scaleDown": {"stabilizationWindowSeconds": 900}},
@@ -310,8 +385,15 @@ def _scaler(what: Deployment) -> Manifest:
     }
 
 
+def most_replicas(what: Deployment) -> int:
+    """To which number servers grow."""
+    return max(4 * what.replicas, 4)
+
+
 def _policies(what: Deployment) -> list[Manifest]:
-    """Anybody in the cluster may ask servers; workers hear servers alone: their protocol is not made for strangers."""
+    """Anybody in the cluster may ask servers, or the gateway before them; workers hear servers alone: their protocol is
+    not made for strangers.
+    """
 
     def policy(part: str, origin: list[Manifest], port: int) -> Manifest:
         rule: Manifest = {"ports": [{"protocol": "TCP", "port": port}]}
@@ -324,7 +406,9 @@ def _policies(what: Deployment) -> list[Manifest]:
             "spec": {"podSelector": _selector(what, part), "policyTypes": ["Ingress"], "ingress": [rule]},
         }
 
-    found = [policy("server", [], what.port)]
+    # behind a gateway servers are open still to whoever scrapes their metrics, in another namespace perhaps
+    parts = ("server",) if what.gateway is None else ("gateway", "server")
+    found = [policy(part, [], what.port) for part in parts]
     if what.workers:
         found.append(policy("worker", [{"podSelector": _selector(what, "server")}], what.worker_port))
     return found
@@ -336,7 +420,8 @@ def _secret(name: str, kind: str, *keys: str) -> Manifest:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "type": kind, "stringData": values}
 
 
-def _secrets(what: Deployment) -> list[Manifest]:
+def secrets(what: Deployment) -> list[Manifest]:
+    """Secrets that the manifests want, with words where the operator's keys belong."""
     found: list[Manifest] = []
     if what.key:
         found.append(_secret(f"{what.name}-keys", "Opaque", "key"))

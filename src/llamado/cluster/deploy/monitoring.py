@@ -96,9 +96,9 @@ def prometheus(what: Deployment) -> dict[str, str]:
     job: dict[str, Any] = {
         "job_name": what.name,
         "metrics_path": "/metrics",
-        "static_configs": [{"targets": [f"127.0.0.1:{what.port + i}" for i in range(what.replicas)]}],
+        "static_configs": [{"targets": [f"127.0.0.1:{what.server_port + i}" for i in range(what.replicas)]}],
     }
-    if what.tls:
+    if what.server_tls:
         job |= {"scheme": "https", "tls_config": {"insecure_skip_verify": True}}
     if what.key:
         job["authorization"] = {"credentials_file": f"/etc/{what.name}/key"}

@@ -10,8 +10,9 @@ _LARGEST_BODY = "64m"
 
 
 def nginx(what: Deployment, servers: Sequence[str] = ()) -> dict[str, str]:
-    """`nginx.conf` for servers at these addresses, or at the ports of this machine."""
-    addresses = servers or [f"127.0.0.1:{what.port + i}" for i in range(what.replicas)]
+    """`nginx.conf` for servers at these addresses, or at the ports of this machine; or for their gateway."""
+    n = what.replicas if what.gateway is None else 1
+    addresses = servers or [f"127.0.0.1:{what.port + i}" for i in range(n)]
     members = "\n".join(f"        server {address} max_fails=2 fail_timeout=5s;" for address in addresses)
     scheme = "https" if what.tls else "http"
     verify = "\n            proxy_ssl_verify off;" if what.tls else ""

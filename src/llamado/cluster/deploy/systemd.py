@@ -18,18 +18,21 @@ _STOP_SECONDS = 90
 def systemd(what: Deployment) -> dict[str, str]:
     """Unit files by their names. Raises FlagError."""
     name = what.name
-    servers = [f"{name}-server@{what.port + i}.service" for i in range(what.replicas)]
+    servers = [f"{name}-server@{what.server_port + i}.service" for i in range(what.replicas)]
+    gateway = [f"{name}-gateway.service"] if what.gateway is not None else []
     workers = [f"{name}-worker@{what.worker_port + i}.service" for i in range(what.workers)]
     rpc = [f"127.0.0.1:{what.worker_port + i}" for i in range(what.workers)]
     files = {
         f"{name}.target": _unit(
-            Unit={"Description": "llamado: all servers and workers", "Wants": " ".join([*workers, *servers])},
+            Unit={"Description": "llamado: all servers and workers", "Wants": " ".join([*workers, *servers, *gateway])},
             Install={"WantedBy": "multi-user.target"},
         ),
         f"{name}-server@.service": _server(what, rpc, workers),
     }
     if what.workers:
         files[f"{name}-worker@.service"] = _worker(what)
+    if what.gateway is not None:
+        files[f"{name}-gateway.service"] = _gateway(what, servers)
     return files
 
 
@@ -38,19 +41,15 @@ def _server(what: Deployment, rpc: list[str], workers: list[str]) -> str:
     words = _instance(what.serve_command(rpc=rpc, host="127.0.0.1"), port)
     if what.key:
         words += [spelled("serve", "api_key_file"), "${CREDENTIALS_DIRECTORY}/keys"]
-    if what.tls:
-        for key in ("ssl_key_file", "ssl_cert_file"):
-            words += [spelled("serve", key), f"${{CREDENTIALS_DIRECTORY}}/{key}"]
-    scheme = "https" if what.tls else "http"
-    wait = [what.program, "wait", f"{scheme}://127.0.0.1:%i", spelled("wait", "timeout"), str(_START_SECONDS)]
+    if what.server_tls:
+        words += _https("serve")
+    wait = [what.program, "wait", "http://127.0.0.1:%i", spelled("wait", "timeout"), str(_START_SECONDS)]
     service = _service(what, [what.program, *words])
-    if not what.tls:  # whose authority only the clients know
+    if not what.server_tls:  # whose authority only the clients know
         service["ExecStartPost"] = _line(wait)
     service["TimeoutStartSec"] = str(_START_SECONDS + 60)
     credentials = [f"keys:/etc/{what.name}/keys"] if what.key else []
-    if what.tls:
-        credentials += [f"ssl_key_file:/etc/{what.name}/key.pem", f"ssl_cert_file:/etc/{what.name}/cert.pem"]
-    service["LoadCredential"] = credentials
+    service["LoadCredential"] = [*credentials, *(_certificate(what) if what.server_tls else [])]
     if what.mlock:
         service["LimitMEMLOCK"] = "infinity"
     # A worker that is away is waited for by the server itself, which must not be restarted for that: no Requires=
@@ -59,6 +58,37 @@ def _server(what: Deployment, rpc: list[str], workers: list[str]) -> str:
         Unit={
             "Description": "llamado server on port %i",
             "After": after,
+            "Wants": "network-online.target",
+            "PartOf": f"{what.name}.target",
+        },
+        Service=service,
+        Install={"WantedBy": f"{what.name}.target"},
+    )
+
+
+def _https(command: str) -> list[str]:
+    """Flags of a command that is reached by TLS."""
+    keys = ("ssl_key_file", "ssl_cert_file")
+    return [word for key in keys for word in (spelled(command, key), f"${{CREDENTIALS_DIRECTORY}}/{key}")]
+
+
+def _certificate(what: Deployment) -> list[str]:
+    return [f"ssl_key_file:/etc/{what.name}/key.pem", f"ssl_cert_file:/etc/{what.name}/cert.pem"]
+
+
+def _gateway(what: Deployment, servers: list[str]) -> str:
+    addresses = [f"127.0.0.1:{what.server_port + i}" for i in range(what.replicas)]
+    more = _https("gateway") if what.tls else []
+    words = what.gateway_command(*more, servers=addresses, host="0.0.0.0")
+    service = _service(what, [what.program, *words])
+    for limit in ("MemoryMax", "CPUQuota"):  # those are what a model takes
+        service.pop(limit, None)
+    if what.tls:
+        service["LoadCredential"] = _certificate(what)
+    return _unit(
+        Unit={
+            "Description": "llamado gateway",
+            "After": " ".join(["network-online.target", *servers]),
             "Wants": "network-online.target",
             "PartOf": f"{what.name}.target",
         },

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from llamado.cluster.deploy.containers import compose, dockerfile
 from llamado.cluster.deploy.deployment import Deployment, DeploymentError
+from llamado.cluster.deploy.helm import helm
 from llamado.cluster.deploy.kubernetes import kubernetes
 from llamado.cluster.deploy.monitoring import grafana, prometheus
 from llamado.cluster.deploy.nginx import nginx
@@ -16,6 +17,7 @@ TARGETS: dict[str, Callable[[Deployment], dict[str, str]]] = {
     "compose": compose,
     "docker": dockerfile,
     "grafana": grafana,
+    "helm": helm,
     "kubernetes": kubernetes,
     "nginx": nginx,
     "prometheus": prometheus,
@@ -24,7 +26,7 @@ TARGETS: dict[str, Callable[[Deployment], dict[str, str]]] = {
 
 
 def files_for(target: str, what: Deployment) -> dict[str, str]:
-    """Texts of the files of a target, by their names. Raises FlagError."""
+    """Texts of the files of a target, by their paths. Raises FlagError."""
     return TARGETS[target](what)
 
 
@@ -36,6 +38,7 @@ def write(files: dict[str, str], folder: Path) -> list[Path]:
         if other:
             raise DeploymentError(f"{folder} has other files of these names: {', '.join(other)}; give an empty --out")
         for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
     except OSError as error:
         raise DeploymentError(f"{folder}: {error.strerror or error}") from error

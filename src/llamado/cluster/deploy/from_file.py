@@ -1,0 +1,86 @@
+"""A deployment of what a cluster.yaml says: the file that `llamado up` reads, for whoever runs it elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from llamado.cluster.deploy.containers import MODELS
+from llamado.cluster.deploy.deployment import Deployment, DeploymentError, spelled
+from llamado.cluster.file import ClusterConfig, WorkerConfig
+from llamado.cluster.services import alias_of, flag_arguments, server_arguments
+
+IN_CONTAINERS = frozenset({"compose", "docker", "helm", "kubernetes"})
+"""Targets whose models are in a folder of the container."""
+
+
+def deployed(config: ClusterConfig, source: str, target: str) -> dict[str, Any]:
+    """The fields of a Deployment that the file decides. `source` begins messages.
+
+    Raises DeploymentError for what the targets do not have, and FlagError.
+    """
+    if config.engine != "llamado":
+        raise DeploymentError(f"{source}: engine: only llamado's own programs are deployed; leave it out")
+    for name in ("ssl-key-file", "ssl-cert-file", "api-key-file"):
+        for key, options in (("server", config.server), ("gateway", config.gateway)):
+            if name in options:
+                option = "--key" if name == "api-key-file" else "--tls"
+                raise DeploymentError(f"{source}: {key}.{name}: targets keep such files: give {option} instead")
+    local = [worker for worker in config.worker_list if worker.here]
+    remote = [f"{worker.host}:{worker.port}" for worker in config.worker_list if not worker.here]
+    if local and remote:
+        raise DeploymentError(f"{source}: workers: either new ones are deployed, or those that are there are used")
+    serve = [spelled("serve", "model"), _model(config.model, target)]
+    if "alias" not in config.server:
+        serve += [spelled("serve", "alias"), alias_of(config.model)]
+    serve += server_arguments(config.server, ours=True)
+    if remote:
+        serve += [spelled("serve", "rpc"), ",".join(remote)]
+    fields: dict[str, Any] = {
+        "serve": tuple(serve),
+        "replicas": config.replicas,
+        "workers": len(local),
+        "worker": _alike(local, source),
+    }
+    if config.name != "default":
+        fields["name"] = config.name
+    if config.port:
+        fields["port"] = config.port
+    if config.replicas > 1 or config.gateway:
+        fields["gateway"] = tuple(flag_arguments(config.gateway, "gateway"))
+    path = Path(config.model)
+    if target in IN_CONTAINERS and path.exists() and path.suffix == ".gguf":
+        fields["models"] = str(path.resolve().parent)
+    return fields
+
+
+def _model(spec: str, target: str) -> str:
+    """A file is in the containers' folder of models, or where it is; a name stays one."""
+    path = Path(spec)
+    if path.suffix != ".gguf" or "://" in spec or spec.startswith("hf:"):
+        return spec
+    return f"{MODELS}/{path.name}" if target in IN_CONTAINERS else str(path.resolve())
+
+
+def _alike(workers: Iterable[WorkerConfig], source: str) -> tuple[str, ...]:
+    """Flags that all workers have. Raises DeploymentError."""
+    found: set[tuple[str, ...]] = set()
+    for number, worker in enumerate(workers, 1):
+        if worker.link is not None:
+            raise DeploymentError(f"{source}: workers[{number}].link: slow links are for trying out; leave it out")
+        flags: list[str] = []
+        for key, value in (("threads", worker.threads), ("device", worker.device), ("mem", worker.mem)):
+            if value is not None:
+                flags += [spelled("worker", key), str(value)]
+        found.add(tuple(flags))
+    if len(found) > 1:
+        raise DeploymentError(
+            f"{source}: workers: those that are deployed are alike: give all the same threads, mem and device"
+        )
+    return found.pop() if found else ()
+
+
+def deployment_of(config: ClusterConfig, source: str, target: str, **given: Any) -> Deployment:
+    """What the file says, and what is `given` instead. Raises DeploymentError and FlagError."""
+    return Deployment(**{**deployed(config, source, target), **given})

@@ -1,0 +1,84 @@
+"""A cluster.yaml for all targets: what `llamado up` would run is what they run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from llamado.cluster.deploy.deployment import Deployment, DeploymentError
+from llamado.cluster.deploy.from_file import deployment_of
+from llamado.cluster.deploy.targets import TARGETS, files_for
+from llamado.cluster.file import cluster_of
+from llamado.commands import cli
+
+KEYS: dict[str, Any] = {
+    "name": "mine",
+    "model": "smollm2",
+    "port": 9000,
+    "replicas": 2,
+    "workers": [{"threads": 3, "mem": "2G"}, {"threads": 3, "mem": "2G"}],
+    "server": {"ctx-size": 4096, "mmap": False},
+    "gateway": {"patience": 20},
+}
+
+
+def test_what_the_file_says() -> None:
+    found = deployment_of(cluster_of(KEYS, "x"), "x", "kubernetes")
+    assert found == Deployment(
+        name="mine",
+        serve=("--model", "smollm2", "--alias", "smollm2", "--ctx-size", "4096", "--no-mmap"),
+        port=9000,
+        replicas=2,
+        workers=2,
+        worker=("--threads", "3", "--mem", "2G"),
+        gateway=("--patience", "20"),
+    )
+    assert deployment_of(cluster_of({}, "x"), "x", "systemd").gateway is None
+    assert deployment_of(cluster_of({"replicas": 2}, "x"), "x", "systemd").gateway == ()
+
+
+def test_a_models_file_is_where_the_target_has_it(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF")
+    config = cluster_of({"model": str(path)}, "x")
+    inside, outside = (deployment_of(config, "x", target) for target in ("compose", "systemd"))
+    assert inside.serve[:2] == ("--model", "/models/m.gguf") and inside.models == str(tmp_path)
+    assert outside.serve[:2] == ("--model", str(path)) and outside.models == Deployment().models
+    assert outside.serve[2:] == ("--alias", "m")
+
+
+def test_workers_on_other_machines_are_used_as_they_are() -> None:
+    config = cluster_of({"workers": [{"host": "10.0.0.7", "port": 1}, {"host": "10.0.0.8", "port": 2}]}, "x")
+    found = deployment_of(config, "x", "compose")
+    assert found.workers == 0 and found.serve[-2:] == ("--rpc", "10.0.0.7:1,10.0.0.8:2")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_command_reads_it(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Flags of deploy and of the server come before the file's keys."""
+    file = tmp_path / "cluster.yaml"
+    file.write_text(yaml.safe_dump(KEYS))
+    assert cli.main(["deploy", target, str(file), "--memory", "8G", "--workers", "3", "--", "-c", "64"]) == 0
+    printed = capsys.readouterr().out
+    config = cluster_of({**KEYS, "server": {"ctx-size": "64", "mmap": False}}, "x")
+    expected = files_for(target, deployment_of(config, "x", target, memory="8G", workers=3))
+    assert all(text in printed for text in expected.values())
+    assert target in ("grafana", "prometheus", "nginx", "docker") or "gateway" in printed
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"engine": "llama.cpp"}, "engine: only llamado's own programs"),
+        ({"workers": [{"link": {"latency": 5}}]}, r"workers\[1\].link: slow links are for trying out"),
+        ({"workers": [{"threads": 1}, {}]}, "those that are deployed are alike"),
+        ({"workers": [{}, {"host": "10.0.0.7", "port": 1}]}, "either new ones are deployed, or those that are there"),
+        ({"gateway": {"api-key-file": "k"}}, "gateway.api-key-file: targets keep such files: give --key"),
+    ],
+)
+def test_what_no_target_has(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(DeploymentError, match=said):
+        deployment_of(cluster_of(keys, "c.yaml"), "c.yaml", "compose")

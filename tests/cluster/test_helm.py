@@ -1,0 +1,122 @@
+"""The chart of `deploy helm`: Helm finds nothing wrong with it, and makes of it what `deploy kubernetes` writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import yaml
+from test_deploy import KINDS, KUBERNETES, SERVE
+
+from llamado.cluster.deploy.deployment import Deployment
+from llamado.cluster.deploy.kubernetes import secrets
+from llamado.cluster.deploy.targets import files_for
+
+MORE: dict[str, dict[str, Any]] = {
+    "grouped": {"workers": 2, "replicas": 3, "leader_worker_set": True},
+    "grouped and closed": {"workers": 1, "leader_worker_set": True, "tls": True, "key": True, "gateway": ()},
+    "behind a gateway": {"replicas": 2, "workers": 2, "gateway": ("--patience", "20"), "tls": True, "key": True},
+    "literal": {"serve": (*SERVE, "--chat-template", "{{ messages }} $(HOME) 'x' \"y\" x: #")},
+}
+
+
+@pytest.fixture(params=[*KINDS, *MORE])
+def what(request: pytest.FixtureRequest) -> Deployment:
+    return Deployment(**{"serve": SERVE, **(KINDS | MORE)[request.param]})
+
+
+@pytest.fixture(scope="module")
+def helm() -> Any:
+    return pytest.importorskip("helm_python", reason="Helm is not installed: pip install helm-python-sdk")
+
+
+def chart_of(what: Deployment, folder: Path) -> Path:
+    for name, text in files_for("helm", what).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def by_name(texts: list[str]) -> dict[str, Any]:
+    found = [one for text in texts for one in yaml.safe_load_all(text) if one]
+    return {f"{one['kind']} {one['metadata']['name']}": one for one in found}
+
+
+def given(what: Deployment) -> dict[str, Any]:
+    """Values with which the chart makes the secrets that `deploy kubernetes` shows."""
+    wanted = json.loads(files_for("helm", what)["values.schema.json"])["properties"].get("secrets", {})
+    keys = [key for key in wanted.get("properties", {}) if key != "create"]
+    return {"secrets": {"create": True, **dict.fromkeys(keys, "REPLACE-ME")}} if wanted else {}
+
+
+def test_helm_makes_what_deploy_kubernetes_writes(helm: Any, what: Deployment, tmp_path: Path) -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate: it has the schemas")
+    with helm.Chart.load(chart_of(what, tmp_path / "chart")) as chart:
+        rendered = chart.render(given(what), name=what.name, namespace="default")
+        plain = chart.render({}, name=what.name, namespace="default")
+    found = by_name([text for name, text in rendered.items() if not name.endswith(".txt")])
+    assert found == by_name([*files_for("kubernetes", what).values()])
+    for one in found.values():
+        if one["kind"] != "LeaderWorkerSet":  # not one of Kubernetes' own kinds
+            validate.validate(one, KUBERNETES, strict=True)
+    secret = [one["metadata"]["name"] for one in secrets(what)]
+    assert not by_name([text for name, text in plain.items() if "secrets" in name])
+    notes = "".join(text for name, text in plain.items() if name.endswith("NOTES.txt"))
+    assert all(name in notes for name in secret)
+
+
+def test_helm_finds_nothing_wrong(helm: Any, what: Deployment, tmp_path: Path) -> None:
+    folder = chart_of(what, tmp_path / what.name)
+    told = helm.lint(folder, {}, strict=True)
+    assert [one for one in told["messages"] if one["severity"] > 1] == [] and not told["errors"]
+    template = next((folder / "templates").glob("*-server.yaml"))
+    template.write_text(template.read_text().replace("{{ .Release.Name }}", "{{ .Release.Name ", 1))
+    assert helm.lint(folder, {}, strict=True)["errors"]
+
+
+def test_values_change_what_is_made(helm: Any, tmp_path: Path) -> None:
+    what = Deployment(serve=SERVE, workers=2, gateway=())
+    values = {
+        "image": "registry.example/llamado:7",
+        "models": "claim",
+        "server": {"args": ["-m", "other.gguf"], "replicas": 2, "maxReplicas": 3, "resources": {"limits": {"cpu": 2}}},
+        "worker": {"count": 3, "storage": "7Gi"},
+    }
+    with helm.Chart.load(chart_of(what, tmp_path / "chart")) as chart:
+        found = by_name([*chart.render(values, name="my", namespace="n").values()])
+        for wrong in ({"workers": 3}, {"server": {"replicas": 0}}, {"worker": {"count": "3"}}, {"image": ""}):
+            with pytest.raises(helm.HelmValuesError):
+                chart.validate_schema(wrong)
+    server, worker, gateway = (
+        found[name]["spec"]["template"]["spec"]
+        for name in ("StatefulSet my-server", "StatefulSet my-worker", "Deployment my-gateway")
+    )
+    arguments = server["containers"][0]["args"]
+    assert arguments[:3] == ["serve", "-m", "other.gguf"]
+    assert arguments[-1] == "my-worker-0.my-worker:50052,my-worker-1.my-worker:50052,my-worker-2.my-worker:50052"
+    replicas = gateway["containers"][0]["args"][-1]
+    assert replicas == ",".join(f"http://my-server-{i}.my-server:8080" for i in range(3))
+    assert server["containers"][0]["resources"] == {"limits": {"cpu": 2}} and "resources" not in worker["containers"][0]
+    assert {pod["containers"][0]["image"] for pod in (server, worker, gateway)} == {"registry.example/llamado:7"}
+    assert server["volumes"][0]["persistentVolumeClaim"]["claimName"] == "claim"
+    assert found["StatefulSet my-worker"]["spec"]["replicas"] == 3
+    assert found["HorizontalPodAutoscaler my-server"]["spec"]["maxReplicas"] == 3
+
+
+def test_the_values_keep_to_their_schema(what: Deployment) -> None:
+    files = files_for("helm", what)
+    schema, values = json.loads(files["values.schema.json"]), yaml.safe_load(files["values.yaml"])
+    jsonschema_rs.validate(schema, values)
+    assert ("worker" in values) == (what.workers > 0) and ("secrets" in values) == (what.tls or what.key)
+    assert not jsonschema_rs.is_valid(schema, {**values, "workers": 2})
+    assert yaml.safe_load(files["Chart.yaml"])["name"] == what.name
+
+
+def test_a_chart_is_written_with_its_folders(tmp_path: Path) -> None:
+    from llamado.commands import cli
+
+    assert cli.main(["deploy", "helm", "--out", str(tmp_path / "c"), "--", "-m", "/models/m.gguf"]) == 0
+    assert (tmp_path / "c" / "templates" / "deployment-server.yaml").exists()
