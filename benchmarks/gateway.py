@@ -1,6 +1,6 @@
 """Three replicas behind a gateway: what passing on costs, whether conversations stay, what is lost when replicas fail.
 
-Four parts, each with the bound that it is held to (the exit code is 1 where one is missed):
+Five parts, each with the bound that it is held to (the exit code is 1 where one is missed):
 
 - `chunks`: streams from a source that needs no model; milliseconds a chunk takes longer than without the gateway (0.3
   of one stream; of eight whose chunks come at the same moment, each waits for those before it).
@@ -8,9 +8,11 @@ Four parts, each with the bound that it is held to (the exit code is 1 where one
 - `speed`: generated tokens a second of all clients, over the gateway and straight to the replicas by turns (0.97).
 - `chaos`: while all clients ask, one replica is killed, one is frozen and thawed, one is drained, one joins; every
   request must be answered, but for streams that had begun on the killed one, and llamado's answers be those of before.
+- `verify`: `llamado verify` asks two replicas for 200 drawn answers, eight at a time. Ours must be equal though one is
+  divided over two workers and both draft, have 8 slots and reuse prompts. Of the real one it is only told how many differ.
 
-usage: gateway.py [--parts chunks,chats,speed,chaos] [--engine llamado] [--model smollm2] [--clients 64] [--chats 200]
-                  [--seconds 60] [--json FILE]
+usage: gateway.py [--parts chunks,chats,speed,chaos,verify] [--engine llamado] [--model smollm2] [--clients 64]
+                  [--chats 200] [--seconds 60] [--json FILE]
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import os
 import random
 import re
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -347,7 +350,40 @@ def chaos(options: argparse.Namespace) -> dict[str, Any]:
     return {**found.counts, "retries": dict(retries), "errors": found.errors[:10], "kept": kept}
 
 
-PARTS = {"chunks": chunks, "chats": chats, "speed": speed, "chaos": chaos}
+@contextmanager
+def worker() -> Iterator[str]:
+    """The address of a worker of ours with one thread."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(our_command("worker", "-p", str(port), "-t", "1"), stderr=subprocess.DEVNULL)
+    try:
+        yield f"{HOST}:{port}"
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def verify(options: argparse.Namespace) -> dict[str, Any]:
+    """How many answers of two replicas differ."""
+    model = model_path(options.model)
+    both = ["-c", "8192", "-np", "8", "-t", "1"]
+    with ExitStack() as stack:
+        flags = [both, both]
+        if options.engine == "llamado":
+            rpc = ",".join(stack.enter_context(worker()) for _ in range(2))
+            flags = [[*both, "--spec-type", "ngram-simple"], [*both, "--rpc", rpc, "--tensor-split", "1,1,1"]]
+        running = [stack.enter_context(server(options.engine, model, given)) for given in flags]
+        command = our_command("verify", *map(url_of, running), "-n", "200", "--parallel", "8", "--json")
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    found = json.loads(done.stdout)
+    idle = [side["repeats_itself"] for difference in found["differences"] for side in difference["sides"]]
+    told = {name: found[name] for name in ("equal", "prompts", "parallel", "different_answers", "conflicts", "notes")}
+    alone = f"{idle.count(False)} of {len(idle)} answers that were looked into are others when asked for alone"
+    return {**told, "alone": alone, "kept": found["equal"] or options.engine != "llamado"}
+
+
+PARTS = {"chunks": chunks, "chats": chats, "speed": speed, "chaos": chaos, "verify": verify}
 
 
 def main() -> int:

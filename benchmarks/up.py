@@ -280,8 +280,8 @@ def members(given: argparse.Namespace) -> bool:
             phase("drain", drain)
             phase("join again", join)
             phase("freeze and re-placement", freeze)
-            for one in workers:
-                phase("leave", lambda one=one: (one.terminate(), one.wait(GUARD)))  # type: ignore[misc]
+            for number, one in enumerate(workers, 1):
+                phase(f"leave {number}", lambda one=one: (one.terminate(), one.wait(GUARD)))  # type: ignore[misc]
             streams.end()
         finally:
             streams.end()
