@@ -9,7 +9,7 @@ Five parts, each with the bound that it is held to (the exit code is 1 where one
 - `chaos`: while all clients ask, one replica is killed, one is frozen and thawed, one is drained, one joins; every
   request must be answered, but for streams that had begun on the killed one, and llamado's answers be those of before.
 - `verify`: `llamado verify` asks two replicas for 200 drawn answers, eight at a time. Ours must be equal though one is
-  divided over two workers and both draft, have 8 slots and reuse prompts. Of the real one it is only told how many differ.
+  divided over two workers, and both draft, have 8 slots and reuse prompts. Of the real one it is only told how many do.
 
 usage: gateway.py [--parts chunks,chats,speed,chaos,verify] [--engine llamado] [--model smollm2] [--clients 64]
                   [--chats 200] [--seconds 60] [--json FILE]

@@ -318,6 +318,7 @@ def test_a_drained_worker_ends_with_its_tap_once_its_layers_are_elsewhere(run_fa
     run_fakes(workers_and_a_tap(), test)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "token", "why"),
     [(("full",), "secret", "503 the others have no room"), ((), None, "llama-server cannot do without a worker")],
@@ -337,6 +338,7 @@ def test_a_worker_whose_layers_cannot_move_stays(
     run_fakes(workers_and_a_tap(*options, token=token), test)
 
 
+@pytest.mark.slow
 def test_a_worker_of_a_server_that_is_drained_just_ends(run_fakes: Run) -> None:
     async def test(fakes: Fakes) -> None:
         await fakes.until(lambda: fakes.supervisor.ready)

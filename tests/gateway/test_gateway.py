@@ -56,6 +56,7 @@ def test_weights_and_others_requests_count(stand_in: Make, start_gateway: Start)
     assert {ask.answer().json()["name"] for ask in held} == {"a"}
 
 
+@pytest.mark.slow
 def test_requests_from_here_are_none_of_others(stand_in: Make, start_gateway: Start) -> None:
     a = stand_in("a")
     gateway = start_gateway(a)

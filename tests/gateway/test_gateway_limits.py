@@ -124,6 +124,7 @@ def test_a_quota_file_that_cannot_be(tmp_path: Path) -> None:
         GatewayOptions(quota_file=tmp_path / "quotas.json")
 
 
+@pytest.mark.slow
 def test_a_gateway_keeps_quotas_while_it_runs_and_when_it_ends(
     stand_in: Make, start_gateway: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
