@@ -75,6 +75,10 @@ class OwnDevice:
         return self._free, self._free
 
     pulse: float | None = None
+    links = False
+
+    def link(self, target: Any) -> None:
+        return None
 
     def on_lost(self, callback: Callable[[DeviceLost], None]) -> None:
         self._callbacks.append(callback)

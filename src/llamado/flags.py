@@ -412,6 +412,10 @@ SPLIT = _group(
           default=5.0, metavar="SECONDS", env="LLAMA_ARG_RPC_CONNECT_TIMEOUT", commands=_ENGINE, needs="rpc"),
     _used("--rpc-alive-timeout", "how long a worker may say nothing before it counts as gone", type="float",
           default=2.0, metavar="SECONDS", env="LLAMA_ARG_RPC_ALIVE_TIMEOUT", commands=_ENGINE, needs="rpc"),
+    _used("--rpc-ring",
+          "auto: workers of llamado pass what they compute straight to the next one, where they can reach it; off: all "
+          "goes through this machine", type="str", default="auto", choices="auto off", metavar="auto|off",
+          env="LLAMA_ARG_RPC_RING", commands=_ENGINE, needs="rpc"),
     _used("--cluster-token",
           "workers that know this token may join and leave while the server runs (POST /cluster/join, /cluster/drain)",
           type="str", metavar="TOKEN", env="LLAMADO_CLUSTER_TOKEN"),
@@ -704,6 +708,8 @@ WORKER = _group(
           default=False, commands=_WORKER),
     _used("-m --mem", "most memory that all clients together may take: MiB (bytes from 1048576 on), or 512K, 800M, 16G "
           "(default: what is free)", type="str", metavar="SIZE", commands=_WORKER),
+    _used("--no-ring", "do not connect to other workers of llamado to pass on what is computed where clients ask for it "
+          "(with --allow: only in those networks)", default=False, env="LLAMADO_NO_RING", commands=_WORKER),
     _used("--tls-cert", "PEM file of the TLS certificate: clients then come by tls://", type="str", metavar="FILE",
           commands=_WORKER),
     _used("--tls-key", "PEM file of the key of --tls-cert", type="str", metavar="FILE", commands=_WORKER),

@@ -184,6 +184,7 @@ def problems(draw: st.DrawFn, most_layers: int = 4, most_devices: int = 3) -> tu
                 decode=draw(st.sampled_from([1.0, 2.0, 10.0, 1000.0])),
                 round_trip=0.0 if local else draw(st.sampled_from([0.0, 1.0, 30.0])),
                 bandwidth=None if local else draw(st.sampled_from([1.0, 10.0, 1e9])),
+                links=not local and draw(st.booleans()),
             )
         )
     return sizes, figures

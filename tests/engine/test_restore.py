@@ -42,7 +42,7 @@ class MortalDevice:
     everything fails with DeviceLost. `before` is called with the name of each method; it may raise, wait or kill.
     """
 
-    local, endpoint = False, None
+    local, endpoint, links = False, None, False
 
     def supports(self, op: Op, type: TensorType) -> bool:
         return self._device.supports(op, type)

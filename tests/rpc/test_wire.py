@@ -21,6 +21,7 @@ CAPTURES = sorted((Path(__file__).parents[1] / "ggml" / "captures").glob("*.bin.
 
 u8, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (8, 32, 64))
 i32 = st.integers(-(2**31), 2**31 - 1)
+tickets = st.binary(min_size=wire.TICKET_BYTES, max_size=wire.TICKET_BYTES)
 caps = st.binary(min_size=wire.CAPS_BYTES, max_size=wire.CAPS_BYTES)
 # A name ends at its first zero.
 names = st.binary(max_size=wire.MAX_NAME - 1).map(lambda name: name.replace(b"\0", b"0"))
@@ -64,7 +65,15 @@ REQUESTS: dict[Command, st.SearchStrategy[Any]] = {
     Command.INIT_TENSOR: st.builds(wire.InitTensor, tensors),
     Command.GET_ALLOC_SIZE: st.builds(wire.GetAllocSize, u32, tensors, st.lists(tensors, max_size=10).map(tuple)),
     Command.MEMSET_TENSOR: st.builds(wire.MemsetTensor, tensors, u64, u64, u8),
+    Command.OPEN_INLET: st.just(wire.OpenInlet()),
+    Command.CONNECT_NEXT: st.builds(wire.ConnectNext, tickets, st.binary(min_size=1, max_size=wire.MAX_ENDPOINT)),
+    Command.ATTACH: st.builds(wire.Attach, tickets),
+    Command.PUSH: st.builds(wire.Push, tensors, u32, u64, u64),
+    Command.AWAIT: st.builds(wire.Await, tensors, u32, u64, u64),
+    Command.DELIVER: st.builds(wire.Deliver, u64, u64, st.integers(0, 3000)),
+    Command.CLOSE_INLET: st.builds(wire.CloseInlet, tickets),
 }
+WITH_DATA = wire.SetTensor | wire.Deliver
 
 _NUMBERS = {
     Command.GET_ALIGNMENT: u64,
@@ -74,12 +83,16 @@ _NUMBERS = {
     Command.DEVICE_COUNT: u32,
     Command.SET_TENSOR_HASH: u8,
     Command.COPY_TENSOR: u8,
+    Command.CONNECT_NEXT: u32,
+    Command.ATTACH: u8,
 }
 RESPONSES: dict[Command, st.SearchStrategy[Any]] = {
     Command.HELLO: st.builds(wire.HelloResponse, u8, u8, u8, u8, caps),
     Command.ALLOC_BUFFER: st.builds(wire.Allocated, u64, u64),
     Command.GET_DEVICE_MEMORY: st.builds(wire.DeviceMemory, u64, u64),
     Command.GET_TENSOR: st.builds(wire.TensorData, st.integers(0, 3000)),
+    Command.OPEN_INLET: st.builds(wire.InletTicket, u32, tickets),
+    Command.AWAIT: st.builds(wire.Awaited, u8, u64),
 } | {command: st.builds(wire.Number, number) for command, number in _NUMBERS.items()}
 
 requests = st.one_of(*(s for command, s in REQUESTS.items() if command is not Command.HELLO))
@@ -115,7 +128,7 @@ def equal(a: Request, b: Request) -> bool:
 
 
 def read_requests(pieces: Iterator[bytes], bulks: list[bytearray]) -> list[Request]:
-    """All requests of a stream; SET_TENSOR's data goes to `bulks`."""
+    """All requests of a stream; the data behind SET_TENSOR and DELIVER goes to `bulks`."""
     reader = RequestReader()
     found: list[Request] = []
     for piece in pieces:
@@ -129,7 +142,7 @@ def read_requests(pieces: Iterator[bytes], bulks: list[bytearray]) -> list[Reque
             if message is None:
                 break
             found.append(message)
-            if isinstance(message, wire.SetTensor):
+            if isinstance(message, WITH_DATA):
                 bulks.append(bytearray())
     assert reader.held == 0 and reader.bulk == 0
     return found
@@ -143,7 +156,7 @@ def test_requests_are_read_as_written(hello: wire.Hello, sent: list[Request], at
     stream, written = bytearray(), []
     for i, request in enumerate(sent):
         stream += wire.write_request(request)
-        if isinstance(request, wire.SetTensor):
+        if isinstance(request, WITH_DATA):
             written.append(data_of(request.size, i))
             stream += written[-1]
     bulks: list[bytearray] = []
@@ -160,7 +173,7 @@ def test_any_byte_may_be_the_last_of_a_read(command: Command) -> None:
     @given(request=REQUESTS[command])
     def one(request: Request) -> None:
         stream = wire.write_request(wire.Hello()) + wire.write_request(request)
-        n = request.size if isinstance(request, wire.SetTensor) else 0
+        n = request.size if isinstance(request, WITH_DATA) else 0
         stream += bytes(n)
         bulks: list[bytearray] = []
         read = read_requests((stream[i : i + 1] for i in range(len(stream))), bulks)
@@ -302,7 +315,7 @@ def test_a_size_is_not_trusted(command: Command) -> None:
     reader.feed(struct.pack("<BQ", command, 2**63))
     tracemalloc.start()
     try:
-        if command is Command.SET_TENSOR:
+        if command in (Command.SET_TENSOR, Command.DELIVER):
             assert reader.next() is None
         else:
             with pytest.raises(WireError, match=command.name):

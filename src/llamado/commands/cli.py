@@ -191,6 +191,7 @@ def _worker(flags: Parsed, _: argparse.Namespace) -> int:
         token=flags.token or "",
         share=flags.share,
         announce=flags.announce,
+        ring=not flags.no_ring,
     )
     return run_worker(options)
 

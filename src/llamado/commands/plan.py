@@ -288,7 +288,23 @@ def comparison(sizes: ModelSizes, figures: Sequence[DeviceFigures], found: Seque
         if time and naive and rule != MEMORY:
             line += f", {naive / time:.2f} times as fast as by memory"
         lines.append(line)
+    lines += ring_gain(sizes, figures, found[0])
     return "\n".join(lines)
+
+
+def ring_gain(sizes: ModelSizes, figures: Sequence[DeviceFigures], found: Candidate) -> list[str]:
+    """What it changes that workers pass what they compute straight to the next one; nothing where none do."""
+    placement = found.placement
+    if placement is None or found.problem is not None:
+        return []
+    ring = predict(sizes, figures, placement).seconds
+    star = predict(sizes, [replace(device, links=False) for device in figures], placement).seconds
+    if not ring or not star or ring == star:
+        return []
+    return [
+        f"straight from worker to worker: {1e3 * ring:.2f} ms per token; by way of this machine (--rpc-ring off): "
+        f"{1e3 * star:.2f} ms, {1 / star:.1f} tokens/s"
+    ]
 
 
 def _number(value: float | None, unit: float, digits: int) -> str:

@@ -57,6 +57,7 @@ def split_options(flags: Parsed) -> SplitOptions | None:
         request_wait=flags.rpc_request_wait,
         connect_timeout=flags.rpc_connect_timeout,
         alive_timeout=flags.rpc_alive_timeout,
+        ring=flags.rpc_ring == "auto",
         ca=flags.rpc_ca,
         cert=flags.rpc_cert,
         key=flags.rpc_key,

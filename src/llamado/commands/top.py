@@ -81,6 +81,8 @@ def screen(body: Mapping[str, Any], now: float) -> RenderableType:
         parts.append(_devices(body["devices"]))
     else:
         parts.append(Text("The model is not divided: it runs on the server's machine alone."))
+    if ring := [f"{one['device']} → {next}" for one in body["devices"] for next in one.get("passes_to", ())]:
+        parts.append(Text(f"straight from worker to worker: {', '.join(ring)}"))
     if body["events"]:
         parts.append(_events(body["events"], now))
     return Group(*parts)

@@ -98,6 +98,41 @@ class Buffer(Protocol):
         """Gives the memory back, from any thread; tensors in it must not be used any more."""
 
 
+class LinkLost(DeviceLost):
+    """What one device passed to another did not arrive, although both may be there: `device` names the two."""
+
+    def __init__(self, link: str, why: str) -> None:
+        super().__init__(link, why)
+        self.args = (f"the link {link} is lost: {why}",)
+
+
+class Arrival(NamedTuple):
+    """Bytes that a device passed to another are there; seconds that it had computed for them."""
+
+    computed: float
+
+
+class TensorLink(Protocol):
+    """A way from one device to another by which tensors go without being carried by whoever uses both."""
+
+    @property
+    def lost(self) -> LinkLost | None:
+        """Why nothing goes by it any more; None while all is well."""
+
+    def send(self, source: Tensor, size: int) -> int:
+        """Sends the first `size` bytes of a bound tensor, as they are once all submitted to its device before is done;
+        the number by which they are received.
+        """
+
+    def receive(self, number: int, target: Tensor, size: int) -> Future[Arrival]:
+        """Has the other device wait for the bytes of that number before all that is asked of it later, and put them
+        into a bound tensor. Numbers come in the order in which they were sent; some may be left out.
+        """
+
+    def close(self) -> None:
+        """Ends it: neither device waits for the other any more."""
+
+
 class Device(Protocol):
     """A place that holds tensors and computes graphs.
 
@@ -178,6 +213,13 @@ class Device(Protocol):
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Copies the bytes of one bound tensor to another of the same size, which may overlap it (memmove)."""
+
+    @property
+    def links(self) -> bool:
+        """Whether it may pass tensors to others that say so, too."""
+
+    def link(self, target: Device) -> TensorLink | None:
+        """A way to another device; None where there is none: the caller carries what goes there. May take seconds."""
 
     def profile(self, graph: Graph, repeats: int = 20) -> list[OperationTime]:
         """Runs a graph and gives the time of each operation, in order; DeviceError where it cannot tell."""

@@ -48,6 +48,8 @@ class DeviceOptions:
     """Seconds that reaching a place may take."""
     alive_timeout: float = 2.0
     """Seconds without a sign of life after which a device elsewhere is lost."""
+    links: bool = True
+    """Whether devices elsewhere may pass tensors to each other."""
 
 
 class Unreachable(NamedTuple):

@@ -7,6 +7,10 @@ import os
 
 from llamado.rpc.wire import (
     COMMANDS,
+    Attach,
+    Await,
+    CloseInlet,
+    ConnectNext,
     CopyTensor,
     GetAllocSize,
     GetTensor,
@@ -14,6 +18,7 @@ from llamado.rpc.wire import (
     Hello,
     InitTensor,
     MemsetTensor,
+    Push,
     Request,
     RequestReader,
     SetTensor,
@@ -72,7 +77,13 @@ def _words(request: Request) -> str:
             return f"{name} {_where(request.tensor)}"
         case CopyTensor():
             return f"{name} {_where(request.src)} to {_where(request.dst)}"
-        case Hello():
+        case Push():
+            return f"{name} {_where(request.tensor)}, {request.size} bytes by link {request.link}: {request.sequence}"
+        case Await():
+            return f"{name} {_where(request.tensor)}, {request.size} bytes by inlet {request.inlet}: {request.sequence}"
+        case ConnectNext():
+            return f"{name} {request.endpoint.decode('utf-8', 'replace')}"
+        case Hello() | Attach() | CloseInlet():  # a ticket is a secret
             return name
         case _:
             return " ".join([name, *(f"{key} {value}" for key, value in request._asdict().items())])

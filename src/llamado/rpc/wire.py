@@ -29,6 +29,11 @@ LLAMADO = 0x4C
 """What our worker puts in the byte of HELLO's response that ggml leaves zero and never reads: it places activations
 without a buffer by itself, and answers other connections while one computes.
 """
+LLAMADO_LINKED = 0x4D
+"""The same of one that also passes tensors to other workers of ours (the commands from OPEN_INLET on)."""
+TICKET_BYTES = 16
+MAX_ENDPOINT = 320
+"""Most bytes of an endpoint as text: a host's name has at most 253."""
 MAX_MESSAGE = 64 << 20
 """Most bytes of a request that is read into memory (a graph of 200,000 tensors; bulk does not count)."""
 
@@ -58,6 +63,14 @@ class Command(IntEnum):
     DEVICE_COUNT = 15
     GRAPH_RECOMPUTE = 16
     MEMSET_TENSOR = 17
+    # Ours, between workers and clients that are LLAMADO_LINKED; far from ggml's, which go on counting.
+    OPEN_INLET = 0x40
+    CONNECT_NEXT = 0x41
+    ATTACH = 0x42
+    PUSH = 0x43
+    AWAIT = 0x44
+    DELIVER = 0x45
+    CLOSE_INLET = 0x46
 
 
 TENSOR = np.dtype(
@@ -223,6 +236,57 @@ class GetAllocSize(NamedTuple):
     srcs: tuple[WireTensor, ...]
 
 
+class OpenInlet(NamedTuple):
+    """Asks for a ticket with which another worker may send tensors to this client's memory."""
+
+
+class ConnectNext(NamedTuple):
+    """Asks a worker to connect to the one at `endpoint` and to `Attach` there; the answer is link 0 where it cannot."""
+
+    ticket: bytes
+    endpoint: bytes
+
+
+class Attach(NamedTuple):
+    """From now on this connection carries `Deliver` alone, for the client who got the ticket."""
+
+    ticket: bytes
+
+
+class Push(NamedTuple):
+    """Sends the first `size` bytes of a tensor by a link, once all before it is done. No response."""
+
+    tensor: WireTensor
+    link: int
+    size: int
+    sequence: int
+
+
+class Await(NamedTuple):
+    """Waits for the `Deliver` of this number by an inlet, and puts its `size` bytes at the start of the tensor."""
+
+    tensor: WireTensor
+    inlet: int
+    size: int
+    sequence: int
+
+
+class Deliver(NamedTuple):
+    """Followed by `size` bytes of bulk. No response; numbers ascend. `computed`: see Awaited."""
+
+    sequence: int
+    computed: int
+    size: int
+
+
+class CloseInlet(NamedTuple):
+    """Ends an inlet, by any connection: neither who sends by it nor who waits for something waits any longer. No
+    response.
+    """
+
+    ticket: bytes
+
+
 @dataclass(frozen=True, eq=False)
 class GraphCompute:
     """A graph: `nodes` are the ids u64[n_nodes] in order, `tensors` TENSOR[n_tensors] all they need. No response.
@@ -239,7 +303,7 @@ class GraphCompute:
 Request = (
     Hello | DeviceCount | AllocBuffer | GetAlignment | GetMaxSize | GetDeviceMemory | GraphRecompute | BufferGetBase
     | FreeBuffer | BufferClear | SetTensor | SetTensorHash | GetTensor | CopyTensor | InitTensor | MemsetTensor
-    | GetAllocSize | GraphCompute
+    | GetAllocSize | GraphCompute | OpenInlet | ConnectNext | Attach | Push | Await | Deliver | CloseInlet
 )  # fmt: skip
 
 COMMANDS: dict[type, Command] = {
@@ -261,6 +325,13 @@ COMMANDS: dict[type, Command] = {
     MemsetTensor: Command.MEMSET_TENSOR,
     GetAllocSize: Command.GET_ALLOC_SIZE,
     GraphCompute: Command.GRAPH_COMPUTE,
+    OpenInlet: Command.OPEN_INLET,
+    ConnectNext: Command.CONNECT_NEXT,
+    Attach: Command.ATTACH,
+    Push: Command.PUSH,
+    Await: Command.AWAIT,
+    Deliver: Command.DELIVER,
+    CloseInlet: Command.CLOSE_INLET,
 }
 
 _HEAD = struct.Struct("<BQ")
@@ -269,6 +340,7 @@ _U32 = struct.Struct("<I")
 _GRAPH = struct.Struct("<II")
 _T = TENSOR.itemsize
 _SET = _T + 9  # the tensor, the flag and the offset in front of SET_TENSOR's data
+_DELIVER = struct.Struct("<QQ")
 
 # Payloads that are a few numbers.
 _PLAIN: dict[Command, tuple[struct.Struct, type]] = {
@@ -282,6 +354,9 @@ _PLAIN: dict[Command, tuple[struct.Struct, type]] = {
     Command.BUFFER_GET_BASE: (_SIZE, BufferGetBase),
     Command.FREE_BUFFER: (_SIZE, FreeBuffer),
     Command.BUFFER_CLEAR: (struct.Struct("<QB"), BufferClear),
+    Command.OPEN_INLET: (struct.Struct("<"), OpenInlet),
+    Command.ATTACH: (struct.Struct(f"<{TICKET_BYTES}s"), Attach),
+    Command.CLOSE_INLET: (struct.Struct(f"<{TICKET_BYTES}s"), CloseInlet),
 }
 # Payloads that are one tensor and a few numbers.
 _ONE_TENSOR: dict[Command, tuple[struct.Struct, type]] = {
@@ -289,8 +364,13 @@ _ONE_TENSOR: dict[Command, tuple[struct.Struct, type]] = {
     Command.GET_TENSOR: (struct.Struct("<QQ"), GetTensor),
     Command.INIT_TENSOR: (struct.Struct("<"), InitTensor),
     Command.MEMSET_TENSOR: (struct.Struct("<QQB"), MemsetTensor),
+    Command.PUSH: (struct.Struct("<IQQ"), Push),
+    Command.AWAIT: (struct.Struct("<IQQ"), Await),
 }
 _ALLOC_SIZE = 4 + (1 + MAX_SRC) * _T
+
+# What stands before the data of commands that have some.
+_BEFORE_BULK = {Command.SET_TENSOR: _SET, Command.DELIVER: _DELIVER.size}
 
 _SIZES: dict[Command, int] = (
     {command: form.size for command, (form, _) in _PLAIN.items()}
@@ -300,7 +380,7 @@ _SIZES: dict[Command, int] = (
 
 
 def write_request(request: Request) -> bytes:
-    """The bytes of a request; SET_TENSOR's are followed by `size` bytes of data, which the caller sends.
+    """The bytes of a request; SET_TENSOR's and DELIVER's are followed by `size` bytes of data, which the caller sends.
 
     >>> write_request(GetAlignment(0)).hex()
     '01040000000000000000000000'
@@ -309,9 +389,14 @@ def write_request(request: Request) -> bytes:
     if isinstance(request, SetTensor):
         head = _HEAD.pack(command, _SET + request.size)
         return head + request.tensor.pack() + struct.pack("<BQ", request.cache_flag, request.offset)
+    if isinstance(request, Deliver):
+        head = _HEAD.pack(command, _DELIVER.size + request.size)
+        return head + _DELIVER.pack(request.sequence, request.computed)
     payload: bytes
     if isinstance(request, GraphCompute):
         payload = request.payload
+    elif isinstance(request, ConnectNext):
+        payload = request.ticket + request.endpoint
     elif isinstance(request, CopyTensor):
         payload = request.src.pack() + request.dst.pack()
     elif isinstance(request, GetAllocSize):
@@ -320,7 +405,7 @@ def write_request(request: Request) -> bytes:
     elif command in _PLAIN:
         payload = _PLAIN[command][0].pack(*request)
     else:
-        assert isinstance(request, SetTensorHash | GetTensor | InitTensor | MemsetTensor)
+        assert isinstance(request, SetTensorHash | GetTensor | InitTensor | MemsetTensor | Push | Await)
         payload = request.tensor.pack() + _ONE_TENSOR[command][0].pack(*request[1:])
     return _HEAD.pack(command, len(payload)) + payload
 
@@ -417,12 +502,17 @@ class RequestReader(_MessageBuffer):
         expected = _SIZES.get(command)
         if expected is not None and size != expected:
             raise WireError(f"{command.name} of {size} bytes; it has {expected}")
-        if command is Command.SET_TENSOR:
-            if size < _SET:
-                raise WireError(f"SET_TENSOR of {size} bytes; it has {_SET} and the data")
-            size, bulk = _SET, size - _SET
+        before = _BEFORE_BULK.get(command)
+        if before is not None:
+            if size < before:
+                raise WireError(f"{command.name} of {size} bytes; it has {before} and the data")
+            size, bulk = before, size - before
         else:
             bulk = 0
+            if command is Command.CONNECT_NEXT and not TICKET_BYTES < size <= TICKET_BYTES + MAX_ENDPOINT:
+                raise WireError(
+                    f"CONNECT_NEXT of {size} bytes; it has a ticket and up to {MAX_ENDPOINT} of an endpoint"
+                )
             if size > self._max_message:
                 raise WireError(f"{command.name} of {size} bytes; at most {self._max_message} are accepted")
         end = _HEAD.size + size
@@ -450,6 +540,11 @@ def _request(command: Command, payload: bytes, bulk: int) -> Request:
     if command is Command.SET_TENSOR:
         cache_flag, offset = struct.unpack_from("<BQ", payload, _T)
         return SetTensor(WireTensor.unpack(payload), cache_flag, offset, bulk)
+    if command is Command.DELIVER:
+        sequence, computed = _DELIVER.unpack(payload)
+        return Deliver(sequence, computed, bulk)
+    if command is Command.CONNECT_NEXT:
+        return ConnectNext(payload[:TICKET_BYTES], payload[TICKET_BYTES:])
     if command is Command.COPY_TENSOR:
         return CopyTensor(WireTensor.unpack(payload), WireTensor.unpack(payload, _T))
     if command is Command.GET_ALLOC_SIZE:
@@ -462,7 +557,7 @@ def _request(command: Command, payload: bytes, bulk: int) -> Request:
 
 
 class HelloResponse(NamedTuple):
-    """`own` is LLAMADO where the worker is ours, 0 where it is ggml's."""
+    """`own` is LLAMADO or LLAMADO_LINKED where the worker is ours, 0 where it is ggml's."""
 
     major: int
     minor: int
@@ -470,9 +565,16 @@ class HelloResponse(NamedTuple):
     own: int = 0
     caps: bytes = bytes(CAPS_BYTES)
 
+    @property
+    def ours(self) -> bool:
+        """Whether the worker is ours."""
+        return self.own in (LLAMADO, LLAMADO_LINKED)
+
 
 class Number(NamedTuple):
-    """Of GET_ALIGNMENT, GET_MAX_SIZE, BUFFER_GET_BASE, GET_ALLOC_SIZE, DEVICE_COUNT, SET_TENSOR_HASH, COPY_TENSOR."""
+    """Of GET_ALIGNMENT, GET_MAX_SIZE, BUFFER_GET_BASE, GET_ALLOC_SIZE, DEVICE_COUNT, SET_TENSOR_HASH, COPY_TENSOR;
+    of CONNECT_NEXT the link's (0: there is none), of ATTACH 1 or 0.
+    """
 
     value: int
 
@@ -495,7 +597,23 @@ class TensorData(NamedTuple):
     size: int
 
 
-Response = HelloResponse | Number | Allocated | DeviceMemory | TensorData
+class InletTicket(NamedTuple):
+    """Where AWAIT finds what comes with the ticket."""
+
+    number: int
+    ticket: bytes
+
+
+class Awaited(NamedTuple):
+    """Whether the bytes came (1; 0: nothing comes by this inlet any more), and the microseconds that whoever sent them
+    had computed for them.
+    """
+
+    came: int
+    computed: int
+
+
+Response = HelloResponse | Number | Allocated | DeviceMemory | TensorData | InletTicket | Awaited
 
 RESPONSES: dict[Command, tuple[struct.Struct, type]] = {
     Command.HELLO: (struct.Struct(f"<4B{CAPS_BYTES}s"), HelloResponse),
@@ -508,6 +626,10 @@ RESPONSES: dict[Command, tuple[struct.Struct, type]] = {
     Command.DEVICE_COUNT: (_U32, Number),
     Command.SET_TENSOR_HASH: (struct.Struct("<B"), Number),
     Command.COPY_TENSOR: (struct.Struct("<B"), Number),
+    Command.OPEN_INLET: (struct.Struct(f"<I{TICKET_BYTES}s"), InletTicket),
+    Command.CONNECT_NEXT: (_U32, Number),
+    Command.ATTACH: (struct.Struct("<B"), Number),
+    Command.AWAIT: (struct.Struct("<BQ"), Awaited),
 }
 """The responses of a fixed size; GET_TENSOR's is the data that was asked for. Other commands have none."""
 

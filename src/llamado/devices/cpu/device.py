@@ -24,7 +24,17 @@ from llamado.devices.cpu.memory import CpuBuffer, view_of
 from llamado.devices.cpu.numa import NumaBinding
 from llamado.devices.cpu.read_ahead import ReadAhead
 from llamado.devices.cpu.team import Team
-from llamado.devices.device import Buffer, Bytes, DeviceError, DeviceLost, KernelQuota, Loaded, OperationTime
+from llamado.devices.device import (
+    Buffer,
+    Bytes,
+    Device,
+    DeviceError,
+    DeviceLost,
+    KernelQuota,
+    Loaded,
+    OperationTime,
+    TensorLink,
+)
 from llamado.ggml.graph import Graph
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
@@ -81,6 +91,11 @@ class CpuDevice:
         return f"{self.n_threads} thread{'s' if self.n_threads != 1 else ''}"
 
     pulse = None
+    links = False
+
+    def link(self, target: Device) -> TensorLink | None:
+        """What is in this process is the caller's to carry."""
+        return None
 
     def on_lost(self, callback: Callable[[DeviceLost], None]) -> None:
         """Nothing to do: it is there as long as the process is."""

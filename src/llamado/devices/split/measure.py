@@ -35,7 +35,7 @@ _THIS_MACHINE = ""
 def figures_of(device: Device) -> DeviceFigures:
     """Name and memory of a device; no speeds."""
     free, total = device.memory()
-    return DeviceFigures(name=device.name, local=device.local, free=free, total=total)
+    return DeviceFigures(name=device.name, local=device.local, free=free, total=total, links=device.links)
 
 
 def measure_all(
@@ -94,6 +94,7 @@ def measure(
         prefill=rate(trial.many_bytes, prefill),
         round_trip=0.0 if figures.local else nothing,
         bandwidth=bandwidth,
+        links=figures.links,
     )
 
 

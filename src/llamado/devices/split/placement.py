@@ -6,7 +6,8 @@ of them (`rules` says which); the embedding stays on this machine, where a row o
 Times are those of one sequence generating: a device reads its weights (of experts those that are used) and the cache
 once for each token, so its time is their bytes over the rate at which it reads. Each run on another machine costs a
 round trip and the transfer of what goes in (the hidden state, positions, a row of the mask) and out (the hidden state,
-or behind the head the logits).
+or behind the head the logits). Where workers pass the hidden state straight to the next one, each run costs the way in
+alone, and only the last one the way back: N + 1 ways for N of them instead of 2 N.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ class SplitOptions:
     """Seconds that connecting to a worker, and its greeting, may take each."""
     alive_timeout: float = 2.0
     """Seconds without a sign of life after which a worker is lost."""
+    ring: bool = True
+    """Whether workers that can pass what they compute straight to the next one."""
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
@@ -79,6 +82,7 @@ class SplitOptions:
             key=self.key,
             connect_timeout=self.connect_timeout,
             alive_timeout=self.alive_timeout,
+            links=self.ring,
         )
 
 
@@ -148,6 +152,8 @@ class DeviceFigures:
     """Seconds from sending a small graph to having its result."""
     bandwidth: float | None = None
     """Bytes per second of the link; None: no link."""
+    links: bool = False
+    """It may pass what it computes straight to others that may, too."""
 
     @property
     def room(self) -> float:
@@ -162,7 +168,14 @@ class DeviceFigures:
 
     def carries(self, n: int) -> float:
         """Seconds for a round trip with `n` bytes on the link."""
-        return self.round_trip + (n / self.bandwidth if self.bandwidth else 0.0)
+        return self.one_way(n) + self.one_way(0)
+
+    def one_way(self, n: int) -> float:
+        """Seconds for `n` bytes to or from it: half of the round trip, which nobody can tell from the other half.
+
+        From another worker it is taken to be the same; links between workers are not measured.
+        """
+        return 0.5 * self.round_trip + (n / self.bandwidth if self.bandwidth else 0.0)
 
 
 class Stage(NamedTuple):
@@ -261,10 +274,14 @@ def predict(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Plac
         read[device] += layers_read[layer] + kv_read[layer]
     weights[placement.head] += sizes.head
     read[placement.head] += sizes.head
-    for stage in placement.stages:
-        if not figures[stage.device].local:
-            out = sizes.logits if stage.head else sizes.hidden
-            link[stage.device] += figures[stage.device].carries(sizes.hidden + sizes.inputs + out)
+    stages = placement.stages
+    for stage, following in zip(stages, [*stages[1:], None], strict=True):
+        worker = figures[stage.device]
+        if not worker.local:
+            link[stage.device] += worker.one_way(sizes.hidden + sizes.inputs)
+            # What goes to the next worker is counted there.
+            if following is None or not (worker.links and figures[following.device].links):
+                link[stage.device] += worker.one_way(sizes.logits if stage.head else sizes.hidden)
     crossings: set[tuple[int, int, int]] = set()
     for role, size in weights_elsewhere(sizes, placement):
         host, other = _host(placement, role), placement.device_of(role)

@@ -149,25 +149,37 @@ def _runs(
     with_head = (last == n_layer + 1) & some
     memory = held[None, :] - held[:, None] + sizes.compute + np.where(with_head, sizes.head_compute, 0)
     read = read_before[None, :] - read_before[:, None]
-    link = sizes.hidden + sizes.inputs + np.where(with_head, sizes.logits, sizes.hidden)
+    out = np.where(with_head, sizes.logits, sizes.hidden)
 
-    best = np.full(n_items + 1, np.inf)
+    # Of the first items, the least seconds with what they give on this machine, and with it on a worker that may pass
+    # it to the next one. `came_from`: for each device the first item of its run and where that run's input was.
+    best, passing = np.full(n_items + 1, np.inf), np.full(n_items + 1, np.inf)
     best[start] = 0.0
-    came_from: list[NDArray[np.intp]] = []
+    came_from: list[tuple[_Origins, _Origins]] = []
+    skipped = [np.stack([np.arange(n_items + 1), np.full(n_items + 1, state)]) for state in (0, 1)]
     for i in order:
         device = figures[i]
         seconds = read * device.reads(1)
         room = device.room
-        if not device.local:
-            seconds = seconds + device.round_trip + (link / device.bandwidth if device.bandwidth else 0.0)
         if i == head:
             room -= sizes.head + sizes.head_compute
+        back = np.zeros_like(seconds)
+        if not device.local:
+            seconds = seconds + device.one_way(sizes.hidden + sizes.inputs)
+            back = back + 0.5 * device.round_trip + (out / device.bandwidth if device.bandwidth else 0.0)
         seconds = np.where(some & (memory <= room), seconds, np.inf)
-        np.fill_diagonal(seconds, 0.0)  # no run here
-        totals = best[:, None] + seconds
-        without, best = best, totals.min(axis=0)
+        # [where the input is, first item, last item]
+        totals = np.stack([best[:, None] + seconds, (passing[:, None] if device.links else np.inf) + seconds])
+        here, origin_here = _least(totals + back)
+        there, origin_there = _least(totals if device.links else np.full_like(totals, np.inf))
         # Where a device gains nothing it is left out.
-        came_from.append(np.where(without <= best, last[0], totals.argmin(axis=0)))
+        came_from.append(
+            (
+                np.where(best <= here, skipped[0], origin_here),
+                np.where(passing <= there, skipped[1], origin_there),
+            )
+        )
+        best, passing = np.minimum(best, here), np.minimum(passing, there)
     total = float(best[n_items])
     if head is not None:
         total += figures[head].reads(sizes.head)
@@ -176,12 +188,26 @@ def _runs(
     devices: list[int] = []
     at = n_items
     if total != float("inf"):
-        for i, origin in zip(reversed(order), reversed(came_from), strict=True):
-            devices = [i] * (at - int(origin[at])) + devices
-            at = int(origin[at])
+        state = 0
+        for i, origins in zip(reversed(order), reversed(came_from), strict=True):
+            first_item, state = origins[state][:, at].tolist()
+            devices = [i] * (at - first_item) + devices
+            at = first_item
         if head is not None:
             devices.append(head)
     return total, devices
+
+
+_Origins = NDArray[np.intp]
+"""[0]: first item of a run; [1]: 1 where its input was on a worker."""
+
+
+def _least(totals: NDArray[np.float64]) -> tuple[NDArray[np.float64], _Origins]:
+    """Of [state, first, last] the least for each last, and the first and the state it is of."""
+    n = totals.shape[1]
+    flat = totals.reshape(2 * n, -1)
+    at = flat.argmin(axis=0)
+    return flat.min(axis=0), np.stack([at % n, at // n])
 
 
 def _no_room(

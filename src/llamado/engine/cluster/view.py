@@ -46,6 +46,8 @@ class DeviceView(NamedTuple):
     """Seconds of a token, on average over the last minute: in operations, on the link, behind other batches."""
     link: float
     waiting: float
+    passes_to: tuple[str, ...] = ()
+    """The devices that get what it computes without our carrying it."""
 
 
 class ClusterView(NamedTuple):
@@ -82,14 +84,22 @@ class Observer:
             if part.device >= len(figures):
                 continue
             known = figures[part.device]
-            on_link = min(part.seconds, self._link(part.device, known, part.n_bytes))
-            computing[part.device] += part.seconds - on_link
+            # Where a device says what it computed, what the link does not explain was spent behind others' batches.
+            others = part.seconds if part.computed is None else max(0.0, part.seconds - part.computed)
+            on_link = min(others, self._link(part.device, known, part.n_bytes, part.trips))
             link[part.device] += on_link
-            waiting[part.device] += part.waited
+            if part.computed is None:
+                computing[part.device] += part.seconds - on_link
+                waiting[part.device] += part.waited
+            else:
+                computing[part.device] += part.seconds - others
+                waiting[part.device] += part.waited + others - on_link
         rows = max(1, n_rows)
         shares = predict(self._pool.fit.sizes, figures, placement).shares
         words, away = held(placement), {gone.device: gone for gone in runner.away()}
         idle = self._pool.idle(placement)
+        linked = runner.links
+        names = {number: known.name for number, known in enumerate(figures)}
         views = []
         for number, known in enumerate(figures):
             device = runner.devices[number] if number < len(runner.devices) else None
@@ -124,6 +134,7 @@ class Observer:
                     computing=computing[number] / rows,
                     link=link[number] / rows,
                     waiting=waiting[number] / rows,
+                    passes_to=tuple(names[b] for a, b in linked if a == number and b in names),
                 )
             )
         span = batches[-1].ended - batches[0].ended + batches[0].seconds if batches else 0.0
@@ -137,10 +148,10 @@ class Observer:
             events=self.events.recent(),
         )
 
-    def _link(self, number: int, figures: DeviceFigures, n_bytes: int) -> float:
-        """Seconds that a message of so many bytes is on its way to a device and back."""
+    def _link(self, number: int, figures: DeviceFigures, n_bytes: int, trips: float) -> float:
+        """Seconds that messages of so many bytes are on their way to a device and back, `trips` times."""
         if figures.local or number >= len(self._runner.devices):
             return 0.0
         pulse = self._runner.devices[number].pulse
         trip = figures.round_trip if pulse is None else pulse
-        return trip + (n_bytes / figures.bandwidth if figures.bandwidth else 0.0)
+        return trips * trip + (n_bytes / figures.bandwidth if figures.bandwidth else 0.0)

@@ -76,6 +76,7 @@ class DeviceRecovery:
     def _look_for_lost(self) -> None:
         """Whoever waits for a batch need not wait for the parts of it that are still computed elsewhere."""
         error = next((loss for i in self._tensors.used if (loss := self._devices[i].lost) is not None), None)
+        error = error or self._pipeline.ring.lost
         if self._lost is None and error is not None:
             self._lost, self._lost_since = error, time.time()
             self.events.add("lost", error.device, error.why)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.devices.device import Bytes, Device, DeviceLost
+from llamado.devices.device import Arrival, Bytes, Device, DeviceLost, TensorLink
 from llamado.devices.split.partition import GraphPart
 from llamado.engine.forward.contract import ForwardError
+from llamado.engine.forward.ring import Ring
 from llamado.engine.forward.times import Times
+from llamado.ggml.tensor import Tensor
 from llamado.models.batch import Batch
 from llamado.models.inputs import Input
 
@@ -80,10 +84,31 @@ Pieces = Iterable[tuple[int, Bytes]]
 """An input's bytes, each piece with its place."""
 
 
+class _Sent(NamedTuple):
+    """What goes by a link, and its number there."""
+
+    link: TensorLink
+    number: int
+
+
+class _Note:
+    """When a part was handed to its device and sent there (time.monotonic()), and what PartTime has of links."""
+
+    __slots__ = ("began", "n_bytes", "queued", "trips")
+
+    def __init__(self, queued: float) -> None:
+        self.queued, self.began = queued, time.monotonic()
+        self.n_bytes = 0
+        self.trips = 1.0
+
+
 class _Job:
     """A batch on its way through the parts of its graph."""
 
-    __slots__ = ("began", "future", "inputs", "n_outputs", "n_tokens", "parts", "queued", "values")
+    __slots__ = (
+        "began", "future", "index", "inputs", "n_outputs", "n_tokens", "notes", "parts", "queued", "sent", "unread",
+        "values",
+    )  # fmt: skip
 
     def __init__(self, parts: Sequence[GraphPart], inputs: Mapping[str, Pieces], n_tokens: int, n_outputs: int) -> None:
         self.parts = parts
@@ -91,15 +116,29 @@ class _Job:
         self.n_tokens = n_tokens
         self.n_outputs = n_outputs
         self.values: dict[str, Bytes] = {}
+        self.sent: dict[str, _Sent] = {}  # what is on its way to the device of the next part
+        self.index = 0  # of the part that was sent to its device last
+        self.unread = 0  # reads on their way
+        self.notes: list[_Note] = []  # of the parts that were sent
         self.future: Future[NDArray[np.float32]] = Future()
         self.began = self.queued = time.monotonic()
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may leave the device of the part that was sent last."""
+        if self.index + 1 == len(self.parts):
+            return not self.unread
+        return all(name in self.sent or name in self.values for name in self.parts[self.index + 1].takes)
 
 
 class Pipeline:
     """Runs batches on `devices` (a list that may get others in their places while nothing runs).
 
     `output`: the name of what graphs give, `width` numbers a row. `on_lost` is called, from any thread, when a batch
-    failed because a device is lost.
+    failed because a device is lost, or a link between two.
+
+    Where devices are linked (`ring`), what a part gives goes straight to the device of the next part, which is sent
+    behind it at once: its device waits for the bytes. All else comes here and is sent on.
     """
 
     def __init__(self, devices: Sequence[Device], output: str, width: int) -> None:
@@ -109,9 +148,12 @@ class Pipeline:
         self._devices = devices
         self._output = output
         self._width = width
+        self.ring = Ring(devices)
         self._flying: set[Future[NDArray[np.float32]]] = set()
+        self._order = threading.Lock()
+        self._leaving: dict[int, deque[_Job]] = {}  # by device: batches in the order in which they leave it
         self._queues: dict[int, queue.SimpleQueue[tuple[_Job, int] | threading.Event | None]] = {}
-        self._closed = False
+        self._closed = self._failed = False
 
     def set_up(self, parts: Sequence[GraphPart], used: Sequence[int]) -> None:
         """From now on batches go through parts like these, on devices of these numbers."""
@@ -122,6 +164,7 @@ class Pipeline:
                 self._queues[device] = queue.SimpleQueue()
                 work = (device, self._queues[device])
                 threading.Thread(target=self._serve, args=work, name=f"llamado-part-{device}", daemon=True).start()
+        self.ring.form(parts)
 
     def start(self, parts: Sequence[GraphPart], feeds: Sequence[Input], batch: Batch) -> Future[NDArray[np.float32]]:
         """Starts a batch; `feeds` fill the graph's inputs. The rows of its outputs are wanted.
@@ -138,7 +181,7 @@ class Pipeline:
             job = _Job(parts, whole, batch.n_tokens, n_outputs)
             self._flying.add(job.future)
             job.future.add_done_callback(self._flying.discard)
-            self._go_on(job, 0)
+            self._hand_over(job, 0)
         return job.future
 
     def finish(self) -> list[Future[NDArray[np.float32]]]:
@@ -150,6 +193,9 @@ class Pipeline:
     def stand_still(self) -> None:
         """Returns when no thread works on a batch any more, not even on one that nobody waits for."""
         self.finish()
+        if self._failed:  # what was sent by links is taken by nobody, and devices may wait for what was not sent
+            self._failed = False
+            self.ring.break_up()
         reached = []
         for jobs in self._queues.values():
             reached.append(threading.Event())
@@ -161,6 +207,7 @@ class Pipeline:
 
     def give_up(self, error: DeviceLost) -> None:
         """Whoever waits for a batch need not wait for the parts of it that are still computed."""
+        self._failed = True
         for future in list(self._flying):
             with suppress(Exception):  # it came to its end meanwhile
                 future.set_exception(error)
@@ -174,27 +221,37 @@ class Pipeline:
     # -- the way of a batch ------------------------------------------------------------------------------------------
 
     def _run(self, job: _Job, index: int) -> None:
-        """One part of a batch on its device; what it gives is read, and the next part follows."""
+        """One part of a batch on its device; what it gives is read, or goes to the next device, and the next part
+        follows.
+        """
         part = job.parts[index]
         device = self._devices[part.device]
-        began, n_bytes = time.monotonic(), 0
+        note = _Note(job.queued)
+        job.notes.append(note)
         for name, tensor in part.graph.inputs.items():
             for offset, piece in job.inputs[name]:
                 device.write(tensor, piece, offset)
-                n_bytes += piece.nbytes
+                note.n_bytes += piece.nbytes
+        arrivals: list[Future[Arrival]] = []
         for name, tensor in part.takes.items():
-            device.write(tensor, job.values[name])
-            n_bytes += job.values[name].nbytes
+            sent = job.sent.pop(name, None)
+            if sent is None:
+                device.write(tensor, job.values[name])
+                note.n_bytes += tensor.nbytes
+            else:
+                arrivals.append(sent.link.receive(sent.number, tensor, tensor.nbytes))
         device.submit(part.graph)
-        wanted = [(name, tensor, tensor.nbytes) for name, tensor in part.gives.items()]
+        wanted = self._pass_on(job, index)
+        passed = bool(job.sent)
+        note.trips = 1.0 + 0.5 * passed - bool(arrivals)
         rows = part.graph.outputs.get(self._output)
         if rows is not None:
             wanted.append((self._output, rows, 4 * self._width * job.n_outputs))
-        elif not wanted:  # a chunk that only fills the cache: any byte says that it is done
+        elif not wanted and not passed:  # a chunk that only fills the cache: any byte says that it is done
             name, tensor = next(iter(part.graph.inputs.items()))
             wanted.append(("", tensor, 4))
         left = len(wanted)
-        n_bytes += sum(size for _, _, size in wanted)
+        note.n_bytes += sum(size for _, _, size in wanted)
         lock = threading.Lock()
 
         def arrived(name: str, future: Future[Bytes]) -> None:
@@ -209,20 +266,72 @@ class Pipeline:
             with lock:
                 left -= 1
                 last = not left
-            if last:
-                self.times.part(part.device, job.queued, began, n_bytes)
-                self._go_on(job, index + 1)
+            if last and not passed:
+                self.times.part(part.device, note.queued, note.began, note.n_bytes, trips=note.trips)
+            self._leave(job, 1)
 
+        with self._order:
+            job.index = index
+            job.unread += left
+            self._leaving.setdefault(part.device, deque()).append(job)
+        if arrivals:  # they come in order
+            arrivals[-1].add_done_callback(lambda f: self._handed_on(job, index, f))
         for name, tensor, size in wanted:
             future = device.read(tensor, 0, size)
             future.add_done_callback(lambda f, name=name: arrived(name, f))  # type: ignore[misc]
+        self._leave(job, 0)
 
-    def _go_on(self, job: _Job, index: int) -> None:
-        """Hands a batch to the device of its next part, or to whoever waits for it."""
-        if index < len(job.parts):
-            job.queued = time.monotonic()
-            self._queues[job.parts[index].device].put((job, index))
+    def _pass_on(self, job: _Job, index: int) -> list[tuple[str, Tensor, int]]:
+        """Sends what a part gives to the next device, where there is a link; what is to be read, and how much of it."""
+        part, *later = job.parts[index:]
+        link = self.ring.link(part.device, later[0].device) if later else None
+        wanted = []
+        for name, tensor in part.gives.items():
+            if link is not None and name in later[0].takes:
+                job.sent[name] = _Sent(link, link.send(tensor, tensor.nbytes))
+                job.notes[index].n_bytes += tensor.nbytes
+                if not any(name in other.takes for other in later[1:]):
+                    continue
+            wanted.append((name, tensor, tensor.nbytes))
+        return wanted
+
+    def _handed_on(self, job: _Job, index: int, arrival: Future[Arrival]) -> None:
+        """What a part takes has come by a link: its device can begin, and the one before was done with its part."""
+        try:
+            computed = arrival.result().computed
+        except BaseException as error:
+            self._fail(job, error)
             return
+        before, note = job.notes[index - 1 : index + 1]
+        device = job.parts[index - 1].device
+        self.times.part(device, before.queued, before.began, before.n_bytes, trips=before.trips, computed=computed)
+        note.queued = note.began = time.monotonic()
+
+    def _leave(self, job: _Job, n_read: int) -> None:
+        """Takes note of reads that came. Batches leave a device in the order in which they were sent there: each to
+        the device of its next part, or to whoever waits for it.
+        """
+        ended = []
+        with self._order:
+            job.unread -= n_read
+            leaving = self._leaving.setdefault(job.parts[job.index].device, deque())
+            while leaving and (leaving[0].ready or leaving[0].future.done()):
+                one = leaving.popleft()
+                if one.future.done():
+                    continue
+                if one.index + 1 == len(one.parts):
+                    ended.append(one)
+                else:
+                    self._hand_over(one, one.index + 1)
+        for one in ended:
+            self._end(one)
+
+    def _hand_over(self, job: _Job, index: int) -> None:
+        job.queued = time.monotonic()
+        self._queues[job.parts[index].device].put((job, index))
+
+    def _end(self, job: _Job) -> None:
+        """Hands the results of a batch to whoever waits for it."""
         rows = job.values.get(self._output, np.empty(0, np.uint8)).view(np.float32)
         if job.n_outputs and 2 * job.n_tokens <= 3 * job.n_outputs:  # mostly of generating slots
             # As many as are allowed are on their way; the one that just ended counts.
@@ -247,7 +356,9 @@ class Pipeline:
                 self._fail(job, error)
 
     def _fail(self, job: _Job, error: BaseException) -> None:
+        self._failed = True
         if isinstance(error, DeviceLost):
             self.on_lost()
         with suppress(Exception):
             job.future.set_exception(error)
+        self._leave(job, 0)

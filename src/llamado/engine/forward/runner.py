@@ -124,6 +124,11 @@ class ModelRunner:
         return self._tensors.placement
 
     @property
+    def links(self) -> list[tuple[int, int]]:
+        """Numbers of devices that pass what they compute straight to another, and of those."""
+        return self._pipeline.ring.pairs
+
+    @property
     def depth(self) -> int:
         """See Forward."""
         return self._pipeline.depth.value

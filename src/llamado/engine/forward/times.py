@@ -23,6 +23,12 @@ class PartTime(NamedTuple):
     """Seconds behind other batches, for the device's thread and on the device."""
     n_bytes: int
     """Bytes that went there and came back."""
+    trips: float = 1.0
+    """Round trips of messages among those seconds: half of one more where results go to the next device, and one less
+    where what it works on came from the one before, as seconds are then counted from its arrival.
+    """
+    computed: float | None = None
+    """Seconds that it computed, where somebody told."""
 
 
 class BatchTime(NamedTuple):
@@ -43,13 +49,22 @@ class Times:
         self._ends: dict[int, float] = {}
         self._lock = Lock()
 
-    def part(self, device: int, queued: float, began: float, n_bytes: int) -> None:
+    def part(
+        self,
+        device: int,
+        queued: float,
+        began: float,
+        n_bytes: int,
+        *,
+        trips: float = 1.0,
+        computed: float | None = None,
+    ) -> None:
         """A part came to its end that was handed to its device at `queued` and sent at `began` (time.monotonic())."""
         now = time.monotonic()
         with self._lock:
             first = max(began, min(self._ends.get(device, 0.0), now))
             self._ends[device] = now
-            self._parts.append(PartTime(now, device, now - first, first - queued, n_bytes))
+            self._parts.append(PartTime(now, device, now - first, first - queued, n_bytes, trips, computed))
 
     def batch(self, began: float, n_rows: int) -> None:
         """A batch came to its end."""

@@ -25,7 +25,7 @@ from llamado.rpc.endpoint import Endpoint
 from llamado.rpc.transport import ConnectError, Piece, Transport, dial
 from llamado.rpc.wire import (
     COMMANDS,
-    LLAMADO,
+    LLAMADO_LINKED,
     VERSION,
     GetTensor,
     Hello,
@@ -69,7 +69,8 @@ class _Due(NamedTuple):
 class WorkerConnection:
     """One connection. Any thread may call; what is sent is in the order of the calls.
 
-    `own`: the worker is ours (wire.LLAMADO). `lost`: why everything fails from now on, None while all is well.
+    `own`: the worker is ours (wire.LLAMADO); `linked`: it also passes tensors to others of ours. `lost`: why everything
+    fails from now on, None while all is well.
     """
 
     def __init__(
@@ -92,9 +93,10 @@ class WorkerConnection:
         self.endpoint = endpoint
         self.name = str(endpoint)
         """How messages call the worker."""
-        self.own = False
+        self.own = self.linked = False
         self.lost: DeviceLost | None = None
         self._reply_timeout = reply_timeout
+        self._tls, self._timeout = tls, timeout
         self._transport = Transport(dial(endpoint, tls, timeout))
         self.sending = threading.RLock()
         """Held while something is sent; hold it to keep several calls together."""
@@ -144,7 +146,7 @@ class WorkerConnection:
                 f"{self.endpoint} speaks RPC {'.'.join(map(str, theirs))}, this is {'.'.join(map(str, VERSION))}; use "
                 "a llama.cpp of the same major version on both sides"
             )
-        self.own = response.own == LLAMADO
+        self.own, self.linked = response.ours, response.own == LLAMADO_LINKED
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
@@ -189,6 +191,18 @@ class WorkerConnection:
                 self._write([chunk])
                 if progress is not None:
                     progress(len(chunk))
+
+    def aside(self, request: Request) -> None:
+        """Sends a request without a response by a connection of its own: it is not held up by what this one waits for.
+
+        Raises DeviceLost or ConnectError.
+        """
+        self._check()
+        once = Heartbeat(self.endpoint, self._tls, self._timeout, Patience.of(ALIVE_TIMEOUT))
+        try:
+            once.say(request)
+        finally:
+            once.close()
 
     def ask(self, request: Request) -> Future[Response]:
         """Sends a request that has a response."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from llamado.devices.device import (
     Buffer,
     Bytes,
+    Device,
     DeviceError,
     DeviceFull,
     DeviceLost,
@@ -32,6 +33,7 @@ from llamado.rpc.client.allocator import activations, plan
 from llamado.rpc.client.connection import ALIVE_TIMEOUT, REPLY_TIMEOUT, WorkerConnection
 from llamado.rpc.client.encode import wire_graph, wire_tensor
 from llamado.rpc.client.known_hashes import KnownHashes
+from llamado.rpc.client.link import End, RemoteLink
 from llamado.rpc.client.sent_inputs import SentInputs
 from llamado.rpc.client.upload import OWN_HASH_THRESHOLD, Weight, send_weights
 from llamado.rpc.endpoint import Endpoint, client_tls
@@ -121,12 +123,14 @@ def connect(
     reply_timeout: float = REPLY_TIMEOUT,
     alive_timeout: float = ALIVE_TIMEOUT,
     hashes: MutableMapping[str, int] | None = None,
+    links: bool = True,
 ) -> list[RemoteDevice]:
     """The devices of a worker, numbered from `first_number`; they share one connection.
 
     Connecting may take `timeout` seconds, and so may the worker's `greeting` unless that is given, and what it says of
     its devices. `tls` is the context for a `tls://` endpoint (default: the system's authorities). A worker that says
-    nothing for `alive_timeout` seconds is lost. `hashes`: those of weights by name, see KnownHashes.
+    nothing for `alive_timeout` seconds is lost. `hashes`: those of weights by name, see KnownHashes. `links`: it may be
+    linked to others.
     Raises ConnectError or VersionMismatch.
     """
     if isinstance(endpoint, str):
@@ -154,6 +158,7 @@ def connect(
         devices = [RemoteDevice(shared, i, f"RPC{first_number + i}[{endpoint}]") for i in range(min(count, 256))]
         for device in devices:
             device.hashes = {} if hashes is None else hashes
+            device.links = links and connection.linked
         if not devices:
             raise DeviceError(f"{endpoint} has no devices")
         return devices
@@ -175,6 +180,7 @@ class RemoteDevice:
         self.endpoint, self.own = connection.endpoint, connection.own
         with connection.batch():
             alignment, max_size = connection.ask(GetAlignment(number)), connection.ask(GetMaxSize(number))
+        self.links = False
         self.hashes: MutableMapping[str, int] = {}
         """FNV-1a of weights by name; what is computed is added."""
         self._alignment = max(1, connection.answer(alignment, Number).value)
@@ -466,6 +472,22 @@ class RemoteDevice:
         nothing: Future[Bytes] = Future()
         nothing.set_result(np.empty(0, np.uint8))
         return nothing
+
+    def link(self, target: Device) -> RemoteLink | None:
+        """A way to a device of another worker of ours; None where this one cannot reach it, or may not."""
+        if not (self.links and target.links and isinstance(target, RemoteDevice)):
+            return None
+        if target._connection is self._connection:
+            return None
+        return RemoteLink.open(
+            End(self._connection, self.name, self._wire), End(target._connection, target.name, target._fill)
+        )
+
+    def _fill(self, tensor: Tensor) -> WireTensor:
+        """A tensor whose bytes others are about to change."""
+        buffer, at = self._bound(tensor)
+        buffer.sent_inputs.forget(at, at + tensor.nbytes)
+        return wire_tensor(tensor, buffer.ptr, buffer.base + at)
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Copies bytes between bound tensors of this worker, as if through a third place where they overlap."""

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from llamado.rpc.endpoint import Endpoint
 from llamado.rpc.transport import ConnectError, Transport, dial
-from llamado.rpc.wire import COMMANDS, DeviceCount, Hello, ResponseReader, WireError, write_request
+from llamado.rpc.wire import COMMANDS, DeviceCount, Hello, Request, ResponseReader, WireError, write_request
 
 _ATTEMPTS = 3
 """Connections tried for signs of life: where many connect, a worker may let one go before it has asked for anything."""
@@ -68,6 +68,14 @@ class Heartbeat:
                 if not left or self._ended or not isinstance(error, ConnectionResetError):
                     raise ConnectError(f"{self._endpoint} does not answer a second connection: {error}") from error
         self._sock.settimeout(self._patience.answer)
+
+    def say(self, request: Request) -> None:
+        """Sends a request without a response; what there is an answer to comes after it. Raises ConnectError."""
+        try:
+            self._sock.sendall(write_request(request))
+            self._ask(DeviceCount())
+        except (OSError, WireError) as error:
+            raise ConnectError(f"{self._endpoint} does not answer a second connection: {error}") from error
 
     def beat(self) -> str | None:
         """Asks for a sign of life; what is wrong if there is none."""

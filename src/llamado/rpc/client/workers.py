@@ -51,6 +51,7 @@ class Workers:
         if any(endpoint.tls for endpoint in self._endpoints):
             self._tls = client_tls(*self._certificates)
         self._connect_timeout, self._alive_timeout = options.connect_timeout, options.alive_timeout
+        self._links = options.links
         self._latest: dict[Endpoint, list[RemoteDevice]] = {}
         self._attempts: dict[Endpoint, Future[list[RemoteDevice]]] = {}
 
@@ -96,6 +97,7 @@ class Workers:
             tls=self._tls,
             hashes=self._hashes,
             alive_timeout=self._alive_timeout,
+            links=self._links,
         )
 
     def _numbered(self, found: list[list[RemoteDevice] | Unreachable]) -> list[list[RemoteDevice] | Unreachable]:

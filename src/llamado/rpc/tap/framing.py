@@ -13,10 +13,12 @@ from llamado.rpc.wire import MAX_MESSAGE, TENSOR, Command, has_response
 
 REQUEST_HEAD, RESPONSE_HEAD = struct.Struct("<BQ"), struct.Struct("<Q")
 GRAPHS = frozenset({Command.GRAPH_COMPUTE, Command.GRAPH_RECOMPUTE})
+DELAYED = GRAPHS | {Command.DELIVER}
+"""What takes a link's time: a graph on its way to a worker, and what one worker passes to the next."""
 ANSWERED = frozenset(command for command in Command if has_response(command))
 _COMMANDS = frozenset(Command)
-# What is kept of a message to look at later: all of a graph, of SET_TENSOR what is in front of the data.
-_KEPT = {Command.GRAPH_COMPUTE: MAX_MESSAGE, Command.SET_TENSOR: TENSOR.itemsize + 9}
+# What is kept of a message to look at later: all that may be delayed, of SET_TENSOR what is in front of the data.
+_KEPT = {Command.GRAPH_COMPUTE: MAX_MESSAGE, Command.SET_TENSOR: TENSOR.itemsize + 9, Command.DELIVER: MAX_MESSAGE}
 _KEPT_ELSE = 4096
 
 

@@ -6,7 +6,9 @@ latency. A link's latency is not its occupancy: only `bandwidth` makes one messa
 proxy that sleeps between reading and sending is the same for one message at a time, and another thing for more.)
 Nothing overtakes: what comes behind a delayed message waits behind it.
 
-GRAPH_COMPUTE and GRAPH_RECOMPUTE are delayed, one delay for each stage of a token; with `all` everything, both ways.
+GRAPH_COMPUTE and GRAPH_RECOMPUTE are delayed, one delay for each stage of a token, and so is DELIVER, with which one
+worker passes a tensor to the next; answers are not. With `all` everything is, both ways. A hop between workers goes
+through the tap of the one that gets it.
 
 Threads, because they sleep more exactly than event loops, whose timers count milliseconds: 0.03 ms late at the median
 on Linux, against 0.1 to 0.8 ms. Bytes that need not wait go from socket to socket in the thread that reads them.
@@ -30,7 +32,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from llamado.errors import LlamadoError
-from llamado.rpc.tap.framing import GRAPHS, Message, Requests, Responses, command_name, known
+from llamado.rpc.tap.framing import DELAYED, Message, Requests, Responses, command_name, known
 from llamado.rpc.tap.link import Link
 from llamado.rpc.tap.tracing import RequestLog, Summary, Trace, response_fields
 
@@ -383,7 +385,7 @@ class Tap:
 
     def delays(self, command: int | None) -> bool:
         """Whether messages of a command are held and delayed on their own; with `all` the bytes are, as they come."""
-        return command in GRAPHS and not self.options.all
+        return command in DELAYED and not self.options.all
 
     def passed(self, connection: TapConnection, message: Message) -> None:
         """A message is handed on now, or when it is due."""

@@ -43,6 +43,7 @@ class RequestLog:
             request = self._reader.next()
             if request is None:
                 raise WireError(f"{command_name(message.command)} of {message.size} bytes is not complete")
+            self._reader.drop()
             self._reader.bypass(self._reader.bulk)
             return request_fields(request)
         except WireError as error:
@@ -65,9 +66,12 @@ def request_fields(request: wire.Request) -> dict[str, Any]:
         sources = [_tensor(source) for source in request.srcs if source.ne != (0, 0, 0, 0)]
         return {"device": request.device, "tensor": _tensor(request.tensor), "sources": sources}
     fields = request._asdict()
+    fields.pop("ticket", None)  # a secret
     for name, value in fields.items():
         if isinstance(value, wire.WireTensor):
             fields[name] = _tensor(value)
+        elif isinstance(value, bytes):
+            fields[name] = value.decode("utf-8", "replace")
     return fields
 
 
@@ -118,7 +122,9 @@ def response_fields(message: Message) -> dict[str, Any]:
         return {"value": response.value}
     if isinstance(response, wire.HelloResponse):
         version = f"{response.major}.{response.minor}.{response.patch}"
-        return {"value": {"version": version, "llamado": response.own == wire.LLAMADO}}
+        return {"value": {"version": version, "llamado": response.ours}}
+    if isinstance(response, wire.InletTicket):
+        return {"value": response.number}
     return {"value": response._asdict()}
 
 

@@ -1,4 +1,4 @@
-"""Kernels that strangers may have made: nobody keeps the compiler busy for ever, or fills memory with machine code."""
+"""What strangers may have done for them: nobody keeps the compiler busy for ever, or fills memory with machine code."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _CLIENTS = 4096
 
 
 class Budgets:
-    """Kernels that each client may still have made: `most` at once and for one graph; what was used comes back with
-    time.
+    """Kernels (or other things) that each client may still have made: `most` at once and for one graph; what was used
+    comes back with time.
     """
 
     def __init__(self, most: int = _KERNELS, a_second: float = _KERNELS_A_SECOND) -> None:

@@ -21,9 +21,10 @@ from llamado.devices.device import Device
 from llamado.devices.registry import DeviceOptions, backend, kinds_here
 from llamado.errors import LlamadoError
 from llamado.rpc.describe import debugging
-from llamado.rpc.endpoint import Endpoint, server_tls
+from llamado.rpc.endpoint import Endpoint, client_tls, server_tls
 from llamado.rpc.worker.identity import address, identity
 from llamado.rpc.worker.join import ServerMembership, described, server_url
+from llamado.rpc.worker.links import Dialling
 from llamado.rpc.worker.memory import Lender
 from llamado.rpc.worker.session import Session, Shared
 from llamado.rpc.worker.tensor_cache import TensorCache, cache_folder
@@ -67,7 +68,8 @@ class WorkerOptions:
     `threads` of the CPU device, None: one per core this process may use; `devices` by name, empty: all; `mem`: most
     bytes that all clients together get of a device, None: what is free; `allow`: networks that may connect (CIDR),
     empty: all. `join`: servers that it is to belong to, with the `token` they want and the `share` of layers it asks
-    for; `announce`: tell the network of it.
+    for; `announce`: tell the network of it. `ring`: connect to other workers, to pass tensors to them, where a client
+    asks for it.
     """
 
     host: str = "127.0.0.1"
@@ -84,6 +86,7 @@ class WorkerOptions:
     token: str = ""
     share: float = 1.0
     announce: bool = False
+    ring: bool = True
 
 
 class Worker:
@@ -100,6 +103,10 @@ class Worker:
             raise WorkerError("TLS needs --tls-cert and --tls-key")
         cache = TensorCache(cache_folder()) if options.cache else None
         self.shared = Shared([Lender(d, options.mem) for d in devices], cache, debugging())
+        self.shared.dialling = Dialling(options.ring, self._allowed)
+        if options.tls_cert and options.tls_key:
+            # As a client of other workers: the certificates of one cluster are of one authority.
+            self.shared.dialling.tls = client_tls(options.tls_client_ca, options.tls_cert, options.tls_key)
         self._listener = _listen(options.host, options.port)
         self._sessions: dict[Session, threading.Thread] = {}
         self._let_go: set[Session] = set()

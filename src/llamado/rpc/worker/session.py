@@ -17,13 +17,20 @@ from llamado.errors import LlamadoError
 from llamado.rpc.describe import describe, name_of, printable
 from llamado.rpc.wire import (
     LLAMADO,
+    LLAMADO_LINKED,
     VERSION,
     Allocated,
     AllocBuffer,
+    Attach,
+    Await,
+    Awaited,
     BufferClear,
     BufferGetBase,
+    CloseInlet,
     Command,
+    ConnectNext,
     CopyTensor,
+    Deliver,
     DeviceCount,
     DeviceMemory,
     FreeBuffer,
@@ -37,8 +44,11 @@ from llamado.rpc.wire import (
     Hello,
     HelloResponse,
     InitTensor,
+    InletTicket,
     MemsetTensor,
     Number,
+    OpenInlet,
+    Push,
     Request,
     RequestReader,
     Response,
@@ -52,6 +62,7 @@ from llamado.rpc.wire import (
 from llamado.rpc.worker.budgets import Budgets
 from llamado.rpc.worker.decode import Decoded, decode, tensor_bytes
 from llamado.rpc.worker.identity import identity
+from llamado.rpc.worker.links import MAX_LINKS, Dialling, Inlet, Outlet, receive
 from llamado.rpc.worker.memory import Lender, Region
 from llamado.rpc.worker.tensor_cache import TensorCache, Wanted
 
@@ -91,6 +102,9 @@ class Shared:
     cache: TensorCache | None = None
     debug: bool = False
     kernels: Budgets = field(default_factory=Budgets)
+    dialling: Dialling = field(default_factory=Dialling)
+    inlets: dict[bytes, Inlet] = field(default_factory=dict)
+    """Of all clients, by ticket."""
     stopping: bool = False
 
 
@@ -141,6 +155,11 @@ class Session:
         self._last: dict[int, Decoded] = {}
         self._asked: dict[tuple[int, int], int] = {}  # hashes that were not in the cache, by place
         self._put_back: Request | None = None
+        self._inlets: dict[int, Inlet] = {}
+        self._outlets: dict[int, Outlet] = {}
+        self._n_links = 0
+        self._feeds: Inlet | None = None  # another client's, which this connection belongs to
+        self._computed = 0.0  # seconds of the graph that ran last
         self._began = self._served = time.monotonic()
         self._greeted = self._gone = False
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -162,6 +181,13 @@ class Session:
             MemsetTensor: self._memset,
             GetAllocSize: self._alloc_size,
             GraphCompute: self._compute,
+            OpenInlet: self._open_inlet,
+            ConnectNext: self._connect_next,
+            Attach: self._attach,
+            Push: self._push,
+            Await: self._await,
+            Deliver: self._deliver,
+            CloseInlet: self._close_inlet,
         }
 
     # --- the connection ---------------------------------------------------------------------------------------------
@@ -197,8 +223,10 @@ class Session:
 
     @property
     def idle_since(self) -> float | None:
-        """When it last asked for something; None for a client that has memory here: that one may rest for days."""
-        return None if self._regions else self._served
+        """When it last asked for something; None for a client that has memory here, or feeds one that has: those may
+        rest for days.
+        """
+        return None if self._regions or self._feeds is not None else self._served
 
     @property
     def gone(self) -> bool:
@@ -214,9 +242,20 @@ class Session:
         self._gone = True
         for lender in self._shared.lenders:
             lender.abandon(self)
+        self._end_links()
+
+    def _end_links(self) -> None:
+        """Whoever waits for another worker here comes back."""
+        for outlet in [*self._outlets.values()]:
+            outlet.shut()
+        for inlet in [*self._inlets.values()]:
+            inlet.end()
+        if self._feeds is not None:
+            self._feeds.end()
 
     def shut(self) -> None:
         """Ends both directions, from any thread."""
+        self._end_links()
         try:
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # TLS or not: the socket below
         except OSError:
@@ -304,7 +343,8 @@ class Session:
 
     # --- the worker and its devices ---------------------------------------------------------------------------------
     def _hello(self, _: Hello) -> None:
-        self._answer(Command.HELLO, HelloResponse(*VERSION, own=LLAMADO))
+        own = LLAMADO_LINKED if self._shared.dialling.allowed else LLAMADO
+        self._answer(Command.HELLO, HelloResponse(*VERSION, own=own))
 
     def _alignment(self, request: GetAlignment) -> None:
         self._lender(request.device)
@@ -344,6 +384,11 @@ class Session:
         region.free()
 
     def _release(self) -> None:
+        self._end_links()
+        for inlet in self._inlets.values():
+            self._shared.inlets.pop(inlet.ticket, None)
+        while self._outlets:
+            self._outlets.popitem()[1].close()
         while self._regions:
             self._regions.popitem()[1].free()
         graphs = {id(graph): graph for graph in [*self._graphs.kept.values(), *self._last.values()]}
@@ -365,36 +410,10 @@ class Session:
     def _set(self, request: SetTensor) -> None:
         size = request.size
         region, start = self._place(request.tensor, request.offset, size)
-        reader, sock, memory = self._reader, self._sock, region.memory
-        if memory is not None:
-            target = memory[start : start + size]
-            done = reader.take(target)
-            while done < size:
-                n = sock.recv_into(target[done:])
-                if not n:
-                    raise ConnectionResetError("gone in the middle of a tensor")
-                reader.bypass(n)
-                done += n
-        else:
-            self._receive(region, start, size)
-        if request.cache_flag and self._shared.cache is not None and memory is not None:
-            self._shared.cache.keep(self.client, region, start, size, self._asked.pop((region.ptr, start), None))
-
-    def _receive(self, region: Region, start: int, size: int) -> None:
-        """Bulk for memory that cannot be received into."""
-        chunk = memoryview(bytearray(min(size, 1 << 20)))
-        while size:
-            part = chunk[: min(size, len(chunk))]
-            done = self._reader.take(part)
-            while done < len(part):
-                n = self._sock.recv_into(part[done:])
-                if not n:
-                    raise ConnectionResetError("gone in the middle of a tensor")
-                self._reader.bypass(n)
-                done += n
-            region.write(start, part)
-            start += done
-            size -= done
+        receive(self._sock, self._reader, region, start, size)
+        cache = self._shared.cache
+        if request.cache_flag and cache is not None and region.memory is not None:
+            cache.keep(self.client, region, start, size, self._asked.pop((region.ptr, start), None))
 
     def _set_hash(self, request: SetTensorHash) -> None:
         """Several in a row are looked up together: their hashes are checked side by side."""
@@ -499,7 +518,9 @@ class Session:
                     break
                 kernels = self._prepare(lender.device, graph, self._shared.kernels.most - made)
                 if kernels is None:
+                    began = time.monotonic()
                     lender.device.submit(graph.graph)
+                    self._computed = time.monotonic() - began
                     done = True
                 else:
                     made += kernels
@@ -534,6 +555,77 @@ class Session:
         enough = min(KERNELS_A_TURN, kernels.most)
         while kernels.left(self.client) < enough and not (self._gone or self._shared.stopping):
             time.sleep(0.1)
+
+    # --- other workers ----------------------------------------------------------------------------------------------
+    def _open_inlet(self, _: OpenInlet) -> None:
+        for number in [n for n, inlet in self._inlets.items() if inlet.over]:
+            self._shared.inlets.pop(self._inlets.pop(number).ticket, None)
+        if len(self._inlets) >= MAX_LINKS:
+            raise WireError(f"more than {MAX_LINKS} inlets")
+        self._n_links += 1
+        inlet = self._inlets[self._n_links] = Inlet(self._n_links)
+        self._shared.inlets[inlet.ticket] = inlet
+        self._answer(Command.OPEN_INLET, InletTicket(inlet.number, inlet.ticket))
+
+    def _close_inlet(self, request: CloseInlet) -> None:
+        inlet = self._shared.inlets.get(request.ticket)
+        if inlet is not None:
+            inlet.end()
+
+    def _connect_next(self, request: ConnectNext) -> None:
+        for number in [n for n, outlet in self._outlets.items() if outlet.gone]:
+            self._outlets.pop(number).close()
+        if len(self._outlets) >= MAX_LINKS:
+            raise WireError(f"more than {MAX_LINKS} links")
+        outlet = self._shared.dialling.connect(self.client, request)
+        number = 0
+        if outlet is not None:
+            self._n_links += 1
+            number = self._n_links
+            self._outlets[number] = outlet
+            log.info("%s: linked to %s", self.peer, printable(request.endpoint.decode("utf-8", "replace")))
+            if self._gone or self._shared.stopping:  # whoever ended the links did not see this one
+                outlet.shut()
+        self._answer(Command.CONNECT_NEXT, Number(number))
+
+    def _attach(self, request: Attach) -> None:
+        """The connection is another session's from here on, and this thread waits until that is over."""
+        inlet = self._shared.inlets.get(request.ticket)
+        if inlet is None or not inlet.attach(self._sock, self._reader):
+            self._answer(Command.ATTACH, Number(0))
+            raise WireError("a ticket that nobody here gave")
+        self._feeds = inlet
+        if self._gone or self._shared.stopping:
+            inlet.end()
+        try:
+            if not inlet.over:
+                self._answer(Command.ATTACH, Number(1))
+        finally:
+            inlet.wait()
+        raise ConnectionAbortedError("nothing is taken from it any more")
+
+    def _push(self, request: Push) -> None:
+        """Where the link is broken nothing is said: who waits at its other end says so."""
+        region, start = self._place(request.tensor, 0, request.size)
+        outlet = self._outlets.get(request.link)
+        if outlet is None:
+            return
+        try:
+            outlet.send(request.sequence, self._computed, region, start, request.size)
+        except OSError as error:
+            log.warning("%s: link %d is broken: %s", self.peer, request.link, error.strerror or error)
+            self._outlets.pop(request.link).close()
+
+    def _await(self, request: Await) -> None:
+        region, start = self._place(request.tensor, 0, request.size)
+        inlet = self._inlets.get(request.inlet)
+        computed = None if inlet is None else inlet.take(request.sequence, region, start, request.size)
+        if self._gone:
+            raise ConnectionAbortedError("gone while it waited for another worker")
+        self._answer(Command.AWAIT, Awaited(int(computed is not None), computed or 0))
+
+    def _deliver(self, request: Deliver) -> None:
+        raise WireError("DELIVER by a connection that was not attached to an inlet")
 
 
 def _tls_reason(error: ssl.SSLError) -> str:

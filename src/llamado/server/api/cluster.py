@@ -152,6 +152,7 @@ def _device_json(device: DeviceView) -> dict[str, Any]:
             "total": device.memory_total,
         },
         "speed": {"decode": device.decode, "prefill": device.prefill},
+        "passes_to": list(device.passes_to),
         "link": {"round_trip": device.round_trip, "bandwidth": device.bandwidth, "pulse": device.pulse},
         "token_seconds": {
             "compute": round(device.computing, 6),

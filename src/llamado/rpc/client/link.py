@@ -1,0 +1,104 @@
+"""A link between two workers: tensors go straight from one to the other, and who uses both only says when."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import NamedTuple
+
+from llamado.devices.device import Arrival, LinkLost
+from llamado.errors import LlamadoError
+from llamado.ggml.tensor import Tensor
+from llamado.rpc.client.connection import WorkerConnection
+from llamado.rpc.wire import (
+    Await,
+    Awaited,
+    CloseInlet,
+    ConnectNext,
+    InletTicket,
+    Number,
+    OpenInlet,
+    Push,
+    Response,
+    WireTensor,
+    write_request,
+)
+
+log = logging.getLogger("llamado.rpc")
+
+_BROKEN = "nothing comes by it any more; what goes there goes through this machine for some minutes"
+
+
+class End(NamedTuple):
+    """A worker at one end of a link."""
+
+    connection: WorkerConnection
+    name: str
+    wire: Callable[[Tensor], WireTensor]
+    """A bound tensor as it travels."""
+
+
+class RemoteLink:
+    """A connection of `source` to `target`, which has it as an inlet of this number; see TensorLink."""
+
+    def __init__(self, source: End, target: End, number: int, inlet: InletTicket) -> None:
+        self._source, self._target = source, target
+        self._number, self._inlet = number, inlet
+        self._sequence = itertools.count(1)
+        self.lost: LinkLost | None = None
+
+    @classmethod
+    def open(cls, source: End, target: End) -> RemoteLink | None:
+        """Has one worker connect to the other; None, and a line in the log, where it cannot."""
+        inlet = target.connection.call(OpenInlet(), InletTicket)
+        where = str(target.connection.endpoint).encode()
+        number = source.connection.call(ConnectNext(inlet.ticket, where), Number).value
+        if number:
+            log.info("%s passes what it computes straight to %s", source.name, target.name)
+            return cls(source, target, number, inlet)
+        target.connection.send(write_request(CloseInlet(inlet.ticket)))
+        log.warning(
+            "%s cannot reach %s as %s (its log says why): what goes there goes through this machine",
+            source.name, target.name, target.connection.endpoint,
+        )  # fmt: skip
+        return None
+
+    def send(self, source: Tensor, size: int) -> int:
+        """See TensorLink."""
+        connection = self._source.connection
+        with connection.sending:
+            sequence = next(self._sequence)
+            connection.send(write_request(Push(self._source.wire(source), self._number, size, sequence)))
+        return sequence
+
+    def receive(self, number: int, target: Tensor, size: int) -> Future[Arrival]:
+        """See TensorLink."""
+        connection, arrival = self._target.connection, Future[Arrival]()
+        with connection.sending:
+            answer = connection.ask(Await(self._target.wire(target), self._inlet.number, size, number))
+        answer.add_done_callback(lambda answer: self._arrived(answer, arrival))
+        return arrival
+
+    def _arrived(self, answer: Future[Response], arrival: Future[Arrival]) -> None:
+        error = answer.exception()
+        if error is not None:
+            arrival.set_exception(error)
+            return
+        awaited = answer.result()
+        assert isinstance(awaited, Awaited)
+        if awaited.came:
+            arrival.set_result(Arrival(1e-6 * awaited.computed))
+            return
+        if self.lost is None:
+            self.lost = LinkLost(f"{self._source.name} → {self._target.name}", _BROKEN)
+        arrival.set_exception(self.lost)
+
+    def close(self) -> None:
+        """See TensorLink."""
+        if self.lost is None:
+            self.lost = LinkLost(f"{self._source.name} → {self._target.name}", "it was closed")
+        with suppress(LlamadoError):
+            self._target.connection.aside(CloseInlet(self._inlet.ticket))

@@ -1,0 +1,277 @@
+"""Tensors that go from worker to worker: the way out to the next one, and the way in from the one before.
+
+A client asks the next worker for a ticket and gives it to the one before, which connects with it: nobody else gets in.
+What comes waits in the connection until the client's session takes it, straight to where it belongs; so TCP holds back
+who sends more, and no memory is held for it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import secrets
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from llamado.errors import LlamadoError
+from llamado.rpc.describe import printable
+from llamado.rpc.endpoint import Endpoint
+from llamado.rpc.transport import Transport, dial
+from llamado.rpc.wire import (
+    COMMANDS,
+    TICKET_BYTES,
+    Attach,
+    ConnectNext,
+    Deliver,
+    Hello,
+    HelloResponse,
+    Number,
+    Request,
+    RequestReader,
+    Response,
+    ResponseReader,
+    WireError,
+    write_request,
+)
+from llamado.rpc.worker.budgets import Budgets
+from llamado.rpc.worker.identity import address
+from llamado.rpc.worker.memory import Region
+
+log = logging.getLogger("llamado.rpc.worker.server")
+
+MAX_LINKS = 64
+"""Ways in, and ways out, of one client."""
+DIAL_SECONDS = 2.0
+"""Connecting may take so long, and greeting, too."""
+REFUSAL_SECONDS = 1.0
+"""Least time until a client hears that there is no way, whatever the reason: a refusal must not tell what is where."""
+_DIALS_AT_ONCE = 4
+_FAILURES, _FAILURES_A_SECOND = 20, 0.2
+"""Dials that may fail for one client: whoever wants to learn which ports are open learns little."""
+_READ = 64 << 10
+_HUNG_UP = getattr(select, "POLLRDHUP", 0)
+
+
+class LinkRefused(LlamadoError):
+    """There is no way to the next worker: it is not ours, does not know the ticket, or may not be dialled."""
+
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@dataclass
+class Dialling:
+    """To whom this worker connects for its clients: to nobody unless `allowed`; where there are `networks`, only there.
+
+    `tls`: how it shows itself to workers at tls://, None where it cannot.
+    """
+
+    allowed: bool = True
+    networks: Sequence[Network] = ()
+    tls: ssl.SSLContext | None = None
+    failures: Budgets = field(default_factory=lambda: Budgets(_FAILURES, _FAILURES_A_SECOND))
+    _turns: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(_DIALS_AT_ONCE))
+
+    def connect(self, client: str, request: ConnectNext) -> Outlet | None:
+        """The way that a client asks for; None, and a line in the log, where there is none."""
+        began = time.monotonic()
+        where = printable(request.endpoint.decode("utf-8", "replace"))
+        try:
+            if not self.allowed:
+                raise LinkRefused("this worker passes nothing on (--no-ring)")
+            if self.failures.left(client) < 1:
+                raise LinkRefused("too many attempts of this client have failed")
+            if not self._turns.acquire(timeout=DIAL_SECONDS):
+                raise LinkRefused("too many others connect at the same time")
+            try:
+                return self._reach(Endpoint.parse(request.endpoint.decode()), request.ticket)
+            except (LlamadoError, WireError, OSError, ValueError):
+                self.failures.spend(client, 1)
+                raise
+            finally:
+                self._turns.release()
+        except (LlamadoError, OSError, ValueError) as error:
+            log.warning("no link to %s: %s; its client carries what goes there", where, printable(str(error)))
+            time.sleep(max(0.0, began + REFUSAL_SECONDS - time.monotonic()))
+            return None
+
+    def _reach(self, endpoint: Endpoint, ticket: bytes) -> Outlet:
+        if self.networks:
+            found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+            hosts = {address(str(entry[4][0])) for entry in found}
+            if not all(host is not None and any(host in network for network in self.networks) for host in hosts):
+                raise LinkRefused("it is not in a network of --allow")
+        if endpoint.tls and self.tls is None:
+            raise LinkRefused("it wants TLS, and this worker has no --tls-cert and --tls-key to show")
+        sock = dial(endpoint, self.tls if endpoint.tls else None, DIAL_SECONDS)
+        try:
+            ends = time.monotonic() + DIAL_SECONDS
+            hello = _ask(sock, Hello(), ends)
+            if not (isinstance(hello, HelloResponse) and hello.ours):
+                raise LinkRefused("it is no worker of llamado")
+            if _ask(sock, Attach(ticket), ends) != Number(1):
+                raise LinkRefused("it is another worker than the client means")
+            return Outlet(sock)
+        except BaseException:
+            sock.close()
+            raise
+
+
+def _ask(sock: socket.socket, request: Request, ends: float) -> Response:
+    reader = ResponseReader()
+    reader.expect(COMMANDS[type(request)])
+    sock.settimeout(max(0.001, ends - time.monotonic()))
+    sock.sendall(write_request(request))
+    while (found := reader.next()) is None:
+        sock.settimeout(max(0.001, ends - time.monotonic()))
+        data = sock.recv(256)
+        if not data:
+            raise LinkRefused("it closed the connection")
+        reader.feed(data)
+    return found[1]
+
+
+class Outlet:
+    """The way to the next worker."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._transport = Transport(sock)
+
+    @property
+    def gone(self) -> bool:
+        """Whether the other side has hung up."""
+        poll = select.poll()
+        poll.register(self._sock, _HUNG_UP)
+        return bool(poll.poll(0))
+
+    def send(self, sequence: int, computed: float, region: Region, start: int, size: int) -> None:
+        """Sends bytes of a region, and the seconds that were computed for them. Raises OSError."""
+        head = write_request(Deliver(sequence, round(1e6 * computed), size))
+        for piece in region.read(start, size):
+            self._transport.send([head, piece] if head else [piece])
+            head = b""
+        if head:
+            self._transport.send([head])
+
+    def shut(self) -> None:
+        """Ends it, from any thread: who sends comes back."""
+        self._transport.shutdown()
+
+    def close(self) -> None:
+        """Gives it back; only where nobody sends."""
+        self._transport.shutdown()
+        self._transport.close()
+
+
+class Inlet:
+    """The way in to one client's memory for whoever has the `ticket`: one connection, once."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.ticket = secrets.token_bytes(TICKET_BYTES)
+        self._over = threading.Event()
+        self._using = threading.Lock()
+        self._from: tuple[socket.socket, RequestReader] | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing comes any more."""
+        return self._over.is_set()
+
+    def attach(self, sock: socket.socket, reader: RequestReader) -> bool:
+        """Takes what comes by this connection; False where there is one already, or it is over."""
+        with self._using:
+            if self._from is not None or self.over:
+                return False
+            self._from = sock, reader
+            return True
+
+    def wait(self) -> None:
+        """Returns when it is over and nobody uses the connection."""
+        self._over.wait()
+        with self._using:
+            self._from = None
+
+    def end(self) -> None:
+        """Ends it, from any thread: who waits for bytes comes back without."""
+        self._over.set()
+        source = self._from
+        if source is not None:
+            try:
+                socket.socket.shutdown(source[0], socket.SHUT_RDWR)  # TLS or not: the socket below
+            except OSError:
+                pass
+
+    def take(self, sequence: int, region: Region, start: int, size: int) -> int | None:
+        """Waits for the bytes of this number and puts them into a region; the microseconds computed for them.
+
+        Those of lesser numbers are dropped. None where they do not come: then it is over.
+        """
+        with self._using:
+            if self._from is not None and not self.over:
+                try:
+                    sock, reader = self._from
+                    request = self._next(sock, reader, sequence)
+                    if (request.sequence, request.size) != (sequence, size):
+                        came = f"{request.size} bytes of number {request.sequence}"
+                        raise WireError(f"{came} came by an inlet, not {size} of {sequence}")
+                    receive(sock, reader, region, start, size)
+                    return request.computed
+                except LlamadoError as error:
+                    log.warning("an inlet is closed: %s", error)
+                except OSError as error:
+                    log.debug("an inlet is closed: %s", error)
+        self.end()
+        return None
+
+    def _next(self, sock: socket.socket, reader: RequestReader, sequence: int) -> Deliver:
+        """The first message that is not before a number."""
+        buffer = memoryview(bytearray(_READ))
+        while True:
+            request = reader.next()
+            if request is None:
+                n = sock.recv_into(buffer)
+                if not n:
+                    raise ConnectionResetError("nothing comes any more")
+                reader.feed(buffer[:n])
+                continue
+            if not isinstance(request, Deliver):
+                raise WireError(f"{COMMANDS[type(request)].name} by a connection that carries DELIVER alone")
+            if request.sequence >= sequence:
+                return request
+            reader.drop()
+            while reader.bulk:
+                n = sock.recv_into(buffer[: reader.bulk])
+                if not n:
+                    raise ConnectionResetError("gone in the middle of a tensor")
+                reader.bypass(n)
+
+
+def receive(sock: socket.socket, reader: RequestReader, region: Region, start: int, size: int) -> None:
+    """Bulk of a message to its place; raises OSError."""
+    if region.memory is not None:
+        _fill(sock, reader, region.memory[start : start + size])
+        return
+    chunk = memoryview(bytearray(min(size, 1 << 20)))
+    while size:
+        part = chunk[: min(size, len(chunk))]
+        _fill(sock, reader, part)
+        region.write(start, part)
+        start += len(part)
+        size -= len(part)
+
+
+def _fill(sock: socket.socket, reader: RequestReader, target: memoryview) -> None:
+    done = reader.take(target)
+    while done < len(target):
+        n = sock.recv_into(target[done:])
+        if not n:
+            raise ConnectionResetError("gone in the middle of a tensor")
+        reader.bypass(n)
+        done += n

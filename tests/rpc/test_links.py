@@ -1,0 +1,426 @@
+"""Tensors that go from worker to worker: two workers spoken to byte by byte, and devices that are linked."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scripted_worker import ScriptedWorker
+from test_endpoint import Authority
+from wire_client import Client, raw, running, until
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.device import LinkLost
+from llamado.ggml import graph as g
+from llamado.ggml.tensor import Tensor
+from llamado.gguf.types import TensorType as T
+from llamado.rpc.client.device import RemoteDevice, connect
+from llamado.rpc.endpoint import client_tls
+from llamado.rpc.wire import (
+    LLAMADO,
+    LLAMADO_LINKED,
+    Attach,
+    Await,
+    Awaited,
+    CloseInlet,
+    Command,
+    ConnectNext,
+    Deliver,
+    DeviceCount,
+    HelloResponse,
+    InletTicket,
+    OpenInlet,
+    Push,
+    WireTensor,
+)
+from llamado.rpc.worker import links
+from llamado.rpc.worker.server import Worker
+
+SIZE = 1000
+LARGE = 16 << 20
+"""More than the buffers of a connection hold."""
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[CpuDevice]:
+    device = CpuDevice(1)
+    yield device
+    device.close()
+
+
+@pytest.fixture
+def pair(device: CpuDevice) -> Iterator[tuple[Worker, Worker]]:
+    with running(device) as first, running(device) as second:
+        yield first, second
+
+
+@pytest.fixture(autouse=True)
+def refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "REFUSAL_SECONDS", 0.0)
+
+
+def bytes_of(seed: int, size: int = SIZE) -> bytes:
+    return np.random.default_rng(seed).bytes(size)
+
+
+class Linked:
+    """A client of two workers, the first of which passes things on to the second."""
+
+    def __init__(self, first: Worker, second: Worker, size: int = SIZE) -> None:
+        self.size = size
+        self.a, self.b = Client(first), Client(second)
+        inlet = self.b.ask(OpenInlet())
+        assert isinstance(inlet, InletTicket)
+        self.inlet = inlet
+        self.link = self.a.number(ConnectNext(inlet.ticket, str(second.endpoint).encode()))
+        self.source, self.target = self._tensor(self.a), self._tensor(self.b)
+
+    def _tensor(self, client: Client) -> WireTensor:
+        ptr, base = client.alloc(self.size)
+        return raw(ptr, base, self.size)
+
+    def push(self, data: bytes, sequence: int) -> None:
+        self.a.set(self.source, data)
+        self.a.send(Push(self.source, self.link, len(data), sequence))
+
+    def take(self, sequence: int, size: int | None = None) -> Awaited:
+        answer = self.b.ask(Await(self.target, self.inlet.number, self.size if size is None else size, sequence))
+        assert isinstance(answer, Awaited)
+        return answer
+
+    def waiting(self, sequence: int) -> threading.Thread:
+        """Somebody who has asked, and waits."""
+        self.answers: list[Any] = []
+
+        def ask() -> None:
+            try:
+                self.answers.append(self.take(sequence))
+            except OSError as error:
+                self.answers.append(error)
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        time.sleep(0.05)
+        assert not self.answers
+        return thread
+
+    def held(self) -> bytes:
+        return self.b.get(self.target, self.size)
+
+    def close(self) -> None:
+        self.a.sock.close()
+        self.b.sock.close()
+
+
+@pytest.fixture
+def linked(pair: tuple[Worker, Worker]) -> Iterator[Linked]:
+    linked = Linked(*pair)
+    assert linked.link
+    yield linked
+    linked.close()
+
+
+# -- the commands ------------------------------------------------------------------------------------------------------
+
+
+def test_what_one_worker_has_the_other_gets(linked: Linked) -> None:
+    linked.push(bytes_of(1), 1)
+    assert linked.take(1).came and linked.held() == bytes_of(1)
+    linked.push(bytes_of(2), 2)
+    assert linked.take(2, SIZE).came and linked.held() == bytes_of(2)
+
+
+def test_it_is_waited_for(linked: Linked) -> None:
+    thread = linked.waiting(1)
+    linked.push(bytes_of(1), 1)
+    thread.join(10)
+    assert linked.answers[0].came and linked.held() == bytes_of(1)
+
+
+def test_numbers_that_nobody_waits_for_are_dropped(linked: Linked) -> None:
+    for number in range(1, 5):
+        linked.push(bytes_of(number), number)
+    for number in (3, 4):
+        assert linked.take(number).came and linked.held() == bytes_of(number)
+
+
+@pytest.mark.parametrize(("sequence", "size"), [(2, SIZE), (1, SIZE - 1)])
+def test_what_does_not_fit_ends_the_inlet(linked: Linked, sequence: int, size: int) -> None:
+    """A number that was left out before, or another size: neither side waits for ever."""
+    linked.push(bytes_of(1, size), sequence)
+    assert linked.take(1) == Awaited(0, 0)
+    linked.push(bytes_of(1), 1)
+    assert linked.take(1) == Awaited(0, 0)
+    assert linked.a.number(DeviceCount()) == linked.b.number(DeviceCount()) == 1
+
+
+def test_more_than_a_connection_holds_waits_in_the_sender(pair: tuple[Worker, Worker]) -> None:
+    """TCP holds it back: the worker that is to take it holds nothing of it."""
+    linked = Linked(*pair, size=LARGE)
+    lent = pair[1].shared.lenders[0].lent
+    thread = threading.Thread(target=lambda: [linked.push(bytes_of(number, LARGE), number) for number in (1, 2)])
+    thread.start()
+    time.sleep(0.1)
+    assert thread.is_alive()
+    busy = Client(pair[0])
+    assert busy.number(DeviceCount()) == 1  # others are served meanwhile
+    assert pair[1].shared.lenders[0].lent == lent
+    for number in (1, 2):
+        assert linked.take(number).came and linked.held() == bytes_of(number, LARGE)
+    thread.join(10)
+    linked.close()
+    busy.sock.close()
+
+
+# -- the end of somebody -----------------------------------------------------------------------------------------------
+
+
+def test_the_one_that_sends_is_gone(linked: Linked) -> None:
+    thread = linked.waiting(1)
+    linked.a.sock.close()
+    thread.join(10)
+    assert linked.answers == [Awaited(0, 0)] and linked.b.number(DeviceCount()) == 1
+
+
+def test_the_one_that_takes_is_gone(linked: Linked, pair: tuple[Worker, Worker], caplog: Any) -> None:
+    linked.b.sock.close()
+    until(lambda: pair[1].clients == 0)
+    for number in range(1, 20):  # the first may still find room in a buffer
+        linked.push(bytes_of(number), number)
+    assert linked.a.number(DeviceCount()) == 1
+    until(lambda: "link 1 is broken" in caplog.text)
+
+
+def test_a_client_that_waits_hangs_up(linked: Linked, pair: tuple[Worker, Worker]) -> None:
+    linked.waiting(1)
+    linked.b.sock.shutdown(socket.SHUT_RDWR)
+    until(lambda: pair[1].clients == 0)
+    assert not pair[1].shared.inlets
+
+
+def test_a_client_whose_worker_sends_hangs_up(pair: tuple[Worker, Worker]) -> None:
+    """A worker that waits until another takes what it sends comes back."""
+    linked = Linked(*pair, size=LARGE)
+    linked.push(bytes_of(1, LARGE), 1)
+    time.sleep(0.05)
+    linked.a.sock.close()
+    until(lambda: pair[0].clients == 0)
+    linked.close()
+
+
+def test_a_worker_that_ends_does_not_wait(device: CpuDevice) -> None:
+    with running(device) as first:
+        began = time.monotonic()
+        with running(device) as second:
+            linked = Linked(first, second)
+            linked.waiting(1)
+        assert time.monotonic() - began < 5
+        linked.close()
+
+
+def test_an_inlet_is_closed_by_another_connection(linked: Linked, pair: tuple[Worker, Worker]) -> None:
+    """Its own may be the one that waits."""
+    thread = linked.waiting(1)
+    with Client(pair[1]) as aside:
+        aside.send(CloseInlet(bytes(16)))
+        time.sleep(0.05)
+        assert not linked.answers
+        aside.send(CloseInlet(linked.inlet.ticket))
+        thread.join(10)
+    assert linked.answers == [Awaited(0, 0)]
+
+
+# -- who may ----------------------------------------------------------------------------------------------------------
+
+
+def test_only_a_ticket_lets_in(linked: Linked, pair: tuple[Worker, Worker]) -> None:
+    """Neither a wrong one, nor one that somebody came with before, nor none."""
+    for ticket in (bytes(16), linked.inlet.ticket):
+        with Client(pair[1]) as stranger:
+            assert stranger.number(Attach(ticket)) == 0 and stranger.is_closed()
+    with Client(pair[1]) as stranger:
+        stranger.send(Deliver(1, 0, SIZE), bytes(SIZE))
+        assert stranger.is_closed()
+    linked.push(bytes_of(1), 1)
+    assert linked.take(1).came and linked.held() == bytes_of(1)
+
+
+def test_a_place_outside_the_buffer(linked: Linked) -> None:
+    linked.b.send(Await(linked.target, linked.inlet.number, SIZE + 1, 1))
+    assert linked.b.is_closed()
+    linked.a.send(Push(linked.source, linked.link, SIZE + 1, 1))
+    assert linked.a.is_closed()
+
+
+def test_links_that_are_none(linked: Linked) -> None:
+    linked.a.send(Push(linked.source, 99, SIZE, 1))
+    answer = linked.b.ask(Await(linked.target, 99, SIZE, 1))
+    assert answer == Awaited(0, 0) and linked.a.number(DeviceCount()) == 1
+
+
+def test_there_are_not_endlessly_many(linked: Linked) -> None:
+    for _ in range(links.MAX_LINKS - 1):
+        linked.b.ask(OpenInlet())
+    linked.b.send(OpenInlet())
+    assert linked.b.is_closed()
+
+
+def refused(worker: Worker, endpoint: str, client: Client | None = None) -> bool:
+    with client or Client(worker) as one:
+        return one.number(ConnectNext(bytes(16), endpoint.encode())) == 0
+
+
+@contextmanager
+def listening(serve: Callable[[socket.socket], None]) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_nobody_else_is_dialled(pair: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """What is no worker of ours, or did not give the ticket: one answer to all, the reason stays in the log."""
+    monkeypatch.setattr(links, "DIAL_SECONDS", 0.2)
+    heard: list[bytes] = []
+    kept: list[socket.socket] = []
+
+    def silent(listener: socket.socket) -> None:
+        kept.append(listener.accept()[0])
+        heard.append(kept[0].recv(1000))
+
+    with listening(silent) as nobody, ScriptedWorker() as peer:
+        for endpoint, why in [
+            (nobody, "timed out"),
+            ("127.0.0.1:1", "is a worker running"),
+            (str(peer.endpoint), "no worker of llamado"),
+            (str(pair[1].endpoint), "another worker than the client means"),
+            ("nonsense://x", "a worker is reached by tcp://"),
+            ("tls://127.0.0.1:1", "no --tls-cert"),
+        ]:
+            caplog.clear()
+            assert refused(pair[0], endpoint)
+            assert why in caplog.text and "its client carries" in caplog.text, (why, caplog.text)
+    kept[0].close()
+    assert len(heard[0]) == 33 and heard[0][0] == Command.HELLO  # a greeting, and nothing that a client chose
+
+
+def test_strangers_learn_little(pair: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """A refusal takes as long whatever its reason, and after some there are no more attempts."""
+    monkeypatch.setattr(links, "REFUSAL_SECONDS", 0.1)
+    began = time.monotonic()
+    assert refused(pair[0], "127.0.0.1:1")
+    assert time.monotonic() - began >= 0.1
+    monkeypatch.setattr(links, "REFUSAL_SECONDS", 0.0)
+    for _ in range(30):
+        assert refused(pair[0], "127.0.0.1:1")
+    assert "too many attempts of this client" in caplog.text
+    assert refused(pair[0], str(pair[1].endpoint))
+
+
+def test_a_worker_without_the_ring(device: CpuDevice, pair: tuple[Worker, Worker], caplog: Any) -> None:
+    with running(device, ring=False) as alone:
+        with Client(alone) as client:
+            assert isinstance(client.hello, HelloResponse) and client.hello.own == LLAMADO
+            assert refused(alone, str(pair[0].endpoint))
+            assert "--no-ring" in caplog.text
+        devices = [connect(str(one.endpoint))[0] for one in (alone, pair[0])]
+        assert [one.links for one in devices] == [False, True] and all(one.own for one in devices)
+        assert devices[0].link(devices[1]) is None and devices[1].link(devices[0]) is None
+        for one in devices:
+            one.close()
+    with Client(pair[0]) as client:
+        assert isinstance(client.hello, HelloResponse) and client.hello.own == LLAMADO_LINKED
+
+
+def test_only_allowed_networks_are_dialled(device: CpuDevice, caplog: Any) -> None:
+    with running(device, allow=("127.0.0.1/32",)) as worker, running(device, host="127.0.0.2") as other:
+        assert refused(worker, str(other.endpoint))
+        assert "not in a network of --allow" in caplog.text
+    with running(device, allow=("127.0.0.0/8",)) as worker, running(device, host="127.0.0.2") as other:
+        client = connect(str(worker.endpoint))[0], connect(str(other.endpoint))[0]
+        assert client[0].link(client[1]) is not None
+        for one in client:
+            one.close()
+
+
+# -- devices -----------------------------------------------------------------------------------------------------------
+
+
+def placed(device: RemoteDevice, size: int = SIZE) -> Tensor:
+    tensor = g.new_tensor(T.I8, size, name="t")
+    device.place([tensor])
+    return tensor
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_devices_are_linked(device: CpuDevice, tmp_path: Path, tls: bool) -> None:
+    options: dict[str, Any] = {}
+    context = None
+    if tls:
+        authority = Authority(tmp_path)
+        options = {"tls_cert": authority.cert, "tls_key": authority.key, "tls_client_ca": authority.pem}
+        context = client_tls(authority.pem, authority.cert, authority.key)
+    with running(device, **options) as first, running(device, **options) as second:
+        a, b = (connect(one.endpoint, tls=context)[0] for one in (first, second))
+        link = a.link(b)
+        assert link is not None and link.lost is None
+        source, target = placed(a), placed(b)
+        for number in range(3):
+            data = np.frombuffer(bytes_of(number), np.uint8)
+            a.write(source, data)
+            arrival = link.receive(link.send(source, SIZE), target, SIZE)
+            assert b.read(target, 0, SIZE).result(10).tobytes() == data.tobytes()
+            assert arrival.result(10).computed >= 0
+        link.close()
+        with pytest.raises(LinkLost):
+            link.receive(4, target, SIZE).result(10)
+        assert a.lost is b.lost is None
+        a.close()
+        b.close()
+
+
+def test_bytes_that_came_by_a_link_are_written_over(pair: tuple[Worker, Worker]) -> None:
+    """A device knows what inputs it sent; a link changes them behind its back."""
+    a, b = (connect(str(one.endpoint))[0] for one in pair)
+    graph = g.Graph()
+    target = graph.input("x", T.I8, SIZE)
+    b.place([target])
+    source, link = placed(a), a.link(b)
+    assert link is not None
+    zeros = np.zeros(SIZE, np.uint8)
+    b.write(target, zeros)
+    a.write(source, zeros + 1)
+    link.receive(link.send(source, SIZE), target, SIZE)
+    assert b.read(target, 0, SIZE).result(10).tobytes() == bytes([1]) * SIZE
+    b.write(target, zeros)
+    assert b.read(target, 0, SIZE).result(10).tobytes() == bytes(SIZE)
+    a.close()
+    b.close()
+
+
+def test_ggmls_workers_are_not_linked(pair: tuple[Worker, Worker]) -> None:
+    with ScriptedWorker() as peer:
+        a, b = connect(str(pair[0].endpoint))[0], connect(peer.endpoint)[0]
+        assert a.link(b) is None and b.link(a) is None
+        assert not any(isinstance(request, OpenInlet | ConnectNext) for request in peer.asked)
+        a.close()
+        b.close()
+
+
+def test_a_worker_that_cannot_reach_the_other(pair: tuple[Worker, Worker], caplog: Any) -> None:
+    """The client reaches it by a way of its own: what goes there is carried, and the log says so once."""
+    caplog.set_level(logging.INFO)
+    a, b = (connect(str(one.endpoint))[0] for one in pair)
+    b._connection.endpoint = type(b._connection.endpoint)("127.0.0.1", 1)
+    assert a.link(b) is None
+    assert "cannot reach" in caplog.text
+    until(lambda: all(inlet.over for inlet in pair[1].shared.inlets.values()))
+    a.close()
+    b.close()

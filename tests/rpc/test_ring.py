@@ -1,0 +1,303 @@
+"""Models whose workers pass what they compute straight to the next one: every token as if they did not."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import make_llama
+from wire_client import running, until
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.split.placement import SplitOptions
+from llamado.engine.forward.ring import _acyclic
+from llamado.engine.forward.runner import ModelRunner
+from llamado.engine.loaded_model import LoadedModel
+from llamado.engine.options import EngineOptions
+from llamado.rpc.endpoint import Endpoint
+from llamado.rpc.tap.proxy import Tap, TapOptions
+from llamado.rpc.worker.server import Worker
+
+N_CTX = 512
+LONG = 300
+"""Tokens of answers in the middle of which something happens."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("m") / "m.gguf", n_embd=256, n_ff=512, n_layer=6, n_ctx=N_CTX)
+
+
+@contextmanager
+def worker(**options: Any) -> Iterator[Worker]:
+    cpu = CpuDevice(1)
+    with running(cpu, mem=1 << 30, **options) as one:
+        yield one
+    cpu.close()
+
+
+@contextmanager
+def workers(n: int) -> Iterator[list[Worker]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(worker()) for _ in range(n)]
+
+
+def loaded(model: Path, endpoints: Sequence[object], **more: Any) -> LoadedModel:
+    split = None
+    if endpoints:
+        split = SplitOptions(rpc=tuple(map(str, endpoints)), tensor_split=(1.0,) * len(endpoints), **more)
+    options = EngineOptions(n_ctx=8 * N_CTX, n_slots=8, n_threads=1, split=split, drafting=False)
+    return LoadedModel.load(model, options)
+
+
+PROMPTS = [[1, 2, 3], [5, 9, 17, 4, 8], [7] * 40, [*range(1, 200)], [2, 2, 2], [300, 1], [9, 8, 7], [60] * 9]
+
+
+def answers(llama: LoadedModel, n: int = 24) -> list[list[int]]:
+    """All prompts at once."""
+    found: list[list[int]] = [[] for _ in PROMPTS]
+    errors: list[BaseException] = []
+
+    def ask(i: int) -> None:
+        try:
+            done = llama.complete(PROMPTS[i], n_predict=n, temperature=0.8, seed=i, ignore_eos=True)
+            found[i] = [*done.tokens]
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(PROMPTS))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not errors, errors
+    return found
+
+
+@pytest.fixture(scope="module")
+def right(model: Path) -> list[list[int]]:
+    with loaded(model, ()) as llama:
+        return answers(llama)
+
+
+@contextmanager
+def slow(n: int, latency_ms: float) -> Iterator[list[Endpoint]]:
+    """Workers all of whose messages take a time, whoever sends them."""
+    with ExitStack() as stack:
+        yield [
+            Endpoint("127.0.0.1", stack.enter_context(Tap(
+                TapOptions(listen_port=0, target_port=one.port, latency_ms=latency_ms, all=True)
+            )).port)
+            for one in stack.enter_context(workers(n))
+        ]  # fmt: skip
+
+
+def links(llama: LoadedModel) -> list[tuple[int, int]]:
+    assert isinstance(llama.forward, ModelRunner)
+    return llama.forward.links
+
+
+def passed(llama: LoadedModel) -> dict[str, tuple[str, ...]]:
+    """By endpoint, to whom each device passes what it computes."""
+    assert llama.cluster is not None
+    return {one.endpoint: one.passes_to for one in llama.cluster.view().devices}
+
+
+# -- the ring ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [2, 3])
+def test_the_same_with_and_without(model: Path, right: list[list[int]], n: int) -> None:
+    with workers(n) as several:
+        endpoints = [one.endpoint for one in several]
+        with loaded(model, endpoints) as llama:
+            assert links(llama) == [(i, i + 1) for i in range(1, n)]
+            assert [len(to) for to in passed(llama).values()] == [0, *[1] * (n - 1), 0]
+            assert answers(llama) == right
+        with loaded(model, endpoints, ring=False) as llama:
+            assert links(llama) == [] and answers(llama) == right
+
+
+@pytest.mark.slow
+def test_activations_take_the_short_way(model: Path, right: list[list[int]]) -> None:
+    """Of 2 N links of a token N + 1 are left: with a link's time on each of them that is what a token takes."""
+
+    def seconds(ring: bool) -> float:
+        with slow(3, 15) as endpoints, loaded(model, endpoints, ring=ring, alive_timeout=10.0) as llama:
+            assert bool(links(llama)) == ring
+            llama.complete(PROMPTS[0], n_predict=2, temperature=0.0, ignore_eos=True)
+            began = time.monotonic()
+            llama.complete(PROMPTS[0], n_predict=16, temperature=0.0, ignore_eos=True)
+            return (time.monotonic() - began) / 16
+
+    star, ring = seconds(False), seconds(True)
+    assert star >= 6 * 0.015 and 4 * 0.015 <= ring < 0.85 * star, (star, ring)
+
+
+@pytest.mark.slow
+def test_where_the_time_goes(model: Path) -> None:
+    """Devices compute next to nothing here; what links take is called so although nobody here sees it end."""
+    with slow(2, 15) as endpoints, loaded(model, endpoints, alive_timeout=10.0) as llama:
+        llama.complete(PROMPTS[0], n_predict=24, temperature=0.0, ignore_eos=True)
+        assert llama.cluster is not None
+        until(lambda: all(one.pulse is not None for one in llama.cluster.view().devices if one.endpoint))
+        view = llama.cluster.view()
+        assert view.link > 0.6 * view.seconds and view.computing < 0.3 * view.seconds, view
+
+
+def test_no_way_leads_back() -> None:
+    """Two devices that send to each other could both wait until the other takes something."""
+    assert _acyclic([(0, 1), (1, 2), (2, 3), (1, 2)]) == [(0, 1), (1, 2), (2, 3)]
+    assert _acyclic([(0, 1), (1, 0)]) == [(0, 1)]
+    assert _acyclic([(1, 2), (2, 3), (3, 1), (1, 3)]) == [(1, 2), (2, 3), (1, 3)]
+    assert _acyclic([(1, 1)]) == []
+
+
+@pytest.mark.slow
+def test_parts_that_alternate(model: Path, right: list[list[int]]) -> None:
+    """One worker has every other layer: one way is linked, the way back is by this machine."""
+    with workers(2) as both:
+        split = SplitOptions(
+            rpc=tuple(str(one.endpoint) for one in both),
+            tensor_split=(1.0, 1.0),
+            overrides=((r"blk\.[024]\.", "RPC1"), (r"blk\.[135]\.", "RPC0")),
+        )
+        options = EngineOptions(n_ctx=8 * N_CTX, n_slots=8, n_threads=1, split=split, drafting=False)
+        with LoadedModel.load(model, options) as llama:
+            assert len(links(llama)) == 1
+            assert answers(llama) == right
+
+
+# -- losses ------------------------------------------------------------------------------------------------------------
+
+
+class Way:
+    """A way to a worker, each connection of which can be cut."""
+
+    def __init__(self, target: Endpoint) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = Endpoint("127.0.0.1", self._listener.getsockname()[1])
+        self._target = target
+        self._open: list[tuple[socket.socket, socket.socket]] = []
+        self.refuses = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                if self.refuses:
+                    client.close()
+                    continue
+                worker = socket.create_connection(self._target.address)
+                for one in (client, worker):
+                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._open.append((client, worker))
+                for source, target in ((client, worker), (worker, client)):
+                    threading.Thread(target=self._pump, args=(source, target), daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+        for one in (source, target):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def count(self) -> int:
+        return len(self._open)
+
+    def cut(self, number: int) -> None:
+        for one in self._open[number]:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.close()
+        for number in range(self.count):
+            self.cut(number)
+
+
+@pytest.fixture
+def way() -> Iterator[tuple[Worker, Way, Worker]]:
+    """Two workers, the second behind a way of its own."""
+    with workers(2) as (first, second):
+        way = Way(second.endpoint)
+        yield first, way, second
+        way.close()
+
+
+def cut_while_answering(llama: LoadedModel, cut: Callable[[], object]) -> list[list[int]]:
+    """All answers, in the middle of which something happened."""
+    found: list[list[list[int]]] = []
+    thread = threading.Thread(target=lambda: found.append(answers(llama, LONG)))
+    assert llama.cluster is not None
+    view = llama.cluster.view
+    thread.start()
+    until(lambda: view().tokens_per_second > 0)
+    time.sleep(0.05)
+    assert thread.is_alive(), "over before anything could happen"
+    cut()
+    thread.join(120)
+    return found[0]
+
+
+@pytest.fixture(scope="module")
+def long(model: Path) -> list[list[int]]:
+    with loaded(model, ()) as llama:
+        return answers(llama, LONG)
+
+
+@pytest.mark.slow
+def test_the_link_is_cut(way: tuple[Worker, Way, Worker], model: Path, long: list[list[int]], caplog: Any) -> None:
+    """Both workers are there: answers go on through this machine."""
+    first, to_second, _ = way
+    with loaded(model, [first.endpoint, to_second.endpoint]) as llama:
+        assert links(llama) == [(1, 2)]
+        assert cut_while_answering(llama, lambda: to_second.cut(to_second.count - 1)) == long
+        assert links(llama) == [] and "the link RPC0" in caplog.text
+        assert llama.cluster is not None
+        assert [event.kind for event in llama.cluster.view().events] == ["lost"]
+        assert answers(llama, LONG) == long and links(llama) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_worker_is_lost_and_comes_back(model: Path, long: list[list[int]], which: int) -> None:
+    """The ring is formed again with the new connection."""
+    with workers(2) as both, ExitStack() as stack:
+        ways = [Way(one.endpoint) for one in both]
+        for one in ways:
+            stack.callback(one.close)
+        with loaded(model, [one.endpoint for one in ways], request_wait=60.0) as llama:
+            assert links(llama) == [(1, 2)]
+
+            def lose() -> None:
+                ways[which].refuses = True
+                for number in range(ways[which].count):
+                    ways[which].cut(number)
+                time.sleep(0.3)
+                ways[which].refuses = False
+
+            assert cut_while_answering(llama, lose) == long
+            assert links(llama) == [(1, 2)] and answers(llama, LONG) == long
+
+
+@pytest.mark.slow
+def test_one_that_may_not_reach_the_next(model: Path, right: list[list[int]], caplog: Any) -> None:
+    """All is as without a ring, and said once."""
+    with (
+        worker(allow=("127.0.0.1/32",)) as first,
+        worker(host="127.0.0.2") as second,
+        loaded(model, [first.endpoint, second.endpoint]) as llama,
+    ):
+        assert links(llama) == [] and answers(llama) == right
+        assert caplog.text.count("cannot reach RPC1") == 1
