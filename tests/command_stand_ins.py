@@ -170,7 +170,7 @@ class Commands:
             return ()
 
         class Device:
-            name, lost, local = "CPU", None, True
+            name, lost, local, links = "CPU", None, True, False
 
             def __init__(self, n_threads: Any = None, n_threads_batch: Any = None, *, numa: Any = None) -> None:
                 note("device", n_threads=n_threads, n_threads_batch=n_threads_batch, numa=numa)
@@ -361,7 +361,8 @@ class Commands:
             return Score(2, 1.0, 1.0)
 
         class Taps:
-            def __init__(self, targets: Sequence[Any]) -> None:
+            def __init__(self, targets: Sequence[Any], *, both_ways: bool) -> None:
+                note("latency", both_ways=both_ways)
                 self.endpoints = [f"h:{i + 1}" for i in range(len(targets))]
 
             def delay(self, latency_ms: float) -> None:

@@ -689,6 +689,10 @@ BENCH = _group(
           type="str", metavar="MS,MS", commands=frozenset({"bench"})),
     _used("--nodes", "machines in that table, this one counted, comma-separated (3,4,5)", type="str", metavar="N,N",
           commands=frozenset({"bench"})),
+    _used("--compare-ring", "measure each twice: by way of this machine, and with workers that pass what they compute "
+          "straight to the next one", default=False, commands=frozenset({"bench"})),
+    _used("--both-ways", "delay every message of the workers both ways, as links do, instead of graph commands alone",
+          default=False, commands=frozenset({"bench"})),
     _used("--out", "folder for the table's drawings", type="str", metavar="FOLDER", commands=frozenset({"bench"})),
     _used("-f --file", "text to score", type="str", metavar="FILE", commands=frozenset({"perplexity"})),
     _used("--chunks", "chunks to score at most (-1: all)", type="int", default=-1, metavar="N",
@@ -708,8 +712,8 @@ WORKER = _group(
           default=False, commands=_WORKER),
     _used("-m --mem", "most memory that all clients together may take: MiB (bytes from 1048576 on), or 512K, 800M, 16G "
           "(default: what is free)", type="str", metavar="SIZE", commands=_WORKER),
-    _used("--no-ring", "do not connect to other workers of llamado to pass on what is computed where clients ask for it "
-          "(with --allow: only in those networks)", default=False, env="LLAMADO_NO_RING", commands=_WORKER),
+    _used("--no-ring", "do not connect to other workers to pass on what is computed, where clients ask for it (with "
+          "--allow: only in those networks)", default=False, env="LLAMADO_NO_RING", commands=_WORKER),
     _used("--tls-cert", "PEM file of the TLS certificate: clients then come by tls://", type="str", metavar="FILE",
           commands=_WORKER),
     _used("--tls-key", "PEM file of the key of --tls-cert", type="str", metavar="FILE", commands=_WORKER),

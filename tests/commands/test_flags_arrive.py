@@ -347,6 +347,8 @@ ROWS: dict[str, Row] = {
     "bench --output": Row("json", {"printed": "["}),
     "bench --latency": Row("0,7", {"latency.delays": [0.0, 7.0] * 3}, part=True),
     "bench --nodes": Row("3", {"latency.workers": 2, "latency.delays": [5.0]}, "--latency 5", part=True),
+    "bench --compare-ring": Row(None, {"latency.delays": [5.0] * 2}, "--latency 5 --nodes 3", part=True),
+    "bench --both-ways": Row(None, {"latency.both_ways": True}, "--latency 5 --nodes 2"),
     "bench --out": Row("drawn", {"latency.folder": "drawn"}, "--latency 5 --nodes 2"),
     "perplexity --file": Row("@folder/long", {"perplexity.n_tokens": 1000}),
     "perplexity --chunks": Row("3", {"perplexity.chunks": 3}),

@@ -119,9 +119,10 @@ def test_numbers_of_the_flags() -> None:
 def test_a_row_of_the_table() -> None:
     first = Measured(3, 0.0, 60.0, 200.0)
     row = line(Measured(4, 20.0, 30.0, 150.0), first)
-    assert row == "| 4 | 20ms | 30.0 | 0.50× | 150.0 | 0.75× |"
+    assert row == "| 4 | 20ms | off | 30.0 | 0.50× | 150.0 | 0.75× |"
+    assert line(replace(first, ring=True), first).startswith("| 3 | 0ms | on |")
     assert line(first, first).count("1.00×") == 2
-    assert {text.count("|") for text in (row, *latency.HEADER.splitlines())} == {7}
+    assert {text.count("|") for text in (row, *latency.HEADER.splitlines())} == {8}
 
 
 @pytest.mark.slow
@@ -230,7 +231,7 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     delays: list[float] = []
 
     class FakeTaps:
-        def __init__(self, targets: list[Endpoint]) -> None:
+        def __init__(self, targets: list[Endpoint], *, both_ways: bool) -> None:
             self.endpoints = [f"127.0.0.1:{10_000 + target.port}" for target in targets]
 
         def delay(self, latency_ms: float) -> None:
@@ -259,7 +260,7 @@ def test_the_table(faked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixtu
     command = ["bench", "-m", "smollm2", "--latency", "0,5", "--nodes", "2,3", "-n", "4", "-r", "1", "--out", str(out)]
     assert cli.main(command) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0].startswith("| Nodes | Latency | tok/s | vs baseline |")
+    assert printed[0].startswith("| Nodes | Latency | Ring | tok/s | vs baseline |")
     assert [row.split("|")[1:3] for row in printed[2:]] == [
         [f" {nodes} ", f" {ms}ms "] for nodes in (2, 3) for ms in (0, 5)
     ]

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +52,23 @@ def rows(text: str, name: str) -> list[list[str]]:
     """Cells of the rows of all tables that begin with a name."""
     lines = [re.split("[│┃]", line)[1:-1] for line in text.splitlines() if re.match(rf"[│┃] {re.escape(name)} ", line)]
     return [[cell.strip() for cell in line] for line in lines]
+
+
+def test_the_plan_says_what_links_between_workers_gain(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model_path: Path
+) -> None:
+    """Three workers on links of 10 ms each way: 4 of them for a token instead of 6, and next to no computing."""
+    slow = [replace(device, round_trip=0.02, bandwidth=1e12) for device in figures(*[3000 * MIB] * 4)[1:]]
+    for links, ways in ((True, 4), (False, 6)):
+        shown = [figures(3000 * MIB)[0], *(replace(device, links=links) for device in slow)]
+        monkeypatch.setattr(planning, "_figures", lambda *_, shown=shown: shown)
+        assert cli.main(["plan", "-m", str(model_path), "--rpc", "far:1,far:2,far:3", "-ts", "1,1,1", "-c", "256"]) == 0
+        text = capsys.readouterr().out
+        assert float(rows(text, "in all")[0][7]) == pytest.approx(10 * ways, abs=0.1)
+        gain = re.search(r"straight from worker to worker: ([\d.]+) ms per token; .*: ([\d.]+) ms", text)
+        assert bool(gain) == links
+        if gain:
+            assert float(gain[2]) - float(gain[1]) == pytest.approx(20, abs=0.1)
 
 
 def test_the_plan_shows_the_wanted_division_and_the_others(

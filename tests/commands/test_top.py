@@ -50,6 +50,12 @@ def test_what_is_on_the_screen() -> None:
     assert any("2:05 ago" in line and "joined" in line for line in rest)
 
 
+def test_who_passes_what_it_computes_to_whom() -> None:
+    assert not any("straight" in line for line in shown(BODY))
+    ring = {**BODY, "devices": [HERE, {**DEVICE, "passes_to": ["RPC1[h:2]"]}]}
+    assert "straight from worker to worker: RPC0[10.0.0.2:50052] → RPC1[h:2]" in shown(ring)
+
+
 def test_a_model_that_is_not_divided() -> None:
     lines = shown({"model": "smol", "devices": [], "tokens_per_second": None, "token_seconds": None, "events": []})
     assert "not divided" in lines[1]

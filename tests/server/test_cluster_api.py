@@ -20,7 +20,7 @@ from llamado.server.state import ServerState
 from llamado.server.switches import Switches
 
 HERE = DeviceView("CPU", "", "ready", "", (0,), True, "layer 0 and the head", 10, 20, 30, 1000, 2000, 1e9, 2e9, None,
-                  None, None, 0.01, 0.0, 0.002)  # fmt: skip
+                  None, None, 0.01, 0.0, 0.002, ("RPC1[h:2]",))  # fmt: skip
 FAR = DeviceView("RPC0[h:1]", "h:1", "lost", "it reset the connection", (1, 2), False, "layers 1 to 2", 1, 2, 3, 4, 5,
                  None, None, 0.003, 1e8, 0.001, 0.02, 0.001, 0.0)  # fmt: skip
 VIEW = ClusterView((HERE, FAR), 25.0, 0.04, 0.03, 0.001, 0.002, (ClusterEvent(1e9, "lost", "RPC0[h:1]", "gone"),))
@@ -84,6 +84,7 @@ def test_all_that_is_known_is_told(engine: FakeEngine) -> None:
         "holds": "layer 0 and the head",
         "memory": {"weights": 10, "kv": 20, "compute": 30, "free": 1000, "total": 2000},
         "speed": {"decode": 1e9, "prefill": 2e9},
+        "passes_to": ["RPC1[h:2]"],
         "link": {"round_trip": None, "bandwidth": None, "pulse": None},
         "token_seconds": {"compute": 0.01, "link": 0.0, "waiting": 0.002},
     }  # fmt: skip

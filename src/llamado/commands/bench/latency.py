@@ -4,6 +4,9 @@ N nodes are this machine and N−1 workers, each behind a tap that delays graphs
 workers of one thread that are started here. Layers are divided evenly unless `--tensor-split` says otherwise, because
 what is asked is what a link costs, not where layers would go best. Measured: tokens per second of one stream, and of
 eight streams together, from the first token of any of them to the last; prompts are short.
+
+A tap delays what goes to a worker, a graph or what another worker passes on, and no answer; so N workers cost N delays
+with a ring and without. `--both-ways` delays everything both ways: 2 N of them without, N + 1 with a ring.
 """
 
 from __future__ import annotations
@@ -64,6 +67,8 @@ class Measured:
     single: float
     streams: float
     """Of STREAMS answers at once, in all."""
+    ring: bool = False
+    """Workers passed what they computed straight to the next one."""
 
 
 # --- what is measured -------------------------------------------------------------------------------------------------
@@ -165,13 +170,13 @@ def listening_port(process: subprocess.Popen[str]) -> int:
 # --- the table and the drawing ----------------------------------------------------------------------------------------
 
 
-HEADER = f"""| Nodes | Latency | tok/s | vs baseline | {STREAMS} streams tok/s | vs baseline |
-|-------|---------|------:|-------------|---------------:|-------------|"""
+HEADER = f"""| Nodes | Latency | Ring | tok/s | vs baseline | {STREAMS} streams tok/s | vs baseline |
+|-------|---------|------|------:|-------------|---------------:|-------------|"""
 
 
 def line(measured: Measured, baseline: Measured) -> str:
     """A row of the table; the baseline is the first."""
-    cells = [f"{measured.nodes}", f"{measured.latency_ms:g}ms"]
+    cells = [f"{measured.nodes}", f"{measured.latency_ms:g}ms", "on" if measured.ring else "off"]
     for rate, first in ((measured.single, baseline.single), (measured.streams, baseline.streams)):
         cells += [f"{rate:.1f}", f"{rate / first:.2f}×"]
     return f"| {' | '.join(cells)} |"
@@ -211,10 +216,19 @@ def _figure(rows: Sequence[Measured], title: str) -> Figure:
     )
     for i, (name, rate) in enumerate(panels):
         axes = figure.add_subplot(1, 2, i + 1)
-        for nodes in sorted({row.nodes for row in rows}):
-            line_ = sorted((row for row in rows if row.nodes == nodes), key=lambda row: row.latency_ms)
+        kinds = sorted({(row.nodes, row.ring) for row in rows})
+        colours = {nodes: f"C{i}" for i, nodes in enumerate(dict.fromkeys(nodes for nodes, _ in kinds))}
+        for nodes, ring in kinds:
+            line_ = sorted(
+                (row for row in rows if (row.nodes, row.ring) == (nodes, ring)), key=lambda row: row.latency_ms
+            )
             axes.plot(
-                [row.latency_ms for row in line_], [rate(row) for row in line_], marker="o", label=f"{nodes} nodes"
+                [row.latency_ms for row in line_],
+                [rate(row) for row in line_],
+                marker="o",
+                color=colours[nodes],
+                linestyle="--" if ring else "-",
+                label=f"{nodes} nodes{', ring' if ring else ''}",
             )
         axes.set_title(name)
         axes.set_xlabel("latency of each graph, ms")
@@ -250,6 +264,11 @@ def nodes_of(text: str, n_workers: int | None) -> list[int]:
     if n_workers is not None and max(values) > n_workers + 1:
         raise FlagError(f"--nodes: {max(values)} nodes need {max(values) - 1} workers, --rpc names {n_workers}")
     return values
+
+
+def linked(llama: LoadedModel) -> bool:
+    """Whether workers pass what they compute straight to others."""
+    return bool(getattr(llama.forward, "links", ()))
 
 
 def split_for(given: SplitOptions | None, endpoints: Sequence[str], *, even: bool) -> SplitOptions:
@@ -298,15 +317,18 @@ def bench_latency(flags: Parsed) -> int:
     with ExitStack() as running:
         workers = given or running.enter_context(own_workers(max(nodes) - 1))
         for n in nodes:
-            taps = Taps(workers[: n - 1])
+            taps = Taps(workers[: n - 1], both_ways=flags.both_ways)
             try:
                 split = split_for(base.split, taps.endpoints, even="tensor_split" not in flags.given)
-                with _load(source, replace(base, split=split), n) as llama:
-                    for latency in latencies:
-                        taps.delay(latency)
-                        rows.append(Measured(n, latency, *measure(llama, n_predict, repetitions)))
-                        if as_table:
-                            print(line(rows[-1], rows[0]), flush=True)
+                # One worker has nobody to pass anything to.
+                for ring in (False, True) if flags.compare_ring and n > 2 else (flags.rpc_ring == "auto",):
+                    with _load(source, replace(base, split=replace(split, ring=ring)), n) as llama:
+                        for latency in latencies:
+                            taps.delay(latency)
+                            rates = measure(llama, n_predict, repetitions)
+                            rows.append(Measured(n, latency, *rates, ring=linked(llama)))
+                            if as_table:
+                                print(line(rows[-1], rows[0]), flush=True)
             finally:
                 taps.close()
     if not as_table:

@@ -1,7 +1,7 @@
 """A tap before each worker, all in a process of their own: beside the engine they would wait for its Python.
 
-`python -m llamado.commands.bench.taps HOST:PORT …` writes a line with the ports it listens on; then, for each line it
-reads with milliseconds, it delays graphs by so much and writes an empty line.
+`python -m llamado.commands.bench.taps [--all] HOST:PORT …` writes a line with the ports it listens on; then, for each
+line it reads with milliseconds, it delays graphs by so much (with --all everything, both ways) and writes an empty one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ class TapsEnded(LlamadoError):
 
 
 class Taps:
-    """The process of the taps before workers."""
+    """The process of the taps before workers; `both_ways`: they delay everything, not graphs alone."""
 
-    def __init__(self, targets: Sequence[Endpoint]) -> None:
-        command = python_command("-m", "llamado.commands.bench.taps", *map(str, targets))
+    def __init__(self, targets: Sequence[Endpoint], *, both_ways: bool = False) -> None:
+        given = [*(["--all"] if both_ways else []), *map(str, targets)]
+        command = python_command("-m", "llamado.commands.bench.taps", *given)
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
             self.endpoints: list[str] = [str(Endpoint("127.0.0.1", int(port))) for port in self._answer().split()]
@@ -69,15 +70,20 @@ def main() -> int:
     """Serve taps until standard input ends; returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent sees to it
     sys.setswitchinterval(0.0005)
+    targets = sys.argv[1:]
+    if everything := targets[:1] == ["--all"]:
+        del targets[0]
     with ExitStack() as running:
         taps = [
-            running.enter_context(Tap(TapOptions(listen_port=0, target_host=t.host, target_port=t.port)))
-            for t in map(Endpoint.parse, sys.argv[1:])
+            running.enter_context(
+                Tap(TapOptions(listen_port=0, target_host=t.host, target_port=t.port, all=everything))
+            )
+            for t in map(Endpoint.parse, targets)
         ]
         print(*(tap.port for tap in taps), flush=True)
         for line in sys.stdin:
             for tap in taps:
-                tap.towards.latency = 1e-3 * float(line)
+                tap.towards.latency = tap.back.latency = 1e-3 * float(line)
             print(flush=True)
     return 0
 
