@@ -58,6 +58,7 @@ class FakeDevice:
     graph_delay: float = 0.0
     jitter: Sequence[float] = (0.0,)
     held: int = 0
+    links: bool = False
     most: int = 0
     copied: int = 0
     sent: int = 0

@@ -231,6 +231,12 @@ def noticed(server: Server, *workers: Worker) -> dict[str, Any]:
     return error
 
 
+def ring(server: Server) -> list[tuple[str, str]]:
+    """Who passes what it computes straight to whom."""
+    devices = server.client.get("/cluster").json()["devices"]
+    return [(one["device"], to) for one in devices for to in one["passes_to"]]
+
+
 def healthy(server: Server) -> None:
     until(lambda: server.health()[0] == 200, "200 of /health")
 
@@ -331,6 +337,7 @@ def server(pair: tuple[Worker, Worker], serve: Start) -> Iterator[Server]:
 
 def test_undisturbed(server: Server, expected: list[str]) -> None:
     """Two workers give the bytes of this machine alone."""
+    assert [(a[:4], b[:4]) for a, b in ring(server)] == [("RPC0", "RPC1")]
     Streams(server, LONG).finish(expected)
 
 
@@ -362,6 +369,7 @@ def test_killed_and_back_three_seconds_later(server: Server, pair: tuple[Worker,
     streams.finish(expected)
     pair[1].wait()
     healthy(server)
+    assert len(ring(server)) == 1
 
 
 def test_both_killed_and_one_once_more(server: Server, pair: tuple[Worker, Worker], expected: list[str]) -> None:
@@ -383,22 +391,26 @@ def test_both_killed_and_one_once_more(server: Server, pair: tuple[Worker, Worke
     healthy(server)
 
 
-def test_frozen_and_thawed(server: Server, pair: tuple[Worker, Worker], expected: list[str]) -> None:
-    """SIGSTOP: the connection stays as it is, and yet nothing comes. A request that waits gets its answer."""
+@pytest.mark.parametrize("which", [0, 1])
+def test_frozen_and_thawed(server: Server, pair: tuple[Worker, Worker], expected: list[str], which: int) -> None:
+    """SIGSTOP: the connection stays as it is, and yet nothing comes, neither here nor to the worker that waits for it.
+    A request that waits gets its answer.
+    """
     streams = Streams(server)
     streams.middle()
-    pair[0].freeze()
-    noticed(server, pair[0])
+    pair[which].freeze()
+    noticed(server, pair[which])
     late: list[httpx.Response] = []
     request = REQUESTS[0] | {"n_predict": N_PREDICT, "ignore_eos": True}
     asker = threading.Thread(target=lambda: late.append(server.ask(request)))
     asker.start()
-    pair[0].thaw()
+    pair[which].thaw()
     streams.finish(expected)
     asker.join()
     assert late[0].status_code == 200 and expected[0].startswith(late[0].json()["content"])
     assert late[0].json()["tokens_predicted"] == N_PREDICT
     healthy(server)
+    assert len(ring(server)) == 1
 
 
 def test_lost_while_nobody_asks(server: Server, pair: tuple[Worker, Worker], expected: list[str]) -> None:
