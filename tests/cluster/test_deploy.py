@@ -20,6 +20,7 @@ from doctor_stand_ins import listening
 
 from llamado.cluster.deploy import monitoring
 from llamado.cluster.deploy.deployment import Deployment, DeploymentError, spelled
+from llamado.cluster.deploy.kubernetes import WAITING
 from llamado.cluster.deploy.targets import TARGETS, files_for
 from llamado.commands import cli
 from llamado.flags import FLAGS, FlagError, Kind, Parsed, parse
@@ -285,6 +286,7 @@ def test_all_metrics_are_there() -> None:
     names = set(re.findall(r"^([a-zA-Z_:][\w:]*)", served, re.MULTILINE))
     wanted = {name for text in expressions().values() for name in re.findall(r"(?:llamacpp:|process_)\w+", text)}
     assert len(wanted) > 10 and wanted <= names
+    assert WAITING in names
     assert 'status="200"' in served
 
 
@@ -429,6 +431,7 @@ def test_kubernetes(what: Deployment) -> None:
             assert one["securityContext"]["readOnlyRootFilesystem"]
             assert {mount["name"] for mount in one["volumeMounts"]} <= volumes
     assert ("StatefulSet llamado-worker" in found) == (what.workers > 0)
+    assert ("PodDisruptionBudget llamado-worker" in found) == (what.workers > 0)
     if what.workers:
         worker = container(found["StatefulSet llamado-worker"])
         name, flags = read(worker["args"])
@@ -455,6 +458,13 @@ def test_kubernetes(what: Deployment) -> None:
         )
         assert gateway["env"][0]["name"] in {env for flag in FLAGS if flag.key == "replica_key" for env in flag.env}
         assert found["NetworkPolicy llamado-gateway"] and found["PodDisruptionBudget llamado-gateway"]
+
+
+def test_the_autoscaler_gets_its_metric() -> None:
+    (rule,) = yaml.safe_load(files_for("prometheus", Deployment())["adapter-values.yaml"])["rules"]["custom"]
+    scaler = manifests(Deployment(serve=SERVE))["HorizontalPodAutoscaler llamado-server"]
+    (metric,) = scaler["spec"]["metrics"]
+    assert rule["name"]["as"] == metric["pods"]["metric"]["name"] and f'"{WAITING}"' in rule["seriesQuery"]
 
 
 def test_kubernetes_groups() -> None:

@@ -55,10 +55,10 @@ def test_each_replica_has_its_own_workers() -> None:
 
 def test_a_server_goes_on_without_a_worker_that_was_drained() -> None:
     *_, server, _ = made(workers=2, server={"tensor-split": "3,1,2"})
-    left = server.without("10.0.0.1:5", ["worker1"])
-    assert Addresses("--rpc", ("worker2",)) in left.command and left.needs == ("worker2",)
-    assert left.command[left.command.index("--tensor-split") + 1] == "1,2"
-    alone = left.without("10.0.0.2:5", ["worker2"])
+    left = server.without("10.0.0.2:5", ["worker2"])
+    assert Addresses("--rpc", ("worker1",)) in left.command and left.needs == ("worker1",)
+    assert left.command[left.command.index("--tensor-split") + 1] == "3,2"
+    alone = left.without("10.0.0.1:5", ["worker1"])
     assert not any(isinstance(word, Addresses) for word in alone.command) and "--tensor-split" not in alone.command
 
 

@@ -464,7 +464,14 @@ def test_services_that_come_back_elsewhere_are_told_of(tmp_path: Path, monkeypat
         nodes.away.set()
         await fakes.until(lambda: fakes.phase("s") == READY and fakes.phase("b") == READY)
         started = [words for name, words in nodes.commands if name == "s"]
-        assert started[1][:2] == ["serve", "--rpc"] and now in started[1][2]
+        assert started[1] == ["serve", "--rpc", now], "without the one that is away"
+
+        refused[:] = [True] * 1000  # it does not go on with the new one: it is started again, and has it
+        monkeypatch.setattr("llamado.cluster.supervisor._TELL", 0.05)
+        pid = fakes.pid("s")
+        os.kill(fakes.pid("a"), signal.SIGKILL)
+        await fakes.until(lambda: fakes.pid("s") not in (0, pid) and fakes.phase("s") == READY)
+        assert standings["a"].state.address in nodes.commands[-1][1][2]
         fakes.supervisor.stop()
         await running
 

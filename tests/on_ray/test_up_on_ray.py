@@ -214,6 +214,8 @@ def test_answers_go_on_when_actors_and_nodes_end(up: Callable[..., Up], nodes: A
     until(whole_again)
     assert Stream(url).whole() == expected
     assert "worker1" in cluster.command("ps") and "llamado worker on" in cluster.command("logs", "worker1")
+    assert cluster.command("drain", "worker1") == "worker1 is drained\n"
+    assert Stream(url).whole() == expected
     pids = [one["pid"] for one in cluster.state()["services"]]
     assert cluster.end() == 0, cluster.said()
     until(lambda: not any(alive(pid) for pid in pids))

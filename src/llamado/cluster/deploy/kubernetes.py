@@ -19,6 +19,9 @@ _START_SECONDS = 1800
 _END_SECONDS = 90
 _TLS = "/tls"
 
+WAITING = "llamacpp:requests_deferred"
+"""The metric by which servers become more; Kubernetes' names have no colons."""
+
 Manifest = dict[str, Any]
 
 
@@ -39,6 +42,8 @@ def manifests(what: Deployment) -> list[Manifest]:
         found.append(_servers(what))
         if what.workers:
             found += [_worker_service(what), _workers(what)]
+    if what.workers:
+        found.append(_budget(what, "worker"))
     if what.gateway is not None:
         found += [_gateway_service(what), _gateways(what), _budget(what, "gateway")]
     return [*found, _budget(what, "server"), _scaler(what), *_policies(what)]
@@ -352,7 +357,7 @@ def _budget(what: Deployment, part: str) -> Manifest:
 
 
 def _scaler(what: Deployment) -> Manifest:
-    """More servers while requests wait; the metric comes from Prometheus' adapter."""
+    """More servers while requests wait; the metric comes from Prometheus' adapter (`deploy prometheus`)."""
     group = bool(what.workers and what.leader_worker_set)
     target = (
         {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "name": f"{what.name}-group"}
@@ -366,7 +371,7 @@ def _scaler(what: Deployment) -> Manifest:
     waiting = {
         "type": "Pods",
         "pods": {
-            "metric": {"name": "llamacpp_requests_deferred"},
+            "metric": {"name": WAITING.replace(":", "_")},
             "target": {"type": "AverageValue", "averageValue": "2"},
         },
     }

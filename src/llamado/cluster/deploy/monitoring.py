@@ -6,6 +6,7 @@ import json
 from typing import Any, NamedTuple
 
 from llamado.cluster.deploy.deployment import Deployment, yaml_text
+from llamado.cluster.deploy.kubernetes import WAITING
 
 
 class Alert(NamedTuple):
@@ -91,7 +92,7 @@ PANELS = (
 
 
 def prometheus(what: Deployment) -> dict[str, str]:
-    """A configuration that scrapes the servers of this machine, and rules of alerts."""
+    """A configuration that scrapes the servers of this machine, alerts, and what Kubernetes' autoscaler needs."""
     rules = f"{what.name}.rules.yml"
     job: dict[str, Any] = {
         "job_name": what.name,
@@ -121,7 +122,21 @@ def prometheus(what: Deployment) -> dict[str, str]:
     return {
         "prometheus.yml": yaml_text(configuration),
         rules: yaml_text(groups),
+        "adapter-values.yaml": yaml_text(_adapter()),
     }
+
+
+def _adapter() -> dict[str, Any]:
+    """Values of the chart prometheus-adapter (github.com/kubernetes-sigs/prometheus-adapter, docs/config.md) with which
+    the autoscaler of `deploy kubernetes` sees how many requests wait in each pod.
+    """
+    rule = {
+        "seriesQuery": f'{{__name__="{WAITING}",namespace!="",pod!=""}}',
+        "resources": {"overrides": {"namespace": {"resource": "namespace"}, "pod": {"resource": "pod"}}},
+        "name": {"matches": ".*", "as": WAITING.replace(":", "_")},
+        "metricsQuery": "sum(<<.Series>>{<<.LabelMatchers>>}) by (<<.GroupBy>>)",
+    }
+    return {"rules": {"default": False, "custom": [rule]}}
 
 
 def grafana(what: Deployment) -> dict[str, str]:
