@@ -365,20 +365,17 @@ def test_flags_exist_wherever_a_command_is_shown() -> None:
                 assert not re.match(r"--?[a-z]", word) or word.partition("=")[0] in known, f"{page}: {span}"
 
 
-LLAMA_CPP = {"--repack"}
-"""Flags of llama.cpp's programs that a page speaks of, besides those that are ours as well."""
-
-
 def test_flags_named_in_prose_exist() -> None:
     ours = {name for flag in FLAGS for name in (*flag.names, *flag.off_names)}
     ours |= {name for command in COMMANDS for name in _parser(command)._option_string_actions}
-    for script in ("demo.sh", *(path.relative_to(ROOT).as_posix() for path in (ROOT / "benchmarks").glob("*.py"))):
-        ours |= {*re.findall(r"--?[a-z][\w-]*", (ROOT / script).read_text())}
+    scripts = "".join(path.read_text() for path in (ROOT / "benchmarks").glob("*.py"))
+    of_scripts = {*re.findall(r'add_argument\("(--[\w-]+)"', scripts)}
     for page in PAGES:
         for span in spans(page):
             if re.match(r"--?[a-z]", span):
                 name = span.partition("=")[0].split()[0].rstrip(",")
-                assert fnmatch.filter(ours | LLAMA_CPP, name), f"{page}: {span}"
+                known = ours | (of_scripts if page.startswith("benchmarks/") else set())
+                assert fnmatch.filter(known, name), f"{page}: {span}"
 
 
 def test_variables_named_in_prose_exist() -> None:
