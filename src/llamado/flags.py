@@ -1110,6 +1110,8 @@ def markdown() -> str:
         "verify",
         "deploy",
         "up",
+        "top",
+        "cluster",
     ):
         own = [f for f in FLAGS if f.kind is Kind.USED and command in f.commands and "serve" not in f.commands]
         shared = any(command in f.commands and "serve" in f.commands for f in FLAGS if f.kind is not Kind.USED)
