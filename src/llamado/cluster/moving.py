@@ -34,17 +34,19 @@ async def tell_address(service: Service, before: str | None, now: str) -> bool:
 
 async def _tell_gateway(http: httpx.AsyncClient, service: Service, before: str | None, now: str) -> None:
     key = {"Authorization": f"Bearer {service.environment[ADMIN_KEY]}"}
-    (await http.post("/gateway/replicas", json={"url": now}, headers=key)).raise_for_status()
     if before is not None:
-        gone = await http.delete("/gateway/replicas", params={"replica": before}, headers=key)
-        if gone.status_code != httpx.codes.NOT_FOUND:
-            gone.raise_for_status()
+        _check_gone(await http.delete("/gateway/replicas", params={"replica": before}, headers=key))
+    (await http.post("/gateway/replicas", json={"url": now}, headers=key)).raise_for_status()
 
 
 async def _tell_server(http: httpx.AsyncClient, service: Service, before: str | None, now: str) -> None:
     token = {TOKEN_HEADER: service.environment[CLUSTER_TOKEN]}
     if before is not None:  # first, or the new one would be divided a model with one that is gone
-        gone = await http.post("/cluster/drain", json={"endpoint": before}, headers=token)
-        if gone.status_code != httpx.codes.NOT_FOUND:
-            gone.raise_for_status()
+        _check_gone(await http.post("/cluster/drain", json={"endpoint": before}, headers=token))
     (await http.post("/cluster/join", json={"endpoint": now}, headers=token)).raise_for_status()
+
+
+def _check_gone(answer: httpx.Response) -> None:
+    """One that is not known any more is gone, too. Raises httpx.HTTPStatusError."""
+    if answer.status_code != httpx.codes.NOT_FOUND:
+        answer.raise_for_status()
