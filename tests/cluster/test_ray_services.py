@@ -96,9 +96,14 @@ def test_on_is_a_key_as_it_is_written() -> None:
     assert cluster_of({True: "ray"}, "x").on == "ray"
 
 
-def test_ray_that_is_not_installed_or_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("folder", [False, True])
+def test_ray_that_is_not_installed(folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = cluster_of({"on": "ray"}, "x").ray
-    monkeypatch.setitem(sys.modules, "ray", None)
+    if folder:
+        (tmp_path / "ray").mkdir()  # as Ray leaves one in /tmp
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *(path for path in sys.path if not (Path(path) / "ray").exists())])
+    for name in [name for name in sys.modules if name == "ray" or name.startswith("ray.")]:
+        monkeypatch.delitem(sys.modules, name)
     with pytest.raises(RayUnavailable, match=r"Ray is not installed: .*pip install .*ray"), connected(config, "n", 1.0):
         pass
 

@@ -195,6 +195,7 @@ def connected(config: RayConfig, name: str, grace: float) -> Iterator[RayNodes]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would ask the internet
     try:
         import ray
+        from ray import init  # which a mere folder of that name has not, and Ray leaves one in /tmp
     except ImportError:
         raise RayUnavailable(f"on: ray: Ray is not installed: {install_command('ray')}") from None
     where: Mapping[str, Any] = (
@@ -203,7 +204,7 @@ def connected(config: RayConfig, name: str, grace: float) -> Iterator[RayNodes]:
     try:
         if config.address not in ("auto", "local"):
             _knock(config.address)
-        ray.init(**where, namespace=f"llamado-{name}", log_to_driver=False, logging_level=logging.ERROR)
+        init(**where, namespace=f"llamado-{name}", log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RayUnavailable(
