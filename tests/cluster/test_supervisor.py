@@ -415,6 +415,7 @@ class Elsewhere:
         return placed, GuardedProcess(command, os.environ, self._guard, said=said, ended=ended)
 
 
+@pytest.mark.slow
 def test_services_that_come_back_elsewhere_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, str | None, str]] = []
     refused = [True]
