@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -21,7 +22,7 @@ import pytest
 from running import Case, new, values, weight_bytes
 
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.jit import Jit, JitError
+from llamado.devices.cpu.jit import Jit, JitError, kernel
 from llamado.devices.cpu.kernels.rows import rows_kernel
 from llamado.devices.cpu.lowering import LOWERINGS
 from llamado.errors import LlamadoError
@@ -58,6 +59,34 @@ def test_lowerings_and_parameters_do_not_share_objects(tmp_path: Path) -> None:
     a, b = (Jit(LOWERINGS[name], tmp_path) for name in ("portable", "avx2"))
     paths = {jit._path(KERNEL, {"stages": stages}) for jit in (a, b) for stages in (STAGES, STAGES[:1])}
     assert len(paths) == 4
+
+
+KERNEL_TEXT = """
+@kernel("x")
+def filled(c, a, work):
+    with c.range(0, 8) as i:
+        c.store(a.x + i * 4, c.f32({number}))
+"""
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_a_kernel_of_somebody_elses_is_compiled_anew_when_it_is_edited(tmp_path: Path, typed: bool) -> None:
+    """Also one that was typed into an interpreter, which has no file."""
+    x, counter = np.zeros(8, np.float32), np.zeros(8, np.int64)
+    compiled = []
+    for turn, number in enumerate((1.0, 2.0, 2.0)):
+        text = KERNEL_TEXT.format(number=number)
+        file = tmp_path / f"{turn}.py"
+        if not typed:
+            file.write_text(text)
+        names: dict[str, Any] = {"kernel": kernel}
+        exec(compile(text, "<stdin>" if typed else str(file), "exec"), names)
+        jit = Jit(folder=tmp_path / "kernels")
+        fields = np.array(names["filled"].pack({"x": x.ctypes.data}), np.int64)
+        jit.function(names["filled"])(fields.ctypes.data, 0, 1, counter.ctypes.data)
+        assert x.tolist() == [number] * 8
+        compiled.append(jit.compiled)
+    assert compiled == [1, 1, 0]
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "old", "folder"])

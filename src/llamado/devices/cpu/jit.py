@@ -1,9 +1,10 @@
 """Kernels to machine code: traces a kernel, compiles it with LLVM for this very CPU, keeps the object on disk.
 
-The name of a cached object is a hash of the kernels' own source, the CPU, the lowering, LLVM's version and the kernel's
-parameters, so an edited kernel is compiled anew and one cache folder serves many machines. Files are written whole or
-not at all; one that cannot be read, or that somebody else may have written, is compiled again. What was not used for
-longest goes: on disk beyond `DISK_BYTES`, in memory beyond `SEGMENTS`.
+The name of a cached object is a hash of the kernels' own source (for a kernel from elsewhere its file's, too), the
+CPU, the lowering, LLVM's version and the kernel's parameters, so an edited kernel is compiled anew and one cache folder
+serves many machines. Files are written whole or not at all; one that cannot be read, or that somebody else may have
+written, is compiled again. What was not used for longest goes: on disk beyond `DISK_BYTES`, in memory beyond
+`SEGMENTS`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
+from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from llamado.devices.cpu.lowering import Lowering, choose
@@ -102,6 +103,27 @@ def _source_hash() -> bytes:
     return digest.digest()
 
 
+@cache
+def _own_source(trace: Trace) -> bytes:
+    """What decides what a kernel from elsewhere compiles to: its file, or its code where it was typed in; of those in
+    this folder, which `_source_hash` knows, nothing.
+    """
+    assert isinstance(trace, FunctionType)
+    path = Path(trace.__code__.co_filename)
+    if path.is_relative_to(Path(__file__).parent):
+        return b""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return _code_text(trace.__code__).encode()
+
+
+def _code_text(code: CodeType) -> str:
+    """A function's instructions, names and constants; the same in every process."""
+    constants = [_code_text(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
+    return repr((code.co_code, code.co_names, constants))
+
+
 def cache_folder() -> Path:
     """Where compiled kernels are kept: `$LLAMADO_CACHE/kernels`, by default under the user's cache folder."""
     root = os.environ.get("LLAMADO_CACHE")
@@ -173,6 +195,7 @@ class Jit:
 
     def _path(self, kernel: Kernel, parameters: dict[str, Any]) -> Path:
         digest = self._identity.copy()
+        digest.update(_own_source(kernel.trace))
         digest.update(repr((kernel.name, kernel.fields, sorted(parameters.items()))).encode())
         return self.folder / f"{kernel.name}-{digest.hexdigest()[:32]}.o"
 
