@@ -36,9 +36,15 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType as T
 from llamado.rpc.wire import (
     AllocBuffer,
+    Attach,
+    Await,
     BufferClear,
     BufferGetBase,
+    CloseInlet,
+    Command,
+    ConnectNext,
     CopyTensor,
+    Deliver,
     DeviceCount,
     FreeBuffer,
     GetAlignment,
@@ -51,14 +57,16 @@ from llamado.rpc.wire import (
     Hello,
     InitTensor,
     MemsetTensor,
+    OpenInlet,
+    Push,
     SetTensor,
     SetTensorHash,
     graph_request,
     read_graph,
     write_request,
 )
+from llamado.rpc.worker import links, session
 from llamado.rpc.worker import server as worker_module
-from llamado.rpc.worker import session
 from llamado.rpc.worker.budgets import Budgets
 from llamado.rpc.worker.server import Worker
 
@@ -170,8 +178,9 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("hostile")
     log, tally = logging.Logger("hostile"), Tally()  # nobody's child: a hundred thousand lines are not for the report
     log.addHandler(tally)
-    said_to = session.log, worker_module.log
-    session.log = worker_module.log = log
+    said_to = session.log, worker_module.log, links.log
+    session.log = worker_module.log = links.log = log
+    at_once, links.REFUSAL_SECONDS = links.REFUSAL_SECONDS, 0.0
     hung_up, worker_module._HUNG_UP = worker_module._HUNG_UP, 0  # strangers end by sending no more, and wait
     buffers: list[Guarded]
     try:
@@ -179,6 +188,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             device = CpuDevice(2, jit=Jit(folder=folder / "kernels"))
             with running(device, mem=256 << 20) as worker:
                 worker.shared.kernels = Budgets(1 << 30)
+                worker.shared.dialling.allowed = False  # noise is no reason to connect to anybody
                 bystander = Bystander(worker)
                 before = worker.shared.lenders[0].lent
                 yield Scene(worker, bystander, tally, folder / "last")
@@ -197,13 +207,15 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             for kind, n in tally.kinds.most_common(40):
                 print(f"{n:8} {kind}")
     finally:
-        session.log, worker_module.log = said_to
+        session.log, worker_module.log, links.log = said_to
+        links.REFUSAL_SECONDS = at_once
         worker_module._HUNG_UP = hung_up
     assert tally.faults == []
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
 
+COMMANDS = np.array([*Command, *(max(Command) + i for i in (1, 2)), 18, 19])
 INTERESTING = [
     0, 1, 2, 3, 7, 8, 31, 32, 63, 64, 127, 128, 255, 256, 4095, 4096, 65535, 1 << 16, SIZE - 1, SIZE, SIZE + 1,
     (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 64, (1 << 64) - 1,
@@ -226,10 +238,12 @@ def templates(ptr: int, base: int) -> list[bytes]:
         Hello(), DeviceCount(), AllocBuffer(0, 1000), GetAlignment(0), GetMaxSize(0), GetDeviceMemory(0),
         GraphRecompute(0), BufferGetBase(ptr), FreeBuffer(ptr), BufferClear(ptr, 1), InitTensor(half),
         SetTensorHash(half, 0, 1), GetTensor(tensor, 0, 1000), CopyTensor(half, tensor), MemsetTensor(half, 1, 2, 3),
-        GetAllocSize(0, half, (half,) * 10),
+        GetAllocSize(0, half, (half,) * 10), OpenInlet(), ConnectNext(bytes(16), b"127.0.0.1:1"), Attach(bytes(16)),
+        Push(half, 1, 1000, 1), Await(half, 1, 1000, 1), CloseInlet(bytes(16)),
     ]  # fmt: skip
     plain = [write_request(r) for r in requests]
     sets = [write_request(SetTensor(half, flag, 5, 100)) + bytes(100) for flag in (0, 1)]
+    sets += [write_request(Deliver(1, 2, 100)) + bytes(100)]
     return plain + sets + [write_request(compute)] * 8
 
 
@@ -247,7 +261,7 @@ def mutate(message: bytes, rng: np.random.Generator, ptr: int, base: int) -> byt
         elif kind == 2 and data:
             data[at] = int(rng.integers(256))
         elif kind == 3:
-            data[:9] = struct.pack("<BQ", rng.integers(0, 20), int(rng.choice(np.array(INTERESTING, np.uint64))))
+            data[:9] = struct.pack("<BQ", rng.choice(COMMANDS), int(rng.choice(np.array(INTERESTING, np.uint64))))
         else:
             form = "<I" if kind % 2 else "<Q"
             size = struct.calcsize(form)
