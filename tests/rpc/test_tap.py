@@ -580,3 +580,12 @@ def test_the_command(worker: FakeWorker, number: signal.Signals, tmp_path: Path)
     assert process.returncode == 0
     assert "GRAPH_RECOMPUTE" in printed and "1 connections" in printed
     assert [line["command"] for line in lines(trace)].count("DEVICE_COUNT") == 2
+
+
+def test_what_takes_a_links_time() -> None:
+    """A graph on its way to a worker, and what one worker passes to the next; not what is said about it."""
+    for everything in (False, True):
+        with Tap(TapOptions(listen_port=0, all=everything)) as tap:
+            found = {command for command in wire.Command if tap.delays(command)}
+        graphs = {wire.Command.GRAPH_COMPUTE, wire.Command.GRAPH_RECOMPUTE, wire.Command.DELIVER}
+        assert found == (set() if everything else graphs)  # with `all` bytes are, as they come

@@ -376,6 +376,19 @@ def test_responses_of_another_size() -> None:
             reader.next()
 
 
+def test_an_endpoint_is_neither_missing_nor_endless() -> None:
+    for n, good in ((0, False), (1, True), (wire.MAX_ENDPOINT, True), (wire.MAX_ENDPOINT + 1, False)):
+        reader = RequestReader()
+        request = wire.ConnectNext(bytes(16), b"h" * n)
+        reader.feed(wire.write_request(wire.Hello()) + wire.write_request(request))
+        reader.next()
+        if good:
+            assert reader.next() == request
+        else:
+            with pytest.raises(WireError, match="CONNECT_NEXT"):
+                reader.next()
+
+
 def test_sizes_of_the_protocol() -> None:
     tensor = wire.WireTensor(1, 2, 3, (1, 2, 3, 4), (5, 6, 7, 8), 9)
     head = 9
