@@ -12,7 +12,7 @@ Five parts, each with the bound that it is held to (the exit code is 1 where one
   divided over two workers, and both draft, have 8 slots and reuse prompts. Of the real one it is only told how many do.
 
 usage: gateway.py [--parts chunks,chats,speed,chaos,verify] [--engine llamado] [--model smollm2] [--clients 64]
-                  [--chats 200] [--seconds 60] [--json FILE]
+                  [--requests 6] [--chats 200] [--seconds 60] [--json FILE]
 """
 
 from __future__ import annotations
@@ -221,11 +221,11 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
         over = stack.enter_context(gateway(direct))
         rows = []
         asyncio.run(_tokens_per_second(direct, options.clients, 1))  # caches of compiled graphs
-        for _ in range(3):
+        for _ in range(5):
             settle(running)
-            a = asyncio.run(_tokens_per_second(direct, options.clients, 2))
+            a = asyncio.run(_tokens_per_second(direct, options.clients, options.requests))
             settle(running)
-            b = asyncio.run(_tokens_per_second([over], options.clients, 2))
+            b = asyncio.run(_tokens_per_second([over], options.clients, options.requests))
             rows.append((a, b))
     share = statistics.median(b / a for a, b in rows)
     return {"tokens_per_second": [[round(x, 1) for x in row] for row in rows], "share": round(share, 4),
@@ -392,6 +392,7 @@ def main() -> int:
     parser.add_argument("--engine", choices=SIDES, default="llamado")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=6, help="of each client in a measurement of speed")
     parser.add_argument("--chats", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--json", type=Path)

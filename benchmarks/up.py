@@ -121,7 +121,9 @@ def up(given: argparse.Namespace, *server: str) -> Iterator[Up]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["XDG_RUNTIME_DIR"] = name
-        command = our_command("up", "-m", given.model, "--nodes", str(given.nodes), "--port", "0")
+        file = folder / "cluster.yaml"  # or pauses would grow: all this looks like a crash loop
+        file.write_text("restart: {longest: 1}\n")
+        command = our_command("up", str(file), "-m", given.model, "--nodes", str(given.nodes), "--port", "0")
         command += ["--latency", given.latency, "--engine", given.engine, "--", *server]
         with (folder / "out").open("wb") as out:
             process = subprocess.Popen(command, stdout=out, stderr=out)

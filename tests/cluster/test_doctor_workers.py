@@ -147,6 +147,7 @@ def test_a_worker_that_falls_silent_between_its_greeting_and_the_measurement() -
     with ScriptedWorker(before=falls_silent) as worker:
         (found,) = measured(worker, timeout=0.5)
     assert found.symptom == "worker-silent" and found.where == str(worker.endpoint)
+    assert "does not say within 0.5 s which devices it has" in found.found
     assert f"llamado worker -p {worker.endpoint.port} serves many" in found.command
 
 
