@@ -50,11 +50,13 @@ _START_SECONDS = 120
 
 
 @contextmanager
-def workers(side: str, *options: str, environment: Mapping[str, str] | None = None) -> Iterator[list[Endpoint]]:
-    """N_WORKERS running workers of one side, one thread each; ended when the block is left."""
+def workers(
+    side: str, *options: str, n: int = N_WORKERS, environment: Mapping[str, str] | None = None
+) -> Iterator[list[Endpoint]]:
+    """`n` running workers of one side, one thread each; ended when the block is left."""
     with ExitStack() as running:
         endpoints = []
-        for _ in range(N_WORKERS):
+        for _ in range(n):
             with socket.socket() as probe:
                 probe.bind((HOST, 0))
                 port: int = probe.getsockname()[1]
