@@ -5,7 +5,7 @@ N nodes are a master and N−1 workers of one thread each on this machine, the l
 every worker behind a tap of ours that delays all messages both ways. A cell is tokens per second of one greedy stream:
 `llamado bench --latency` with drafts as it has them by default, and llama-bench.
 
-usage: nodes.py [MODEL] [--latencies 0,5,10,20,30] [--nodes 3,4,5] [--spec-type auto] [--json FILE] [--out FOLDER]
+usage: nodes.py [MODEL] [--latencies 0,5,10,20,30] [--nodes 3,4,5] [--json FILE] [--out FOLDER]
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Rates = dict[str, dict[tuple[int, float], float]]
 """Tokens per second by kind, number of nodes and milliseconds."""
 
 
-def ours(path: Path, latencies: Sequence[float], nodes: Sequence[int], spec_type: str) -> Rates:
+def ours(path: Path, latencies: Sequence[float], nodes: Sequence[int]) -> Rates:
     """Without the ring and with it, in one run."""
     command = our_command("bench", "-m", str(path), "-t", "1", "-n", str(GENERATE), "-r", "3", "-o", "json")
     command += ["--latency", ",".join(map(str, latencies)), "--nodes", ",".join(map(str, nodes))]
-    command += ["--compare-ring", "--both-ways", "--spec-type", spec_type]
+    command += ["--compare-ring", "--both-ways"]
     found: Rates = {kind: {} for kind in KINDS[:2]}
     for row in json.loads(run(command, timeout=_SECONDS)):
         found[KINDS[row["ring"]]][row["nodes"], row["latency_ms"]] = row["single"]
@@ -89,14 +89,13 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--latencies", default="0,5,10,20,30")
     parser.add_argument("--nodes", default="3,4,5")
-    parser.add_argument("--spec-type", default="auto")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     parser.add_argument("--out", type=Path, help="folder for the picture")
     flags = parser.parse_args()
     latencies, nodes = [float(t) for t in flags.latencies.split(",")], [int(t) for t in flags.nodes.split(",")]
     path = model_path(flags.model)
     print(describe(limits()), flush=True)
-    rates: Rates = ours(path, latencies, nodes, flags.spec_type) | {KINDS[2]: theirs(path, latencies, nodes)}
+    rates: Rates = ours(path, latencies, nodes) | {KINDS[2]: theirs(path, latencies, nodes)}
     print(f"\n| nodes | delay each way, ms | {' | '.join(KINDS)} | ring / without | ring / llama.cpp |")
     print("|---:|---:|" + "---:|" * 5)
     for n in nodes:
