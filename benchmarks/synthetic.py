@@ -76,10 +76,12 @@ SHAPES = {
     "a3b-24": Shape(2048, 24, 32, 4, 768, head=128, n_experts=128, n_used=8),
     # 4 of the 46 layers with experts of GLM-4.7-Flash
     "flash-4": Shape(2048, 4, 20, 1, 1536, n_experts=64, n_used=4, latent=Latent(768, 512, 192, 64, 256)),
-    # One layer each, for measurements behind 32,768 tokens, which take a quarter of an hour a layer
+    # All of them but the first, which has no experts; 17 GB
+    "flash-46": Shape(2048, 46, 20, 1, 1536, n_experts=64, n_used=4, latent=Latent(768, 512, 192, 64, 256)),
+    # One layer each, the latent one with a quarter of its heads: 32,768 tokens take minutes a layer
     "1b-1": Shape(2048, 1, 32, 8, 8192),
     "a3b-1": Shape(2048, 1, 32, 4, 768, head=128, n_experts=128, n_used=8),
-    "flash-1": Shape(2048, 1, 20, 1, 1536, n_experts=64, n_used=4, latent=Latent(768, 512, 192, 64, 256)),
+    "flash-1": Shape(2048, 1, 5, 1, 1536, n_experts=64, n_used=4, latent=Latent(768, 512, 192, 64, 256)),
 }
 # Type of most matrices, and of those that a mix gives more bits.
 MIXES = {
