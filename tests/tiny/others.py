@@ -164,6 +164,12 @@ MODELS = (
         KEYS,
         {**ATTENTION, **BIASES, **without(GATED, "ffn_norm.weight"), "post_attention_norm.weight": N_EMBD},
     ),
+    Tiny(
+        "orion",
+        {**LAYER_NORM_KEYS, "rope.dimension_count": HEAD},
+        {**ATTENTION, **NORM_SHIFTS, **GATED},
+        OUTPUT_SHIFT,
+    ),
     Tiny("stablelm", PARTLY_ROTATED, {**ATTENTION, **BIASES, **NORM_SHIFTS, **GATED}, OUTPUT_SHIFT),
     Tiny(
         "stablelm",

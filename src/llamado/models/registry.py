@@ -83,6 +83,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "nomic-bert-moe": Architecture("encoders.nomic_bert_moe:NomicBertMoeModel", "nomic-embed-text-v2-moe"),
     "olmo2": Architecture("olmo.olmo2:Olmo2Model", "OLMo 2, OLMo 3"),
     "olmoe": Architecture("olmo.olmoe:OlmoeModel", "OLMoE"),
+    "orion": Architecture("others.orion:OrionModel", "Orion 14B"),
     "phi2": Architecture("phi.phi2:Phi2Model", "Phi-1, Phi-1.5, Phi-2"),
     "phi3": Architecture("phi.phi3:Phi3Model", "Phi-3, Phi-3.5, Phi-4, Phi-4-mini"),
     "phimoe": Architecture("phi.phimoe:PhiMoeModel", "Phi-3.5-MoE"),
