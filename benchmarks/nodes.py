@@ -24,7 +24,7 @@ from llamado.commands.bench.latency import Taps
 from llamado.gguf.reader import GGUFFile
 
 KINDS = ("llamado", "llamado, ring", "llama.cpp")
-GENERATE = 64
+GENERATE = 32
 _SECONDS = 1800.0
 
 Rates = dict[str, dict[tuple[int, float], float]]
@@ -33,7 +33,7 @@ Rates = dict[str, dict[tuple[int, float], float]]
 
 def ours(path: Path, latencies: Sequence[float], nodes: Sequence[int]) -> Rates:
     """Without the ring and with it, in one run."""
-    command = our_command("bench", "-m", str(path), "-t", "1", "-n", str(GENERATE), "-r", "3", "-o", "json")
+    command = our_command("bench", "-m", str(path), "-t", "1", "-n", str(GENERATE), "-r", "1", "-o", "json")
     command += ["--latency", ",".join(map(str, latencies)), "--nodes", ",".join(map(str, nodes))]
     command += ["--compare-ring", "--both-ways"]
     found: Rates = {kind: {} for kind in KINDS[:2]}
