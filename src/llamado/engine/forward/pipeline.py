@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
@@ -151,7 +151,8 @@ class Pipeline:
         self.ring = Ring(devices)
         self._flying: set[Future[NDArray[np.float32]]] = set()
         self._order = threading.Lock()
-        self._leaving: dict[int, deque[_Job]] = {}  # by device: batches in the order in which they leave it
+        # By device: batches in the order in which they leave it.
+        self._leaving: defaultdict[int, deque[_Job]] = defaultdict(deque)
         self._queues: dict[int, queue.SimpleQueue[tuple[_Job, int] | threading.Event | None]] = {}
         self._closed = self._failed = False
 
@@ -273,13 +274,14 @@ class Pipeline:
         with self._order:
             job.index = index
             job.unread += left
-            self._leaving.setdefault(part.device, deque()).append(job)
+            self._leaving[part.device].append(job)
         if arrivals:  # they come in order
             arrivals[-1].add_done_callback(lambda f: self._handed_on(job, index, f))
         for name, tensor, size in wanted:
             future = device.read(tensor, 0, size)
             future.add_done_callback(lambda f, name=name: arrived(name, f))  # type: ignore[misc]
-        self._leave(job, 0)
+        if passed:  # it may leave before what is read, if anything is, has come
+            self._leave(job, 0)
 
     def _pass_on(self, job: _Job, index: int) -> list[tuple[str, Tensor, int]]:
         """Sends what a part gives to the next device, where there is a link; what is to be read, and how much of it."""
@@ -314,7 +316,7 @@ class Pipeline:
         ended = []
         with self._order:
             job.unread -= n_read
-            leaving = self._leaving.setdefault(job.parts[job.index].device, deque())
+            leaving = self._leaving[job.parts[job.index].device]
             while leaving and (leaving[0].ready or leaving[0].future.done()):
                 one = leaving.popleft()
                 if one.future.done():
