@@ -541,6 +541,75 @@ def flash_attn_ext(device: ReferenceDevice, node: Tensor) -> Array:
     return (weights @ v).swapaxes(1, 2)
 
 
+def _recurrence(
+    device: ReferenceDevice, node: Tensor, step: Callable[[Array, dict[str, Array]], Array], names: str, states: Tensor
+) -> Array:
+    """`step` changes the state of a head [values, keys] and gives its output; tokens are of all sequences."""
+    *_, n, n_heads, size = device.get(source(node, 0)).shape
+    given = {name: device.get(source(node, i))[0] for i, name in enumerate(names.split())}
+    now = device.get(states).reshape(-1, n_heads, size, size)
+    out = np.zeros((n, n_heads, size), device.dtype)
+    for t in range(n):
+        for h in range(n_heads):
+            state = now[t * len(now) // n, h]
+            out[t, h] = step(state, {name: x[t, h] for name, x in given.items()})
+    return np.concatenate([out.reshape(-1), now.reshape(-1)])
+
+
+@rule(Op.GATED_LINEAR_ATTN)
+def gated_linear_attn(device: ReferenceDevice, node: Tensor) -> Array:
+    def step(state: Array, x: dict[str, Array]) -> Array:
+        state[...] = state * x["g"][:, None] + x["k"][:, None] * x["v"]
+        return x["q"] @ state * f32(node, 0)
+
+    return _recurrence(device, node, step, "k v q g", source(node, 4))
+
+
+@rule(Op.RWKV_WKV6)
+def rwkv_wkv6(device: ReferenceDevice, node: Tensor) -> Array:
+    k, v, r, bonus, decays, states = (source(node, i) for i in range(6))
+    u = device.get(bonus).reshape(k.ne[1], k.ne[0])
+    x = [device.get(t)[0] for t in (k, v, r, decays)]
+    now = device.get(states).reshape(-1, k.ne[1], k.ne[0], k.ne[0])
+    out = np.zeros_like(x[0])
+    for t in range(k.ne[2]):
+        state = now[t * len(now) // k.ne[2]]
+        k_, v_, r_, w_ = (a[t] for a in x)
+        new = k_[:, :, None] * v_[:, None, :]
+        out[t] = np.einsum("hi,hij->hj", r_, state + u[:, :, None] * new)
+        state[...] = state * w_[:, :, None] + new
+    return np.concatenate([out.reshape(-1), now.reshape(-1)])
+
+
+@rule(Op.RWKV_WKV7)
+def rwkv_wkv7(device: ReferenceDevice, node: Tensor) -> Array:
+    def step(state: Array, x: dict[str, Array]) -> Array:
+        state[...] = state * x["w"] + x["v"][:, None] * x["k"] + (state @ x["a"])[:, None] * x["b"]
+        return state @ x["r"]
+
+    return _recurrence(device, node, step, "r w k v a b", source(node, 6))
+
+
+@rule(Op.GATED_DELTA_NET)
+def gated_delta_net(device: ReferenceDevice, node: Tensor) -> Array:
+    q, k, v, g, beta, states = (device.get(source(node, i)) for i in range(6))
+    n_seqs, n_tokens, n_heads, size = v.shape
+    q, k = (np.tile(x, (1, 1, n_heads // x.shape[2], 1)) for x in (q, k))
+    kept = np.full((i32(node, 0), *states.shape), np.nan, device.dtype)
+    out = np.zeros_like(v)
+    for s in range(n_seqs):
+        for h in range(n_heads):
+            state = states[s, h]  # [values, keys]
+            for t in range(n_tokens):
+                state = state * np.exp(g[s, t, h])
+                change = (v[s, t, h] - state @ k[s, t, h]) * beta[s, t, h]
+                state = state + change[:, None] * k[s, t, h]
+                out[s, t, h] = state @ q[s, t, h] * size**-0.5
+                if n_tokens - 1 - t < len(kept):
+                    kept[n_tokens - 1 - t, s, h] = state
+    return np.concatenate([out.reshape(-1), kept.reshape(-1)])
+
+
 # --- models -----------------------------------------------------------------------------------------------------------
 
 

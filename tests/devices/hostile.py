@@ -139,6 +139,8 @@ class Maker:
             lambda: g.add_id(x, self.new(n, 4), self.new(rows, x.ne[2], type=T.I32)),
             lambda: g.swiglu_oai(x, self.new(*x.ne, type=x.type), 1.7, 7.0),
             lambda: g.fill(x, -np.inf),
+            lambda: g.l2_norm(x, 1e-6),
+            lambda: self.recurrence(),
         ]  # fmt: skip
         return pick(makers)()
 
@@ -147,6 +149,23 @@ class Maker:
         n_tokens, used = pick((1, 3, 40)), pick((1, 2, 4))
         matrices = self.new(n, pick((4, 8, 20)), pick((1, 3)), type=pick(WEIGHTS))
         return g.mul_mat_id(matrices, self.new(n, pick((1, used)), n_tokens), self.new(used, n_tokens, type=T.I32))
+
+    def recurrence(self) -> Tensor:
+        pick = self.random.choice
+        size, heads, n, seqs = pick((16, 32)), pick((1, 2, 4)), pick((1, 2, 7)), pick((1, 2))
+        if pick((True, False)):
+            q, k, v = (self.new(size, many, n, seqs) for many in (pick((1, heads)), heads, heads))
+            decays, beta = self.new(pick((1, size)), heads, n, seqs), self.new(1, heads, n, seqs)
+            state = self.new(size, size, heads, seqs)
+            return g.gated_delta_net(q, k, v, decays, beta, state, pick((1, 3, 1 << 20)))
+        x, bonus = [self.new(size, heads, n * seqs) for _ in range(6)], self.new(size, heads)
+        state = self.new(size * size * heads, seqs)
+        makers: list[Callable[[], Tensor]] = [
+            lambda: g.gated_linear_attn(x[0], x[1], x[2], x[3], state, 0.5),
+            lambda: g.rwkv_wkv6(x[0], x[1], x[2], bonus, x[3], state),
+            lambda: g.rwkv_wkv7(*x, state),  # type: ignore[call-arg, misc]
+        ]
+        return pick(makers)()
 
     def attention(self) -> Tensor:
         pick = self.random.choice

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recurrences import KINDS
 from reference import ReferenceDevice
 from running import Array, Case, new, values, weight_bytes
 
@@ -222,6 +223,8 @@ OPERATIONS: dict[str, Callable[[], Made]] = {
     "other shape": one(lambda a: g.cont(g.permute(a, 0, 2, 1, 3), 20, 3), 5, 3, 4),
     "to halves": one(lambda a: g.cast(g.permute(a, 0, 2, 1, 3), T.F16), 32, 3, 4),
     "to blocks": one(lambda a: g.cast(a, T.Q8_0), 32, 3, 4),
+    "l2_norm": one(lambda a: g.l2_norm(a, 1e-6), 50, 3, 2),
+    **KINDS,
     "rows of f32": lambda: rows_of_many(T.F32),
     "rows of q8_0": lambda: rows_of_many(T.Q8_0),
 }

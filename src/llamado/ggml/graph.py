@@ -522,6 +522,53 @@ def flash_attn_ext(
     return _make(*result, Op.FLASH_ATTN_EXT, (q, k, v, mask, sinks), params, name)
 
 
+# --- linear attention with a state ---------------------------------------------------------------------------------
+
+
+def gated_delta_net(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Tensor, n_snapshots: int = 1, name: str = ""
+) -> Tensor:
+    """The gated delta rule: F32 [size × heads, tokens × sequences + snapshots × size × sequences].
+
+    q, k [size, heads (or fewer, repeated), tokens, sequences] and v [size, heads, tokens, sequences]; `g` [1 or size,
+    heads, tokens, sequences] are logarithms of decays, `beta` [1, heads, tokens, sequences] strengths, `states` [size,
+    size, heads, sequences] those before the first tokens. Outputs of all tokens come first, then the states after the
+    last token, then those of `n_snapshots` - 1 tokens before (unwritten where there are fewer tokens).
+    """
+    for x in (q, k, v):
+        if not x.has_contiguous_rows():
+            raise ShapeError("gated_delta_net", "rows must be contiguous", q, k, v)
+    if not (g.is_contiguous() and beta.is_contiguous() and states.is_contiguous()):
+        raise ShapeError("gated_delta_net", "decays, strengths and states must be contiguous", g, beta, states)
+    result = shapes.gated_delta_net(q, k, v, g, beta, states, n_snapshots)
+    return _make(*result, Op.GATED_DELTA_NET, (q, k, v, g, beta, states), _pack_i(n_snapshots), name)
+
+
+def gated_linear_attn(
+    k: Tensor, v: Tensor, q: Tensor, g: Tensor, states: Tensor, scale: float, name: str = ""
+) -> Tensor:
+    """Gated linear attention: F32 [size × heads, tokens + size × sequences], outputs and then states.
+
+    k, v, q and decays `g` are [size, heads, tokens of all sequences], `states` [size² × heads, sequences].
+    """
+    result = shapes.linear_attention("gated_linear_attn", (k, v, q, g), states)
+    return _make(*result, Op.GATED_LINEAR_ATTN, (k, v, q, g, states), _pack_f(scale), name)
+
+
+def rwkv_wkv6(k: Tensor, v: Tensor, r: Tensor, bonus: Tensor, decays: Tensor, states: Tensor, name: str = "") -> Tensor:
+    """RWKV-6's mixing of tokens; shapes as in `gated_linear_attn`, `bonus` [size, heads]."""
+    result = shapes.linear_attention("rwkv_wkv6", (k, v, r, decays), states, bonus)
+    return _make(*result, Op.RWKV_WKV6, (k, v, r, bonus, decays, states), NO_PARAMS, name)
+
+
+def rwkv_wkv7(
+    r: Tensor, decays: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, states: Tensor, name: str = ""
+) -> Tensor:
+    """RWKV-7's mixing of tokens; shapes as in `gated_linear_attn`."""
+    result = shapes.linear_attention("rwkv_wkv7", (r, decays, k, v, a, b), states)
+    return _make(*result, Op.RWKV_WKV7, (r, decays, k, v, a, b, states), NO_PARAMS, name)
+
+
 # --- the graph --------------------------------------------------------------------------------------------------------
 
 

@@ -239,6 +239,45 @@ def flash_attn_ext(
     return _F32, (vn[0], qn[2], qn[1], qn[3])
 
 
+# --- linear attention with a state ----------------------------------------------------------------------------------
+
+
+def gated_delta_net(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Tensor, n_snapshots: int
+) -> Result:
+    """Outputs [size × heads] of all tokens of all sequences, and behind them `n_snapshots` states of each sequence.
+
+    Heads of queries and keys are repeated over those of values.
+    """
+    op, given = "gated_delta_net", (q, k, v, g, beta, states)
+    size, n_heads, n_tokens, n_seqs = v.ne
+    if any(t.type is not _F32 for t in given) or n_snapshots < 1:
+        raise ShapeError(op, "all must be F32, and at least one state kept", *given)
+    for t in (q, k):
+        if (t.ne[0], *t.ne[2:]) != (size, n_tokens, n_seqs) or not t.ne[1] or n_heads % t.ne[1]:
+            raise ShapeError(op, "queries, keys and values do not fit", *given)
+    if g.ne[0] not in (1, size) or g.ne[1:] != v.ne[1:] or beta.ne != (1, *v.ne[1:]):
+        raise ShapeError(op, "there must be decays and a strength for each head of each token", *given)
+    if states.ne != (size, size, n_heads, n_seqs):
+        raise ShapeError(op, "there must be a square state for each head of each sequence", *given)
+    return _F32, (size * n_heads, n_tokens * n_seqs + n_snapshots * size * n_seqs, 1, 1)
+
+
+def linear_attention(op: str, vectors: tuple[Tensor, ...], states: Tensor, bonus: Tensor | None = None) -> Result:
+    """Outputs of all tokens [size × heads], and behind them the states of all sequences (dimension 1 of `states`)."""
+    given = (*vectors, states)
+    ne = vectors[0].ne
+    size, n_heads, n_tokens, one = ne
+    if any(t.type is not _F32 or not t.is_contiguous() for t in given) or one != 1 or any(t.ne != ne for t in vectors):
+        raise ShapeError(op, "all vectors must be F32 [size, heads, tokens] without gaps", *given)
+    n_seqs = states.ne[1]
+    if not n_seqs or n_tokens % n_seqs or states.nelements != size * size * n_heads * n_seqs:
+        raise ShapeError(op, "there must be a square state for each head of each sequence", *given)
+    if bonus is not None and (bonus.type is not _F32 or bonus.nelements != size * n_heads):
+        raise ShapeError(op, "there must be a bonus for each element of each head", *given, bonus)
+    return _F32, (size * n_heads, n_tokens + size * n_seqs, 1, 1)
+
+
 # --- a graph from elsewhere -------------------------------------------------------------------------------------------
 
 
@@ -299,6 +338,15 @@ def _attention(node: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | Non
     return flash_attn_ext(q, k, v, mask, sinks, _float(node, 1))
 
 
+def _delta(node: Tensor, *sources: Tensor) -> Result:
+    q, k, v, g, beta, states = sources
+    return gated_delta_net(q, k, v, g, beta, states, _ints(node, "<i")[0])
+
+
+def _wkv6(node: Tensor, k: Tensor, v: Tensor, r: Tensor, bonus: Tensor, decays: Tensor, states: Tensor) -> Result:
+    return linear_attention("rwkv_wkv6", (k, v, r, decays), states, bonus)
+
+
 _EACH = (
     Op.NORM, Op.RMS_NORM, Op.L2_NORM, Op.GROUP_NORM, Op.SCALE, Op.UNARY, Op.SQR, Op.SQRT, Op.LOG, Op.SIN, Op.COS,
     Op.CLAMP, Op.FILL, Op.DIAG_MASK_INF, Op.DIAG_MASK_ZERO, Op.LEAKY_RELU,
@@ -328,4 +376,8 @@ _RULES: dict[Op, tuple[int, int, Callable[..., Result]]] = {
     Op.ARGMAX: (1, 1, lambda node, a: argmax(a)),
     Op.ARGSORT: (1, 1, lambda node, a: argsort(a)),
     Op.TOP_K: (1, 1, lambda node, a: top_k(a, node.ne[0])),
+    Op.GATED_DELTA_NET: (6, 6, _delta),
+    Op.RWKV_WKV6: (6, 6, _wkv6),
+    Op.RWKV_WKV7: (7, 7, lambda node, *sources: linear_attention("rwkv_wkv7", sources[:6], sources[6])),
+    Op.GATED_LINEAR_ATTN: (5, 5, lambda node, *s: linear_attention("gated_linear_attn", s[:4], s[4])),
 }

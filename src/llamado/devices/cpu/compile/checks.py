@@ -34,6 +34,7 @@ _ELEMENT = 64
 """Multiplications that take as long as anything else done to one number."""
 
 BINARY = {Op.ADD: "add", Op.SUB: "sub", Op.MUL: "mul", Op.DIV: "div"}
+RECURRENCES = {Op.GATED_DELTA_NET, Op.GATED_LINEAR_ATTN, Op.RWKV_WKV6, Op.RWKV_WKV7}
 COPIES = {Op.CPY, Op.DUP, Op.CONT}
 
 
@@ -65,6 +66,8 @@ def _work(node: Tensor) -> int:
         return node.nelements * a.ne[0]
     if node.op is Op.FLASH_ATTN_EXT and a is not None and b is not None:
         return (a.nelements + node.nelements) * b.ne[1]
+    if node.op in RECURRENCES and a is not None:
+        return 4 * node.nelements * a.ne[0]
     return _ELEMENT * max(node.nelements, *(s.nelements for s in node.src if s is not None), 0)
 
 

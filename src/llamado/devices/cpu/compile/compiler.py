@@ -12,7 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from llamado.devices.cpu.compile import attend, checks, copies, experts, whole_rows
+from llamado.devices.cpu.compile import attend, checks, copies, experts, recurrence, whole_rows
 from llamado.devices.cpu.compile.checks import COPIES
 from llamado.devices.cpu.compile.emitter import Emitter
 from llamado.devices.cpu.compile.products import Products
@@ -36,6 +36,7 @@ _EMIT: dict[Op, Callable[[Emitter, Tensor], None]] = {
     Op.FLASH_ATTN_EXT: attend.attend,
     Op.MUL_MAT_ID: experts.multiply,
     Op.FILL: copies.fill,
+    **recurrence.EMIT,
 }
 """Operations that are emitted one by one."""
 

@@ -195,6 +195,7 @@ STAGES: dict[Op, StageOf] = {
     Op.ADD_ID: _add_id,
     Op.RMS_NORM: _norm,
     Op.NORM: _norm,
+    Op.L2_NORM: _norm,
     Op.SCALE: _scale,
     Op.CLAMP: _clamp,
     Op.LEAKY_RELU: _leaky_relu,

@@ -17,6 +17,7 @@ stage                          fields                    meaning
 ("add_id",)                    x nb1 ids id1 id2 rows    plus row ids[i1, i2] of a matrix of `rows` (as above)
 ("element", op)                x s1 s2 s3                the same with one number for the whole row
 ("rms_norm",) ("norm",)        eps                       by the row's root mean square; by its mean and deviation
+("l2_norm",)                   eps                       by the row's length, which is at least eps
 ("scale",)                     factor, bias              ·factor + bias
 ("clamp",)                     low, high
 ("unary", op)                                            a UnaryOp or an Op that is a function of one number
@@ -66,6 +67,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "div": _OPERAND,
     "element": _OPERAND,
     "rms_norm": ("eps",),
+    "l2_norm": ("eps",),
     "norm": ("eps",),
     "scale": ("factor", "bias"),
     "clamp": ("low", "high"),
@@ -141,6 +143,8 @@ class _RowCode:
                     self._with_number(_ARITHMETIC[stage[1]], self.c.load(F32, self.operand(i)))
                 case "rms_norm":
                     self._rms_norm(i)
+                case "l2_norm":
+                    self._l2_norm(i)
                 case "norm":
                     self._norm(i)
                 case "scale":
@@ -231,7 +235,8 @@ class _RowCode:
         total = sums[0] if v.type.lanes == 8 else sums[1]
         total.value = total.value + v
 
-    def _rms_norm(self, i: int) -> None:
+    def _sum_of_squares(self) -> Value:
+        """Of the row, which lies at `at` when it is known."""
         c = self.c
         sums = (c.var(c.const(Type("f32", 8), 0.0)), c.var(c.f32(0.0)))
         move = bool(self.pending)
@@ -244,8 +249,17 @@ class _RowCode:
         self.sweep(each)
         if move:
             self.at, self.pending = self.scratch, []
-        mean = (c.sum_lanes(sums[0].value) + sums[1].value) / self.a.n.to(F32)
+        return c.sum_lanes(sums[0].value) + sums[1].value
+
+    def _rms_norm(self, i: int) -> None:
+        c = self.c
+        mean = self._sum_of_squares() / self.a.n.to(F32)
         factor = c.f32(1.0) / c.sqrt(mean + self.number(i, "eps"))
+        self._then(lambda v: v * _like(factor, v))
+
+    def _l2_norm(self, i: int) -> None:
+        c = self.c
+        factor = c.f32(1.0) / c.max(c.sqrt(self._sum_of_squares()), self.number(i, "eps"))
         self._then(lambda v: v * _like(factor, v))
 
     def _norm(self, i: int) -> None:

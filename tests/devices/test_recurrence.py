@@ -1,0 +1,73 @@
+"""Linear attention with a state: the delta rule, gated linear attention, RWKV-6 and RWKV-7."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from recurrences import KINDS, delta
+from running import Array, Case, jit_for, new
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.lowering import LOWERINGS
+from llamado.ggml import Tensor
+from llamado.ggml import graph as g
+from llamado.ggml.errors import ShapeError
+
+
+def run(result: Tensor, data: dict[Tensor, Any], device: CpuDevice) -> Array:
+    return Case({"r": result}, data).run(device)["r"].reshape(-1)
+
+
+@pytest.mark.parametrize("lowering", sorted(LOWERINGS))
+def test_the_reference_computes_the_same(lowering: str) -> None:
+    """And every instruction set the same bits."""
+    device, plain = CpuDevice(2, jit=jit_for(lowering)), CpuDevice(1, jit=jit_for("portable"))
+    for name, make in KINDS.items():
+        result, data = make()
+        Case({"r": result}, data).check(device, rtol=1e-4, atol=1e-5)
+        assert run(*make(), device).tobytes() == run(*make(), plain).tobytes(), name
+
+
+def test_tokens_may_come_one_by_one(best: CpuDevice) -> None:
+    """The same bits, in whatever parts a sequence is read, and beside whatever others."""
+    for gates in (1, 32):
+        whole, data = delta(gates=gates)
+        size, heads, n, seqs = whole.src[2].ne  # type: ignore[union-attr]
+        found = run(whole, data, best)
+        out, states = found[: size * heads * n * seqs].reshape(seqs, n, -1), found[size * heads * n * seqs :]
+        for seq in range(seqs):
+            state = data[whole.src[5]][seq]  # type: ignore[index]
+            for first, last in ((0, 1), (1, 3), (3, 5)):
+                part, _ = delta(gates=gates, n=last - first, seqs=1)
+                given = {p: data[w][seq, first:last] for p, w in zip(part.src[:5], whole.src, strict=False)}  # type: ignore[index]
+                found = run(part, given | {part.src[5]: state}, best)  # type: ignore[dict-item]
+                assert found[: out[seq, first:last].size].tobytes() == out[seq, first:last].tobytes()
+                state = found[out[seq, first:last].size :].reshape(state.shape)
+            assert state.tobytes() == states.reshape(seqs, -1)[seq].tobytes()
+
+
+def test_states_of_earlier_tokens_are_those_that_were(best: CpuDevice) -> None:
+    found = [run(*delta(seqs=1, snapshots=n), best) for n in (1, 4)]
+    size = 32 * 32 * 4
+    assert found[1][: found[0].size].tobytes() == found[0].tobytes()  # outputs, and the last state
+    for back in (1, 2, 3):
+        earlier, _ = delta(seqs=1, n=5 - back)
+        whole, all_of_it = delta(seqs=1)
+        given = {e: all_of_it[w][:, : 5 - back] for e, w in zip(earlier.src[:5], whole.src, strict=False)}  # type: ignore[index]
+        right = run(earlier, given | {earlier.src[5]: all_of_it[whole.src[5]]}, best)[-size:]  # type: ignore[index]
+        at = found[0].size + (back - 1) * size
+        assert found[1][at : at + size].tobytes() == right.tobytes(), back
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    q, v, one, state = new(32, 2, 5, 1), new(32, 4, 5, 1), new(1, 4, 5, 1), new(32, 32, 4, 1)
+    assert g.gated_delta_net(q, q, v, one, one, state).ne == (128, 5 + 32, 1, 1)
+    for wrong in ((new(32, 3, 5), q, v, one, one, state), (q, new(32, 2, 4), v, one, one, state),
+                  (q, q, v, new(2, 4, 5), one, state), (q, q, v, one, new(1, 4, 4), state),
+                  (q, q, v, one, one, new(32, 16, 4))):  # fmt: skip
+        with pytest.raises(ShapeError):
+            g.gated_delta_net(*wrong)
+    x, many = new(32, 2, 6), new(2048, 4)
+    with pytest.raises(ShapeError):
+        g.rwkv_wkv7(x, x, x, x, x, x, many)  # six tokens are not those of four sequences
