@@ -301,13 +301,13 @@ def test_processes_wait_for_each_other(tmp_path: Path) -> None:
     target = tmp_path / "tiny.gguf"
     script = (
         "import sys, pathlib; from llamado.gguf.sources import fetch\n"
-        f"with fetch.locked(pathlib.Path({str(target)!r}), print):\n"
+        f"with fetch.locked(pathlib.Path({str(target)!r}), lambda text: print(text, flush=True)):\n"
         "    print('in', flush=True)\n"
     )
     with fetch.locked(target, print):
         child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
         assert child.stdout is not None
-        assert "another process is fetching tiny.gguf" in child.stdout.readline() or child.poll() is None
+        assert "another process is fetching tiny.gguf" in child.stdout.readline()
         assert child.poll() is None
     out, _ = child.communicate(timeout=60)
     assert out.split()[-1] == "in"
