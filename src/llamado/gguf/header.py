@@ -152,6 +152,20 @@ def read_table(cursor: Cursor) -> Table:
     return Table(version, metadata, alignment, _read_tensors(cursor, n_tensors, alignment))
 
 
+def key_spans(cursor: Cursor) -> dict[str, tuple[int, int]]:
+    """Where the value of each key stands in a file, its type included: first byte, and the one behind the last."""
+    _read_version(cursor)
+    cursor.count("tensor count", _MIN_TENSOR_BYTES, MAX_ENTRIES)
+    spans: dict[str, tuple[int, int]] = {}
+    budget = Budget()
+    for i in range(cursor.count("metadata count", _MIN_KEY_BYTES, MAX_ENTRIES)):
+        key = cursor.name(f"metadata key {i}", MAX_KEY)
+        start = cursor.pos
+        read_value(cursor, key, read_value_type(cursor, key), budget, 0)
+        spans[key] = (start, cursor.pos)
+    return spans
+
+
 def _read_version(cursor: Cursor) -> int:
     head = cursor.memory[: len(MAGIC)]
     if head != MAGIC:

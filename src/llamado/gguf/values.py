@@ -23,7 +23,7 @@ MAX_ARRAY_DEPTH = 4
 MAX_STRINGS = 1 << 24  # per array; scanning that many takes two seconds
 
 _U64 = struct.Struct("<Q")
-_SCALARS = {
+SCALARS = {
     ValueType.UINT8: struct.Struct("<B"),
     ValueType.INT8: struct.Struct("<b"),
     ValueType.UINT16: struct.Struct("<H"),
@@ -36,7 +36,7 @@ _SCALARS = {
     ValueType.INT64: struct.Struct("<q"),
     ValueType.FLOAT64: struct.Struct("<d"),
 }
-_DTYPES: dict[ValueType, np.dtype[Any]] = {
+DTYPES: dict[ValueType, np.dtype[Any]] = {
     ValueType.UINT8: np.dtype("<u1"),
     ValueType.INT8: np.dtype("<i1"),
     ValueType.UINT16: np.dtype("<u2"),
@@ -73,7 +73,7 @@ def read_value(cursor: Cursor, field: str, kind: ValueType, budget: Budget, dept
     if kind == ValueType.STRING:
         return cursor.raw(field).decode("utf-8", "replace"), "string"
     if kind != ValueType.ARRAY:
-        layout = _SCALARS[kind]
+        layout = SCALARS[kind]
         cursor.need(layout.size, field)
         value: Value = layout.unpack_from(cursor.memory, cursor.pos)[0]
         cursor.pos += layout.size
@@ -94,7 +94,7 @@ def read_value(cursor: Cursor, field: str, kind: ValueType, budget: Budget, dept
 
 
 def _read_numbers(cursor: Cursor, field: str, element: ValueType) -> NDArray[Any]:
-    dtype = _DTYPES[element]
+    dtype = DTYPES[element]
     n = cursor.count(field, dtype.itemsize)
     if n == 0:
         return np.empty(0, np.bool_ if element == ValueType.BOOL else dtype)
