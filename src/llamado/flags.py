@@ -275,10 +275,6 @@ COMPUTE = _group(
     _none("-dt --defrag-thold", "a sequence's cells are never fragmented", env="LLAMA_ARG_DEFRAG_THOLD"),
     _none("--swa-full", "a sliding window holds what it shows, and answers are the same", type="bool",
           env="LLAMA_ARG_SWA_FULL"),
-    _none("-ctxcp --ctx-checkpoints --swa-checkpoints", "the ends of the last two prompts of a slot are kept",
-          env="LLAMA_ARG_CTX_CHECKPOINTS"),
-    _none("-cms --checkpoint-min-step", "the ends of the last two prompts of a slot are kept",
-          env="LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT"),
     _none("--kv-unified-per-slot", "use --ctx-size and --parallel", env="LLAMA_ARG_KV_UNIFIED_PER_SLOT"),
     _none("-C --cpu-mask", "threads are placed by the system; see --numa"),
     _none("-Cr --cpu-range", "threads are placed by the system; see --numa"),
@@ -518,6 +514,11 @@ SERVER = _group(
           type="float", default=0.1, metavar="X"),
     _used("-cram --cache-ram", "MiB for prompts that no slot holds, at most half of the memory (-1: no limit, 0: none)",
           type="int", default=8192, metavar="N", env="LLAMA_ARG_CACHE_RAM"),
+    _used("-ctxcp --ctx-checkpoints --swa-checkpoints", "snapshots of a sequence kept there at most, of a model with "
+          "sliding windows or recurrent states: where messages begin and end, and where prompts branched off",
+          type="int", default=32, metavar="N", env="LLAMA_ARG_CTX_CHECKPOINTS"),
+    _used("-cms --checkpoint-min-step", "tokens of a prompt from one regular snapshot to the next, beside those (0: "
+          "--ubatch-size)", type="int", default=8192, metavar="N", env="LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT"),
     _used("--cache-idle-slots", "when a request starts, prompts of idle slots are kept (--cache-ram), and their cells "
           "are free where slots share a context; else this waits until the room is needed", default=False,
           off_names="--no-cache-idle-slots", env="LLAMA_ARG_CACHE_IDLE_SLOTS"),

@@ -296,6 +296,8 @@ ROWS: dict[str, Row] = {
     "serve --max-connections": Row("9", {"gate.most": 9}),
     "serve --slot-prompt-similarity": Row("0.5", {"engine.slot_prompt_similarity": 0.5}),
     "serve --cache-ram": Row("64", {"engine.cache_ram": 64}),
+    "serve --ctx-checkpoints": Row("7", {"engine.snapshots": (7, 8192)}),
+    "serve --checkpoint-min-step": Row("70", {"engine.snapshots": (32, 70)}),
     "serve --cache-idle-slots": Row(None, {"engine.idle_slots": "clear"}),
     "serve --special": Row(None, {"served.defaults.special": True, "load.defaults.special": True}),
     "serve --spm-infill": switch("spm_infill", None, True),

@@ -219,6 +219,7 @@ class FakeTokenizer:
         self.pieces = pieces or {}
         self.eog = frozenset(eog)
         self.add_bos = False
+        self.control = np.empty(0, np.int32)
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         if token in self.eog:

@@ -110,7 +110,8 @@ def engine_options(flags: Parsed, *, n_slots: int | None = None) -> EngineOption
     for key in ("threads", "threads_batch"):
         if flags.values[key] == 0:
             raise FlagError(f"--{key.replace('_', '-')}: expected 1 or more, got 0")
-    for key, least in (("cache_ram", -1), ("max_queue", 0), ("embd_normalize", -1)):
+    leasts = {"cache_ram": -1, "max_queue": 0, "embd_normalize": -1, "ctx_checkpoints": 0, "checkpoint_min_step": 0}
+    for key, least in leasts.items():
         if flags.values.get(key, 0) < least:
             raise FlagError(f"--{key.replace('_', '-')}: expected {least} or more, got {flags.values[key]}")
     mode = flags.load_mode
@@ -147,6 +148,8 @@ def engine_options(flags: Parsed, *, n_slots: int | None = None) -> EngineOption
         slot_prompt_similarity=_similarity(flags.values.get("slot_prompt_similarity", 0.1)),
         context_shift=flags.values.get("context_shift", False),
         cache_ram=flags.values.get("cache_ram", 0),
+        ctx_checkpoints=flags.values.get("ctx_checkpoints", 32),
+        checkpoint_min_step=flags.values.get("checkpoint_min_step", 8192),
         cache_idle_slots=flags.values.get("cache_idle_slots", False),
         max_queue=flags.values.get("max_queue", 1024),
         lora=_adapters(flags),

@@ -36,7 +36,7 @@ from llamado.engine.sampling.params import RANDOM_SEED
 from llamado.engine.sampling.rng import seed_key
 from llamado.engine.scheduler.batch import BatchShare, Planner
 from llamado.engine.scheduler.output import Answering, EngineVocabulary
-from llamado.engine.scheduler.prefix import Sequences
+from llamado.engine.scheduler.prefix import Sequences, SnapshotOptions
 from llamado.engine.scheduler.queue import CallQueue, Queue, SlotTask
 from llamado.engine.scheduler.recovery import Recovery
 from llamado.engine.scheduler.slot_io import Job, SlotHold
@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 
 # Where nothing can be done until a slot is saved or restored, the engine looks again after this long.
 _LOOK_AGAIN = 0.05
+_SNAPSHOTS = SnapshotOptions()
 
 
 class _Flight(NamedTuple):
@@ -76,8 +77,9 @@ class Engine:
     `context_shift`: an answer that fills the context drops the older half of it and goes on (see Request.n_keep),
     instead of ending. `cache_ram`: MiB of memory for sequences that no slot holds any more (-1: no limit, 0: none); see
     cache/prompt_cache.py. `idle_slots`: what happens to idle slots when a request starts: their sequences are copied
-    into that memory ("keep"), or moved there ("clear"); None: nothing before room is needed. `max_queue`: most requests
-    that wait for a slot.
+    into that memory ("keep"), or moved there ("clear"); None: nothing before room is needed. `snapshots`: where
+    sequences can go back to in models that do not remember all tokens; they lie in that memory, too. `max_queue`: most
+    requests that wait for a slot.
 
     Cells are reused where prompts begin alike, and only there: moving those of a piece further on in another prompt
     (llama-server's `n_cache_reuse`) would change answers.
@@ -102,6 +104,7 @@ class Engine:
         context_shift: bool = False,
         cache_ram: int = 0,
         idle_slots: Literal["keep", "clear"] | None = None,
+        snapshots: SnapshotOptions = _SNAPSHOTS,
         max_queue: int = 1024,
         top_k: TopK = top_k_numpy,
         lora: Sequence[float] = (),
@@ -134,6 +137,8 @@ class Engine:
             n_ctx=n_ctx,
             cache_ram=cache_ram,
             idle_slots=idle_slots,
+            snapshots=snapshots,
+            control=tokenizer.control,
             note_loss=self._recovery.note,
         )
         self._planner = Planner(

@@ -28,6 +28,7 @@ from llamado.engine.forward.fitting import Fit, before_reading, fit, memory_opti
 from llamado.engine.forward.lora_scales import DefaultScales, default_scales
 from llamado.engine.options import FETCHING, EngineOptions, ModelSource, Report
 from llamado.engine.request import Defaults, Done, Event, Failed, Result, Token
+from llamado.engine.scheduler.prefix import SnapshotOptions
 from llamado.engine.supported import check_supported, check_types, fetch_model
 from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile
@@ -360,6 +361,7 @@ def _engine(
         slot_prompt_similarity=options.slot_prompt_similarity,
         context_shift=options.context_shift,
         cache_ram=cache_ram,
+        snapshots=SnapshotOptions(options.ctx_checkpoints, options.checkpoint_min_step or options.max_batch),
         idle_slots=("clear" if options.unified else "keep") if options.cache_idle_slots and cache_ram else None,
         max_queue=options.max_queue,
         lora=scales.each,

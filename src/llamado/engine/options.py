@@ -104,6 +104,10 @@ class EngineOptions:
     """Whether a full context drops its older half instead of ending the answer."""
     cache_ram: int = 0
     """MiB of memory for prompts that no slot holds any more, at most half of what there is; -1: no limit, 0: none."""
+    ctx_checkpoints: int = 32
+    """Snapshots of a sequence kept there, at most, of a model that does not remember all tokens."""
+    checkpoint_min_step: int = 8192
+    """Tokens between those that are taken regularly; 0: as often as a forward pass ends."""
     cache_idle_slots: bool = False
     """Whether idle slots' prompts move there whenever a request starts."""
     max_queue: int = 1024

@@ -8,23 +8,24 @@ that do not remember all tokens there are tails: what they have after so many to
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llamado.engine.cache.snapshots import drop, thinned
 from llamado.engine.forward.contract import Cells, Scales
 from llamado.models.memory import Handle, Memory
 
 # Cells that are read to learn what reading costs: few, lest a slow link stop everything, and more where the few took no
 # longer than this. After how many sequences that were not worth it this is tried again.
 _PROBE_FEW, _PROBE_MORE, _PROBE_SECONDS, _PROBE_AGAIN = 8, 32, 0.1, 16
-_TAILS = 4
-"""Of one sequence, at most."""
-
 Read = Callable[[int, int], Cells]
 """Cells of a sequence from a position on, so many."""
 Tokens = NDArray[np.int32]
+
+
+_NONE: Mapping[int, Cells] = {}
 
 
 def _no_tail(n: int) -> Cells:
@@ -135,8 +136,8 @@ class CellReader:
 class Store:
     """Sequences, the one used last at the end; never more than `limit` bytes in all (None: no limit).
 
-    `reach`: to how many tokens, at most so many, one can go with the tail of so many (see Memory.tail_reach).
-    `tail_bytes`: what that takes.
+    Half of that may be taken by others (see `reserve`). `most_tails`: of one sequence. `reach`: to how many tokens, at
+    most so many, one can go with the tail of so many (see Memory.tail_reach). `tail_bytes`: what that takes.
     """
 
     def __init__(
@@ -146,14 +147,18 @@ class Store:
         piece: int,
         reach: Callable[[int, int], int] = min,
         tail_bytes: Callable[[int], int] = lambda n: 0,
+        most_tails: int = 32,
     ) -> None:
         self._limit = limit
+        self._most_tails = most_tails
         self._cell_bytes = cell_bytes
         self._piece = piece
         self._reach = reach
         self._tail_bytes = tail_bytes
         self._kept: list[Stored] = []
         self.nbytes = 0
+        self.reserved = 0
+        """Bytes of the limit that others have."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -191,6 +196,27 @@ class Store:
                 return True
         return False
 
+    def reserve(self, n: int) -> bool:
+        """Give others so many bytes more of the limit: sequences used longest ago make room."""
+        if self._limit is not None:
+            if self.reserved + n > self._limit // 2:
+                return False
+            self._make_room(n)
+        self.reserved += n
+        return True
+
+    def release(self, n: int) -> None:
+        """Others need so many bytes less."""
+        self.reserved -= n
+
+    def _make_room(self, n: int, but: Stored | None = None) -> None:
+        if self._limit is None:
+            return
+        for stored in [stored for stored in self._kept if stored is not but]:
+            if self.nbytes + self.reserved + n <= self._limit:
+                return
+            self._drop(stored)
+
     def put(
         self,
         tokens: Tokens,
@@ -198,46 +224,41 @@ class Store:
         scales: Scales = (),
         tails: Sequence[int] = (),
         read_tail: Callable[[int], Cells] = _no_tail,
+        at_hand: Mapping[int, Cells] = _NONE,
     ) -> bool:
         """Keep a sequence whose cells `read` gives, in place of those that begin it; False where it is too large.
 
-        `tails`: numbers of tokens of which `read_tail` gives the tails (none: no layer has one). Those used longest ago
-        make room before anything is read, so that the limit holds at all times.
+        `tails`: numbers of tokens of which `read_tail` gives the tails (none: no layer has one), beside those that are
+        `at_hand`. Those used longest ago make room before anything is read, so that the limit holds at all times.
         """
-        new = sorted(tails)[-_TAILS:] or [tokens.size]
-        size = tokens.size * (self._cell_bytes + tokens.itemsize) + sum(map(self._tail_bytes, new))
-        if self._limit is not None and size > self._limit:
-            return False
         shorter = [stored for stored in self._kept if stored.shared(tokens, scales) == stored.tokens.size]
         base = max(shorter, key=lambda stored: stored.tokens.size, default=None)
+        at_hand = {n: tail for n, tail in ({} if base is None else base.tails).items() if tail.size} | dict(at_hand)
+        wanted = thinned([*tails, *at_hand] or [tokens.size], self._most_tails)
+
+        def size_of(n: int) -> int:
+            return at_hand[n].size if n in at_hand else self._tail_bytes(n)
+
+        size = tokens.size * (self._cell_bytes + tokens.itemsize) + sum(map(size_of, wanted))
+        while self._limit is not None and size > self._limit - self.reserved:
+            if len(wanted) == 1:
+                return False
+            size -= size_of(drop(wanted))
         for stored in shorter:
             if stored is not base:
                 self._drop(stored)
-        known, more = 0, size
+        known = 0
         cells: list[tuple[int, Cells]] = []
-        kept_tails: dict[int, Cells] = {}
         if base is not None:
             known, cells = base.tokens.size, [*base.cells]
-            kept_tails = {n: tail for n, tail in base.tails.items() if tail.size and n not in new}
-            for n in sorted(kept_tails)[: max(len(kept_tails) + len(new) - _TAILS, 0)]:
-                kept_tails.pop(n)
-            size += sum(tail.size for tail in kept_tails.values())
-            if self._limit is not None and size > self._limit:
-                size -= sum(tail.size for tail in kept_tails.values())
-                kept_tails = {}
-            more = size - base.nbytes
-        if self._limit is not None:
-            for stored in [stored for stored in self._kept if stored is not base]:
-                if self.nbytes + more <= self._limit:
-                    break
-                self._drop(stored)
+        self._make_room(size - (0 if base is None else base.nbytes), but=base)
         for start in range(known, tokens.size, self._piece):
             n = min(self._piece, tokens.size - start)
             cells.append((n, read(start, n)))
-        read_tails = {n: read_tail(n) for n in new}
+        kept = {n: at_hand[n] if n in at_hand else read_tail(n) for n in wanted}
         if base is not None:
             self._drop(base)
-        self._kept.append(Stored(tokens.copy(), scales, cells, kept_tails | read_tails, size))
+        self._kept.append(Stored(tokens.copy(), scales, cells, kept, size))
         self.nbytes += size
         return True
 

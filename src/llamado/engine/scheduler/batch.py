@@ -181,7 +181,7 @@ class Planner:
     # -- filling -----------------------------------------------------------------------------------------------------
 
     def fill(self, slots: list[Slot], counts: list[int]) -> ScheduledBatch:
-        """The batch for what `plan` chose, with drafted tokens where there is room."""
+        """The batch for what `plan` chose, with drafted tokens where there is room. Raises DeviceLost."""
         n = 0
         tokens = self._tokens
         spans: list[Span] = []
@@ -202,6 +202,7 @@ class Planner:
             if draft:
                 tokens[n + 1 : n + 1 + len(draft)] = draft
                 room -= len(draft)
+            self._sequences.going_on(slot, count + len(draft))
             spans.append(Span(handle, used, count + len(draft)))
             n += count + len(draft)
             row = None

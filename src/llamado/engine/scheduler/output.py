@@ -28,6 +28,11 @@ class EngineVocabulary(samplers.SamplerVocabulary, Protocol):
     @property
     def eog(self) -> frozenset[int]: ...
 
+    @property
+    def control(self) -> NDArray[np.int32]:
+        """Tokens that steer the model rather than stand for text, ascending: messages begin and end with them."""
+        ...
+
     add_bos: bool
     """Whether texts begin with a token of their own, which stays when a full context is shifted."""
 

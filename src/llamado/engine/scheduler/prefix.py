@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceLost
 from llamado.engine.cache.prompt_cache import CellReader, Store
+from llamado.engine.cache.snapshots import NEAR, Snapshots, points
 from llamado.engine.errors import NoRoom
 from llamado.engine.forward.contract import Cells, Forward, Scales, piece_cells
 from llamado.engine.scheduler.slots import Slot, Task
@@ -31,12 +32,24 @@ MIN_STORE = 64
 HEADROOM = 1024
 
 
+class SnapshotOptions(NamedTuple):
+    """Where sequences of models that do not remember all tokens can go back to.
+
+    `most`: snapshots of a sequence in this machine's memory. `every`: so many tokens apart at most; 0: only where
+    messages end and prompts branch off.
+    """
+
+    most: int = 32
+    every: int = 8192
+
+
 class Sequences:
     """What of each slot's sequence the memory has; of the engine's thread alone.
 
     `cache_ram`: MiB of memory for sequences that no slot holds any more (-1: no limit, 0: none). `idle_slots`: what
-    happens to those of idle slots when a request begins (see Engine). `note_loss` is told of a device that was lost
-    where nothing has to fail for it.
+    happens to those of idle slots when a request begins (see Engine). `snapshots`: where sequences can go back to (see
+    Engine). `control`: tokens that steer the model, ascending. `note_loss` is told of a device that was lost where
+    nothing has to fail for it.
     """
 
     def __init__(
@@ -48,6 +61,8 @@ class Sequences:
         n_ctx: int,
         cache_ram: int,
         idle_slots: Literal["keep", "clear"] | None,
+        snapshots: SnapshotOptions,
+        control: NDArray[np.int32],
         note_loss: Callable[[DeviceLost], None],
     ) -> None:
         self.memory = forward.memory
@@ -56,40 +71,50 @@ class Sequences:
         self._n_ctx = n_ctx
         self._idle_slots = idle_slots
         self._note_loss = note_loss
+        self._every, self._control = snapshots.every, control
         memory = self.memory
         piece = piece_cells(memory.token_bytes)
         limit = None if cache_ram < 0 else cache_ram << 20
         self.store: Store | None = None
         if cache_ram:
-            self.store = Store(limit, memory.token_bytes, piece, memory.tail_reach, memory.tail_bytes)
+            self.store = store = Store(
+                limit, memory.token_bytes, piece, memory.tail_reach, memory.tail_bytes, max(snapshots.most, 1)
+            )
+            if memory.has_tails:
+                for slot in slots:
+                    slot.snapshots = Snapshots(snapshots.most, store.reserve, store.release)
         self._reader = CellReader(memory, piece)
 
     # -- beginning and losing them -----------------------------------------------------------------------------------
 
     def begin(self, slot: Slot, task: Task, prompt: NDArray[np.int32]) -> None:
         """Give a slot to a request, and see which other slot has more of its prompt."""
-        n_keep = 0
+        n_keep = branch = 0
         if task.request.cache_prompt:
             # The last token is always evaluated: its logits are not kept.
             scales = task.scales
-            n_keep = self._reach(slot, min(slot.common_prefix(prompt, scales), prompt.size - 1))
+            branch = min(slot.common_prefix(prompt, scales), prompt.size - 1)
+            n_keep = self._reach(slot, branch)
             longest = n_keep + MIN_COPY - 1
             if self.store is not None:
                 found = self.store.find(prompt[:-1], longest + 1, scales)
-                longest = max(longest, 0 if found is None else found[1])
+                if found is not None:
+                    longest = max(longest, found[1])
+                    branch = max(branch, found[0].shared(prompt[:-1], scales))
             for other in self._slots:
                 if other is slot or (other.task is None and other.handle is None):
                     continue
                 shared = min(other.common_prefix(prompt, scales, other.length), prompt.size - 1)
+                branch = max(branch, shared)
                 if shared <= other.used:  # what is not read yet is copied as soon as it is
                     shared = self._reach(other, shared)
                 if shared > longest:
                     longest = shared
                     slot.leader = other, other.last_task
         self._keep(slot, n_keep)
-        if slot.handle is not None:
-            self.memory.rewind(slot.handle, n_keep)
+        self._go_back(slot, n_keep)
         slot.begin(task, prompt)
+        slot.branch = branch
         self._mark(slot)
         self._stats.queue.add(task.t_start - task.t_arrival)
         self._stats.n_cached += slot.used
@@ -102,6 +127,7 @@ class Sequences:
 
     def drop(self, slot: Slot) -> None:
         """A slot's cells are free; a request that has the slot reads its sequence again."""
+        slot.snapshots.cut(0)
         if slot.handle is not None:
             self.memory.free(slot.handle)
             slot.handle = None
@@ -119,24 +145,70 @@ class Sequences:
         """Nothing is known about any cell."""
         self.memory.clear()
         for slot in self._slots:
+            slot.snapshots.cut(0)
             slot.handle = None
             slot.length = 0
 
     def shift(self, slot: Slot, n_keep: int, n_discard: int) -> None:
         """Drop `n_discard` tokens behind the first `n_keep`; see Slot.shift."""
         slot.shift(n_keep, n_discard)
-        if slot.handle is not None:
-            self.memory.rewind(slot.handle, self._reach(slot, n_keep))
+        self._go_back(slot, self._reach(slot, n_keep))
 
     def _reach(self, slot: Slot, n: int) -> int:
         """To how many first tokens, at most `n`, the slot's sequence can go back."""
-        return 0 if slot.handle is None else self.memory.reach(slot.handle, n)
+        if slot.handle is None:
+            return 0
+        return max(self.memory.reach(slot.handle, n), self._snapshot_for(slot, n)[0])
+
+    def _snapshot_for(self, slot: Slot, n: int) -> tuple[int, int]:
+        """To how many first tokens, at most `n`, a snapshot of the slot allows to go back, and of how many it is."""
+        return max(((self.memory.tail_reach(known, n), known) for known in slot.snapshots.tails), default=(0, 0))
+
+    def _go_back(self, slot: Slot, n: int) -> None:
+        """Take the slot's sequence back to its first `n` tokens, which it can reach."""
+        handle = slot.handle
+        if handle is not None and not self.memory.rewind(handle, n):
+            _, tail = self._snapshot_for(slot, n)
+            try:
+                self.memory.go_back(handle, n, tail, slot.snapshots.tails[tail])
+            except DeviceLost as error:
+                self._note_loss(error)  # all cells are void, and will be forgotten
+                self.drop(slot)
+        slot.snapshots.cut(n)
 
     def _mark(self, slot: Slot) -> None:
-        """A prompt is often asked again, and often gets longer: its end is worth being kept."""
-        task = slot.task
-        if slot.handle is not None and task is not None and not task.truncated and task.n_prompt > 1:
-            self.memory.mark(slot.handle, task.n_prompt - 1)
+        """Prompts branch off where messages begin and end, and where others did before: that is worth being kept."""
+        task, handle = slot.task, slot.handle
+        if handle is None or task is None or task.truncated or not self.memory.has_tails:
+            return
+        prompt = slot.tokens[: task.n_prompt]
+        if slot.used and slot.used + NEAR < task.n_prompt:
+            self.memory.mark(handle, slot.used)  # where the answer before ended
+        for point in points(prompt, self._control, self._every):
+            if point == task.n_prompt - 1 or point > slot.used + NEAR:
+                self.memory.mark(handle, point)
+        if slot.branch > slot.used + NEAR:
+            self.memory.mark(handle, slot.branch)
+
+    def going_on(self, slot: Slot, n: int) -> None:
+        """The slot's sequence is about to go on with `n` tokens: keep what it then could not go back to any more.
+
+        Raises DeviceLost.
+        """
+        handle = slot.handle
+        assert handle is not None
+        if not self.memory.has_tails:
+            return
+        for point in self.memory.leaving(handle, n):
+            snapshots = slot.snapshots
+            if not snapshots.lacks(point) or not snapshots.make_room(self.memory.tail_bytes(point)):
+                continue
+            try:
+                snapshots.put(point, self.memory.read_tail(handle, point))
+            except DeviceLost:
+                raise
+            except Exception:
+                log.exception("a snapshot could not be kept")
 
     def _keep(self, slot: Slot, n_same: int = 0) -> None:
         """A slot loses its sequence but for `n_same` tokens: put it into memory where that is worth its time."""
@@ -156,7 +228,8 @@ class Sequences:
                 def read(start: int, n: int) -> Cells:
                     return self._reader.read(handle, start, n)
 
-                store.put(tokens, read, scales, memory.tails(handle), lambda n: memory.read_tail(handle, n))
+                at_hand = slot.snapshots.tails
+                store.put(tokens, read, scales, memory.tails(handle), lambda n: memory.read_tail(handle, n), at_hand)
         except DeviceLost as error:
             self._note_loss(error)
         except Exception:
@@ -231,7 +304,9 @@ class Sequences:
         shared = self._reach(leader, shared)
         n = shared - slot.used
         if leader.handle is not None and n >= MIN_COPY:
-            self.memory.copy(leader.handle, slot.handle, shared)
+            if not self.memory.copy(leader.handle, slot.handle, shared):
+                _, tail = self._snapshot_for(leader, shared)
+                self.memory.copy(leader.handle, slot.handle, shared, (tail, leader.snapshots.tails[tail]))
             slot.task.n_cached += n
             self._stats.n_cached += n
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from llamado.engine.cache.snapshots import Snapshots
 from llamado.engine.forward.contract import Scales
 from llamado.engine.request import Event, Request, SlotSnapshot, Timings, TokenProbs
 from llamado.engine.sampling.chain import Sampler
@@ -102,8 +103,8 @@ class Slot:
     """
 
     __slots__ = (
-        "handle", "held", "id", "last_task", "leader", "length", "n_ctx", "recall", "scales", "t_last_used", "task",
-        "tokens",
+        "branch", "handle", "held", "id", "last_task", "leader", "length", "n_ctx", "recall", "scales",
+        "snapshots", "t_last_used", "task", "tokens",
     )  # fmt: skip
 
     def __init__(self, id: int, n_ctx: int) -> None:
@@ -113,6 +114,10 @@ class Slot:
         self.length = 0
         self.handle: Handle | None = None
         self.scales: Scales = ()
+        self.branch = 0
+        """After how many tokens its prompt left another one."""
+        self.snapshots = Snapshots()
+        """Of its sequence."""
         self.task: Task | None = None
         self.last_task: Task | None = None
         self.leader: tuple[Slot, Task | None] | None = None

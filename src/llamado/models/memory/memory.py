@@ -167,11 +167,32 @@ class Memory(Layout):
         self._tokens.rewind(handle.run, n)
         return True
 
-    def copy(self, src: Handle, dst: Handle, n: int) -> bool:
-        """Give `dst` the first `n` tokens of `src`, of which it has some; whether that was possible."""
+    def leaving(self, handle: Handle, n: int) -> list[int]:
+        """Numbers of first tokens to which it can go back as was marked, and not any more once `n` more are read."""
+        places = zip(self._others, handle.places, strict=True)
+        lost = {m for part, place in places for m in part.leaving(place, handle.used, n)}  # type: ignore[arg-type]
+        return sorted(m for m in lost if m and self.reach(handle, m) == m)
+
+    def go_back(self, handle: Handle, n: int, tail: int, data: Bytes) -> None:
+        """Go back to the first `n` tokens with the tail of `tail` ones, which reaches there. Raises DeviceLost."""
+        for part, place in zip(self._others, handle.places, strict=True):
+            part.trim(place, n)  # type: ignore[arg-type]
+        self.write_tail(handle, tail, data)
+        self._tokens.rewind(handle.run, n)
+
+    def copy(self, src: Handle, dst: Handle, n: int, tail: tuple[int, Bytes] | None = None) -> bool:
+        """Give `dst` the first `n` tokens of `src`, of which it has some; whether that was possible.
+
+        `tail`: of how many tokens, and its bytes, where `src` itself cannot go back there (see `tail_reach`).
+        """
+        known = dst.used
+        if tail is not None:
+            if known < n:
+                self.write_tail(dst, *tail)
+                self._tokens.copy(src.run, dst.run, known, n, self._storage)
+            return True
         if self.reach(src, n) != n:
             return False
-        known = dst.used
         if n <= known:
             return True
         for part, of_src, of_dst in zip(self._others, src.places, dst.places, strict=True):

@@ -23,8 +23,8 @@ SPARE = 32
 
 SNAPSHOTS = 2
 """Earlier states of each sequence, or windows, that are kept beside the last one."""
-_MARKS = 8
-"""Numbers of tokens that a sequence may want to go back to."""
+_MARKS = 64
+"""Numbers of tokens that a sequence may want to go back to, at most."""
 
 Bytes = NDArray[np.uint8]
 
@@ -192,6 +192,14 @@ class FixedPart(Part[Fixed]):
             place.marks = [*place.marks, n][-_MARKS:]
 
     @abstractmethod
+    def leaving(self, place: Fixed, used: int, n: int) -> list[int]:
+        """Numbers of tokens that were marked and are here, and will not be once `n` more than `used` are read."""
+
+    @abstractmethod
+    def trim(self, place: Fixed, n: int) -> None:
+        """Forgets all earlier points but those of the first `n` tokens."""
+
+    @abstractmethod
     def _place(self, home: int) -> Fixed:
         """A place of which nothing is known."""
 
@@ -277,15 +285,27 @@ class Window(FixedPart[WindowPlace]):
         return max(within, default=0)
 
     def rewind(self, place: WindowPlace, n: int) -> None:
-        place.marks = [mark for mark in place.marks if mark <= n]
         if not n:
+            place.marks = []
             place.begin(self._run)
             return
         if not self._serves(place.first, n):
             found = self._find(place, n)
             place.base, place.first, place.room = found.row, found.first, 0
+        self.trim(place, n)
+
+    def trim(self, place: WindowPlace, n: int) -> None:
+        place.marks = [mark for mark in place.marks if mark <= n]
         cut = (s._replace(n=min(s.n, n)) for s in place.snapshots)
         place.snapshots = [s for s in cut if self._serves(s.first, s.n)]
+
+    def leaving(self, place: WindowPlace, used: int, n: int) -> list[int]:
+        if used + n - place.first <= place.room:
+            return []
+        least = self._least(used)
+        kept = {s.n for s in place.snapshots}
+        kept |= {mark for mark in place.marks if mark <= used and place.first <= self._least(mark) < least}
+        return sorted(kept)[: max(len(kept) - SNAPSHOTS, 0)]
 
     def make_ready(self, place: WindowPlace, used: int, n: int, storage: Storage) -> None:
         if used + n - place.first <= place.room:
@@ -367,8 +387,20 @@ class States(FixedPart[StatePlace]):
         return max((known for known in place.rows if known <= n), default=0)
 
     def rewind(self, place: StatePlace, n: int) -> None:
+        self.trim(place, n)
+
+    def trim(self, place: StatePlace, n: int) -> None:
         place.marks = [mark for mark in place.marks if mark <= n]
         place.rows = {known: row for known, row in place.rows.items() if 0 < known <= n}
+
+    def leaving(self, place: StatePlace, used: int, n: int) -> list[int]:
+        regular = place.home + 1 + SNAPSHOTS
+        kept = sorted(known for known, row in place.rows.items() if row not in (place.home, regular))
+        coming = sum(used < mark <= used + n for mark in place.marks)
+        lost = kept[: max(len(kept) + min(coming, SNAPSHOTS) - SNAPSHOTS, 0)]
+        if used in place.marks and place.rows.get(used) == place.home:  # it is written over
+            lost.append(used)
+        return lost
 
     def make_ready(self, place: StatePlace, used: int, n: int, storage: Storage) -> None:
         if not used:  # nothing was read yet: all zeros
@@ -416,5 +448,6 @@ class States(FixedPart[StatePlace]):
         return place.rows[n]
 
     def put_tail(self, place: StatePlace, tail: int) -> int:
-        place.rows = {tail: place.home}
+        others = {at: row for at, row in place.rows.items() if row != place.home and 0 < at < tail}
+        place.rows = others | {tail: place.home}
         return place.home

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llamado.gguf.metadata import Metadata
 from llamado.text.errors import TokenizerError
@@ -163,6 +164,11 @@ class Tokenizer:
     def is_control(self, token: int) -> bool:
         """Whether a token steers the model rather than standing for text."""
         return self.vocabulary.has(token, Attribute.CONTROL)
+
+    @cached_property
+    def control(self) -> NDArray[np.int32]:
+        """All such tokens, ascending."""
+        return np.flatnonzero(self.vocabulary.attributes & Attribute.CONTROL).astype(np.int32)
 
     def text(self, token: int) -> str:
         """The token as the vocabulary spells it."""

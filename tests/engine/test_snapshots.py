@@ -1,0 +1,158 @@
+"""Chats with models that remember windows or states: a turn reads its new tokens, whatever the template does to the
+end of what was said before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llamado.engine.cache.prompt_cache import CellReader, Store
+from llamado.engine.cache.snapshots import NEAR, Snapshots, drop, points, thinned
+from llamado.engine.engine import Engine
+from llamado.engine.scheduler.prefix import SnapshotOptions
+
+from .fake import FakeForward, FakeTokenizer, ask
+from .test_memory_kinds import KINDS, Layers, Plain, new, req, tokens
+
+USER, END, ASSISTANT, THINK = 93, 94, 95, 96
+CONTROL = np.array([USER, END, ASSISTANT], np.int32)
+
+
+class Chat:
+    """A conversation as a template writes it; where it `thinks` thoughts are dropped from what was said before."""
+
+    def __init__(self, seed: int, *, thinks: bool, head: int = 60) -> None:
+        self._thinks = thinks
+        self._rng = np.random.default_rng(seed)
+        self.said = [*tokens(0, head), END]
+        self.last: list[int] = []
+
+    def prompt(self) -> list[int]:
+        text = tokens(int(self._rng.integers(1000)), int(self._rng.integers(20, 90)))
+        return [*self.said, USER, *(t % 90 + 1 for t in text), END, ASSISTANT, THINK, THINK]
+
+    def answered(self, prompt: list[int], answer: list[int]) -> None:
+        self.last = prompt + answer
+        self.said = [*(prompt[:-2] if self._thinks else prompt), *answer[len(answer) // 2 * self._thinks :], END]
+
+
+def shared(a: list[int], b: list[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+@pytest.fixture(autouse=True)
+def reading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CellReader, "pays", lambda self, handle, pace: True)
+
+
+@pytest.fixture(params=KINDS)
+def layers(request: pytest.FixtureRequest) -> Layers:
+    return KINDS[request.param]
+
+
+@pytest.fixture
+def plain(layers: Layers) -> Iterator[Plain]:
+    found = Plain(layers)
+    yield found
+    found.close()
+
+
+def engine_of(forward: FakeForward, **options: Any) -> Engine:
+    tokenizer = FakeTokenizer(eog=())
+    tokenizer.control = CONTROL
+    return Engine(forward, tokenizer, **{"n_slots": 2, "cache_ram": -1, "n_ctx": 4096, **options})
+
+
+def test_a_chat_reads_its_new_tokens(layers: Layers, plain: Plain) -> None:
+    """Twenty turns, beside a chat that takes turns with it: of each prompt what is new, and a few tokens before."""
+    engine = engine_of(new(layers, n_cells=8192, n_sequences=2))
+    try:
+        chats = [Chat(1, thinks=True), Chat(2, thinks=False)]
+        for turn in range(20):
+            for chat in chats[: 2 if turn < 6 else 1]:
+                prompt = chat.prompt()
+                result = ask(engine, req(prompt, 12))
+                if turn % 5 == 0:
+                    assert result.tokens == plain(prompt, 12)
+                if chat.last:
+                    assert result.n_cached > shared(prompt, chat.last) - NEAR, (turn, len(prompt))
+                before = chat.said
+                chat.answered(prompt, result.tokens)
+                if turn == 5:
+                    other = [*before, USER, 7, 8, 9, END, ASSISTANT, THINK, THINK]
+                    result = ask(engine, req(other, 12))
+                    assert result.tokens == plain(other, 12)
+                    assert result.n_cached > shared(other, chat.last) - NEAR, "the last message is written anew"
+        edited = chats[0].said[:700]
+        assert len(chats[0].said) > 1000
+        result = ask(engine, req(edited, 5))
+        assert result.tokens == plain(edited, 5) and result.n_cached > 500, "an older message is written anew"
+    finally:
+        engine.close()
+
+
+def test_where_prompts_branch_off() -> None:
+    text = list(range(1, 41))
+    chat = np.array([*text, END, USER, *text, END, ASSISTANT, 5, 6], np.int32)
+    assert points(chat, CONTROL, 0) == [41, 82, 85], "the last message's begin and end, and all but a token"
+    assert points(chat, CONTROL, 30) == [30, 41, 60, 82, 85]
+    assert points(np.array(text, np.int32), CONTROL, 0) == [39] == points(np.array(text), np.empty(0, np.int32), 0)
+    assert points(np.array([7], np.int32), CONTROL, 8) == []
+
+
+def test_those_go_first_that_are_missed_least() -> None:
+    kept = [100, 105, 200, 300, 301, 302]
+    assert thinned(kept, 9) == kept
+    assert [drop(kept) for _ in range(5)] == [105, 100, 200, 300, 301] and kept == [302]
+
+
+def test_they_have_half_of_the_memory() -> None:
+    store = Store(1000, 1, 64)
+    store.put(np.arange(150, dtype=np.int32), lambda start, n: np.zeros(n, np.uint8))
+    assert store.nbytes == 750
+    one, other = (Snapshots(3, store.reserve, store.release) for _ in range(2))
+    for n in (20, 60, 100, 101, 140):
+        assert one.lacks(n) == (n != 101)
+        if one.lacks(n):
+            assert one.make_room(120)
+            one.put(n, np.zeros(120, np.uint8))
+    assert sorted(one.tails) == [60, 100, 140] and store.reserved == 360 and not store.nbytes
+    assert not other.make_room(200), "the other's are in use"
+    one.cut(100)
+    assert other.make_room(200) and sorted(one.tails) == [60, 100] and store.reserved == 240
+
+
+@pytest.mark.parametrize("most", [0, 4])
+def test_few_snapshots(layers: Layers, plain: Plain, most: int) -> None:
+    """With none, or few, more is read, and answers are the same."""
+    engine = engine_of(new(layers, n_cells=8192, n_sequences=2), snapshots=SnapshotOptions(most, 100), n_slots=1)
+    try:
+        chat = Chat(3, thinks=True)
+        for _ in range(6):
+            prompt = chat.prompt()
+            chat.answered(prompt, ask(engine, req(prompt, 6)).tokens)
+        for n in (500, 300, 120, 61):
+            edited = [*chat.said[:n], 7, 8]
+            result = ask(engine, req(edited, 5))
+            assert result.tokens == plain(edited, 5) and (result.n_cached > 100) <= (n > 120 or most > 0)
+    finally:
+        engine.close()
+
+
+def test_where_two_prompts_parted(layers: Layers, plain: Plain) -> None:
+    """Nothing tells that the beginning they share ends there: the third one finds it."""
+    engine = engine_of(new(layers, n_cells=8192, n_sequences=2))
+    try:
+        head, found = tokens(9, 300), []
+        for i in range(4):
+            prompt = [*head, i + 1, *tokens(i, 100)]
+            result = ask(engine, req(prompt, 5))
+            assert result.tokens == plain(prompt, 5)
+            found.append(result.n_cached)
+        assert found[0] == 0 and min(found[2:]) >= 300 - NEAR
+    finally:
+        engine.close()
