@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from tiny.granite import FACTORS
-from tiny.llama import ATTENTION, BIASES, EXPERT, EXPERT_KEYS, EXPERTS, GATED, HEAD, KEYS, N_EMBD
+from tiny.llama import (
+    ATTENTION,
+    BIASES,
+    EXPERT,
+    EXPERT_KEYS,
+    EXPERTS,
+    FUSED,
+    GATED,
+    HEAD,
+    KEYS,
+    N_EMBD,
+    POST_NORMS,
+)
 from tiny.spec import N_VOCAB, Tiny
 
 HEAD_NORMS = {"attn_q_norm.weight": HEAD, "attn_k_norm.weight": HEAD}
@@ -25,6 +37,21 @@ DENSE = {**NO_EXPERTS, "exp_probs_b.bias": None, **GATED}
 """What a first layer without experts has instead."""
 NARROW = {**KEYS, **EXPERT_KEYS, "feed_forward_length": EXPERT}
 """Where the width of an expert is the one that other models have for their network."""
+TWO_SHARED = {
+    "ffn_gate_shexp.weight": (N_EMBD, 2 * EXPERT),
+    "ffn_up_shexp.weight": (N_EMBD, 2 * EXPERT),
+    "ffn_down_shexp.weight": (2 * EXPERT, N_EMBD),
+}
+SIGMOIDS = {
+    **KEYS,
+    **EXPERT_KEYS,
+    "expert_shared_count": 2,
+    "expert_gating_func": 2,
+    "expert_weights_scale": 2.5,
+    "expert_weights_norm": True,
+    "leading_dense_block_count": 1,
+}
+EQUAL_KEYS = {"attn_k.weight": (N_EMBD, 4 * HEAD), "attn_v.weight": (N_EMBD, 4 * HEAD)}
 
 MODELS = (
     Tiny("olmoe", {**NARROW, "attention.head_count_kv": 4}, {**ATTENTION, **EQUAL_HEADS, **EXPERTS}),
@@ -101,5 +128,46 @@ MODELS = (
             ("normed", HEAD_NORMS, {}),
             ("sections", {}, {"rope.dimension_sections": [2, 3, 3, 0]}),
         )
+    ),
+    Tiny(
+        "dots1",
+        {**SIGMOIDS, "attention.head_count_kv": 4},
+        {**ATTENTION, **HEAD_NORMS, **EQUAL_KEYS, **EXPERTS, **TWO_SHARED, "exp_probs_b.bias": 8},
+        layers={0: DENSE},
+        n_layer=2,
+    ),
+    Tiny(
+        "bailingmoe2",
+        {**SIGMOIDS, "expert_group_count": 4, "expert_group_used_count": 2, "rope.dimension_count": HEAD // 2},
+        {**FUSED, **HEAD_NORMS, **EXPERTS, **TWO_SHARED, "exp_probs_b.bias": 8},
+        layers={0: DENSE},
+        n_layer=2,
+    ),
+    Tiny(
+        "hy_v3",
+        {**SIGMOIDS, "expert_shared_feed_forward_length": SHARED},
+        {**ATTENTION, **HEAD_NORMS, **EXPERTS, **SHARED_EXPERT, "exp_probs_b": 8},
+        layers={0: {**DENSE, "exp_probs_b": None}},
+        n_layer=2,
+    ),
+    Tiny(
+        "exaone-moe",
+        {**SIGMOIDS, "expert_shared_feed_forward_length": SHARED, "attention.sliding_window": 64},
+        {**ATTENTION, **HEAD_NORMS, **EXPERTS, **SHARED_EXPERT, "exp_probs_b.bias": 8},
+        layers={0: DENSE},
+    ),
+    Tiny(
+        "afmoe",
+        {**SIGMOIDS, "attention.sliding_window": 64},
+        {
+            **ATTENTION,
+            **HEAD_NORMS,
+            "attn_gate.weight": (N_EMBD, 4 * HEAD),
+            **POST_NORMS,
+            **EXPERTS,
+            **TWO_SHARED,
+            "exp_probs_b.bias": 8,
+        },
+        layers={0: DENSE},
     ),
 )

@@ -190,4 +190,8 @@ MODELS = (
         {**ATTENTION, **BIASES, **OUT_BIAS, **NORM_SHIFTS, **UNGATED, **UNGATED_BIASES},
         {**OUTPUT_SHIFT, "output.weight": None},
     ),
+    Tiny("xverse", KEYS, {**ATTENTION, **GATED}, n_layer=2),
+    Tiny(
+        "hunyuan_vl", {**KEYS, "rope.dimension_sections": [6, 5, 5, 0]}, {**ATTENTION, **GATED, **HEAD_NORMS}, n_layer=2
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiny.llama import ATTENTION, BIASES, EXPERT_KEYS, EXPERTS, FUSED, GATED, KEYS, N_EMBD
+from tiny.llama import ATTENTION, BIASES, EXPERT_KEYS, EXPERTS, FUSED, GATED, HEAD, KEYS, N_EMBD, N_FF
 from tiny.spec import Tiny
 
 WIDE = 40
@@ -16,6 +16,8 @@ WIDE_HEADS = {
     "attn_q_norm.weight": WIDE,
     "attn_k_norm.weight": WIDE,
 }
+HEAD_NORMS = {"attn_q_norm.weight": HEAD, "attn_k_norm.weight": HEAD}
+NARROW_GATED = {"ffn_gate.weight": (N_EMBD, 64), "ffn_up.weight": (N_EMBD, 64), "ffn_down.weight": (64, N_EMBD)}
 RANKS = {"pooling_type": 4, "classifier.output_labels": ["yes", "no"]}
 
 MODELS = (
@@ -50,5 +52,38 @@ MODELS = (
         "qwen3moe",
         {**WIDE_KEYS, **EXPERT_KEYS},
         {**ATTENTION, **EXPERTS, **WIDE_HEADS},
+    ),
+    Tiny("exaone", KEYS, {**ATTENTION, **GATED}, {"rope_freqs.weight": 16}, n_layer=2),
+    Tiny("pangu-embedded", KEYS, {**ATTENTION, **BIASES, "attn_output.bias": N_EMBD, **GATED}, n_layer=2),
+    Tiny(
+        "qwen",
+        {**KEYS, "attention.head_count_kv": 4, "feed_forward_length": 2 * N_FF},
+        {**FUSED, "attn_qkv.weight": (N_EMBD, 3 * N_EMBD), "attn_qkv.bias": 3 * N_EMBD, **GATED},
+        n_layer=2,
+    ),
+    Tiny("qwen2vl", {**KEYS, "rope.dimension_sections": [4, 6, 6, 0]}, {**ATTENTION, **BIASES, **GATED}, n_layer=2),
+    Tiny("paddleocr", {**KEYS, "rope.dimension_sections": [4, 6, 6, 0]}, {**ATTENTION, **GATED}, n_layer=2),
+    # Of 16 pairs two are turned by nothing, as in the real ones.
+    Tiny("qwen3vl", {**KEYS, "rope.dimension_sections": [8, 4, 4, 0]}, {**ATTENTION, **GATED, **HEAD_NORMS}, n_layer=2),
+    Tiny(
+        "qwen3vlmoe",
+        {**KEYS, **EXPERT_KEYS, "rope.dimension_sections": [6, 5, 5, 0]},
+        {**ATTENTION, **EXPERTS, **HEAD_NORMS},
+        n_layer=2,
+    ),
+    Tiny(
+        "openelm",
+        {
+            **KEYS,
+            "attention.head_count": [4, 8],
+            "attention.head_count_kv": [1, 2],
+            "feed_forward_length": [64, 192],
+            "attention.key_length": HEAD,
+            "attention.value_length": HEAD,
+        },
+        {**FUSED, "attn_qkv.weight": (N_EMBD, 6 * HEAD), **HEAD_NORMS, **GATED, **NARROW_GATED},
+        {"output.weight": None},
+        layers={1: {**GATED, "attn_qkv.weight": (N_EMBD, 12 * HEAD), "attn_output.weight": (8 * HEAD, N_EMBD)}},
+        n_layer=2,
     ),
 )

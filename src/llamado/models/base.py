@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 from llamado.ggml.graph import scale, tanh
 from llamado.ggml.role import Role
@@ -25,11 +24,11 @@ from llamado.models.weights import RoleWeights, Weights
 class Model(ABC):
     """An architecture bound to one file: its sizes, its weights, and how they make a forward pass.
 
-    `hparams` are the sizes; `weights` the file's tensors by their GGUF names, `roles` what they are for, by the
-    same; `adapters` what may be added to them.
+    `architecture` is the file's name for it, `hparams` are the sizes; `weights` the file's tensors by their GGUF names,
+    `roles` what they are for, by the same; `adapters` what may be added to them.
     """
 
-    architecture: ClassVar[str]
+    architecture: str
     hparams: HyperParameters
     weights: dict[str, Tensor]
     roles: dict[str, tuple[Role, ...]]
@@ -49,6 +48,7 @@ class Model(ABC):
                 f"{len(tokens)} tokens"
             )
         self.hparams = self._read_hparams(Keys(file.metadata, rope), n_vocab)
+        self.architecture = self.hparams.architecture
         self._token_embd = weights.input.need("token_embd.weight", self.hparams.n_embd, n_vocab)
         self._take_head(weights)
         self._take_weights(weights)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from llamado.ggml.graph import add, scale
+from llamado.ggml.ops import RopeMode
 from llamado.ggml.tensor import Tensor
 from llamado.models.base import Model
 from llamado.models.forward import Factors, Pass
-from llamado.models.parts.attention import Mixer
+from llamado.models.hparams import HyperParameters, read_hparams
+from llamado.models.keys import Keys
+from llamado.models.parts.attention import Attention, AttentionMatrices, Mixer
 from llamado.models.parts.feedforward import FeedForward, Gated
-from llamado.models.parts.norms import Norm
+from llamado.models.parts.norms import LayerNorm, Norm
 from llamado.models.weights import RoleWeights, Weights
 
 
@@ -34,16 +36,41 @@ def _take_factors(weights: Weights, n: int) -> Tensor | Factors | None:
 
 
 class Decoder(Model):
-    """One half of a layer after the other: x + attention(norm(x)), then x + network(norm(x))."""
+    """One half of a layer after the other: x + attention(norm(x)), then x + network(norm(x)).
+
+    What an architecture does not say is as in Llama (arXiv 2302.13971); `rope_mode` says which elements of a head are
+    turned together.
+    """
+
+    rope_mode: ClassVar[RopeMode] = RopeMode.NORMAL
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        return read_hparams(keys, n_vocab=n_vocab, rope_mode=self.rope_mode)
 
     def _take_weights(self, weights: Weights) -> None:
         hp = self.hparams
         self._freq_factors = _take_factors(weights, hp.rope.n_dims // 2)
         self._layers = [self._take_layer(weights.layer(i), i) for i in range(hp.n_layer)]
 
-    @abstractmethod
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        """A layer's weights. Raises InvalidModel."""
+        """A layer's weights: norms of the kind that comes behind the layers, before each half. Raises InvalidModel."""
+        n_embd = self.hparams.n_embd
+        return Layer(
+            attn_norm=self._take_norm(w, "attn_norm", n_embd),
+            attention=self._take_attention(w, layer),
+            ffn_norm=self._take_norm(w, "ffn_norm", n_embd),
+            feed_forward=self._take_feed_forward(w, layer),
+        )
+
+    def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
+        """The attention of a layer, with all that all have. Raises InvalidModel."""
+        hp = self.hparams
+        return Attention(
+            matrices=AttentionMatrices.take(w, hp, layer),
+            scale=hp.attention_scale,
+            rope=hp.rope_of(layer),
+            factors=self._freq_factors,
+        )
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
         """The network of a layer, SwiGLU unless an architecture says otherwise. Raises InvalidModel."""
@@ -69,6 +96,16 @@ class Decoder(Model):
         """What a half of a layer makes, added to the stream."""
         factor = self.hparams.residual_scale
         return add(h if factor == 1.0 else scale(h, factor), x, name)
+
+
+class LayerNormDecoder(Decoder):
+    """As Decoder, with layer norms, with shifts where the file has them."""
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        return read_hparams(keys, n_vocab=n_vocab, rope_mode=self.rope_mode, norm_eps="attention.layer_norm_epsilon")
+
+    def _take_norm(self, w: RoleWeights, name: str, n: int) -> Norm:
+        return LayerNorm.take(w, name, n, biased=w.has(f"{name}.bias"))
 
 
 class ParallelDecoder(Decoder):

@@ -42,6 +42,7 @@ from llamado.models.inputs import (
     RelativeBuckets,
     RowsWritten,
     StateRows,
+    StillPairs,
     TextShares,
     TokenIds,
 )
@@ -224,6 +225,8 @@ class Pass:
         """
         if isinstance(factors, Factors):
             factors = factors.long if self._memory.n_ctx > self._hparams.n_ctx_short else factors.short
+        if rope.still:
+            factors = self.input(StillPairs(rope.n_dims // 2, rope.still))
         return rope_ext(
             x,
             self.positions(),

@@ -31,7 +31,10 @@ class Pooling(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary embedding of a kind of layer, in the words of `ggml.graph.rope_ext`."""
+    """Rotary embedding of a kind of layer, in the words of `ggml.graph.rope_ext`.
+
+    Pairs of `still` are not turned.
+    """
 
     n_dims: int
     mode: RopeMode
@@ -42,6 +45,7 @@ class Rope:
     attn_factor: float
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    still: tuple[int, ...] = ()
 
 
 class Temperature(NamedTuple):
@@ -275,6 +279,21 @@ def sectioned(keys: Keys, mode: RopeMode) -> RopeMode:
     if len(sections) > 3 and sections[3]:
         raise UnsupportedModel(f"metadata key '{key}' is {list(sections)}; places of up to three dimensions run here")
     return RopeMode.NEOX
+
+
+def interleaved(keys: Keys, rope: Rope) -> Rope:
+    """The rotation of text where pairs are turned by time, height and width in turns (Qwen3-VL, arXiv 2511.21631).
+
+    All three are a text's positions. What none of them turns llama.cpp leaves to a fourth, which is 0 in text
+    (ggml_mrope_cache_init). Raises GgufError or InvalidModel.
+    """
+    key = keys.name("rope.dimension_sections")
+    sections = keys.metadata.ints(key)
+    if not 3 <= len(sections) <= 4 or min(sections) < 0 or not sum(sections):
+        raise InvalidModel(f"metadata key '{key}' is {list(sections)}; three or four numbers of pairs are expected")
+    n = sum(sections)
+    still = tuple(i for i in range(rope.n_dims // 2) if i % n >= 3 * sections[i % n % 3])
+    return replace(rope, mode=RopeMode.NEOX, still=still)
 
 
 def read_pooling(keys: Keys) -> Pooling | None:

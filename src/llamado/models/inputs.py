@@ -112,6 +112,20 @@ class Positions(Input):
         return whole.reshape(-1).view(np.uint8)
 
 
+class StillPairs(Input):
+    """F32 [n_pairs]: a divisor of each rotary frequency, 1, or infinity for pairs that are not turned."""
+
+    def __init__(self, n_pairs: int, still: tuple[int, ...]) -> None:
+        super().__init__("still_pairs", TensorType.F32, n_pairs)
+        self._still = still
+
+    def fill(self, batch: Batch) -> Bytes:
+        """See Input."""
+        factors = np.ones(self.ne[0], np.float32)
+        factors[list(self._still)] = np.inf
+        return factors.view(np.uint8)
+
+
 class RowsWritten(Input):
     """I64 [n_tokens]: the row of a part of the memory that each token is written to."""
 

@@ -32,7 +32,9 @@ class Architecture(NamedTuple):
 
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "afmoe": Architecture("others.afmoe:AfMoeModel", "Trinity Nano and Mini"),
     "arcee": Architecture("llama.arcee:ArceeModel", "AFM 4.5B"),
+    "bailingmoe2": Architecture("others.dots1:Dots1Model", "Ling 2.0 and Ring 2.0"),
     "bert": Architecture(
         "encoders.bert:BertModel", "BERT, MiniLM, BGE, E5, GTE; rerankers made of them", "all-MiniLM-L6-v2"
     ),
@@ -46,8 +48,11 @@ ARCHITECTURES: dict[str, Architecture] = {
         "DeepSeek V2, GigaChat 3, Mistral Large 3",
         kinds={"v3": "DeepSeek V3 and R1", "kimi-k2": "Kimi K2", "glm-4.7-flash": "GLM-4.7-Flash"},
     ),
+    "dots1": Architecture("others.dots1:Dots1Model", "dots.llm1"),
     "ernie4_5": Architecture("ernie.ernie4_5:Ernie45Model", "ERNIE 4.5 0.3B"),
     "ernie4_5-moe": Architecture("ernie.ernie4_5_moe:Ernie45MoeModel", "ERNIE 4.5 21B-A3B, 300B-A47B"),
+    "exaone": Architecture("qwen.qwen2:Qwen2Model", "EXAONE 3, 3.5 and Deep"),
+    "exaone-moe": Architecture("others.exaone_moe:ExaoneMoeModel", "K-EXAONE"),
     "exaone4": Architecture("others.exaone4:Exaone4Model", "EXAONE 4.0"),
     "falcon": Architecture("others.falcon:FalconModel", "Falcon 7B, 40B, 180B, Falcon 2"),
     "gemma": Architecture("gemma.gemma:GemmaModel", "Gemma, CodeGemma"),
@@ -65,6 +70,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granitemoe": Architecture("granite.granitemoe:GraniteMoeModel", "Granite 3 1B-A400M, 3B-A800M"),
     "hunyuan-dense": Architecture("hunyuan.hunyuan_dense:HunyuanDenseModel", "Hunyuan 0.5B to 7B"),
     "hunyuan-moe": Architecture("hunyuan.hunyuan_moe:HunyuanMoeModel", "Hunyuan-A13B"),
+    "hunyuan_vl": Architecture("hunyuan.hunyuan_dense:HunyuanDenseModel", "HunyuanOCR, Hunyuan-VL: their text"),
+    "hy_v3": Architecture("others.dots1:Dots1Model", "HY 3"),
     "internlm2": Architecture("llama.internlm2:InternLm2Model", "InternLM2, InternLM2.5"),
     "jina-bert-v2": Architecture("encoders.jina_bert_v2:JinaBertV2Model", "jina-embeddings-v2, jina-reranker-v1"),
     "jina-bert-v3": Architecture("encoders.jina_bert_v3:JinaBertV3Model", "jina-embeddings-v3"),
@@ -83,19 +90,27 @@ ARCHITECTURES: dict[str, Architecture] = {
     "nomic-bert-moe": Architecture("encoders.nomic_bert_moe:NomicBertMoeModel", "nomic-embed-text-v2-moe"),
     "olmo2": Architecture("olmo.olmo2:Olmo2Model", "OLMo 2, OLMo 3"),
     "olmoe": Architecture("olmo.olmoe:OlmoeModel", "OLMoE"),
+    "openelm": Architecture("qwen.qwen3:Qwen3Model", "OpenELM 270M to 3B"),
     "orion": Architecture("others.orion:OrionModel", "Orion 14B"),
+    "paddleocr": Architecture("qwen.qwen2vl:Qwen2VlModel", "PaddleOCR-VL: its text"),
+    "pangu-embedded": Architecture("qwen.qwen2:Qwen2Model", "openPangu-Embedded 1B, 7B"),
     "phi2": Architecture("phi.phi2:Phi2Model", "Phi-1, Phi-1.5, Phi-2"),
     "phi3": Architecture("phi.phi3:Phi3Model", "Phi-3, Phi-3.5, Phi-4, Phi-4-mini"),
     "phimoe": Architecture("phi.phimoe:PhiMoeModel", "Phi-3.5-MoE"),
+    "qwen": Architecture("qwen.qwen:QwenModel", "Qwen 1.8B to 72B"),
     "qwen2": Architecture("qwen.qwen2:Qwen2Model", "Qwen2, Qwen2.5, QwQ, DeepSeek-R1-Distill-Qwen"),
     "qwen2moe": Architecture("qwen.qwen2moe:Qwen2MoeModel", "Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B"),
+    "qwen2vl": Architecture("qwen.qwen2vl:Qwen2VlModel", "Qwen2-VL, Qwen2.5-VL: their text"),
     "qwen3": Architecture("qwen.qwen3:Qwen3Model", "Qwen3, Qwen3-Embedding"),
     "qwen3moe": Architecture("qwen.qwen3moe:Qwen3MoeModel", "Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder"),
+    "qwen3vl": Architecture("qwen.qwen3vl:Qwen3VlModel", "Qwen3-VL 2B to 32B: their text"),
+    "qwen3vlmoe": Architecture("qwen.qwen3vl:Qwen3VlMoeModel", "Qwen3-VL-30B-A3B, 235B-A22B: their text"),
     "seed_oss": Architecture("others.seed_oss:SeedOssModel", "Seed-OSS"),
     "smollm3": Architecture("llama.smollm3:SmolLm3Model", "SmolLM3"),
     "stablelm": Architecture("others.stablelm:StableLmModel", "StableLM 3B, StableLM 2, Stable Code"),
     "starcoder2": Architecture("others.starcoder2:StarCoder2Model", "StarCoder2"),
     "t5encoder": Architecture("encoders.t5encoder:T5EncoderModel", "encoders of T5, Flan-T5, T5 v1.1"),
+    "xverse": Architecture("llama.internlm2:InternLm2Model", "XVERSE 7B, 13B, 65B"),
 }
 
 

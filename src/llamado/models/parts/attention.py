@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from llamado.ggml.graph import add, clamp, mul, reshape, scale, view_2d, view_3d
+from llamado.ggml.graph import add, clamp, mul, reshape, scale, unary, view_2d, view_3d
+from llamado.ggml.ops import UnaryOp
 from llamado.ggml.tensor import Tensor
 from llamado.models.forward import Factors, Linear, Pass, Projection
 from llamado.models.hparams import HyperParameters, Rope, Temperature
@@ -111,6 +112,36 @@ class AttentionMatrices(NamedTuple):
         return cls(heads, project, w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd))
 
 
+class OutputGate(NamedTuple):
+    """What was attended to, times an activation of a projection of what attention sees (arXiv 2505.06708).
+
+    The projection gives a number for each element, or one for each of `n_head` heads.
+    """
+
+    project: Linear
+    n_head: int
+    activation: UnaryOp = UnaryOp.SIGMOID
+
+    @classmethod
+    def take(cls, w: RoleWeights, n_embd: int, heads: Heads, activation: UnaryOp = UnaryOp.SIGMOID) -> OutputGate:
+        """`attn_gate`. Raises InvalidModel."""
+        n = w.ne("attn_gate.weight")[1]
+        return cls(
+            w.linear("attn_gate", n_embd, n if n == heads.n else heads.n * heads.dim_v),
+            heads.n,
+            activation,
+        )
+
+    def __call__(self, step: Pass, layer: int, x: Tensor, attended: Tensor) -> Tensor:
+        gate = unary(self.project(step, x, f"attn_gate-{layer}"), self.activation, f"attn_gate_act-{layer}")
+        width, n_tokens = attended.ne[:2]
+        if gate.ne[0] == width:
+            return mul(attended, gate, f"attn_gated-{layer}")
+        heads = reshape(attended, width // self.n_head, self.n_head, n_tokens)
+        gated = mul(heads, reshape(gate, 1, self.n_head, n_tokens), f"attn_gated-{layer}")
+        return reshape(gated, width, n_tokens)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
     """Grouped-query attention (arXiv 2305.13245) with rotary positions (arXiv 2104.09864).
@@ -119,7 +150,7 @@ class Attention:
     with `norm_rows`, on whole rows of them, before the rotation or, with `norm_after_rope`, behind it; `scale`: a
     factor of the products of queries and keys, given to the queries themselves with `scale_queries`; `clamp`: the
     greatest magnitude of queries, keys and values, 0: any; `temperature`: what queries are multiplied by, by their
-    places; `softcap`, `sinks`, `max_bias` and `bias`: see Pass.attend.
+    places; `softcap`, `sinks`, `max_bias` and `bias`: see Pass.attend; `gate`: of what was attended to.
     """
 
     matrices: AttentionMatrices
@@ -137,6 +168,7 @@ class Attention:
     max_bias: float = 0.0
     bias: Tensor | None = None
     temperature: Temperature | None = None
+    gate: OutputGate | None = None
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         heads, project, out = self.matrices
@@ -163,7 +195,11 @@ class Attention:
             q, factor = scale(q, factor), 1.0
         bent = {"softcap": self.softcap, "max_bias": self.max_bias}
         attended = step.attend(layer, q, k, v, factor, sinks=self.sinks, bias=self.bias, **bent)
-        return None if attended is None else out(step, attended, f"attn_out-{layer}")
+        if attended is None:
+            return None
+        if self.gate is not None:
+            attended = self.gate(step, layer, x, attended)
+        return out(step, attended, f"attn_out-{layer}")
 
     def _normed(self, step: Pass, layer: int, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if self.q_norm is not None:

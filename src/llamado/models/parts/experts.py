@@ -32,8 +32,8 @@ from llamado.ggml.graph import (
 from llamado.ggml.ops import GluOp, UnaryOp
 from llamado.ggml.tensor import Tensor
 from llamado.models.forward import Linear, Pass
-from llamado.models.hparams import Experts, Gating
-from llamado.models.parts.feedforward import FeedForward
+from llamado.models.hparams import Experts, Gating, HyperParameters
+from llamado.models.parts.feedforward import FeedForward, Gated
 from llamado.models.weights import RoleWeights
 
 _LEAST_SUM = 6.103515625e-5
@@ -166,7 +166,9 @@ class Mixture(NamedTuple):
         # Not a linear: Gemma 4 calls a scale of the gate's input so too.
         gate_inp = Linear(w.need("ffn_gate_inp.weight", n_embd, hp.n), w.maybe("ffn_gate_inp.bias", hp.n))
         return cls(
-            router=ExpertRouter(gate_inp, hp, w.maybe("exp_probs_b.bias", hp.n), by_logits=weigh_input),
+            router=ExpertRouter(
+                gate_inp, hp, w.maybe("exp_probs_b.bias", hp.n) or w.maybe("exp_probs_b", hp.n), by_logits=weigh_input
+            ),
             down=ExpertLinear.take(e, "ffn_down_exps", n_ff, n_embd, hp.n),
             gate=gate,
             up=up,
@@ -228,3 +230,16 @@ def _sum(step: Pass, each: Tensor, name: str) -> Tensor:
     for part in parts[1:]:
         total = step.graph.expand(add(total, part, name))
     return total
+
+
+def take_experts(w: RoleWeights, hp: HyperParameters, layer: int) -> FeedForward:
+    """A mixture, beside the expert that every token goes through where the file has one; in a layer without a router
+    one SwiGLU network. Raises InvalidModel.
+    """
+    if not w.has("ffn_gate_inp.weight"):
+        return Gated.take(w, hp.n_embd, hp.n_ff[layer])
+    assert hp.experts is not None
+    shared = None
+    if w.has("ffn_gate_shexp.weight"):
+        shared = Gated.take(w, hp.n_embd, w.ne("ffn_gate_shexp.weight")[1], suffix="_shexp")
+    return Mixture.take(w, hp.n_embd, hp.experts, shared=shared)

@@ -1,33 +1,12 @@
-"""The qwen2 architecture: Qwen2, Qwen2.5, QwQ and DeepSeek's distillations into them."""
+"""The qwen2 architecture: Qwen2, Qwen2.5, QwQ and DeepSeek's distillations into them, and others alike."""
 
 from __future__ import annotations
 
 from llamado.ggml.ops import RopeMode
-from llamado.models.decoder import Decoder, Layer
-from llamado.models.hparams import HyperParameters, read_hparams
-from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, AttentionMatrices
-from llamado.models.parts.norms import RmsNorm
-from llamado.models.weights import RoleWeights
+from llamado.models.decoder import Decoder
 
 
 class Qwen2Model(Decoder):
-    """As Llama, with biases of queries, keys and values."""
+    """As Llama, with biases where the file has them: of queries, keys and values."""
 
-    architecture = "qwen2"
-
-    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
-
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        hp = self.hparams
-        return Layer(
-            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
-            attention=Attention(
-                matrices=AttentionMatrices.take(w, hp, layer),
-                scale=hp.attention_scale,
-                rope=hp.rope,
-            ),
-            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=self._take_feed_forward(w, layer),
-        )
+    rope_mode = RopeMode.NEOX

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llamado.ggml.graph import soft_max_ext
 from llamado.ggml.ops import RopeMode
 from llamado.ggml.tensor import Tensor
 from llamado.models.batch import Output
-from llamado.models.decoder import Decoder, Layer
+from llamado.models.decoder import Decoder
 from llamado.models.forward import Linear, Pass
-from llamado.models.hparams import HyperParameters, read_hparams
-from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, AttentionMatrices, Heads
+from llamado.models.parts.attention import Attention
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights, Weights
 
@@ -22,24 +22,14 @@ class Qwen3Model(Decoder):
     the score (arXiv 2506.05176).
     """
 
-    architecture = "qwen3"
+    rope_mode = RopeMode.NEOX
 
-    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
-
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        hp, heads = self.hparams, Heads.of(self.hparams, layer)
-        return Layer(
-            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
-            attention=Attention(
-                matrices=AttentionMatrices.take(w, hp, layer),
-                q_norm=RmsNorm.take(w, "attn_q_norm", heads.dim_k),
-                k_norm=RmsNorm.take(w, "attn_k_norm", heads.dim_k),
-                scale=hp.attention_scale,
-                rope=hp.rope,
-            ),
-            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=self._take_feed_forward(w, layer),
+    def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
+        n = self.hparams.head_dim_k
+        return replace(
+            super()._take_attention(w, layer),
+            q_norm=RmsNorm.take(w, "attn_q_norm", n),
+            k_norm=RmsNorm.take(w, "attn_k_norm", n),
         )
 
     def _take_head(self, weights: Weights) -> None:
