@@ -486,12 +486,27 @@ def add_id(device: ReferenceDevice, node: Tensor) -> Array:
     return a + b[device.get(source(node, 2))[0, 0]]
 
 
+def pair_positions(node: Tensor, positions: Array) -> Array:
+    """Positions (token, pair or 1): pairs of M-RoPE's sections have positions of their own."""
+    mode, (t, h, w, e) = RopeMode(i32(node, 2)), (i32(node, i) for i in range(11, 15))
+    if mode in (RopeMode.NORMAL, RopeMode.NEOX):
+        return positions[:, None]
+    chosen = []
+    for pair in range(i32(node, 1) // 2):
+        at = pair % (t + h + w + e)
+        if mode is RopeMode.IMROPE:
+            chosen.append(at % 3 if at < 3 * (t, h, w)[at % 3] else 3)
+        else:
+            chosen.append(0 if at < t else 1 if at < t + h else 2 if at < t + h + w else 3)
+    return positions.reshape(4, -1)[chosen].T
+
+
 def rope_angles(node: Tensor, positions: Array, freq_factors: Array | None) -> tuple[Array, float]:
     """Angles (token, pair) of a ROPE, and the factor on cosine and sine. YaRN mixes stretched and plain angles."""
     n_dims, n_ctx_orig = i32(node, 1), i32(node, 4)
     base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow = (f32(node, i) for i in range(5, 11))
     pair = np.arange(n_dims // 2)
-    angles = positions[:, None] * base ** (-2.0 * pair / n_dims)
+    angles = positions * base ** (-2.0 * pair / n_dims)
     if freq_factors is not None:
         angles = angles / freq_factors[: n_dims // 2]
     stretched = freq_scale * angles
@@ -511,13 +526,15 @@ def rope_angles(node: Tensor, positions: Array, freq_factors: Array | None) -> t
 def rope(device: ReferenceDevice, node: Tensor) -> Array:
     x, positions = device.get(source(node, 0)), device.get(source(node, 1)).reshape(-1)
     factors = node.source(2)
-    angles, magnitude = rope_angles(node, positions, None if factors is None else device.get(factors).reshape(-1))
+    angles, magnitude = rope_angles(
+        node, pair_positions(node, positions), None if factors is None else device.get(factors).reshape(-1)
+    )
     n_dims, mode, start = i32(node, 1), RopeMode(i32(node, 2)), i32(node, 15)
     cos, sin = (magnitude * f(angles)[None, :, None, :] for f in (np.cos, np.sin))
     first, second = {
         RopeMode.NORMAL: (slice(start, start + n_dims, 2), slice(start + 1, start + n_dims, 2)),
         RopeMode.NEOX: (slice(start, start + n_dims // 2), slice(start + n_dims // 2, start + n_dims)),
-    }[mode]
+    }[RopeMode.NORMAL if mode is RopeMode.NORMAL else RopeMode.NEOX]
     out = x.copy()
     out[..., first] = x[..., first] * cos - x[..., second] * sin
     out[..., second] = x[..., first] * sin + x[..., second] * cos

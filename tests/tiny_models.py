@@ -106,6 +106,23 @@ def add_bpe_vocabulary(writer: gguf.GGUFWriter, n_vocab: int, pre: str = "smollm
     writer.add_chat_template(CHATML)
 
 
+def add_rwkv_vocabulary(writer: gguf.GGUFWriter, n_vocab: int) -> None:
+    """A vocabulary of bytes like that of RWKV's World models: <s> (bos and eos), bytes from 1, then parts of words."""
+    texts = [bytes([i]) for i in range(256)]
+    found = {f" {word}"[:n].encode() for word in [*CORPUS.split(), "\n\n", "it's", "déjà", "a\\b"] for n in range(2, 9)}
+    texts += sorted(found)[: n_vocab - 257]
+    tokens = ["<s>", *(repr(text)[2:-1] for text in texts)]
+    types = [CONTROL] + [NORMAL] * len(texts)
+    _pad_vocabulary(tokens, types, n_vocab)
+    writer.add_tokenizer_model("rwkv")
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+    writer.add_eot_token_id(11)
+    writer.add_chat_template("rwkv-world")
+
+
 def add_spm_vocabulary(writer: gguf.GGUFWriter, n_vocab: int) -> None:
     """A SentencePiece vocabulary like Gemma's: <pad> <eos> <bos> <unk>, turns 4 and 5, bytes from 6, then pieces."""
     tokens = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]

@@ -15,7 +15,7 @@ from reference import ReferenceDevice
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.lowering import LOWERINGS, choose
-from llamado.ggml import Graph, Tensor
+from llamado.ggml import Graph, RopeMode, Tensor
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
 
@@ -116,6 +116,13 @@ def check(
 ) -> Array:
     """Checks one result; gives what the device computed."""
     return Case({"result": result}, data).check(device, rtol, atol)["result"]
+
+
+def turned_by_sections(mode: RopeMode) -> tuple[Tensor, dict[Tensor, Any]]:
+    """Rotations of pairs by four positions of each token."""
+    x, positions = new(40, 3, 7), new(4 * 7, type=T.I32)
+    turned = g.rope_ext(x, positions, None, 32, mode, 0, 10000.0, 1.0, 0.0, 1.0, 32.0, 1.0, sections=(5, 4, 3, 2))
+    return turned, {x: values(*x.ne), positions: np.arange(28) * 5 % 23}
 
 
 # --- lowerings ---

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from recurrences import KINDS
 from reference import ReferenceDevice
-from running import Array, Case, new, values, weight_bytes
+from running import Array, Case, new, turned_by_sections, values, weight_bytes
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.ggml import GluOp, Op, RopeMode, SortOrder, Tensor, UnaryOp
@@ -224,6 +224,8 @@ OPERATIONS: dict[str, Callable[[], Made]] = {
     "to halves": one(lambda a: g.cast(g.permute(a, 0, 2, 1, 3), T.F16), 32, 3, 4),
     "to blocks": one(lambda a: g.cast(a, T.Q8_0), 32, 3, 4),
     "l2_norm": one(lambda a: g.l2_norm(a, 1e-6), 50, 3, 2),
+    "rope by sections": lambda: turned_by_sections(RopeMode.MROPE),
+    "rope by sections in turns": lambda: turned_by_sections(RopeMode.IMROPE),
     **KINDS,
     "rows of f32": lambda: rows_of_many(T.F32),
     "rows of q8_0": lambda: rows_of_many(T.Q8_0),

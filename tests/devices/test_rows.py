@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from running import PLAIN, WEIGHTS, Array, Case, check, new, values, weight_bytes
+from running import PLAIN, WEIGHTS, Array, Case, check, new, turned_by_sections, values, weight_bytes
 
 from llamado.devices.cpu.compile.compiler import Compiler
 from llamado.devices.cpu.device import CpuDevice
@@ -289,3 +289,8 @@ def test_a_row_is_the_same_in_any_company(teams: list[CpuDevice]) -> None:
     for device in teams:
         for count in (1, 2, 7, 20, 21):
             assert run(device, count) == whole[:count]
+
+
+@pytest.mark.parametrize("mode", [RopeMode.MROPE, RopeMode.IMROPE])
+def test_sections_of_pairs_are_turned_by_positions_of_their_own(best: CpuDevice, mode: RopeMode) -> None:
+    check(best, *turned_by_sections(mode), atol=1e-5)

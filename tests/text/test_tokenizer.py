@@ -304,7 +304,7 @@ def test_strings_are_told_apart_whatever_bytes_they_hold() -> None:
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        ({"model": "rwkv"}, "'rwkv'"),
+        ({"model": "plamo-9"}, "'plamo-9'"),
         ({"token_type": np.array([1], np.int32)}, "token_type has 1 entries for 2"),
         ({"pre": "no-such"}, "'no-such'"),
     ],

@@ -10,7 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 from kept_files import kept
-from tiny_models import add_bpe_vocabulary, add_spm_vocabulary, encode_weight
+from tiny_models import add_bpe_vocabulary, add_rwkv_vocabulary, add_spm_vocabulary, encode_weight
 
 Shape = int | tuple[int, ...]
 
@@ -95,6 +95,8 @@ def make(tiny: Tiny, path: Path, *, wtype: str = "F32", seed: int = 0) -> Path:
         _add(writer, key if key.startswith("tokenizer.") else f"{tiny.architecture}.{key}", value)
     if tiny.vocabulary == "spm":
         add_spm_vocabulary(writer, tiny.n_vocab)
+    elif tiny.vocabulary == "rwkv":
+        add_rwkv_vocabulary(writer, tiny.n_vocab)
     else:
         add_bpe_vocabulary(writer, tiny.n_vocab, tiny.pre)
     rng = np.random.default_rng(seed)

@@ -480,19 +480,22 @@ def rope_ext(
     beta_slow: float,
     name: str = "",
     offset: int = 0,
+    sections: tuple[int, int, int, int] | None = None,
 ) -> Tensor:
     """Rotary position embedding of `n_dims` elements of each head of `a` [head_dim, n_head, n_tokens].
 
     They are those from `offset` on. `pos` is I32 [n_tokens]; `freq_factors` F32 [n_dims / 2] divides the frequencies;
-    `ext_factor` to `beta_slow` are YaRN's.
+    `ext_factor` to `beta_slow` are YaRN's. The modes of several `sections` of pairs (ggml_rope_multi) need their
+    lengths, and four positions for each token: [4 × n_tokens].
     """
-    if mode & 1 or mode & RopeMode.MROPE:
-        raise ShapeError("rope", f"mode {int(mode)} is not NORMAL or NEOX", a)
+    if mode & 1 or bool(mode & RopeMode.MROPE) != (sections is not None):
+        raise ShapeError("rope", f"mode {int(mode)} with sections {sections}", a)
     result = shapes.rope(a, pos, freq_factors, n_dims, mode, offset)
     params = _pack_rope(
         *(0, n_dims, mode, 0, n_ctx_orig),
         *(freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow),
-        *(0, 0, 0, 0, offset),
+        *(sections or (0, 0, 0, 0)),
+        offset,
     )
     return _make(*result, _ROPE, (a, pos, freq_factors), params, name)
 

@@ -16,6 +16,7 @@ from llamado.text.errors import TokenizerError
 from llamado.text.tokenizer.bpe import BytePairs, unspell
 from llamado.text.tokenizer.partition import Partition
 from llamado.text.tokenizer.pretokenizers import PreTokenizer, pre_tokenizer
+from llamado.text.tokenizer.rwkv import LongestBytes
 from llamado.text.tokenizer.spm import SPACE, ScoredPairs
 from llamado.text.tokenizer.unigram import Unigram
 from llamado.text.tokenizer.vocabulary import KEY, Attribute, SpecialIds, Vocabulary
@@ -176,6 +177,8 @@ class Tokenizer:
 
     def _piece(self, token: int) -> bytes:
         vocabulary = self.vocabulary
+        if isinstance(self._model, LongestBytes):
+            return self._model.spelled(token)
         raw = vocabulary.strings.raw(token) or vocabulary.text(token).encode()
         if vocabulary.has(token, Attribute.CONTROL | Attribute.UNKNOWN | Attribute.USER_DEFINED):
             return raw
@@ -269,11 +272,27 @@ def _load_unigram(metadata: Metadata) -> Tokenizer:
     )
 
 
+def _load_rwkv(metadata: Metadata) -> Tokenizer:
+    vocabulary = Vocabulary(metadata, SpecialIds())
+    return Tokenizer(
+        vocabulary,
+        LongestBytes(vocabulary),
+        add_bos=False,  # whatever the file says, as in llama.cpp
+        add_eos=False,
+        add_sep=False,
+        add_space_prefix=metadata.bool_(KEY + "add_space_prefix", False),
+        clean_spaces=False,
+        spaces_spelled=True,
+        encodes_prefix=False,
+    )
+
+
 _KINDS: dict[str, Callable[[Metadata], Tokenizer]] = {
     "bert": _load_wpm,
     "gemma4": _load_gemma4,
     "gpt2": _load_gpt2,
     "llama": _load_spm,
+    "rwkv": _load_rwkv,
     "t5": _load_unigram,
 }
 

@@ -7,6 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from llamado.ggml.ops import RopeMode
+
 
 def rope_frequencies(n_dims: int, n_ctx_orig: int, parameters: tuple[float, ...]) -> tuple[NDArray[np.float64], float]:
     """Angle per position of each pair (f64[n_dims/2]) and the magnitude of the rotation.
@@ -30,6 +32,21 @@ def rope_frequencies(n_dims: int, n_ctx_orig: int, parameters: tuple[float, ...]
         frequencies = frequencies * (1 - mix) + plain * mix
         magnitude *= 1.0 + 0.1 * math.log(1.0 / scale)
     return np.ascontiguousarray(frequencies), float(magnitude)
+
+
+def sections_of_pairs(n_pairs: int, mode: RopeMode, lengths: tuple[int, ...]) -> NDArray[np.int64] | None:
+    """Which of a token's four positions turns each pair (M-RoPE, arXiv 2409.12191); None where there is one.
+
+    Sections of these lengths follow one another, again and again, or (IMROPE) the first three take turns while they
+    last, and the fourth has the rest.
+    """
+    if mode not in (RopeMode.MROPE, RopeMode.IMROPE):
+        return None
+    place = np.arange(n_pairs) % max(1, sum(lengths))
+    if mode is RopeMode.MROPE:
+        return np.searchsorted(np.cumsum(lengths[:3]), place, side="right").astype(np.int64)
+    turn = place % 3
+    return np.where(place < 3 * np.array(lengths)[turn], turn, 3).astype(np.int64)
 
 
 def alibi_slopes(n_heads: int, max_bias: float) -> NDArray[np.float32]:

@@ -12,7 +12,7 @@ from llamado.devices.cpu.compile.checks import BINARY
 from llamado.devices.cpu.compile.copies import WRITABLE
 from llamado.devices.cpu.compile.emitter import Emitter, Fields, nothing
 from llamado.devices.cpu.compile.program import ByteSpan, Place, Temporary
-from llamado.devices.cpu.compile.rope import alibi_slopes, rope_frequencies
+from llamado.devices.cpu.compile.rope import alibi_slopes, rope_frequencies, sections_of_pairs
 from llamado.devices.cpu.kernels import rows
 from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.cpu.kernels.maths import ALONE, GATE, UNARY
@@ -151,11 +151,14 @@ def _set_rows(chain: Chain, node: Tensor) -> None:
 def _rope(chain: Chain, node: Tensor) -> None:
     _, n_dims, number, *_ = struct.unpack_from("<5i", node.op_params)
     mode = RopeMode(number)
-    if mode not in (RopeMode.NORMAL, RopeMode.NEOX):
+    if mode is RopeMode.VISION:
         raise DeviceError(f"rotation mode {mode.name} is not supported here")
+    halves = RopeMode.NORMAL if mode is RopeMode.NORMAL else RopeMode.NEOX
     table = _angles(chain.out, node)
     (offset,) = struct.unpack_from("<i", node.op_params, 60)
-    chain.add(("rope", mode.name), "rope", table=Place(table, 0), step=8 * (n_dims // 2), n_dims=n_dims, offset=offset)
+    chain.add(
+        ("rope", halves.name), "rope", table=Place(table, 0), step=8 * (n_dims // 2), n_dims=n_dims, offset=offset
+    )
     chain.reads.append(ByteSpan(Place(table, 0), table.size))
 
 
@@ -163,7 +166,8 @@ def _angles(out: Emitter, node: Tensor) -> Temporary:
     """cos and sin of every token and pair that a rotation turns, computed once for all layers."""
     positions, factors = node.src[1], node.source(2)
     assert positions is not None
-    _, n_dims, _, _, n_ctx_orig, *scaling = struct.unpack_from("<5i6f", node.op_params)
+    _, n_dims, mode, _, n_ctx_orig, *scaling = struct.unpack_from("<5i6f", node.op_params)
+    lengths = struct.unpack_from("<4i", node.op_params, 44)
     key = (
         "angles", out.contents(positions), node.op_params[:60], None if factors is None else out.contents(factors),
         node.ne[2],
@@ -171,10 +175,12 @@ def _angles(out: Emitter, node: Tensor) -> Temporary:
     if key not in out.made:
         with np.errstate(all="ignore"):  # parameters may be anything
             frequencies, magnitude = rope_frequencies(n_dims, n_ctx_orig, tuple(scaling))
+            sections = sections_of_pairs(n_dims // 2, RopeMode(mode), lengths)
         table = Temporary(8 * node.ne[2] * (n_dims // 2))
         fields: Fields = {
             "positions": out.place(positions),
             "frequencies": out.constant(frequencies),
+            "sections": nothing() if sections is None else out.constant(sections),
             "factors": nothing() if factors is None else out.place(factors),
             "table": Place(table, 0),
             "n_tokens": node.ne[2],
@@ -182,9 +188,8 @@ def _angles(out: Emitter, node: Tensor) -> Temporary:
             "magnitude": magnitude,
         }
         read = [out.span(t) for t in (positions, factors) if t is not None]
-        out.emit(
-            rows.rope_table, {"factored": factors is not None}, fields, read, [ByteSpan(Place(table, 0), table.size)]
-        )
+        parameters = {"factored": factors is not None, "sectioned": sections is not None}
+        out.emit(rows.rope_table, parameters, fields, read, [ByteSpan(Place(table, 0), table.size)])
         out.made[key] = table
     return out.made[key]
 

@@ -416,13 +416,19 @@ def _like(number: Value, v: Value) -> Value:
     return number if v.type.lanes == 1 else number.splat(v.type.lanes)
 
 
-@kernel("positions", "frequencies", "factors", "table", "n_tokens", "n_pairs", "magnitude")
-def rope_table(c: Code, a: SimpleNamespace, work: Work, *, factored: bool) -> None:
-    """cos and sin (interleaved f32, times magnitude) of position · frequency (f64) [/ factor] per token and pair."""
+@kernel("positions", "sections", "frequencies", "factors", "table", "n_tokens", "n_pairs", "magnitude")
+def rope_table(c: Code, a: SimpleNamespace, work: Work, *, factored: bool, sectioned: bool) -> None:
+    """cos and sin (interleaved f32, times magnitude) of position · frequency (f64) [/ factor] per token and pair.
+
+    With `sectioned` the position is that of the pair's section (i64), of several that all tokens have.
+    """
     magnitude = a.magnitude.to(I32).bits(F32)
     with c.shares(work, a.n_tokens, c.i64(4)) as token:
         position = c.load(I32, a.positions + token * 4).to(F64)
         with c.range(0, a.n_pairs) as i:
+            if sectioned:
+                section = c.load(I64, a.sections + i * 8)
+                position = c.load(I32, a.positions + (section * a.n_tokens + token) * 4).to(F64)
             frequency = c.load(F64, a.frequencies + i * 8)
             if factored:
                 frequency = frequency / c.load(F32, a.factors + i * 4).to(F64)
