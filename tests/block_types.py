@@ -31,8 +31,15 @@ SCALES: dict[T, tuple[int, ...]] = {
     T.TQ2_0: (64,),
     T.Q1_0: (0,),
     T.Q2_0: (0,),
+    T.IQ1_S: (0,),
+    T.IQ2_XXS: (0,),
+    T.IQ2_XS: (0,),
+    T.IQ2_S: (0,),
+    T.IQ3_XXS: (0,),
+    T.IQ3_S: (0,),
+    T.IQ1_M: (48, 50, 52, 54),
 }
-"""Where f16 scales lie in a block: of d, and of dmin or m."""
+"""Where f16 scales lie in a block: of d, and of dmin or m; of IQ1_M, whose first four bits are d's."""
 CODES = {T.MXFP4: 1, T.NVFP4: 4}
 """Bytes at the beginning of a block that each are a scale."""
 
@@ -67,6 +74,8 @@ def encode(rng: np.random.Generator, type: T, rows: int, ne0: int, std: float) -
     """A random weight [ne0, rows] of a type whose values have deviation `std` or nearly so."""
     if ne0 % type.block_size:
         raise ValueError(f"rows of {ne0} weights are not whole {type.name} blocks")
+    if type == T.Q8_K:  # of activations: no file should have it
+        return rng.integers(0, 256, (rows, type.row_bytes(ne0)), np.uint8)
     if type.name.endswith(("_0", "_1", "F16", "F32")) and type not in (T.TQ1_0, T.TQ2_0, *_OWN):
         values = (rng.standard_normal((rows, ne0)) * std).astype(np.float32)
         return values if type == T.F32 else quantize(values, GGMLQuantizationType(int(type)))
@@ -81,6 +90,10 @@ def random_blocks(rng: np.random.Generator, type: T, n: int, std: float) -> NDAr
         return data
 
     def set_scales(d: NDArray[np.float32]) -> None:
+        if type == T.IQ1_M:
+            quarters = d.astype(np.float16).view(np.uint16)[:, None] >> np.array([0, 4, 8, 12], np.uint16) & 15
+            data[:, 49::2] = data[:, 49::2] & 15 | (quarters << 4).astype(np.uint8)
+            return
         for at, ratio in zip(SCALES.get(type, (0,)), (1.0, _CENTRED.get(type, 0.0)), strict=False):
             data[:, at : at + 2] = (d * ratio).astype(np.float16).view(np.uint8).reshape(-1, 2)
 

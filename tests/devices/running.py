@@ -25,6 +25,8 @@ WEIGHTS = (
     T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.Q2_K, T.Q3_K, T.Q4_K, T.Q5_K, T.Q6_K, T.IQ4_NL, T.IQ4_XS,
     T.MXFP4, T.NVFP4, T.TQ1_0, T.TQ2_0, T.Q1_0, T.Q2_0,
 )  # fmt: skip
+CODEBOOKS = (T.IQ1_S, T.IQ1_M, T.IQ2_XXS, T.IQ2_XS, T.IQ2_S, T.IQ3_XXS, T.IQ3_S)
+"""Types that take long to compile: not all tests of WEIGHTS have them."""
 PLAIN = (T.F32, T.F16, T.BF16)
 
 

@@ -197,8 +197,8 @@ def test_errors_name_the_operation_and_the_tensor(best: CpuDevice) -> None:
     refuse(best, g.unary(g.silu(x), UnaryOp.HARDSWISH, "later"), "HARDSWISH")
     refuse(best, g.glu_split(x, y, GluOp.GEGLU_ERF), "GEGLU_ERF")
     refuse(best, g.add(bound(best, 32, 4, type=T.I32), bound(best, 32, 4, type=T.I32)), "I32")
-    refuse(best, g.mul_mat(bound(best, 256, 8, type=T.IQ2_XXS), bound(best, 256, 1)), "IQ2_XXS")
-    refuse(best, g.get_rows(bound(best, 256, 4, type=T.IQ3_S), bound(best, 2, type=T.I32)), "IQ3_S")
+    refuse(best, g.mul_mat(bound(best, 256, 8, type=T.Q8_K), bound(best, 256, 1)), "Q8_K")
+    refuse(best, g.get_rows(bound(best, 256, 4, type=T.Q8_K), bound(best, 2, type=T.I32)), "Q8_K")
     refuse(best, g.set_rows(bound(best, 256, 4, type=T.Q4_K), bound(best, 256, 4), bound(best, 4, type=T.I32)), "Q4_K")
     refuse(best, g.cast(bound(best, 256, 4), T.Q6_K), "Q6_K")
     rope = g.rope_ext(bound(best, 8, 1, 4), bound(best, 4, type=T.I32), None, 8, RopeMode.NEOX, 0, 1e4, 1, 0, 1, 32, 1)
@@ -207,8 +207,8 @@ def test_errors_name_the_operation_and_the_tensor(best: CpuDevice) -> None:
     odd = g.unary(x, UnaryOp.SILU)
     odd.op_params = struct.pack("<i60x", 99)
     refuse(best, odd, "99")
-    q, k = bound(best, 256, 4, 2), bound(best, 256, 8, 2, type=T.IQ2_XXS)
-    refuse(best, g.flash_attn_ext(q, k, k, None, 1.0), "IQ2_XXS")
+    q, k = bound(best, 256, 4, 2), bound(best, 256, 8, 2, type=T.Q8_K)
+    refuse(best, g.flash_attn_ext(q, k, k, None, 1.0), "Q8_K")
     refuse(best, g.flash_attn_ext(bound(best, 20, 4, 2), *[bound(best, 20, 8, 2)] * 2, None, 1.0), "20")
 
 

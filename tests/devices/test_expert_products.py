@@ -80,6 +80,15 @@ def test_every_lowering(device: CpuDevice, type: T, n_tokens: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("n_tokens", [1, 40])
+def test_experts_with_codebooks(best: CpuDevice, n_tokens: int) -> None:
+    raw = weight_bytes(T.IQ1_S, 512, 19 * N_EXPERTS)
+    x, chosen = values(512, 1, n_tokens), choices(n_tokens, 2)
+    expected = alone(best, T.IQ1_S, raw, 512, x, chosen)
+    assert together(best, T.IQ1_S, raw, 512, x, chosen).tobytes() == expected.tobytes()
+
+
+@pytest.mark.slow
 def test_columns_that_serve_several_choices_each(device: CpuDevice) -> None:
     raw, x, chosen = weight_bytes(T.Q5_1, 64, 16 * N_EXPERTS), values(64, 2, 3), choices(3, 4)
     expected = alone(device, T.Q5_1, raw, 64, x, chosen)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from block_types import CODES, SCALES
 from reference import decode_rows
-from running import PLAIN, WEIGHTS, Array, Case, check, new, values, weight_bytes
+from running import BEST, CODEBOOKS, PLAIN, WEIGHTS, Array, Case, check, jit_for, new, values, weight_bytes
 
 from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.lowering import LOWERINGS
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
 
@@ -50,6 +51,22 @@ def test_products_of_every_weight_type(device: CpuDevice, type: T) -> None:
         # a minimum's sum of activations is rounded through f16, as ggml's Q8_1 is
         top = np.abs(x).max() * (2e-3 if type in (T.Q4_1, T.Q5_1) else 1e-5)
         np.testing.assert_allclose(multiply(device, type, raw, n, x), product(type, raw, n, x), atol=top, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "type"),
+    [(BEST, type) for type in CODEBOOKS] + [(name, T.IQ2_S) for name in sorted(LOWERINGS) if name != BEST],
+)
+def test_products_with_codebooks(name: str, type: T) -> None:
+    """Also as bits: a column alone and among many."""
+    device, n, rows, columns = CpuDevice(2, jit=jit_for(name)), 512, 19, 29
+    raw, x = weight_bytes(type, n, rows), values(n, columns, seed=1)
+    found = multiply(device, type, raw, n, x)
+    np.testing.assert_allclose(found, product(type, raw, n, x), atol=np.abs(x).max() * 1e-5, rtol=1e-4)
+    for j in (0, 17, 28):
+        assert multiply(device, type, raw, n, x[j : j + 1]).tobytes() == found[j].tobytes()
+    device.close()
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from block_types import CODES, SCALES, decode, random_blocks
-from running import WEIGHTS, Array, Case, new
+from running import CODEBOOKS, WEIGHTS, Array, Case, new
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.kernels.formats import FORMATS
@@ -27,11 +27,11 @@ def equal(found: Array, right: Array) -> bool:
 
 
 def test_all_types_of_weights_are_tested() -> None:
-    assert {type for type, form in FORMATS.items() if isinstance(form, Blocks)} == set(WEIGHTS)
-    assert {*SCALES, *CODES} == set(WEIGHTS)
+    assert {type for type, form in FORMATS.items() if isinstance(form, Blocks)} == {*WEIGHTS, *CODEBOOKS}
+    assert {*SCALES, *CODES} == {*WEIGHTS, *CODEBOOKS}
 
 
-@pytest.mark.parametrize("type", WEIGHTS, ids=lambda t: t.name)
+@pytest.mark.parametrize("type", [*WEIGHTS, *CODEBOOKS], ids=lambda t: t.name)
 def test_unpacked_weights_have_the_bits_of_the_reference(device: CpuDevice, type: T) -> None:
     blocks = random_blocks(np.random.default_rng(1), type, 300, 0.02)
     for i, byte in enumerate((0x00, 0xFF, 0x80, 0x7F, 0x55, 0xAA)):  # all quants the same, all scales in turn

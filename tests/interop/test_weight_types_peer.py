@@ -1,4 +1,6 @@
-"""Files that the real llama-quantize wrote, of every type of weights it can: our distributions against llama.cpp's."""
+"""Files of every type of weights, those that it can written by the real llama-quantize: our distributions against
+llama.cpp's.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,15 @@ TYPES = [
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
     *("IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4", "TQ1_0", "TQ2_0", "Q1_0", "Q2_0"),
 ]
+RANDOM = ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"]
+"""Types that llama-quantize refuses to write without an importance matrix of every tensor: blocks of random bytes."""
+SHAPE = {"n_embd": 512, "n_ff": 768, "n_head": 8, "n_head_kv": 4}
 
 
 @pytest.fixture(scope="module")
 def floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of float32 whose rows are whole blocks of every type."""
-    return make_llama(
-        tmp_path_factory.mktemp("floats") / "m.gguf", n_embd=512, n_ff=768, n_head=8, n_head_kv=4, wtype="F32"
-    )
+    return make_llama(tmp_path_factory.mktemp("floats") / "m.gguf", wtype="F32", **SHAPE)
 
 
 def quantised(programs: Path, floats: Path, out: Path, name: str) -> Path:
@@ -44,9 +47,13 @@ def quantised(programs: Path, floats: Path, out: Path, name: str) -> Path:
     return out
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", [*TYPES, *RANDOM])
 def test_the_real_one_says_the_same(peer_bin: Path, floats: Path, tmp_path: Path, name: str) -> None:
-    path = quantised(peer_bin, floats, tmp_path / "q.gguf", name)
+    path = tmp_path / "q.gguf"
+    if name in RANDOM:
+        make_llama(path, wtype=name, **SHAPE)
+    else:
+        quantised(peer_bin, floats, path, name)
     with GGUFFile.open(path) as file:
         assert {t.type.name for t in file.tensors.values() if t.ne[1] > 1} == {name}
     text = tmp_path / "text.txt"

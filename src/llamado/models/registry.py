@@ -131,6 +131,5 @@ REFUSED = {
     "in llama-server's API for embeddings and ranks",
     "pre-tokenizers `mmbert` and `whitespace`": "of mmBERT and jina-embeddings-v2-base-zh; all others of llama.cpp "
     "are known",
-    "weights of IQ1, IQ2 and IQ3 types": "they have no kernels here; workers of llama.cpp may have them (`--rpc`)",
 }
 """What files of these architectures may have that does not run here, and why."""

@@ -331,6 +331,16 @@ class Code:
             vector = self.llvm.insert_element(vector, self.load(elem, address).ir, ir.Constant(_ELEMENTS["i32"], i))
         return Value(self, type_, vector)
 
+    def table(self, name: str, numbers: bytes) -> Value:
+        """Address of constant bytes that lie beside the kernel's code, aligned to 64, one copy of each name."""
+        known = self.module.globals.get(name)
+        if known is None:
+            type_ = ir.ArrayType(_ELEMENTS["i8"], len(numbers))
+            known = ir.GlobalVariable(self.module, type_, name)
+            known.initializer = ir.Constant(type_, bytearray(numbers))
+            known.global_constant, known.linkage, known.align = True, "private", 64
+        return Value(self, I64, known.ptrtoint(_ELEMENTS["i64"]))
+
     def prefetch(self, address: Value, *, near: bool) -> None:
         """Asks for the cache line at `address`, into L1 (near) or L2."""
         i32 = _ELEMENTS["i32"]

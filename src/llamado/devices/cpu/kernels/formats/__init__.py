@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from llamado.devices.cpu.kernels.formats.codebooks.iq1 import IQ1_M, IQ1_S
+from llamado.devices.cpu.kernels.formats.codebooks.iq2 import IQ2_S, IQ2_XS, IQ2_XXS
+from llamado.devices.cpu.kernels.formats.codebooks.iq3 import IQ3_S, IQ3_XXS
 from llamado.devices.cpu.kernels.formats.format import Blocks32, Blocks256, Format
 from llamado.devices.cpu.kernels.formats.fp4 import MXFP4, NVFP4
 from llamado.devices.cpu.kernels.formats.iq4 import IQ4_NL, IQ4_XS
@@ -36,6 +39,13 @@ _KINDS: tuple[type[Format], ...] = (
     Q6_K,
     IQ4_NL,
     IQ4_XS,
+    IQ1_S,
+    IQ1_M,
+    IQ2_XXS,
+    IQ2_XS,
+    IQ2_S,
+    IQ3_XXS,
+    IQ3_S,
     MXFP4,
     NVFP4,
     TQ1_0,

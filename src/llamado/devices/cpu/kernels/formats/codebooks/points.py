@@ -1,0 +1,96 @@
+"""Words that the types with codebooks share: points looked up, signs, scales.
+
+The codebook lies beside the kernel's code as bytes, ready to be multiplied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from llamado.devices.cpu.kernels.formats import bits
+from llamado.devices.cpu.simd import I8, I32, I64, Code, I8x32, I16x16, I32x8, Value
+from llamado.gguf.codebooks import codebook
+from llamado.gguf.types import TensorType
+
+_PARITY = [(bin(n).count("1") & 1) << 7 for n in range(16)]
+
+
+def table(c: Code, type_: TensorType, held: Callable[[int], int]) -> Value:
+    """Address of a type's codebook, every level as the byte it is held as."""
+    book = codebook(type_)
+    return c.table(f"codebook.{type_.name}", bytes(held(level) for point in book.points for level in point))
+
+
+def lanes_at(c: Code, rows: Sequence[Value], offset: int) -> Value:
+    """The 32 bits at `offset` of each row, lane = row."""
+    return c.gather(I32, [row + offset for row in rows])
+
+
+def byte(cell: Value, k: int) -> Value:
+    """Byte k of each lane."""
+    return (cell >> 8 * k) & 0xFF
+
+
+def above(cell: Value, bit: int, n: int) -> Value:
+    """The `n` bits of each lane from `bit` on, as those above a byte."""
+    return (cell << 8 - bit if bit < 8 else cell >> bit - 8) & (((1 << n) - 1) << 8)
+
+
+def numbers_at(c: Code, rows: Sequence[Value], offset: int) -> list[Value]:
+    """The byte at `offset` of each row."""
+    return [c.load(I8, row + offset).zext(I64) for row in rows]
+
+
+def numbers(lanes: Value) -> list[Value]:
+    """Each lane's number: row by row, as addresses are made of it (instructions that gather are slower)."""
+    return [lanes.lane(r).zext(I64) for r in range(8)]
+
+
+def eights(c: Code, book: Value, numbers: Sequence[Value]) -> list[Value]:
+    """The two groups of the eight weights of each row's point."""
+    addresses = [book + number * 8 for number in numbers]
+    even, odd = (c.gather(I64, [addresses[r] for r in rows]).bits(I32x8) for rows in ((0, 1, 4, 5), (2, 3, 6, 7)))
+    lanes = (0, 2, 8, 10, 4, 6, 12, 14)
+    return [c.shuffle(even, odd, [lane + half for lane in lanes]).bits(I8x32) for half in range(2)]
+
+
+def fours(c: Code, book: Value, numbers: Sequence[Value]) -> Value:
+    """The group of the four weights of each row's point."""
+    return c.gather(I32, [book + number * 4 for number in numbers]).bits(I8x32)
+
+
+def signs_of_sevens(c: Code, packed: Value) -> Value:
+    """Bytes whose bits are the signs of eight weights, of four times seven bits of each lane: the eighth sign is such
+    that an even number of them are set.
+    """
+    sevens = packed & 0x7F
+    for k in range(1, 4):
+        sevens = sevens | ((packed << k) & (0x7F << 8 * k))
+    return with_eighths(c, sevens)
+
+
+def with_eighths(c: Code, sevens: Value) -> Value:
+    """Bytes of seven signs with their eighth."""
+    raw = sevens.bits(I8x32)
+    folded = (raw ^ bits.shift_bytes(raw, 4)) & 15
+    return (raw | c.lowering.lookup(c, _PARITY, folded)).bits(I32x8)
+
+
+def signed(c: Code, group: Value, signs: Value, number: int, zero: int) -> Value:
+    """zero ± group: a set bit 4·number … of each lane of `signs` makes a weight negative."""
+    byte = number // 2
+    spread = c.shuffle(signs.bits(I8x32), None, [4 * lane + byte for lane in range(8) for _ in range(4)])
+    mask = c.const(I8x32, [1 << (4 * (number % 2) + k) for _ in range(8) for k in range(4)])
+    negative = (spread & mask).differs(0)
+    return c.select(negative, c.const(I8x32, zero) - group, group + zero)
+
+
+def odd_nibbles(words: Sequence[Value], n: int) -> list[Value]:
+    """2·s + 1 of `n` nibbles, eight to a word, least first."""
+    return [(((words[s // 8] >> 4 * (s % 8)) & 15) << 1) | 1 for s in range(n)]
+
+
+def scale_pairs(scales: Sequence[Value]) -> list[Value]:
+    """Scales of sub-blocks in the pairs that sums of activations come in."""
+    firsts = [q + k for q in range(0, len(scales), 4) for k in range(2)]
+    return [(scales[s] | (scales[s + 2] << 16)).bits(I16x16) for s in firsts]
