@@ -89,6 +89,10 @@ FLOATS: dict[str, Range] = {
     "final_logit_softcapping": Range(1e-3, 1e6, "logits are divided by it; 30 in use", or_zero=True),
     "expert_weights_scale": Range(1e-3, 1e3, "a factor of activations; 2.5 in use", or_zero=True),
     "attention.scale": _FACTOR,
+    "attention.output_scale": _FACTOR,
+    "attention.value_scale": _FACTOR,
+    "attention.clamp_kqv": Range(1e-3, 1e6, "the greatest magnitude of queries and keys; 8 in use", or_zero=True),
+    "attention.max_alibi_bias": Range(1e-3, 1e3, "a factor of distances; 8 in use", or_zero=True),
     "embedding_scale": _FACTOR,
     "residual_scale": _FACTOR,
     "logit_scale": _FACTOR,
@@ -102,13 +106,15 @@ FLOATS: dict[str, Range] = {
     "rope.scaling.alpha": Range(1e-3, 1e6, "a power of it multiplies rope.freq_base; 1000 in use", or_zero=True),
     "rope.scaling.attn_factor": _STRENGTH,
     "rope.scaling.yarn_log_multiplier": Range(1e-3, 1e3, "a factor of a logarithm; 0.1 in use", or_zero=True),
+    "rope.scaling.yarn_ext_factor": Range(-1, 1e3, "0 to 1 in use, less than 0: by the type"),
+    "rope.scaling.yarn_attn_factor": Range(-1, 1e3, "a factor of activations, less than 0: 1"),
     "rope.scaling.yarn_beta_fast": _ROTATIONS,
     "rope.scaling.yarn_beta_slow": _ROTATIONS,
     "adapter.lora.alpha": Range(1e-6, 1e6, "divided by the rank it scales an adapter; about the rank", or_zero=True),
 }
 """Those that are numbers."""
 
-BOOLS = ("attention.causal", "expert_weights_norm", "rope.scaling.finetuned", "use_parallel_residual")
+BOOLS = ("attention.causal", "swin_norm", "expert_weights_norm", "rope.scaling.finetuned", "use_parallel_residual")
 STRINGS = ("hidden_activation", "rope.scaling.type")
 
 

@@ -34,14 +34,20 @@ class Architecture(NamedTuple):
 ARCHITECTURES: dict[str, Architecture] = {
     "afmoe": Architecture("others.afmoe:AfMoeModel", "Trinity Nano and Mini"),
     "arcee": Architecture("llama.arcee:ArceeModel", "AFM 4.5B"),
+    "arctic": Architecture("others.arctic:ArcticModel", "Snowflake Arctic"),
+    "baichuan": Architecture("others.baichuan:BaichuanModel", "Baichuan 7B and 13B, Baichuan 2"),
     "bailingmoe2": Architecture("others.dots1:Dots1Model", "Ling 2.0 and Ring 2.0"),
     "bert": Architecture(
         "encoders.bert:BertModel", "BERT, MiniLM, BGE, E5, GTE; rerankers made of them", "all-MiniLM-L6-v2"
     ),
     "bitnet": Architecture("others.bitnet:BitNetModel", "BitNet b1.58"),
+    "bloom": Architecture("others.bloom:BloomModel", "BLOOM, BLOOMZ"),
     "chatglm": Architecture("glm.chatglm:ChatGlmModel", "ChatGLM3, GLM-4-9B-Chat, GLM-Edge"),
+    "codeshell": Architecture("others.starcoder2:StarCoder2Model", "CodeShell 7B"),
+    "cogvlm": Architecture("llama.cogvlm:CogVlmModel", "CogVLM 17B: its text"),
     "cohere2": Architecture("cohere.cohere2:Cohere2Model", "Command R7B, Command A"),
     "command-r": Architecture("cohere.command_r:CommandRModel", "Command R, Command R+, Aya 23, Aya Expanse"),
+    "dbrx": Architecture("others.dbrx:DbrxModel", "DBRX"),
     "deepseek": Architecture("deepseek.deepseek:DeepseekModel", "DeepSeek MoE 16B"),
     "deepseek2": Architecture(
         "deepseek.deepseek2:Deepseek2Model",
@@ -73,6 +79,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "hunyuan_vl": Architecture("hunyuan.hunyuan_dense:HunyuanDenseModel", "HunyuanOCR, Hunyuan-VL: their text"),
     "hy_v3": Architecture("others.dots1:Dots1Model", "HY 3"),
     "internlm2": Architecture("llama.internlm2:InternLm2Model", "InternLM2, InternLM2.5"),
+    "jais": Architecture("others.jais:JaisModel", "Jais 13B, 30B"),
+    "jais2": Architecture("others.nemotron:NemotronModel", "Jais 2"),
     "jina-bert-v2": Architecture("encoders.jina_bert_v2:JinaBertV2Model", "jina-embeddings-v2, jina-reranker-v1"),
     "jina-bert-v3": Architecture("encoders.jina_bert_v3:JinaBertV3Model", "jina-embeddings-v3"),
     "llama": Architecture(
@@ -81,13 +89,16 @@ ARCHITECTURES: dict[str, Architecture] = {
         "SmolLM2 135M Instruct Q4_1",
     ),
     "llama4": Architecture("llama.llama4:Llama4Model", "Llama 4 Scout and Maverick"),
+    "maincoder": Architecture("hunyuan.hunyuan_dense:MaincoderModel", "Maincoder 1B"),
     "minimax-m2": Architecture("others.minimax_m2:MinimaxM2Model", "MiniMax-M2"),
     "mistral3": Architecture("llama.mistral3:Mistral3Model", "Ministral 3, Devstral 2"),
     "mistral4": Architecture("deepseek.deepseek2:Mistral4Model", "Mistral Small 4"),
     "modern-bert": Architecture("encoders.modern_bert:ModernBertModel", "ModernBERT, Granite Embedding R2, GTE"),
+    "mpt": Architecture("others.mpt:MptModel", "MPT 7B, 30B"),
     "nemotron": Architecture("others.nemotron:NemotronModel", "Nemotron-4, Minitron"),
     "nomic-bert": Architecture("encoders.nomic_bert:NomicBertModel", "nomic-embed-text-v1, v1.5"),
     "nomic-bert-moe": Architecture("encoders.nomic_bert_moe:NomicBertMoeModel", "nomic-embed-text-v2-moe"),
+    "olmo": Architecture("olmo.olmo:OlmoModel", "OLMo 1B, 7B"),
     "olmo2": Architecture("olmo.olmo2:Olmo2Model", "OLMo 2, OLMo 3"),
     "olmoe": Architecture("olmo.olmoe:OlmoeModel", "OLMoE"),
     "openelm": Architecture("qwen.qwen3:Qwen3Model", "OpenELM 270M to 3B"),
@@ -97,6 +108,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "phi2": Architecture("phi.phi2:Phi2Model", "Phi-1, Phi-1.5, Phi-2"),
     "phi3": Architecture("phi.phi3:Phi3Model", "Phi-3, Phi-3.5, Phi-4, Phi-4-mini"),
     "phimoe": Architecture("phi.phimoe:PhiMoeModel", "Phi-3.5-MoE"),
+    "plamo": Architecture("others.plamo:PlamoModel", "PLaMo 13B"),
     "qwen": Architecture("qwen.qwen:QwenModel", "Qwen 1.8B to 72B"),
     "qwen2": Architecture("qwen.qwen2:Qwen2Model", "Qwen2, Qwen2.5, QwQ, DeepSeek-R1-Distill-Qwen"),
     "qwen2moe": Architecture("qwen.qwen2moe:Qwen2MoeModel", "Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B"),
@@ -105,9 +117,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3moe": Architecture("qwen.qwen3moe:Qwen3MoeModel", "Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder"),
     "qwen3vl": Architecture("qwen.qwen3vl:Qwen3VlModel", "Qwen3-VL 2B to 32B: their text"),
     "qwen3vlmoe": Architecture("qwen.qwen3vl:Qwen3VlMoeModel", "Qwen3-VL-30B-A3B, 235B-A22B: their text"),
+    "refact": Architecture("others.refact:RefactModel", "Refact 1.6B"),
     "seed_oss": Architecture("others.seed_oss:SeedOssModel", "Seed-OSS"),
     "smollm3": Architecture("llama.smollm3:SmolLm3Model", "SmolLM3"),
     "stablelm": Architecture("others.stablelm:StableLmModel", "StableLM 3B, StableLM 2, Stable Code"),
+    "starcoder": Architecture("others.gpt2:Gpt2Model", "StarCoder, StarCoderBase, SantaCoder"),
     "starcoder2": Architecture("others.starcoder2:StarCoder2Model", "StarCoder2"),
     "t5encoder": Architecture("encoders.t5encoder:T5EncoderModel", "encoders of T5, Flan-T5, T5 v1.1"),
     "xverse": Architecture("llama.internlm2:InternLm2Model", "XVERSE 7B, 13B, 65B"),
@@ -131,5 +145,7 @@ REFUSED = {
     "in llama-server's API for embeddings and ranks",
     "pre-tokenizers `mmbert` and `whitespace`": "of mmBERT and jina-embeddings-v2-base-zh; all others of llama.cpp "
     "are known",
+    "mpt with norms of queries and keys (`attn_q_norm`)": "llama.cpp ends with a failed assertion on such a file "
+    "(`ggml_is_contiguous`, b11434)",
 }
 """What files of these architectures may have that does not run here, and why."""

@@ -39,6 +39,13 @@ class UnitNorm(NamedTuple):
         return rms_norm(x, step.norm_eps, name)
 
 
+class UnitLayerNorm(NamedTuple):
+    """Mean 0 and deviation 1 in each row."""
+
+    def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor:
+        return norm(x, step.norm_eps, name)
+
+
 class LayerNorm(NamedTuple):
     """Mean 0 and deviation 1 in each row, then a scale and mostly a shift for each element (arXiv 1607.06450)."""
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from llamado.ggml.ops import RopeMode
-from llamado.models.decoder import Decoder, Layer
+from llamado.models.decoder import Decoder
 from llamado.models.hparams import HyperParameters, read_hparams, sectioned, trained_base
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, AttentionMatrices, Heads
+from llamado.models.parts.attention import Attention
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
@@ -18,10 +18,10 @@ from llamado.models.weights import RoleWeights
 class HunyuanDenseModel(Decoder):
     """As Llama, with a norm of each head's query and key behind the rotation."""
 
-    architecture = "hunyuan-dense"
+    rope_mode = RopeMode.NEOX
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=sectioned(keys, RopeMode.NEOX))
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=sectioned(keys, self.rope_mode))
         alpha = keys.float_("rope.scaling.alpha", 0.0)
         if not alpha or hp.head_dim_k == 2:
             return hp
@@ -30,18 +30,17 @@ class HunyuanDenseModel(Decoder):
         base = np.float32(keys.float_("rope.freq_base", 10000.0)) * np.float32(alpha) ** power
         return replace(hp, rope=trained_base(keys, hp.rope, float(base)))
 
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        hp, heads = self.hparams, Heads.of(self.hparams, layer)
-        return Layer(
-            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
-            attention=Attention(
-                matrices=AttentionMatrices.take(w, hp, layer),
-                q_norm=RmsNorm.take(w, "attn_q_norm", heads.dim_k),
-                k_norm=RmsNorm.take(w, "attn_k_norm", heads.dim_k),
-                norm_after_rope=True,
-                rope=hp.rope,
-                scale=hp.attention_scale,
-            ),
-            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=self._take_feed_forward(w, layer),
+    def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
+        n = self.hparams.head_dim_k
+        return replace(
+            super()._take_attention(w, layer),
+            q_norm=RmsNorm.take(w, "attn_q_norm", n),
+            k_norm=RmsNorm.take(w, "attn_k_norm", n),
+            norm_after_rope=True,
         )
+
+
+class MaincoderModel(HunyuanDenseModel):
+    """Such norms, and the rotation of Llama."""
+
+    rope_mode = RopeMode.NORMAL

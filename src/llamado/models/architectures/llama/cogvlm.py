@@ -1,0 +1,29 @@
+"""The cogvlm architecture: the text of CogVLM."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llamado.ggml.ops import RopeMode
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.hparams import (
+    HyperParameters,
+    Rope,
+)
+from llamado.models.keys import Keys
+from llamado.models.weights import RoleWeights
+
+
+class CogVlmModel(Decoder):
+    """As Llama; matrices of its own for images are in the file. The rotation is the same whatever the file says."""
+
+    rope_mode = RopeMode.NEOX
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        hp = super()._read_hparams(keys, n_vocab)
+        plain = Rope(hp.head_dim_k, self.rope_mode, 0, 10000.0, 1.0, 0.0, 1.0)
+        return replace(hp, rope=plain)
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        w.leave(*(f"vis_{name}.weight" for name in ("attn_qkv", "attn_output", "gate", "down", "up")))
+        return super()._take_layer(w, layer)

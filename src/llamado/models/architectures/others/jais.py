@@ -1,0 +1,27 @@
+"""The jais architecture: Jais 13B, 30B."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llamado.models.decoder import LayerNormDecoder
+from llamado.models.hparams import (
+    HyperParameters,
+)
+from llamado.models.keys import Keys
+from llamado.models.parts.attention import Attention
+from llamado.models.weights import RoleWeights
+
+
+class JaisModel(LayerNormDecoder):
+    """Layer norms, a SwiGLU network with biases, and scores that fall with the distance of tokens (ALiBi); products of
+    queries and keys are divided by the size of a head (arXiv 2308.16149).
+    """
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        self._max_bias = keys.float_("attention.max_alibi_bias", 0.0)
+        hp = super()._read_hparams(keys, n_vocab)
+        return replace(hp, attention_scale=1.0 / hp.head_dim_v)
+
+    def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
+        return replace(super()._take_attention(w, layer), rope=None, max_bias=self._max_bias)

@@ -1,0 +1,16 @@
+"""The refact architecture: Refact 1.6B."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llamado.models.decoder import Decoder
+from llamado.models.parts.attention import Attention
+from llamado.models.weights import RoleWeights
+
+
+class RefactModel(Decoder):
+    """As Llama, with scores that fall with the distance of tokens (ALiBi, arXiv 2108.12409) instead of rotations."""
+
+    def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
+        return replace(super()._take_attention(w, layer), rope=None, max_bias=8.0)
