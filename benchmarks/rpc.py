@@ -62,7 +62,9 @@ def workers(
                 port: int = probe.getsockname()[1]
             arguments = ["-H", HOST, "-p", str(port), "-t", "1", *options]
             command = (
-                our_command("worker", *arguments) if side == OURS else [peer_program("ggml-rpc-server"), *arguments]
+                our_command("worker", "--protocol", "7", *arguments)
+                if side == OURS
+                else [peer_program("ggml-rpc-server"), *arguments]
             )
             running.enter_context(_process(command, port, environment or {}))
             endpoints.append(Endpoint(HOST, port))

@@ -713,6 +713,9 @@ WORKER = _group(
           default=False, commands=_WORKER),
     _used("-m --mem", "most memory that all clients together may take: MiB (bytes from 1048576 on), or 512K, 800M, 16G "
           "(default: what is free)", type="str", metavar="SIZE", commands=_WORKER),
+    _used("--protocol", "RPC version to greet unknown clients with: 8 (llama.cpp from b11450 on) or 7 (before that); "
+          "who hangs up is greeted with the other one next time", type="str", default="8", choices="7 8", metavar="N",
+          commands=_WORKER),
     _used("--no-ring", "do not connect to other workers to pass on what is computed, where clients ask for it (with "
           "--allow: only in those networks)", default=False, env="LLAMADO_NO_RING", commands=_WORKER),
     _used("--tls-cert", "PEM file of the TLS certificate: clients then come by tls://", type="str", metavar="FILE",

@@ -18,7 +18,7 @@ from llamado.cluster.doctor.workers import compare, examine_workers
 from llamado.devices.registry import DeviceOptions, open_device
 from llamado.devices.split.placement import DeviceFigures, SplitOptions
 from llamado.rpc.tap.proxy import Tap, TapOptions
-from llamado.rpc.wire import VERSION, AllocBuffer, DeviceCount, Request
+from llamado.rpc.wire import PROTOCOLS, AllocBuffer, DeviceCount, Protocol, Request
 from llamado.rpc.worker.server import Worker
 
 
@@ -62,13 +62,19 @@ def test_one_of_several_is_named() -> None:
     assert found.symptom == "worker-silent" and found.where == f"127.0.0.1:{port}"
 
 
-@pytest.mark.parametrize("theirs", [(VERSION[0] + 1, 0, 0), (VERSION[0] - 1, 9, 9), (VERSION[0], VERSION[1] + 1, 0)])
+@pytest.mark.parametrize("theirs", [(max(PROTOCOLS) + 1, 0, 0), (min(PROTOCOLS) - 1, 9, 9), (7, 1, 0), (8, 1, 0)])
 def test_versions_differ(theirs: tuple[int, int, int]) -> None:
     with ScriptedWorker(version=theirs) as worker:
         found = one(worker.endpoint)
     assert found.symptom == "worker-version"
-    for version in (theirs, VERSION):
+    for version in (theirs, *(protocol.version for protocol in PROTOCOLS.values())):
         assert ".".join(map(str, version)) in found.found
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=str)
+def test_both_versions_are_well(protocol: Protocol) -> None:
+    with ScriptedWorker(version=protocol.version) as worker:
+        assert look(worker.endpoint) == []
 
 
 def test_another_program() -> None:

@@ -366,6 +366,7 @@ ROWS: dict[str, Row] = {
     "worker --join": worker("join", "a:1,https://b:2", ("a:1", "https://b:2"), "--token t"),
     "worker --token": worker("token", "t", "t"),
     "worker --share": worker("share", "2.5", 2.5),
+    "worker --protocol": worker("protocol", "7", 7),
     "worker --no-ring": worker("ring", None, False),
     "worker --announce": worker("announce", None, True),
     "worker --allow": worker("allow", "10.0.0.0/8,::1", ("10.0.0.0/8", "::1")),

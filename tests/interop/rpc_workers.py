@@ -37,7 +37,7 @@ class WorkerProcess:
 @contextmanager
 def our_worker(log: Path) -> Iterator[WorkerProcess]:
     """`llamado worker` on a port it chooses."""
-    with running([sys.executable, "-m", "llamado", "worker", "-p", "0", "-t", "1"], log) as process:
+    with running([sys.executable, "-m", "llamado", "worker", "--protocol", "7", "-p", "0", "-t", "1"], log) as process:
         wait_until(lambda: "device 0" in log.read_text(), process, log)
         found = re.search(r"llamado worker on (\S+)", log.read_text())
         assert found is not None

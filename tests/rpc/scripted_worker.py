@@ -15,8 +15,8 @@ from llamado.rpc.endpoint import Endpoint
 from llamado.rpc.hashing import fnv1a
 from llamado.rpc.wire import (
     COMMANDS,
+    LATEST,
     LLAMADO,
-    VERSION,
     Allocated,
     AllocBuffer,
     BufferClear,
@@ -42,6 +42,7 @@ from llamado.rpc.wire import (
     TensorData,
     WireError,
     WireTensor,
+    spoken,
     write_response,
 )
 
@@ -63,7 +64,7 @@ class ScriptedWorker:
         self,
         *,
         own: bool = False,
-        version: tuple[int, int, int] = VERSION,
+        version: tuple[int, int, int] = LATEST.version,
         devices: int = 1,
         alignment: int = 32,
         max_size: int = 1 << 40,
@@ -124,7 +125,7 @@ class ScriptedWorker:
             self._start(self._serve, sock, self.connections)
 
     def _serve(self, sock: socket.socket, number: int) -> None:
-        reader = RequestReader()
+        reader = RequestReader(protocol=spoken(self.version) or LATEST)
         try:
             if self.tls is not None:
                 sock = self.tls.wrap_socket(sock, server_side=True)

@@ -14,6 +14,7 @@ from peer_worker import connect_soon, peer_worker
 from reference import ReferenceModel
 from remote_model import RemoteModel, assert_close
 from tiny_models import make_gemma3, make_llama
+from translator import GRAPH_COMPUTE, GRAPH_RECOMPUTE, Translator
 
 from llamado.devices.device import DeviceError, DeviceLost
 from llamado.ggml import Graph
@@ -46,6 +47,22 @@ def test_models_compute_what_they_mean(device: RemoteDevice, make: Callable[...,
         assert_close(model.logits([token], position), right, 2e-3)
     right = reference.logits(prompt, outputs=range(8))
     assert_close(model.logits(prompt), right, 2e-3)
+
+
+def test_a_model_over_8(peer_bin: Path, tmp_path: Path) -> None:
+    """The real back end behind a stand-in for its newer self: two graphs that alternate are sent once each."""
+    path = make_llama(tmp_path / "m.gguf", wtype="F32")
+    with peer_worker(peer_bin) as (endpoint, _), Translator(int(endpoint.rpartition(":")[2]), newer=True) as stand_in:
+        device = connect_soon(f"127.0.0.1:{stand_in.port}")
+        model, reference = RemoteModel(path, device), ReferenceModel(path)
+        prompt = [5, 99, 200, 17]
+        right = reference.logits(prompt, outputs=range(4))
+        for position, token in enumerate((3, 250, 77), 4):
+            assert_close(model.logits(prompt), right, 2e-3)
+            assert_close(model.logits([token], position), reference.logits([token], positions=[position]), 2e-3)
+        assert stand_in.seen[GRAPH_COMPUTE] == 2 and stand_in.seen[GRAPH_RECOMPUTE] == 4
+        assert stand_in.refused == []
+        device.close()
 
 
 @pytest.mark.parametrize("wtype", ["Q4_0", "Q8_0", "Q4_K"])

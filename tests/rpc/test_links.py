@@ -25,8 +25,8 @@ from llamado.gguf.types import TensorType as T
 from llamado.rpc.client.device import RemoteDevice, connect
 from llamado.rpc.endpoint import client_tls
 from llamado.rpc.wire import (
+    LINKED,
     LLAMADO,
-    LLAMADO_LINKED,
     Attach,
     Await,
     Awaited,
@@ -336,7 +336,7 @@ def test_a_worker_without_the_ring(device: CpuDevice, pair: tuple[Worker, Worker
         for one in devices:
             one.close()
     with Client(pair[0]) as client:
-        assert isinstance(client.hello, HelloResponse) and client.hello.own == LLAMADO_LINKED
+        assert isinstance(client.hello, HelloResponse) and client.hello.own == LLAMADO | LINKED
 
 
 def test_only_allowed_networks_are_dialled(device: CpuDevice, caplog: Any) -> None:

@@ -107,7 +107,7 @@ def test_one_that_accepts_and_is_silent_is_named() -> None:
 
 
 def test_what_no_waiting_mends_is_not_waited_for() -> None:
-    with ScriptedWorker(version=(8, 0, 0)) as worker, pytest.raises(WorkersUnreachable, match=r"speaks RPC 8\.0\.0"):
+    with ScriptedWorker(version=(9, 0, 0)) as worker, pytest.raises(WorkersUnreachable, match=r"speaks RPC 9\.0\.0"):
         backend("rpc", (str(worker.endpoint),)).devices(100.0)
 
 

@@ -109,7 +109,7 @@ class FakeWorker:
 def answer(request: wire.Request) -> bytes:
     command = wire.COMMANDS[type(request)]
     if isinstance(request, wire.Hello):
-        return wire.write_response(command, wire.HelloResponse(7, 0, 0, wire.LLAMADO))
+        return wire.write_response(command, wire.HelloResponse(*wire.LATEST.version, wire.LLAMADO))
     if isinstance(request, wire.GetTensor):
         return wire.write_response(command, wire.TensorData(request.size)) + bytes(range(256)) * (request.size // 256)
     if isinstance(request, wire.AllocBuffer):
@@ -123,6 +123,13 @@ def answer(request: wire.Request) -> bytes:
 def worker() -> Iterator[FakeWorker]:
     with closing(FakeWorker()) as one:
         yield one
+
+
+def captured() -> bytes:
+    """A graph of a real llama-server, with the uid that 8.0 has behind the device."""
+    payload = lzma.decompress(CAPTURE.read_bytes())
+    assert len(payload) == 404_036
+    return struct.pack("<BQ", 10, len(payload) + 8) + payload[:4] + bytes(8) + payload[4:]
 
 
 @contextmanager
@@ -170,7 +177,7 @@ def kinds(worker: FakeWorker) -> list[type]:
 def test_every_byte_passes_unchanged_and_in_order(worker: FakeWorker, options: dict[str, Any]) -> None:
     bulk = np.random.default_rng(0).bytes(3_000_000)
     fetch = wire.write_request(wire.GetTensor(TENSOR, 0, 512))
-    real = struct.pack("<BQ", 10, 404_036) + lzma.decompress(CAPTURE.read_bytes())
+    real = captured()
     stream = HELLO + set_tensor(b"abc") + set_tensor(bulk) + graph() + RECOMPUTE + set_tensor(b"") + real + fetch
     with tapped(worker, **options) as (tap, client):
         for at in range(0, len(stream), 700_001):
@@ -464,10 +471,10 @@ def test_cut_messages_hold_every_byte_once(parts: list[bytes], at: list[int]) ->
 def test_a_request_that_breaks_the_rules_is_noted_and_the_next_is_read() -> None:
     log = RequestLog()
     assert "before HELLO" in log.describe(whole(COUNT))["note"]
-    bad = struct.pack("<BQ", 10, 12) + bytes(4) + struct.pack("<II", 2**32 - 1, 0)
+    bad = struct.pack("<BQ", 10, 20) + bytes(12) + struct.pack("<II", 2**32 - 1, 0)
     assert "cannot hold" in log.describe(whole(bad))["note"]
     assert "it has 24" in log.describe(whole(struct.pack("<BQ", 14, 0)))["note"]
-    assert log.describe(whole(RECOMPUTE)) == {"device": 0}
+    assert log.describe(whole(RECOMPUTE)) == {"device": 0, "uid": 0}
 
 
 def whole(stream: bytes) -> Message:
@@ -502,16 +509,15 @@ def test_the_trace(worker: FakeWorker, tmp_path: Path) -> None:
     assert sent[3]["ops"] == {"ADD": 2, "ADD_ID": 2, "missing": 1}
     assert sent[3]["delay_ms"] >= 20 and sent[4]["delay_ms"] >= 20 and sent[2]["delay_ms"] == 0
     assert (sent[5]["offset"], sent[5]["size"]) == (16, 256)
-    assert answered[0]["value"] == {"version": "7.0.0", "llamado": True}
+    assert answered[0]["value"] == {"version": "8.0.0", "llamado": True}
     assert answered[1]["value"] == {"ptr": 4096, "size": 1 << 20}
     assert answered[2]["bytes"] == 8 + 256 and answered[2]["after_ms"] >= 20
 
 
 def test_the_histogram_of_a_real_graph(tmp_path: Path, worker: FakeWorker) -> None:
     trace = tmp_path / "trace"
-    payload = lzma.decompress(CAPTURE.read_bytes())
     with tapped(worker, trace=str(trace)) as (_, client):
-        client.sendall(HELLO + struct.pack("<BQ", 10, len(payload)) + payload + COUNT)
+        client.sendall(HELLO + captured() + COUNT)
         read(client, 48)
     (line,) = (line for line in lines(trace) if line["command"] == "GRAPH_COMPUTE")
     assert (line["n_nodes"], line["n_tensors"]) == (997, 1338)
@@ -589,3 +595,17 @@ def test_what_takes_a_links_time() -> None:
             found = {command for command in wire.Command if tap.delays(command)}
         graphs = {wire.Command.GRAPH_COMPUTE, wire.Command.GRAPH_RECOMPUTE, wire.Command.DELIVER}
         assert found == (set() if everything else graphs)  # with `all` bytes are, as they come
+
+
+def test_the_trace_of_each_version(tmp_path: Path) -> None:
+    """What the greeting says decides how graphs are read."""
+    for protocol, uid in ((wire.V7, 0), (wire.V8, 9)):
+        log = RequestLog()
+        log.describe(whole(HELLO))
+        responses = Responses(deque([whole(HELLO)]))
+        said = wire.write_response(Command.HELLO, wire.HelloResponse(*protocol.version))
+        log.greeted(responses.take(memoryview(said), 0.0)[0])  # type: ignore[index]
+        nodes, records = np.zeros(0, np.uint64), np.zeros(0, wire.TENSOR)
+        for request in (wire.graph_request(3, nodes, records, uid), wire.GraphRecompute(3, uid)):
+            found = log.describe(whole(wire.write_request(request, protocol)))
+            assert "note" not in found and (found["device"], found["uid"]) == (3, uid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import lzma
 import struct
 import tracemalloc
@@ -14,18 +15,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llamado.ggml.ops import MAX_NAME, MAX_SRC, OP_PARAMS_BYTES
 from llamado.rpc import wire
-from llamado.rpc.wire import Command, GraphCompute, Request, RequestReader, Response, ResponseReader, WireError
+from llamado.rpc.wire import (
+    Command,
+    GraphCompute,
+    Protocol,
+    Request,
+    RequestReader,
+    Response,
+    ResponseReader,
+    WireError,
+)
 
 CAPTURES = sorted((Path(__file__).parents[1] / "ggml" / "captures").glob("*.bin.xz"))
 
 u8, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (8, 32, 64))
 i32 = st.integers(-(2**31), 2**31 - 1)
 tickets = st.binary(min_size=wire.TICKET_BYTES, max_size=wire.TICKET_BYTES)
+digests = st.binary(min_size=wire.SHA256_BYTES, max_size=wire.SHA256_BYTES)
 caps = st.binary(min_size=wire.CAPS_BYTES, max_size=wire.CAPS_BYTES)
 # A name ends at its first zero.
-names = st.binary(max_size=wire.MAX_NAME - 1).map(lambda name: name.replace(b"\0", b"0"))
-params = st.binary(min_size=wire.OP_PARAMS_BYTES, max_size=wire.OP_PARAMS_BYTES)
+names = st.binary(max_size=MAX_NAME - 1).map(lambda name: name.replace(b"\0", b"0"))
+params = st.binary(min_size=OP_PARAMS_BYTES, max_size=OP_PARAMS_BYTES)
 
 
 def same(number: st.SearchStrategy[int], n: int) -> st.SearchStrategy[tuple[int, ...]]:
@@ -35,7 +47,7 @@ def same(number: st.SearchStrategy[int], n: int) -> st.SearchStrategy[tuple[int,
 tensors = st.builds(
     wire.WireTensor,
     id=u64, type=u32, buffer=u64, ne=same(u32, 4), nb=same(u32, 4), data=u64, op=u32, op_params=params, flags=i32,
-    src=same(u64, wire.MAX_SRC), view_src=u64, view_offs=u64, name=names, use_count=i32,
+    src=same(u64, MAX_SRC), view_src=u64, view_offs=u64, name=names, use_count=i32,
 )  # fmt: skip
 
 
@@ -43,7 +55,13 @@ tensors = st.builds(
 def graphs(draw: st.DrawFn) -> GraphCompute:
     nodes = np.array(draw(st.lists(u64, max_size=5)), np.uint64)
     records = b"".join(tensor.pack() for tensor in draw(st.lists(tensors, max_size=4)))
-    return wire.graph_request(draw(u32), nodes, np.frombuffer(records, wire.TENSOR))
+    return wire.graph_request(draw(u32), nodes, np.frombuffer(records, wire.TENSOR), draw(u64))
+
+
+@st.composite
+def pieces(draw: st.DrawFn) -> wire.SetTensor2D:
+    small = st.integers(1, 50)
+    return wire.SetTensor2D(draw(tensors), draw(u64), draw(small), draw(small), draw(u64))
 
 
 REQUESTS: dict[Command, st.SearchStrategy[Any]] = {
@@ -53,7 +71,7 @@ REQUESTS: dict[Command, st.SearchStrategy[Any]] = {
     Command.GET_ALIGNMENT: st.builds(wire.GetAlignment, u32),
     Command.GET_MAX_SIZE: st.builds(wire.GetMaxSize, u32),
     Command.GET_DEVICE_MEMORY: st.builds(wire.GetDeviceMemory, u32),
-    Command.GRAPH_RECOMPUTE: st.builds(wire.GraphRecompute, u32),
+    Command.GRAPH_RECOMPUTE: st.builds(wire.GraphRecompute, u32, u64),
     Command.BUFFER_GET_BASE: st.builds(wire.BufferGetBase, u64),
     Command.FREE_BUFFER: st.builds(wire.FreeBuffer, u64),
     Command.BUFFER_CLEAR: st.builds(wire.BufferClear, u64, u8),
@@ -65,6 +83,11 @@ REQUESTS: dict[Command, st.SearchStrategy[Any]] = {
     Command.INIT_TENSOR: st.builds(wire.InitTensor, tensors),
     Command.GET_ALLOC_SIZE: st.builds(wire.GetAllocSize, u32, tensors, st.lists(tensors, max_size=10).map(tuple)),
     Command.MEMSET_TENSOR: st.builds(wire.MemsetTensor, tensors, u64, u64, u8),
+    Command.SET_TENSOR_2D: pieces(),
+    Command.GET_TENSOR_2D: st.builds(wire.GetTensor2D, tensors, u64, u64, u64, u64),
+    Command.COMM_INIT: st.builds(wire.CommInit, u32, u32, u32, u32, names),
+    Command.COMM_ALLREDUCE: st.builds(wire.CommAllReduce, u32, tensors),
+    Command.COMM_FREE: st.builds(wire.CommFree, u32),
     Command.OPEN_INLET: st.just(wire.OpenInlet()),
     Command.CONNECT_NEXT: st.builds(wire.ConnectNext, tickets, st.binary(min_size=1, max_size=wire.MAX_ENDPOINT)),
     Command.ATTACH: st.builds(wire.Attach, tickets),
@@ -72,8 +95,22 @@ REQUESTS: dict[Command, st.SearchStrategy[Any]] = {
     Command.AWAIT: st.builds(wire.Await, tensors, u32, u64, u64),
     Command.DELIVER: st.builds(wire.Deliver, u64, u64, st.integers(0, 3000)),
     Command.CLOSE_INLET: st.builds(wire.CloseInlet, tickets),
+    Command.OFFER: st.builds(wire.Offer, st.lists(st.builds(wire.Offered, names, u64), min_size=1).map(tuple)),
+    Command.BIND: st.builds(
+        wire.Bind, st.lists(st.builds(wire.Bound, u64, u64, u64, digests, names), min_size=1).map(tuple)
+    ),
 }
-WITH_DATA = wire.SetTensor | wire.Deliver
+WITH_DATA = wire.SetTensor | wire.SetTensor2D | wire.Deliver
+
+
+def in_version(request: Request, protocol: Protocol) -> Request:
+    """A request as it is read where graphs have no names."""
+    if protocol.names_graphs or not isinstance(request, wire.GraphCompute | wire.GraphRecompute):
+        return request
+    if isinstance(request, wire.GraphRecompute):
+        return wire.GraphRecompute(request.device)
+    return dataclasses.replace(request, uid=0)
+
 
 _NUMBERS = {
     Command.GET_ALIGNMENT: u64,
@@ -85,15 +122,17 @@ _NUMBERS = {
     Command.COPY_TENSOR: u8,
     Command.CONNECT_NEXT: u32,
     Command.ATTACH: u8,
+    Command.COMM_INIT: u8,
 }
 RESPONSES: dict[Command, st.SearchStrategy[Any]] = {
     Command.HELLO: st.builds(wire.HelloResponse, u8, u8, u8, u8, caps),
     Command.ALLOC_BUFFER: st.builds(wire.Allocated, u64, u64),
     Command.GET_DEVICE_MEMORY: st.builds(wire.DeviceMemory, u64, u64),
-    Command.GET_TENSOR: st.builds(wire.TensorData, st.integers(0, 3000)),
     Command.OPEN_INLET: st.builds(wire.InletTicket, u32, tickets),
     Command.AWAIT: st.builds(wire.Awaited, u8, u64),
-} | {command: st.builds(wire.Number, number) for command, number in _NUMBERS.items()}
+}
+RESPONSES |= {command: st.builds(wire.Number, number) for command, number in _NUMBERS.items()}
+RESPONSES |= {command: st.builds(wire.TensorData, st.integers(0, 3000)) for command in wire.DATA}
 
 requests = st.one_of(*(s for command, s in REQUESTS.items() if command is not Command.HELLO))
 answers = st.one_of(*(st.tuples(st.just(command), s) for command, s in RESPONSES.items()))
@@ -118,18 +157,17 @@ def equal(a: Request, b: Request) -> bool:
     """Equal messages; a graph has no equality of its own, and a source that was left out is one of zeros."""
     if isinstance(a, GraphCompute):
         assert isinstance(b, GraphCompute)
-        return (a.device, a.payload, a.nodes.tolist()) == (b.device, b.payload, b.nodes.tolist()) and bool(
-            (a.tensors == b.tensors).all()
-        )
+        same = (a.device, a.uid, a.payload, a.nodes.tolist()) == (b.device, b.uid, b.payload, b.nodes.tolist())
+        return same and bool((a.tensors == b.tensors).all())
     if isinstance(a, wire.GetAllocSize) and isinstance(b, wire.GetAllocSize):
         nothing = wire.WireTensor.unpack(bytes(296))
-        a, b = (r._replace(srcs=r.srcs + (nothing,) * (wire.MAX_SRC - len(r.srcs))) for r in (a, b))
+        a, b = (r._replace(srcs=r.srcs + (nothing,) * (MAX_SRC - len(r.srcs))) for r in (a, b))
     return type(a) is type(b) and a == b
 
 
-def read_requests(pieces: Iterator[bytes], bulks: list[bytearray]) -> list[Request]:
-    """All requests of a stream; the data behind SET_TENSOR and DELIVER goes to `bulks`."""
-    reader = RequestReader()
+def read_requests(pieces: Iterator[bytes], bulks: list[bytearray], protocol: Protocol = wire.LATEST) -> list[Request]:
+    """All requests of a stream; the data behind those that have some goes to `bulks`."""
+    reader = RequestReader(protocol=protocol)
     found: list[Request] = []
     for piece in pieces:
         reader.feed(piece)
@@ -150,17 +188,24 @@ def read_requests(pieces: Iterator[bytes], bulks: list[bytearray]) -> list[Reque
 
 @pytest.mark.slow
 @settings(deadline=None)
-@given(hello=REQUESTS[Command.HELLO], sent=st.lists(requests, max_size=4), at=st.lists(st.integers(0, 2**20)))
-def test_requests_are_read_as_written(hello: wire.Hello, sent: list[Request], at: list[int]) -> None:
-    sent = [hello, *sent]
+@given(
+    protocol=st.sampled_from([*wire.PROTOCOLS.values()]),
+    hello=REQUESTS[Command.HELLO],
+    sent=st.lists(requests, max_size=4),
+    at=st.lists(st.integers(0, 2**20)),
+)
+def test_requests_are_read_as_written(
+    protocol: Protocol, hello: wire.Hello, sent: list[Request], at: list[int]
+) -> None:
+    sent = [hello, *(in_version(r, protocol) for r in sent if wire.COMMANDS[type(r)] in protocol.commands)]
     stream, written = bytearray(), []
     for i, request in enumerate(sent):
-        stream += wire.write_request(request)
+        stream += wire.write_request(request, protocol)
         if isinstance(request, WITH_DATA):
             written.append(data_of(request.size, i))
             stream += written[-1]
     bulks: list[bytearray] = []
-    read = read_requests(cuts(bytes(stream), at), bulks)
+    read = read_requests(cuts(bytes(stream), at), bulks, protocol)
     assert len(read) == len(sent) and all(map(equal, read, sent))
     assert bulks == written
 
@@ -190,7 +235,7 @@ def test_responses_are_read_as_written(sent: list[tuple[Command, Response]], at:
         size = response.size if isinstance(response, wire.TensorData) else 0
         reader.expect(command, size)
         stream += wire.write_response(command, response)
-        if command is Command.GET_TENSOR:
+        if command in wire.DATA:
             written.append(data_of(size, i))
             stream += written[-1]
     assert reader.n_expected == len(sent)
@@ -205,7 +250,7 @@ def test_responses_are_read_as_written(sent: list[tuple[Command, Response]], at:
             if message is None:
                 break
             read.append(message)
-            if message[0] is Command.GET_TENSOR:
+            if message[0] in wire.DATA:
                 bulks.append(bytearray())
     assert read == sent and bulks == written and reader.n_expected == 0 and reader.held == 0
 
@@ -296,7 +341,7 @@ def drain(reader: RequestReader, pieces: Iterator[bytes]) -> None:
 def test_arbitrary_responses_raise_nothing_but_wire_errors(expected: list[Command], size: int, noise: bytes) -> None:
     reader = ResponseReader()
     for command in expected:
-        reader.expect(command, size if command is Command.GET_TENSOR else 0)
+        reader.expect(command, size if command in wire.DATA else 0)
     reader.feed(noise)
     try:
         while reader.next() is not None or (reader.bulk and reader.drop()):
@@ -315,7 +360,7 @@ def test_a_size_is_not_trusted(command: Command) -> None:
     reader.feed(struct.pack("<BQ", command, 2**63))
     tracemalloc.start()
     try:
-        if command in (Command.SET_TENSOR, Command.DELIVER):
+        if command in (Command.SET_TENSOR, Command.SET_TENSOR_2D, Command.DELIVER):
             assert reader.next() is None
         else:
             with pytest.raises(WireError, match=command.name):
@@ -351,9 +396,31 @@ def test_hello_comes_first_and_once() -> None:
 
 def test_a_command_that_does_not_exist() -> None:
     reader = RequestReader()
-    reader.feed(b"\x12")
-    with pytest.raises(WireError, match="command 18"):
+    reader.feed(b"\x20")
+    with pytest.raises(WireError, match="command 32"):
         reader.next()
+
+
+def test_a_command_of_another_version() -> None:
+    reader = RequestReader(protocol=wire.V7)
+    reader.feed(wire.write_request(wire.Hello()) + wire.write_request(wire.CommFree(0)))
+    assert reader.next() == wire.Hello()
+    with pytest.raises(WireError, match=r"COMM_FREE is no command of RPC 7\.0\.0"):
+        reader.next()
+
+
+def test_pieces_and_their_data_agree() -> None:
+    tensor = wire.WireTensor(1, 0, 1, (9, 1, 1, 1), (4, 36, 36, 36), 0)
+    for rows, row, came in ((3, 4, 12), (3, 4, 11), (0, 4, 0), (2**63, 2**63, 8)):
+        payload = tensor.pack() + struct.pack("<QQQQ", 0, row, rows, 8) + bytes(came)
+        reader = RequestReader()
+        reader.feed(wire.write_request(wire.Hello()) + struct.pack("<BQ", 18, len(payload)) + payload)
+        reader.next()
+        if rows * row == came and came:
+            assert reader.next() == wire.SetTensor2D(tensor, 0, row, rows, 8) and reader.bulk == came
+        else:
+            with pytest.raises(WireError, match="SET_TENSOR_2D"):
+                reader.next()
 
 
 def test_responses_that_nobody_asked_for() -> None:
@@ -433,17 +500,20 @@ def test_a_long_name_keeps_its_closing_zero() -> None:
     assert tensor.pack()[228 : 228 + 64] == b"n" * 63 + b"\0"
 
 
+@pytest.mark.parametrize("protocol", wire.PROTOCOLS.values(), ids=str)
 @pytest.mark.parametrize("path", CAPTURES, ids=lambda path: path.name.removesuffix(".bin.xz"))
-def test_captured_graphs_keep_every_byte(path: Path) -> None:
-    """What a real llama-server sent: read as a request, taken apart, put together again."""
+def test_captured_graphs_keep_every_byte(path: Path, protocol: Protocol) -> None:
+    """What a real llama-server sent, in 8.0 with a uid behind the device: read, taken apart, put together again."""
     payload = lzma.decompress(path.read_bytes())
-    stream = wire.write_request(wire.Hello()) + struct.pack("<BQ", 10, len(payload)) + payload
-    (_, graph) = read_requests(cuts(stream, [1, 40, 45, 1000, 300_001]), [])
+    uid = b"" if protocol is wire.V7 else bytes(range(1, 9))
+    sent = payload[:4] + uid + payload[4:]
+    stream = wire.write_request(wire.Hello()) + struct.pack("<BQ", 10, len(sent)) + sent
+    (_, graph) = read_requests(cuts(stream, [1, 40, 45, 1000, 300_001]), [], protocol)
     assert isinstance(graph, GraphCompute)
-    assert graph.payload == payload
-    assert wire.write_request(graph) == stream[33:]
-    rebuilt = wire.graph_request(graph.device, graph.nodes, graph.tensors)
-    assert wire.write_request(rebuilt) == stream[33:]
+    assert graph.payload == payload and graph.uid == int.from_bytes(uid, "little")
+    assert wire.write_request(graph, protocol) == stream[33:]
+    rebuilt = wire.graph_request(graph.device, graph.nodes, graph.tensors, graph.uid)
+    assert wire.write_request(rebuilt, protocol) == stream[33:]
     one_by_one = b"".join(
         wire.WireTensor.unpack(payload, len(payload) - 296 * (len(graph.tensors) - i)).pack()
         for i in range(len(graph.tensors))

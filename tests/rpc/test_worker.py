@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from test_endpoint import Authority
+from translator import Translator
 from wire_client import Client, layout, raw, records, request, running, until, wire_of
 
 from llamado.devices import limits
@@ -37,6 +38,7 @@ from llamado.gguf.types import TensorType as T
 from llamado.rpc.endpoint import Endpoint, EndpointError, client_tls
 from llamado.rpc.hashing import fnv1a
 from llamado.rpc.wire import (
+    V7,
     Allocated,
     AllocBuffer,
     BufferClear,
@@ -657,11 +659,11 @@ def bad_requests(sum: Sum) -> dict[str, tuple[bytes, str]]:
         "init": (write_request(InitTensor(raw(ptr, base, 5000))), "outside its buffer"),
         "type": (write_request(InitTensor(small._replace(type=99))), "type 99"),
         "line": (write_request(GetTensor(small._replace(name=b"x\nWARNING y"), 0, 9999)), "tensor x?WARNING y lie"),
-        "recompute": (write_request(GraphRecompute(0)), "without a graph"),
+        "recompute": (write_request(GraphRecompute(0), V7), "without a graph"),
         "operation": (
-            write_request(graph_request(0, nodes, strange)), "GATED_LINEAR_ATTN (tensor r)",
+            write_request(graph_request(0, nodes, strange), V7), "GATED_LINEAR_ATTN (tensor r)",
         ),
-        "graph for another device": (write_request(graph_request(3, nodes, tensors)), "device 3"),
+        "graph for another device": (write_request(graph_request(3, nodes, tensors), V7), "device 3"),
     }  # fmt: skip
 
 
@@ -1137,8 +1139,8 @@ def test_debug_logs_each_command(
     lines = [r.getMessage().split(" ", 1)[1] for r in caplog.records]
     assert lines[:3] == ["HELLO", "ALLOC_BUFFER device 0 size 3072", f"BUFFER_GET_BASE ptr {sum.ptr}"]
     assert any(line.startswith("SET_TENSOR a (type 0, [64, 4, 1, 1], buffer") for line in lines)
-    assert "GRAPH_COMPUTE device 0, 1 nodes, 3 tensors" in lines
-    assert "GRAPH_RECOMPUTE device 0" in lines
+    assert "GRAPH_COMPUTE device 0, uid 0, 1 nodes, 3 tensors" in lines
+    assert "GRAPH_RECOMPUTE device 0 uid 0" in lines
 
 
 def test_describe(device: CpuDevice, worker: Worker) -> None:
@@ -1230,7 +1232,10 @@ def test_llama_bench_runs_on_it(device: CpuDevice, peer_bin: Path, smollm2_path:
 def test_llama_server_says_the_same_as_on_its_own(
     device: CpuDevice, peer_bin: Path, model: str, request: pytest.FixtureRequest
 ) -> None:
-    """Greedy, over two of our workers and alone: it may differ where two words are as likely, so the start counts."""
+    """Greedy, over two of our workers and alone: it may differ where two words are as likely, so the start counts.
+
+    One speaks 8.0, made of what llama-server says.
+    """
     import httpx
 
     path = request.getfixturevalue(model)
@@ -1259,8 +1264,12 @@ def test_llama_server_says_the_same_as_on_its_own(
             process.terminate()
             process.wait(60)
 
-    with running(device) as one, running(device) as two:
-        rpc = f"127.0.0.1:{one.port},127.0.0.1:{two.port}"
+    with (
+        running(device) as one,
+        running(device, protocol=8) as two,
+        Translator(two.port, newer=False) as older,
+    ):
+        rpc = f"127.0.0.1:{one.port},127.0.0.1:{older.port}"
         ours = ask("--rpc", rpc, "-ngl", "99")
         until(lambda: lent(one) == lent(two) == 0)
     alone = ask()

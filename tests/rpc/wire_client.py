@@ -18,14 +18,20 @@ from llamado.ggml.ops import MAX_SRC
 from llamado.ggml.tensor import Tensor
 from llamado.rpc.wire import (
     COMMANDS,
+    PROTOCOLS,
     TENSOR,
+    V7,
     Allocated,
     AllocBuffer,
+    Bind,
     BufferGetBase,
     GetTensor,
+    GetTensor2D,
     GraphCompute,
     Hello,
+    HelloResponse,
     Number,
+    Offer,
     Request,
     Response,
     ResponseReader,
@@ -37,11 +43,13 @@ from llamado.rpc.wire import (
 )
 from llamado.rpc.worker.server import Worker, WorkerOptions
 
+WITH_ANSWERED_DATA = GetTensor | GetTensor2D | Offer | Bind
+
 
 @contextmanager
 def running(*devices: Device, **options: Any) -> Iterator[Worker]:
-    """A worker on a port of its own, served by a thread."""
-    worker = Worker(devices, WorkerOptions(**{"port": 0, **options}))
+    """A worker on a port of its own, served by a thread; it greets with 7.0, where graphs need no names."""
+    worker = Worker(devices, WorkerOptions(**{"port": 0, "protocol": 7, **options}))
     thread = threading.Thread(target=worker.serve)
     thread.start()
     try:
@@ -60,8 +68,11 @@ class Client:
         self.sock: socket.socket = socket.create_connection(("127.0.0.1", port), timeout=timeout)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.reader = ResponseReader()
+        self.protocol = V7
         if greet:
             self.hello = self.ask(Hello())
+            assert isinstance(self.hello, HelloResponse)
+            self.protocol = PROTOCOLS[self.hello.major]
 
     def __enter__(self) -> Client:
         return self
@@ -70,13 +81,13 @@ class Client:
         self.sock.close()
 
     def send(self, request: Request, data: bytes = b"") -> None:
-        self.sock.sendall(write_request(request) + data)
+        self.sock.sendall(write_request(request, self.protocol) + data)
 
     def ask(self, request: Request) -> Response:
         """Sends a request and waits for its response."""
         command = COMMANDS[type(request)]
         assert has_response(command)
-        self.reader.expect(command, request.size if isinstance(request, GetTensor) else 0)
+        self.reader.expect(command, request.size if isinstance(request, WITH_ANSWERED_DATA) else 0)
         self.send(request)
         while (got := self.reader.next()) is None:
             self._receive()
@@ -103,7 +114,12 @@ class Client:
         self.send(SetTensor(tensor, cache, offset, len(data)), data)
 
     def get(self, tensor: WireTensor, size: int, offset: int = 0) -> bytes:
-        self.ask(GetTensor(tensor, offset, size))
+        return self.data(GetTensor(tensor, offset, size))
+
+    def data(self, request: GetTensor | GetTensor2D | Offer | Bind) -> bytes:
+        """The bytes that a request is answered with."""
+        self.ask(request)
+        size = request.size
         target = memoryview(bytearray(size))
         done = 0
         while done < size:

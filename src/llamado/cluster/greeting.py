@@ -6,7 +6,17 @@ import socket
 import time
 
 from llamado.client.health import Phase, State
-from llamado.rpc.wire import COMMANDS, VERSION, Hello, HelloResponse, ResponseReader, WireError, write_request
+from llamado.rpc.wire import (
+    COMMANDS,
+    SPOKEN,
+    DeviceCount,
+    Hello,
+    HelloResponse,
+    ResponseReader,
+    WireError,
+    spoken,
+    write_request,
+)
 
 
 def greet(address: tuple[str, int], timeout: float) -> State:
@@ -25,6 +35,10 @@ def greet(address: tuple[str, int], timeout: float) -> State:
                 if not data:
                     return State(Phase.UNHEALTHY, "it ends the connection instead of greeting: no ggml RPC worker?")
                 reader.feed(data)
+            if isinstance(found[1], HelloResponse) and found[1].ours:
+                # One more question: who hangs up after the greeting alone seems to want another version.
+                connection.sendall(write_request(DeviceCount()))
+                connection.recv(256)
     except TimeoutError:
         if not accepted:
             return State(Phase.CONNECTING, f"no connection within {timeout:.2g} s; is the address right?")
@@ -40,7 +54,7 @@ def greet(address: tuple[str, int], timeout: float) -> State:
     hello = found[1]
     assert isinstance(hello, HelloResponse)
     version = (hello.major, hello.minor, hello.patch)
-    if version[0] != VERSION[0] or version[1] > VERSION[1]:
-        theirs, ours = (".".join(map(str, v)) for v in (version, VERSION))
-        return State(Phase.UNHEALTHY, f"it speaks RPC {theirs}, this is {ours}: use a llama.cpp of the same version")
+    if spoken(version) is None:
+        theirs = ".".join(map(str, version))
+        return State(Phase.UNHEALTHY, f"it speaks RPC {theirs}, this program {SPOKEN}: use a llama.cpp of one of these")
     return State(Phase.READY, "ready")

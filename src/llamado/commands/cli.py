@@ -192,6 +192,7 @@ def _worker(flags: Parsed, _: argparse.Namespace) -> int:
         share=flags.share,
         announce=flags.announce,
         ring=not flags.no_ring,
+        protocol=int(flags.protocol),
     )
     return run_worker(options)
 

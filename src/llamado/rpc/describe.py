@@ -9,19 +9,26 @@ from llamado.rpc.wire import (
     COMMANDS,
     Attach,
     Await,
+    Bind,
     CloseInlet,
+    CommAllReduce,
+    CommInit,
     ConnectNext,
     CopyTensor,
     GetAllocSize,
     GetTensor,
+    GetTensor2D,
     GraphCompute,
     Hello,
     InitTensor,
     MemsetTensor,
+    Offer,
+    Protocol,
     Push,
     Request,
     RequestReader,
     SetTensor,
+    SetTensor2D,
     SetTensorHash,
     WireTensor,
 )
@@ -40,6 +47,15 @@ class SentRequests:
     def __init__(self, to: str) -> None:
         self._to = to
         self._reader = RequestReader()
+
+    @property
+    def protocol(self) -> Protocol:
+        """What is spoken; to be set once that is known."""
+        return self._reader.protocol
+
+    @protocol.setter
+    def protocol(self, protocol: Protocol) -> None:
+        self._reader.protocol = protocol
 
     def take(self, sent: bytes | memoryview) -> None:
         """Bytes as they are sent, cut anywhere."""
@@ -66,9 +82,20 @@ def _words(request: Request) -> str:
     name = COMMANDS[type(request)].name
     match request:
         case GraphCompute():
-            return f"{name} device {request.device}, {len(request.nodes)} nodes, {len(request.tensors)} tensors"
+            counts = f"{len(request.nodes)} nodes, {len(request.tensors)} tensors"
+            return f"{name} device {request.device}, uid {request.uid}, {counts}"
         case SetTensor() | GetTensor():
             return f"{name} {_where(request.tensor)}, {request.size} bytes at {request.offset}"
+        case SetTensor2D() | GetTensor2D():
+            pieces = f"{request.rows} times {request.row} bytes, {request.stride} apart, from {request.offset}"
+            return f"{name} {_where(request.tensor)}, {pieces}"
+        case CommAllReduce():
+            return f"{name} device {request.device}, {_where(request.tensor)}"
+        case CommInit():
+            where = f"{request.host.decode('utf-8', 'replace')}:{request.port}"
+            return f"{name} device {request.device} is {request.rank} of {request.world} at {where}"
+        case Offer() | Bind():
+            return f"{name} {len(request.weights)} weights"
         case MemsetTensor():
             return f"{name} {_where(request.tensor)}, {request.size} bytes at {request.offset} to {request.value}"
         case SetTensorHash():

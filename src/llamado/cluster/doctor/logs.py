@@ -46,8 +46,8 @@ PATTERNS: tuple[Pattern, ...] = (
     _pattern(r"can be reached from other machines, and no key is asked for", "no-key"),
     _pattern(r"unauthorized: Invalid API Key", "wrong-key"),
     # --- workers
-    _pattern(r"RPC server version mismatch: (?P<theirs>[\d.]+)|speaks RPC [\d.]+, this is (?P<ours>[\d.]+)",
-             "worker-version"),
+    _pattern(r"RPC server version mismatch: (?P<theirs>[\d.]+)", "worker-version"),
+    _pattern(r"speaks RPC [\d.]+, this program (?P<ours>[\d.]+(?: and [\d.]+)*)", "worker-version"),
     _pattern(r"HELLO request size mismatch|Expected HELLO command, update client", "worker-version"),
     _pattern(r"RPC handshake failed for (?P<host>[^\s:]+):(?P<port>\d+)", "worker-version", follows=True),
     _pattern(r"Failed to connect to (?P<host>[^\s:]+):(?P<port>\d+)", "worker-refused"),

@@ -203,7 +203,8 @@ SYMPTOMS: dict[str, Symptom] = {
         "Versions of RPC differ",
         "--rpc: the version in HELLO",
         "server and worker are of different llama.cpp builds",
-        "rpc-server --version; llama-server --version   # use builds of the same RPC version (this one: {ours})",
+        "rpc-server --version; llama-server --version   # use builds of the same RPC version (this one: {ours}); "
+        "llamado worker --protocol 7   # where the worker is llamado's and the server an older llama.cpp",
     ),
     "not-a-worker": Symptom(
         "No worker, but something else answers",

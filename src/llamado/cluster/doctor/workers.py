@@ -17,7 +17,7 @@ from llamado.devices.split.measure import measure_all
 from llamado.devices.split.placement import DeviceFigures, SplitOptions
 from llamado.errors import LlamadoError
 from llamado.rpc.endpoint import Endpoint, client_tls
-from llamado.rpc.wire import VERSION
+from llamado.rpc.wire import LATEST, SPOKEN, spoken
 
 _LEAST_MEMORY = 64 << 20
 _TIMES = 4.0
@@ -72,7 +72,7 @@ def _look(endpoint: Endpoint, split: SplitOptions, timeout: float) -> Finding | 
     tls = (lambda: client_tls(split.ca, split.cert, split.key)) if endpoint.tls else None
     greeting = hello(endpoint.host, endpoint.port, timeout, tls)
     if greeting.how is How.GREETED:
-        return _version(where, greeting.version or VERSION)
+        return _version(where, greeting.version or LATEST.version)
     if greeting.how is How.SILENT:
         return finding("worker-silent", where, f"no greeting within {timeout:g} s", **facts)
     if greeting.how is How.CERTIFICATE:
@@ -93,10 +93,10 @@ def _look(endpoint: Endpoint, split: SplitOptions, timeout: float) -> Finding | 
 
 
 def _version(where: str, theirs: tuple[int, int, int]) -> Finding | None:
-    if theirs[0] == VERSION[0] and theirs[1] <= VERSION[1]:
+    if spoken(theirs) is not None:
         return None
-    their, our = (".".join(map(str, version)) for version in (theirs, VERSION))
-    return finding("worker-version", where, f"the worker speaks RPC {their}, this program {our}", ours=our)
+    their = ".".join(map(str, theirs))
+    return finding("worker-version", where, f"the worker speaks RPC {their}, this program {SPOKEN}", ours=SPOKEN)
 
 
 def _same(endpoints: Sequence[Endpoint]) -> Iterator[Finding]:

@@ -25,16 +25,19 @@ from llamado.rpc.endpoint import Endpoint
 from llamado.rpc.transport import ConnectError, Piece, Transport, dial
 from llamado.rpc.wire import (
     COMMANDS,
-    LLAMADO_LINKED,
-    VERSION,
+    LATEST,
+    SPOKEN,
+    Bind,
     GetTensor,
     Hello,
     HelloResponse,
+    Offer,
     Request,
     Response,
     ResponseReader,
     TensorData,
     WireError,
+    spoken,
     write_request,
 )
 
@@ -69,8 +72,9 @@ class _Due(NamedTuple):
 class WorkerConnection:
     """One connection. Any thread may call; what is sent is in the order of the calls.
 
-    `own`: the worker is ours (wire.LLAMADO); `linked`: it also passes tensors to others of ours. `lost`: why everything
-    fails from now on, None while all is well.
+    `protocol` is the version that both sides speak. `own`: the worker is ours (wire.LLAMADO); `linked`: it also passes
+    tensors to others of ours; `own_files`: it may have weights in files of its own. `lost`: why everything fails from
+    now on, None while all is well.
     """
 
     def __init__(
@@ -93,7 +97,8 @@ class WorkerConnection:
         self.endpoint = endpoint
         self.name = str(endpoint)
         """How messages call the worker."""
-        self.own = self.linked = False
+        self.own = self.linked = self.own_files = False
+        self.protocol = LATEST
         self.lost: DeviceLost | None = None
         self._reply_timeout = reply_timeout
         self._tls, self._timeout = tls, timeout
@@ -141,12 +146,16 @@ class WorkerConnection:
                 hint = "" if _CERTIFICATE in lost.why else f"; if it refused our certificate, {_CERTIFICATE}"
             raise ConnectError(f"{self.endpoint} is no RPC worker that can be used: {lost.why}{hint}") from None
         theirs = (response.major, response.minor, response.patch)
-        if theirs[0] != VERSION[0] or theirs[1] > VERSION[1]:
+        protocol = spoken(theirs)
+        if protocol is None:
             raise VersionMismatch(
-                f"{self.endpoint} speaks RPC {'.'.join(map(str, theirs))}, this is {'.'.join(map(str, VERSION))}; use "
-                "a llama.cpp of the same major version on both sides"
+                f"{self.endpoint} speaks RPC {'.'.join(map(str, theirs))}, this program {SPOKEN}; use a llama.cpp that "
+                "speaks one of these"
             )
-        self.own, self.linked = response.ours, response.own == LLAMADO_LINKED
+        self.protocol = protocol
+        if self._said is not None:
+            self._said.protocol = protocol
+        self.own, self.linked, self.own_files = response.ours, response.linked, response.own_files
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
@@ -208,8 +217,8 @@ class WorkerConnection:
         """Sends a request that has a response."""
         return cast("Future[Response]", self._ask(request, None))
 
-    def fetch(self, request: GetTensor) -> Future[Bytes]:
-        """Asks for bytes of a tensor."""
+    def fetch(self, request: GetTensor | Offer | Bind) -> Future[Bytes]:
+        """Asks for bytes of a tensor, or a byte for each weight."""
         return cast("Future[Bytes]", self._ask(request, np.empty(request.size, np.uint8)))
 
     def call(self, request: Request, kind: type[T], timeout: float | None = None) -> T:

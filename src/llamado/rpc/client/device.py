@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import ssl
 import time
 from collections import OrderedDict
@@ -34,6 +35,7 @@ from llamado.rpc.client.connection import ALIVE_TIMEOUT, REPLY_TIMEOUT, WorkerCo
 from llamado.rpc.client.encode import wire_graph, wire_tensor
 from llamado.rpc.client.known_hashes import KnownHashes
 from llamado.rpc.client.link import End, RemoteLink
+from llamado.rpc.client.sent_graphs import SentGraphs
 from llamado.rpc.client.sent_inputs import SentInputs
 from llamado.rpc.client.upload import OWN_HASH_THRESHOLD, Weight, send_weights
 from llamado.rpc.endpoint import Endpoint, client_tls
@@ -44,7 +46,6 @@ from llamado.rpc.wire import (
     AllocBuffer,
     BufferClear,
     BufferGetBase,
-    Command,
     CopyTensor,
     DeviceCount,
     DeviceMemory,
@@ -60,6 +61,7 @@ from llamado.rpc.wire import (
     Response,
     SetTensor,
     WireTensor,
+    graph_pieces,
     write_request,
 )
 
@@ -101,6 +103,7 @@ class RemoteBuffer:
 class _Prepared(NamedTuple):
     graph: Graph
     payload: bytes
+    uid: int
 
 
 @dataclass
@@ -189,7 +192,8 @@ class RemoteDevice:
         self._compute: RemoteBuffer | None = None
         self._prepared: OrderedDict[int, _Prepared] = OrderedDict()
         self._prepared_bytes = 0
-        self._last: tuple[Graph, int] | None = None
+        self._sent = SentGraphs(connection.protocol)
+        self._uids = itertools.count(1)
         self._sizes: dict[tuple[Any, ...], int] = {}
         self._failure: DeviceError | None = None
         self._copies: bool | None = True if self.own else None
@@ -392,7 +396,6 @@ class RemoteDevice:
         """Drops graphs made ready: memory they name is given back."""
         self._prepared.clear()
         self._prepared_bytes = 0
-        self._last = None
 
     def _alloc_sizes(self, tensors: Sequence[Tensor]) -> list[int]:
         """Bytes each tensor needs; ggml's workers are asked where a back end may want more than the tensor has."""
@@ -551,18 +554,17 @@ class RemoteDevice:
             return self._prepare(graph)
 
     def submit(self, graph: Graph) -> None:
-        """Computes a graph, by its name alone where it is the one that was computed before."""
+        """Computes a graph, by its name alone where the worker has it still."""
         self._surface()
         if not graph.nodes:
             return
         connection = self._connection
         with connection.sending:
             prepared = self._prepare(graph)  # may grow the compute buffer, so that the worker forgets
-            if self._last == (graph, self._shared.freed):
-                connection.send(write_request(GraphRecompute(self._number)))
+            if self._sent.again(prepared.uid, self._shared.freed):
+                connection.send(write_request(GraphRecompute(self._number, prepared.uid), connection.protocol))
             else:
-                self._last = (graph, self._shared.freed)
-                connection.send(_GRAPH_HEAD + len(prepared.payload).to_bytes(8, "little"), prepared.payload)
+                connection.send(*graph_pieces(prepared.payload, prepared.uid, connection.protocol))
 
     def profile(self, graph: Graph, repeats: int = 20) -> list[OperationTime]:
         """Raises DeviceError: a worker tells no times."""
@@ -608,7 +610,7 @@ class RemoteDevice:
             if root.buffer is not None:
                 buffer, at = self._bound(root)
                 buffer.sent_inputs.leave(at, at + root.nbytes)
-        prepared = _Prepared(graph, wire_graph(self._number, graph, memory).payload)
+        prepared = _Prepared(graph, wire_graph(self._number, graph, memory).payload, next(self._uids))
         self._prepared[id(graph)] = prepared
         self._prepared_bytes += len(prepared.payload)
         while self._prepared_bytes > _PAYLOADS_KEPT and len(self._prepared) > 1:
@@ -623,9 +625,6 @@ class RemoteDevice:
                 compute.free()
             self._compute = compute = self._allocate([size], clear=False)[0]
         return compute
-
-
-_GRAPH_HEAD = bytes([Command.GRAPH_COMPUTE])
 
 
 def _is_padded(tensor: Tensor) -> bool:

@@ -61,7 +61,8 @@ class Heartbeat:
             try:
                 if self._ended:
                     raise ConnectionAbortedError("it is not asked any more")
-                self._ask(Hello())
+                # The count, too, at once: who hangs up after the greeting alone seems to want another version.
+                self._ask(Hello(), DeviceCount())
                 break
             except (OSError, WireError) as error:
                 self._sock.close()
@@ -94,14 +95,16 @@ class Heartbeat:
                 return why
         return None
 
-    def _ask(self, request: Hello | DeviceCount) -> None:
-        self._reader.expect(COMMANDS[type(request)])
-        self._sock.sendall(write_request(request))
-        while self._reader.next() is None:
-            data = self._sock.recv(4096)
-            if not data:
-                raise ConnectionResetError("it closed the connection")
-            self._reader.feed(data)
+    def _ask(self, *requests: Hello | DeviceCount) -> None:
+        for request in requests:
+            self._reader.expect(COMMANDS[type(request)])
+        self._sock.sendall(b"".join(map(write_request, requests)))
+        while self._reader.n_expected:
+            if self._reader.next() is None:
+                data = self._sock.recv(4096)
+                if not data:
+                    raise ConnectionResetError("it closed the connection")
+                self._reader.feed(data)
 
     def interrupt(self) -> None:
         """Makes a `beat` in another thread come back."""

@@ -17,8 +17,15 @@ DELAYED = GRAPHS | {Command.DELIVER}
 """What takes a link's time: a graph on its way to a worker, and what one worker passes to the next."""
 ANSWERED = frozenset(command for command in Command if has_response(command))
 _COMMANDS = frozenset(Command)
-# What is kept of a message to look at later: all that may be delayed, of SET_TENSOR what is in front of the data.
-_KEPT = {Command.GRAPH_COMPUTE: MAX_MESSAGE, Command.SET_TENSOR: TENSOR.itemsize + 9, Command.DELIVER: MAX_MESSAGE}
+# What is kept of a message to look at later: all that may be delayed, lists, and what is in front of a tensor's data.
+_KEPT = {
+    Command.GRAPH_COMPUTE: MAX_MESSAGE,
+    Command.SET_TENSOR: TENSOR.itemsize + 9,
+    Command.SET_TENSOR_2D: TENSOR.itemsize + 32,
+    Command.DELIVER: MAX_MESSAGE,
+    Command.OFFER: MAX_MESSAGE,
+    Command.BIND: MAX_MESSAGE,
+}
 _KEPT_ELSE = 4096
 
 

@@ -36,6 +36,16 @@ class RequestLog:
     def __init__(self) -> None:
         self._reader = wire.RequestReader()
 
+    def greeted(self, response: Message) -> None:
+        """HELLO's response tells in which version the requests behind it are."""
+        try:
+            version = tuple(response.payload[:3])
+            protocol = wire.spoken((version[0], version[1], version[2]))
+        except IndexError:
+            return
+        if protocol is not None:
+            self._reader.protocol = protocol
+
     def describe(self, message: Message) -> dict[str, Any]:
         """What a request says; `note` where it breaks the rules."""
         try:
@@ -48,7 +58,7 @@ class RequestLog:
             return request_fields(request)
         except WireError as error:
             # The reader is of no more use. What comes next may well be right, and then HELLO is long past.
-            self._reader = wire.RequestReader()
+            self._reader = wire.RequestReader(protocol=self._reader.protocol)
             self._reader.feed(wire.write_request(wire.Hello()))
             self._reader.next()
             return {"note": str(error)}
@@ -58,7 +68,9 @@ def request_fields(request: wire.Request) -> dict[str, Any]:
     """The fields of a request by name; graphs as counts and the histogram of their nodes' operations."""
     if isinstance(request, wire.GraphCompute):
         counts = {"n_nodes": len(request.nodes), "n_tensors": len(request.tensors)}
-        return {"device": request.device, **counts, "ops": op_histogram(request)}
+        return {"device": request.device, "uid": request.uid, **counts, "ops": op_histogram(request)}
+    if isinstance(request, wire.Offer | wire.Bind):
+        return {"weights": len(request.weights)}
     if isinstance(request, wire.Hello):
         return {"caps": request.caps.hex()} if any(request.caps) else {}
     if isinstance(request, wire.GetAllocSize):
@@ -109,8 +121,8 @@ def _op_name(number: int) -> str:
 
 
 def response_fields(message: Message) -> dict[str, Any]:
-    """The `value` of a response, but for GET_TENSOR's, which is data; `note` where it breaks the rules."""
-    if message.command is None or message.command == Command.GET_TENSOR:
+    """The `value` of a response, but for those that are data; `note` where it breaks the rules."""
+    if message.command is None or message.command in wire.DATA:
         return {}
     form, kind = wire.RESPONSES[Command(message.command)]
     payload = message.payload

@@ -15,7 +15,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from llamado.errors import LlamadoError
@@ -82,30 +83,40 @@ class Dialling:
         began = time.monotonic()
         where = printable(request.endpoint.decode("utf-8", "replace"))
         try:
-            if not self.allowed:
-                raise LinkRefused("this worker passes nothing on (--no-ring)")
-            if self.failures.left(client) < 1:
-                raise LinkRefused("too many attempts of this client have failed")
-            if not self._turns.acquire(timeout=DIAL_SECONDS):
-                raise LinkRefused("too many others connect at the same time")
-            try:
+            with self.attempt(client):
                 return self._reach(Endpoint.parse(request.endpoint.decode()), request.ticket)
-            except (LlamadoError, WireError, OSError, ValueError):
-                self.failures.spend(client, 1)
-                raise
-            finally:
-                self._turns.release()
         except (LlamadoError, OSError, ValueError) as error:
             log.warning("no link to %s: %s; its client carries what goes there", where, printable(str(error)))
             time.sleep(max(0.0, began + REFUSAL_SECONDS - time.monotonic()))
             return None
 
-    def _reach(self, endpoint: Endpoint, ticket: bytes) -> Outlet:
+    @contextmanager
+    def attempt(self, client: str) -> Iterator[None]:
+        """Inside, this worker connects for a client; if that fails, it is counted. Raises LinkRefused."""
+        if not self.allowed:
+            raise LinkRefused("this worker passes nothing on (--no-ring)")
+        if self.failures.left(client) < 1:
+            raise LinkRefused("too many attempts of this client have failed")
+        if not self._turns.acquire(timeout=DIAL_SECONDS):
+            raise LinkRefused("too many others connect at the same time")
+        try:
+            yield
+        except (LlamadoError, WireError, OSError, ValueError):
+            self.failures.spend(client, 1)
+            raise
+        finally:
+            self._turns.release()
+
+    def check(self, endpoint: Endpoint) -> None:
+        """Raises LinkRefused where this worker may not connect to."""
         if self.networks:
             found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
             hosts = {address(str(entry[4][0])) for entry in found}
             if not all(host is not None and any(host in network for network in self.networks) for host in hosts):
                 raise LinkRefused("it is not in a network of --allow")
+
+    def _reach(self, endpoint: Endpoint, ticket: bytes) -> Outlet:
+        self.check(endpoint)
         if endpoint.tls and self.tls is None:
             raise LinkRefused("it wants TLS, and this worker has no --tls-cert and --tls-key to show")
         sock = dial(endpoint, self.tls if endpoint.tls else None, DIAL_SECONDS)
@@ -256,18 +267,19 @@ class Inlet:
 def receive(sock: socket.socket, reader: RequestReader, region: Region, start: int, size: int) -> None:
     """Bulk of a message to its place; raises OSError."""
     if region.memory is not None:
-        _fill(sock, reader, region.memory[start : start + size])
+        fill(sock, reader, region.memory[start : start + size])
         return
     chunk = memoryview(bytearray(min(size, 1 << 20)))
     while size:
         part = chunk[: min(size, len(chunk))]
-        _fill(sock, reader, part)
+        fill(sock, reader, part)
         region.write(start, part)
         start += len(part)
         size -= len(part)
 
 
-def _fill(sock: socket.socket, reader: RequestReader, target: memoryview) -> None:
+def fill(sock: socket.socket, reader: RequestReader, target: memoryview) -> None:
+    """Bulk of a message to memory of this process; raises OSError."""
     done = reader.take(target)
     while done < len(target):
         n = sock.recv_into(target[done:])

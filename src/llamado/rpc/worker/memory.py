@@ -125,6 +125,21 @@ class Region:
                 future = self.lender.device.read(self.tensor(at, n), 0, n)
             yield np.ascontiguousarray(future.result()).data
 
+    def write_pieces(self, offset: int, stride: int, data: memoryview, row: int) -> None:
+        """Puts pieces of `row` bytes, which come without gaps, `stride` bytes apart from `offset` on."""
+        for i in range(len(data) // row):
+            self.write(offset + i * stride, data[i * row : (i + 1) * row])
+
+    def read_pieces(self, offset: int, stride: int, rows: int, row: int) -> memoryview:
+        """Pieces of `row` bytes, `stride` bytes apart from `offset` on, without gaps."""
+        found = memoryview(bytearray(rows * row))
+        at = 0
+        for i in range(rows):
+            for piece in self.read(offset + i * stride, row):
+                found[at : at + len(piece)] = piece
+                at += len(piece)
+        return found
+
     def copy(self, offset: int, source: Region, start: int, size: int) -> None:
         """Copies bytes from another region, or this one (as if through a third place)."""
         if self.memory is not None and source.memory is not None:

@@ -22,6 +22,8 @@ from llamado.devices.registry import DeviceOptions, backend, kinds_here
 from llamado.errors import LlamadoError
 from llamado.rpc.describe import debugging
 from llamado.rpc.endpoint import Endpoint, client_tls, server_tls
+from llamado.rpc.wire import LATEST, PROTOCOLS
+from llamado.rpc.worker.greetings import Greetings
 from llamado.rpc.worker.identity import address, identity
 from llamado.rpc.worker.join import ServerMembership, described, server_url
 from llamado.rpc.worker.links import Dialling
@@ -69,7 +71,7 @@ class WorkerOptions:
     bytes that all clients together get of a device, None: what is free; `allow`: networks that may connect (CIDR),
     empty: all. `join`: servers that it is to belong to, with the `token` they want and the `share` of layers it asks
     for; `announce`: tell the network of it. `ring`: connect to other workers, to pass tensors to them, where a client
-    asks for it.
+    asks for it. `protocol`: the major version that a client nobody knows yet is greeted with.
     """
 
     host: str = "127.0.0.1"
@@ -87,6 +89,7 @@ class WorkerOptions:
     share: float = 1.0
     announce: bool = False
     ring: bool = True
+    protocol: int = LATEST.major
 
 
 class Worker:
@@ -104,6 +107,8 @@ class Worker:
         cache = TensorCache(cache_folder()) if options.cache else None
         self.shared = Shared([Lender(d, options.mem) for d in devices], cache, debugging())
         self.shared.dialling = Dialling(options.ring, self._allowed)
+        self.shared.may_enter = self._may_enter
+        self.shared.greetings = Greetings(PROTOCOLS[options.protocol])
         if options.tls_cert and options.tls_key:
             # As a client of other workers: the certificates of one cluster are of one authority.
             self.shared.dialling.tls = client_tls(options.tls_client_ca, options.tls_cert, options.tls_key)

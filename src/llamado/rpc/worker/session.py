@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import ssl
 import struct
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from llamado.devices.device import Device, DeviceError, KernelQuota, NoKernelsLeft
 from llamado.errors import LlamadoError
+from llamado.gguf.types import TensorType
 from llamado.rpc.describe import describe, name_of, printable
 from llamado.rpc.wire import (
+    LATEST,
+    LINKED,
     LLAMADO,
-    LLAMADO_LINKED,
-    VERSION,
     Allocated,
     AllocBuffer,
     Attach,
     Await,
     Awaited,
+    Bind,
     BufferClear,
     BufferGetBase,
     CloseInlet,
+    CommAllReduce,
     Command,
+    CommFree,
+    CommInit,
     ConnectNext,
     CopyTensor,
     Deliver,
@@ -39,6 +46,7 @@ from llamado.rpc.wire import (
     GetDeviceMemory,
     GetMaxSize,
     GetTensor,
+    GetTensor2D,
     GraphCompute,
     GraphRecompute,
     Hello,
@@ -47,12 +55,14 @@ from llamado.rpc.wire import (
     InletTicket,
     MemsetTensor,
     Number,
+    Offer,
     OpenInlet,
     Push,
     Request,
     RequestReader,
     Response,
     SetTensor,
+    SetTensor2D,
     SetTensorHash,
     TensorData,
     WireError,
@@ -60,9 +70,12 @@ from llamado.rpc.wire import (
     write_response,
 )
 from llamado.rpc.worker.budgets import Budgets
-from llamado.rpc.worker.decode import Decoded, decode, tensor_bytes
+from llamado.rpc.worker.comm import Comm, meet
+from llamado.rpc.worker.decode import Decoded, tensor_bytes
+from llamado.rpc.worker.graphs import ClientGraphs
+from llamado.rpc.worker.greetings import Greetings
 from llamado.rpc.worker.identity import identity
-from llamado.rpc.worker.links import MAX_LINKS, Dialling, Inlet, Outlet, receive
+from llamado.rpc.worker.links import MAX_LINKS, Dialling, Inlet, Outlet, fill, receive
 from llamado.rpc.worker.memory import Lender, Region
 from llamado.rpc.worker.tensor_cache import TensorCache, Wanted
 
@@ -84,10 +97,10 @@ _SIDE_BY_SIDE = 4
 """Cache entries that are checked at a time."""
 _ASKED = 1 << 14
 """Uploads that may be announced by their hashes before they come."""
+_PIECES_AT_ONCE = 1 << 20
+"""Bytes of pieces of a tensor that are gathered before they are passed on."""
 _SMALL = 1 << 14
 """Data up to this size is sent in one piece with what stands before it."""
-_GRAPHS_KEPT = 64
-_GRAPH_BYTES_KEPT = 32 << 20
 
 
 class Stopping(LlamadoError):
@@ -103,41 +116,12 @@ class Shared:
     debug: bool = False
     kernels: Budgets = field(default_factory=Budgets)
     dialling: Dialling = field(default_factory=Dialling)
+    greetings: Greetings = field(default_factory=lambda: Greetings(LATEST))
     inlets: dict[bytes, Inlet] = field(default_factory=dict)
     """Of all clients, by ticket."""
+    may_enter: Callable[[str], bool] = lambda host: True
+    """Whether an address is one that may connect."""
     stopping: bool = False
-
-
-@dataclass
-class _Graphs:
-    """The graphs of one client that were used last, by their bytes: a master that alternates sends the same again."""
-
-    dropped: Callable[[Decoded], None]
-    kept: OrderedDict[bytes, Decoded] = field(default_factory=OrderedDict)
-    size: int = 0
-
-    def get(self, payload: bytes) -> Decoded | None:
-        found = self.kept.get(payload)
-        if found is not None:
-            self.kept.move_to_end(payload)
-        return found
-
-    def put(self, graph: Decoded) -> None:
-        if graph.payload in self.kept:
-            self.drop(self.kept[graph.payload])
-        self.kept[graph.payload] = graph
-        self.size += len(graph.payload)
-        while len(self.kept) > 1 and (len(self.kept) > _GRAPHS_KEPT or self.size > _GRAPH_BYTES_KEPT):
-            self.drop(next(iter(self.kept.values())))
-
-    def drop(self, graph: Decoded) -> None:
-        if self.kept.get(graph.payload) is graph:
-            del self.kept[graph.payload]
-            self.size -= len(graph.payload)
-            self.dropped(graph)
-
-    def __contains__(self, graph: Decoded) -> bool:
-        return self.kept.get(graph.payload) is graph
 
 
 class Session:
@@ -149,19 +133,21 @@ class Session:
         self.client = identity(host)
         self.network = self.client
         self._sock, self._shared = sock, shared
-        self._reader = RequestReader(_MAX_MESSAGE)
+        self.protocol = shared.greetings.of(host)
+        """What it is greeted with, and speaks, if it goes on."""
+        self._reader = RequestReader(_MAX_MESSAGE, self.protocol)
         self._regions: dict[int, Region] = {}
-        self._graphs = _Graphs(self._forget)
-        self._last: dict[int, Decoded] = {}
+        self._graphs = ClientGraphs(self.protocol, self._regions, self._forget)
         self._asked: dict[tuple[int, int], int] = {}  # hashes that were not in the cache, by place
         self._put_back: Request | None = None
         self._inlets: dict[int, Inlet] = {}
         self._outlets: dict[int, Outlet] = {}
+        self._comms: dict[int, Comm] = {}
         self._n_links = 0
         self._feeds: Inlet | None = None  # another client's, which this connection belongs to
         self._computed = 0.0  # seconds of the graph that ran last
         self._began = self._served = time.monotonic()
-        self._greeted = self._gone = False
+        self._greeted = self._understood = self._gone = self._shut = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             Hello: self._hello,
             DeviceCount: lambda _: self._answer(Command.DEVICE_COUNT, Number(len(shared.lenders))),
@@ -174,8 +160,10 @@ class Session:
             FreeBuffer: self._free,
             BufferClear: self._clear,
             SetTensor: self._set,
+            SetTensor2D: self._set_pieces,
             SetTensorHash: self._set_hash,
             GetTensor: self._get,
+            GetTensor2D: self._get_pieces,
             CopyTensor: self._copy,
             InitTensor: self._init,
             MemsetTensor: self._memset,
@@ -188,6 +176,11 @@ class Session:
             Await: self._await,
             Deliver: self._deliver,
             CloseInlet: self._close_inlet,
+            CommInit: self._comm_init,
+            CommAllReduce: self._comm_add,
+            CommFree: self._comm_free,
+            Offer: self._offer,
+            Bind: self._bind,
         }
 
     # --- the connection ---------------------------------------------------------------------------------------------
@@ -250,11 +243,14 @@ class Session:
             outlet.shut()
         for inlet in [*self._inlets.values()]:
             inlet.end()
+        for comm in [*self._comms.values()]:
+            comm.shut()
         if self._feeds is not None:
             self._feeds.end()
 
     def shut(self) -> None:
         """Ends both directions, from any thread."""
+        self._shut = True
         self._end_links()
         try:
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # TLS or not: the socket below
@@ -289,24 +285,37 @@ class Session:
         self._handle(request)
 
     def _loop(self) -> None:
-        sock, reader, debug = self._sock, self._reader, self._shared.debug
+        reader, debug = self._reader, self._shared.debug
         handlers = self._handlers
         buffer = memoryview(bytearray(_RECEIVE))
         while True:
             request = reader.next()
             if request is None:
-                n = sock.recv_into(buffer)
+                n = self._hear(buffer)
                 if not n:
                     return
                 reader.feed(buffer[:n])
                 continue
             self._served = time.monotonic()
+            if not self._understood:
+                self._understood = True
+                self._shared.greetings.understood(self.host, self.protocol, self._served)
             while request is not None:
                 if debug:
                     self._handle(request)
                 else:
                     handlers[type(request)](request)
                 request, self._put_back = self._put_back, None
+
+    def _hear(self, buffer: memoryview) -> int:
+        """Bytes that came; whoever hangs up after the greeting wanted to be greeted in another version."""
+        try:
+            n = self._sock.recv_into(buffer)
+        except ConnectionResetError:
+            n = 0
+        if not (n or self._understood or self._reader.held or self._shut):
+            self._shared.greetings.refused(self.host, self.protocol, self._began)
+        return n
 
     def _handle(self, request: Request) -> None:
         if self._shared.debug:
@@ -343,8 +352,8 @@ class Session:
 
     # --- the worker and its devices ---------------------------------------------------------------------------------
     def _hello(self, _: Hello) -> None:
-        own = LLAMADO_LINKED if self._shared.dialling.allowed else LLAMADO
-        self._answer(Command.HELLO, HelloResponse(*VERSION, own=own))
+        own = LLAMADO | (LINKED if self._shared.dialling.allowed else 0)
+        self._answer(Command.HELLO, HelloResponse(*self.protocol.version, own))
 
     def _alignment(self, request: GetAlignment) -> None:
         self._lender(request.device)
@@ -374,12 +383,7 @@ class Session:
 
     def _free(self, request: FreeBuffer) -> None:
         region = self._region(request.ptr)
-        for graph in [g for g in self._graphs.kept.values() if request.ptr in g.regions]:
-            self._graphs.drop(graph)
-        for device, graph in [*self._last.items()]:
-            if request.ptr in graph.regions:
-                del self._last[device]
-                self._forget(graph)
+        self._graphs.free(request.ptr)
         del self._regions[request.ptr]
         region.free()
 
@@ -389,18 +393,15 @@ class Session:
             self._shared.inlets.pop(inlet.ticket, None)
         while self._outlets:
             self._outlets.popitem()[1].close()
+        while self._comms:
+            self._comms.popitem()[1].close()
         while self._regions:
             self._regions.popitem()[1].free()
-        graphs = {id(graph): graph for graph in [*self._graphs.kept.values(), *self._last.values()]}
-        self._graphs.kept.clear()
-        self._last.clear()
-        for graph in graphs.values():
-            self._forget(graph)
+        self._graphs.clear()
 
     def _forget(self, graph: Decoded) -> None:
-        """Tells the device that a graph does not come again, unless it may."""
-        if graph not in self._graphs and graph not in self._last.values():
-            self._shared.lenders[graph.request.device].forget([graph.graph])
+        """Tells the device that a graph does not come again as it is."""
+        self._shared.lenders[graph.request.device].forget([graph.graph])
 
     def _clear(self, request: BufferClear) -> None:
         region = self._region(request.ptr)
@@ -446,6 +447,35 @@ class Session:
             self._send(head, piece)
             head = b""
 
+    def _pieces(self, request: SetTensor2D | GetTensor2D) -> tuple[Region, int]:
+        """Where the pieces of a tensor begin, all of which are inside it."""
+        span = (request.rows - 1) * request.stride + request.row
+        size = tensor_bytes(request.tensor)
+        if not request.size or request.offset + span > size:
+            raise WireError(
+                f"{request.rows} times {request.row} bytes, {request.stride} apart from {request.offset} on, are not "
+                f"inside tensor {name_of(request.tensor)} of {size} bytes"
+            )
+        return self._place(request.tensor, request.offset, span)
+
+    def _set_pieces(self, request: SetTensor2D) -> None:
+        region, start = self._pieces(request)
+        row, rows = request.row, max(1, _PIECES_AT_ONCE // request.row)
+        buffer = memoryview(bytearray(row * min(rows, request.rows)))
+        for first in range(0, request.rows, rows):
+            n = min(rows, request.rows - first)
+            fill(self._sock, self._reader, buffer[: n * row])
+            region.write_pieces(start + first * request.stride, request.stride, buffer[: n * row], row)
+
+    def _get_pieces(self, request: GetTensor2D) -> None:
+        region, start = self._pieces(request)
+        row, rows = request.row, max(1, _PIECES_AT_ONCE // request.row)
+        head = write_response(Command.GET_TENSOR_2D, TensorData(request.size))
+        for first in range(0, request.rows, rows):
+            n = min(rows, request.rows - first)
+            self._send(head, region.read_pieces(start + first * request.stride, request.stride, n, row))
+            head = b""
+
     def _send(self, head: bytes, data: memoryview) -> None:
         if len(data) <= _SMALL:
             self._sock.sendall(head + data)
@@ -487,22 +517,11 @@ class Session:
     # --- graphs -----------------------------------------------------------------------------------------------------
     def _compute(self, request: GraphCompute) -> None:
         lender = self._lender(request.device)
-        graph = self._graphs.get(request.payload)
-        if graph is None:
-            graph = decode(request, self._regions)
-            self._graphs.put(graph)
-        last = self._last.pop(request.device, None)
-        if last is not None:
-            self._forget(last)
-        self._run(lender, graph)
-        self._last[request.device] = graph
+        self._run(lender, self._graphs.take(request))
 
     def _recompute(self, request: GraphRecompute) -> None:
         lender = self._lender(request.device)
-        graph = self._last.get(request.device)
-        if graph is None:
-            raise WireError("GRAPH_RECOMPUTE without a graph: none was sent, or a buffer it used was freed since")
-        self._run(lender, graph)
+        self._run(lender, self._graphs.again(request))
 
     def _run(self, lender: Lender, graph: Decoded) -> None:
         """Computes a graph when it is this client's turn; compiling many kernels takes several."""
@@ -623,6 +642,43 @@ class Session:
         if self._gone:
             raise ConnectionAbortedError("gone while it waited for another worker")
         self._answer(Command.AWAIT, Awaited(int(computed is not None), computed or 0))
+
+    def _comm_init(self, request: CommInit) -> None:
+        self._lender(request.device)
+        if request.device not in self._comms:
+            here, shared = self._sock.getsockname()[0], self._shared
+            comm = meet(request, here, self.client, shared.dialling, shared.may_enter, lambda: self._gone or self._shut)
+            if comm is not None:
+                self._comms[request.device] = comm
+                if self._gone or self._shut:  # whoever ended the links did not see this one
+                    comm.shut()
+        self._answer(Command.COMM_INIT, Number(int(request.device in self._comms)))
+
+    def _comm_add(self, request: CommAllReduce) -> None:
+        """What the tensor holds is read once all before it is computed: this thread has waited for that."""
+        comm = self._comms.get(request.device)
+        if comm is None:
+            raise WireError(f"COMM_ALLREDUCE of device {request.device} without COMM_INIT")
+        tensor = request.tensor
+        size = tensor_bytes(tensor)
+        if tensor.type != TensorType.F32 or size != 4 * math.prod(tensor.ne):
+            raise WireError(f"COMM_ALLREDUCE of {name_of(tensor)}: only F32 without gaps is added up")
+        region, start = self._place(tensor, 0, size)
+        if size:
+            own = np.frombuffer(b"".join(region.read(start, size)), np.float32)
+            region.write(start, comm.add(own).data.cast("B"))
+
+    def _comm_free(self, request: CommFree) -> None:
+        comm = self._comms.pop(request.device, None)
+        if comm is not None:
+            comm.shut()
+            comm.close()
+
+    def _offer(self, request: Offer) -> None:
+        self._send(write_response(Command.OFFER, TensorData(request.size)), memoryview(bytes(request.size)))
+
+    def _bind(self, request: Bind) -> None:
+        self._send(write_response(Command.BIND, TensorData(request.size)), memoryview(bytes(request.size)))
 
     def _deliver(self, request: Deliver) -> None:
         raise WireError("DELIVER by a connection that was not attached to an inlet")

@@ -1,0 +1,170 @@
+"""Two workers that add up a tensor for a client that has divided matrices between them (llama.cpp's `-sm tensor`).
+
+The client makes one of them rank 0, which waits for the other at a port that the client names; each tells the other its
+24 bytes of capabilities (zeros: plain TCP), rank 1 first. From then on both send what they have of a tensor, rank 0
+first, and add what comes. From 32,768 elements on BF16 goes over the line, so that the sums of the two are not equal to
+the bit: it is how ggml's workers do it, and ours may stand at the other end.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.errors import LlamadoError
+from llamado.rpc.describe import printable
+from llamado.rpc.endpoint import Endpoint
+from llamado.rpc.transport import dial
+from llamado.rpc.wire import CAPS_BYTES, CommInit
+from llamado.rpc.worker.links import REFUSAL_SECONDS, Dialling, LinkRefused
+
+log = logging.getLogger("llamado.rpc.worker.server")
+
+WORLD = 2
+_SECONDS = 5.0
+"""For the other worker to come, or to be there."""
+_PAUSE = 0.05
+_LEAST_PORT = 1024
+_BF16_FROM = 32768
+
+
+class Comm:
+    """The way to the other rank."""
+
+    def __init__(self, sock: socket.socket, rank: int) -> None:
+        self._sock, self._rank = sock, rank
+
+    def add(self, own: NDArray[np.float32]) -> NDArray[np.float32]:
+        """f32[n] of this worker and the other's. Raises OSError."""
+        halved = own.size >= _BF16_FROM
+        mine = (bf16(own).data if halved else own.data).cast("B")
+        theirs = bytearray(len(mine))
+        if self._rank == 0:
+            self._sock.sendall(mine)
+            _receive(self._sock, theirs)
+        else:
+            _receive(self._sock, theirs)
+            self._sock.sendall(mine)
+        if halved:
+            came = (np.frombuffer(theirs, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+        else:
+            came = np.frombuffer(theirs, np.float32)
+        return np.add(own, came, dtype=np.float32)
+
+    def shut(self) -> None:
+        """Ends it, from any thread: whoever waits for the other comes back."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        """Gives it back; only where nobody adds."""
+        self._sock.close()
+
+
+def meet(
+    request: CommInit, here: str, client: str, dialling: Dialling, may_enter: Callable[[str], bool],
+    gone: Callable[[], bool],
+) -> Comm | None:  # fmt: skip
+    """The way to the other rank, as a client asks for it; None, and a line in the log, where there is none.
+
+    `here` is the address at which the client reached this worker: rank 0 waits there, and lets in whoever `may_enter`.
+    """
+    began = time.monotonic()
+    host = printable(request.host.decode("utf-8", "replace"))
+    try:
+        if request.world != WORLD or request.rank >= WORLD:
+            raise LinkRefused(f"{request.world} workers cannot add up a tensor, only {WORLD}")
+        if request.port not in range(_LEAST_PORT, 1 << 16):
+            raise LinkRefused(f"port {request.port} is not one from {_LEAST_PORT} on")
+        if request.rank == 0:
+            if not dialling.allowed:
+                raise LinkRefused("this worker passes nothing on (--no-ring)")
+            sock = _wait(here, request.port, may_enter, gone)
+        else:
+            with dialling.attempt(client):
+                sock = _reach(Endpoint(host, request.port), dialling, gone)
+    except (LlamadoError, OSError, ValueError) as error:
+        log.warning("no way to the other worker of a divided matrix: %s; its client adds up", printable(str(error)))
+        time.sleep(max(0.0, began + REFUSAL_SECONDS - time.monotonic()))
+        return None
+    log.info("%s: adds up tensors as rank %d of %d", client, request.rank, request.world)
+    return Comm(sock, request.rank)
+
+
+def _wait(here: str, port: int, may_enter: Callable[[str], bool], gone: Callable[[], bool]) -> socket.socket:
+    with _listening(here, port) as listener:
+        ends = time.monotonic() + _SECONDS
+        while time.monotonic() < ends and not gone():
+            try:
+                sock, (host, *_) = listener.accept()
+            except TimeoutError:
+                continue
+            if may_enter(host):
+                return _greeted(sock, first=False)
+            sock.close()
+    raise LinkRefused(f"nobody came to port {port} within {_SECONDS:g} s")
+
+
+@contextmanager
+def _listening(here: str, port: int) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in here else socket.AF_INET
+    listener = socket.create_server((here, port), family=family)
+    listener.settimeout(_PAUSE)
+    try:
+        yield listener
+    finally:
+        listener.close()
+
+
+def _reach(endpoint: Endpoint, dialling: Dialling, gone: Callable[[], bool]) -> socket.socket:
+    """It may not be waiting yet."""
+    dialling.check(endpoint)
+    ends = time.monotonic() + _SECONDS
+    while True:
+        try:
+            return _greeted(dial(endpoint, None, max(_PAUSE, ends - time.monotonic())), first=True)
+        except (LlamadoError, OSError):
+            if time.monotonic() + _PAUSE > ends or gone():
+                raise
+            time.sleep(_PAUSE)
+
+
+def _greeted(sock: socket.socket, *, first: bool) -> socket.socket:
+    try:
+        sock.settimeout(_SECONDS)
+        if first:
+            sock.sendall(bytes(CAPS_BYTES))
+        _receive(sock, bytearray(CAPS_BYTES))
+        if not first:
+            sock.sendall(bytes(CAPS_BYTES))
+        sock.settimeout(None)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _receive(sock: socket.socket, target: bytearray) -> None:
+    view = memoryview(target)
+    while view:
+        n = sock.recv_into(view)
+        if not n:
+            raise ConnectionResetError("the other worker is gone")
+        view = view[n:]
+
+
+def bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """The nearest BF16 of each value, ties to even; what is no number stays none."""
+    bits = values.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
+    return np.where((bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000), quiet, rounded).astype("<u2")

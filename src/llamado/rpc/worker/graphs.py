@@ -1,0 +1,107 @@
+"""The graphs of one client: those that came last, ready to run, and all that it may run again by name.
+
+In 8.0 a client names up to 1,024 graphs of a device and is never told that one was dropped: so those that are not ready
+any more are kept as compressed bytes, and are decoded anew when they are asked for.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from llamado.rpc.wire import GraphCompute, GraphRecompute, Protocol, WireError, read_graph
+from llamado.rpc.worker.decode import Decoded, decode
+from llamado.rpc.worker.memory import Region
+
+_READY = 64
+_READY_BYTES = 32 << 20
+_PACKED_BYTES = 256 << 20
+"""What one client's graphs that are not ready may take."""
+
+
+@dataclass
+class _Named:
+    """A graph that may be run again: ready, or its bytes; `regions` are the buffers it uses."""
+
+    regions: frozenset[int]
+    ready: Decoded | None
+    packed: bytes = b""
+
+
+class ClientGraphs:
+    """See above. `dropped` is called with each graph that is not ready any more."""
+
+    def __init__(self, protocol: Protocol, regions: Mapping[int, Region], dropped: Callable[[Decoded], None]) -> None:
+        self._protocol, self._regions, self._dropped = protocol, regions, dropped
+        self._ready: OrderedDict[bytes, Decoded] = OrderedDict()
+        self._ready_bytes = 0
+        self._named: dict[int, dict[int, _Named]] = {}
+
+    def take(self, request: GraphCompute) -> Decoded:
+        """A graph that came: equal bytes are decoded once. Raises WireError."""
+        graph = self._ready.get(request.payload)
+        if graph is None:
+            graph = decode(request, self._regions)
+        self._keep(graph)
+        if request.uid or not self._protocol.names_graphs:
+            named = self._named.setdefault(request.device, {})
+            if len(named) >= self._protocol.graphs:
+                named.clear()
+            named[request.uid] = _Named(graph.regions, graph)
+        return graph
+
+    def again(self, request: GraphRecompute) -> Decoded:
+        """The graph with a name. Raises WireError."""
+        named = self._named.get(request.device, {}).get(request.uid)
+        if named is None:
+            which = f" {request.uid}" if self._protocol.names_graphs else ""
+            raise WireError(f"GRAPH_RECOMPUTE without a graph{which}: none was sent, or a buffer it used was freed")
+        if named.ready is None:
+            sent = read_graph(zlib.decompress(named.packed))
+            named.ready = self._ready.get(sent.payload) or decode(sent, self._regions)
+            named.packed = b""
+        self._keep(named.ready)
+        return named.ready
+
+    def free(self, ptr: int) -> None:
+        """A buffer is gone, and with it the graphs that use it."""
+        for named in self._named.values():
+            for uid in [uid for uid, one in named.items() if ptr in one.regions]:
+                del named[uid]
+        for graph in [graph for graph in self._ready.values() if ptr in graph.regions]:
+            self._drop(graph)
+
+    def clear(self) -> None:
+        """The client is gone."""
+        self._named.clear()
+        while self._ready:
+            self._drop(next(iter(self._ready.values())))
+
+    def _keep(self, graph: Decoded) -> None:
+        """Ready from now on, and last to be dropped."""
+        before = self._ready.pop(graph.payload, None)
+        if before is None:
+            self._ready_bytes += len(graph.payload)
+        self._ready[graph.payload] = graph
+        if before is not None and before is not graph:
+            self._unready(before)
+        while len(self._ready) > 1 and (len(self._ready) > _READY or self._ready_bytes > _READY_BYTES):
+            self._drop(next(iter(self._ready.values())))
+
+    def _drop(self, graph: Decoded) -> None:
+        del self._ready[graph.payload]
+        self._ready_bytes -= len(graph.payload)
+        self._unready(graph)
+
+    def _unready(self, graph: Decoded) -> None:
+        names = [one for named in self._named.values() for one in named.values() if one.ready is graph]
+        packed = zlib.compress(graph.payload, 1) if names else b""
+        for one in names:
+            one.ready, one.packed = None, packed
+        if names:
+            kept = sum(len(one.packed) for named in self._named.values() for one in named.values())
+            if kept > _PACKED_BYTES:
+                raise WireError(f"the graphs that may be run again take more than {_PACKED_BYTES >> 20} MiB")
+        self._dropped(graph)
