@@ -61,11 +61,8 @@ def workers(
                 probe.bind((HOST, 0))
                 port: int = probe.getsockname()[1]
             arguments = ["-H", HOST, "-p", str(port), "-t", "1", *options]
-            command = (
-                our_command("worker", "--protocol", "7", *arguments)
-                if side == OURS
-                else [peer_program("ggml-rpc-server"), *arguments]
-            )
+            ours = our_command("worker", "--protocol", "7", *arguments)  # the real llama.cpp of b11434 is to use it
+            command = ours if side == OURS else [peer_program("ggml-rpc-server"), *arguments]
             running.enter_context(_process(command, port, environment or {}))
             endpoints.append(Endpoint(HOST, port))
         yield endpoints
