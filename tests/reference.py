@@ -630,6 +630,31 @@ def gated_delta_net(device: ReferenceDevice, node: Tensor) -> Array:
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
+@rule(Op.SSM_CONV)
+def ssm_conv(device: ReferenceDevice, node: Tensor) -> Array:
+    x, kernel = device.get(source(node, 0))[0], device.get(source(node, 1))[0, 0]
+    n, size = node.ne[1], kernel.shape[1]
+    found: Array = sum(x[:, :, i : i + n] * kernel[:, i, None] for i in range(size))
+    return found.transpose(0, 2, 1)[None]
+
+
+@rule(Op.SSM_SCAN)
+def ssm_scan(device: ReferenceDevice, node: Tensor) -> Array:
+    s, x, dt, a, b, c, ids = (device.get(source(node, i)) for i in range(7))
+    _, n_tokens, n_head, _ = x.shape
+    step, share = np.logaddexp(dt[0], 0), n_head // b.shape[2]
+    y, states = np.empty_like(x), []
+    state = s[ids.reshape(-1).astype(int)]
+    for t in range(n_tokens):
+        decay = np.exp(step[:, t, :, None] * a[0, 0])[:, :, None]
+        taken = (step[:, t, :, None] * x[:, t])[..., None] * np.repeat(b[:, t], share, axis=1)[:, :, None]
+        state = state * decay + taken
+        y[:, t] = (state * np.repeat(c[:, t], share, axis=1)[:, :, None]).sum(-1)
+        states.insert(0, state)
+    states = states[: i32(node, 0)]
+    return np.concatenate([y.reshape(-1), *(state.reshape(-1) for state in states)])[None, None, None]
+
+
 def attention_masks(model: Model, positions: Sequence[int], starts: Sequence[int], n_kv: int) -> dict[str, Array]:
     """The masks (token, cell) for tokens at `positions` of sequences whose cells begin at `starts`."""
     cell = np.arange(n_kv)

@@ -39,7 +39,7 @@ class Counting:
         spans: list[Span],
         outputs: NDArray[np.int32],
     ) -> Future[NDArray[np.float32]]:
-        placed = self.memory.place(spans)
+        (placed,) = self.memory.place(spans)
         positions = placed.positions
         assert len(tokens) == len(positions) <= self.max_batch and not placed.rows[0].first.any()
         self.calls.append((tokens.tolist(), positions.tolist(), outputs.tolist()))

@@ -141,6 +141,8 @@ class Maker:
             lambda: g.fill(x, -np.inf),
             lambda: g.l2_norm(x, 1e-6),
             lambda: self.recurrence(),
+            lambda: g.ssm_conv(self.new(pick((3, 4, 12)), pick((3, 20)), many), self.new(pick((3, 4)), pick((3, 20)))),
+            lambda: self.scan(),
         ]  # fmt: skip
         return pick(makers)()
 
@@ -166,6 +168,18 @@ class Maker:
             lambda: g.rwkv_wkv7(*x, state),  # type: ignore[call-arg, misc]
         ]
         return pick(makers)()
+
+    def scan(self) -> Tensor:
+        pick = self.random.choice
+        lanes, channels = pick((16, 16, 20)), pick((False, True))
+        head_dim, heads, tokens, seqs = 1 if channels else pick((8, 5)), pick((8, 6)), pick((1, 7, 40)), pick((1, 2))
+        s, x = self.new(lanes, head_dim, heads, 3), self.new(head_dim, heads, tokens, seqs)
+        b, c = (self.new(lanes, pick((1, 2)), tokens, seqs) for _ in range(2))
+        rates, ids = self.new(lanes if channels else 1, heads), self.new(seqs, type=T.I32)
+        made = g.ssm_scan(s, x, self.new(heads, tokens, seqs), rates, b, c, ids, pick((1, 1, 3)))
+        width = lanes * head_dim * heads
+        states = g.view_2d(made, width, seqs, 4 * width, 4 * x.nelements)
+        return pick((made, g.set_rows(g.reshape(s, width, 3), states, self.new(seqs, type=pick((T.I32, T.I64))))))
 
     def attention(self) -> Tensor:
         pick = self.random.choice

@@ -192,7 +192,7 @@ def refuse(device: CpuDevice, result: Tensor, *words: str) -> None:
 
 def test_errors_name_the_operation_and_the_tensor(best: CpuDevice) -> None:
     x, y = bound(best, 32, 4), bound(best, 32, 4)
-    refuse(best, g.l2_norm(x, 1e-5), "does not have")
+    refuse(best, g.group_norm(x, 2, 1e-5), "does not have")
     refuse(best, g.unary(x, UnaryOp.ELU), "ELU")
     refuse(best, g.unary(g.silu(x), UnaryOp.HARDSWISH, "later"), "HARDSWISH")
     refuse(best, g.glu_split(x, y, GluOp.GEGLU_ERF), "GEGLU_ERF")

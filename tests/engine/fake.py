@@ -23,7 +23,7 @@ from llamado.engine.request import Away, Done, EngineSnapshot, Event, Failed, Pr
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.models.memory import Latent, LayerMemory, Memory, Placed, RecurrentState, RowSpan, Span
-from llamado.models.memory.parts import SPARE, States
+from llamado.models.memory.parts import States
 
 U64 = np.uint64
 
@@ -102,9 +102,9 @@ class FakeForward:
         raise AssertionError("nothing is away")
 
     def spoil(self, noise: np.random.Generator) -> None:
-        """What was remembered is gone."""
+        """What was remembered is gone; a state of which nothing was read yet is zero again."""
         for rows in self.rows.values():
-            rows[:] = noise.integers(0, 256, rows.shape, np.uint8)
+            rows[:-1] = noise.integers(0, 256, rows[:-1].shape, np.uint8)
 
     def start(
         self,
@@ -121,9 +121,24 @@ class FakeForward:
     def run(
         self,
         tokens: NDArray[np.int32],
-        placed: Placed,
+        parts: Sequence[Placed],
         outputs: NDArray[np.int32],
         scales: Scales = (),
+    ) -> NDArray[np.float32]:
+        if self.before is not None:
+            self.before(tokens.size)
+        self.sizes.append(tokens.size)
+        self.scales.append(scales)
+        found = np.empty((outputs.size, self.n_vocab), np.float32)
+        for placed in parts:
+            own = np.arange(tokens.size) if placed.tokens is None else placed.tokens
+            places = np.flatnonzero(np.isin(outputs, own))
+            wanted = np.searchsorted(own, outputs[places]).astype(np.int32)
+            found[places] = self._run(tokens[own], placed, wanted, scales)
+        return found
+
+    def _run(
+        self, tokens: NDArray[np.int32], placed: Placed, outputs: NDArray[np.int32], scales: Scales
     ) -> NDArray[np.float32]:
         n = tokens.size
         assert 0 < n <= self.max_batch and placed.positions.size == n
@@ -135,13 +150,9 @@ class FakeForward:
             if not isinstance(self.memory[layer].part, States):
                 written = placed.rows[self.memory[layer].number].written
                 assert len(set(written.tolist())) == n, "two tokens of one batch in one cell"
-        if self.before is not None:
-            self.before(n)
-        self.sizes.append(n)
         found = np.empty((outputs.size, self.n_vocab), np.float32)
         place = {int(o): i for i, o in enumerate(outputs)}
         salt = sum((i + 1) << 40 ^ int(1e6 * scale) << 8 for i, scale in enumerate(scales) if scale)
-        self.scales.append(scales)
         with np.errstate(over="ignore"):
             for i in range(n):
                 position = int(placed.positions[i])
@@ -149,10 +160,13 @@ class FakeForward:
                 for layer in range(len(self.memory)):
                     kept = self.memory[layer]
                     rows = placed.rows[kept.number]
-                    written, first = int(rows.written[i]), int(rows.first[i])
                     if isinstance(kept.part, States):
+                        number, later = divmod(i, n // placed.n_seqs)
+                        written = int(rows.written[number])
+                        first = written if later else int(rows.first[number])
                         seen, last = self._states(layer, first, 1), position
                     else:
+                        written, first = int(rows.written[i]), int(rows.first[i])
                         if kept.window:
                             first = max(first, written - kept.window + 1)
                         assert kept.window or written - first == position
@@ -190,7 +204,7 @@ class FakeForward:
         assert n > 0 and min(src, dst) >= 0 and tensors
         self.copies.append((src, dst, n))
         for tensor in tensors:
-            assert max(src, dst) + n <= tensor.ne[1] - SPARE
+            assert max(src, dst) + n <= self.memory.rows_of[tensor.name]
             self.rows[tensor.name][dst : dst + n] = self.rows[tensor.name][src : src + n].copy()
 
     def cell_kind(self, scales: Scales = ()) -> CellKind:
@@ -209,7 +223,7 @@ class FakeForward:
 
     def _check(self, spans: Sequence[RowSpan]) -> None:
         for tensor, start, n in spans:
-            assert n > 0 and start >= 0 and start + n <= tensor.ne[1] - SPARE
+            assert n > 0 and start >= 0 and start + n <= self.memory.rows_of[tensor.name]
 
 
 class FakeTokenizer:

@@ -12,7 +12,8 @@ import reference
 from rows import feed_sequence
 from tiny import TINY, make
 from tiny.deepseek import RANK, ROPE
-from tiny_architectures import HybridModel, make_tiny
+from tiny.llama import HEAD
+from tiny.mamba import N_INNER, N_MIXED, WIDE
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
@@ -28,6 +29,7 @@ from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models import BatchShape
 from llamado.models.architectures.deepseek.deepseek2 import Deepseek2Model
+from llamado.models.architectures.granite.granitehybrid import GraniteHybridModel
 from llamado.models.memory import Handle, Span
 
 from . import test_restore
@@ -35,7 +37,7 @@ from .fake import FakeTokenizer, ask, eventually, send
 
 Array = np.ndarray[Any, Any]
 Open = Callable[..., ModelRunner]
-Kind = type[Deepseek2Model] | type[HybridModel]
+Kind = type[Deepseek2Model] | type[GraniteHybridModel]
 N, MAX_BATCH = 260, 16
 TOKENIZER = FakeTokenizer(dict.fromkeys(range(512), b"x"), eog=())
 
@@ -45,7 +47,7 @@ def jit() -> Jit:
     return Jit()
 
 
-@pytest.fixture(scope="module", params=[Deepseek2Model, HybridModel])
+@pytest.fixture(scope="module", params=[Deepseek2Model, GraniteHybridModel])
 def kind(request: pytest.FixtureRequest) -> Kind:
     found: Kind = request.param
     return found
@@ -54,7 +56,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 @pytest.fixture(scope="module")
 def path(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "m.gguf"
-    return make_tiny(path, HybridModel) if kind is HybridModel else make(TINY["deepseek2"], path)
+    return make(TINY[kind.architecture], path)
 
 
 @pytest.fixture
@@ -113,9 +115,9 @@ def test_what_it_costs(start: Open, kind: Kind, path: Path) -> None:
         assert sizes.kv == (1536 * row,) * 4 and memory.token_bytes == 4 * row and not memory.has_tails
         assert [len(memory[i].tensors) for i in range(4)] == [1] * 4, "no values of their own"
     else:
-        state, rows = 3 * 4 * 128 * 4, 1536 * 2 * 128 * 2
-        assert sizes.kv == (state, rows, state, rows) and memory.token_bytes == 2 * 2 * 128 * 2
-        assert memory.has_tails and not memory.drafts and memory.tail_bytes(7) == 2 * 128 * 4
+        state, row = 4 * (3 * N_MIXED + WIDE * N_INNER), 2 * 4 * HEAD
+        assert sizes.kv == (3 * 4 * state, 1536 * row) * 2 and memory.token_bytes == 2 * row
+        assert memory.has_tails and not memory.drafts and memory.tail_bytes(7) == 2 * state
 
 
 @pytest.mark.slow
@@ -163,7 +165,7 @@ def test_going_back(start: Open, right: Array, kind: Kind) -> None:
     feed(runner, handle, text())
     assert memory.reach(handle, 220) == (220 if kind is Deepseek2Model else 199)
     assert memory.rewind(handle, 100) == (kind is Deepseek2Model)
-    for n in (199, 0) if kind is HybridModel else (77, 0):
+    for n in (199, 0) if kind is GraniteHybridModel else (77, 0):
         assert memory.rewind(handle, n)
         feed(runner, handle, text(2)[:20])
         assert memory.rewind(handle, n)

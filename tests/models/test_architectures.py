@@ -26,8 +26,8 @@ N = 150
 TOKENS = np.random.default_rng(5).integers(3, 300, N).astype(np.int32)
 
 
-QUICK = {"deepseek2", "gemma3", "gpt2", "llama", "qwen3moe"}
-"""Latent, windowed, learned and rotated positions, experts: what most of the others are made of."""
+QUICK = {"deepseek2", "gemma3", "gpt2", "granitehybrid", "llama", "qwen3moe"}
+"""Latent, windowed, learned and rotated positions, states, experts: what most of the others are made of."""
 # Those of a large vocabulary have the graph of others, and take long to write.
 NAMES = [
     pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow])

@@ -14,8 +14,8 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.models.errors import UnsupportedModel
 from llamado.models.memory import (
-    SPARE,
     Handle,
+    Kept,
     KeysValues,
     Latent,
     LayerMemory,
@@ -38,6 +38,11 @@ KINDS: dict[str, tuple[LayerMemory, ...]] = {
 }
 
 
+def fitting(n: int) -> int:
+    """The greatest size of a batch of one sequence, at most n."""
+    return n if n <= 4 else n // 4 * 4
+
+
 class Recorded:
     """A memory whose rows hold a number that stands for all tokens up to a place, and the tokens of its sequences."""
 
@@ -48,11 +53,15 @@ class Recorded:
         )
         self.memory.attach(self)
         self.rows = {t.name: np.full((t.ne[1], t.ne[0]), -1.0, np.float32) for t in self.memory.tensors}
+        if self.memory.has_states:  # the last of their rows is zero, as all are in the beginning
+            for layer in (i for i, memory in enumerate(layers) if isinstance(memory, RecurrentState)):
+                for tensor in self.memory[layer].tensors:
+                    self.rows[tensor.name][-1] = 0.0
         self.said: dict[Handle, list[int]] = {}
 
     def copy_rows(self, tensors: Sequence[Tensor], src: int, dst: int, n: int) -> None:
         for tensor in tensors:
-            assert n > 0 and min(src, dst) >= 0 and max(src, dst) + n <= tensor.ne[1] - SPARE
+            assert n > 0 and min(src, dst) >= 0 and max(src, dst) + n <= self.memory.rows_of[tensor.name]
             self.rows[tensor.name][dst : dst + n] = self.rows[tensor.name][src : src + n].copy()
 
     def read_rows(self, spans: Sequence[RowSpan]) -> Array:
@@ -73,28 +82,44 @@ class Recorded:
     def evaluate(self, parts: list[tuple[Handle, list[int]]]) -> None:
         """A batch that goes on with sequences; every row that its tokens may see is looked at."""
         spans = [Span(handle, handle.used, len(tokens)) for handle, tokens in parts]
-        placed = self.memory.place(spans)
-        i = 0
-        for handle, tokens in parts:
-            known = self.said[handle][: handle.used]
-            numbers = self.numbers([*known, *tokens])
-            for position in range(handle.used, handle.used + len(tokens)):
+        owners = [(handle, position) for handle, first, n in spans for position in range(first, first + n)]
+        numbers = {handle: self.numbers(self.said[handle][: handle.used] + tokens) for handle, tokens in parts}
+        whole, found = np.arange(len(owners)), []
+        for placed in self.memory.place(spans, fitting):
+            own = whole if placed.tokens is None else placed.tokens
+            found += own.tolist()
+            assert (placed.tokens is None) == (not self.memory.has_states) == (not placed.n_seqs)
+            length = len(own) // max(placed.n_seqs, 1)
+            assert not placed.n_seqs or (len(own) == placed.n_seqs * length == placed.n_seqs * fitting(length))
+            for i, token in enumerate(own):
+                handle, position = owners[token]
                 assert placed.positions[i] == position
                 for layer in range(len(self.memory)):
-                    self.look(layer, placed.rows[self.memory[layer].number], i, position, numbers)
-                i += 1
+                    kept = self.memory[layer]
+                    rows = placed.rows[kept.number]
+                    if isinstance(kept.part, States):
+                        number, later = divmod(i, length)
+                        self.carry(kept, rows, number, position, numbers[handle], first=not later)
+                    else:
+                        self.look(kept, rows, i, position, numbers[handle])
+        assert sorted(found) == whole.tolist(), "each token once"
+        for handle, tokens in parts:
+            self.said[handle] = self.said[handle][: handle.used] + tokens
             handle.used += len(tokens)
-            self.said[handle] = known + tokens
 
-    def look(self, layer: int, rows: Any, i: int, position: int, numbers: Array) -> None:
-        kept = self.memory[layer]
+    def carry(self, kept: Kept, rows: Any, number: int, position: int, numbers: Array, *, first: bool) -> None:
+        """A state is that of the token before; of a batch only the last one lies where it was left."""
+        written = int(rows.written[number])
+        for tensor in kept.tensors:
+            data = self.rows[tensor.name]
+            before = data[int(rows.first[number]) if first else written]
+            assert (before == (numbers[position - 1] if position else 0)).all()
+            data[written] = numbers[position]
+
+    def look(self, kept: Kept, rows: Any, i: int, position: int, numbers: Array) -> None:
         written, first, last = int(rows.written[i]), int(rows.first[i]), int(rows.last[i])
         for tensor in kept.tensors:
             data = self.rows[tensor.name]
-            if isinstance(kept.part, States):
-                assert (data[first] == (numbers[position - 1] if position else 0)).all()
-                data[written] = numbers[position]
-                continue
             data[written] = numbers[position]
             begin = max(first, written - kept.window + 1) if kept.window else first
             assert last == written and begin >= 0 and first % BLOCK == 0, "blocks of attention begin where rows do"

@@ -23,8 +23,8 @@ class Tiny:
     name without `.weight`'s dot (`attn_q.weight`), with their shapes, ne0 first. `layers` adds to single layers, or
     replaces; a shape of None takes one away.
 
-    Norms' weights are about 1, factors of frequencies above it, biases and other vectors about 0, matrices keep the
-    size of what they multiply;
+    Norms' weights are about 1, factors of frequencies above it, rates of decay about -1, biases and other vectors
+    about 0, matrices keep the size of what they multiply;
     A vocabulary of byte pairs cuts words as `pre` does.
     `deviation` gives names another standard deviation. `variant` tells two files of one architecture apart; `stack` is
     in front of the layers' numbers.
@@ -71,6 +71,10 @@ class Tiny:
         for part, deviation in self.deviation.items():
             if part in name:
                 return normal * np.float32(deviation)
+        if name.endswith("ssm_a"):
+            return -np.exp(normal)  # rates of decay
+        if name.endswith("ssm_d"):
+            return 1 + normal * np.float32(0.2)
         if name.endswith("norm.weight") or ("_norm_" in name and name.endswith(".weight")):
             return 1 + normal * np.float32(0.2)
         if name.endswith(".scale"):

@@ -300,6 +300,16 @@ def tanh(a: Tensor, name: str = "") -> Tensor:
     return unary(a, UnaryOp.TANH, name)
 
 
+def softplus(a: Tensor, name: str = "") -> Tensor:
+    """ln(1 + exp(a)), a itself where it is above 20."""
+    return unary(a, UnaryOp.SOFTPLUS, name)
+
+
+def exp(a: Tensor, name: str = "") -> Tensor:
+    """e to the power of each element."""
+    return unary(a, UnaryOp.EXP, name)
+
+
 def sigmoid(a: Tensor, name: str = "") -> Tensor:
     """1 / (1 + exp(-a))."""
     return unary(a, UnaryOp.SIGMOID, name)
@@ -570,6 +580,36 @@ def rwkv_wkv7(
     """RWKV-7's mixing of tokens; shapes as in `gated_linear_attn`."""
     result = shapes.linear_attention("rwkv_wkv7", (r, decays, k, v, a, b), states)
     return _make(*result, Op.RWKV_WKV7, (r, decays, k, v, a, b, states), NO_PARAMS, name)
+
+
+# --- recurrence -------------------------------------------------------------------------------------------------------
+
+
+def ssm_conv(x: Tensor, kernel: Tensor, name: str = "") -> Tensor:
+    """Causal convolution of each channel: F32 [channels, n_tokens, n_seqs].
+
+    `x` F32 [n - 1 + n_tokens, channels, n_seqs] begins with what came before the tokens; `kernel` F32 [n, channels].
+    """
+    return _make(*shapes.ssm_conv(x, kernel), Op.SSM_CONV, (x, kernel), name=name)
+
+
+def ssm_scan(
+    s: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, ids: Tensor, n_states: int = 1, name: str = ""
+) -> Tensor:
+    """Selective state spaces (Mamba, arXiv 2312.00752): s ← s · e^(d·a) + d·x·b and y = s·c for each token, with
+    d = softplus(dt).
+
+    `s` F32 [d_state, head_dim, n_head, rows] holds states, `ids` I32 [n_seqs] says in which row that of each sequence
+    is. `x` [head_dim, n_head, n_tokens, n_seqs], `dt` [n_head, n_tokens, n_seqs], `a` [1 or d_state, n_head], `b` and
+    `c` [d_state, n_group, n_tokens, n_seqs]. One row: y, of the shape of `x`, and behind it the last `n_states` states
+    of each sequence, [d_state, head_dim, n_head, n_seqs, n_states], the latest first.
+    """
+    if not (s.is_contiguous() and dt.is_contiguous() and a.is_contiguous()):
+        raise ShapeError("ssm_scan", "states, steps and decays must be contiguous", s, dt, a)
+    if any(t.nb[0] != 4 or t.nb[1] != 4 * t.ne[0] for t in (x, b, c)):
+        raise ShapeError("ssm_scan", "heads and groups must lie one behind the other", x, b, c)
+    result = shapes.ssm_scan(s, x, dt, a, b, c, ids, n_states)
+    return _make(*result, Op.SSM_SCAN, (s, x, dt, a, b, c, ids), _pack_i(n_states), name)
 
 
 # --- the graph --------------------------------------------------------------------------------------------------------

@@ -278,6 +278,35 @@ def linear_attention(op: str, vectors: tuple[Tensor, ...], states: Tensor, bonus
     return _F32, (size * n_heads, n_tokens + size * n_seqs, 1, 1)
 
 
+# --- recurrence -------------------------------------------------------------------------------------------------------
+
+
+def ssm_conv(x: Tensor, kernel: Tensor) -> Result:
+    """Of each row of `x` as many numbers as the kernel has places in it, rows and columns exchanged."""
+    xn, kn = x.ne, kernel.ne
+    if xn[3] != 1 or kn[2] != 1 or kn[3] != 1 or x.type is not _F32 or kernel.type is not _F32:
+        raise ShapeError("ssm_conv", "needs F32 [n, channels, sequences] and a matrix", x, kernel)
+    if xn[1] != kn[1] or xn[0] < kn[0] - 1:
+        raise ShapeError("ssm_conv", "there must be a row of the kernel for each channel, and room for it", x, kernel)
+    return _F32, (xn[1], xn[0] - kn[0] + 1, xn[2], 1)
+
+
+def ssm_scan(s: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, ids: Tensor, n_states: int) -> Result:
+    """What each token gives, and behind it the last `n_states` states of each sequence, in one row."""
+    sn, (head_dim, n_head, n_tokens, n_seqs), given = s.ne, x.ne, (s, x, dt, a, b, c, ids)
+    if any(t.type is not _F32 for t in given[:-1]) or ids.type is not _I32:
+        raise ShapeError("ssm_scan", "numbers must be F32, and row numbers I32", *given)
+    if sn[1] != head_dim or sn[2] != n_head or dt.ne != (n_head, n_tokens, n_seqs, 1):
+        raise ShapeError("ssm_scan", "states, inputs and steps do not fit", *given)
+    if b.ne != c.ne or b.ne[0] != sn[0] or not b.ne[1] or n_head % b.ne[1] or b.ne[2:] != (n_tokens, n_seqs):
+        raise ShapeError("ssm_scan", "inputs do not fit what states are made of and read by", *given)
+    if a.ne not in ((1, n_head, 1, 1), (sn[0], n_head, 1, 1)) or ids.ne != (n_seqs, 1, 1, 1):
+        raise ShapeError("ssm_scan", "decays or row numbers do not fit", *given)
+    if n_states < 1 or (n_states > 1 and a.ne[0] != 1):
+        raise ShapeError("ssm_scan", f"cannot give {n_states} states", *given)
+    return _F32, (x.nelements + n_states * sn[0] * head_dim * n_head * n_seqs, 1, 1, 1)
+
+
 # --- a graph from elsewhere -------------------------------------------------------------------------------------------
 
 
@@ -380,4 +409,6 @@ _RULES: dict[Op, tuple[int, int, Callable[..., Result]]] = {
     Op.RWKV_WKV6: (6, 6, _wkv6),
     Op.RWKV_WKV7: (7, 7, lambda node, *sources: linear_attention("rwkv_wkv7", sources[:6], sources[6])),
     Op.GATED_LINEAR_ATTN: (5, 5, lambda node, *s: linear_attention("gated_linear_attn", s[:4], s[4])),
+    Op.SSM_CONV: (2, 2, lambda node, x, kernel: ssm_conv(x, kernel)),
+    Op.SSM_SCAN: (7, 7, lambda node, s, x, dt, a, b, c, ids: ssm_scan(s, x, dt, a, b, c, ids, _ints(node, "<i")[0])),
 }

@@ -23,7 +23,8 @@ class BatchShape:
     reads; what is given out; how strong each of the model's adapters is (none given: all 0); and whether embeddings
     come in the place of tokens.
 
-    `n_outputs` may be 0: a chunk of a prompt that only fills the cache.
+    `n_outputs` may be 0: a chunk of a prompt that only fills the cache. `n_seqs`: where layers remember states, how
+    many sequences the tokens are of, each of which has as many; elsewhere 0.
     """
 
     n_tokens: int
@@ -32,16 +33,22 @@ class BatchShape:
     output: Output = Output.LOGITS
     scales: tuple[float, ...] = ()
     embeddings: bool = False
+    n_seqs: int = 0
 
     def __post_init__(self) -> None:
         if self.n_tokens < 1 or not 0 <= self.n_outputs <= self.n_tokens or self.n_kv < 1:
             raise ValueError(f"not a batch: {self}")
+        if self.n_seqs and self.n_tokens % self.n_seqs:
+            raise ValueError(f"sequences of unequal length: {self}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryRows:
     """What a batch does in one part of a model's memory: token i is written to row `written[i]` and sees rows
     `first[i]` to `last[i]`. All are int64 [n].
+
+    Where states are remembered, of each sequence: it goes on from that of row `first[i]`, and leaves its own in row
+    `written[i]`. All are int64 [n_seqs].
 
     `spare`: a row that no token sees, for what fills a batch up.
     """
@@ -58,7 +65,7 @@ class Batch:
 
     `positions`: int32 [n], the place of each token in its sequence, or [4, n] where places have several dimensions;
     `outputs`: int32, the rows that are given out, ascending; `memory`: for each part of the model's memory; `tokens`:
-    int32 [n], or where there are none `embeddings`: float32 [n, n_embd].
+    int32 [n], or where there are none `embeddings`: float32 [n, n_embd]. `n_seqs`: see BatchShape.
     """
 
     positions: NDArray[np.integer]
@@ -66,6 +73,7 @@ class Batch:
     memory: tuple[MemoryRows, ...]
     tokens: NDArray[np.integer] | None = None
     embeddings: NDArray[np.float32] | None = None
+    n_seqs: int = 0
 
     @property
     def n_tokens(self) -> int:

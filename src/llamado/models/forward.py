@@ -20,7 +20,6 @@ from llamado.ggml.graph import (
     rope_ext,
     scale,
     set_rows,
-    view_1d,
     view_2d,
     view_4d,
 )
@@ -264,7 +263,7 @@ class Pass:
         when nothing behind the cache is wanted: the last layer of a batch without logits.
         """
         graph, kept = self.graph, self._memory[layer]
-        only_cache = layer == self._last and not self.shape.n_outputs
+        only_cache = self.ends_with(layer)
         q, k, v = self._turned(q, kept.turns[0]), self._turned(k, kept.turns[0]), self._turned(v, kept.turns[1])
         # The order in which llama.cpp expands them; models with sliding windows have their own.
         wanted = (q, k, v) if self._hparams.n_swa else (q, v, k)
@@ -286,7 +285,7 @@ class Pass:
     ) -> Tensor | None:
         """As `attend` of a layer that sees an earlier one's keys and values, of `n_head_kv` heads."""
         kept = self._memory[layer]
-        if layer == self._last and not self.shape.n_outputs:
+        if self.ends_with(layer):
             return None
         q = self._turned(q, kept.turns[0])
         self.graph.expand(q)
@@ -301,7 +300,7 @@ class Pass:
         """
         graph, kept = self.graph, self._memory[layer]
         (cache,) = kept.tensors
-        only_cache = layer == self._last and not self.shape.n_outputs
+        only_cache = self.ends_with(layer)
         if not only_cache:
             graph.expand(q)
         graph.expand(set_rows(cache, row, self.cells(kept)))
@@ -343,37 +342,37 @@ class Pass:
         """As quantised caches hold keys and values, and back again."""
         return turn(self.input(Hadamard(n)), x) if n else x
 
-    def recur(
-        self,
-        layer: int,
-        inputs: Sequence[Tensor],
-        step: Callable[[tuple[Tensor, ...], tuple[Tensor, ...]], tuple[Tensor, ...]],
-    ) -> list[Tensor]:
-        """The first state of a layer behind each token, F32 [width, 1] each.
+    @property
+    def n_seqs(self) -> int:
+        """Sequences that the batch's tokens are of where states are remembered; each has as many."""
+        return self.shape.n_seqs or 1
 
-        `step` makes states from those before a token and from its columns of `inputs`, F32 [n, n_tokens] each. Tokens
-        go one after the other, each on from where its sequence is: in whatever batches a sequence is read, the same
-        operations make its states.
+    def state_rows(self, layer: int) -> Tensor:
+        """I32 [n_seqs]: the rows of a layer's states that the sequences go on from."""
+        kept = self._memory.states(layer)
+        return self.input(StateRows(f"states{kept.part.suffix}", self.n_seqs, kept.number))
+
+    def states(self, layer: int) -> tuple[Tensor, ...]:
+        """The memory of a layer's states, F32 [width, rows] each, for operations that find their rows themselves."""
+        return self._memory.states(layer).tensors
+
+    def read_states(self, layer: int, number: int) -> Tensor:
+        """F32 [width, n_seqs]: what state `number` of a layer is before the batch."""
+        return get_rows(self.states(layer)[number], self.state_rows(layer))
+
+    def keep_states(self, layer: int, number: int, states: Tensor) -> None:
+        """What state `number` of a layer is after the batch: F32 [width, n_seqs].
+
+        Between reading and keeping a state nothing may need weights that could lie elsewhere: while a batch waits for
+        another device the next one comes to this. Expand what an operation on states is given before it reads them.
         """
-        n, kept = self.shape.n_tokens, self._memory[layer]
-        for tensor in inputs:
-            # Before states are read: between reading and writing them nothing may wait for another device, where the
-            # next batch could come in between.
-            self.graph.expand(tensor)
-        reads = self.input(StateRows(f"states{kept.part.suffix}", n, kept.number))
-        writes, states = self.cells(kept), kept.tensors
-        found = []
-        for i in range(n):
-            row = view_1d(reads, 1, i * reads.nb[0])
-            columns = tuple(view_1d(tensor, tensor.ne[0], i * tensor.nb[1]) for tensor in inputs)
-            after = step(tuple(get_rows(state, row) for state in states), columns)
-            row = view_1d(writes, 1, i * writes.nb[0])
-            # The next token reads what this one wrote.
-            states = tuple(
-                self.graph.expand(set_rows(state, now, row)) for state, now in zip(states, after, strict=True)
-            )
-            found.append(after[0])
-        return found
+        kept = self._memory.states(layer)
+        cells = self.input(RowsWritten(f"cells{kept.part.suffix}", self.n_seqs, kept.number))
+        self.graph.expand(set_rows(kept.tensors[number], states, cells))
+
+    def ends_with(self, layer: int) -> bool:
+        """Whether nothing behind a layer's memory is wanted: the last layer of a batch without logits."""
+        return layer == self._last and not self.shape.n_outputs
 
     def mean_of_texts(self, x: Tensor) -> Tensor:
         """Of rows of all tokens the mean of each text that has a row that is given out: F32 [n, n_outputs].

@@ -382,10 +382,12 @@ def read_hparams(
     embedding_scale: float = 1.0,
     norm_eps: str = "attention.layer_norm_rms_epsilon",
     file_betas: bool = False,
+    recurrent: bool = False,
 ) -> HyperParameters:
     """The hyper-parameters every model has; an architecture replaces those it treats otherwise.
 
-    `norm_eps` names the key of the norms' epsilon; `file_betas`: see read_rope. Raises GgufError (missing key, wrong
+    `norm_eps` names the key of the norms' epsilon; `file_betas`: see read_rope. With `recurrent` layers may have no
+    heads of keys and values, no heads at all, or no feed-forward network. Raises GgufError (missing key, wrong
     type), InvalidModel (impossible value) or UnsupportedModel, naming the key.
     """
     n_layer = n_blocks = keys.int_("block_count")
@@ -397,10 +399,10 @@ def read_hparams(
         )
     n_layer -= n_nextn
     n_embd = keys.int_("embedding_length")
-    n_head = keys.per_layer("attention.head_count", n_blocks)
-    n_head_kv = keys.per_layer("attention.head_count_kv", n_blocks, n_head)
+    n_head = keys.per_layer("attention.head_count", n_blocks, or_none=recurrent)
+    n_head_kv = keys.per_layer("attention.head_count_kv", n_blocks, n_head, or_none=recurrent)
     for layer, (heads, heads_kv) in enumerate(zip(n_head, n_head_kv, strict=True)):
-        if heads % heads_kv:
+        if heads_kv and heads % heads_kv:
             raise InvalidModel(
                 f"metadata key '{keys.name('attention.head_count_kv')}' gives layer {layer} {heads_kv} heads for "
                 f"{heads} query heads; a divisor is expected"
@@ -410,8 +412,10 @@ def read_hparams(
             f"metadata key '{keys.name('attention.head_count')}' is {max(n_head)}; no more than the width, "
             f"{n_embd}, are possible"
         )
-    head_dim_k = keys.int_("attention.key_length", n_embd // n_head[0])
-    head_dim_v = keys.int_("attention.value_length", n_embd // n_head[0])
+    heads = n_head[0] or max(n_head)
+    head_dim = n_embd // heads if heads else 0
+    head_dim_k = keys.int_("attention.key_length", head_dim)
+    head_dim_v = keys.int_("attention.value_length", head_dim)
     n_ctx_train = keys.int_("context_length")
     rope = read_rope(keys, head_dim_k, n_ctx_train, rope_mode, file_betas=file_betas)
     mixture = keys.int_("expert_count", 0) > 0
@@ -424,14 +428,16 @@ def read_hparams(
         head_dim_k=head_dim_k,
         head_dim_v=head_dim_v,
         # In a mixture the experts' own width may be all there is.
-        n_ff=keys.per_layer("feed_forward_length", n_blocks, (0,) * n_blocks if mixture else None)[:n_layer],
+        n_ff=keys.per_layer(
+            "feed_forward_length", n_blocks, (0,) * n_blocks if mixture or recurrent else None, or_none=recurrent
+        )[:n_layer],
         n_nextn=n_nextn,
         n_vocab=n_vocab,
         n_ctx_train=_context_length(keys, n_ctx_train, rope),
         n_ctx_short=keys.int_("rope.scaling.original_context_length", n_ctx_train),
         norm_eps=keys.float_(norm_eps),
         rope=rope,
-        attention_scale=inverse_sqrt(head_dim_k),
+        attention_scale=inverse_sqrt(head_dim_k) if head_dim_k else 0.0,
         embedding_scale=embedding_scale,
         causal=keys.bool_("attention.causal", True),
         pooling=read_pooling(keys),

@@ -127,10 +127,10 @@ class StillPairs(Input):
 
 
 class RowsWritten(Input):
-    """I64 [n_tokens]: the row of a part of the memory that each token is written to."""
+    """I64 [n]: the row of a part of the memory that each token, or each sequence's state, is written to."""
 
-    def __init__(self, name: str, n_tokens: int, part: int = 0) -> None:
-        super().__init__(name, TensorType.I64, n_tokens)
+    def __init__(self, name: str, n: int, part: int = 0) -> None:
+        super().__init__(name, TensorType.I64, n)
         self._part = part
 
     def fill(self, batch: Batch) -> Bytes:
@@ -140,10 +140,10 @@ class RowsWritten(Input):
 
 
 class StateRows(Input):
-    """I32 [n_tokens]: the row of a part of the memory with the state that each token goes on from."""
+    """I32 [n_seqs]: the row of a part of the memory with the state that each sequence goes on from."""
 
-    def __init__(self, name: str, n_tokens: int, part: int = 0) -> None:
-        super().__init__(name, TensorType.I32, n_tokens)
+    def __init__(self, name: str, n_seqs: int, part: int = 0) -> None:
+        super().__init__(name, TensorType.I32, n_seqs)
         self._part = part
 
     def fill(self, batch: Batch) -> Bytes:

@@ -69,6 +69,11 @@ INTEGERS: dict[str, Range] = {
     "leading_dense_block_count": Range(0, MOST_LAYERS, "a number of layers"),
     "interleave_moe_layer_step": Range(0, MOST_LAYERS, "a number of layers"),
     "moe_every_n_layers": Range(0, MOST_LAYERS, "a number of layers"),
+    "ssm.conv_kernel": Range(2, 16, "3 and 4 in use"),
+    "ssm.inner_size": Range(1, 2**20, "as embedding_length"),
+    "ssm.state_size": Range(1, 1024, "16 to 256 in use"),
+    "ssm.time_step_rank": Range(1, 2**20, "as ssm.inner_size"),
+    "ssm.group_count": Range(1, 2**16, "as attention.head_count"),
     "pooling_type": Range(0, _INT32, "llama_pooling_type without the unspecified one"),
     "classifier.pooling_type": Range(-1, _INT32, "llama_pooling_type"),
     "tokenizer.ggml.token_type_count": Range(1, 2**16, "BERT has 2, RoBERTa 1"),
@@ -114,7 +119,10 @@ FLOATS: dict[str, Range] = {
 }
 """Those that are numbers."""
 
-BOOLS = ("attention.causal", "swin_norm", "expert_weights_norm", "rope.scaling.finetuned", "use_parallel_residual")
+BOOLS = (
+    "attention.causal", "swin_norm", "expert_weights_norm", "rope.scaling.finetuned", "ssm.dt_b_c_rms",
+    "use_parallel_residual",
+)  # fmt: skip
 STRINGS = ("hidden_activation", "rope.scaling.type")
 
 
@@ -204,12 +212,17 @@ class Keys:
         assert suffix in STRINGS
         return self.metadata.str_(self.name(suffix), default)
 
-    def per_layer(self, suffix: str, n_layer: int, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        """One integer per layer, from a single number or an array. Raises GgufError or InvalidModel."""
+    def per_layer(
+        self, suffix: str, n_layer: int, default: tuple[int, ...] | None = None, *, or_none: bool = False
+    ) -> tuple[int, ...]:
+        """One integer per layer, from a single number or an array; with `or_none` perhaps 0.
+
+        Raises GgufError or InvalidModel.
+        """
         key = self.name(suffix)
         values = self.metadata.ints(key, n=n_layer) if default is None else self.metadata.ints(key, default, n=n_layer)
         for value in values if values is not default else ():
-            self._checked(suffix, value, INTEGERS[suffix])
+            self._checked(suffix, value, INTEGERS[suffix]._replace(or_zero=or_none or INTEGERS[suffix].or_zero))
         return values
 
     def _checked(self, suffix: str, value: N, range: Range) -> N:

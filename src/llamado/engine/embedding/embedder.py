@@ -58,6 +58,10 @@ class EmbeddingForward(Protocol):
 
     def submit(self, batch: Batch, scales: Scales = ()) -> Future[NDArray[np.float32]]: ...
 
+    def start(
+        self, tokens: NDArray[np.int32], spans: Sequence[Span], outputs: NDArray[np.int32], *, scales: Scales = ()
+    ) -> Future[NDArray[np.float32]]: ...
+
 
 class Embedding(NamedTuple):
     """The vectors of one text: F32 [1, width], or without pooling [n_tokens, width]; not normalized."""
@@ -278,8 +282,7 @@ class Embedder:
                 part = tokens[first : first + step]
                 last = first + len(part) == n
                 outputs = np.array([len(part) - 1] if last else [], np.int32)
-                placed = memory.place([Span(handle, first, len(part))])
-                rows = self.forward.submit(Batch(placed.positions, outputs, placed.rows, part), scales).result()
+                rows = self.forward.start(part, [Span(handle, first, len(part))], outputs, scales=scales).result()
                 handle.used += len(part)
         finally:
             memory.free(handle)

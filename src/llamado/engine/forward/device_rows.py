@@ -17,7 +17,7 @@ from llamado.engine.forward.pipeline import Pipeline
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile
 from llamado.models.base import Model
-from llamado.models.memory import SPARE, Memory, RowSpan
+from llamado.models.memory import Memory, RowSpan
 
 _KINDS_KEPT = 64
 
@@ -37,6 +37,7 @@ class DeviceRows:
         self._file, self._model, self._memory = file, model, memory
         self._tensors, self._pipeline, self._recovery = tensors, pipeline, recovery
         self._kinds: dict[Scales, CellKind] = {}
+        self._n_rows = memory.rows_of
 
     def kind(self, scales: Scales = ()) -> CellKind:
         """See Forward.cell_kind."""
@@ -50,8 +51,8 @@ class DeviceRows:
     def copy_rows(self, tensors: Sequence[Tensor], src: int, dst: int, n: int) -> None:
         """See Storage."""
         for tensor in tensors:
-            _check(RowSpan(tensor, src, n))
-            _check(RowSpan(tensor, dst, n))
+            self._check(RowSpan(tensor, src, n))
+            self._check(RowSpan(tensor, dst, n))
         self._finish_batches()
         for tensor in tensors:
             device, cache = self._tensors.cache(tensor.name)
@@ -64,7 +65,7 @@ class DeviceRows:
         # All are asked for before the first is waited for: on a link that takes one round trip.
         reads = []
         for span in spans:
-            _check(span)
+            self._check(span)
             device, cache = self._tensors.cache(span.tensor.name)
             row = cache.nb[1]
             reads.append((device.read(cache, span.start * row, span.n * row), span.n * row))
@@ -79,7 +80,7 @@ class DeviceRows:
         """See Storage."""
         self._finish_batches()
         for span, data in zip(spans, pieces, strict=True):
-            _check(span)
+            self._check(span)
             device, cache = self._tensors.cache(span.tensor.name)
             if data.size != span.n * cache.nb[1]:
                 raise ForwardError(f"{data.size} bytes for {span.n} rows of {cache.nb[1]}")
@@ -93,11 +94,10 @@ class DeviceRows:
             raise lost
         return batches
 
-
-def _check(span: RowSpan) -> None:
-    n_rows = span.tensor.ne[1] - SPARE
-    if min(span.start, span.n) < 0 or span.start + span.n > n_rows:
-        raise ForwardError(f"{span.n} rows from {span.start} of {n_rows} of {span.tensor.name}")
+    def _check(self, span: RowSpan) -> None:
+        n_rows = self._n_rows[span.tensor.name]
+        if min(span.start, span.n) < 0 or span.start + span.n > n_rows:
+            raise ForwardError(f"{span.n} rows from {span.start} of {n_rows} of {span.tensor.name}")
 
 
 def _rows(cache: Tensor, start: int, n: int) -> Tensor:

@@ -20,7 +20,7 @@ PAD = 256
 _REACH = 1024
 """Cells that attention is given at least; where more are in use 8,192, then powers of two."""
 _GRAPHS_KEPT = 128
-_SIZES = (*range(1, 9), *(n << shift for shift in range(2, 20) for n in (3, 4)))
+_SIZES: tuple[int, ...] = (*range(1, 9), *(n << shift for shift in range(2, 20) for n in (3, 4)))
 """Of batches on several devices: every new shape has to be sent and compiled."""
 
 
@@ -28,7 +28,8 @@ class Graphs:
     """Finds the graph that serves a batch of up to `max_batch` tokens and a cache of `n_cells`, and gets graphs ready
     before they are needed.
 
-    `largest`: shapes that need all the memory there is to be.
+    `n_states`: sequences of which layers remember states, 0 where none does. `largest`: shapes that need all the memory
+    there is to be.
     """
 
     def __init__(
@@ -39,20 +40,49 @@ class Graphs:
         n_cells: int,
         output: Output,
         n_adapters: int,
+        n_states: int,
     ) -> None:
         self._tensors, self._devices = tensors, devices
         self._max_batch, self._n_cells, self._output = max_batch, n_cells, output
         self._graphs: OrderedDict[BatchShape, CutGraph] = OrderedDict()
         self._ahead: list[BatchShape] = []
-        largest = BatchShape(max_batch, max_batch, n_cells, output)
+        self._n_states = min(n_states, max_batch)
+        largest = BatchShape(max_batch, max_batch, n_cells, output, n_seqs=int(n_states > 0))
         self.largest = [largest]
+        if self._n_states > 1:
+            many = self.shape(self._n_states, self._n_states, n_cells, n_seqs=self._n_states)
+            self.largest.append(replace(many, n_kv=n_cells))
         if n_adapters:
             self.largest.append(replace(largest, scales=(1.0,) * n_adapters))
 
-    def shape(self, n: int, n_out: int, used: int, scales: Scales = (), embeddings: bool = False) -> BatchShape:
-        """The shape that serves a batch of `n` tokens and `n_out` outputs that sees the first `used` cells."""
+    def shape(
+        self, n: int, n_out: int, used: int, scales: Scales = (), embeddings: bool = False, n_seqs: int = 0
+    ) -> BatchShape:
+        """The shape that serves a batch of `n` tokens and `n_out` outputs that sees the first `used` cells.
+
+        `n_seqs`: see BatchShape; one sequence's tokens must be as many as `fit` gives.
+        """
         n_tokens, n_outputs, reach = self._sizes(n, n_out, used)
-        return BatchShape(n_tokens, n_outputs, min(reach, self._n_cells), self._output, scales, embeddings)
+        n_seqs = n_tokens if n_seqs == n else n_seqs
+        return BatchShape(n_tokens, n_outputs, min(reach, self._n_cells), self._output, scales, embeddings, n_seqs)
+
+    def fit(self, n: int) -> int:
+        """The greatest size of a batch up to `n`: a token that filled it up would change the state of its sequence."""
+        if n >= self._max_batch:
+            return self._max_batch
+        if self._tensors.placement is not None:
+            return next(size for size in reversed(_SIZES) if size <= n)
+        step = _step(n)
+        return n // step * step
+
+    def _shapes(self, n: int, n_out: int, used: int, scales: Scales = ()) -> list[BatchShape]:
+        """Those that serve `n` tokens: of one sequence, and of as many."""
+        if not self._n_states:
+            return [self.shape(n, n_out, used, scales)]
+        found = [self.shape(self.fit(n), min(n_out, self.fit(n)), used, scales, n_seqs=1)]
+        if 1 < n <= self._n_states:
+            found.append(self.shape(n, n_out, used, scales, n_seqs=n))
+        return found
 
     def _sizes(self, n: int, n_out: int, used: int) -> tuple[int, int, int]:
         """Tokens, outputs and cells of the shape that serves a batch."""
@@ -61,8 +91,7 @@ class Graphs:
             n_outputs = n_out if n_out <= 1 else n_tokens if n_tokens <= 64 or 2 * n_out > n else min(64, n_tokens)
             reach = max(PAD, 1 << (used - 1).bit_length())  # masks are sent, too
             return n_tokens, max(n_out, n_outputs), reach
-        step = 1 if n <= 8 else 4 if n <= 32 else 8 if n <= 256 else 32
-        n_tokens = min(-(-n // step) * step, self._max_batch)
+        n_tokens = min(-(-n // _step(n)) * _step(n), self._max_batch)
         n_outputs = n_out if n_out <= 2 or n <= 8 else min(n_tokens, 1 << (n_out - 1).bit_length())
         reach = _REACH if used <= _REACH else max(8 * _REACH, 1 << (used - 1).bit_length())
         return n_tokens, n_outputs, reach
@@ -92,7 +121,7 @@ class Graphs:
         """Prepares these batch sizes, and notes what else requests are likely to need for `next_ahead`."""
         # the largest first: it sets the size of a device's working memory
         sizes = sorted({n for n in batch_sizes if n <= self._max_batch}, reverse=True)
-        shapes = [self.shape(n, min(n, 8), 1, scales) for n in sizes]
+        shapes = [shape for n in sizes for shape in self._shapes(n, min(n, 8), 1, scales)]
         for i, shape in enumerate(shapes):
             if progress is not None:
                 progress("compiling kernels", i, len(shapes))
@@ -100,13 +129,14 @@ class Graphs:
         if self._tensors.placement is not None:
             sizes = [n for n in _SIZES if n <= self._max_batch]
             reaches = [n for n in (PAD, 2 * PAD) if n <= self._n_cells]
-            ahead = [self.shape(n, n, reach) for reach in reaches for n in sizes if n <= 32]
-            ahead += [self.shape(n, 1, reach) for reach in reaches for n in sizes]
+            ahead = [shape for reach in reaches for n in sizes if n <= 32 for shape in self._shapes(n, n, reach)]
+            ahead += [shape for reach in reaches for n in sizes for shape in self._shapes(n, 1, reach)]
         else:
             sizes = [n for n in (*range(12, 33, 4), *range(40, 257, 8), *range(288, 513, 32)) if n <= self._max_batch]
             few = [n for n in batch_sizes if n <= 8]
-            ahead = [self.shape(n, 1, 1) for n in sizes]
-            ahead += [self.shape(n, n, _REACH + 1) for n in few] + [self.shape(n, 1, _REACH + 1) for n in sizes]
+            ahead = [shape for n in sizes for shape in self._shapes(n, 1, 1)]
+            ahead += [shape for n in few for shape in self._shapes(n, n, _REACH + 1)]
+            ahead += [shape for n in sizes for shape in self._shapes(n, 1, _REACH + 1)]
         self._ahead = [replace(shape, scales=scales) for shape in ahead]
 
     def next_ahead(self) -> BatchShape | None:
@@ -116,3 +146,8 @@ class Graphs:
             if shape not in self._graphs:
                 return shape
         return None
+
+
+def _step(n: int) -> int:
+    """Sizes of batches of about `n` tokens on this machine are multiples of it."""
+    return 1 if n <= 8 else 4 if n <= 32 else 8 if n <= 256 else 32

@@ -131,6 +131,33 @@ class _Job:
         return all(name in self.sent or name in self.values for name in self.parts[self.index + 1].takes)
 
 
+class JoinedRows:
+    """The rows of several batches as those of one: `n_rows` of `width` numbers, in `future` once all are there."""
+
+    def __init__(self, n_batches: int, n_rows: int, width: int) -> None:
+        self.future: Future[NDArray[np.float32]] = Future()
+        self._rows = np.empty((n_rows, width), np.float32)
+        self._left = n_batches
+        self._lock = threading.Lock()
+
+    def add(self, batch: Future[NDArray[np.float32]], places: NDArray[np.integer]) -> None:
+        """One more batch, and the places of its rows among all."""
+        batch.add_done_callback(lambda done: self._arrived(done, places))
+
+    def _arrived(self, batch: Future[NDArray[np.float32]], places: NDArray[np.integer]) -> None:
+        try:
+            self._rows[places] = batch.result()
+        except BaseException as error:
+            with suppress(Exception):  # another one failed before
+                self.future.set_exception(error)
+            return
+        with self._lock:
+            self._left -= 1
+            last = not self._left
+        if last:
+            self.future.set_result(self._rows)
+
+
 class Pipeline:
     """Runs batches on `devices` (a list that may get others in their places while nothing runs).
 

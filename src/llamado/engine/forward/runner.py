@@ -24,12 +24,12 @@ from llamado.engine.forward.device_recovery import DeviceRecovery, Reconnect, Re
 from llamado.engine.forward.device_rows import DeviceRows
 from llamado.engine.forward.device_tensors import DeviceTensors, Progress
 from llamado.engine.forward.graphs import Graphs
-from llamado.engine.forward.pipeline import Pipeline
+from llamado.engine.forward.pipeline import JoinedRows, Pipeline
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models.base import Model
 from llamado.models.batch import Batch, BatchShape, Output
-from llamado.models.memory import Span
+from llamado.models.memory import Placed, Span
 
 if TYPE_CHECKING:
     from llamado.devices.split.placement import Placement
@@ -93,7 +93,10 @@ class ModelRunner:
             turned=turned,
         )
         self._tensors = DeviceTensors(file, model, memory, self.devices, placement, mlock)
-        self._graphs = Graphs(self._tensors, self.devices, max_batch, memory.n_cells, output, len(model.adapters))
+        n_states = n_sequences if memory.has_states else 0
+        self._graphs = Graphs(
+            self._tensors, self.devices, max_batch, memory.n_cells, output, len(model.adapters), n_states
+        )
         self._pipeline = Pipeline(self.devices, output.value, self.width)
         self._watches = [
             watch(path, opened.shard_data(i), _REPLACED)
@@ -151,10 +154,27 @@ class ModelRunner:
         if lost is not None:
             raise lost
         try:
-            placed = self.memory.place(spans)
+            parts = self.memory.place(spans, self._graphs.fit)
         except ValueError as error:
             raise ForwardError(str(error)) from error
-        return self.submit(Batch(placed.positions, outputs, placed.rows, tokens), scales)
+        if parts[0].tokens is None:
+            return self.submit(Batch(parts[0].positions, outputs, parts[0].rows, tokens), scales)
+        return self._start_each(parts, tokens, outputs, scales)
+
+    def _start_each(
+        self, parts: Sequence[Placed], tokens: NDArray[np.int32], outputs: NDArray[np.int32], scales: Scales
+    ) -> Future[NDArray[np.float32]]:
+        """Evaluates a batch in the parts that it was divided into."""
+        if len(tokens) > self.max_batch:
+            raise ForwardError(f"a batch of {len(tokens)} tokens; the device takes 1 to {self.max_batch}")
+        joined = JoinedRows(len(parts), len(outputs), self.width)
+        for part in parts:
+            assert part.tokens is not None
+            places = np.flatnonzero(np.isin(outputs, part.tokens))
+            wanted = np.searchsorted(part.tokens, outputs[places])
+            batch = Batch(part.positions, wanted, part.rows, tokens[part.tokens], n_seqs=part.n_seqs)
+            joined.add(self.submit(batch, scales), places)
+        return joined.future
 
     def submit(self, batch: Batch, scales: Scales = ()) -> Future[NDArray[np.float32]]:
         """Evaluates a batch; see Forward.start."""
@@ -165,7 +185,8 @@ class ModelRunner:
         embeddings = batch.tokens is None
         if embeddings and not self._graphs.largest[-1].embeddings:
             self._make_room_for_embeddings()
-        return self._begin(self._graphs.shape(batch.n_tokens, len(batch.outputs), used, scales, embeddings), batch)
+        n_tokens, n_outputs = batch.n_tokens, len(batch.outputs)
+        return self._begin(self._graphs.shape(n_tokens, n_outputs, used, scales, embeddings, batch.n_seqs), batch)
 
     def _make_room_for_embeddings(self) -> None:
         """Before the first batch of embeddings, as few models are ever given one."""
@@ -257,6 +278,8 @@ class ModelRunner:
         Raises ForwardError unless the whole model is on this machine.
         """
         device = self.devices[0]
+        n_seqs = int(self.memory.has_states)
+        n = self._graphs.fit(n) if n_seqs else n
         if self.placement is not None or not device.local:
             raise ForwardError("operations can be timed only where the whole model is on this machine")
         handle = self.memory.allocate(start + n)
@@ -267,7 +290,7 @@ class ModelRunner:
         handle.used = start  # whatever lies there
         self.start(np.zeros(n, np.int32), [Span(handle, start, n)], np.array([n - 1], np.int32)).result()
         self.memory.free(handle)
-        return device.profile(self._graphs.get(self._graphs.shape(n, 1, start + n)).parts[0].graph)
+        return device.profile(self._graphs.get(self._graphs.shape(n, 1, start + n, n_seqs=n_seqs)).parts[0].graph)
 
     def _settle(self, progress: Progress | None = None) -> None:
         """Gives devices what they lack by the placement of now."""

@@ -1,6 +1,6 @@
 """What a model remembers of the sequences it reads."""
 
-from llamado.models.memory.layers import KeysValues, Latent, LayerMemory, RecurrentState, SharedMemory
+from llamado.models.memory.layers import KeysValues, Latent, LayerMemory, RecurrentState, SharedMemory, SideBySide
 from llamado.models.memory.layout import KV_TYPES, Kept, check_types
 from llamado.models.memory.memory import Handle, Memory, Placed, Span
 from llamado.models.memory.parts import SPARE, RowSpan, Storage
@@ -19,6 +19,7 @@ __all__ = [
     "RecurrentState",
     "RowSpan",
     "SharedMemory",
+    "SideBySide",
     "Span",
     "Storage",
     "align",

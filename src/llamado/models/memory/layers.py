@@ -38,10 +38,18 @@ class RecurrentState:
 
 
 @dataclass(frozen=True, slots=True)
+class SideBySide:
+    """Attention and recurrence in one layer, each with what it remembers."""
+
+    attention: KeysValues | Latent
+    state: RecurrentState
+
+
+@dataclass(frozen=True, slots=True)
 class SharedMemory:
     """Nothing of its own: attention sees what an earlier `layer` remembers."""
 
     layer: int
 
 
-LayerMemory = KeysValues | Latent | RecurrentState | SharedMemory
+LayerMemory = KeysValues | Latent | RecurrentState | SideBySide | SharedMemory

@@ -10,8 +10,8 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.models.errors import UnsupportedModel
 from llamado.models.hadamard import turned_keys, turned_values
-from llamado.models.memory.layers import KeysValues, Latent, LayerMemory, RecurrentState, SharedMemory
-from llamado.models.memory.parts import SPARE, States, Tokens, Window
+from llamado.models.memory.layers import KeysValues, Latent, LayerMemory, RecurrentState, SharedMemory, SideBySide
+from llamado.models.memory.parts import States, Tokens, Window
 from llamado.models.memory.pool import align
 
 KV_TYPES = (
@@ -80,11 +80,15 @@ class Layout:
         self._windows: dict[int, Window] = {}
         self._states: States | None = None
         added: list[tuple[int, Tokens | Window | States, tuple[Tensor, ...]]] = []
+        beside: dict[int, tuple[Tensor, ...]] = {}
         for layer, memory in enumerate(layers):
             if isinstance(memory, SharedMemory):
                 added.append(added[memory.layer])
-            else:
-                added.append((layer, *self._add(layer, memory, n_sequences, max_batch, slack, whole)))
+                continue
+            if isinstance(memory, SideBySide):
+                beside[layer] = self._add(layer, memory.state, n_sequences, max_batch, slack, whole)[1]
+                memory = memory.attention
+            added.append((layer, *self._add(layer, memory, n_sequences, max_batch, slack, whole)))
         self._others: list[Window | States] = [*self._windows.values()]
         if self._states is not None:
             self._others.append(self._states)
@@ -99,16 +103,22 @@ class Layout:
             turns = dict.fromkeys(turns, (0, 0))
         self._kept = []
         for layer, part, tensors in added:
-            memory, kept = layers[layer], Kept(layer, self.parts.index(part), part, tensors, 0, False)
+            memory, kept = _attention(layers[layer]), Kept(layer, self.parts.index(part), part, tensors, 0, False)
             if isinstance(memory, KeysValues):
                 window = memory.window
                 kept = kept._replace(window=window, chunked=memory.chunked, symmetric=memory.symmetric)
                 kept = kept._replace(turns=turns[window > 0])
             self._kept.append(kept)
+        self._states_of = {layer: kept for layer, kept in enumerate(self._kept) if isinstance(kept.part, States)}
+        for layer, tensors in beside.items():
+            assert self._states is not None
+            number = self.parts.index(self._states)
+            self._states_of[layer] = Kept(layer, number, self._states, tensors, 0, False)
 
     def _turns(self, layers: Sequence[LayerMemory], windowed: bool) -> tuple[int, int]:
         """Of the layers with a window, or of those without: see `hadamard.py`."""
-        those = [layer for layer in layers if isinstance(layer, KeysValues) and (layer.window > 0) == windowed]
+        attention = [_attention(layer) for layer in layers]
+        those = [layer for layer in attention if isinstance(layer, KeysValues) and (layer.window > 0) == windowed]
         type_k, type_v = self.types
         return turned_keys(type_k, {layer.head_k for layer in those}), turned_values(type_v, {s.head_v for s in those})
 
@@ -135,7 +145,8 @@ class Layout:
             part = self._states
             named = tuple((f"s{i}", width, TensorType.F32) for i, width in enumerate(memory.widths))  # type: ignore
         tensors = tuple(
-            new_tensor(type, width, part.n_rows + SPARE, name=f"cache_{name}_l{layer}") for name, width, type in named
+            new_tensor(type, width, part.n_rows + part.n_spare, name=f"cache_{name}_l{layer}")
+            for name, width, type in named
         )
         part.layers[layer] = tensors
         return part, tensors
@@ -153,29 +164,51 @@ class Layout:
     def __getitem__(self, layer: int) -> Kept:
         return self._kept[layer]
 
+    def states(self, layer: int) -> Kept:
+        """The states of a layer, which may be beside keys and values."""
+        return self._states_of[layer]
+
+    def _of(self, layer: int) -> list[Kept]:
+        """All that a layer remembers."""
+        kept, states = self._kept[layer], self._states_of.get(layer)
+        return [kept] if states is None or states is kept else [kept, states]
+
     def __len__(self) -> int:
         return len(self._kept)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All of them, by layers."""
-        return tuple(tensor for layer, kept in enumerate(self._kept) if kept.layer == layer for tensor in kept.tensors)
+        return tuple(
+            tensor
+            for layer in range(len(self))
+            for kept in self._of(layer)
+            if kept.layer == layer
+            for tensor in kept.tensors
+        )
 
     @property
     def layer_of(self) -> dict[str, int]:
         """The layer of each tensor, by name."""
-        return {tensor.name: kept.layer for kept in self._kept for tensor in kept.tensors}
+        return {t.name: kept.layer for layer in range(len(self)) for kept in self._of(layer) for t in kept.tensors}
+
+    @property
+    def rows_of(self) -> dict[str, int]:
+        """Rows of each tensor that sequences may have, by name."""
+        return {tensor.name: part.n_rows for part in self.parts for tensor in part.tensors}
 
     def layer_bytes(self, layer: int) -> int:
         """What a layer takes, for all sequences."""
-        kept = self._kept[layer]
-        return kept.part.n_rows * sum(tensor.nb[1] for tensor in kept.tensors) if kept.layer == layer else 0
+        own = [kept for kept in self._of(layer) if kept.layer == layer]
+        return sum(kept.part.n_rows * tensor.nb[1] for kept in own for tensor in kept.tensors)
 
     def read_bytes(self, layer: int, n: int) -> int:
         """What a token reads of a layer's memory in a sequence of `n` tokens."""
-        kept = self._kept[layer]
-        rows = 1 if isinstance(kept.part, States) else min(n, kept.window) if kept.window else n
-        return rows * sum(tensor.nb[1] for tensor in kept.tensors)
+        total = 0
+        for kept in self._of(layer):
+            rows = 1 if isinstance(kept.part, States) else min(n, kept.window) if kept.window else n
+            total += rows * sum(tensor.nb[1] for tensor in kept.tensors)
+        return total
 
     def mask_rows(self, n: int) -> int:
         """Rows that the masks of a graph have for a token, all of them together, where the first `n` are in use."""
@@ -194,8 +227,14 @@ class Layout:
             f"{kept.part.suffix or 'all'} {kept.window}: "
             + " ".join(f"{t.type.name} {t.ne[0]}" for t in kept.tensors)
             + (f" turned {kept.turns}" if any(kept.turns) else "")
-            for kept in self._kept
+            for layer in range(len(self))
+            for kept in self._of(layer)
         )
+
+
+def _attention(memory: LayerMemory) -> LayerMemory:
+    """What attention remembers in a layer that has it, else what the layer does."""
+    return memory.attention if isinstance(memory, SideBySide) else memory
 
 
 def check_types(head_dim: int, types: Iterable[TensorType]) -> None:

@@ -73,10 +73,14 @@ class Span(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A batch in a memory: the position of each token, and where it is in each part."""
+    """A batch in a memory, or one of those that it is divided into: the position of each token, and where it is in
+    each part. `tokens`: which tokens of the whole these are, ascending; None: all. `n_seqs`: see BatchShape.
+    """
 
     positions: NDArray[np.int32]
     rows: tuple[MemoryRows, ...]
+    tokens: NDArray[np.int64] | None = None
+    n_seqs: int = 0
 
 
 class Memory(Layout):
@@ -95,6 +99,11 @@ class Memory(Layout):
     def has_tails(self) -> bool:
         """Whether there are layers that do not keep all tokens."""
         return bool(self._others)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether there are layers that remember a state."""
+        return self._states is not None
 
     @property
     def drafts(self) -> bool:
@@ -207,34 +216,74 @@ class Memory(Layout):
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
-    def place(self, spans: Sequence[Span]) -> Placed:
+    def place(self, spans: Sequence[Span], fit: Callable[[int], int] = int) -> list[Placed]:
         """Where the tokens of a batch lie, and what they see; windows are moved along where they have no room.
+
+        Where layers remember states it is divided into batches in which all sequences have as many tokens, to be
+        evaluated in this order: one of all spans of one token; each other span by itself, in as many as it takes until
+        each has a size that fits and none goes past a state that is to be kept. `fit`: the greatest size up to a
+        number, at least 1.
 
         Raises ValueError where a sequence has no room for its tokens, and DeviceLost.
         """
-        n = sum(span.n for span in spans)
-        positions = np.empty(n, np.int32)
-        arrays = [tuple(np.empty(n, np.int64) for _ in range(3)) for _ in self.parts]
-        at = 0
         for handle, first, count in spans:
             if first != handle.used or count < 1:
                 raise ValueError(f"{count} tokens from position {first} of a sequence that has {handle.used}")
-            end = at + count
-            positions[at:end] = first if count == 1 else np.arange(first, first + count)
-            run = handle.run
-            self._tokens.make_ready(run, first, count, self._storage)
-            filled = iter(arrays)
-            if self._tokens.layers:
-                _fill(next(filled), at, end, run.start, first, self._causal)
+            self._tokens.make_ready(handle.run, first, count, self._storage)
             for part, place in zip(self._others, handle.places, strict=True):
                 part.make_ready(place, first, count, self._storage)  # type: ignore[arg-type]
+        if self._states is None:
+            return [self._placed(spans)]
+        ones: list[int] = []
+        longer: list[tuple[Span, int]] = []
+        at = 0
+        for span in spans:
+            if span.n == 1:
+                ones.append(at)
+            else:
+                longer += [(piece, at + piece.first - span.first) for piece in self._cut(span, fit)]
+            at += span.n
+        found = []
+        if ones:
+            placed = self._placed([span for span in spans if span.n == 1])
+            found.append(placed._replace(tokens=np.array(ones), n_seqs=len(ones)))
+        for piece, at in longer:
+            found.append(self._placed([piece])._replace(tokens=np.arange(at, at + piece.n), n_seqs=1))
+        return found
+
+    def _cut(self, span: Span, fit: Callable[[int], int]) -> list[Span]:
+        """The pieces in which a sequence's tokens are read one after the other."""
+        handle, at, _ = span
+        place = next(place for place in handle.places if isinstance(place, StatePlace))
+        assert self._states is not None
+        found = []
+        for stop in self._states.stops(place, at, span.n):
+            while at < stop:
+                found.append(Span(handle, at, fit(stop - at)))
+                at += found[-1].n
+        return found
+
+    def _placed(self, spans: Sequence[Span]) -> Placed:
+        """Where tokens lie for which there is room."""
+        n = sum(span.n for span in spans)
+        positions = np.empty(n, np.int32)
+        lengths = [len(spans) if isinstance(part, States) else n for part in self.parts]
+        arrays = [tuple(np.empty(length, np.int64) for _ in range(3)) for length in lengths]
+        at = 0
+        for number, (handle, first, count) in enumerate(spans):
+            end = at + count
+            positions[at:end] = first if count == 1 else np.arange(first, first + count)
+            filled = iter(arrays)
+            if self._tokens.layers:
+                _fill(next(filled), at, end, handle.run.start, first, self._causal)
+            for part, place in zip(self._others, handle.places, strict=True):
                 written, firsts, lasts = next(filled)
                 if isinstance(place, WindowPlace):
                     _fill((written, firsts, lasts), at, end, place.base, first - place.first, self._causal)
                 else:
                     assert isinstance(part, States)
-                    firsts[at:end], written[at:end] = part.step(place, first, count)
-                    lasts[at:end] = 0  # no attention
+                    firsts[number], written[number] = part.step(place, first, count)
+                    lasts[number] = 0  # no attention
             at = end
         return Placed(positions, self._rows(arrays))
 
@@ -249,14 +298,14 @@ class Memory(Layout):
         for n in lengths:
             _fill(arrays, at, at + n, start, 0, self._causal)
             start, at = start + blocks(n), at + n
-        if start > self.n_cells or self._others:
+        if start > self.n_cells or self._others:  # see `packs`
             raise ValueError(f"texts of {list(lengths)} tokens in a memory of {self.n_cells}")
         positions = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
         return Placed(positions, self._rows([arrays]))
 
     def packs(self, lengths: Sequence[int]) -> bool:
         """Whether `pack` has room for sequences of these lengths."""
-        return sum(map(blocks, lengths)) <= self.n_cells
+        return not self._others and sum(map(blocks, lengths)) <= self.n_cells
 
     def _rows(self, arrays: Sequence[tuple[NDArray[np.int64], ...]]) -> tuple[MemoryRows, ...]:
         found = zip(arrays, self.parts, strict=True)

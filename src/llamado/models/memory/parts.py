@@ -19,7 +19,7 @@ from llamado.models.memory.pool import KVPool, Run, align
 BLOCK = 32
 """Rows of a sequence begin at multiples of it: attention works on blocks of so many, and their order makes the bits."""
 SPARE = 32
-"""Rows behind a part's own; the first takes what the tokens that fill a batch up write."""
+"""Rows behind those of tokens; the first takes what the tokens that fill a batch up write."""
 
 SNAPSHOTS = 2
 """Earlier states of each sequence, or windows, that are kept beside the last one."""
@@ -75,10 +75,12 @@ Place = TypeVar("Place")
 
 
 class Part(ABC, Generic[Place]):
-    """Layers whose rows are found alike; `n_rows` rows in each of their tensors, and SPARE ones.
+    """Layers whose rows are found alike; `n_rows` rows in each of their tensors, and `n_spare` ones behind them.
 
     `suffix`: of the names of its inputs. `layers`: the tensors of each layer.
     """
+
+    n_spare = SPARE
 
     def __init__(self, suffix: str, n_rows: int) -> None:
         self.suffix = suffix
@@ -357,24 +359,34 @@ class Window(FixedPart[WindowPlace]):
 
 
 class StatePlace(SequencePlace):
-    """The states of a sequence: after how many tokens, and in which row. `home` is the one that is written over."""
+    """The states of a sequence: after how many tokens, and in which row. `home` is the one that is written over.
 
-    __slots__ = ("rows",)
+    `wanted` are the numbers of tokens, among those that are about to be read, after which a state is kept, and
+    `regular` one after which it is kept anyway, or 0.
+    """
+
+    __slots__ = ("regular", "rows", "wanted")
 
     def __init__(self, home: int) -> None:
         super().__init__(home)
         self.rows: dict[int, int] = {}
+        self.wanted: list[int] = []
+        self.regular = 0
 
 
 class States(FixedPart[StatePlace]):
     """One state of each sequence, SNAPSHOTS earlier ones that it may want to go back to, and one of now and then.
 
-    A token reads the state before it in one row and writes the one behind it into another or the same: at a token that
-    the sequence may want to go back to that is a row of its own, which so is a snapshot without a copy.
+    A batch goes on from the state in one row and leaves its own in another or the same: where it ends at a token that
+    the sequence may want to go back to that is a row of its own, which so is a snapshot without a copy. Of a batch
+    nothing but its last state is left, so it ends wherever one is to be kept (`stops`).
     """
 
     EVERY = 512
     """Tokens after which a state is kept."""
+
+    n_spare = 2
+    """What fills a batch up is read from and written to the first; the second is all zeros: nothing was read yet."""
 
     def __init__(self, suffix: str, n_places: int) -> None:
         rows = 2 + SNAPSHOTS
@@ -403,28 +415,28 @@ class States(FixedPart[StatePlace]):
         return lost
 
     def make_ready(self, place: StatePlace, used: int, n: int, storage: Storage) -> None:
-        if not used:  # nothing was read yet: all zeros
-            place.rows = {0: place.home}
-            spans = [RowSpan(tensor, place.home, 1) for tensor in self.tensors]
-            storage.write_rows(spans, [np.zeros(span.tensor.nb[1], np.uint8) for span in spans])
-
-    def step(self, place: StatePlace, used: int, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The rows that `n` tokens read and write, one after the other; the sequence has them from now on."""
-        reads, writes = np.full(n, place.home), np.full(n, place.home)
-        source = place.rows[used]
-        kept = {known: row for known, row in place.rows.items() if row != place.home}
-        for known in sorted(mark for mark in place.marks if used < mark <= used + n)[-SNAPSHOTS:]:
-            kept[known] = writes[known - used - 1] = self._row(place, kept)
+        if not used:
+            place.rows = {0: self.n_rows + 1}
+        place.wanted = sorted(mark for mark in place.marks if used < mark <= used + n)[-SNAPSHOTS:]
         regular = (used + n) // self.EVERY * self.EVERY
-        if regular > used and regular not in kept:
+        place.regular = regular if regular > used and regular not in place.wanted else 0
+
+    def stops(self, place: StatePlace, used: int, n: int) -> list[int]:
+        """Numbers of tokens, the last of them all, after which the state of a sequence that reads `n` is kept."""
+        return sorted({*place.wanted, *filter(None, (place.regular,)), used + n})
+
+    def step(self, place: StatePlace, used: int, n: int) -> tuple[int, int]:
+        """The row that `n` tokens go on from and the one that they write; the sequence has it from now on."""
+        last, source, row = used + n, place.rows[used], place.home
+        kept = {known: other for known, other in place.rows.items() if known and other != row}
+        if last in place.wanted:
+            row = self._row(place, kept)
+        elif last == place.regular:
             row = place.home + 1 + SNAPSHOTS
             kept = {known: other for known, other in kept.items() if other != row}
-            kept[regular] = writes[regular - used - 1] = row
-        reads[0] = source
-        reads[1:] = writes[:-1]
-        kept.setdefault(used + n, int(writes[-1]))
+        kept[last] = row
         place.rows = kept
-        return reads, writes
+        return source, row
 
     def _row(self, place: StatePlace, kept: dict[int, int]) -> int:
         """A row for a snapshot: a free one, else that of the fewest tokens."""

@@ -30,6 +30,8 @@ MAX_HEADS = 1 << 16
 """Heads whose slopes (ALiBi) are computed when the graph is compiled."""
 MAX_EXPERTS = 1 << 16
 """Experts that tokens are sorted by; models have up to 1,024."""
+_CARRIED = 16
+"""Multiplications that take as long as a token's share of an element of a state."""
 _ELEMENT = 64
 """Multiplications that take as long as anything else done to one number."""
 
@@ -68,6 +70,8 @@ def _work(node: Tensor) -> int:
         return (a.nelements + node.nelements) * b.ne[1]
     if node.op in RECURRENCES and a is not None:
         return 4 * node.nelements * a.ne[0]
+    if node.op in (Op.SSM_CONV, Op.SSM_SCAN) and a is not None and b is not None:
+        return _ELEMENT * node.nelements + a.ne[0] * b.nelements * _CARRIED
     return _ELEMENT * max(node.nelements, *(s.nelements for s in node.src if s is not None), 0)
 
 

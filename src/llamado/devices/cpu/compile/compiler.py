@@ -12,11 +12,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from llamado.devices.cpu.compile import attend, checks, copies, experts, recurrence, whole_rows
+from llamado.devices.cpu.compile import attend, checks, copies, experts, whole_rows
 from llamado.devices.cpu.compile.checks import COPIES
 from llamado.devices.cpu.compile.emitter import Emitter
 from llamado.devices.cpu.compile.products import Products
 from llamado.devices.cpu.compile.program import Operation, Temporary
+from llamado.devices.cpu.compile.recurrent import keeping, linear, ssm
+from llamado.devices.cpu.compile.recurrent.keeping import Keeping, Made
 from llamado.devices.cpu.compile.row_operations import RowOperations
 from llamado.devices.cpu.compile.stages import STAGES
 from llamado.devices.cpu.lowering import Lowering
@@ -36,11 +38,17 @@ _EMIT: dict[Op, Callable[[Emitter, Tensor], None]] = {
     Op.FLASH_ATTN_EXT: attend.attend,
     Op.MUL_MAT_ID: experts.multiply,
     Op.FILL: copies.fill,
-    **recurrence.EMIT,
+    **linear.EMIT,
+    Op.SSM_CONV: ssm.convolve,
 }
 """Operations that are emitted one by one."""
 
-SUPPORTED = frozenset({*_EMIT, *STAGES, Op.MUL_MAT, *VIEW_OPS})
+_CARRY: dict[Op, tuple[Callable[[Tensor], Made | None], Callable[[Emitter, Tensor, Keeping], None]]] = {
+    Op.SSM_SCAN: (ssm.made_by_scan, ssm.scan),
+}
+"""Operations that make states, which may be kept at once: where these are in their results."""
+
+SUPPORTED = frozenset({*_EMIT, *_CARRY, *STAGES, Op.MUL_MAT, *VIEW_OPS})
 
 
 class Compiler:
@@ -101,6 +109,16 @@ class Compiler:
             self._products.emit(node)
         elif node.op in _EMIT:
             _EMIT[node.op](self._out, node)
+        elif node.op in _CARRY:
+            made, emit = _CARRY[node.op]
+            emit(self._out, node, self._keeping(node, made(node)))
         else:
             raise DeviceError("the CPU device does not have this operation")
         self._out.did(node)
+
+    def _keeping(self, node: Tensor, states: Made | None) -> Keeping:
+        """What keeps the states that a node makes."""
+        if states is None:
+            return keeping.NOTHING
+        readers = self._rows.consumers(node)
+        return keeping.keep(self._out, node, states, self.graph.nodes, self._rows.numbers, readers)

@@ -26,14 +26,14 @@ class RowOperations:
 
     def __init__(self, out: Emitter, nodes: Sequence[Tensor]) -> None:
         self._out, self._nodes = out, nodes
-        self._numbers = {node: i for i, node in enumerate(nodes)}
+        self.numbers = {node: i for i, node in enumerate(nodes)}
         self._readers: dict[Tensor, list[Tensor]] = {}
 
     def reads(self, source: Tensor, reader: Tensor) -> None:
         """An operation of the graph, or a view, reads a tensor."""
         self._readers.setdefault(source, []).append(reader)
 
-    def _consumers(self, tensor: Tensor) -> list[Tensor]:
+    def consumers(self, tensor: Tensor) -> list[Tensor]:
         """Operations that read a tensor, also through views."""
         found: list[Tensor] = []  # once for each time it reads
         seen, waiting = {tensor}, [tensor]
@@ -50,7 +50,7 @@ class RowOperations:
         """The chain that begins with `first`, as long as it can be; `at`: the node of the graph that it is for."""
         out, source = self._out, first.src[0]
         assert source is not None
-        chain, fusion = Chain(out, source), Fusion(out, self._nodes, self._numbers, at)
+        chain, fusion = Chain(out, source), Fusion(out, self._nodes, self.numbers, at)
         shape = source if first.op is Op.SET_ROWS else first
         if first.op is not Op.GET_ROWS:
             chain.operand(("row",), source, shape, "row")
@@ -62,7 +62,7 @@ class RowOperations:
             chain.value = node
             if node.op is Op.SET_ROWS:
                 break
-            consumers = self._consumers(node)
+            consumers = self.consumers(node)
             after = fusion.next(node, consumers) if len(chain.stages) < _MAX_STAGES else None
             self._keep(chain, node, after, consumers)
             node = after

@@ -111,6 +111,11 @@ def log(c: Code, x: Value) -> Value:
     return c.select(x < 0.0, c.const(t, float("nan")), y)
 
 
+def softplus(c: Code, x: Value) -> Value:
+    """ln(1 + eˣ), x itself above 20 (ggml_compute_softplus_f32)."""
+    return c.select(x > 20.0, x, log(c, exp(c, x) + 1.0))
+
+
 def _trigonometric(c: Code, x: Value, which: int) -> Value:
     wide = x.type._replace(elem="f64")
     return sincos(c, x.to(wide))[which].to(x.type)
@@ -124,6 +129,7 @@ UNARY: dict[UnaryOp, Function] = {
     UnaryOp.TANH: tanh,
     UnaryOp.SIGMOID: sigmoid,
     UnaryOp.EXP: exp,
+    UnaryOp.SOFTPLUS: softplus,
     UnaryOp.NEG: lambda c, x: -x,
     UnaryOp.ABS: lambda c, x: c.abs(x),
     UnaryOp.STEP: lambda c, x: c.select(x > 0.0, c.const(x.type, 1.0), c.const(x.type, 0.0)),

@@ -25,6 +25,9 @@ class GraniteModel(Decoder):
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
+        return self._with_factors(keys, hp, keys.float_("logit_scale"))
+
+    def _with_factors(self, keys: Keys, hp: HyperParameters, logit_scale: float) -> HyperParameters:
         self._rotates = keys.bool_("rope.scaling.finetuned", True)
         return replace(
             hp,
@@ -32,7 +35,7 @@ class GraniteModel(Decoder):
             attention_scale=keys.float_("attention.scale", 0.0) or hp.attention_scale,
             residual_scale=keys.float_("residual_scale", 0.0) or 1.0,
             # The file's number divides the logits.
-            logit_scale=float(np.float32(1) / np.float32(keys.float_("logit_scale") or 1.0)),
+            logit_scale=float(np.float32(1) / np.float32(logit_scale or 1.0)),
         )
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:

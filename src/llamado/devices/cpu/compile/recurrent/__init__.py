@@ -1,0 +1,1 @@
+"""Operations that carry a state from token to token."""

@@ -1,0 +1,238 @@
+"""State spaces: the convolution before them, and the scan that walks a sequence's state from token to token.
+
+A token's numbers are made of those before it in one order, however many tokens there are: each lane of a state decays
+and takes its input in, then the lanes are summed as everywhere. Threads share heads and channels, never tokens.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from llamado.devices.cpu.jit import kernel
+from llamado.devices.cpu.kernels import maths
+from llamado.devices.cpu.simd import F32, I32, I64, Code, F32x8, Type, Value, Work
+
+MAX_PLACES = 16
+"""Tokens that a convolution spans; models have 3 or 4."""
+_F32x4 = Type("f32", 4)
+
+
+@kernel("x", "x1", "x2", "k", "k1", "y", "y1", "y2", "n_channels", "n_tokens", "n_seqs")
+def ssm_conv(c: Code, a: SimpleNamespace, work: Work, *, places: int, wide: bool) -> None:
+    """y[seq, token, channel] = Σ_i x[seq, channel, token + i] · k[channel, i].
+
+    `wide`: there are eight channels at least, which are taken together (the last eight of them once more).
+    """
+    lanes = 8 if wide else 1
+    blocks = (a.n_channels + (lanes - 1)) // lanes
+    with c.shares(work, blocks * a.n_seqs, c.i64(4)) as unit:
+        seq, channel = unit // blocks, c.min(unit % blocks * lanes, a.n_channels - lanes)
+        rows = [a.x + seq * a.x2 + (channel + r) * a.x1 for r in range(lanes)]
+        kernels = [a.k + (channel + r) * a.k1 for r in range(lanes)]
+        y = a.y + seq * a.y2 + channel * 4
+        weights = _columns(c, kernels, places)
+        eights = a.n_tokens // 8 * 8 if wide else c.i64(0)
+        if wide:
+            _eights(c, a, rows, kernels, y, eights, places)
+        with c.range(eights, a.n_tokens) as token:
+            inputs = _columns(c, [row + token * 4 for row in rows], places)
+            total = inputs[0] * weights[0]
+            for value, weight in zip(inputs[1:], weights[1:], strict=True):
+                total = c.fma(value, weight, total)
+            c.store(y + token * a.y1, total)
+
+
+def _eights(
+    c: Code, a: SimpleNamespace, rows: list[Value], kernels: list[Value], y: Value, n: Value, places: int
+) -> None:
+    """The convolution of eight channels for `n` tokens, eight of them at a time of one channel after the other."""
+    with c.range(0, n, 8) as token:
+        sums = []
+        for row, own in zip(rows, kernels, strict=True):
+            total = c.load(F32x8, row + token * 4) * c.splat_load(F32x8, own)
+            for i in range(1, places):
+                total = c.fma(c.load(F32x8, row + (token + i) * 4), c.splat_load(F32x8, own + 4 * i), total)
+            sums.append(total)
+        for t, column in enumerate(c.transpose8(sums)):
+            c.store(y + (token + t) * a.y1, column)
+
+
+def _columns(c: Code, rows: list[Value], n: int) -> list[Value]:
+    """The first, second … of `n` numbers at each of eight addresses, or of one."""
+    if len(rows) == 1:
+        return [c.load(F32, rows[0] + 4 * i) for i in range(n)]
+    if n == 4:
+        return c.transpose8x4([c.load(_F32x4, row) for row in rows])
+    return [c.gather(F32, [row + 4 * i for row in rows]) for i in range(n)]
+
+
+TOKENS = 32
+"""Tokens that are walked at a time: what they give lies in L1 until all of a state's columns have been walked."""
+
+ROWS = 8
+"""Rows of a state that are walked together: they share what is loaded for a token."""
+
+SCRATCH = 4 * TOKENS * (2 + ROWS + 8 * ROWS)
+
+_SCAN = (
+    *("s", "s3", "n_rows", "ids", "id0", "x", "x1", "x2", "x3", "dt", "dt1", "dt2", "a"),
+    *("b", "b1", "b2", "b3", "c", "c1", "c2", "c3", "y", "states", "n_states"),
+    *("kept", "kept1", "kept_rows", "kept_ids"),
+    *("n_head", "head_dim", "n_group", "n_tokens", "n_seqs", "scratch", "scratch_step"),
+)
+
+
+class _Sequence:
+    """Where the state of a sequence is before its first token, and where it goes."""
+
+    def __init__(self, c: Code, a: SimpleNamespace, seq: Value, size: Value, *, keeps: str) -> None:
+        """`size`: bytes of a sequence's state."""
+        row = c.load(I32, a.ids + seq * a.id0).to(I64)
+        self.before = a.s + c.select((row >= 0) & (row < a.n_rows), row, c.i64(0)) * a.s3
+        self.after = a.states + seq * size
+        if keeps:
+            wide = I64 if keeps == "I64" else I32
+            target = c.load(wide, a.kept_ids + seq * wide.bytes).to(I64)
+            inside = (target >= 0) & (target < a.kept_rows)
+            self.after = c.select(inside, a.kept + target * a.kept1, self.after)
+
+
+def _walk(
+    c: Code,
+    a: SimpleNamespace,
+    n: Value,
+    rows: list[tuple[Value, Value]],
+    lanes: Value,
+    columns: tuple[Value, Value],
+    decay: tuple[Value, ...],
+    inputs: Value,
+    sums: Value,
+    vectors: int,
+) -> None:
+    """Takes some rows of a state, read and left at two addresses each, past `n` tokens, `vectors` columns at a time.
+
+    `lanes`: of a row. `columns`: what goes in and what reads, of the first token. `decay`: the factors of all tokens;
+    or their steps, and the rates that make factors of them. `inputs`: of each token and row; `sums`: what it comes to.
+    """
+    with c.range(0, lanes, 8 * vectors) as j:
+        starts = [[c.load(F32x8, read + (j + 8 * v) * 4) for v in range(vectors)] for read, _ in rows]
+        states = [[c.var(value) for value in row] for row in starts]
+        rates = []
+        if len(decay) > 1:
+            rates = [[c.load(F32x8, rate + (j + 8 * v) * 4) for v in range(vectors)] for rate in decay[1:]]
+        with c.range(0, n) as t:
+            b = [c.load(F32x8, columns[0] + t * a.b2 + (j + 8 * v) * 4) for v in range(vectors)]
+            read = [c.load(F32x8, columns[1] + t * a.c2 + (j + 8 * v) * 4) for v in range(vectors)]
+            if not rates:
+                factor = c.splat_load(F32x8, decay[0] + t * 4)
+            for r, row in enumerate(states):
+                at = t * len(rows) + r
+                x = c.splat_load(F32x8, inputs + at * 4)
+                total = c.load(F32x8, sums + at * 32)
+                for v, state in enumerate(row):
+                    if rates:
+                        factor = maths.exp(c, c.splat_load(F32x8, decay[0] + at * 4) * rates[r][v])
+                    state.value = c.fma(b[v], x, state.value * factor)
+                    total = c.fma(state.value, read[v], total)
+                c.store(sums + at * 32, total)
+        for (_, left), row in zip(rows, states, strict=True):
+            for v, state in enumerate(row):
+                c.store(left + (j + 8 * v) * 4, state.value)
+
+
+def _sum_up(c: Code, n: Value, sums: Value, rows: int, y: Value, step: Value) -> None:
+    """What each of `n` tokens gives: the sum of eight lanes of each row."""
+    with c.range(0, n) as t:
+        parts = [c.load(F32x8, sums + (t * rows + r) * 32) for r in range(rows)]
+        c.store(y + t * step, c.sum_lanes8(parts) if rows == 8 else c.sum_lanes(parts[0]))
+
+
+def _tokens(c: Code, a: SimpleNamespace, first: Value) -> Value:
+    """How many tokens are walked at a time from the `first` on: they end where a state is wanted."""
+    return c.max(c.min(c.i64(TOKENS), a.n_tokens - first - (a.n_states - 1)), 1)
+
+
+@kernel(*_SCAN)
+def scan_heads(c: Code, a: SimpleNamespace, work: Work, *, lanes: int, rows: int, keeps: str) -> None:
+    """The scan of Mamba-2 (arXiv 2405.21060): one rate for each head, whose state has `head_dim` rows of `lanes`.
+
+    `rows`: those that are walked together. `keeps`: the type of the numbers of rows where the last states go, "" where
+    they go nowhere else.
+    """
+    vectors = 2 if lanes % 16 == 0 else 1
+    row_bytes = 4 * lanes
+    with c.shares(work, a.n_seqs * a.n_head, c.i64(1)) as unit:
+        head, seq = unit % a.n_head, unit // a.n_head
+        size = a.head_dim * row_bytes
+        sequence = _Sequence(c, a, seq, size * a.n_head, keeps=keeps)
+        after = sequence.after + head * size
+        before = c.var(sequence.before + head * size)
+        group = head // (a.n_head // a.n_group)
+        rate = c.load(F32, a.a + head * 4)
+        scratch = a.scratch + work.thread * a.scratch_step
+        steps, decay, inputs, sums = (scratch + 4 * TOKENS * part for part in (0, 1, 2, 2 + ROWS))
+        first = c.var(c.i64(0))
+        with c.loop() as loop:
+            c.leave(loop, first.value >= a.n_tokens)
+            at = first.value
+            n = _tokens(c, a, at)
+            with c.range(0, n) as t:
+                step = maths.softplus(c, c.load(F32, a.dt + seq * a.dt2 + (at + t) * a.dt1 + head * 4))
+                c.store(steps + t * 4, step)
+                c.store(decay + t * 4, maths.exp(c, step * rate))
+            x = a.x + seq * a.x3 + at * a.x2 + head * a.x1
+            columns = (a.b + seq * a.b3 + at * a.b2 + group * a.b1, a.c + seq * a.c3 + at * a.c2 + group * a.c1)
+            y = a.y + (((seq * a.n_tokens + at) * a.n_head + head) * a.head_dim) * 4
+            with c.range(0, a.head_dim, rows) as row:
+                with c.range(0, n) as t:
+                    step = c.load(F32, steps + t * 4)
+                    value = c.load(Type("f32", rows), x + t * a.x2 + row * 4)
+                    c.store(inputs + t * (4 * rows), value * (step.splat(rows) if rows > 1 else step))
+                    for r in range(rows):
+                        c.store(sums + (t * rows + r) * 32, c.const(F32x8, 0.0))
+                own = [(before.value + (row + r) * row_bytes, after + (row + r) * row_bytes) for r in range(rows)]
+                _walk(c, a, n, own, c.i64(lanes), columns, (decay,), inputs, sums, vectors)
+                _sum_up(c, n, sums, rows, y + row * 4, a.n_head * a.head_dim * 4)
+            first.value = at + n
+            before.value = after
+            slot = a.n_tokens - first.value
+            with c.when((slot > 0) & (slot < a.n_states)):
+                earlier = a.states + (slot * a.n_seqs + seq) * size * a.n_head + head * size
+                with c.range(0, size, 32) as i:
+                    c.store(earlier + i, c.load(F32x8, after + i))
+
+
+@kernel(*_SCAN)
+def scan_channels(c: Code, a: SimpleNamespace, work: Work, *, lanes: int, rows: int, keeps: str) -> None:
+    """The scan of Mamba (arXiv 2312.00752): each channel is a head of one row, with a rate for each of its lanes."""
+    vectors = 2 if lanes % 16 == 0 else 1
+    row_bytes = 4 * lanes
+    blocks = a.n_head // rows
+    with c.shares(work, a.n_seqs * blocks, c.i64(1)) as unit:
+        channel, seq = unit % blocks * rows, unit // blocks
+        sequence = _Sequence(c, a, seq, a.n_head * row_bytes, keeps=keeps)
+        scratch = a.scratch + work.thread * a.scratch_step
+        steps, inputs, sums = (scratch + 4 * TOKENS * part for part in (0, ROWS, 2 * ROWS))
+        before = c.var(sequence.before + channel * row_bytes)
+        with c.range(0, a.n_tokens, TOKENS) as first:
+            n = c.min(c.i64(TOKENS), a.n_tokens - first)
+            group = channel // (a.n_head // a.n_group)
+            with c.range(0, n) as t:
+                type_ = Type("f32", rows)
+                step = maths.softplus(c, c.load(type_, a.dt + seq * a.dt2 + (first + t) * a.dt1 + channel * 4))
+                c.store(steps + t * (4 * rows), step)
+                value = c.load(type_, a.x + seq * a.x3 + (first + t) * a.x2 + channel * a.x1)
+                c.store(inputs + t * (4 * rows), value * step)
+                for r in range(rows):
+                    c.store(sums + (t * rows + r) * 32, c.const(F32x8, 0.0))
+            columns = (
+                a.b + seq * a.b3 + first * a.b2 + group * a.b1,
+                a.c + seq * a.c3 + first * a.c2 + group * a.c1,
+            )
+            after = sequence.after + channel * row_bytes
+            own = [(before.value + r * row_bytes, after + r * row_bytes) for r in range(rows)]
+            rates = [a.a + (channel + r) * row_bytes for r in range(rows)]
+            _walk(c, a, n, own, c.i64(lanes), columns, (steps, *rates), inputs, sums, vectors)
+            y = a.y + ((seq * a.n_tokens + first) * a.n_head + channel) * 4
+            _sum_up(c, n, sums, rows, y, a.n_head * 4)
+            before.value = after

@@ -1,0 +1,25 @@
+"""The mamba2 architecture: Mamba-2, Codestral Mamba."""
+
+from __future__ import annotations
+
+from llamado.models.architectures.mamba.mamba import MambaModel
+from llamado.models.keys import Keys
+from llamado.models.memory import LayerMemory
+from llamado.models.parts.attention import Mixer
+from llamado.models.parts.mamba import Mamba2, StateSpace
+from llamado.models.weights import RoleWeights
+
+
+class Mamba2Model(MambaModel):
+    """As Mamba, with heads of one rate each, and a norm of what the gate lets through (arXiv 2405.21060)."""
+
+    architecture = "mamba2"
+
+    def _read_sizes(self, keys: Keys) -> StateSpace:
+        return StateSpace.read(keys, grouped=True)
+
+    def _take_mixer(self, w: RoleWeights, n_embd: int) -> Mixer:
+        return Mamba2.take(w, self._sizes, n_embd)
+
+    def remembers(self, layer: int) -> LayerMemory:
+        return self._sizes.remembers(self._sizes.n_mixed)

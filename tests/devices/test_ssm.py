@@ -1,0 +1,121 @@
+"""State spaces on the CPU: the reference's numbers, and the same bits however a sequence is cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from running import Array, Case, check, jit_for, new, values
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.lowering import LOWERINGS
+from llamado.ggml import Tensor
+from llamado.ggml import graph as g
+from llamado.gguf.types import TensorType as T
+
+
+@pytest.mark.parametrize(("places", "channels"), [(4, 40), (3, 13), (2, 5), (16, 8)])
+def test_a_convolution(device: CpuDevice, places: int, channels: int) -> None:
+    for n_tokens, n_seqs in ((1, 3), (21, 2)):
+        x, kernel = new(places - 1 + n_tokens, channels, n_seqs), new(places, channels)
+        check(device, g.ssm_conv(x, kernel), {x: values(*x.ne[:3]), kernel: values(*kernel.ne[:2], seed=1)})
+        turned = new(channels, places - 1 + n_tokens, n_seqs)
+        data = {turned: values(*turned.ne[:3]), kernel: values(*kernel.ne[:2], seed=1)}
+        check(device, g.ssm_conv(g.permute(turned, 1, 0, 2, 3), kernel), data)
+
+
+class Scan:
+    """A scan of some sequences, and the numbers it works on."""
+
+    def __init__(
+        self,
+        lanes: int,
+        head_dim: int,
+        n_head: int,
+        n_group: int,
+        n_tokens: int,
+        n_seqs: int,
+        *,
+        per_lane: bool = False,
+    ) -> None:
+        self.s, self.x = new(lanes, head_dim, n_head, n_seqs + 2), new(head_dim, n_head, n_tokens, n_seqs)
+        self.dt, self.a = new(n_head, n_tokens, n_seqs), new(lanes if per_lane else 1, n_head)
+        self.b, self.c = (new(lanes, n_group, n_tokens, n_seqs) for _ in range(2))
+        self.ids = new(n_seqs, type=T.I32)
+        self.data: dict[Tensor, Any] = {
+            t: values(*t.ne, seed=i) for i, t in enumerate((self.s, self.x, self.dt, self.a, self.b, self.c))
+        }
+        self.data[self.dt] = self.data[self.dt] * 8  # ln(1 + e^x) where it is x, too
+        self.data[self.a] = -np.abs(self.data[self.a])
+        self.data[self.ids] = np.roll(np.arange(n_seqs), 1) + 1
+
+    def node(self, n_states: int = 1) -> Tensor:
+        return g.ssm_scan(self.s, self.x, self.dt, self.a, self.b, self.c, self.ids, n_states)
+
+
+SHAPES = {
+    "groups": (Scan(128, 16, 6, 2, 37, 2), 3),
+    "narrow": (Scan(8, 5, 3, 1, 70, 1), 1),
+    "channels": (Scan(16, 1, 24, 1, 37, 2, per_lane=True), 1),
+    "odd channels": (Scan(24, 1, 5, 1, 3, 1, per_lane=True), 1),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_scan(device: CpuDevice, name: str) -> None:
+    scan, most = SHAPES[name]
+    for n_states in {1, most}:
+        check(device, scan.node(n_states), scan.data, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("lowering", sorted(LOWERINGS))
+@pytest.mark.parametrize("per_lane", [False, True])
+def test_the_same_bits_in_any_pieces(lowering: str, per_lane: bool) -> None:
+    """Each piece goes on from the state that the one before kept; two threads, and one."""
+    lanes, head_dim, n_head, n = 32, 1 if per_lane else 8, 8, 41
+    whole = Scan(lanes, head_dim, n_head, 1, n, 1, per_lane=per_lane)
+    found = []
+    for pieces, n_threads in (([n], 1), ([n], 2), ([1] * n, 2), ([32, 5, 4], 1)):
+        state, rows, at = whole.data[whole.s], [], 0
+        for size in pieces:
+            scan = Scan(lanes, head_dim, n_head, 1, size, 1, per_lane=per_lane)
+            data = scan.data | {scan.a: whole.data[whole.a], scan.s: state}
+            for mine, all_ in ((scan.x, whole.x), (scan.b, whole.b), (scan.c, whole.c)):
+                data[mine] = whole.data[all_][:, at : at + size]
+            data[scan.dt] = whole.data[whole.dt][:, :, at : at + size]
+            y, state = run_and_keep(CpuDevice(n_threads, jit=jit_for(lowering)), scan, data)
+            rows.append(y)
+            at += size
+        found.append((np.concatenate(rows).tobytes(), state[2].tobytes()))
+    assert found[0] == found[1] == found[2] == found[3]
+
+
+def run_and_keep(device: CpuDevice, scan: Scan, data: dict[Tensor, Any]) -> tuple[Array, Array]:
+    """What each token gives, and all states, of which those after the scan lie where those before it lay."""
+    node = scan.node()
+    n, width = scan.x.nelements, scan.s.nelements // scan.s.ne[3]
+    keep = new(scan.x.ne[3], type=T.I64)
+    flat = g.reshape(scan.s, width, scan.s.ne[3])
+    kept = g.set_rows(flat, g.view_2d(node, width, scan.x.ne[3], 4 * width, 4 * n), keep)
+    data = {**data, keep: np.array([2]), scan.ids: np.array([2])}
+    case = Case({"y": g.cont(g.view_1d(node, n)), "states": kept}, data)
+    found = case.run(device)
+    return found["y"].reshape(-1), found["states"].reshape(scan.s.ne[::-1])
+
+
+def test_a_state_that_is_kept_at_once_is_that_of_the_result() -> None:
+    """The scan itself puts it where it is kept; where others want it too, it is copied there."""
+    device, found, labels = CpuDevice(2), [], []
+    for shared in (False, True):
+        scan = Scan(16, 8, 4, 2, 5, 3)
+        node, n, width, keep = scan.node(), scan.x.nelements, 16 * 8 * 4, new(3, type=T.I64)
+        states = g.view_2d(node, width, 3, 4 * width, 4 * n)
+        kept = g.set_rows(g.reshape(scan.s, width, 5), states, keep)
+        outputs = {"kept": kept, "y": g.cont(g.view_1d(node, n))} | ({"more": g.scale(states, 2.0)} if shared else {})
+        case = Case(outputs, {**scan.data, keep: np.array([4, -1, 0]), scan.ids: np.array([1, 2, 9])})
+        values_ = case.run(device)
+        found.append((values_["kept"].tobytes(), values_["y"].tobytes()))
+        labels.append([operation.label for operation in device.profile(case.graph)])
+    assert found[0] == found[1]
+    assert not any("set_rows" in label for label in labels[0]) and any("set_rows" in label for label in labels[1])
