@@ -103,6 +103,7 @@ class FragileForward(FakeForward):
                     return
                 future, batch = self._jobs.popleft()
                 if future.done():
+                    self._turn.notify_all()  # who waits for the last one to be worked on
                     continue
                 rows: NDArray[np.float32] | None = None
                 error: Exception | None = None
@@ -144,6 +145,7 @@ class FragileForward(FakeForward):
             self._jobs.clear()
             if late is None:
                 self._lost = lost()
+            self._turn.notify_all()
         for future, _ in jobs:
             with suppress(Exception):
                 future.set_exception(lost())
