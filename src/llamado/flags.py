@@ -1034,7 +1034,9 @@ def parse(
         # argparse would read `-ctx-size 4` as `-c` with the value "tx-size".
         if argument[:1] == "-" and argument[1:2].isalpha() and argument not in known:
             raise unknown_flag(argument, command)
-    namespace, extra = parser.parse_known_args(spelled)
+    # Several words with flags between them are too much for argparse's plain way.
+    read = parser.parse_known_intermixed_args if command == "gguf" else parser.parse_known_args
+    namespace, extra = read(spelled)
     if extra:
         raise unknown_flag(extra[0], command)
     values: dict[str, Any] = {}

@@ -34,6 +34,7 @@ llamado: serve and run GGUF language models, on one machine or on many
   llamado run [MODEL]           chat in the terminal
   llamado pull MODEL            fetch a model
   llamado inspect MODEL         what is in a GGUF file, here or on a server, and whether it runs
+  llamado gguf split|merge|set  a GGUF file in parts, parts in one file, another value of a key
   llamado bench -m MODEL        speed of prompts and of generation
   llamado perplexity -m MODEL -f TEXT
   llamado worker                lend this machine to a server elsewhere (ggml RPC)
@@ -136,6 +137,12 @@ def _inspect(_: Parsed, namespace: argparse.Namespace) -> int:
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
     return 0
+
+
+def _gguf(_: Parsed, namespace: argparse.Namespace) -> int:
+    from llamado.commands.files.gguf import run_gguf
+
+    return run_gguf(namespace)
 
 
 def _plan(flags: Parsed, _: argparse.Namespace) -> int:
@@ -300,6 +307,7 @@ COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
     "run": (_run, "chat in the terminal"),
     "pull": (_pull, "fetch a model and print its path"),
     "inspect": (_inspect, "show a GGUF file's metadata and tensors"),
+    "gguf": (_gguf, "split: a GGUF file in parts; merge: parts in one file; set: another value of a key"),
     "bench": (_bench, "measure prompt and generation speed"),
     "perplexity": (_perplexity, "score a text with the method of llama-perplexity"),
     "worker": (_worker, "lend this machine's devices to a server elsewhere: rpc-server's flags and protocol"),
@@ -319,7 +327,7 @@ COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
 }
 
 
-PROGRAMS = {"llama-server": "serve", "rpc-server": "worker", "ggml-rpc-server": "worker"}
+PROGRAMS = {"llama-server": "serve", "rpc-server": "worker", "ggml-rpc-server": "worker", "llama-gguf-split": "gguf"}
 """llama.cpp's names of commands: as the first word, or as the name of a link to this program."""
 
 
@@ -355,6 +363,10 @@ def _parser(command: str) -> argparse.ArgumentParser:
     elif command == "inspect":
         parser.add_argument("spec", metavar="MODEL", help="a GGUF path, a URL, or a name as -m takes it")
         parser.add_argument("--no-tensors", action="store_true", help="leave out the table of tensors")
+    elif command == "gguf":
+        from llamado.commands.files.gguf import add_arguments
+
+        add_arguments(parser)
     elif command == "up":
         parser.add_argument("file", nargs="?", metavar="cluster.yaml", help="what to start (docs/cluster.schema.json)")
         parser.usage = "llamado up [cluster.yaml] [flags] [-- flags of the server]"

@@ -1,0 +1,1 @@
+"""Commands that make model files of others."""

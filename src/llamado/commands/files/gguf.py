@@ -1,0 +1,142 @@
+"""`llamado gguf split|merge|set`: parts of a file, one of parts, one with another value of a key.
+
+Words and flags are also those of llama-gguf-split: `--split IN OUT` and `--merge IN OUT`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from llamado.errors import LlamadoError
+from llamado.flags import FlagError
+from llamado.gguf.edit.keys import changed, header_with, rewrite, shown
+from llamado.gguf.edit.parts import PartSize, divided, join, joined_fields, write_parts
+from llamado.gguf.errors import GgufError
+from llamado.gguf.header import Header
+from llamado.gguf.reader import GGUFFile
+from llamado.gguf.sources.resolve import progress_bar
+from llamado.models import load_model
+from llamado.text.tokenizer.tokenizer import load_tokenizer
+
+VERBS = {
+    "split": "split FILE OUT        FILE in parts OUT-00001-of-0000N.gguf",
+    "merge": "merge FIRST OUT       the parts of which FIRST is the first in one file OUT",
+    "set": "set FILE KEY VALUE    another value of a key; the file is written anew and then takes the old one's place",
+}
+_DEFAULT_TENSORS = 128
+_UNITS = {"M": 10**6, "G": 10**9}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The words and flags of the command."""
+    parser.usage = "llamado gguf split|merge|set …\n\n  " + "\n  ".join(VERBS.values())
+    parser.add_argument("words", nargs="*", metavar="WORD", help=argparse.SUPPRESS)
+    parser.add_argument("--split", action="store_true", help="as the word split")
+    parser.add_argument("--merge", action="store_true", help="as the word merge")
+    parser.add_argument("--split-max-tensors", type=int, metavar="N", help=f"tensors of a part ({_DEFAULT_TENSORS})")
+    parser.add_argument("--split-max-size", metavar="N(M|G)", help="bytes of a part's tensors: 300M, 2G")
+    parser.add_argument("--no-tensor-first-split", action="store_true", help="the first part has key-values only")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be written, and write nothing")
+    parser.add_argument("--type", metavar="TYPE", help="set: what a key that is new is (uint32, float32, string …)")
+    parser.add_argument("-o", "--out", metavar="FILE", help="set: write to another file")
+    parser.add_argument("--force", action="store_true", help="set: even where the file will not run afterwards")
+
+
+def run_gguf(given: argparse.Namespace) -> int:
+    """Does what the words say. Raises FlagError, or GgufError for files that are not as they must be."""
+    verb, words = _verb(given)
+    actions: dict[str, tuple[int, Callable[[Sequence[str], argparse.Namespace], int]]] = {
+        "split": (2, _split),
+        "merge": (2, _merge),
+        "set": (3, _set),
+    }
+    n_words, action = actions[verb]
+    if len(words) != n_words:
+        raise FlagError(f"gguf {verb}: {len(words)} words where {n_words} are due: llamado gguf {VERBS[verb]}")
+    return action(words, given)
+
+
+def _verb(given: argparse.Namespace) -> tuple[str, list[str]]:
+    words = list(given.words)
+    named = {name for name in ("split", "merge") if getattr(given, name)}
+    if words and words[0] in VERBS and not named:
+        return words[0], words[1:]
+    if len(named) > 1:
+        raise FlagError("--split and --merge: give one of them")
+    if not named and not words:
+        raise FlagError(f"gguf: what is to be done? One of {', '.join(VERBS)}")
+    return (named or {"split"}).pop(), words
+
+
+def _split(words: Sequence[str], given: argparse.Namespace) -> int:
+    size = _part_size(given)
+    stem = Path(words[1])
+    with GGUFFile.open(words[0]) as file:
+        parts = divided(file, stem.name, size, none_in_first=given.no_tensor_first_split)
+        print(f"n_split: {len(parts)}")
+        for i, part in enumerate(parts, 1):
+            print(f"split {i:05d}: n_tensors = {len(part.tensors)}, total_size = {part.nbytes // 10**6}M")
+        if not given.dry_run:
+            with progress_bar(Console(stderr=True), stem.name) as progress:
+                write_parts(file, parts, stem.parent, progress)
+            for part in parts:
+                print(stem.parent / part.name)
+    return 0
+
+
+def _part_size(given: argparse.Namespace) -> PartSize:
+    n, text = given.split_max_tensors, given.split_max_size
+    if text is None:
+        n = _DEFAULT_TENSORS if n is None else n
+        if n < 1:
+            raise FlagError(f"--split-max-tensors: expected 1 or more, got {n}")
+        return PartSize(tensors=n)
+    if n is not None:
+        raise FlagError("--split-max-tensors and --split-max-size: give one of them")
+    match = re.fullmatch(r"([0-9]{1,9})([MG])", text)
+    if match is None or int(match[1]) == 0:
+        raise FlagError(f"--split-max-size: expected megabytes or gigabytes such as 300M or 2G, got {text!r}")
+    return PartSize(nbytes=int(match[1]) * _UNITS[match[2]])
+
+
+def _merge(words: Sequence[str], given: argparse.Namespace) -> int:
+    to = Path(words[1])
+    with GGUFFile.open(words[0]) as file:
+        if given.dry_run:
+            joined_fields(file)
+        else:
+            with progress_bar(Console(stderr=True), to.name) as progress:
+                join(file, to, progress)
+        print(f"{to}: {len(file.tensors)} tensors of {file.n_shards} parts")
+    return 0
+
+
+def _set(words: Sequence[str], given: argparse.Namespace) -> int:
+    name, key, text = words
+    with GGUFFile.open(name) as file:
+        fields = changed(file, key, text, given.type)
+        header = header_with(file, fields)
+        before, after = shown(file.metadata, key) or "new", shown(header.metadata, key)
+        print(f"{key}: {before} → {after} ({header.metadata.type_name(key)})")
+        if not given.force and _runs(file.header) is None and (reason := _runs(header)) is not None:
+            raise GgufError(f"a model with {after} does not run; --force writes it all the same. {reason}", field=key)
+        if not given.dry_run:
+            to = Path(given.out or name)
+            with progress_bar(Console(stderr=True), to.name) as progress:
+                rewrite(file, fields, to, progress)
+    return 0
+
+
+def _runs(header: Header) -> str | None:
+    """Why a model of such a header does not run, nor reads or writes texts; None where it does."""
+    try:
+        load_model(header)
+        load_tokenizer(header.metadata)
+    except LlamadoError as error:
+        return str(error)
+    return None

@@ -1,0 +1,1 @@
+"""Files made of others: parts of one, one of parts, one with other key-values."""
