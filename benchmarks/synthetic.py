@@ -41,6 +41,22 @@ class Latent:
 
 
 @dataclass(frozen=True)
+class Delta:
+    """The gated delta rule in three of four layers: elements of a head, heads of keys and of values; width of the
+    shared expert.
+    """
+
+    head: int
+    n_keys: int
+    n_values: int
+    n_ff_shared: int
+
+    @property
+    def channels(self) -> int:
+        return self.head * (2 * self.n_keys + self.n_values)
+
+
+@dataclass(frozen=True)
 class Shape:
     n_embd: int
     n_layer: int
@@ -54,9 +70,13 @@ class Shape:
     n_used: int = 0
     latent: Latent | None = None
     """Of DeepSeek's architecture, with a shared expert."""
+    delta: Delta | None = None
+    """Of Qwen3-Next's."""
 
     @property
     def architecture(self) -> str:
+        if self.delta is not None:
+            return "qwen3next"
         return "deepseek2" if self.latent is not None else "qwen3moe" if self.n_experts else "llama"
 
     @property
@@ -78,6 +98,8 @@ SHAPES = {
     "flash-4": Shape(2048, 4, 20, 1, 1536, n_experts=64, n_used=4, latent=Latent(768, 512, 192, 64, 256)),
     # All of them but the first, which has no experts; 17 GB
     "flash-46": Shape(2048, 46, 20, 1, 1536, n_experts=64, n_used=4, latent=Latent(768, 512, 192, 64, 256)),
+    # 4 of the 48 layers of Qwen3-Next-80B-A3B, with a quarter of their 512 experts
+    "next-4": Shape(2048, 4, 16, 2, 512, head=256, n_experts=128, n_used=10, delta=Delta(128, 16, 32, 512)),
     # One layer each, the latent one with a quarter of its heads: 32,768 tokens take minutes a layer
     "1b-1": Shape(2048, 1, 32, 8, 8192),
     "a3b-1": Shape(2048, 1, 32, 4, 768, head=128, n_experts=128, n_used=8),
@@ -132,7 +154,7 @@ def write_model(out: Path, shape: Shape, mix: str, vocabulary_from: Path, seed: 
     """Writes a model of a shape's architecture, with the tokenizer of another model."""
     low, high = MIXES[mix]
     random = np.random.default_rng(seed)
-    head, latent = shape.head_dim, shape.latent
+    head, latent, delta = shape.head_dim, shape.latent, shape.delta
     n_q, n_kv = shape.n_head * head, shape.n_head_kv * head
     writer = GGUFWriter(out, shape.architecture)
     writer.add_name(out.stem)
@@ -144,7 +166,7 @@ def write_model(out: Path, shape: Shape, mix: str, vocabulary_from: Path, seed: 
     writer.add_head_count_kv(shape.n_head_kv)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(500000.0)
-    writer.add_rope_dimension_count(head if latent is None else latent.rope)
+    writer.add_rope_dimension_count(head // 4 if delta is not None else head if latent is None else latent.rope)
     if latent is not None:
         writer.add_key_length(latent.rank + latent.rope)
         writer.add_value_length(latent.rank)
@@ -156,6 +178,13 @@ def write_model(out: Path, shape: Shape, mix: str, vocabulary_from: Path, seed: 
         writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
         writer.add_expert_weights_norm(True)
         writer.add_expert_weights_scale(1.8)
+    if delta is not None:
+        writer.add_ssm_conv_kernel(4)
+        writer.add_ssm_state_size(delta.head)
+        writer.add_ssm_group_count(delta.n_keys)
+        writer.add_ssm_time_step_rank(delta.n_values)
+        writer.add_ssm_inner_size(delta.head * delta.n_values)
+        writer.add_expert_shared_feed_forward_length(delta.n_ff_shared)
     if shape.n_experts:
         if latent is None:
             writer.add_key_length(head)
@@ -198,8 +227,25 @@ def write_model(out: Path, shape: Shape, mix: str, vocabulary_from: Path, seed: 
     def experts(name: str, type_: Type, rows: int, columns: int) -> None:
         matrix(name, type_, rows, columns, shape.n_experts)
 
+    def delta_net(prefix: str, sizes: Delta) -> None:
+        inner = sizes.head * sizes.n_values
+        matrix(prefix + "attn_qkv.weight", low, sizes.channels, shape.n_embd)
+        matrix(prefix + "attn_gate.weight", low, inner, shape.n_embd)
+        matrix(prefix + "ssm_ba.weight", low, 2 * sizes.n_values, shape.n_embd)
+        plain(prefix + "ssm_conv1d.weight", (sizes.channels, 4), lambda: np.full((sizes.channels, 4), 0.25, np.float32))
+        plain(prefix + "ssm_dt.bias", (sizes.n_values,), lambda: np.zeros(sizes.n_values, np.float32))
+        plain(prefix + "ssm_a", (sizes.n_values,), lambda: np.full(sizes.n_values, -0.1, np.float32))
+        norm(prefix + "ssm_norm.weight", sizes.head)
+        matrix(prefix + "ssm_out.weight", low, shape.n_embd, inner)
+
+    def shared_expert(prefix: str, n_ff: int) -> None:
+        plain(prefix + "ffn_gate_inp_shexp.weight", (shape.n_embd,), lambda: np.zeros(shape.n_embd, np.float32))
+        matrix(prefix + "ffn_gate_shexp.weight", low, n_ff, shape.n_embd)
+        matrix(prefix + "ffn_up_shexp.weight", low, n_ff, shape.n_embd)
+        matrix(prefix + "ffn_down_shexp.weight", high, shape.n_embd, n_ff)
+
     def attention(prefix: str, some: Type) -> None:
-        matrix(prefix + "attn_q.weight", low, n_q, shape.n_embd)
+        matrix(prefix + "attn_q.weight", low, n_q if delta is None else 2 * n_q, shape.n_embd)
         matrix(prefix + "attn_k.weight", low, n_kv, shape.n_embd)
         matrix(prefix + "attn_v.weight", some, n_kv, shape.n_embd)
         matrix(prefix + "attn_output.weight", low, shape.n_embd, n_q)
@@ -234,8 +280,12 @@ def write_model(out: Path, shape: Shape, mix: str, vocabulary_from: Path, seed: 
         some = high if has_more_bits(layer, shape.n_layer) else low
         prefix = f"blk.{layer}."
         norm(prefix + "attn_norm.weight")
-        norm(prefix + "ffn_norm.weight")
-        if latent is None:
+        norm(prefix + ("ffn_norm.weight" if delta is None else "post_attention_norm.weight"))
+        if delta is not None:
+            shared_expert(prefix, delta.n_ff_shared)
+        if delta is not None and layer % 4 != 3:
+            delta_net(prefix, delta)
+        elif latent is None:
             attention(prefix, some)
         else:
             latent_attention(prefix, latent)

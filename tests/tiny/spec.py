@@ -107,7 +107,14 @@ def make(tiny: Tiny, path: Path, *, wtype: str = "F32", seed: int = 0) -> Path:
     block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[wtype]][0]
     for name, shape in tiny.shapes().items():
         values = tiny.values(rng, name, shape)
-        if wtype == "F32" or len(shape) < 2 or shape[0] % block or not name.startswith("blk.") or "bias" in name:
+        if (
+            wtype == "F32"
+            or len(shape) < 2
+            or shape[0] % block
+            or not name.startswith("blk.")
+            or "bias" in name
+            or "_first" in name
+        ):
             writer.add_tensor(name, values)
             continue
         rows = values.reshape(-1, shape[0])

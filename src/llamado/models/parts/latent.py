@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from llamado.ggml.graph import concat, cont, mul, permute, repeat, reshape, view_2d, view_3d
 from llamado.ggml.tensor import Tensor
-from llamado.models.forward import Factors, Linear, Pass
+from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import Rope, Temperature
 from llamado.models.memory import KeysValues, Latent, LayerMemory
 from llamado.models.parts.norms import RmsNorm
@@ -41,15 +41,17 @@ class LatentSizes(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compressed:
-    """What all forms of latent attention begin with: queries of heads, the latent row, and the rotated part of keys."""
+    """What all forms of latent attention begin with: queries of heads, the latent row, and the rotated part of keys.
+
+    `rope` None: no part is rotated.
+    """
 
     sizes: LatentSizes
     q: Linear | LowRank
     row: Linear
     norm: RmsNorm
-    rope: Rope
+    rope: Rope | None
     temperature: Temperature | None
-    factors: Tensor | Factors | None = None
 
     @classmethod
     def take(
@@ -58,9 +60,8 @@ class Compressed:
         n_embd: int,
         sizes: LatentSizes,
         q_rank: int,
-        rope: Rope,
-        temperature: Temperature | None = None,
-        factors: Tensor | Factors | None = None,
+        rope: Rope | None,
+        temperature: Temperature | None,
     ) -> Compressed:
         """`attn_q`, or `attn_q_a`, `attn_q_a_norm` and `attn_q_b`; `attn_kv_a_mqa` and `attn_kv_a_norm`.
 
@@ -80,7 +81,6 @@ class Compressed:
             norm=RmsNorm.take(w, "attn_kv_a_norm", sizes.rank),
             rope=rope,
             temperature=temperature,
-            factors=factors,
         )
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,7 +91,11 @@ class Compressed:
         size, stride = both.nb[0], both.nb[1]
         latent = self.norm(step, view_2d(both, s.rank, n_tokens, stride), f"kv_cmpr-{layer}")
         k = view_3d(both, s.rope, 1, n_tokens, stride, stride, s.rank * size)
-        return q, latent, step.rotate(k, self.rope, self.factors, f"k_pe-{layer}")
+        return q, latent, cont(k) if self.rope is None else self.turned(step, k, f"k_pe-{layer}")
+
+    def turned(self, step: Pass, x: Tensor, name: str, *, offset: int = 0) -> Tensor:
+        """What is rotated of heads, from element `offset` on."""
+        return x if self.rope is None else step.rotate(x, self.rope, None, name, offset=offset)
 
     def warmed(self, step: Pass, q: Tensor) -> Tensor:
         """Queries times what their places make them grow."""
@@ -130,7 +134,7 @@ class LatentAttention(NamedTuple):
         q, latent, k = self.compressed(step, layer, x)
         plain = view_3d(q, s.nope, s.n_head, n_tokens, q.nb[1], q.nb[2])
         turned = view_3d(q, s.rope, s.n_head, n_tokens, q.nb[1], q.nb[2], s.nope * q.nb[0])
-        turned = step.rotate(turned, self.compressed.rope, self.compressed.factors, f"q_pe-{layer}")
+        turned = self.compressed.turned(step, turned, f"q_pe-{layer}")
         absorbed = step.mul_mat(self.k_b, permute(plain, 0, 2, 1, 3), f"q_nope_absorbed-{layer}")
         q = self.compressed.warmed(step, concat(permute(absorbed, 0, 2, 1, 3), turned, 0))
         row = concat(latent, reshape(k, s.rope, n_tokens), 0)
@@ -174,7 +178,6 @@ class ExpandedAttention(NamedTuple):
         plain = view_3d(kv, s.nope, s.n_head, n_tokens, head, kv.nb[1])
         v = cont(view_3d(kv, s.value, s.n_head, n_tokens, head, kv.nb[1], s.nope * kv.nb[0]), name=f"Vcur-{layer}")
         k = concat(plain, repeat(turned, s.rope, s.n_head, n_tokens, 1), 0, name=f"Kcur-{layer}")
-        rope, factors = self.compressed.rope, self.compressed.factors
-        q = step.rotate(q, rope, factors, f"Qcur-{layer}", offset=s.nope)
+        q = self.compressed.turned(step, q, f"Qcur-{layer}", offset=s.nope)
         attended = step.attend(layer, self.compressed.warmed(step, q), k, v, self.scale)
         return None if attended is None else self.out(step, attended, f"attn_out-{layer}")

@@ -30,7 +30,7 @@ PARTS = 16
 
 _ANY_STATE = (
     "state", "state_row", "ids", "n_states",
-    "to", "to_row", "to_ids", "n_kept", "spare", "spare_row",
+    "kept", "kept1", "kept_rows", "kept_ids", "states", "states_row",
     "out", "n_tokens", "n_heads", "n_seqs", "scale",
 )  # fmt: skip
 
@@ -48,15 +48,16 @@ LINEAR = ("q", "k", "v", "w")
 class _State:
     """Where a sequence's state comes from and goes to, and the vectors of its tokens."""
 
-    def __init__(self, c: Code, a: SimpleNamespace, seq: Value, head: Value, *, chosen: bool, kept: bool) -> None:
+    def __init__(self, c: Code, a: SimpleNamespace, seq: Value, head: Value, *, chosen: bool, keeps: str) -> None:
         self.c, self.a, self.seq, self.head = c, a, seq, head
-        row, to = seq, a.spare + seq * a.spare_row
+        row, to = seq, a.states + seq * a.states_row
         if chosen:  # as GET_ROWS does: the first row where there is none of that number
             id_ = c.load(I32, a.ids + seq * 4).to(I64)
             row = c.select((id_ >= 0) & (id_ < a.n_states), id_, c.i64(0))
-        if kept:  # as SET_ROWS does: nowhere where there is none of that number
-            id_ = c.load(I64, a.to_ids + seq * 8)
-            to = c.select((id_ >= 0) & (id_ < a.n_kept), a.to + id_ * a.to_row, to)
+        if keeps:  # as SET_ROWS does: where there is none of that number, elsewhere
+            wide = I64 if keeps == "I64" else I32
+            id_ = c.load(wide, a.kept_ids + seq * wide.bytes).to(I64)
+            to = c.select((id_ >= 0) & (id_ < a.kept_rows), a.kept + id_ * a.kept1, to)
         self.source, self.target = a.state + row * a.state_row, to
 
     def vector(self, name: str, token: Value) -> Value:
@@ -83,19 +84,19 @@ def by_rows(
     rule: str,
     vector: bool,
     chosen: bool,
-    kept: bool,
+    keeps: str,
     snapshots: bool,
 ) -> None:
     """`rule`: "delta" or "rwkv7"; `vector`: a decay for each element of a row, else one for the head.
 
-    `chosen`, `kept`: states are rows `ids` of `n_states`, and become rows `to_ids` of `n_kept`; else they lie one after
-    the other. With `snapshots` the states of up to `n_snapshots` tokens before the last are written `snapshot` bytes
-    apart.
+    `chosen`: states are rows `ids` of `n_states`, else they lie one after the other. `keeps`: the type of the numbers
+    of rows that they become, "" where they are left in the result. With `snapshots` the states of up to `n_snapshots`
+    tokens before the last are written `snapshot` bytes apart.
     """
     blocks = size // ROWS
     with c.shares(work, a.n_seqs * a.n_heads * blocks, c.i64(1)) as unit:
         first, rest = unit % blocks * ROWS, unit // blocks
-        state = _State(c, a, rest // a.n_heads, rest % a.n_heads, chosen=chosen, kept=kept)
+        state = _State(c, a, rest // a.n_heads, rest % a.n_heads, chosen=chosen, keeps=keeps)
         inside = (state.head * size + first) * (4 * size)
         source, target = c.var(state.source + inside), state.target + inside
         with c.range(0, a.n_tokens) as token:
@@ -192,14 +193,14 @@ class _Rows:
 
 @kernel(*_ANY_STATE, *_operand(*LINEAR), "bonus", "bonus_head")
 def by_columns(
-    c: Code, a: SimpleNamespace, work: Work, *, size: int, lanes: int, bonus: bool, chosen: bool, kept: bool
+    c: Code, a: SimpleNamespace, work: Work, *, size: int, lanes: int, bonus: bool, chosen: bool, keeps: str
 ) -> None:
     """`bonus`: what a token adds to its own output before it changes the state (RWKV-6); see `by_rows` for the rest."""
     blocks, type_ = size // PARTS, F32._replace(lanes=lanes)
     scale = a.scale.to(I32).bits(F32)
     with c.shares(work, a.n_seqs * a.n_heads * blocks, c.i64(1)) as unit:
         first, rest = unit % blocks * (4 * PARTS), unit // blocks
-        state = _State(c, a, rest // a.n_heads, rest % a.n_heads, chosen=chosen, kept=kept)
+        state = _State(c, a, rest // a.n_heads, rest % a.n_heads, chosen=chosen, keeps=keeps)
         inside = state.head * (4 * size * size) + first
         source, target = c.var(state.source + inside), state.target + inside
         places = [4 * lane for lane in range(0, PARTS, lanes)]

@@ -130,8 +130,8 @@ def _emit(
     named = {name: straight(out, x) for name, x in named.items()}
     row = 4 * size * size * n_heads
     fields |= {"state": out.place(states), "state_row": row, "ids": nothing(), "n_states": 0}
-    fields |= {"to": nothing(), "to_row": 0, "to_ids": nothing(), "n_kept": 0}
-    fields |= {"spare": out.place(node, 4 * size * n_heads * n_tokens * n_seqs), "spare_row": row}
+    fields |= {"kept": nothing(), "kept1": 0, "kept_ids": nothing(), "kept_rows": 0}
+    fields |= {"states": out.place(node, 4 * size * n_heads * n_tokens * n_seqs), "states_row": row}
     fields |= {"out": out.place(node), "n_tokens": n_tokens, "n_heads": n_heads, "n_seqs": n_seqs, "scale": scale}
     for name in _vector_names(kernel):
         x = named.get(name)
@@ -141,7 +141,7 @@ def _emit(
         seq = x.nb[3] if x.ne[2] == n_tokens and x.ne[3] == n_seqs else x.nb[2] * n_tokens
         steps: Fields = {"": out.place(x), "_head": x.nb[1], "_token": x.nb[2], "_seq": seq, "_heads": x.ne[1]}
         fields |= {name + suffix: value for suffix, value in steps.items()}
-    parameters = parameters | {"size": size, "lanes": out.lowering.panel_rows, "chosen": False, "kept": False}
+    parameters = parameters | {"size": size, "lanes": out.lowering.panel_rows, "chosen": False, "keeps": ""}
     reads = [out.span(t) for t in (*named.values(), states, *(others or ()))]
     out.emit(kernel, parameters, fields, reads, [out.span(node)], node.op.name)
 

@@ -1,1 +1,0 @@
-"""Mixtures of experts of families that have nothing else."""

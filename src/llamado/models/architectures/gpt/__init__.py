@@ -1,1 +1,0 @@
-"""GPT-2, and those that keep to its layer norms."""

@@ -1,0 +1,1 @@
+"""Liquid AI's models."""

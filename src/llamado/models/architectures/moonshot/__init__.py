@@ -1,0 +1,1 @@
+"""Moonshot AI's models."""

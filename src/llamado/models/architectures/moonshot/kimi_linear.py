@@ -1,0 +1,70 @@
+"""The kimi-linear architecture: Kimi Linear."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llamado.ggml.ops import RopeMode
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.hparams import HyperParameters, inverse_sqrt, read_experts, read_hparams
+from llamado.models.keys import Keys
+from llamado.models.memory import LayerMemory
+from llamado.models.parts.experts import Mixture
+from llamado.models.parts.feedforward import FeedForward, Gated
+from llamado.models.parts.latent import Compressed, ExpandedAttention, LatentAttention, LatentSizes
+from llamado.models.parts.norms import RmsNorm
+from llamado.models.parts.recurrent.kimi_delta import KimiDelta
+from llamado.models.weights import RoleWeights
+
+
+class KimiLinearModel(Decoder):
+    """Kimi Delta Attention, and in the layers that have heads of keys latent attention without positions."""
+
+    architecture = "kimi-linear"
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL, recurrent=True)
+        self._state, self._kernel = keys.int_("kda.head_dim"), keys.int_("ssm.conv_kernel")
+        dim_k = keys.int_("attention.key_length_mla")
+        self._sizes = LatentSizes(
+            n_head=hp.n_head[0],
+            nope=dim_k - hp.rope.n_dims,
+            rope=hp.rope.n_dims,
+            value=keys.int_("attention.value_length_mla"),
+            rank=keys.int_("attention.kv_lora_rank"),
+        )
+        experts = replace(read_experts(keys, hp.n_ff[0], from_file=True), normalised=True)
+        return replace(hp, attention_scale=inverse_sqrt(dim_k), experts=experts)
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        hp = self.hparams
+        return Layer(
+            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
+            attention=self._take_latent(w) if hp.n_head_kv[layer] else self._take_delta(w),
+            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
+            feed_forward=self._take_feed_forward(w, layer),
+        )
+
+    def _take_delta(self, w: RoleWeights) -> KimiDelta:
+        return KimiDelta.take(w, self.hparams.n_embd, self._state, self._sizes.n_head, self._kernel)
+
+    def _take_latent(self, w: RoleWeights) -> LatentAttention | ExpandedAttention:
+        hp = self.hparams
+        compressed = Compressed.take(w, hp.n_embd, self._sizes, 0, None, None)
+        # Files have the one matrix beside those made of it; llama.cpp takes it where it is.
+        kind = ExpandedAttention if w.has("attn_kv_b.weight") else LatentAttention
+        return kind.take(w, hp.n_embd, compressed, hp.attention_scale)
+
+    def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
+        hp = self.hparams
+        assert hp.experts is not None
+        if layer < hp.experts.n_dense_layers:
+            return Gated.take(w, hp.n_embd, hp.n_ff[layer])
+        shared = Gated.take(w, hp.n_embd, hp.experts.n_ff * max(hp.experts.n_shared, 1), suffix="_shexp")
+        return Mixture.take(w, hp.n_embd, hp.experts, shared=shared)
+
+    def remembers(self, layer: int) -> LayerMemory:
+        """A latent row, or the state of the delta rule."""
+        mixer = self._layers[layer].attention
+        assert isinstance(mixer, (KimiDelta, LatentAttention, ExpandedAttention))
+        return mixer.remembers()

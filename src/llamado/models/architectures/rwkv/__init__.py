@@ -1,0 +1,1 @@
+"""RWKV and what was made of it."""

@@ -1,0 +1,52 @@
+"""The arwkv7 architecture: ARWKV, models of attention that were taught to do without."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from llamado.ggml.ops import RopeMode
+from llamado.ggml.tensor import Tensor
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.forward import Pass
+from llamado.models.hparams import HyperParameters, read_hparams
+from llamado.models.keys import Keys
+from llamado.models.memory import LayerMemory, RecurrentState
+from llamado.models.parts.norms import RmsNorm
+from llamado.models.parts.recurrent.rwkv import TimeMix, TimeMix7
+from llamado.models.weights import RoleWeights
+
+
+class _Mixer(NamedTuple):
+    """RWKV's mixing of tokens in the place of attention."""
+
+    time_mix: TimeMix
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
+        y = self.time_mix(step, layer, x)
+        return None if step.ends_with(layer) else y
+
+
+class Arwkv7Model(Decoder):
+    """As Qwen2, with RWKV-7's mixing of tokens in the place of attention (arXiv 2501.15570)."""
+
+    architecture = "arwkv7"
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        self._size = keys.int_("wkv.head_size")
+        return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL, recurrent=True)
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        return Layer(
+            attn_norm=RmsNorm.take(w, "attn_norm", self.hparams.n_embd),
+            attention=_Mixer(self._take_time_mix(w, layer)),
+            ffn_norm=RmsNorm.take(w, "ffn_norm", self.hparams.n_embd),
+            feed_forward=self._take_feed_forward(w, layer),
+        )
+
+    def _take_time_mix(self, w: RoleWeights, layer: int) -> TimeMix:
+        return TimeMix7.take(w, self.hparams.n_embd, self._size, layer)
+
+    def remembers(self, layer: int) -> LayerMemory:
+        """The token before, and the state of the heads."""
+        n_embd = self.hparams.n_embd
+        return RecurrentState((n_embd, n_embd * self._size))

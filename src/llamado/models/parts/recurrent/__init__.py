@@ -1,0 +1,1 @@
+"""Parts of layers that remember a state."""

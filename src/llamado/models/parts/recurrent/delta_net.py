@@ -1,0 +1,227 @@
+"""The gated delta rule (arXiv 2412.06464): linear attention whose state a token corrects where it was wrong."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import NamedTuple, Protocol
+
+from llamado.ggml.graph import (
+    add,
+    cont,
+    gated_delta_net,
+    mul,
+    repeat,
+    reshape,
+    rms_norm,
+    scale,
+    sigmoid,
+    silu,
+    softplus,
+    view_2d,
+    view_4d,
+)
+from llamado.ggml.tensor import Tensor
+from llamado.models.errors import InvalidModel
+from llamado.models.forward import Linear, Pass
+from llamado.models.keys import Keys
+from llamado.models.memory import RecurrentState
+from llamado.models.parts.recurrent.convolution import convolve
+from llamado.models.weights import RoleWeights
+
+CONVOLVED, STATE = 0, 1
+"""What a layer remembers: the last tokens that the convolution saw, and the state of its heads."""
+
+
+class DeltaSizes(NamedTuple):
+    """Elements of a head's key and of its value; heads of queries and keys, which are shared by those of values; tokens
+    that a convolution sees.
+    """
+
+    head: int
+    n_keys: int
+    n_values: int
+    kernel: int
+
+    @classmethod
+    def read(cls, keys: Keys) -> DeltaSizes:
+        """Raises GgufError or InvalidModel."""
+        sizes = cls(
+            head=keys.int_("ssm.state_size"),
+            n_keys=keys.int_("ssm.group_count"),
+            n_values=keys.int_("ssm.time_step_rank"),
+            kernel=keys.int_("ssm.conv_kernel"),
+        )
+        inner = keys.int_("ssm.inner_size")
+        if sizes.n_values % sizes.n_keys or inner != sizes.head * sizes.n_values:
+            raise InvalidModel(
+                f"metadata keys '{keys.name('ssm.group_count')}', '{keys.name('ssm.time_step_rank')}' and "
+                f"'{keys.name('ssm.inner_size')}' are {sizes.n_keys}, {sizes.n_values} and {inner}; a multiple of the "
+                f"first and {sizes.head} times the second are expected"
+            )
+        return sizes
+
+    @property
+    def channels(self) -> int:
+        """Elements of all queries, keys and values."""
+        return self.head * (2 * self.n_keys + self.n_values)
+
+    @property
+    def value(self) -> int:
+        """Elements of all values."""
+        return self.head * self.n_values
+
+    def remembers(self) -> RecurrentState:
+        return RecurrentState(((self.kernel - 1) * self.channels, self.head * self.value))
+
+
+class Strengths(Protocol):
+    """What makes of hidden states logarithms of decays [1, heads, tokens, sequences] and strengths of corrections, of
+    the same shape.
+    """
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+class Decay(NamedTuple):
+    """softplus(x + shift) · factor, of a number for each head: a factor below zero makes the logarithm of a decay."""
+
+    shift: Tensor
+    factor: Tensor
+
+    @classmethod
+    def take(cls, w: RoleWeights, n_heads: int) -> Decay:
+        """`ssm_dt.bias` and `ssm_a`. Raises InvalidModel."""
+        return cls(w.need("ssm_dt.bias", n_heads), w.need("ssm_a", n_heads))
+
+    def __call__(self, x: Tensor, name: str) -> Tensor:
+        return mul(softplus(add(x, self.shift)), self.factor, name)
+
+
+class OwnStrengths(NamedTuple):
+    """A matrix for each of both."""
+
+    alpha: Linear
+    beta: Linear
+    decay: Decay
+
+    @classmethod
+    def take(cls, w: RoleWeights, n_embd: int, n_heads: int) -> OwnStrengths:
+        """`ssm_alpha`, `ssm_beta` and those of Decay. Raises InvalidModel."""
+        alpha, beta = w.linear("ssm_alpha", n_embd, n_heads), w.linear("ssm_beta", n_embd, n_heads)
+        return cls(alpha, beta, Decay.take(w, n_heads))
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        beta = sigmoid(self.beta(step, x, f"beta-{layer}"), f"beta_sigmoid-{layer}")
+        decay = self.decay(self.alpha(step, x, f"alpha-{layer}"), f"gate-{layer}")
+        shape = 1, beta.ne[0], x.ne[1] // step.n_seqs, step.n_seqs
+        return reshape(decay, *shape), reshape(beta, *shape)
+
+
+class FusedStrengths(NamedTuple):
+    """One matrix: for each head of keys first strengths of its heads of values, then what their decays are of."""
+
+    both: Linear
+    decay: Decay
+    n_keys: int
+
+    @classmethod
+    def take(cls, w: RoleWeights, n_embd: int, sizes: DeltaSizes) -> FusedStrengths:
+        """`ssm_ba` and those of Decay. Raises InvalidModel."""
+        return cls(w.linear("ssm_ba", n_embd, 2 * sizes.n_values), Decay.take(w, sizes.n_values), sizes.n_keys)
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        n_tokens, n_heads = x.ne[1], self.both.weight.ne[1] // 2
+        each, size = n_heads // self.n_keys, 4
+        y = reshape(self.both(step, x, f"linear_attn_mixed_ba-{layer}"), 2 * each, self.n_keys, n_tokens)
+        beta, alpha = (
+            cont(view_4d(y, each, self.n_keys, n_tokens, 1, *y.nb[1:], at * each * size), n_heads, n_tokens)
+            for at in (0, 1)
+        )
+        shape = 1, n_heads, n_tokens // step.n_seqs, step.n_seqs
+        decay = self.decay(alpha, f"gate-{layer}")
+        return reshape(decay, *shape), reshape(sigmoid(beta, f"beta_sigmoid-{layer}"), *shape)
+
+
+class DeltaNet(NamedTuple):
+    """Queries, keys and values that a convolution has mixed with those before, the delta rule, and a gate.
+
+    `interleaved`: a head of keys serves heads of values that follow one another, not every n-th.
+    """
+
+    sizes: DeltaSizes
+    qkv: Linear
+    gate: Linear
+    kernel: Tensor
+    strengths: Strengths
+    norm: Tensor
+    out: Linear
+    interleaved: bool
+
+    @classmethod
+    def take(
+        cls, w: RoleWeights, n_embd: int, sizes: DeltaSizes, strengths: Strengths, *, interleaved: bool
+    ) -> DeltaNet:
+        """`attn_qkv`, `attn_gate`, `ssm_conv1d`, `ssm_norm` and `ssm_out`. Raises InvalidModel."""
+        return cls(
+            sizes=sizes,
+            qkv=w.linear("attn_qkv", n_embd, sizes.channels),
+            gate=w.linear("attn_gate", n_embd, sizes.value),
+            kernel=w.need("ssm_conv1d.weight", sizes.kernel, sizes.channels),
+            strengths=strengths,
+            norm=w.need("ssm_norm.weight", sizes.head),
+            out=w.linear("ssm_out", sizes.value, n_embd),
+            interleaved=interleaved,
+        )
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
+        s, n_seqs = self.sizes, step.n_seqs
+        n, size = x.ne[1] // n_seqs, 4
+        qkv = self.qkv(step, x, f"linear_attn_qkv_mixed-{layer}")
+        gate = step.graph.expand(self.gate(step, x, f"z-{layer}"))
+        decay, beta = (step.graph.expand(t) for t in self.strengths(step, layer, x))
+        y = silu(convolve(step, layer, CONVOLVED, qkv, self.kernel, "conv_output"), f"conv_output_silu-{layer}")
+        row, many = s.head * size, s.n_keys * s.head * size
+        q, k, v = (
+            view_4d(y, s.head, heads, n, n_seqs, row, y.nb[1], y.nb[2], at)
+            for heads, at in ((s.n_keys, 0), (s.n_keys, many), (s.n_values, 2 * many))
+        )
+        q, k = (self._spread(unit(step, heads)) for heads in (q, k))
+        found, after = delta_rule(step, layer, STATE, q, k, v, decay, beta, f"attn_output-{layer}")
+        step.keep_states(layer, STATE, after)
+        if step.ends_with(layer):
+            return None
+        z = silu(reshape(gate, s.head, s.n_values, n, n_seqs))
+        y = mul(step.norm(found, self.norm, f"attn_out_norm-{layer}"), z, f"final_output-{layer}")
+        return self.out(step, reshape(y, s.value, n * n_seqs), f"linear_attn_out-{layer}")
+
+    def _spread(self, heads: Tensor) -> Tensor:
+        """Heads of keys, one for each of values where they follow one another; the operation repeats all of them."""
+        s = self.sizes
+        if not self.interleaved or s.n_keys == s.n_values:
+            return heads
+        n, n_seqs = heads.ne[2:]
+        each = s.n_values // s.n_keys
+        spread = repeat(reshape(heads, s.head, 1, s.n_keys, n * n_seqs), s.head, each, s.n_keys, n * n_seqs)
+        return reshape(spread, s.head, s.n_values, n, n_seqs)
+
+
+def unit(step: Pass, heads: Tensor) -> Tensor:
+    """Heads of length 1."""
+    n = heads.ne[0]
+    return scale(rms_norm(heads, step.norm_eps / n), 1.0 / sqrt(n))
+
+
+def delta_rule(
+    step: Pass, layer: int, number: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, name: str
+) -> tuple[Tensor, Tensor]:
+    """What heads read of state `number` of a layer [size, heads, tokens, sequences], and the states behind the
+    last tokens [all of a sequence, sequences].
+    """
+    size, n_heads, n, n_seqs = v.ne
+    for tensor in (q, k, v):
+        step.graph.expand(tensor)
+    states = reshape(step.read_states(layer, number), size, size, n_heads, n_seqs)
+    y = gated_delta_net(q, k, v, decay, beta, states, name=name)
+    row, token = 4 * size, 4 * size * n_heads
+    found = view_4d(y, size, n_heads, n, n_seqs, row, token, token * n)
+    return found, view_2d(y, size * size * n_heads, n_seqs, token * size, token * n * n_seqs)

@@ -1,0 +1,96 @@
+"""Kimi Delta Attention (arXiv 2510.26692): the gated delta rule with a decay for each element of a key."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from llamado.ggml.graph import add, mul, reshape, sigmoid, silu, softplus
+from llamado.ggml.tensor import Tensor
+from llamado.models.forward import Linear, Pass
+from llamado.models.memory import RecurrentState
+from llamado.models.parts.recurrent.convolution import convolve
+from llamado.models.parts.recurrent.delta_net import delta_rule, unit
+from llamado.models.weights import RoleWeights
+
+_STATE = 3
+"""What a layer remembers behind the last tokens of three convolutions."""
+
+
+class Narrowed(NamedTuple):
+    """A matrix as a product of two."""
+
+    a: Linear
+    b: Linear
+
+    def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor:
+        return self.b(step, self.a(step, x, f"{name}_a"), name)
+
+
+class KimiDelta(NamedTuple):
+    """Queries, keys and values each mixed with those before by a convolution, the delta rule, and a gate."""
+
+    head: int
+    n_heads: int
+    qkv: tuple[Linear, Linear, Linear]
+    kernels: tuple[Tensor, Tensor, Tensor]
+    forget: Narrowed
+    shift: Tensor
+    factor: Tensor
+    beta: Linear
+    gate: Narrowed
+    norm: Tensor
+    out: Linear
+
+    @classmethod
+    def take(cls, w: RoleWeights, n_embd: int, head: int, n_heads: int, kernel: int) -> KimiDelta:
+        """`attn_q`, `attn_k` and `attn_v`, `ssm_conv1d_q` and its like, `ssm_f_a`, `ssm_f_b`, `ssm_dt`, `ssm_a`,
+        `ssm_beta`, `ssm_g_a`, `ssm_g_b`, `ssm_norm` and `attn_output`. Raises InvalidModel.
+        """
+        n = head * n_heads
+        q, k, v = (w.linear(f"attn_{name}", n_embd, n) for name in "qkv")
+        of_q, of_k, of_v = (w.need(f"ssm_conv1d_{name}.weight", kernel, 1, n) for name in "qkv")
+        return cls(
+            head=head,
+            n_heads=n_heads,
+            qkv=(q, k, v),
+            kernels=(of_q, of_k, of_v),
+            forget=Narrowed(w.linear("ssm_f_a", n_embd, head), w.linear("ssm_f_b", head, n)),
+            shift=w.need("ssm_dt.bias", n),
+            factor=w.need("ssm_a", 1, n_heads),
+            beta=w.linear("ssm_beta", n_embd, n_heads),
+            gate=Narrowed(w.linear("ssm_g_a", n_embd, head), w.linear("ssm_g_b", head, n)),
+            norm=w.need("ssm_norm.weight", head),
+            out=w.linear("attn_output", n, n_embd),
+        )
+
+    def remembers(self) -> RecurrentState:
+        n = self.head * self.n_heads
+        before = (self.kernels[0].ne[0] - 1) * n
+        return RecurrentState((before, before, before, self.head * n))
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
+        n_tokens, n_seqs = x.ne[1], step.n_seqs
+        heads = self.head, self.n_heads, n_tokens // n_seqs, n_seqs
+        rows = [linear(step, x, f"{name}cur-{layer}") for linear, name in zip(self.qkv, "QKV", strict=True)]
+        decay = softplus(add(self.forget(step, x, f"g1-{layer}"), self.shift))
+        decay = mul(reshape(decay, self.head, self.n_heads, n_tokens), self.factor, f"kda_g1-{layer}")
+        beta = sigmoid(self.beta(step, x, f"kda_beta-{layer}"))
+        gate = sigmoid(self.gate(step, x, f"g2-{layer}"))
+        for tensor in (*rows, decay, beta, gate):
+            step.graph.expand(tensor)
+        q, k, v = (
+            reshape(silu(convolve(step, layer, i, row, self._kernel(i), f"conv_{'qkv'[i]}")), *heads)
+            for i, row in enumerate(rows)
+        )
+        decay, beta = reshape(decay, *heads), reshape(beta, 1, *heads[1:])
+        name = f"attn_output-{layer}"
+        found, after = delta_rule(step, layer, _STATE, unit(step, q), unit(step, k), v, decay, beta, name)
+        step.keep_states(layer, _STATE, after)
+        if step.ends_with(layer):
+            return None
+        y = mul(step.norm(found, self.norm, f"kda_normed-{layer}"), reshape(gate, *heads))
+        return self.out(step, reshape(y, self.head * self.n_heads, n_tokens), f"kda_out-{layer}")
+
+    def _kernel(self, i: int) -> Tensor:
+        n, _, channels, _ = self.kernels[i].ne
+        return reshape(self.kernels[i], n, channels)

@@ -1,0 +1,158 @@
+"""Models whose layers have linear attention or short convolutions, all or most of them."""
+
+from __future__ import annotations
+
+from tiny.llama import ATTENTION, EXPERT, EXPERT_KEYS, EXPERTS, GATED, HEAD, KEYS, N_EMBD
+from tiny.spec import Tiny
+
+STATE, N_KEYS, N_VALUES, KERNEL = 32, 2, 4, 4
+CHANNELS = STATE * (2 * N_KEYS + N_VALUES)
+SHARED = 96
+
+DELTA_KEYS = {
+    **KEYS,
+    "attention.key_length": HEAD,
+    "attention.value_length": HEAD,
+    "rope.dimension_count": HEAD // 2,
+    "ssm.conv_kernel": KERNEL,
+    "ssm.state_size": STATE,
+    "ssm.group_count": N_KEYS,
+    "ssm.time_step_rank": N_VALUES,
+    "ssm.inner_size": STATE * N_VALUES,
+}
+DELTA_NET = {
+    "attn_norm.weight": N_EMBD,
+    "post_attention_norm.weight": N_EMBD,
+    "attn_qkv.weight": (N_EMBD, CHANNELS),
+    "attn_gate.weight": (N_EMBD, STATE * N_VALUES),
+    "ssm_conv1d.weight": (KERNEL, CHANNELS),
+    "ssm_dt.bias": N_VALUES,
+    "ssm_a": N_VALUES,
+    "ssm_norm.weight": STATE,
+    "ssm_out.weight": (STATE * N_VALUES, N_EMBD),
+}
+OWN = {"ssm_alpha.weight": (N_EMBD, N_VALUES), "ssm_beta.weight": (N_EMBD, N_VALUES)}
+FUSED = {"ssm_ba.weight": (N_EMBD, 2 * N_VALUES)}
+GATED_ATTENTION = {
+    "attn_q.weight": (N_EMBD, 2 * 4 * HEAD),
+    "attn_k.weight": (N_EMBD, 2 * HEAD),
+    "attn_v.weight": (N_EMBD, 2 * HEAD),
+    "attn_output.weight": (4 * HEAD, N_EMBD),
+    "attn_q_norm.weight": HEAD,
+    "attn_k_norm.weight": HEAD,
+}
+MIXTURE = {
+    **EXPERTS,
+    "ffn_gate_inp_shexp.weight": N_EMBD,
+    "ffn_gate_shexp.weight": (N_EMBD, SHARED),
+    "ffn_up_shexp.weight": (N_EMBD, SHARED),
+    "ffn_down_shexp.weight": (SHARED, N_EMBD),
+}
+MIXTURE_KEYS = {**EXPERT_KEYS, "expert_shared_feed_forward_length": SHARED}
+SECTIONS = {"rope.dimension_sections": [3, 3, 2, 0]}
+
+
+NEXT = {"nextn.eh_proj.weight": (2 * N_EMBD, N_EMBD), "nextn.enorm.weight": N_EMBD, "nextn.hnorm.weight": N_EMBD}
+"""What a block behind the layers has more, which predicts one token more."""
+
+
+def delta(
+    architecture: str,
+    keys: dict[str, object],
+    strengths: dict[str, object],
+    network: dict[str, object],
+    n_next: int = 0,
+) -> Tiny:
+    """Three layers with the delta rule, one with attention, and as many blocks behind them as `n_next`."""
+    network = {name: shape for name, shape in network.items() if name != "ffn_norm.weight"}
+    others = (*DELTA_NET, *strengths)
+    gone = {name: None for name in others if name not in ("attn_norm.weight", "post_attention_norm.weight")}
+    layer = {**DELTA_NET, **strengths, **network}
+    attention = {3: {**gone, **GATED_ATTENTION}, 4: {**gone, **GATED_ATTENTION, **NEXT}}
+    keys = {**DELTA_KEYS, **keys, **({"nextn_predict_layers": n_next} if n_next else {})}
+    return Tiny(architecture, keys, layer, layers=attention, n_layer=4 + n_next)  # type: ignore[arg-type]
+
+
+CONVOLUTION = {
+    "attn_norm.weight": N_EMBD,
+    "shortconv.in_proj.weight": (N_EMBD, 3 * N_EMBD),
+    "shortconv.conv.weight": (3, N_EMBD),
+    "shortconv.out_proj.weight": (N_EMBD, N_EMBD),
+}
+NORMED = {**ATTENTION, "attn_q_norm.weight": HEAD, "attn_k_norm.weight": HEAD}
+ATTENDS = {2: {**{name: None for name in CONVOLUTION if name != "attn_norm.weight"}, **NORMED}}
+LIQUID_KEYS = {**KEYS, "attention.head_count_kv": [0, 0, 2, 0], "shortconv.l_cache": 3}
+LIQUID_NORM = {"output_norm.weight": None, "token_embd_norm.weight": N_EMBD, "output.weight": None}
+
+KDA = 32
+"""Elements of a head of Kimi Linear; it has four."""
+RANK, ROPE, NOPE, VALUE = 48, 16, 32, 32
+KIMI_DELTA = {
+    "attn_norm.weight": N_EMBD,
+    **{f"attn_{name}.weight": (N_EMBD, 4 * KDA) for name in "qkv"},
+    **{f"ssm_conv1d_{name}.weight": (KERNEL, 1, 4 * KDA) for name in "qkv"},
+    "ssm_f_a.weight": (N_EMBD, KDA),
+    "ssm_f_b.weight": (KDA, 4 * KDA),
+    "ssm_dt.bias": 4 * KDA,
+    "ssm_a": (1, 4),
+    "ssm_beta.weight": (N_EMBD, 4),
+    "ssm_g_a.weight": (N_EMBD, KDA),
+    "ssm_g_b.weight": (KDA, 4 * KDA),
+    "ssm_norm.weight": KDA,
+    "attn_output.weight": (4 * KDA, N_EMBD),
+}
+KIMI_LATENT = {
+    "attn_q.weight": (N_EMBD, 4 * (NOPE + ROPE)),
+    "attn_kv_a_mqa.weight": (N_EMBD, RANK + ROPE),
+    "attn_kv_a_norm.weight": RANK,
+    "attn_k_b.weight": (NOPE, RANK, 4),
+    "attn_v_b.weight": (RANK, VALUE, 4),
+    "attn_output.weight": (4 * VALUE, N_EMBD),
+}
+KIMI_MIXTURE = {
+    **EXPERTS,
+    "exp_probs_b.bias": 8,
+    "ffn_gate_shexp.weight": (N_EMBD, EXPERT),
+    "ffn_up_shexp.weight": (N_EMBD, EXPERT),
+    "ffn_down_shexp.weight": (EXPERT, N_EMBD),
+}
+NO_MIXTURE = {name: None for name in KIMI_MIXTURE if name != "ffn_norm.weight"}
+
+MODELS = (
+    delta("qwen3next", MIXTURE_KEYS, FUSED, MIXTURE),
+    delta("qwen35", SECTIONS, OWN, GATED, n_next=1),
+    delta("qwen35moe", {**SECTIONS, **MIXTURE_KEYS}, OWN, MIXTURE),
+    Tiny("lfm2", LIQUID_KEYS, {**CONVOLUTION, **GATED}, LIQUID_NORM, ATTENDS),
+    Tiny(
+        "lfm2moe",
+        {**LIQUID_KEYS, **EXPERT_KEYS, "expert_gating_func": 2, "leading_dense_block_count": 1},
+        {**CONVOLUTION, **EXPERTS, "exp_probs_b.bias": 8},
+        LIQUID_NORM,
+        {**ATTENDS, 0: {**dict.fromkeys(EXPERTS), "exp_probs_b.bias": None, **GATED}},
+    ),
+    Tiny(
+        "kimi-linear",
+        {
+            **KEYS,
+            **EXPERT_KEYS,
+            "attention.head_count_kv": [0, 0, 0, 1],
+            "attention.key_length": RANK + ROPE,
+            "attention.value_length": RANK,
+            "attention.key_length_mla": NOPE + ROPE,
+            "attention.value_length_mla": VALUE,
+            "attention.kv_lora_rank": RANK,
+            "rope.dimension_count": ROPE,
+            "kda.head_dim": KDA,
+            "ssm.conv_kernel": KERNEL,
+            "expert_shared_count": 1,
+            "expert_weights_scale": 2.5,
+            "expert_gating_func": 2,
+            "leading_dense_block_count": 1,
+        },
+        {**KIMI_DELTA, **KIMI_MIXTURE},
+        layers={
+            0: {**NO_MIXTURE, **GATED},
+            3: {**{name: None for name in KIMI_DELTA if name != "attn_norm.weight"}, **KIMI_LATENT},
+        },
+    ),
+)
