@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 # What is patched, and what takes it from there, is imported before that: it would keep a stand-in for ever.
@@ -23,6 +24,7 @@ import llamado.cluster.deploy.targets
 import llamado.commands.bench.latency
 import llamado.commands.bench.perplexity
 import llamado.commands.bench.speed
+import llamado.commands.files.quantize
 import llamado.commands.gateway
 import llamado.commands.plan
 import llamado.commands.up.start
@@ -47,6 +49,8 @@ from llamado.engine.forward import fitting
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.request import Defaults
 from llamado.models.hparams import override_metadata
+from llamado.quantize.imatrix import Imatrix, Sums
+from llamado.quantize.plan import FilePlan, QuantizeRequest
 from llamado.router import router
 from llamado.server import load, run
 from llamado.text.grammar.source import GrammarSource
@@ -125,6 +129,7 @@ class Commands:
         self._serving()
         self._routing()
         self._measuring()
+        self._quantizing()
         self._others()
 
     def _common(self) -> None:
@@ -230,9 +235,6 @@ class Commands:
         self._patch.setattr("llamado.engine.forward.runner.ModelRunner", Forward)
         self._patch.setattr("llamado.engine.forward.device_pool.DevicePool", House)
         self._patch.setattr("llamado.engine.cluster.cluster.Cluster", lambda *_: None)
-        self._patch.setattr(
-            loaded_model, "DiskCache", lambda folder, limit, *_: note("disk", folder=str(folder), limit=limit)
-        )
 
     def _serving(self) -> None:
         """The server around the model."""
@@ -395,6 +397,20 @@ class Commands:
         self._patch.setattr("llamado.commands.bench.speed.speeds", speeds)
         self._patch.setattr("llamado.commands.bench.speed._profile", profile)
         self._patch.setattr("llamado.commands.bench.perplexity.score_text", score)
+
+    def _quantizing(self) -> None:
+        note = self._note
+
+        def plan(file: Any, request: QuantizeRequest) -> FilePlan:
+            asked = {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
+            known = None if request.imatrix is None else sorted(request.imatrix.entries)
+            note("quantize", **(asked | {"imatrix": known}))
+            return FilePlan([], [], [])
+
+        known = Imatrix(Path("i.gguf"), dict.fromkeys(("blk.0.a", "blk.0.b"), Sums(np.ones((1, 1)), np.ones(1))))
+        self._patch.setattr("llamado.commands.files.quantize.plan", plan)
+        self._patch.setattr("llamado.commands.files.quantize.write", lambda *_, **__: note("quantize", written=True))
+        self._patch.setattr("llamado.commands.files.quantize.read_imatrix", lambda _: known)
 
     def _load_divided(self, source: Any, options: Any, nodes: int) -> Any:
         return LoadedModel.load(source, options)

@@ -101,6 +101,7 @@ _CLUSTER = frozenset({"cluster"})
 _JOINED = ("cluster_token", "discover")
 _DEPLOY = frozenset({"deploy"})
 _UP = frozenset({"up"})
+_QUANTIZE = frozenset({"quantize"})
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
@@ -514,11 +515,6 @@ SERVER = _group(
           type="float", default=0.1, metavar="X"),
     _used("-cram --cache-ram", "MiB for prompts that no slot holds, at most half of the memory (-1: no limit, 0: none)",
           type="int", default=8192, metavar="N", env="LLAMA_ARG_CACHE_RAM"),
-    _used("--cache-disk", "folder for prompts that --cache-ram has no room for, and for all when the server ends: "
-          "they are read from there instead of computed, also by other servers that use it",
-          type="str", metavar="FOLDER", env="LLAMADO_CACHE_DISK"),
-    _used("--cache-disk-size", "size of that folder at most (10G, 500M); what was used longest ago goes first",
-          type="str", default="10G", metavar="SIZE", env="LLAMADO_CACHE_DISK_SIZE"),
     _used("-ctxcp --ctx-checkpoints --swa-checkpoints", "snapshots of a sequence kept there at most, of a model with "
           "sliding windows or recurrent states: where messages begin and end, and where prompts branched off",
           type="int", default=32, metavar="N", env="LLAMA_ARG_CTX_CHECKPOINTS"),
@@ -705,6 +701,32 @@ BENCH = _group(
           commands=frozenset({"perplexity"})),
 )
 
+QUANTIZE = _group(
+    "quantize",
+    _used("--allow-requantize", "take tensors that are quantized already, too (what is lost twice is worse)",
+          default=False, commands=_QUANTIZE),
+    _used("--leave-output-tensor", "keep output.weight as it is", default=False, commands=_QUANTIZE),
+    _used("--pure", "the same type for all tensors, not more bits for some", default=False, commands=_QUANTIZE),
+    _used("--imatrix", "importance matrix of llamado imatrix or llama-imatrix", type="str", metavar="FILE",
+          commands=_QUANTIZE),
+    _used("--include-weights", "use the importance matrix for tensors with this in their names alone", type="str",
+          metavar="NAME", many=True, commands=_QUANTIZE),
+    _used("--exclude-weights", "do not use the importance matrix for tensors with this in their names", type="str",
+          metavar="NAME", many=True, commands=_QUANTIZE),
+    _used("--output-tensor-type", "type of output.weight", type="str", metavar="TYPE", commands=_QUANTIZE),
+    _used("--token-embedding-type", "type of the token embeddings", type="str", metavar="TYPE", commands=_QUANTIZE),
+    _used("--tensor-type", "type of the tensors in whose names the regular expression is found", type="str",
+          metavar="NAME=TYPE", many=True, commands=_QUANTIZE),
+    _used("--tensor-type-file", "file of such NAME=TYPE, with spaces or line ends between", type="str",
+          metavar="FILE", commands=_QUANTIZE),
+    _used("--prune-layers", "layers to leave out, comma-separated", type="str", metavar="N,N", commands=_QUANTIZE),
+    _used("--keep-split", "as many files as the model has", default=False, commands=_QUANTIZE),
+    _used("--override-kv", "set a key-value: KEY=int:N, float:N, bool:true, str:TEXT", type="str",
+          metavar="KEY=TYPE:VALUE", many=True, commands=_QUANTIZE),
+    _used("--dry-run", "only say how large it will be", default=False, commands=_QUANTIZE),
+    _none("--max-buffer-size", "a tensor goes through in small pieces", commands=_QUANTIZE),
+)
+
 WORKER = _group(
     "worker",
     _used("-H --host", "address to listen on", type="str", default="127.0.0.1", metavar="HOST", commands=_WORKER),
@@ -853,6 +875,7 @@ FLAGS: tuple[Flag, ...] = (
     + LOGGING
     + RUN
     + BENCH
+    + QUANTIZE
     + WORKER
     + TAP
     + WAIT
@@ -1112,6 +1135,7 @@ def markdown() -> str:
         "run",
         "bench",
         "perplexity",
+        "quantize",
         "plan",
         "worker",
         "tap",

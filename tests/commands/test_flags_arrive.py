@@ -24,7 +24,7 @@ from llamado.text.grammar.source import GrammarSource
 
 COMMANDS = (
     "serve", "run", "perplexity", "bench", "plan", "worker", "tap", "wait", "doctor", "gateway", "verify",
-    "top", "cluster", "deploy", "up",
+    "quantize", "top", "cluster", "deploy", "up",
 )  # fmt: skip
 BASE = {
     "serve": "-m @model",
@@ -38,6 +38,7 @@ BASE = {
     "doctor": "http://h:1",
     "gateway": "--replica http://h:1",
     "verify": "http://h:1 http://h:2",
+    "quantize": "@model @folder/out.gguf Q4_K_M",
     "top": "http://h:1",
     "cluster": "init --out @folder/tls",
     "deploy": "systemd",
@@ -106,6 +107,10 @@ def gateway(field: str, value: str | None, given: Any) -> Row:
 
 def verify(field: str, value: str | None, given: Any) -> Row:
     return Row(value, {f"verify.{field}": given})
+
+
+def quantized(field: str, value: str | None, given: Any, beside: str = "") -> Row:
+    return Row(value, {f"quantize.{field}": given}, beside)
 
 
 def both(value: str | None, served: Mapping[str, Any], **of_gateway: Any) -> Row:
@@ -296,8 +301,6 @@ ROWS: dict[str, Row] = {
     "serve --max-connections": Row("9", {"gate.most": 9}),
     "serve --slot-prompt-similarity": Row("0.5", {"engine.slot_prompt_similarity": 0.5}),
     "serve --cache-ram": Row("64", {"engine.cache_ram": 64}),
-    "serve --cache-disk": Row("@folder/c", {"disk.folder": "@folder/c", "disk.limit": 10 << 30}),
-    "serve --cache-disk-size": Row("5M", {"disk.limit": 5 << 20}, "--cache-disk @folder/c"),
     "serve --ctx-checkpoints": Row("7", {"engine.snapshots": (7, 8192)}),
     "serve --checkpoint-min-step": Row("70", {"engine.snapshots": (32, 70)}),
     "serve --cache-idle-slots": Row(None, {"engine.idle_slots": "clear"}),
@@ -423,6 +426,21 @@ ROWS: dict[str, Row] = {
     "verify --temp": verify("temperature", "0.5", 0.5),
     "verify --api-key": verify("key", "k", "k"),
     "verify --json": Row(None, {"printed": "{"}),
+    "quantize --allow-requantize": quantized("allow_requantize", None, True),
+    "quantize --leave-output-tensor": quantized("wishes.keep_output", None, True),
+    "quantize --pure": quantized("wishes.pure", None, True),
+    "quantize --imatrix": quantized("imatrix", "i.gguf", ["blk.0.a", "blk.0.b"]),
+    "quantize --include-weights": quantized("imatrix", "0.a", ["blk.0.a"], "--imatrix i.gguf"),
+    "quantize --exclude-weights": quantized("imatrix", "0.a", ["blk.0.b"], "--imatrix i.gguf"),
+    "quantize --output-tensor-type": quantized("wishes.output", "q8_0", TensorType.Q8_0),
+    "quantize --token-embedding-type": quantized("wishes.embedding", "iq4_XS", TensorType.IQ4_XS),
+    "quantize --tensor-type": quantized("wishes.types", "attn_Q=q8_0", [("attn_q", TensorType.Q8_0)]),
+    "quantize --tensor-type-file": quantized("wishes.types", "@folder/types",
+                                             [("a", TensorType.Q8_0), ("b", TensorType.F16)]),
+    "quantize --prune-layers": quantized("prune", "1,3", frozenset({1, 3})),
+    "quantize --keep-split": quantized("keep_split", None, True),
+    "quantize --override-kv": quantized("overrides", "a.b=int:3", [("a.b", 3)]),
+    "quantize --dry-run": quantized("written", None, GONE),
     "top --once": Row(None, {"top.once": True}),
     "top --json": Row(None, {"top.as_json": True}),
     "top --interval": Row("5", {"top.interval": 5.0}),
@@ -492,7 +510,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = {
         "text": "Hello " * 400, "long": "a" * 1000, "keys": "one\n# two\ntwo\n", "template": "{{ messages }}",
         "grammar": 'root ::= "b"', "schema": '{"type": "object"}', "presets.ini": "[preset]\nmodel = x.gguf\n",
-        "gateway.yaml": "patience: 3", "keys.yaml": "[{name: n, key: k}]",
+        "types": "a=q8_0\nb=F16", "gateway.yaml": "patience: 3", "keys.yaml": "[{name: n, key: k}]",
         "swap.yaml": "models:\n  swapped:\n    cmd: llamado serve --port ${PORT} -m x.gguf\n",
     }  # fmt: skip
     for name, text in texts.items():

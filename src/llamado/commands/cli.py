@@ -37,6 +37,7 @@ llamado: serve and run GGUF language models, on one machine or on many
   llamado gguf split|merge|set  a GGUF file in parts, parts in one file, another value of a key
   llamado bench -m MODEL        speed of prompts and of generation
   llamado perplexity -m MODEL -f TEXT
+  llamado quantize IN OUT TYPE  a smaller file of a model: fewer bits a weight
   llamado worker                lend this machine to a server elsewhere (ggml RPC)
   llamado plan -m MODEL --rpc HOST:PORT,…
                                 which layers would go to which machine
@@ -92,6 +93,12 @@ def _perplexity(flags: Parsed, _: argparse.Namespace) -> int:
     from llamado.commands.bench.perplexity import perplexity
 
     return perplexity(flags)
+
+
+def _quantize(flags: Parsed, namespace: argparse.Namespace) -> int:
+    from llamado.commands.files.quantize import run_quantize
+
+    return run_quantize(flags, namespace.words)
 
 
 def _pull(flags: Parsed, namespace: argparse.Namespace) -> int:
@@ -310,6 +317,7 @@ COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
     "gguf": (_gguf, "split: a GGUF file in parts; merge: parts in one file; set: another value of a key"),
     "bench": (_bench, "measure prompt and generation speed"),
     "perplexity": (_perplexity, "score a text with the method of llama-perplexity"),
+    "quantize": (_quantize, "write a model with fewer bits a weight: llama-quantize's flags, types and files"),
     "worker": (_worker, "lend this machine's devices to a server elsewhere: rpc-server's flags and protocol"),
     "plan": (_plan, "which layers would go to which device, and how long a token would take"),
     "doctor": (_doctor, "what ails servers, workers, models, logs and this machine, and the command that mends it"),
@@ -339,6 +347,11 @@ def _parser(command: str) -> argparse.ArgumentParser:
         parser.add_argument("--completion-bash", action="store_true", help="print a completion script for bash")
     if command == "run":
         parser.add_argument("spec", nargs="?", metavar="MODEL", help="instead of -m (default: smollm2)")
+    elif command == "quantize":
+        from llamado.commands.files.quantize import types_text
+
+        parser.add_argument("words", nargs="*", metavar="IN.gguf [OUT.gguf] TYPE [THREADS]", help=types_text())
+        parser.usage = "llamado quantize [flags] IN.gguf [OUT.gguf] TYPE [THREADS]"
     elif command == "wait":
         parser.add_argument("url", metavar="URL", help="http://host:port of a server, or tcp://host:port of a worker")
     elif command == "doctor":

@@ -1,0 +1,147 @@
+"""`llamado quantize`: llama-quantize's flags, and its files byte for byte."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from llamado.commands.options import metadata_overrides
+from llamado.flags import FlagError, Parsed
+from llamado.gguf import GGUFFile
+from llamado.gguf.types import TensorType
+from llamado.quantize.file_types import COPY, FILE_TYPES, FileType, find_file_type, tensor_type
+from llamado.quantize.imatrix import Imatrix, read_imatrix
+from llamado.quantize.mixture import Wishes
+from llamado.quantize.plan import FilePlan, QuantizeRequest, plan
+from llamado.quantize.write import output_paths, write
+
+
+def run_quantize(flags: Parsed, words: list[str]) -> int:
+    """The command; `words` are IN [OUT] TYPE [THREADS]. Raises LlamadoError."""
+    source, given, kind, n_threads = _words(words)
+    request = _request(flags, kind)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    began = time.monotonic()
+    with GGUFFile.open(source) as file:
+        what = plan(file, request)
+        for name in what.fallbacks:
+            console.print(f"{name}: its rows fit no block of the type due; it gets another one", markup=False)
+        path = given or source.with_name(f"ggml-model-{kind.name}.gguf")
+        paths = output_paths(path, request, len(what.files))
+        _tell(console, file, what)
+        if flags.dry_run:
+            if what.wanting:
+                console.print(f"{kind.name} needs an importance matrix (--imatrix): llamado imatrix makes one")
+            return 0
+        columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("", total=what.nbytes)
+            write(
+                file, what, request, paths, n_threads=n_threads,
+                progress=lambda name, n: bar.update(task, advance=n, description=name),
+            )  # fmt: skip
+    console.print(f"{', '.join(map(str, paths))}: written in {time.monotonic() - began:.1f} s", markup=False)
+    return 0
+
+
+def types_text() -> str:
+    """The kinds of files, for `--help`."""
+    return "; ".join(f"{kind.name} ({kind.about})" for kind in (*FILE_TYPES, COPY))
+
+
+def _words(words: list[str]) -> tuple[Path, Path | None, FileType, int | None]:
+    if len(words) < 2:
+        raise FlagError("llamado quantize IN.gguf [OUT.gguf] TYPE [THREADS]: llamado quantize --help lists the types")
+    source, *rest = words
+    kind = find_file_type(rest[0])
+    out = None
+    if kind is None:
+        out = Path(rest.pop(0))
+        kind = find_file_type(rest[0]) if rest else None
+    if kind is None:
+        name = rest[0] if rest else str(out)
+        raise FlagError(f"{name!r} is no type: there are {', '.join(k.name for k in (*FILE_TYPES, COPY))}")
+    n_threads = None
+    if len(rest) > 1:
+        if not rest[1].isdigit():
+            raise FlagError(f"expected a number of threads, got {rest[1]!r}")
+        n_threads = int(rest[1]) or None
+    if len(rest) > 2:
+        raise FlagError(f"unexpected argument {rest[2]!r}: llamado quantize IN.gguf [OUT.gguf] TYPE [THREADS]")
+    return Path(source), out, kind, n_threads
+
+
+def _request(flags: Parsed, kind: FileType) -> QuantizeRequest:
+    types = [_pattern("--tensor-type", text) for text in flags.tensor_type or []]
+    if flags.tensor_type_file:
+        try:
+            words = Path(flags.tensor_type_file).read_text(encoding="utf-8").split()
+        except (OSError, UnicodeDecodeError) as error:
+            raise FlagError(f"--tensor-type-file {flags.tensor_type_file}: {error}") from None
+        types += [_pattern("--tensor-type-file", text) for text in words]
+    wishes = Wishes(
+        pure=flags.pure,
+        keep_output=flags.leave_output_tensor,
+        output=tensor_type(flags.output_tensor_type) if flags.output_tensor_type else None,
+        embedding=tensor_type(flags.token_embedding_type) if flags.token_embedding_type else None,
+        types=types,
+    )
+    return QuantizeRequest(
+        kind,
+        wishes,
+        _imatrix(flags),
+        allow_requantize=flags.allow_requantize,
+        prune=_layers(flags.prune_layers),
+        overrides=metadata_overrides(flags.override_kv or []),
+        keep_split=flags.keep_split,
+    )
+
+
+def _imatrix(flags: Parsed) -> Imatrix | None:
+    include, exclude = flags.include_weights or [], flags.exclude_weights or []
+    if include and exclude:
+        raise FlagError("--include-weights and --exclude-weights: give one of them")
+    if not flags.imatrix:
+        return None
+    found = read_imatrix(Path(flags.imatrix))
+    if include or exclude:
+        found = found.only(include, exclude)
+    return found if found.entries else None
+
+
+def _pattern(flag: str, text: str) -> tuple[str, TensorType]:
+    name, _, type_ = text.partition("=")
+    if not name or not type_:
+        raise FlagError(f"{flag}: expected NAME=TYPE, got {text!r}")
+    try:
+        re.compile(name.lower())
+    except re.error as error:
+        raise FlagError(f"{flag}: {name!r} is no pattern: {error}") from None
+    return name.lower(), tensor_type(type_)
+
+
+def _layers(text: str | None) -> frozenset[int]:
+    if not text:
+        return frozenset()
+    numbers = text.split(",")
+    if not all(number.isdigit() for number in numbers):
+        raise FlagError(f"--prune-layers: expected numbers of layers with commas between, got {text!r}")
+    return frozenset(map(int, numbers))
+
+
+def _tell(console: Console, file: GGUFFile, what: FilePlan) -> None:
+    """Sizes before and after, and how many tensors have which type."""
+    steps = [step for one in what.files for step in one.steps]
+    counts: dict[str, int] = {}
+    for step in steps:
+        counts[step.target.type.name] = counts.get(step.target.type.name, 0) + 1
+    n = sum(step.source.n_elements for step in steps) or 1
+    console.print("tensors: " + ", ".join(f"{count} {name}" for name, count in sorted(counts.items())))
+    for label, size in (("model", file.nbytes), ("quantized", what.nbytes)):
+        console.print(f"{label:9} {size / 2**20:9.2f} MiB, {8 * size / n:.2f} bits a weight")
+    sys.stderr.flush()

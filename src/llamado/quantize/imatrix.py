@@ -1,0 +1,176 @@
+"""Importance matrices: sums of squares of what each weight's columns are multiplied by, as llama-imatrix writes them.
+
+Two formats: GGUF (`general.type` is `imatrix`; tensors `NAME.in_sum2` float32[experts, columns], `NAME.counts`
+float32[experts, 1], and in newer files `NAME.in_sum`, the plain sums), and the older binary one (`.dat`). Source:
+tools/imatrix/imatrix.cpp and common/imatrix-loader.cpp of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.gguf import GgufError, GGUFFile
+from llamado.gguf.metadata import StringArray
+from llamado.gguf.types import TensorType
+from llamado.quantize.errors import QuantizeError
+from llamado.quantize.mixture import EMBEDDINGS
+from llamado.quantize.types.arithmetic import Floats
+
+DATASETS, CHUNK_COUNT, CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
+SUM2, SUM, COUNTS, STATS = ".in_sum2", ".in_sum", ".counts", ".stats"
+
+
+class Sums(NamedTuple):
+    """What went through a weight: sums of squares and plain sums, float32[experts, columns], and of how many rows.
+
+    `counts`: int64[experts], or of one element where every expert saw all rows. In the older format `squares` are means
+    times the number of chunks, which is the count.
+    """
+
+    squares: Floats
+    counts: NDArray[np.int64]
+    plain: Floats | None = None
+
+
+@dataclass(frozen=True)
+class Imatrix:
+    """An importance matrix: sums by the names of weights, and what it was computed from."""
+
+    source: Path
+    entries: Mapping[str, Sums]
+    datasets: tuple[str, ...] = ()
+    chunk_count: int = -1
+    chunk_size: int = 0
+    legacy: bool = False
+    weights: dict[str, Floats] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, sums in self.entries.items():
+            counts = sums.counts.astype(np.float32)[:, None]
+            if self.legacy:
+                found = sums.squares / counts if counts[0, 0] > 0 else sums.squares
+            else:
+                table = sums.squares.reshape(len(counts), -1)
+                found = np.where(counts > 0, table / np.where(counts > 0, counts, np.float32(1)), np.float32(1))
+            if not np.isfinite(found).all():
+                raise QuantizeError(f"{self.source}: {name} has sums that are no numbers; the file is damaged")
+            self.weights[name] = found.reshape(-1)
+
+    def only(self, include: Collection[str], exclude: Collection[str]) -> Imatrix:
+        """With the entries whose names have one of `include` in them, or (where there is none) none of `exclude`."""
+        kept = {
+            name: sums
+            for name, sums in self.entries.items()
+            if (any(part in name for part in include) if include else not any(part in name for part in exclude))
+        }
+        return replace(self, entries=kept, weights={})
+
+    def overrides(self) -> list[tuple[str, int | str]]:
+        """What a quantized file says of it."""
+        found: list[tuple[str, int | str]] = [("quantize.imatrix.file", str(self.source))]
+        if self.datasets:
+            found.append(("quantize.imatrix.dataset", self.datasets[0]))
+        found.append(("quantize.imatrix.entries_count", len(self.entries)))
+        if self.chunk_count > 0:
+            found.append(("quantize.imatrix.chunks_count", self.chunk_count))
+        return found
+
+    def of(self, name: str, n: int, experts: int) -> Floats | None:
+        """The importance of a weight's columns, float32[experts, n]; None where nothing is known of it.
+
+        Raises QuantizeError where what is known is of another shape.
+        """
+        found = self.weights.get(name)
+        if found is None:
+            return None
+        if found.size != n * experts:
+            if name in EMBEDDINGS:
+                return None
+            raise QuantizeError(
+                f"{self.source}: {found.size} sums for {name} of {experts} × {n} columns; it is of another model"
+            )
+        return found.reshape(experts, n)
+
+
+def read_imatrix(path: Path) -> Imatrix:
+    """Reads either format. Raises QuantizeError, GgufError."""
+    try:
+        with open(path, "rb") as stream:
+            start = stream.read(4)
+    except OSError as error:
+        raise QuantizeError(f"{path}: the importance matrix cannot be read: {error.strerror}") from None
+    return _read_gguf(path) if start == b"GGUF" else _read_legacy(path)
+
+
+def _read_gguf(path: Path) -> Imatrix:
+    with GGUFFile.open(path) as file:
+        if not all(key in file.metadata for key in (DATASETS, CHUNK_COUNT, CHUNK_SIZE)):
+            raise QuantizeError(f"{path}: a GGUF file, but no importance matrix ({DATASETS} is missing)")
+        entries: dict[str, Sums] = {}
+        for key in sorted(file.tensors):
+            if not key.endswith(SUM2):
+                continue
+            name = key.removesuffix(SUM2)
+            if name + COUNTS not in file.tensors:
+                raise QuantizeError(f"{path}: sums without counts for {name}; the file is damaged")
+            counts = _floats(file, name + COUNTS).reshape(-1)
+            squares = _floats(file, key).reshape(len(counts), -1)
+            plain = _floats(file, name + SUM).reshape(squares.shape) if name + SUM in file.tensors else None
+            entries[name] = Sums(squares, np.rint(counts).astype(np.int64), plain)
+        datasets = file.metadata.get(DATASETS)
+        return Imatrix(
+            path,
+            entries,
+            tuple(datasets) if isinstance(datasets, StringArray) else (),
+            file.metadata.int_(CHUNK_COUNT),
+            file.metadata.int_(CHUNK_SIZE),
+        )
+
+
+def _floats(file: GGUFFile, name: str) -> Floats:
+    info = file.tensors[name]
+    if info.type is not TensorType.F32:
+        raise GgufError(f"sums are float32, not {info.type.name}", path=file.path, field=name)
+    return file.data(name).view(np.float32).reshape(info.ne[1], info.ne[0]).copy()
+
+
+def _read_legacy(path: Path) -> Imatrix:
+    data = path.read_bytes()
+    at = 0
+
+    def number() -> int:
+        nonlocal at
+        at += 4
+        return int(struct.unpack_from("<i", data, at - 4)[0])
+
+    def take(n: int) -> bytes:
+        nonlocal at
+        if n < 0 or at + n > len(data):
+            raise struct.error
+        at += n
+        return data[at - n : at]
+
+    entries: dict[str, Sums] = {}
+    chunks = 0
+    datasets: tuple[str, ...] = ()
+    try:
+        for _ in range(number()):
+            name = take(number()).decode()
+            count, n = number(), number()
+            entries[name] = Sums(np.frombuffer(take(4 * n), "<f4")[None, :].astype(np.float32), np.array([count]))
+        if at < len(data):
+            chunks = number()
+            if at < len(data):
+                datasets = (take(number()).decode("utf-8", "replace"),)
+    except (struct.error, UnicodeDecodeError):
+        entries = {}
+    if not entries:
+        raise QuantizeError(f"{path}: not an importance matrix, or a damaged one")
+    return Imatrix(path, entries, datasets, chunks, legacy=True)

@@ -1,0 +1,66 @@
+"""Rows of weights from one type to another: every type that can be written, and every one that can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+
+import numpy as np
+
+from llamado.devices.cpu.jit import kernel
+from llamado.devices.cpu.kernels.formats import FORMATS
+from llamado.devices.cpu.simd import Code, Work
+from llamado.gguf.types import TensorType as T
+from llamado.quantize.errors import QuantizeError
+from llamado.quantize.types import fp4, iq4, k_quants, legacy, plain, ternary
+from llamado.quantize.types.arithmetic import Bytes, Floats
+from llamado.quantize.types.search import call
+
+Quantizer = Callable[[Floats, "Floats | None"], Bytes]
+"""Rows float32[n, row], and perhaps the importance of columns, float32[row], to blocks uint8[blocks, block_bytes]."""
+
+QUANTIZERS: Mapping[T, Quantizer] = {
+    T[name.upper()]: getattr(family, name)
+    for family, names in (
+        (plain, "f32 f16 bf16"),
+        (legacy, "q8_0 q4_0 q4_1 q5_0 q5_1 q1_0 q2_0"),
+        (k_quants, "q2_k q3_k q4_k q5_k q6_k"),
+        (iq4, "iq4_nl iq4_xs"),
+        (ternary, "tq1_0 tq2_0"),
+        (fp4, "mxfp4 nvfp4"),
+    )
+    for name in names.split()
+}
+
+
+def quantize(x: Floats, type_: T, weights: Floats | None = None) -> Bytes:
+    """Rows float32[n, row] in another type: uint8[n, row_bytes]; a row must be a whole number of its blocks.
+
+    `weights`, float32[row]: the importance of each column. Raises QuantizeError for a type that is not written here.
+    """
+    quantizer = QUANTIZERS.get(type_)
+    if quantizer is None:
+        raise QuantizeError(f"{type_.name} is not a type that can be written")
+    return quantizer(x, weights).reshape(len(x), -1)
+
+
+@kernel("x", "y", "n", "row_bytes", "rows")
+def expand(c: Code, a: SimpleNamespace, work: Work, *, source: str) -> None:
+    """y = rows of `n` weights as f32."""
+    with c.range(0, a.rows) as row:
+        FORMATS[T[source]].expand(c, a.x + row * a.row_bytes, a.n, a.y + row * a.n * 4)
+
+
+def readable(type_: T) -> bool:
+    """Whether rows of that type can be made floats."""
+    return type_ in FORMATS
+
+
+def floats(rows: Bytes, type_: T, n: int) -> Floats:
+    """Rows uint8[rows, row_bytes] as float32[rows, n]."""
+    if type_ is T.F32:
+        return rows.view(np.float32).reshape(len(rows), n)
+    y = np.empty((len(rows), n), np.float32)
+    x = np.ascontiguousarray(rows)
+    call(expand, {"x": x, "y": y, "n": n, "row_bytes": x.shape[1], "rows": len(x)}, source=type_.name)
+    return y

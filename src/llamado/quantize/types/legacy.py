@@ -1,0 +1,94 @@
+"""Blocks with one scale, and perhaps a least value: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0; one and two bits: Q1_0, Q2_0.
+
+Without weights scales follow from the extremes of a block; with them they are searched for (ggml-quants.c).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from llamado.quantize.types import search
+from llamado.quantize.types.arithmetic import (
+    Bytes,
+    Floats,
+    blocks,
+    f32,
+    halves,
+    inverse,
+    largest,
+    pairs,
+    round_away,
+    top_bits,
+)
+
+
+def q8_0(x: Floats, _: Floats | None) -> Bytes:
+    x = x.reshape(-1, 32)
+    d = np.abs(x).max(axis=1) / f32(127)
+    return blocks(halves(d), round_away(x * inverse(d)[:, None]).astype(np.int8).view(np.uint8))
+
+
+def q4_0(x: Floats, weights: Floats | None) -> Bytes:
+    d, levels = _symmetric(x, weights, 8)
+    return blocks(halves(d), pairs(levels))
+
+
+def q5_0(x: Floats, weights: Floats | None) -> Bytes:
+    d, levels = _symmetric(x, weights, 16)
+    return blocks(halves(d), top_bits(levels, 4), pairs(levels))
+
+
+def q4_1(x: Floats, weights: Floats | None) -> Bytes:
+    d, least, levels = _from_least(x, weights, 15)
+    return blocks(halves(d), halves(least), pairs(levels))
+
+
+def q5_1(x: Floats, weights: Floats | None) -> Bytes:
+    d, least, levels = _from_least(x, weights, 31)
+    return blocks(halves(d), halves(least), top_bits(levels, 4), pairs(levels))
+
+
+def q1_0(x: Floats, _: Floats | None) -> Bytes:
+    x = x.reshape(-1, 128)
+    mean = np.add.accumulate(np.abs(x), axis=1)[:, -1] / f32(128)
+    return blocks(halves(mean), np.packbits(x >= 0, axis=1, bitorder="little"))
+
+
+def q2_0(x: Floats, _: Floats | None) -> Bytes:
+    x = x.reshape(-1, 64)
+    d = np.abs(x).max(axis=1)
+    levels = np.clip(round_away(x * inverse(d)[:, None]) + 1, 0, 3).astype(np.uint8).reshape(-1, 16, 4)
+    return blocks(halves(d), np.bitwise_or.reduce(levels << np.array([0, 2, 4, 6], np.uint8), axis=2))
+
+
+def error_weights(x: Floats, weights: Floats) -> Floats:
+    """What an element's error weighs: its importance · √(mean square of its row + x²); float32[n, row]."""
+    square = x * x
+    mean = np.add.accumulate(square, axis=1)[:, -1] / f32(x.shape[1])
+    return weights * np.sqrt(mean[:, None] + square)
+
+
+def _symmetric(x: Floats, weights: Floats | None, peak: int) -> tuple[Floats, Bytes]:
+    """Scales, and levels 0 … 2·peak − 1 of which `peak` is zero."""
+    if weights is not None:
+        levels, d = search.fit_scale(x.reshape(-1, 32), error_weights(x, weights).reshape(-1, 32), peak)
+        return d, levels
+    x = x.reshape(-1, 32)
+    d = largest(x) / f32(-peak)
+    levels = np.minimum((x * inverse(d)[:, None] + f32(peak + 0.5)).astype(np.int8), 2 * peak - 1).view(np.uint8)
+    return d, levels
+
+
+def _from_least(x: Floats, weights: Floats | None, peak: int) -> tuple[Floats, Floats, Bytes]:
+    """Scales, least values, and levels 0 … `peak` above them."""
+    if weights is not None:
+        levels, d, least = search.fit_scale_and_min(
+            x.reshape(-1, 32), error_weights(x, weights).reshape(-1, 32), peak, -0.9, 0.05, 36,
+            absolute=False, bounded=True,
+        )  # fmt: skip
+        return d, -least, levels
+    x = x.reshape(-1, 32)
+    least = np.take_along_axis(x, x.argmin(axis=1)[:, None], 1)[:, 0]  # the first one: 0 and −0 are equal
+    d = (x.max(axis=1) - least) / f32(peak)
+    nearest = ((x - least[:, None]) * inverse(d)[:, None] + f32(0.5)).astype(np.int8)
+    return d, least, np.minimum(nearest, peak).view(np.uint8)

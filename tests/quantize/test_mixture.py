@@ -1,0 +1,123 @@
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_models import make_llama
+
+from llamado.gguf import GGUFFile
+from llamado.gguf.types import TensorType as T
+from llamado.quantize.errors import QuantizeError
+from llamado.quantize.file_types import COPY, find_file_type
+from llamado.quantize.imatrix import Imatrix, Sums
+from llamado.quantize.mixture import Wishes
+from llamado.quantize.plan import FilePlan, QuantizeRequest, plan
+from llamado.quantize.write import output_paths, write
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(
+        tmp_path_factory.mktemp("m") / "a.gguf", wtype="F16", n_embd=256, n_ff=512, n_layer=8, n_vocab=320
+    )
+
+
+def request(kind: str, **more: object) -> QuantizeRequest:
+    found = find_file_type(kind)
+    assert found is not None
+    return QuantizeRequest(found, **more)  # type: ignore[arg-type]
+
+
+def types(what: FilePlan) -> dict[str, T]:
+    return {step.target.name: step.target.type for file in what.files for step in file.steps}
+
+
+def test_some_tensors_get_more_bits(path: Path) -> None:
+    with GGUFFile.open(path) as file:
+        found = types(plan(file, request("q4_k_m")))
+        assert [i for i in range(8) if found[f"blk.{i}.ffn_down.weight"] is T.Q6_K] == [0, 3, 6, 7]
+        assert found["output.weight"] is T.Q6_K and found["token_embd.weight"] is T.Q4_K
+        assert found["blk.0.attn_norm.weight"] is T.F32
+        assert Counter(types(plan(file, request("Q4_K_M", wishes=Wishes(pure=True)))).values())[T.Q6_K] == 0
+
+
+def test_wishes_win(path: Path) -> None:
+    wishes = Wishes(output=T.Q8_0, embedding=T.F16, types=[("blk\\.[12]\\..*attn_k", T.Q5_0), ("attn_k", T.IQ4_XS)])
+    with GGUFFile.open(path) as file:
+        found = types(plan(file, request("Q3_K_S", wishes=wishes)))
+    assert found["output.weight"] is T.Q8_0 and found["token_embd.weight"] is T.F16
+    assert [found[f"blk.{i}.attn_k.weight"] for i in range(4)] == [T.IQ4_XS, T.Q5_0, T.Q5_0, T.IQ4_XS]
+
+
+def test_rows_that_fit_no_block_get_another_type(tmp_path: Path) -> None:
+    with GGUFFile.open(make_llama(tmp_path / "b.gguf", wtype="F16", n_embd=96)) as file:
+        what = plan(file, request("Q4_K_S"))
+    assert types(what)["blk.0.attn_q.weight"] is T.Q5_0 and types(what)["output.weight"] is T.Q8_0
+    assert "blk.0.attn_q.weight" in what.fallbacks
+
+
+def test_layers_are_left_out_and_the_rest_numbered_anew(path: Path, tmp_path: Path) -> None:
+    pruned = request("F16", prune=frozenset({0, 3}))
+    with GGUFFile.open(path) as file:
+        write(file, plan(file, pruned), pruned, [tmp_path / "p.gguf"])
+        with GGUFFile.open(tmp_path / "p.gguf") as small:
+            assert small.metadata.int_("llama.block_count") == 6
+            assert (small.data("blk.1.attn_q.weight") == file.data("blk.2.attn_q.weight")).all()
+            assert (small.data("blk.5.ffn_up.weight") == file.data("blk.7.ffn_up.weight")).all()
+
+
+def test_pieces_and_threads_change_nothing(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    seen = []
+    with GGUFFile.open(path) as file:
+        entries = {
+            t.name: Sums(rng.random((1, t.ne[0]), np.float32), np.array([1]))
+            for t in file.tensors.values()
+            if t.ne[1] > 1
+        }
+        given = request("Q3_K_M", imatrix=Imatrix(Path("i.gguf"), entries))
+        for piece, threads in ((1 << 16, 2), (9000, 3)):
+            monkeypatch.setattr("llamado.quantize.write.PIECE", piece)
+            write(file, plan(file, given), given, [tmp_path / "o.gguf"], n_threads=threads)
+            seen.append((tmp_path / "o.gguf").read_bytes())
+    assert seen[0] == seen[1]
+
+
+def test_what_cannot_be_done_is_said(path: Path, tmp_path: Path) -> None:
+    small = tmp_path / "small.gguf"
+    with GGUFFile.open(path) as file:
+        with pytest.raises(QuantizeError, match="llamado imatrix makes one"):
+            write(file, plan(file, request("Q2_K_S")), request("Q2_K_S"), [small])
+        with pytest.raises(QuantizeError, match="the model itself is there"):
+            write(file, plan(file, request("Q8_0")), request("Q8_0"), [path])
+        write(file, plan(file, request("Q8_0")), request("Q8_0"), [small])
+    with GGUFFile.open(small) as file:
+        with pytest.raises(QuantizeError, match=r"is Q8_0 already.*--allow-requantize"):
+            plan(file, request("Q4_0"))
+        again = request("Q4_0", allow_requantize=True)
+        write(file, plan(file, again), again, [tmp_path / "again.gguf"])
+        copied = QuantizeRequest(COPY)
+        write(file, plan(file, copied), copied, [tmp_path / "copy.gguf"])
+    with GGUFFile.open(tmp_path / "copy.gguf") as copy, GGUFFile.open(small) as file:
+        assert copy.metadata.int_("general.file_type") == 7
+        assert all((copy.data(name) == file.data(name)).all() for name in file.tensors)
+
+
+def test_damage_stops_it_and_leaves_no_file(tmp_path: Path) -> None:
+    bad = make_llama(tmp_path / "b.gguf", wtype="F16")
+    with GGUFFile.open(bad) as file:
+        at = file.tensors["blk.1.ffn_up.weight"].offset
+    data = bytearray(bad.read_bytes())
+    data[at + 1] = 0x7C
+    data[at] = 0
+    bad.write_bytes(data)
+    with GGUFFile.open(bad) as file, pytest.raises(QuantizeError, match=r"blk\.1\.ffn_up\.weight.*no numbers"):
+        write(file, plan(file, request("Q4_0")), request("Q4_0"), [tmp_path / "out.gguf"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["b.gguf"]
+
+
+def test_names_of_the_parts() -> None:
+    given = request("Q8_0", keep_split=True)
+    assert [p.name for p in output_paths(Path("x/m.gguf"), given, 2)] == [
+        "m-00001-of-00002.gguf", "m-00002-of-00002.gguf",
+    ]  # fmt: skip
