@@ -235,6 +235,9 @@ class Commands:
         self._patch.setattr("llamado.engine.forward.runner.ModelRunner", Forward)
         self._patch.setattr("llamado.engine.forward.device_pool.DevicePool", House)
         self._patch.setattr("llamado.engine.cluster.cluster.Cluster", lambda *_: None)
+        self._patch.setattr(
+            loaded_model, "DiskCache", lambda folder, limit, *_: note("disk", folder=str(folder), limit=limit)
+        )
 
     def _serving(self) -> None:
         """The server around the model."""

@@ -515,6 +515,11 @@ SERVER = _group(
           type="float", default=0.1, metavar="X"),
     _used("-cram --cache-ram", "MiB for prompts that no slot holds, at most half of the memory (-1: no limit, 0: none)",
           type="int", default=8192, metavar="N", env="LLAMA_ARG_CACHE_RAM"),
+    _used("--cache-disk", "folder for prompts that --cache-ram has no room for, and for all when the server ends: "
+          "they are read from there instead of computed, also by other servers that use it",
+          type="str", metavar="FOLDER", env="LLAMADO_CACHE_DISK"),
+    _used("--cache-disk-size", "size of that folder at most (10G, 500M); what was used longest ago goes first",
+          type="str", default="10G", metavar="SIZE", env="LLAMADO_CACHE_DISK_SIZE"),
     _used("-ctxcp --ctx-checkpoints --swa-checkpoints", "snapshots of a sequence kept there at most, of a model with "
           "sliding windows or recurrent states: where messages begin and end, and where prompts branched off",
           type="int", default=32, metavar="N", env="LLAMA_ARG_CTX_CHECKPOINTS"),

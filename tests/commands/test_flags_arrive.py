@@ -301,6 +301,8 @@ ROWS: dict[str, Row] = {
     "serve --max-connections": Row("9", {"gate.most": 9}),
     "serve --slot-prompt-similarity": Row("0.5", {"engine.slot_prompt_similarity": 0.5}),
     "serve --cache-ram": Row("64", {"engine.cache_ram": 64}),
+    "serve --cache-disk": Row("@folder/c", {"disk.folder": "@folder/c", "disk.limit": 10 << 30}),
+    "serve --cache-disk-size": Row("5M", {"disk.limit": 5 << 20}, "--cache-disk @folder/c"),
     "serve --ctx-checkpoints": Row("7", {"engine.snapshots": (7, 8192)}),
     "serve --checkpoint-min-step": Row("70", {"engine.snapshots": (32, 70)}),
     "serve --cache-idle-slots": Row(None, {"engine.idle_slots": "clear"}),

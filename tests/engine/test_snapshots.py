@@ -98,8 +98,8 @@ def test_a_chat_reads_its_new_tokens(layers: Layers, plain: Plain) -> None:
 def test_where_prompts_branch_off() -> None:
     text = list(range(1, 41))
     chat = np.array([*text, END, USER, *text, END, ASSISTANT, 5, 6], np.int32)
-    assert points(chat, CONTROL, 0) == [41, 82, 85], "the last message's begin and end, and all but a token"
-    assert points(chat, CONTROL, 30) == [30, 41, 60, 82, 85]
+    assert points(chat, CONTROL, 0) == [41, 82], "the last message's begin and end"
+    assert points(chat, CONTROL, 30) == [30, 41, 60, 82]
     assert points(np.array(text, np.int32), CONTROL, 0) == [39] == points(np.array(text), np.empty(0, np.int32), 0)
     assert points(np.array([7], np.int32), CONTROL, 8) == []
 

@@ -16,7 +16,7 @@ from llamado.engine.request import Defaults
 from llamado.engine.sampling.params import DEFAULT_SAMPLERS, RANDOM_SEED, Sampling, sampler_names
 from llamado.engine.sampling.rng import Seed
 from llamado.errors import LlamadoError
-from llamado.flags import FlagError, Parsed
+from llamado.flags import FlagError, Parsed, memory_size
 from llamado.models.keys import RopeOptions
 
 
@@ -148,6 +148,8 @@ def engine_options(flags: Parsed, *, n_slots: int | None = None) -> EngineOption
         slot_prompt_similarity=_similarity(flags.values.get("slot_prompt_similarity", 0.1)),
         context_shift=flags.values.get("context_shift", False),
         cache_ram=flags.values.get("cache_ram", 0),
+        cache_disk=_cache_folder(flags),
+        cache_disk_size=memory_size(flags.values.get("cache_disk_size", "10G"), "--cache-disk-size"),
         ctx_checkpoints=flags.values.get("ctx_checkpoints", 32),
         checkpoint_min_step=flags.values.get("checkpoint_min_step", 8192),
         cache_idle_slots=flags.values.get("cache_idle_slots", False),
@@ -161,6 +163,13 @@ def engine_options(flags: Parsed, *, n_slots: int | None = None) -> EngineOption
         metadata=tuple(metadata_overrides(flags.override_kv or [])),
         rope=rope_options(flags),
     )
+
+
+def _cache_folder(flags: Parsed) -> str | None:
+    folder: str | None = flags.values.get("cache_disk")
+    if folder and not flags.values.get("cache_ram"):
+        raise FlagError("--cache-disk: what goes there comes from memory, and --cache-ram 0 leaves none for prompts")
+    return str(Path(folder).expanduser()) if folder else None
 
 
 def fit_options(flags: Parsed) -> FitOptions:

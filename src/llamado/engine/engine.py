@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceLost
+from llamado.engine.cache.disk_cache import DiskCache
 from llamado.engine.cache.slot_file import SlotFile
 from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest, compute_failed, constraint_failed
 from llamado.engine.forward.contract import Forward
@@ -78,8 +79,9 @@ class Engine:
     instead of ending. `cache_ram`: MiB of memory for sequences that no slot holds any more (-1: no limit, 0: none); see
     cache/prompt_cache.py. `idle_slots`: what happens to idle slots when a request starts: their sequences are copied
     into that memory ("keep"), or moved there ("clear"); None: nothing before room is needed. `snapshots`: where
-    sequences can go back to in models that do not remember all tokens; they lie in that memory, too. `max_queue`: most
-    requests that wait for a slot.
+    sequences can go back to in models that do not remember all tokens; they lie in that memory, too. `disk`: where what
+    that memory has no room for goes, and what it holds when the engine ends. `max_queue`: most requests that wait for a
+    slot.
 
     Cells are reused where prompts begin alike, and only there: moving those of a piece further on in another prompt
     (llama-server's `n_cache_reuse`) would change answers.
@@ -105,6 +107,7 @@ class Engine:
         cache_ram: int = 0,
         idle_slots: Literal["keep", "clear"] | None = None,
         snapshots: SnapshotOptions = _SNAPSHOTS,
+        disk: DiskCache | None = None,
         max_queue: int = 1024,
         top_k: TopK = top_k_numpy,
         lora: Sequence[float] = (),
@@ -122,6 +125,7 @@ class Engine:
         self._forward = forward
         self._tokenizer = tokenizer
         self._top_k = top_k
+        self._disk = disk
         self._similarity = slot_prompt_similarity
         self._lora = DefaultScales(lora)
         self._slots = [Slot(i, n_ctx) for i in range(n_slots)]
@@ -139,6 +143,8 @@ class Engine:
             idle_slots=idle_slots,
             snapshots=snapshots,
             control=tokenizer.control,
+            disk=disk,
+            notify=self._queue.notify,
             note_loss=self._recovery.note,
         )
         self._planner = Planner(
@@ -320,6 +326,7 @@ class Engine:
                 idle = not self._is_busy() and not any(slot.held for slot in self._slots)
                 if idle or time.monotonic() >= deadline or recovery.gone() is not None:
                     self._end_all(EngineClosed("the server was shut down before the answer was finished"))
+                    self._sequences.save()
                     self._sequences.reset()  # another engine may have the forward pass next
                     return
             try:
@@ -343,7 +350,10 @@ class Engine:
         """Wait for news: all that is to be done waits for a slot that is held."""
         queue = self._queue
         with queue.wake:
-            if not (queue.has_news or self._calls or self._recovery.gone()) and any(slot.held for slot in self._slots):
+            if queue.has_news or self._calls or self._recovery.gone():
+                return
+            loads = [slot.load for slot in self._slots if slot.load is not None]
+            if any(slot.held for slot in self._slots) or (loads and not any(load.has_news for load in loads)):
                 queue.wake.wait(_LOOK_AGAIN)
 
     def _prepare(self) -> bool:
@@ -365,6 +375,7 @@ class Engine:
         launched = len(self._flights)
         while len(self._flights) < self._forward.depth:
             changed = self._queue.drop_cancelled()
+            self._sequences.tidy()
             changed |= self._start_slot_tasks()
             changed |= self._admit()
             if changed:
@@ -569,6 +580,7 @@ class Engine:
             self._recovery.fault,
             self._idle_since,
             len(store) if store is not None else 0,
-            store.nbytes if store is not None else 0,
+            store.nbytes + store.reserved if store is not None else 0,
+            self._disk.counters if self._disk is not None else None,
             tuple(self._forward.away()),
         )

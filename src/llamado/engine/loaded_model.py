@@ -14,11 +14,13 @@ import os
 import queue
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from llamado.devices.limits import memory
 from llamado.devices.split.measure import figures_of
+from llamado.engine.cache.disk_cache import DiskCache, check_folder
 from llamado.engine.embedding.embedder import Embedder
 from llamado.engine.embedding.load import NoGeneration, load_embedder
 from llamado.engine.engine import Engine
@@ -141,10 +143,12 @@ class LoadedModel:
                 missing = lacks(file.metadata, tokenizer, options.chat_template)
                 for what in missing:
                     log.warning("%s", what)
+                if options.cache_disk is not None:
+                    check_folder(Path(options.cache_disk))
                 runner, found, pool = _runner(file, model, options, progress, scales.now)
                 forward = runner
                 opened.callback(runner.close)
-                engine = generating = _engine(forward, tokenizer, options, found.n_ctx_slot, scales)
+                engine = generating = _engine(runner, tokenizer, options, found.n_ctx_slot, scales)
                 opened.callback(engine.close)
                 if pool is not None:
                     from llamado.engine.cluster.cluster import Cluster
@@ -348,9 +352,13 @@ def _runner(
 
 
 def _engine(
-    forward: Forward, tokenizer: Tokenizer, options: EngineOptions, n_ctx: int, scales: DefaultScales
+    forward: ModelRunner, tokenizer: Tokenizer, options: EngineOptions, n_ctx: int, scales: DefaultScales
 ) -> Engine:
     split, cache_ram = options.split, prompt_memory(options.cache_ram, memory().total)
+    disk = None
+    if options.cache_disk is not None and cache_ram:
+        folder, limit = Path(options.cache_disk), options.cache_disk_size
+        disk = DiskCache(folder, limit, lambda scales: forward.cell_kind(scales), lambda: forward.numerics)
     return Engine(
         forward,
         tokenizer,
@@ -363,6 +371,7 @@ def _engine(
         cache_ram=cache_ram,
         snapshots=SnapshotOptions(options.ctx_checkpoints, options.checkpoint_min_step or options.max_batch),
         idle_slots=("clear" if options.unified else "keep") if options.cache_idle_slots and cache_ram else None,
+        disk=disk,
         max_queue=options.max_queue,
         lora=scales.each,
         drafting=split is not None if options.drafting is None else options.drafting,

@@ -104,6 +104,10 @@ class EngineOptions:
     """Whether a full context drops its older half instead of ending the answer."""
     cache_ram: int = 0
     """MiB of memory for prompts that no slot holds any more, at most half of what there is; -1: no limit, 0: none."""
+    cache_disk: str | None = None
+    """Folder for what has no room there, and for all of it when the engine ends."""
+    cache_disk_size: int = 10 << 30
+    """Bytes in that folder, at most."""
     ctx_checkpoints: int = 32
     """Snapshots of a sequence kept there, at most, of a model that does not remember all tokens."""
     checkpoint_min_step: int = 8192

@@ -390,6 +390,23 @@ class Away(NamedTuple):
     """What each device has meanwhile, in words, by its name."""
 
 
+class DiskCounters(NamedTuple):
+    """What a cache on disk did since the engine started."""
+
+    hits: int = 0
+    """Sequences whose beginning was read."""
+    tokens_read: int = 0
+    bytes_read: int = 0
+    writes: int = 0
+    """Files that were written."""
+    bytes_written: int = 0
+    failures: int = 0
+    """Files that were damaged or could not be written, and sequences that were given up."""
+    files: int = 0
+    """That are there now, others' included."""
+    bytes: int = 0
+
+
 class EngineSnapshot(NamedTuple):
     """The engine's state after a step."""
 
@@ -405,5 +422,6 @@ class EngineSnapshot(NamedTuple):
     n_stored_prompts: int = 0
     """Sequences kept in this machine's memory beside those in slots."""
     stored_prompt_bytes: int = 0
+    disk: DiskCounters | None = None
     degraded: tuple[Away, ...] = ()
     """Devices that the model is divided among, and that it does without now."""

@@ -86,6 +86,11 @@ class CpuDevice:
     lost: DeviceLost | None = None
 
     @property
+    def numerics(self) -> str:
+        """The kernels, and what the instruction set makes of them."""
+        return self.jit.numerics
+
+    @property
     def details(self) -> str:
         """How many threads serve small batches."""
         return f"{self.n_threads} thread{'s' if self.n_threads != 1 else ''}"

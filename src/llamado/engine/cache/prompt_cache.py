@@ -32,6 +32,13 @@ def _no_tail(n: int) -> Cells:
     return np.empty(0, np.uint8)
 
 
+def shared(one: Tokens, other: Tokens) -> int:
+    """How many first tokens are the same."""
+    n = min(one.size, other.size)
+    differing = np.flatnonzero(one[:n] != other[:n])
+    return int(differing[0]) if differing.size else n
+
+
 class Stored:
     """A sequence: its tokens, how strong adapters are in its cells, those in pieces, and tails."""
 
@@ -50,11 +57,7 @@ class Stored:
 
     def shared(self, tokens: Tokens, scales: Scales) -> int:
         """How many first cells are the same."""
-        if scales != self.scales:
-            return 0
-        n = min(self.tokens.size, tokens.size)
-        differing = np.flatnonzero(self.tokens[:n] != tokens[:n])
-        return int(differing[0]) if differing.size else n
+        return 0 if scales != self.scales else shared(self.tokens, tokens)
 
     def pieces(self, first: int, end: int) -> Iterator[tuple[int, int, Cells]]:
         """What covers the cells `first` to `end`: position, number of cells wanted, bytes (perhaps of more cells).
@@ -137,7 +140,8 @@ class Store:
     """Sequences, the one used last at the end; never more than `limit` bytes in all (None: no limit).
 
     Half of that may be taken by others (see `reserve`). `most_tails`: of one sequence. `reach`: to how many tokens, at
-    most so many, one can go with the tail of so many (see Memory.tail_reach). `tail_bytes`: what that takes.
+    most so many, one can go with the tail of so many (see Memory.tail_reach). `tail_bytes`: what that takes. `dropped`
+    hears of those that had to make room.
     """
 
     def __init__(
@@ -148,9 +152,11 @@ class Store:
         reach: Callable[[int, int], int] = min,
         tail_bytes: Callable[[int], int] = lambda n: 0,
         most_tails: int = 32,
+        dropped: Callable[[Stored], None] = lambda stored: None,
     ) -> None:
         self._limit = limit
         self._most_tails = most_tails
+        self._dropped = dropped
         self._cell_bytes = cell_bytes
         self._piece = piece
         self._reach = reach
@@ -216,6 +222,7 @@ class Store:
             if self.nbytes + self.reserved + n <= self._limit:
                 return
             self._drop(stored)
+            self._dropped(stored)
 
     def put(
         self,
@@ -261,6 +268,10 @@ class Store:
         self._kept.append(Stored(tokens.copy(), scales, cells, kept, size))
         self.nbytes += size
         return True
+
+    def all(self) -> list[Stored]:
+        """The one used last first."""
+        return self._kept[::-1]
 
     def clear(self) -> None:
         self._kept.clear()

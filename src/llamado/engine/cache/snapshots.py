@@ -26,14 +26,14 @@ def points(prompt: NDArray[np.int32], control: NDArray[np.int32], every: int) ->
     """Numbers of first tokens of a prompt at which another one may branch off, ascending.
 
     They are where the last message begins and ends, as the tokens tell that steer the model (`control`, ascending):
-    templates write both anew once there is an answer. Then the prompt without its last token, which is what is left to
-    read when it is asked again; and every so many tokens, if `every` is not 0.
+    templates write both anew once there is an answer. Where its end is not near, the prompt without its last token,
+    which is what is left to read when it is asked again; and every so many tokens, if `every` is not 0.
     """
     n = prompt.size
-    found = {n - 1} | set(range(every, n, every) if every else ())
+    found = set(range(every, n, every) if every else ())
     steering = _places(prompt, control)
     ending = steering[steering >= n - NEAR]
-    end = int(ending[0]) if ending.size else n
+    end = int(ending[0]) if ending.size else n - 1
     found.add(end)
     before = steering[steering < end]
     if before.size:

@@ -112,6 +112,11 @@ class Forward(Protocol):
         """
         ...
 
+    @property
+    def numerics(self) -> str:
+        """What bits depend on besides: the devices that layers are on now."""
+        ...
+
     def watch(self, callback: Callable[[], None]) -> None:
         """Have `callback` called, from any thread, when a device is lost."""
         ...

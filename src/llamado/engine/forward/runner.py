@@ -127,6 +127,15 @@ class ModelRunner:
         return self._tensors.placement
 
     @property
+    def numerics(self) -> str:
+        """See Forward."""
+        placement = self.placement
+        numbers = (0,) if placement is None else (placement.embedding, *placement.layers)
+        found = [self.devices[number].numerics for number in numbers]
+        same = len(set(found)) == 1
+        return found[0] if same else ";".join(found) + repr(placement and placement.overrides)
+
+    @property
     def links(self) -> list[tuple[int, int]]:
         """Numbers of devices that pass what they compute straight to another, and of those."""
         return self._pipeline.ring.pairs

@@ -81,7 +81,10 @@ class Planner:
 
     def plan(self) -> tuple[list[Slot], list[int]]:
         """Slots of the next batch and how many tokens of each, decoding ones first. Raises DeviceLost."""
-        active = [slot for slot in self._slots if slot.task is not None]
+        for slot in self._slots:
+            if slot.load is not None:
+                self._sequences.receive(slot)
+        active = [slot for slot in self._slots if slot.task is not None and slot.load is None]
         if len(active) > 1:
             active.sort(key=_age)
         groups: dict[Scales, list[Slot]] = {}
@@ -167,6 +170,8 @@ class Planner:
                 sequences.copy_prefix(slot)
             if slot.recall:
                 sequences.recall(slot)
+                if slot.load is not None:
+                    continue
             count = min(slot.pending, room)
             slots.append(slot)
             counts.append(count)

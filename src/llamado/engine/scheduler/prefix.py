@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceLost
+from llamado.engine.cache.disk_cache import LEAST, DiskCache
 from llamado.engine.cache.prompt_cache import CellReader, Store
 from llamado.engine.cache.snapshots import NEAR, Snapshots, points
 from llamado.engine.errors import NoRoom
@@ -30,6 +31,10 @@ MIN_COPY = 16
 MIN_STORE = 64
 # Cells a sequence gets beyond those it needs now, at most, so that it seldom has to move.
 HEADROOM = 1024
+# Pieces from disk that go to the devices between two steps, at most.
+_PIECES = 4
+# For what is to be kept when the engine ends.
+_SAVE_SECONDS = 10.0
 
 
 class SnapshotOptions(NamedTuple):
@@ -48,7 +53,8 @@ class Sequences:
 
     `cache_ram`: MiB of memory for sequences that no slot holds any more (-1: no limit, 0: none). `idle_slots`: what
     happens to those of idle slots when a request begins (see Engine). `snapshots`: where sequences can go back to (see
-    Engine). `control`: tokens that steer the model, ascending. `note_loss` is told of a device that was lost where
+    Engine). `control`: tokens that steer the model, ascending. `disk`: where sequences go for which there is no such
+    memory; `notify` is called when one of them has come closer. `note_loss` is told of a device that was lost where
     nothing has to fail for it.
     """
 
@@ -63,6 +69,8 @@ class Sequences:
         idle_slots: Literal["keep", "clear"] | None,
         snapshots: SnapshotOptions,
         control: NDArray[np.int32],
+        disk: DiskCache | None,
+        notify: Callable[[], None],
         note_loss: Callable[[DeviceLost], None],
     ) -> None:
         self.memory = forward.memory
@@ -76,9 +84,16 @@ class Sequences:
         piece = piece_cells(memory.token_bytes)
         limit = None if cache_ram < 0 else cache_ram << 20
         self.store: Store | None = None
+        self._disk, self._notify = disk, notify
         if cache_ram:
             self.store = store = Store(
-                limit, memory.token_bytes, piece, memory.tail_reach, memory.tail_bytes, max(snapshots.most, 1)
+                limit,
+                memory.token_bytes,
+                piece,
+                memory.tail_reach,
+                memory.tail_bytes,
+                max(snapshots.most, 1),
+                (lambda stored: None) if disk is None else disk.put,
             )
             if memory.has_tails:
                 for slot in slots:
@@ -127,6 +142,7 @@ class Sequences:
 
     def drop(self, slot: Slot) -> None:
         """A slot's cells are free; a request that has the slot reads its sequence again."""
+        self._give_up(slot)
         slot.snapshots.cut(0)
         if slot.handle is not None:
             self.memory.free(slot.handle)
@@ -145,9 +161,18 @@ class Sequences:
         """Nothing is known about any cell."""
         self.memory.clear()
         for slot in self._slots:
+            self._give_up(slot)
             slot.snapshots.cut(0)
             slot.handle = None
             slot.length = 0
+
+    def save(self) -> None:
+        """What slots and memory hold goes to disk, and no more is written there."""
+        if self._disk is None:
+            return
+        for slot in sorted(self._slots, key=lambda slot: slot.t_last_used):
+            self._keep(slot)
+        self._disk.finish([] if self.store is None else self.store.all(), _SAVE_SECONDS)
 
     def shift(self, slot: Slot, n_keep: int, n_discard: int) -> None:
         """Drop `n_discard` tokens behind the first `n_keep`; see Slot.shift."""
@@ -185,7 +210,7 @@ class Sequences:
         if slot.used and slot.used + NEAR < task.n_prompt:
             self.memory.mark(handle, slot.used)  # where the answer before ended
         for point in points(prompt, self._control, self._every):
-            if point == task.n_prompt - 1 or point > slot.used + NEAR:
+            if point > slot.used + NEAR or point >= task.n_prompt - NEAR:
                 self.memory.mark(handle, point)
         if slot.branch > slot.used + NEAR:
             self.memory.mark(handle, slot.branch)
@@ -213,7 +238,7 @@ class Sequences:
     def _keep(self, slot: Slot, n_same: int = 0) -> None:
         """A slot loses its sequence but for `n_same` tokens: put it into memory where that is worth its time."""
         store, handle = self.store, slot.handle
-        if store is None or handle is None or handle.used - n_same < MIN_STORE:
+        if store is None or handle is None or handle.used - n_same < MIN_STORE or slot.load is not None:
             return
         tokens = slot.tokens[: handle.used]
         scales = slot.scales
@@ -290,6 +315,8 @@ class Sequences:
         """Whether the beginning that is to be copied is there, or will not come."""
         assert slot.leader is not None
         leader, task = slot.leader
+        if leader.load is not None:
+            return False
         if leader.task is not task or leader.handle is None:
             return True
         wanted = min(leader.common_prefix(slot.tokens[: slot.length], slot.scales, leader.length), slot.length - 1)
@@ -318,6 +345,13 @@ class Sequences:
         # The last token is always evaluated: its logits are not kept.
         wanted = slot.tokens[: slot.length - 1]
         found = self.store.find(wanted, handle.used + MIN_COPY, slot.scales) if self.store is not None else None
+        if self._disk is not None:
+            memory = self.memory
+            chain = self._disk.find(wanted, slot.scales, memory.tail_reach, memory.has_tails)
+            least = max(handle.used, 0 if found is None else found[1]) + LEAST
+            if chain is not None and chain.n >= least and self._disk.pays(chain, handle.used, self._stats.prompt_pace):
+                slot.load = self._disk.load(chain, handle.used, slot.scales, self._notify)
+                return
         if found is None:
             return
         assert self.store is not None
@@ -330,3 +364,48 @@ class Sequences:
         if not task.generated:
             task.n_cached += shared - used
             self._stats.n_cached += shared - used
+
+    # -- beginnings that come from disk ------------------------------------------------------------------------------
+
+    def receive(self, slot: Slot) -> None:
+        """Take what has been read from disk of the slot's sequence. Raises DeviceLost."""
+        load, handle, task = slot.load, slot.handle, slot.task
+        assert load is not None
+        if handle is None or task is None or task.cancelled:
+            self._give_up(slot)
+            return
+        over = load.over
+        for _ in range(_PIECES):
+            piece = load.take()
+            if piece is None:
+                break
+            if load.chain.tail is not None and load.tail is not None:
+                self.memory.write_tail(handle, load.chain.tail.end, load.tail)
+                load.tail = None
+            at, n, cells = piece
+            self.memory.write(handle, at + n - handle.used, cells, skip=handle.used - at)
+        if not over:
+            return
+        slot.load = None
+        if load.failed:
+            if self.memory.has_tails:
+                self.memory.rewind(handle, 0)
+            return
+        load.done()
+        if not task.generated:
+            task.n_cached += handle.used - load.first
+            self._stats.n_cached += handle.used - load.first
+
+    def tidy(self) -> None:
+        """Forget what is read from disk for requests that are over."""
+        for slot in self._slots:
+            if slot.load is not None and slot.task is None:
+                self._give_up(slot)
+
+    def _give_up(self, slot: Slot) -> None:
+        """The slot's sequence does not wait for the disk any more."""
+        if slot.load is not None:
+            slot.load.cancel()
+            slot.load = None
+            if slot.handle is not None and self.memory.has_tails:
+                self.memory.rewind(slot.handle, 0)

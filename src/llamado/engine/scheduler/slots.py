@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from llamado.engine.cache.disk_cache import Load
 from llamado.engine.cache.snapshots import Snapshots
 from llamado.engine.forward.contract import Scales
 from llamado.engine.request import Event, Request, SlotSnapshot, Timings, TokenProbs
@@ -103,7 +104,7 @@ class Slot:
     """
 
     __slots__ = (
-        "branch", "handle", "held", "id", "last_task", "leader", "length", "n_ctx", "recall", "scales",
+        "branch", "handle", "held", "id", "last_task", "leader", "length", "load", "n_ctx", "recall", "scales",
         "snapshots", "t_last_used", "task", "tokens",
     )  # fmt: skip
 
@@ -122,6 +123,8 @@ class Slot:
         self.last_task: Task | None = None
         self.leader: tuple[Slot, Task | None] | None = None
         """A slot, and its request, that holds or is reading the same beginning of a prompt: it will be copied."""
+        self.load: Load | None = None
+        """What is read from disk of its sequence, and nothing goes on before."""
         self.held = False
         """Whether it is being saved or restored: no request may have it then."""
         self.recall = False

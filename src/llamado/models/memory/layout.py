@@ -221,6 +221,11 @@ class Layout:
         return self._tokens.row_bytes
 
     @property
+    def row_sizes(self) -> list[int]:
+        """Bytes of a token in each tensor of those layers, in the order of `read`."""
+        return [tensor.nb[1] for tensor in self._tokens.tensors]
+
+    @property
     def kind(self) -> str:
         """What the bytes of sequences in memories mean; they are of use only in those of the same kind."""
         return "; ".join(

@@ -232,6 +232,11 @@ class RemoteDevice:
         self._connection.on_lost(lambda why: callback(DeviceLost(self.name, why)))
 
     @property
+    def numerics(self) -> str:
+        """Nobody tells what a worker computes with: where it is, and which of its devices."""
+        return f"{self.endpoint} {self._number} {self.own}"
+
+    @property
     def pulse(self) -> float | None:
         """Seconds that the worker's latest sign of life took; of ggml's, which give none, None."""
         return self._connection.round_trip

@@ -74,6 +74,7 @@ class Scrape:
         last, self._last = self._last, snapshot.counters
         yield from _totals(snapshot.counters)
         yield from _gauges(snapshot, last)
+        yield from _caches(snapshot)
         yield from _histograms(snapshot.counters)
         yield from self._http()
         build = GaugeMetricFamily(
@@ -163,6 +164,31 @@ def _gauges(snapshot: EngineSnapshot, last: Counters) -> Iterator[Metric]:
     }
     for name, (help, value) in gauges.items():
         yield GaugeMetricFamily(f"llamacpp:{name}", help, float(value))
+
+
+def _caches(snapshot: EngineSnapshot) -> Iterator[Metric]:
+    """Prompts that no slot holds."""
+    gauges: dict[str, tuple[str, float]] = {
+        "ram_prompts": ("Prompts in memory (--cache-ram)", snapshot.n_stored_prompts),
+        "ram_bytes": ("Bytes of them, and of snapshots", snapshot.stored_prompt_bytes),
+    }
+    disk = snapshot.disk
+    counters: dict[str, tuple[str, float]] = {}
+    if disk is not None:
+        gauges["disk_files"] = "Files in --cache-disk", disk.files
+        gauges["disk_bytes"] = "Bytes of them", disk.bytes
+        counters = {
+            "disk_hits": ("Prompts whose beginning was read from disk", disk.hits),
+            "disk_tokens_read": ("Tokens that were not computed for it", disk.tokens_read),
+            "disk_bytes_read": ("Bytes that were read", disk.bytes_read),
+            "disk_writes": ("Files that were written", disk.writes),
+            "disk_bytes_written": ("Bytes of them", disk.bytes_written),
+            "disk_failures": ("Files that were damaged or could not be written, and prompts given up", disk.failures),
+        }
+    for name, (help, value) in gauges.items():
+        yield GaugeMetricFamily(f"llamado_cache_{name}", help, float(value))
+    for name, (help, value) in counters.items():
+        yield CounterMetricFamily(f"llamado_cache_{name}", help, float(value))
 
 
 def _devices(view: ClusterView) -> Iterator[Metric]:

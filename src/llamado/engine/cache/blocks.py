@@ -1,0 +1,183 @@
+"""Files of sequences on disk, in blocks: cells of so many tokens, and tails (see Memory.read_tail).
+
+A block is named by all tokens up to its end, through its parent's name, and by what its bytes mean: the same beginning
+of two conversations is in the same files, whoever wrote them. Little-endian:
+
+| bytes | what |
+|---|---|
+| 8 | magic `llamadoc` |
+| 4 | version: 1 |
+| 4 | 0: cells, 1: a tail |
+| 4 | number of tokens `n` |
+| 4 | tokens before them |
+| 8 | bytes of what is kept of them `m` |
+| 16 | name of the block before; of the first one what bytes mean |
+| 32 | SHA-256 of what is kept |
+| 4 n | tokens |
+| 32 | SHA-256 of all that |
+| m | what is kept |
+
+Cells are those of whole blocks but for the last one of a sequence, which has fewer tokens. A tail is of all tokens up
+to its last one, and its parent is the last whole block before that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import secrets
+import stat
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.engine.errors import EngineError
+from llamado.engine.forward.contract import Cells
+
+_MAGIC, _VERSION = b"llamadoc", 1
+_HEAD = struct.Struct("<8s4IQ16s32s")
+_DIGEST = 32
+_MOST_TOKENS = 4096
+"""Whoever writes larger blocks is not us."""
+NAME_BYTES = 16
+PART = ".part"
+"""How the names of files end that are being written."""
+
+Tokens = NDArray[np.int32]
+
+
+class BadBlock(EngineError):
+    """A file is not a block, or not whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What a file says of itself."""
+
+    path: Path
+    name: bytes
+    parent: bytes
+    start: int
+    tokens: Tokens
+    is_tail: bool
+    n_bytes: int
+    digest: bytes
+
+    @property
+    def end(self) -> int:
+        return self.start + self.tokens.size
+
+    @property
+    def _offset(self) -> int:
+        return _HEAD.size + 4 * self.tokens.size + _DIGEST
+
+    @property
+    def file_bytes(self) -> int:
+        return self._offset + self.n_bytes
+
+
+def name_of(parent: bytes, tokens: Tokens, is_tail: bool) -> bytes:
+    """The name of a block, 16 bytes."""
+    digest = hashlib.sha256(parent + (b"tail" if is_tail else b"cells"))
+    digest.update(tokens.astype("<i4").tobytes())
+    return digest.digest()[:NAME_BYTES]
+
+
+def path_of(folder: Path, family: str, name: bytes, is_tail: bool) -> Path:
+    """Where a block's file is; `family` tells those apart whose bytes mean something else."""
+    return folder / f"{family}-{name.hex()}.{'tail' if is_tail else 'cells'}"
+
+
+def write_block(path: Path, parent: bytes, start: int, tokens: Tokens, is_tail: bool, data: Cells) -> Block:
+    """Write a file, whole or not at all. Raises OSError."""
+    payload = np.ascontiguousarray(data).reshape(-1)
+    digest = hashlib.sha256(payload.data).digest()
+    head = _HEAD.pack(_MAGIC, _VERSION, is_tail, tokens.size, start, payload.size, parent, digest)
+    head += tokens.astype("<i4").tobytes()
+    head += hashlib.sha256(head).digest()
+    temporary = path.with_name(f".{secrets.token_hex(8)}{PART}")
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
+            for rest in (memoryview(head), payload.data):
+                while rest:
+                    rest = rest[file.write(rest) :]
+        os.replace(temporary, path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    return Block(path, name_of(parent, tokens, is_tail), parent, start, tokens, is_tail, payload.size, digest)
+
+
+def read_head(path: Path) -> Block:
+    """What a file says of itself, checked. Raises BadBlock and OSError."""
+    with _opened(path) as file:
+        head = file.read(_HEAD.size) or b""
+        if len(head) < _HEAD.size:
+            raise BadBlock("it is cut off")
+        magic, version, is_tail, n, start, n_bytes, parent, digest = _HEAD.unpack(head)
+        if magic != _MAGIC or version != _VERSION or is_tail > 1 or not 0 < n <= _MOST_TOKENS:
+            raise BadBlock("its header is wrong")
+        rest = file.read(4 * n + _DIGEST) or b""
+        if len(rest) < 4 * n + _DIGEST or hashlib.sha256(head + rest[: 4 * n]).digest() != rest[4 * n :]:
+            raise BadBlock("its header is damaged")
+        tokens = np.frombuffer(rest[: 4 * n], "<i4").astype(np.int32)
+        block = Block(
+            path, name_of(parent, tokens, bool(is_tail)), parent, start, tokens, bool(is_tail), n_bytes, digest
+        )
+        if os.fstat(file.fileno()).st_size != block.file_bytes:
+            raise BadBlock("it is not as long as it should be")
+    if block.name.hex() not in path.name:
+        raise BadBlock("it has another's name")
+    return block
+
+
+def read_data(block: Block) -> Cells:
+    """What is kept in a file, checked. Raises BadBlock and OSError.
+
+    It is read, not mapped: a page of a mapping that is not here yet would stop all threads of Python.
+    """
+    data = np.empty(block.n_bytes, np.uint8)
+    with _opened(block.path) as file:
+        file.seek(block._offset)
+        rest = data.data
+        while rest and (n := file.readinto(rest)):
+            rest = rest[n:]
+    if len(rest) or hashlib.sha256(data.data).digest() != block.digest:
+        raise BadBlock("it is damaged")
+    return data
+
+
+def _opened(path: Path) -> io.FileIO:
+    """A plain file, not one somewhere else to which a link leads, and without waiting for the other end of a pipe."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    fd = os.open(path, flags | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+    file = io.FileIO(fd, "r")
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        file.close()
+        raise BadBlock("it is no plain file")
+    return file
+
+
+def regrouped(pieces: Sequence[tuple[int, Cells]], rows: Sequence[int], n: int) -> Iterator[tuple[int, Cells]]:
+    """The same cells, `n` in a piece, the last one what is left.
+
+    `pieces`: number of cells, and their bytes: those of each tensor, of which a row has as many bytes as `rows` says.
+    """
+    starts = np.cumsum([0, *(count for count, _ in pieces)]).tolist()
+    for first in range(0, starts[-1], n):
+        end = min(first + n, starts[-1])
+        found: list[Cells] = []
+        for i, row in enumerate(rows):
+            before = sum(rows[:i])
+            for (count, data), start in zip(pieces, starts, strict=False):
+                a, b = max(first, start), min(end, start + count)
+                if a < b:
+                    at = count * before
+                    found.append(data[at + (a - start) * row : at + (b - start) * row])
+        yield end - first, np.concatenate(found) if found else np.empty(0, np.uint8)

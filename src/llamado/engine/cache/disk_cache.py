@@ -1,0 +1,491 @@
+"""Sequences that this machine's memory has no room for, in a folder: they survive the process, and others find them.
+
+Several processes may share a folder. A file is written under another name and takes its own when it is whole, its name
+says what is in it (see blocks.py), and whoever needs room removes those used longest ago. So nobody has to be asked: a
+file that is gone, or was written by another one, is no error. Writing and looking around is a thread's, reading that of
+a thread for each sequence; the engine's thread asks what is there, and gets it piece by piece.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import llamado
+from llamado.engine.cache.blocks import (
+    PART,
+    BadBlock,
+    Block,
+    Tokens,
+    name_of,
+    path_of,
+    read_data,
+    read_head,
+    regrouped,
+    write_block,
+)
+from llamado.engine.cache.prompt_cache import Stored, shared
+from llamado.engine.cache.snapshots import NEAR
+from llamado.engine.errors import EngineError
+from llamado.engine.forward.contract import CellKind, Cells, Scales, piece_cells
+from llamado.engine.request import DiskCounters
+
+log = logging.getLogger(__name__)
+
+LEAST = 64
+"""Fewer tokens than these are not worth opening files."""
+_LOOK_SECONDS = 1.0
+"""Between two looks at what others wrote."""
+_PENDING_BYTES = 256 << 20
+"""Of sequences that wait to be written, at most; more are given up."""
+_REST_SECONDS = 30.0
+"""Nothing is written for so long after the system refused it."""
+_STALE_SECONDS = 3600.0
+"""A file that nobody finished in this time was left behind."""
+_SLACK = 0.05
+"""Share of the room that is made free beyond what is needed, so that it is seldom made."""
+_AHEAD = 4
+"""Pieces that are read before the engine takes them."""
+_TRY_AGAIN = 16
+"""After so many sequences that were quicker computed than read, reading is tried again."""
+
+_ENDS = (".cells", ".tail")
+
+
+class DiskCacheUnusable(EngineError):
+    """The folder of the prompt cache cannot be used."""
+
+
+class Chain(NamedTuple):
+    """What of a sequence is on disk: of `n` first tokens, and the tail with which one can go on."""
+
+    n: int
+    blocks: list[Block]
+    tail: Block | None
+
+
+def check_folder(folder: Path) -> None:
+    """Make the folder of a cache, readable for its user alone. Raises DiskCacheUnusable."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        probe = folder / f".{os.getpid()}-{threading.get_ident()}{PART}"
+        with open(os.open(probe, os.O_WRONLY | os.O_CREAT, 0o600), "wb"):
+            probe.unlink()
+        if os.name == "posix" and folder.stat().st_mode & 0o077:
+            log.warning("the prompt cache in %s holds what users wrote, and others may look: chmod 700", folder)
+    except OSError as error:
+        raise DiskCacheUnusable(f"--cache-disk {folder}: {error.strerror or error}") from error
+
+
+class Load(threading.Thread):
+    """Reads the blocks of a chain from the token `first` on; pieces are taken with `take`."""
+
+    def __init__(self, cache: DiskCache, chain: Chain, first: int, kind: CellKind, notify: Callable[[], None]) -> None:
+        super().__init__(name="llamado-cache-read", daemon=True)
+        self.chain = chain
+        self.first = first
+        self._cache, self._kind, self._notify = cache, kind, notify
+        self._pieces: deque[tuple[int, int, Cells]] = deque()
+        self._room = threading.Semaphore(_AHEAD)
+        self._over = threading.Event()
+        self._began = time.perf_counter()
+        self.tail: Cells | None = None
+        """It is there before the first piece."""
+        self.failed = self.cancelled = False
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._read()
+        except Exception:
+            self.failed = True
+            log.exception("the prompt cache on disk could not be read")
+        self._over.set()
+        self._notify()
+
+    def _read(self) -> None:
+        memory, chain = self._kind.memory, self.chain
+        wanted = [block for block in chain.blocks if block.end > self.first and block.start < chain.n]
+        for block in (*(() if chain.tail is None else (chain.tail,)), *wanted):
+            data = self._cache.read(block)
+            if data is None:
+                self.failed = True
+                return
+            sound = memory.sound_tail(data, block.end) if block.is_tail else memory.sound(data, block.tokens.size)
+            if not sound:
+                self._cache.discard(block, "it holds what is no number")
+                self.failed = True
+                return
+            if block.is_tail:
+                self.tail = data
+                continue
+            while not self._room.acquire(timeout=1.0):
+                pass
+            if self.cancelled:
+                return
+            self._pieces.append((block.start, min(block.tokens.size, chain.n - block.start), data))
+            self._notify()
+        self._cache.used([*chain.blocks, *(() if chain.tail is None else (chain.tail,))])
+
+    def take(self) -> tuple[int, int, Cells] | None:
+        """The next piece, where there is one: position, number of cells wanted, bytes (perhaps of more cells)."""
+        if not self._pieces:
+            return None
+        self._room.release()
+        return self._pieces.popleft()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to take, or all is over."""
+        return bool(self._pieces) or self._over.is_set()
+
+    @property
+    def over(self) -> bool:
+        """Whether all that will come was taken."""
+        return self._over.is_set() and not self._pieces
+
+    def done(self) -> None:
+        """All of it is where it belongs."""
+        size = sum(block.n_bytes for block in self.chain.blocks if block.end > self.first)
+        self._cache.loaded(size, self.chain.n - self.first, time.perf_counter() - self._began)
+
+    def cancel(self) -> None:
+        """Nobody wants the rest."""
+        self.cancelled = True
+        self._room.release()
+
+
+class DiskCache:
+    """Sequences in `folder`, `limit` bytes in all. Raises DiskCacheUnusable.
+
+    `kind` says what bytes mean that were computed with adapters of some strength, and `numerics` what else their bits
+    depend on: the devices.
+    """
+
+    def __init__(
+        self, folder: Path, limit: int, kind: Callable[[Scales], CellKind], numerics: Callable[[], str]
+    ) -> None:
+        self._folder, self._limit = folder, limit
+        self._kind, self._numerics = kind, numerics
+        check_folder(folder)
+        self._lock = threading.Lock()
+        self._children: dict[bytes, dict[bytes, Block]] = {}
+        self._sizes: dict[str, tuple[int, int]] = {}
+        """Of all files: bytes, and when they were used, in ns."""
+        self._looked: int | None = None
+        self._roots: dict[tuple[str, Scales], bytes] = {}
+        self._family = ""
+        self._waiting: deque[Stored] = deque()
+        self._pending = 0
+        self._wake = threading.Condition()
+        self._closing = False
+        self._deadline = 0.0
+        self._rest_until = 0.0
+        self._rate = self._passed = 0.0
+        self._counts = DiskCounters()
+        self._thread = threading.Thread(target=self._work, name="llamado-cache-write", daemon=True)
+        self._thread.start()
+
+    # -- the engine's thread -----------------------------------------------------------------------------------------
+
+    def find(self, tokens: Tokens, scales: Scales, reach: Callable[[int, int], int], has_tails: bool) -> Chain | None:
+        """What is there of a sequence; `reach` as Memory.tail_reach."""
+        best: Chain | None = None
+        with self._lock:
+            if not self._children:
+                return None
+            at, parent = 0, self._root(scales)
+            path: list[Block] = []
+            while True:
+                children = self._children.get(parent, {}).values()
+                cover, last, tails = at, None, []
+                for block in children:
+                    same = at + shared(block.tokens, tokens[at : at + block.tokens.size])
+                    if block.is_tail:
+                        tails.append((block, same))
+                    elif same > cover:
+                        cover, last = same, block
+                blocks = [*path, last] if last is not None else path
+                if not has_tails and cover:
+                    best = Chain(cover, blocks, None)
+                for block, same in tails:
+                    n = reach(block.end, min(same, cover))
+                    if n and (best is None or n > best.n):
+                        best = Chain(n, blocks, block)
+                if last is None or cover < last.end:
+                    return best
+                at, parent, path = cover, last.name, blocks
+
+    def pays(self, chain: Chain, first: int, pace: float) -> bool:
+        """Whether reading it is quicker than computing it, at `pace` tokens a second."""
+        size = sum(block.n_bytes for block in chain.blocks if block.end > first)
+        size += chain.tail.n_bytes if chain.tail is not None else 0
+        if not self._rate or not pace or size / self._rate <= (chain.n - first) / pace:
+            return True
+        self._passed += 1
+        if self._passed >= _TRY_AGAIN:
+            self._rate = self._passed = 0
+        return False
+
+    def load(self, chain: Chain, first: int, scales: Scales, notify: Callable[[], None]) -> Load:
+        """Read what is there, from the token `first` on; `notify` is called whenever there is news."""
+        return Load(self, chain, first, self._kind(scales), notify)
+
+    def put(self, stored: Stored) -> None:
+        """Write a sequence, if those that wait do not take too much memory."""
+        with self._wake:
+            if self._waiting and self._pending + stored.nbytes > _PENDING_BYTES and not self._closing:
+                self._count(failures=1)
+                return
+            self._waiting.append(stored)
+            self._pending += stored.nbytes
+            self._wake.notify()
+
+    def finish(self, stored: list[Stored], seconds: float) -> None:
+        """Write these, the first ones first, and end; what takes longer is left out."""
+        with self._wake:
+            self._closing = True
+            self._deadline = time.monotonic() + seconds
+        for one in stored:
+            self.put(one)
+        with self._wake:
+            self._wake.notify()
+        self._thread.join()
+
+    # -- any thread --------------------------------------------------------------------------------------------------
+
+    @property
+    def counters(self) -> DiskCounters:
+        """What it did, and what is there."""
+        sizes = self._sizes
+        return self._counts._replace(files=len(sizes), bytes=sum(size for size, _ in [*sizes.values()]))
+
+    def read(self, block: Block) -> Cells | None:
+        """What is kept in a file; None where it is gone or damaged."""
+        try:
+            data = read_data(block)
+        except BadBlock as error:
+            self.discard(block, str(error))
+            return None
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):
+                log.warning("the prompt cache on disk: %s: %s", block.path, error.strerror or error)
+            self._forget(block)
+            return None
+        self._count(bytes_read=data.size)
+        return data
+
+    def discard(self, block: Block, why: str) -> None:
+        """A file is of no use to anybody."""
+        self._forget(block)
+        self._remove(block.path, why)
+
+    def used(self, blocks: list[Block]) -> None:
+        """These were used now, the first ones last: who makes room takes the ends of sequences before beginnings."""
+        now = time.time_ns()
+        for i, block in enumerate(reversed(blocks)):
+            try:
+                os.utime(block.path, ns=(now + i, now + i))
+                self._sizes[block.path.name] = block.file_bytes, now + i
+            except OSError:
+                self._forget(block)
+
+    def loaded(self, size: int, n: int, seconds: float) -> None:
+        """A sequence came back, so many bytes of which `n` tokens are used; how long that took."""
+        rate = size / max(seconds, 1e-6)
+        self._rate = 0.7 * self._rate + 0.3 * rate if self._rate else rate
+        self._count(hits=1, tokens_read=n)
+
+    def _count(self, **more: int) -> None:
+        with self._wake:
+            self._counts = self._counts._replace(**{k: getattr(self._counts, k) + n for k, n in more.items()})
+
+    def _root(self, scales: Scales) -> bytes:
+        """What bytes mean: the name that the first blocks have as their parent."""
+        numerics = self._numerics()
+        root = self._roots.get((numerics, scales))
+        if root is None:
+            kind = self._kind(scales)
+            text = f"{llamado.__version__}\n{numerics}\n{kind.memory.kind}\n{kind.memory.token_bytes}\n{scales}\n"
+            root = hashlib.sha256(kind.model + text.encode()).digest()[:16]
+            self._roots[numerics, scales] = root
+        return root
+
+    def _know(self, block: Block) -> None:
+        with self._lock:
+            self._children.setdefault(block.parent, {})[block.name] = block
+
+    def _forget(self, block: Block) -> None:
+        with self._lock:
+            self._children.get(block.parent, {}).pop(block.name, None)
+            if not self._children.get(block.parent, True):
+                del self._children[block.parent]
+        self._sizes.pop(block.path.name, None)
+
+    def _remove(self, path: Path, why: str) -> None:
+        log.warning("the prompt cache on disk: %s is removed: %s", path, why)
+        self._count(failures=1)
+        self._unlink(path)
+
+    def _unlink(self, path: Path) -> None:
+        self._sizes.pop(path.name, None)
+        try:
+            path.unlink()
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):
+                log.warning("the prompt cache on disk: %s cannot be removed: %s", path, error.strerror or error)
+
+    # -- the thread that writes --------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while True:
+            try:
+                self._look()
+            except Exception as error:
+                if not isinstance(error, OSError):
+                    log.exception("looking at the prompt cache on disk failed")
+            with self._wake:
+                if not self._waiting:
+                    if self._closing:
+                        return
+                    self._wake.wait(_LOOK_SECONDS)
+                stored = self._waiting.popleft() if self._waiting else None
+            if stored is None:
+                continue
+            if not self._late():
+                self._write(stored)
+            with self._wake:
+                self._pending -= stored.nbytes
+
+    def _late(self) -> bool:
+        return self._closing and time.monotonic() >= self._deadline
+
+    def _look(self) -> None:
+        """See which files came and went, where any did."""
+        changed = self._folder.stat().st_mtime_ns
+        if changed == self._looked:
+            return
+        if not self._family:
+            kind = self._kind(())
+            self._family = hashlib.sha256(kind.model + kind.memory.kind.encode()).hexdigest()[:16]
+        known = {block.path.name: block for blocks in [*self._children.values()] for block in [*blocks.values()]}
+        self._sizes = sizes = self._list()
+        for name in known.keys() - sizes.keys():
+            self._forget(known[name])
+        for name in sizes.keys() - known.keys():
+            if not name.startswith(self._family):
+                continue
+            path = self._folder / name
+            try:
+                self._know(read_head(path))
+            except BadBlock as error:
+                self._remove(path, str(error))
+            except OSError:
+                continue
+        self._looked = changed
+
+    def _list(self) -> dict[str, tuple[int, int]]:
+        """All files of prompt caches, whatever their bytes mean; what was left behind unfinished is removed."""
+        found = {}
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                try:
+                    if entry.name.endswith(_ENDS) and len(entry.name) > 40:
+                        status = entry.stat(follow_symlinks=False)
+                        found[entry.name] = status.st_size, status.st_mtime_ns
+                    elif entry.name.startswith(".") and entry.name.endswith(PART) and _is_old(entry):
+                        os.unlink(entry.path)
+                except OSError:
+                    continue
+        return found
+
+    def _write(self, stored: Stored) -> None:
+        """Write what is not there yet of a sequence."""
+        if time.monotonic() < self._rest_until:
+            self._count(failures=1)
+            return
+        try:
+            self._write_blocks(stored)
+        except OSError as error:
+            self._rest_until = time.monotonic() + _REST_SECONDS
+            self._count(failures=1)
+            log.warning(
+                "the prompt cache on disk: %s: %s; nothing is written for %.0f s",
+                self._folder, error.strerror or error, _REST_SECONDS,
+            )  # fmt: skip
+
+    def _write_blocks(self, stored: Stored) -> None:
+        memory = self._kind(stored.scales).memory
+        size = piece_cells(memory.token_bytes)
+        parent = root = self._root(stored.scales)
+        parents, chain, start = [root], [], 0
+        for n, data in regrouped(stored.cells, memory.row_sizes, size):
+            if self._late():
+                return
+            block = self._put_block(parent, start, stored.tokens[start : start + n], False, data)
+            if block is None:
+                return
+            chain.append(block)
+            start, parent = start + n, block.name
+            if n == size:
+                parents.append(block.name)
+        last = -NEAR
+        for n, tail in sorted(stored.tails.items()):
+            if n - last < NEAR and n != stored.tokens.size:
+                continue
+            last, at = n, (n - 1) // size
+            if tail.size and not self._late():
+                block = self._put_block(parents[at], at * size, stored.tokens[at * size : n], True, tail)
+                if block is not None:
+                    chain.append(block)
+        self.used(chain)
+
+    def _put_block(self, parent: bytes, start: int, tokens: Tokens, is_tail: bool, data: Cells) -> Block | None:
+        """A block's file, written where it is not there yet; None where there is no room for it."""
+        name = name_of(parent, tokens, is_tail)
+        known = self._children.get(parent, {}).get(name)
+        if known is not None:
+            return known
+        path = path_of(self._folder, self._family, name, is_tail)
+        if not self._make_room(data.size + 4 * tokens.size + 256):
+            return None
+        block = write_block(path, parent, start, tokens.copy(), is_tail, data)
+        self._count(writes=1, bytes_written=block.file_bytes)
+        self._sizes[path.name] = block.file_bytes, time.time_ns()
+        for other in [*self._children.get(parent, {}).values()]:
+            # What had the first of these tokens is of no more use.
+            if not is_tail and not other.is_tail and shared(other.tokens, tokens) == other.tokens.size:
+                self._forget(other)
+                self._unlink(other.path)
+        self._know(block)
+        return block
+
+    def _make_room(self, size: int) -> bool:
+        """Remove files used longest ago, whoever wrote them; False where the file is larger than all may be."""
+        total = sum(size for size, _ in [*self._sizes.values()])
+        if total + size <= self._limit:
+            return True
+        if size > self._limit:
+            return False
+        self._sizes = self._list()  # others may have used some of them
+        most = min(self._limit - size, int(self._limit * (1 - _SLACK)))
+        total = sum(size for size, _ in [*self._sizes.values()])
+        for name, (freed, _) in sorted([*self._sizes.items()], key=lambda item: item[1][1]):
+            if total <= most:
+                break
+            self._unlink(self._folder / name)
+            total -= freed
+        self._looked = None
+        self._look()
+        return True
+
+
+def _is_old(entry: os.DirEntry[str]) -> bool:
+    return time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE_SECONDS

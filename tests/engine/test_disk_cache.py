@@ -1,0 +1,353 @@
+"""Sequences on disk: they survive the engine, others find them, and what is damaged there is never used."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llamado.engine.cache import blocks, disk_cache
+from llamado.engine.cache.blocks import BadBlock, read_data, read_head, regrouped, write_block
+from llamado.engine.cache.disk_cache import DiskCache, DiskCacheUnusable
+from llamado.engine.cache.prompt_cache import CellReader, Stored
+from llamado.engine.cache.snapshots import NEAR
+from llamado.engine.engine import Engine
+from llamado.engine.request import Result
+
+from .fake import ALL, FakeForward, FakeTokenizer, ask, eventually, send
+from .test_memory_kinds import KINDS, Layers, Plain, new, req, talk, tokens
+from .test_recovery import FragileForward
+from .test_snapshots import CONTROL, Chat, shared
+
+Start = Callable[..., tuple[Engine, DiskCache]]
+BLOCK = 256
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No clock decides what these tests see."""
+    monkeypatch.setattr(CellReader, "pays", lambda self, handle, pace: True)
+    monkeypatch.setattr(DiskCache, "pays", lambda self, chain, first, pace: True)
+    monkeypatch.setattr(disk_cache, "_LOOK_SECONDS", 0.01)
+
+
+@pytest.fixture(params=["all", *KINDS])
+def layers(request: pytest.FixtureRequest) -> Layers:
+    return {"all": (ALL,), **KINDS}[request.param]
+
+
+@pytest.fixture
+def plain(layers: Layers) -> Iterator[Plain]:
+    found = Plain(layers)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def start(layers: Layers, tmp_path: Path) -> Iterator[Start]:
+    engines: list[Engine] = []
+
+    def build(forward: FakeForward | None = None, limit: int = 1 << 30, **options: Any) -> tuple[Engine, DiskCache]:
+        forward = forward or new(layers, n_cells=8192)
+        disk = DiskCache(tmp_path / "cache", limit, forward.cell_kind, lambda: str(forward.numerics))
+        tokenizer = FakeTokenizer(eog=())
+        tokenizer.control = CONTROL
+        given = {"n_slots": 1, "cache_ram": -1, "n_ctx": 4096, **options}
+        engines.append(Engine(forward, tokenizer, disk=disk, **given))
+        assert eventually(lambda: disk._looked is not None)
+        return engines[-1], disk
+
+    yield build
+    for engine in engines:
+        engine.close()
+
+
+def files(path: Path) -> list[Path]:
+    return sorted((path / "cache").iterdir())
+
+
+def known(disk: DiskCache) -> int:
+    return sum(map(len, disk._children.values()))
+
+
+def test_a_chat_goes_on_after_a_restart(start: Start, plain: Plain, tmp_path: Path) -> None:
+    """Each of its turns reads what is new, the first one after the restart, too; and so a second time."""
+    chats = [Chat(1, thinks=True), Chat(2, thinks=False)]
+    for life in range(3):
+        engine, disk = start(n_slots=2)
+        for turn in range(2):
+            for chat in chats:
+                prompt = chat.prompt()
+                result = ask(engine, req(prompt, 12))
+                assert result.tokens == plain(prompt, 12)
+                if chat.last:
+                    assert result.n_cached > shared(prompt, chat.last) - NEAR, (life, turn)
+                chat.answered(prompt, result.tokens)
+        assert disk.counters.hits == 2 * (life > 0)
+        engine.close()
+        assert all(path.stat().st_mode & 0o777 == 0o600 for path in files(tmp_path))
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+    found = [block for block in map(read_head, files(tmp_path)) if not block.is_tail]
+    grown = chats[1].last[:-1]
+    found = [block for block in found if grown[block.start : block.end] == block.tokens.tolist()]
+    assert len(found) == -(-len(grown) // BLOCK), "what grew is there once"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", ["all", "hybrid", "states"], indirect=True)
+def test_what_falls_out_of_memory(start: Start, plain: Plain) -> None:
+    """Any conversations at all, of which memory holds about one."""
+    engine, disk = start()
+    assert engine._sequences.store is not None
+    memory = engine._sequences.memory
+    engine._sequences.store._limit = 250 * (memory.token_bytes + 4) + 3 * memory.tail_bytes(250)
+    assert talk(engine, plain, random.Random(1), 20) > 100
+    assert disk.counters.hits > 0 and disk.counters.failures == 0
+
+
+def test_two_share_a_folder(start: Start, plain: Plain) -> None:
+    """Who has never seen a conversation finds what another one wrote, and of what both have there is one file."""
+    one, disk = start()
+    other, others = start()
+    head = tokens(1, 600)
+    for i in range(2):
+        ask(one, req([*head, i], 1))
+    one.close()
+    assert disk.counters.writes and eventually(lambda: known(others) == disk.counters.files)
+    prompt = [*head, 5, 6]
+    result = ask(other, req(prompt, 9))
+    assert result.tokens == plain(prompt, 9) and result.n_cached >= 600 - NEAR
+    before = others.counters
+    other.close()
+    assert others.counters.files <= before.files + 3 and others.counters.failures == 0
+
+
+@pytest.mark.parametrize("layers", ["all", "hybrid"], indirect=True)
+@pytest.mark.parametrize("how", ["payload", "header", "cut", "empty", "gone", "noise"])
+def test_damage(start: Start, plain: Plain, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    engine, _ = start()
+    prompt = tokens(2, 700)
+    ask(engine, req(prompt, 1))
+    engine.close()
+    rng = random.Random(how)
+    for path in files(tmp_path)[::2] if how == "gone" else files(tmp_path):
+        data = bytearray(path.read_bytes())
+        head = 1152 if path.suffix == ".cells" else 0
+        match how:
+            case "payload":
+                data[-1] ^= 1
+            case "header":
+                data[rng.randrange(90)] ^= 1
+            case "cut":
+                del data[-1 - head // 2 :]
+            case "empty":
+                data.clear()
+            case "noise":
+                data[:] = rng.randbytes(len(data))
+            case _:
+                path.unlink()
+                continue
+        path.write_bytes(data)
+    engine, disk = start()
+    result = ask(engine, req(prompt, 9))
+    assert result.tokens == plain(prompt, 9)
+    if how != "gone":
+        assert result.n_cached == 0 and disk.counters.failures > 0 and "is removed" in caplog.text
+    assert ask(engine, req(prompt, 9)).tokens == result.tokens
+
+
+@pytest.mark.parametrize("layers", ["all", "hybrid"], indirect=True)
+@pytest.mark.parametrize("what", ["model", "numerics", "memory", "adapters"])
+def test_others_never_match(start: Start, layers: Layers, what: str) -> None:
+    engine, _ = start()
+    prompt = tokens(3, 300)
+    ask(engine, req(prompt, 1))
+    engine.close()
+    forward = new((ALL, ALL) if what == "memory" else layers, n_cells=8192)
+    forward.model = b"n" * 32 if what == "model" else forward.model
+    forward.numerics = "others" if what == "numerics" else forward.numerics
+    engine, disk = start(forward, lora=(0.5,) if what == "adapters" else ())
+    assert ask(engine, req(prompt, 5)).n_cached == 0 and disk.counters.failures == disk.counters.hits == 0
+
+
+def sequence(seed: int, n: int, tails: tuple[int, ...] = ()) -> Stored:
+    """Of three bytes a cell, and 100 a tail."""
+    numbers = np.random.default_rng(seed).integers(1, 97, n).astype(np.int32)
+    cells = [(m, np.full(3 * m, seed % 97, np.uint8)) for m in [BLOCK] * (n // BLOCK) + [n % BLOCK] if m]
+    return Stored(numbers, (), cells, {t: np.full(100, t % 97, np.uint8) for t in tails}, 7 * n)
+
+
+def cache(path: Path, limit: int = 1 << 30) -> DiskCache:
+    forward = FakeForward()
+    forward.memory.__class__ = type("Three", (type(forward.memory),), {"row_sizes": [3]})
+    return DiskCache(path / "cache", limit, forward.cell_kind, lambda: "")
+
+
+def test_those_used_longest_ago_make_room(tmp_path: Path) -> None:
+    disk = cache(tmp_path, 30_000)
+    stored = [sequence(seed, 1000) for seed in range(8)]
+    for one in stored:
+        disk.put(one)
+        assert eventually(lambda: not disk._waiting and not disk._pending)
+        assert sum(path.stat().st_size for path in files(tmp_path)) <= 30_000
+        chain = disk.find(stored[0].tokens, (), min, False)
+        assert chain is not None and chain.n == 1000
+        disk.used(chain.blocks)
+    found = [disk.find(one.tokens, (), min, False) for one in stored]
+    assert [chain is not None and chain.n for chain in found[:1] + found[-2:]] == [1000] * 3
+    assert None in found and disk.counters.failures == 0
+    huge = sequence(99, 20_000)
+    disk.put(huge)
+    disk.finish([], 5)
+    assert sum(path.stat().st_size for path in files(tmp_path)) <= 30_000
+
+
+def test_the_end_of_a_sequence_goes_before_its_beginning(tmp_path: Path) -> None:
+    disk = cache(tmp_path, 20_000)
+    long, other = sequence(1, 2000), sequence(2, 1200)
+    for one in (long, other):
+        disk.put(one)
+    disk.finish([], 5)
+    chain = disk.find(long.tokens, (), min, False)
+    assert chain is not None and 500 < chain.n < 2000 and [b.start for b in chain.blocks][:2] == [0, BLOCK]
+
+
+def test_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What cannot be written is not there, nothing is left of it, and the rest goes on."""
+    disk = cache(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, limits[1]))
+    try:
+        disk.put(sequence(1, 1000))
+        assert eventually(lambda: disk.counters.failures == 1)
+        disk.put(sequence(1, 1000))
+        assert eventually(lambda: disk.counters.failures == 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.strerror(errno.EFBIG) in caplog.text and len(caplog.records) == 1 and not files(tmp_path)
+    disk._rest_until = 0.0
+    disk.finish([sequence(1, 1000)], 5)
+    assert len(files(tmp_path)) == 4
+
+
+WRITER = """
+import sys
+from pathlib import Path
+sys.path[:0] = [sys.argv[2]]
+from engine.test_disk_cache import cache, sequence
+disk = cache(Path(sys.argv[1]))
+print("up", flush=True)
+for seed in range(100_000):
+    while disk._pending > 1 << 20: pass
+    disk.put(sequence(seed, 600, (599,)))
+"""
+
+
+@pytest.mark.slow
+def test_killed_while_writing(tmp_path: Path) -> None:
+    tests = Path(__file__).parents[1]
+    process = subprocess.Popen([sys.executable, "-c", WRITER, tmp_path, tests], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"up\n"
+    assert eventually(lambda: len(files(tmp_path)) > 40)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    for path in files(tmp_path):
+        if path.suffix == blocks.PART:
+            os.utime(path, (0, 0))
+        else:
+            read_data(read_head(path))
+    disk = cache(tmp_path)
+    assert eventually(lambda: known(disk) > 40)
+    assert disk.counters.failures == 0 and not [path for path in files(tmp_path) if path.suffix == blocks.PART]
+    disk.finish([], 1)
+
+
+def test_a_folder_that_cannot_be_one(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_bytes(b"")
+    with pytest.raises(DiskCacheUnusable, match="--cache-disk"):
+        cache(tmp_path)
+
+
+def test_odd_files_are_left_alone(tmp_path: Path) -> None:
+    disk = cache(tmp_path)
+    disk.finish([sequence(1, 300)], 5)
+    first = files(tmp_path)[0]
+    (tmp_path / "cache" / "notes.txt").write_text("mine")
+    os.mkfifo(tmp_path / "cache" / first.name.replace(first.name[-10], "x"))
+    (tmp_path / "cache" / ("0" * 16 + "-" + "1" * 32 + ".cells")).symlink_to("/dev/zero")
+    again = cache(tmp_path)
+    assert eventually(lambda: known(again) == 2)
+    again.finish([], 1)
+    assert (tmp_path / "cache" / "notes.txt").read_text() == "mine"
+
+
+def test_blocks_of_any_pieces() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, 256, (50, 3), np.uint8), rng.integers(0, 256, (50, 2), np.uint8)
+
+    def cells(first: int, n: int) -> np.ndarray[Any, Any]:
+        return np.concatenate([a[first : first + n].reshape(-1), b[first : first + n].reshape(-1)])
+
+    pieces = [(n, cells(at, n)) for at, n in ((0, 7), (7, 1), (8, 30), (38, 12))]
+    found = list(regrouped(pieces, [3, 2], 16))
+    assert [n for n, _ in found] == [16, 16, 16, 2]
+    assert all(np.array_equal(data, cells(16 * i, n)) for i, (n, data) in enumerate(found))
+    assert [n for n, data in regrouped(pieces, [], 20) if not data.size] == [20, 20, 10]
+
+
+def test_a_file_is_what_its_name_says(tmp_path: Path) -> None:
+    text = np.arange(9, dtype=np.int32)
+    name = blocks.name_of(b"p" * 16, text, False)
+    block = write_block(blocks.path_of(tmp_path, "f", name, False), b"p" * 16, 3, text, False, np.arange(5, dtype="u1"))
+    assert read_data(read_head(block.path)).tolist() == [0, 1, 2, 3, 4] and read_head(block.path).end == 12
+    other = tmp_path / f"f-{'0' * 32}.cells"
+    os.replace(block.path, other)
+    with pytest.raises(BadBlock, match="another's name"):
+        read_head(other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", ["all", "hybrid"], indirect=True)
+def test_while_it_comes_from_disk(start: Start, layers: Layers, plain: Plain, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others go on, begin alike, are cancelled; and devices die."""
+    engine, _ = start(n_slots=2)
+    prompt = tokens(4, 2000)
+    ask(engine, req(prompt, 1))
+    engine.close()
+
+    def slow(block: blocks.Block) -> Any:
+        time.sleep(0.05)
+        return read_data(block)
+
+    monkeypatch.setattr(disk_cache, "read_data", slow)
+    forward = new(layers, FragileForward, seed=1, n_cells=8192)
+    assert isinstance(forward, FragileForward)
+    engine, disk = start(forward, n_slots=2)
+    cancelled = send(engine, req(prompt, 5))
+    time.sleep(0.1)
+    engine.cancel(cancelled.id)
+    results: list[Result] = []
+    clients = [send(engine, req(prompt, 5)), send(engine, req([*prompt[:900], 7], 5))]
+    time.sleep(0.1)
+    short = tokens(5, 30)
+    clients.append(send(engine, req(short, 5)))
+    time.sleep(0.1)
+    forward.die()
+    for client, asked in zip(clients, (prompt, [*prompt[:900], 7], short), strict=True):
+        results.append(client.result)
+        assert client.result.tokens == plain(asked, 5)
+    assert disk.counters.failures == 0
+    again = ask(engine, req(prompt, 5))
+    assert again.tokens == plain(prompt, 5) and again.n_cached > 1900
+    forward.end()
