@@ -174,6 +174,9 @@ class Commands:
             note("file", adapters=tuple(map(str, paths)))
             return ()
 
+        def control(n_embd: int, n_layer: int, files: Any, layers: Any) -> None:
+            note("file", control=files, layers=layers)
+
         class Device:
             name, lost, local, links = "CPU", None, True, False
 
@@ -230,6 +233,7 @@ class Commands:
         self._patch.setattr(loaded_model, "GGUFFile", SimpleNamespace(open=open_file))
         self._patch.setattr(loaded_model, "override_metadata", metadata)
         self._patch.setattr(loaded_model, "load_adapters", adapters)
+        self._patch.setattr(loaded_model, "load_control", control)
         self._patch.setattr(loaded_model, "Engine", Engine)
         self._patch.setattr("llamado.devices.cpu.device.CpuDevice", Device)
         self._patch.setattr("llamado.engine.forward.runner.ModelRunner", Forward)

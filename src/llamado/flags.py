@@ -49,6 +49,7 @@ class Flag:
     bare: str | None = None  # value of a flag given without one, where the value may be left out
     off_values: tuple[str, ...] = ()  # values of a refused flag that ask for nothing
     many: bool = False
+    words: int = 1  # how many values stand behind it
     needs: str = ""  # key of the flag without which this one says nothing
     group: str = ""
     commands: frozenset[str] = field(default_factory=lambda: frozenset({"serve"}))
@@ -185,9 +186,12 @@ MODEL = _group(
           many=True, metavar="FILE:SCALE", commands=_SAMPLING),
     _used("--lora-init-without-apply", "load the adapters with scale 0: POST /lora-adapters applies them",
           default=False, commands=_SAMPLING),
-    _refused("--control-vector", f"control vectors are {_LATER}"),
-    _refused("--control-vector-scaled", f"control vectors are {_LATER}"),
-    _refused("--control-vector-layer-range", f"control vectors are {_LATER}"),
+    _used("--control-vector", "control vectors (GGUF), comma-separated; may be repeated", type="str", many=True,
+          metavar="FILE", commands=_SAMPLING),
+    _used("--control-vector-scaled", "control vectors with their scales: FILE:SCALE, comma-separated; may be repeated",
+          type="str", many=True, metavar="FILE:SCALE", commands=_SAMPLING),
+    _used("--control-vector-layer-range", "first and last layer that control vectors work on (1 and the last)",
+          type="int", words=2, metavar="LAYER", commands=_SAMPLING),
     _used("--override-kv", "other values for the model's metadata: KEY=TYPE:VALUE, comma-separated; types int, float, "
           "bool, str; may be repeated", type="str", many=True, metavar="KEY=TYPE:VALUE", commands=_ENGINE),
     _refused("-mm --mmproj", _VISION, env="LLAMA_ARG_MMPROJ"),
@@ -983,6 +987,8 @@ def add_flags(parser: argparse.ArgumentParser, command: str) -> None:
             extra: dict[str, Any] = {"type": _converter(flag), "metavar": flag.metavar or "VALUE"}
             if flag.bare is not None:
                 extra |= {"nargs": "?", "const": flag.bare}
+            if flag.words > 1:
+                extra["nargs"] = flag.words
             if flag.many:
                 extra["action"] = "append"
             group.add_argument(*flag.names, **common, **extra)

@@ -150,6 +150,9 @@ ROWS: dict[str, Row] = {
     "serve --lora": Row("a.gguf,b.gguf", {"file.adapters": ("a.gguf", "b.gguf"), "engine.lora": (1.0, 1.0)}),
     "serve --lora-scaled": Row("a.gguf:0.5", {"file.adapters": ("a.gguf",), "engine.lora": (0.5,)}),
     "serve --lora-init-without-apply": Row(None, {"engine.lora": (0.0,)}, "--lora a.gguf"),
+    "serve --control-vector": Row("a.gguf,b.gguf", {"file.control": (("a.gguf", 1.0), ("b.gguf", 1.0))}, part=True),
+    "serve --control-vector-scaled": Row("a.gguf:-0.5", {"file.control": (("a.gguf", -0.5),)}, part=True),
+    "serve --control-vector-layer-range": Row("2 5", {"file.layers": (2, 5)}, "--control-vector a.gguf"),
     "serve --override-kv": metadata("general.name", "general.name=str:other", "other"),
     # how it computes
     "serve --threads": Row("3", {"device.n_threads": 3}),
@@ -499,6 +502,8 @@ def turned(flag: Flag, name: str, value: str | None) -> list[str]:
     """The arguments that set a flag by one of its spellings."""
     if value is None:
         return [name]
+    if flag.words > 1:
+        return [name, *value.split()]
     return [f"{name}={value}"] if name.startswith("--") and value.startswith("-") else [name, value]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +154,10 @@ def engine_options(flags: Parsed, *, n_slots: int | None = None) -> EngineOption
         checkpoint_min_step=flags.values.get("checkpoint_min_step", 8192),
         cache_idle_slots=flags.values.get("cache_idle_slots", False),
         max_queue=flags.values.get("max_queue", 1024),
-        lora=_adapters(flags),
+        lora=_scaled(flags, "lora"),
         lora_apply=not flags.values.get("lora_init_without_apply", False),
+        control=_scaled(flags, "control_vector"),
+        control_layers=_layers(flags.values.get("control_vector_layer_range")),
         embeddings=flags.values.get("embedding", False),
         reranking=flags.values.get("rerank", False),
         pooling="rank" if flags.values.get("rerank") and not flags.pooling else flags.values.get("pooling"),
@@ -197,18 +199,28 @@ def _similarity(share: float) -> float:
     return share
 
 
-def _adapters(flags: Parsed) -> tuple[tuple[str, float], ...]:
-    adapters = [(path, 1.0) for path in listed(flags.values.get("lora") or [])]
-    for item in listed(flags.values.get("lora_scaled") or []):
+def _scaled(flags: Parsed, key: str) -> tuple[tuple[str, float], ...]:
+    """Files of one kind and their scales: those of a flag, then those of its sister with scales."""
+    files = [(path, 1.0) for path in listed(flags.values.get(key) or [])]
+    for item in listed(flags.values.get(f"{key}_scaled") or []):
         path, _, text = item.rpartition(":")
         try:
             scale = float(text)
         except ValueError:
             scale = math.nan
         if not path or not math.isfinite(scale):
-            raise FlagError(f"--lora-scaled: expected FILE:SCALE, got {item!r}")
-        adapters.append((path, scale))
-    return tuple(adapters)
+            raise FlagError(f"--{key.replace('_', '-')}-scaled: expected FILE:SCALE, got {item!r}")
+        files.append((path, scale))
+    return tuple(files)
+
+
+def _layers(given: Sequence[int] | None) -> tuple[int, int]:
+    if given is None:
+        return 0, 0
+    first, last = given
+    if 0 < last < first:
+        raise FlagError(f"--control-vector-layer-range: expected the first layer, then the last, got {first} {last}")
+    return first, last
 
 
 def rope_options(flags: Parsed) -> RopeOptions:

@@ -34,7 +34,7 @@ from llamado.engine.scheduler.prefix import SnapshotOptions
 from llamado.engine.supported import check_supported, check_types, fetch_model
 from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile
-from llamado.models import Model, load_adapters, load_model
+from llamado.models import InvalidAdapter, Model, load_adapters, load_control, load_model
 from llamado.models.hparams import override_metadata
 from llamado.text.template import rendering
 from llamado.text.template.chat import KEY, ChatTemplate
@@ -128,6 +128,11 @@ class LoadedModel:
             for adapter in load_adapters(model, [path for path, _ in options.lora], mmap=options.mmap):
                 opened.callback(adapter.file.close)
                 check_types(adapter.file.header, workers=workers)
+            if options.control:
+                if not model.generates:
+                    raise InvalidAdapter("control vectors steer models that make texts; this one makes vectors of them")
+                hp = model.hparams
+                model.control = load_control(hp.n_embd, hp.n_layer, options.control, options.control_layers)
             scales = default_scales([scale for _, scale in options.lora], options.lora_apply)
             tokenizer = load_tokenizer(file.metadata)
             template = ChatTemplate.from_metadata(file.metadata, tokenizer, options.chat_template)

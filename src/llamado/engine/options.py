@@ -120,6 +120,10 @@ class EngineOptions:
     """Adapters: path and scale."""
     lora_apply: bool = True
     """Whether adapters work from the start (`--lora-init-without-apply`)."""
+    control: tuple[tuple[str, float], ...] = ()
+    """Control vectors: path and scale."""
+    control_layers: tuple[int, int] = (0, 0)
+    """The first and the last layer that they work on; 0: the model's."""
     embeddings: bool = False
     """Whether texts are made into vectors, beside answers where the model can give any."""
     reranking: bool = False

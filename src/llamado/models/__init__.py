@@ -9,6 +9,7 @@ from llamado.gguf.metadata import Metadata
 from llamado.models.adapter import Adapter
 from llamado.models.base import Model
 from llamado.models.batch import BatchShape, Output
+from llamado.models.control import ControlVector, load_control
 from llamado.models.errors import InvalidAdapter, InvalidModel, UnsupportedModel
 from llamado.models.hparams import HyperParameters, Pooling, Rope
 from llamado.models.keys import FILE_ROPE, RopeOptions
@@ -50,6 +51,7 @@ __all__ = [
     "KV_TYPES",
     "Adapter",
     "BatchShape",
+    "ControlVector",
     "HyperParameters",
     "InvalidAdapter",
     "InvalidModel",
@@ -62,5 +64,6 @@ __all__ = [
     "UnsupportedModel",
     "find_architecture",
     "load_adapters",
+    "load_control",
     "load_model",
 ]

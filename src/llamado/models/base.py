@@ -11,6 +11,7 @@ from llamado.gguf.header import ModelFile
 from llamado.gguf.types import TensorType
 from llamado.models.adapter import Adapter
 from llamado.models.batch import BatchShape, Output
+from llamado.models.control import ControlVector
 from llamado.models.errors import InvalidModel
 from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import HyperParameters
@@ -25,7 +26,8 @@ class Model(ABC):
     """An architecture bound to one file: its sizes, its weights, and how they make a forward pass.
 
     `architecture` is the file's name for it, `hparams` are the sizes; `weights` the file's tensors by their GGUF names,
-    `roles` what they are for, by the same; `adapters` what may be added to them.
+    `roles` what they are for, by the same; `adapters` what may be added to them; `control` what is added to hidden
+    states.
     """
 
     architecture: str
@@ -33,6 +35,7 @@ class Model(ABC):
     weights: dict[str, Tensor]
     roles: dict[str, tuple[Role, ...]]
     adapters: tuple[Adapter, ...]
+    control: ControlVector | None = None
 
     def __init__(self, file: ModelFile, rope: RopeOptions = FILE_ROPE) -> None:
         """`rope`: what a user wants of positions.
@@ -177,6 +180,8 @@ class Model(ABC):
         for layer in range(self.hparams.n_layer):
             assert x is not None  # only the last layer may give none
             x = self._layer(step, layer, x)
+            if x is not None and self.control is not None:
+                x = self.control.added(layer, x)
         if x is not None and shape.n_outputs:
             outputs = {Output.LOGITS: self._head, Output.HIDDEN: self._hidden, Output.SCORES: self._scores}
             graph.output(shape.output.value, outputs[shape.output](step, x))

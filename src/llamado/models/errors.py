@@ -14,4 +14,4 @@ class InvalidModel(LlamadoError):
 
 
 class InvalidAdapter(LlamadoError):
-    """A LoRA adapter's file is none, or does not fit the model."""
+    """A file of a LoRA adapter or a control vector is none, or does not fit the model."""

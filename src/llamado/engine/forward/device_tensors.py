@@ -26,6 +26,7 @@ from llamado.models.memory import Memory
 if TYPE_CHECKING:
     from llamado.devices.split.placement import Placement
     from llamado.models.adapter import Adapter
+    from llamado.models.control import ControlVector
 
 Progress = Callable[[str, int, int], None]
 
@@ -66,12 +67,16 @@ class DeviceTensors:
         self._mlock = mlock
         self._weights = set(model.weights.values())
         self._roles = dict(model.roles)
-        self._added: dict[str, Adapter] = {}  # adapters' tensors by name, and whose they are
+        self._added: dict[str, Adapter | ControlVector] = {}  # tensors of other files by name, and whose they are
         for adapter in model.adapters:
             self._weights.update(adapter.tensors)
             for weight, pair in adapter.pairs.items():
                 self._added |= {tensor.name: adapter for tensor in pair}
                 self._roles |= {tensor.name: model.roles[weight] for tensor in pair}  # they lie beside the weight
+        if model.control is not None:
+            self._weights.update(model.control.tensors)
+            self._added |= dict.fromkeys(model.control.roles, model.control)
+            self._roles |= model.control.roles
         self._caches = memory.layer_of
         self._own: Own = {}  # weights and caches
         self._held: set[tuple[str, int]] = set()  # those that have their bytes

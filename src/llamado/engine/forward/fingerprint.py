@@ -20,7 +20,7 @@ def fingerprint(file: GGUFFile, model: Model, memory: Memory, scales: Sequence[f
     """SHA-256 of the architecture, the hyper-parameters, and name, shape and ends of each weight that cells depend on.
 
     These are all but the output's. And of what the context of a sequence makes of positions (see Factors), of whether
-    a quantised cache is turned, and of the adapters that work: those with a scale other than 0.
+    a quantised cache is turned, of the control vector, and of the adapters that work: those with a scale other than 0.
     """
     digest = hashlib.sha256(f"{model.architecture}\n{model.hparams!r}\n".encode())
     if any(name.startswith("rope_factors_") for name in model.weights):
@@ -34,6 +34,8 @@ def fingerprint(file: GGUFFile, model: Model, memory: Memory, scales: Sequence[f
         digest.update(f"{name} {info.type.name} {info.ne}\n".encode())
         digest.update(data[:_SAMPLE].tobytes())
         digest.update(data[-_SAMPLE:].tobytes())
+    if model.control is not None:
+        digest.update(b"control " + model.control.stamp)
     for adapter, scale in zip(model.adapters, scales, strict=False):
         adapted = sorted(adapter.pairs.keys() & shaping)
         if not scale or not adapted:
