@@ -116,6 +116,13 @@ MIXES = {
     "q2_k": (Type.Q2_K, Type.Q2_K),
     "iq4_xs": (Type.IQ4_XS, Type.IQ4_XS),
     "mxfp4": (Type.MXFP4, Type.MXFP4),
+    "iq1_s": (Type.IQ1_S, Type.IQ1_S),
+    "iq1_m": (Type.IQ1_M, Type.IQ1_M),
+    "iq2_xxs": (Type.IQ2_XXS, Type.IQ2_XXS),
+    "iq2_xs": (Type.IQ2_XS, Type.IQ2_XS),
+    "iq2_s": (Type.IQ2_S, Type.IQ2_S),
+    "iq3_xxs": (Type.IQ3_XXS, Type.IQ3_XXS),
+    "iq3_s": (Type.IQ3_S, Type.IQ3_S),
 }
 # Offset and value of each f16 of a block that scales its weights (layouts: ggml-common.h); weights come out below 0.1.
 _SCALES: dict[Type, tuple[tuple[int, float], ...]] = {
@@ -128,7 +135,15 @@ _SCALES: dict[Type, tuple[tuple[int, float], ...]] = {
     Type.Q3_K: ((108, 1.5e-4),),
     Type.Q2_K: ((80, 1e-3), (82, 1.5e-3)),
     Type.IQ4_XS: ((0, 1.5e-5),),
+    Type.IQ1_S: ((0, 5e-3),),
+    Type.IQ2_XXS: ((0, 5e-4),),
+    Type.IQ2_XS: ((0, 5e-4),),
+    Type.IQ2_S: ((0, 5e-4),),
+    Type.IQ3_XXS: ((0, 1.5e-4),),
+    Type.IQ3_S: ((0, 1.5e-4),),
 }
+_SPREAD = 5e-3
+"""Of an IQ1_M block, whose f16 is spread over the first four bits of its last eight bytes' pairs."""
 _EXPONENT = 120
 """Of an MXFP4 block: what makes its weights as large as the others'."""
 
@@ -139,6 +154,9 @@ def random_rows(random: np.random.Generator, type_: Type, rows: int, columns: in
     blocks = random.integers(0, 256, (rows * columns // block, n_bytes), dtype=np.uint8)
     if type_ is Type.MXFP4:
         blocks[:, 0] = _EXPONENT
+    if type_ is Type.IQ1_M:
+        bits = int.from_bytes(np.float16(_SPREAD).tobytes(), "little")
+        blocks[:, 49::2] = blocks[:, 49::2] & 15 | np.array([bits >> 4 * k << 4 & 0xF0 for k in range(4)], np.uint8)
     for offset, value in _SCALES.get(type_, ()):
         blocks[:, offset : offset + 2] = np.frombuffer(np.float16(value).tobytes(), np.uint8)
     return blocks.reshape(rows, -1)
