@@ -100,7 +100,7 @@ def test_a_worker_is_drained_while_it_is_asked_by_https_below_a_path(up: Up) -> 
 @pytest.mark.slow
 def test_replicas_behind_a_gateway_and_one_of_them_killed(up: Up) -> None:
     file = up.folder / "cluster.yaml"
-    file.write_text("replicas: 2\nworkers: 1\nserver: {ctx-size: 256}\nrestart: {first: 3}\n")
+    file.write_text("replicas: 2\nworkers: 1\nserver: {ctx-size: 256}\nrestart: {first: 6}\n")
     up.start(str(file))
     state = up.ready()
     names = [service["name"] for service in state["services"]]
@@ -109,6 +109,7 @@ def test_replicas_behind_a_gateway_and_one_of_them_killed(up: Up) -> None:
     expected = answer(state["url"])
     pid = next(service["pid"] for service in state["services"] if service["name"] == "server1")
     os.kill(pid, signal.SIGKILL)
+    until(lambda: "was ended by SIGKILL" in up.state()["services"][2]["message"])
     with httpx.Client(base_url=state["url"], timeout=GUARD) as http:
         for _ in range(4):  # one of two replicas is away, and no request is refused
             told = http.post("/completion", json=BODY)
@@ -116,7 +117,6 @@ def test_replicas_behind_a_gateway_and_one_of_them_killed(up: Up) -> None:
             assert told.headers["x-llamado-replica"] == state["services"][3]["address"]
     shown = up.command("ps").stdout
     assert "│ server1   │ restarting │" in shown
-    assert "was ended by SIGKILL" in up.state()["services"][2]["message"]
     until(lambda: up.state()["services"][2]["restarts"] == 1 and up.ready())
     assert answer(state["url"]) == expected
     assert up.command("drain", "server2").stdout == "server2 is drained\n"

@@ -35,6 +35,10 @@ def ids(*ne: int) -> Tensor:
 
 
 X = (8, 5, 3)
+# Two heads of eight elements; twelve tokens, which are four of each of three sequences.
+HEADS = new(8, 2, 12)
+DELTA = (*(new(8, 2, 4, 3),) * 3, *(new(1, 2, 4, 3),) * 2, new(8, 8, 2, 3))
+SCAN = (new(16, 8, 2, 7), new(8, 2, 4, 3), new(2, 4, 3), new(1, 2), *(new(16, 1, 4, 3),) * 2)
 NODES: dict[Op, Callable[[], Tensor]] = {
     Op.ADD: lambda: g.add(new(*X), new(8, 1)),
     Op.SUB: lambda: g.sub(new(*X), new(8, 5)),
@@ -80,6 +84,12 @@ NODES: dict[Op, Callable[[], Tensor]] = {
     Op.LEAKY_RELU: lambda: g.leaky_relu(new(*X), 0.1),
     Op.DIAG_MASK_INF: lambda: made(Op.DIAG_MASK_INF, new(*X), *X),
     Op.DIAG_MASK_ZERO: lambda: made(Op.DIAG_MASK_ZERO, new(*X), *X),
+    Op.GATED_DELTA_NET: lambda: g.gated_delta_net(*DELTA),
+    Op.GATED_LINEAR_ATTN: lambda: g.gated_linear_attn(*(HEADS,) * 4, new(128, 3), 1.0),
+    Op.RWKV_WKV6: lambda: g.rwkv_wkv6(*(HEADS,) * 3, new(8, 2), HEADS, new(128, 3)),
+    Op.RWKV_WKV7: lambda: g.rwkv_wkv7(*(HEADS,) * 6, new(128, 3)),
+    Op.SSM_CONV: lambda: g.ssm_conv(new(9, 5, 3), new(4, 5)),
+    Op.SSM_SCAN: lambda: g.ssm_scan(*SCAN, ids(3)),
 }
 
 
@@ -131,6 +141,15 @@ MISFITS: list[tuple[Op, Callable[..., Tensor], tuple[Tensor, ...]]] = [
     (Op.FLASH_ATTN_EXT, lambda *s: g.flash_attn_ext(*s, 1.0), (new(64, 5, 3), K, V, MASK)),
     (Op.FLASH_ATTN_EXT, lambda *s: g.flash_attn_ext(*s, 1.0), (new(64, 5, 4), K, new(64, 31, 2), MASK)),
     (Op.FLASH_ATTN_EXT, lambda *s: g.flash_attn_ext(*s, 1.0), (new(64, 5, 4), K, V, new(32, 4, type=T.F16))),
+    (Op.GATED_DELTA_NET, g.gated_delta_net, (*DELTA[:5], new(8, 8, 2, 2))),
+    (Op.GATED_DELTA_NET, g.gated_delta_net, (new(8, 3, 4, 3), *DELTA[1:])),
+    (Op.GATED_LINEAR_ATTN, lambda *s: g.gated_linear_attn(*s, 1.0), (*(HEADS,) * 3, new(8, 2, 11), new(128, 3))),
+    (Op.RWKV_WKV6, g.rwkv_wkv6, (*(HEADS,) * 3, new(8, 3), HEADS, new(128, 3))),
+    (Op.RWKV_WKV7, g.rwkv_wkv7, (*(HEADS,) * 6, new(128, 5))),
+    (Op.SSM_CONV, g.ssm_conv, (new(9, 5, 3), new(4, 6))),
+    (Op.SSM_CONV, g.ssm_conv, (new(3, 5, 3), new(5, 5))),
+    (Op.SSM_SCAN, g.ssm_scan, (*SCAN, new(3))),
+    (Op.SSM_SCAN, g.ssm_scan, (*SCAN[:2], new(2, 4, 2), *SCAN[3:], ids(3))),
     (Op.GLU, lambda a, b: g.glu_split(a, b, GluOp.SWIGLU), (new(8, 5), new(8, 4))),
 ]
 

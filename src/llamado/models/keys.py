@@ -90,6 +90,7 @@ _STRETCH = Range(1e-4, 1e6, "its inverse and YaRN's 1 + 0.1 ln(factor) must be p
 _STRENGTH = Range(1e-3, 1e3, "a factor of activations, about 1")
 _FACTOR = Range(1e-6, 1e6, "a factor or divisor of what is about 1", or_zero=True)
 _ROTATIONS = Range(1e-3, 1e6, "turns within the context, 1 and 32 in YaRN's paper; it takes their logarithm")
+_LIMIT = Range(1e-5, 1e6, "the greatest factor in a gated activation; 7 to 16 in use", or_zero=True)
 _EPSILON = Range(0, 1, "added to a mean square of about 1")
 
 FLOATS: dict[str, Range] = {
@@ -103,6 +104,8 @@ FLOATS: dict[str, Range] = {
     "attention.value_scale": _FACTOR,
     "attention.clamp_kqv": Range(1e-3, 1e6, "the greatest magnitude of queries and keys; 8 in use", or_zero=True),
     "attention.max_alibi_bias": Range(1e-3, 1e3, "a factor of distances; 8 in use", or_zero=True),
+    "swiglu_clamp_exp": _LIMIT,
+    "swiglu_clamp_shexp": _LIMIT,
     "embedding_scale": _FACTOR,
     "residual_scale": _FACTOR,
     "logit_scale": _FACTOR,
@@ -228,6 +231,15 @@ class Keys:
         values = self.metadata.ints(key, n=n_layer) if default is None else self.metadata.ints(key, default, n=n_layer)
         for value in values if values is not default else ():
             self._checked(suffix, value, INTEGERS[suffix]._replace(or_zero=or_none or INTEGERS[suffix].or_zero))
+        return values
+
+    def floats_per_layer(self, suffix: str, n_layer: int, default: float | None = None) -> tuple[float, ...]:
+        """One number per layer, from a single number or an array. Raises GgufError or InvalidModel."""
+        key = self.name(suffix)
+        given = None if default is None else (default,) * n_layer
+        values = self.metadata.floats(key, n=n_layer) if given is None else self.metadata.floats(key, given, n=n_layer)
+        for value in values if values is not given else ():
+            self._checked(suffix, value, FLOATS[suffix])
         return values
 
     def _checked(self, suffix: str, value: N, range: Range) -> N:

@@ -14,7 +14,6 @@ from llamado.ggml.graph import (
     div,
     fill,
     get_rows,
-    glu_split,
     mul,
     repeat,
     reshape,
@@ -33,7 +32,7 @@ from llamado.ggml.ops import GluOp, UnaryOp
 from llamado.ggml.tensor import Tensor
 from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import Experts, Gating, HyperParameters
-from llamado.models.parts.feedforward import FeedForward, Gated
+from llamado.models.parts.feedforward import FeedForward, Gated, bounded_glu
 from llamado.models.weights import RoleWeights
 
 _LEAST_SUM = 6.103515625e-5
@@ -123,7 +122,7 @@ class Mixture(NamedTuple):
 
     `gate` None: down(act(up x)), squared behind the activation with `squared`; `up` None: `gate` has the rows of the
     gate and then those beside it. `shared` sees every token, weighted by sigmoid(shared_gate · x) where there is such a
-    vector. `weigh_input`: the weights multiply what goes into experts, not what comes out.
+    vector. `weigh_input`: the weights multiply what goes into experts, not what comes out. `limit`: see `bounded_glu`.
     """
 
     router: ExpertRouter
@@ -135,6 +134,7 @@ class Mixture(NamedTuple):
     shared: FeedForward | None = None
     shared_gate: Tensor | None = None
     weigh_input: bool = False
+    limit: float = 0.0
 
     @classmethod
     def take(
@@ -148,6 +148,7 @@ class Mixture(NamedTuple):
         weigh_input: bool = False,
         shared: FeedForward | None = None,
         shared_gate: Tensor | None = None,
+        limit: float = 0.0,
     ) -> Mixture:
         """`ffn_gate_inp`, `exp_probs_b` where it is, and of the experts `ffn_gate_up_exps`, or `ffn_gate_exps` and
         `ffn_up_exps`, or for an activation without a gate `ffn_up_exps` alone, and `ffn_down_exps`.
@@ -177,6 +178,7 @@ class Mixture(NamedTuple):
             shared=shared,
             shared_gate=shared_gate,
             weigh_input=weigh_input,
+            limit=limit,
         )
 
     def __call__(self, step: Pass, layer: int, x: Tensor, seen: Tensor | None = None) -> Tensor:
@@ -216,7 +218,7 @@ class Mixture(NamedTuple):
             gate = self.gate(step, x, chosen, f"ffn_moe_gate-{layer}")
         if self.activation is GluOp.SWIGLU_OAI:
             return swiglu_oai(gate, up, _ALPHA, _LIMIT, f"ffn_moe_act-{layer}")
-        return glu_split(gate, up, self.activation, f"ffn_moe_act-{layer}")
+        return bounded_glu(gate, up, self.activation, self.limit, f"ffn_moe_act-{layer}")
 
 
 def _sum(step: Pass, each: Tensor, name: str) -> Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import NamedTuple, Protocol
 
-from llamado.ggml.graph import glu, glu_split, sqr, unary
+from llamado.ggml.graph import clamp, glu, glu_split, mul, silu, sqr, unary
 from llamado.ggml.ops import GluOp, UnaryOp
 from llamado.ggml.tensor import Tensor
 from llamado.models.forward import Linear, Pass, Projection
@@ -17,13 +18,31 @@ class FeedForward(Protocol):
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor: ...
 
 
+def bounded_glu(gate: Tensor, up: Tensor, activation: GluOp, limit: float, name: str) -> Tensor:
+    """act(gate) · up with both factors at most `limit`, and the second no less than its negative; 0: any.
+
+    That of the gate is a bound of what goes into the activation of SWIGLU_CLAMP, of what comes out of others.
+    """
+    before = activation is GluOp.SWIGLU_CLAMP
+    if before:
+        activation = GluOp.SWIGLU
+    if not limit:
+        return glu_split(gate, up, activation, name)
+    up = clamp(up, -limit, limit)
+    if before:
+        return glu_split(clamp(gate, -inf, limit), up, activation, name)
+    assert activation is GluOp.SWIGLU
+    return mul(clamp(silu(gate), -inf, limit), up, name)
+
+
 class Gated(NamedTuple):
-    """down(act(gate x) · up x), as in SwiGLU and GEGLU (arXiv 2002.05202)."""
+    """down(act(gate x) · up x), as in SwiGLU and GEGLU (arXiv 2002.05202); `limit`: see `bounded_glu`."""
 
     gate: Linear
     up: Linear
     down: Projection
     activation: GluOp
+    limit: float = 0.0
 
     @classmethod
     def take(
@@ -42,7 +61,8 @@ class Gated(NamedTuple):
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor:
         gate, up = self.gate(step, x, f"ffn_gate-{layer}"), self.up(step, x, f"ffn_up-{layer}")
-        return self.down(step, glu_split(gate, up, self.activation, f"ffn_act-{layer}"), f"ffn_out-{layer}")
+        h = bounded_glu(gate, up, self.activation, self.limit, f"ffn_act-{layer}")
+        return self.down(step, h, f"ffn_out-{layer}")
 
 
 class GatedFused(NamedTuple):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from llamado.ggml.graph import concat, cont, mul, permute, repeat, reshape, view_2d, view_3d
 from llamado.ggml.tensor import Tensor
-from llamado.models.forward import Linear, Pass
+from llamado.models.forward import Factors, Linear, Pass
 from llamado.models.hparams import Rope, Temperature
 from llamado.models.memory import KeysValues, Latent, LayerMemory
 from llamado.models.parts.norms import RmsNorm
@@ -52,6 +52,7 @@ class Compressed:
     norm: RmsNorm
     rope: Rope | None
     temperature: Temperature | None
+    factors: Tensor | Factors | None = None
 
     @classmethod
     def take(
@@ -61,7 +62,8 @@ class Compressed:
         sizes: LatentSizes,
         q_rank: int,
         rope: Rope | None,
-        temperature: Temperature | None,
+        temperature: Temperature | None = None,
+        factors: Tensor | Factors | None = None,
     ) -> Compressed:
         """`attn_q`, or `attn_q_a`, `attn_q_a_norm` and `attn_q_b`; `attn_kv_a_mqa` and `attn_kv_a_norm`.
 
@@ -81,6 +83,7 @@ class Compressed:
             norm=RmsNorm.take(w, "attn_kv_a_norm", sizes.rank),
             rope=rope,
             temperature=temperature,
+            factors=factors,
         )
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,7 +98,7 @@ class Compressed:
 
     def turned(self, step: Pass, x: Tensor, name: str, *, offset: int = 0) -> Tensor:
         """What is rotated of heads, from element `offset` on."""
-        return x if self.rope is None else step.rotate(x, self.rope, None, name, offset=offset)
+        return x if self.rope is None else step.rotate(x, self.rope, self.factors, name, offset=offset)
 
     def warmed(self, step: Pass, q: Tensor) -> Tensor:
         """Queries times what their places make them grow."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from llamado.models.architectures.others.dots1 import Dots1Model
+from llamado.models.architectures.experts.dots1 import Dots1Model
 from llamado.models.decoder import Layer
 from llamado.models.hparams import HyperParameters, read_swa_layers, swa_rope
 from llamado.models.keys import Keys

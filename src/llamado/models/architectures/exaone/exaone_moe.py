@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llamado.models.architectures.others.dots1 import Dots1Model
+from llamado.models.architectures.experts.dots1 import Dots1Model
 from llamado.models.hparams import HyperParameters, read_swa_layers
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention

@@ -1,0 +1,1 @@
+"""Mixtures of experts of families that have nothing else."""

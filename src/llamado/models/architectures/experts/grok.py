@@ -1,0 +1,90 @@
+"""The grok architecture: Grok 1 and 2."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import sqrt
+from typing import NamedTuple
+
+from llamado.ggml.graph import add, scale
+from llamado.ggml.ops import GluOp, RopeMode
+from llamado.ggml.tensor import Tensor
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.forward import Pass
+from llamado.models.hparams import HyperParameters, read_experts
+from llamado.models.keys import Keys, RopeOptions
+from llamado.models.parts.attention import Attention
+from llamado.models.parts.experts import Mixture
+from llamado.models.parts.feedforward import FeedForward, Gated
+from llamado.models.parts.norms import RmsNorm
+from llamado.models.weights import RoleWeights
+
+
+class GrokModel(Decoder):
+    """Norms before and behind each half of a layer, bent scores, and a mixture of GEGLU experts, in Grok 2 beside a
+    network that every token goes through.
+    """
+
+    rope_mode = RopeMode.NEOX
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        hp = super()._read_hparams(Keys(keys.metadata, _stretch(keys)), n_vocab)
+        return replace(
+            hp,
+            # What files of Grok 1 do not say.
+            embedding_scale=keys.float_("embedding_scale", 78.38367176906169),
+            attention_scale=keys.float_("attention.output_scale", 0.08838834764831845),
+            attention_softcap=keys.float_("attn_logit_softcapping", 30.0),
+            final_logit_softcap=keys.float_("final_logit_softcapping", 0.0),
+            logit_scale=keys.float_("logit_scale", 0.5773502691896257),
+            experts=read_experts(keys, hp.n_ff[0], normalised=True),
+        )
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        n_embd = self.hparams.n_embd
+        name = "layer_output_norm" if w.has("layer_output_norm.weight") else "post_ffw_norm"
+        return (
+            super()
+            ._take_layer(w, layer)
+            ._replace(
+                attn_post_norm=RmsNorm.take(w, "attn_output_norm", n_embd),
+                ffn_post_norm=RmsNorm.take(w, name, n_embd),
+            )
+        )
+
+    def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
+        return replace(super()._take_attention(w, layer), softcap=self.hparams.attention_softcap)
+
+    def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
+        hp = self.hparams
+        assert hp.experts is not None
+        mixture = Mixture.take(w, hp.n_embd, hp.experts, GluOp.GEGLU)
+        if not w.has("ffn_up.weight"):
+            return mixture
+        return _Both(mixture, Gated.take(w, hp.n_embd, hp.n_ff[layer], GluOp.GEGLU))
+
+
+def _stretch(keys: Keys) -> RopeOptions:
+    """What a user wants of positions, and where that is nothing what the file says of YaRN."""
+    wanted = keys.rope
+
+    def named(name: str, wish: float, default: float) -> float:
+        return keys.float_(f"rope.scaling.yarn_{name}", default) if wish < 0 else wish
+
+    return replace(
+        wanted,
+        ext_factor=named("ext_factor", wanted.ext_factor, -1.0),
+        attn_factor=named("attn_factor", wanted.attn_factor, -1.0),
+        beta_fast=named("beta_fast", wanted.beta_fast, 8.0),
+        beta_slow=named("beta_slow", wanted.beta_slow, -1.0),
+    )
+
+
+class _Both(NamedTuple):
+    """A mixture and a network: their sum, divided by sqrt(2)."""
+
+    mixture: Mixture
+    network: Gated
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor:
+        return scale(add(self.network(step, layer, x), self.mixture(step, layer, x)), sqrt(2) / 2)

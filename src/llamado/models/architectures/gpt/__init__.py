@@ -1,0 +1,1 @@
+"""GPT-2, and those that keep to its layer norms."""

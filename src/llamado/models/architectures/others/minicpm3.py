@@ -1,0 +1,80 @@
+"""The minicpm3 architecture: MiniCPM3 4B; and plm, its like."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llamado.ggml.ops import RopeMode, UnaryOp
+from llamado.models.architectures.others.minicpm import depth_scale
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.errors import InvalidModel
+from llamado.models.hparams import (
+    HyperParameters,
+)
+from llamado.models.keys import Keys
+from llamado.models.memory import LayerMemory
+from llamado.models.parts.feedforward import FeedForward, Ungated
+from llamado.models.parts.latent import Compressed, ExpandedAttention, LatentSizes
+from llamado.models.parts.norms import RmsNorm
+from llamado.models.weights import RoleWeights
+
+
+class MiniCpm3Model(Decoder):
+    """Latent attention of the older form, and MiniCPM's factors."""
+
+    rope_mode = RopeMode.NEOX
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        self._q_rank = keys.int_("attention.q_lora_rank")
+        hp = self._read_latent(keys, n_vocab)
+        return replace(
+            hp,
+            embedding_scale=12.0,
+            residual_scale=depth_scale(hp.n_layer),
+            logit_scale=256.0 / hp.n_embd,
+        )
+
+    def _read_latent(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        hp = super()._read_hparams(keys, n_vocab)
+        self._sizes = LatentSizes(
+            n_head=hp.n_head[0],
+            nope=hp.head_dim_k - hp.rope.n_dims,
+            rope=hp.rope.n_dims,
+            value=hp.head_dim_v,
+            rank=keys.int_("attention.kv_lora_rank"),
+        )
+        if self._sizes.nope < 1:
+            raise InvalidModel(
+                f"metadata key '{keys.name('rope.dimension_count')}' is {hp.rope.n_dims} of heads of {hp.head_dim_k} "
+                "elements; fewer are expected"
+            )
+        return hp
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        hp = self.hparams
+        compressed = Compressed.take(w, hp.n_embd, self._sizes, self._q_rank, hp.rope, factors=self._freq_factors)
+        return Layer(
+            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
+            attention=ExpandedAttention.take(w, hp.n_embd, compressed, hp.attention_scale),
+            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
+            feed_forward=self._take_feed_forward(w, layer),
+        )
+
+    def remembers(self, layer: int) -> LayerMemory:
+        """Keys and values of all heads."""
+        attention = self._layers[layer].attention
+        assert isinstance(attention, ExpandedAttention)
+        return attention.remembers()
+
+
+class PlmModel(MiniCpm3Model):
+    """Such attention, and a network without a gate whose activation is the square of ReLU (arXiv 2503.12167)."""
+
+    rope_mode = RopeMode.NORMAL
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        self._q_rank = 0
+        return self._read_latent(keys, n_vocab)
+
+    def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
+        return Ungated.take(w, self.hparams.n_embd, self.hparams.n_ff[layer], UnaryOp.RELU, squared=True)
