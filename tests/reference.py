@@ -308,6 +308,9 @@ UNARY: dict[UnaryOp, Callable[[Array], Array]] = {
 
 @rule(Op.UNARY)
 def unary(device: ReferenceDevice, node: Tensor) -> Array:
+    if i32(node, 0) == UnaryOp.XIELU:
+        x, (n, p, beta, eps) = device.get(source(node, 0)), (f32(node, i) for i in range(1, 5))
+        return np.where(x > 0, p * x * x, n * (np.expm1(np.minimum(x, eps)) - x)) + beta * x
     return UNARY[UnaryOp(i32(node, 0))](device.get(source(node, 0)))
 
 

@@ -218,6 +218,11 @@ def test_functions_of_one_number(device: CpuDevice) -> None:
     assert found[0] == -np.inf and np.isnan(found[1]) and found[2] == np.inf and np.isnan(found[3])
 
 
+def test_xielu_bends_both_ways(device: CpuDevice) -> None:
+    x = new(37, 3)
+    check(device, g.xielu(x, 0.4, 0.7, 0.5, -1e-6), {x: values(37, 3, scale=4)}, rtol=3e-6, atol=1e-6)
+
+
 def test_rows_of_more_dimensions(device: CpuDevice) -> None:
     table, ids = new(16, 9, 3, 2), new(4, 3, 2, type=T.I32)
     numbers = np.random.default_rng(1).integers(0, 9, (2, 3, 4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from struct import pack
 
 import pytest
@@ -111,6 +112,7 @@ def test_result_types() -> None:
         (g.gelu(new(4)), params("i", 8)),
         (g.silu(new(4)), params("i", 10)),
         (g.leaky_relu(new(4), 0.1), params("f", 0.1)),
+        (g.xielu(new(4), 30.0, -30.0, 0.5, -1e-6), params("iffff", 17, 30.5, math.log1p(math.exp(-30)), 0.5, -1e-6)),
         (g.swiglu_split(new(4), new(4)), params("ii", 2, 0)),
         (g.geglu_split(new(4), new(4)), params("ii", 1, 0)),
         (g.glu(new(4), GluOp.REGLU, swapped=True), params("ii", 0, 1)),

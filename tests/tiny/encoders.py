@@ -6,7 +6,9 @@ from typing import Any
 
 from tiny.gemma import WIDE, WIDE_ATTENTION, WIDE_KEYS
 from tiny.layer_norms import LAYER_NORM_KEYS, OUT_BIAS, UNGATED_BIASES
-from tiny.llama import GATED, HEAD, N_EMBD, N_FF, POST_NORMS
+from tiny.llama import ATTENTION, GATED, GATED_FUSED, HEAD, N_EMBD, N_FF, POST_NORMS
+from tiny.llama import FUSED as LLAMA_FUSED
+from tiny.llama import KEYS as LLAMA_KEYS
 from tiny.spec import Shape, Tiny
 
 KEYS: dict[str, Any] = {
@@ -215,5 +217,26 @@ MODELS = (
             ({}, {}, {"attention.causal": False}, ""),
             ({"ffn_gate.weight": (N_EMBD, N_FF)}, {2: {"attn_rel_b.weight": (4, 32)}}, {}, "v1.1"),
         )
+    ),
+    Tiny(
+        "eurobert",
+        {**LLAMA_KEYS, "attention.causal": False, "pooling_type": 1},
+        {**ATTENTION, **GATED},
+        {"output.weight": None},
+        n_layer=2,
+    ),
+    Tiny(
+        "neo-bert",
+        {**LLAMA_KEYS, "attention.causal": False, "pooling_type": 1},
+        {**LLAMA_FUSED, **GATED_FUSED},
+        {"output.weight": None, "output_norm.weight": None, "enc.output_norm.weight": N_EMBD},
+        n_layer=2,
+    ),
+    Tiny(
+        "llama-embed",
+        {**LLAMA_KEYS, "attention.causal": False, "pooling_type": 1, "rope.dimension_count": HEAD},
+        {**ATTENTION, **GATED},
+        {"rope_freqs.weight": HEAD // 2},
+        n_layer=2,
     ),
 )

@@ -96,7 +96,7 @@ def make(tiny: Tiny, path: Path, *, wtype: str = "F32", seed: int = 0) -> Path:
     writer.add_name("a small model")  # some vocabularies are known by a name
     writer.add_block_count(tiny.n_layer)
     for key, value in {"context_length": 2048, **tiny.keys}.items():
-        _add(writer, key if key.startswith("tokenizer.") else f"{tiny.architecture}.{key}", value)
+        _add(writer, key if key.startswith(("tokenizer.", "xielu.")) else f"{tiny.architecture}.{key}", value)
     if tiny.vocabulary == "spm":
         add_spm_vocabulary(writer, tiny.n_vocab)
     elif tiny.vocabulary == "rwkv":

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from tiny.granite import FACTORS
+from tiny.layer_norms import LAYER_NORM_KEYS
 from tiny.llama import (
     ATTENTION,
     EXPERT,
@@ -13,6 +17,7 @@ from tiny.llama import (
     HEAD,
     KEYS,
     N_EMBD,
+    POST_NORMS,
     SHARED,
 )
 from tiny.spec import Shape, Tiny
@@ -49,7 +54,7 @@ EQUAL = {
 }
 
 
-def without(layer: dict[str, Shape], *names: str) -> dict[str, Shape]:
+def without(layer: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: shape for name, shape in layer.items() if name not in names}
 
 
@@ -231,6 +236,128 @@ MODELS = (
         "spark2_5",
         {**KEYS, **WINDOWS, "rope.dimension_count": HEAD // 2, "rope.dimension_count_swa": HEAD},
         {**ATTENTION, "attn_gate.weight": (N_EMBD, 4), **GATED},
+        n_layer=2,
+    ),
+    Tiny(
+        "granite_swa",
+        {**KEYS, **FACTORS, **WINDOWS, "attention.rope_pattern": [True, False]},
+        {**ATTENTION, **GATED, "attn_sinks.weight": 4},
+        n_layer=2,
+        deviation={"attn_sinks": 2.0},
+    ),
+    Tiny(
+        "granite_swa",
+        {
+            **KEYS,
+            **FACTORS,
+            **WINDOWS,
+            "expert_count": 8,
+            "expert_used_count": 3,
+            "expert_shared_feed_forward_length": EXPERT,
+            "feed_forward_length": EXPERT,
+        },
+        {
+            **ATTENTION,
+            **EXPERTS,
+            "attn_sinks.weight": 4,
+            "ffn_up_shexp.weight": (N_EMBD, 2 * EXPERT),
+            "ffn_down_shexp.weight": (EXPERT, N_EMBD),
+        },
+        {"output.weight": None},
+        n_layer=2,
+        variant="experts",
+    ),
+    Tiny(
+        "apertus",
+        {
+            **KEYS,
+            "xielu.alpha_n": [0.5, 0.2],
+            "xielu.alpha_p": [0.3, 0.8],
+            "xielu.beta": [0.5, 0.4],
+            "xielu.eps": [-1e-6, -1e-6],
+        },
+        {**ATTENTION, **HEAD_NORMS, **without(GATED, "ffn_gate.weight")},
+        {"rope_freqs.weight": HEAD // 2},
+        n_layer=2,
+    ),
+    Tiny(
+        "laguna",
+        {
+            **KEYS,
+            **EXPERT_KEYS,
+            **YARN,
+            **WINDOW,
+            "attention.sliding_window_pattern": [False, True],
+            "attention.head_count": [4, 8],
+            "attention.key_length": HEAD,
+            "attention.value_length": HEAD,
+            "expert_shared_feed_forward_length": EXPERT,
+            "expert_weights_scale": 1.5,
+            "expert_weights_norm": True,
+            "leading_dense_block_count": 1,
+            "rope.freq_base": 5e5,
+            "rope.freq_base_swa": 10000.0,
+            "rope.dimension_count": HEAD // 2,
+            "rope.dimension_count_swa": HEAD,
+        },
+        {
+            **ATTENTION,
+            **HEAD_NORMS,
+            "attn_q.weight": (N_EMBD, 8 * HEAD),
+            "attn_output.weight": (8 * HEAD, N_EMBD),
+            "attn_gate.weight": (N_EMBD, 8),
+            **EXPERTS,
+            **SHARED,
+            "exp_probs_b.bias": 8,
+        },
+        layers={
+            0: {
+                **DENSE,
+                "attn_q.weight": (N_EMBD, 4 * HEAD),
+                "attn_output.weight": (4 * HEAD, N_EMBD),
+                "attn_gate.weight": (N_EMBD, 4 * HEAD),
+            }
+        },
+        n_layer=2,
+    ),
+    Tiny(
+        "cohere2moe",
+        {
+            **LAYER_NORM_KEYS,
+            **EXPERT_KEYS,
+            **WINDOW,
+            "attention.sliding_window_pattern": [False, True, False],
+            "expert_shared_count": 1,
+            "expert_weights_norm": True,
+            "leading_dense_block_count": 1,
+            "logit_scale": 0.5,
+        },
+        {**ATTENTION, **without(EXPERTS, "ffn_norm.weight"), **SHARED},
+        {"output.weight": None},
+        layers={0: {**without(DENSE, "ffn_norm.weight")}},
+        n_layer=3,
+    ),
+    Tiny(
+        "muse-glimmer",
+        {
+            **KEYS,
+            **WINDOW,
+            "attention.sliding_window_pattern": 2,
+            "logit_scale": 0.5,
+            "final_logit_softcapping": 8.0,
+        },
+        {**ATTENTION, **HEAD_NORMS, "attn_gate.weight": (N_EMBD, 4 * HEAD), **POST_NORMS, **GATED},
+        n_layer=2,
+    ),
+    Tiny(
+        "talkie",
+        {**KEYS, "logit_scale": 0.7},
+        {
+            **without({**ATTENTION, **GATED}, "attn_norm.weight", "ffn_norm.weight"),
+            "attn_q_norm.weight": (1, 4),
+            "layer_output_scale.weight": 1,
+        },
+        {"output_norm.weight": None},
         n_layer=2,
     ),
 )

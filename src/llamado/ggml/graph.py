@@ -7,6 +7,7 @@ computed. Every function raises ShapeError.
 
 from __future__ import annotations
 
+import math
 from struct import Struct
 
 from llamado.ggml import shapes
@@ -25,6 +26,7 @@ _MUL_MAT, _RMS_NORM, _ROPE, _GLU, _SET_ROWS = Op.MUL_MAT, Op.RMS_NORM, Op.ROPE, 
 _pack_f = Struct("<f60x").pack
 _pack_ff = Struct("<2f56x").pack
 _pack_i = Struct("<i60x").pack
+_pack_xielu = Struct("<i4f44x").pack
 _pack_ii = Struct("<ii56x").pack
 _pack_if = Struct("<if56x").pack
 _pack_iiff = Struct("<2i2f48x").pack
@@ -278,6 +280,18 @@ def unary(a: Tensor, op: UnaryOp, name: str = "") -> Tensor:
     if not a.has_contiguous_rows():
         raise ShapeError(f"unary {op.name}", "rows must be contiguous", a)
     return _map(Op.UNARY, a, name, _pack_i(op))
+
+
+def xielu(a: Tensor, alpha_n: float, alpha_p: float, beta: float, eps: float, name: str = "") -> Tensor:
+    """xIELU (arXiv 2411.13010) of each element: p·x² + beta·x where positive, n·(exp(min(x, eps)) − 1 − x) + beta·x
+    elsewhere, with n = beta + softplus(alpha_n) and p = softplus(alpha_p).
+    """
+    n, p = beta + _softplus(alpha_n), _softplus(alpha_p)
+    return _map(Op.UNARY, a, name, _pack_xielu(UnaryOp.XIELU, n, p, beta, eps))
+
+
+def _softplus(x: float) -> float:
+    return x if x > 20 else math.log1p(math.exp(x))
 
 
 def relu(a: Tensor, name: str = "") -> Tensor:

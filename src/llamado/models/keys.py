@@ -91,6 +91,7 @@ _STRENGTH = Range(1e-3, 1e3, "a factor of activations, about 1")
 _FACTOR = Range(1e-6, 1e6, "a factor or divisor of what is about 1", or_zero=True)
 _ROTATIONS = Range(1e-3, 1e6, "turns within the context, 1 and 32 in YaRN's paper; it takes their logarithm")
 _LIMIT = Range(1e-5, 1e6, "the greatest factor in a gated activation; 7 to 16 in use", or_zero=True)
+_CURVE = Range(-1e3, 1e3, "of an activation: 0.5 to 2 in use, and -1e-6")
 _EPSILON = Range(0, 1, "added to a mean square of about 1")
 
 FLOATS: dict[str, Range] = {
@@ -119,6 +120,10 @@ FLOATS: dict[str, Range] = {
     "rope.scaling.alpha": Range(1e-3, 1e6, "a power of it multiplies rope.freq_base; 1000 in use", or_zero=True),
     "rope.scaling.attn_factor": _STRENGTH,
     "rope.scaling.yarn_log_multiplier": Range(1e-3, 1e3, "a factor of a logarithm; 0.1 in use", or_zero=True),
+    "xielu.alpha_n": _CURVE,
+    "xielu.alpha_p": _CURVE,
+    "xielu.beta": _CURVE,
+    "xielu.eps": _CURVE,
     "rope.scaling.yarn_ext_factor": Range(-1, 1e3, "0 to 1 in use, less than 0: by the type"),
     "rope.scaling.yarn_attn_factor": Range(-1, 1e3, "a factor of activations, less than 0: 1"),
     "rope.scaling.yarn_beta_fast": _ROTATIONS,
@@ -182,7 +187,7 @@ class Keys:
 
     def name(self, suffix: str) -> str:
         """The full name of a key."""
-        return suffix if suffix.startswith(("tokenizer.", "adapter.")) else f"{self.architecture}.{suffix}"
+        return suffix if suffix.startswith(("tokenizer.", "adapter.", "xielu.")) else f"{self.architecture}.{suffix}"
 
     def has(self, suffix: str) -> bool:
         """Whether the file has the key."""

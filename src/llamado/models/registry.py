@@ -33,6 +33,7 @@ class Architecture(NamedTuple):
 
 ARCHITECTURES: dict[str, Architecture] = {
     "afmoe": Architecture("experts.afmoe:AfMoeModel", "Trinity Nano and Mini"),
+    "apertus": Architecture("llama.apertus:ApertusModel", "Apertus 8B, 70B"),
     "arcee": Architecture("llama.arcee:ArceeModel", "AFM 4.5B"),
     "arctic": Architecture("experts.arctic:ArcticModel", "Snowflake Arctic"),
     "arwkv7": Architecture("rwkv.arwkv7:Arwkv7Model", "ARWKV 7B"),
@@ -48,6 +49,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "codeshell": Architecture("gpt.starcoder2:StarCoder2Model", "CodeShell 7B"),
     "cogvlm": Architecture("llama.cogvlm:CogVlmModel", "CogVLM 17B: its text"),
     "cohere2": Architecture("cohere.cohere2:Cohere2Model", "Command R7B, Command A"),
+    "cohere2moe": Architecture("cohere.cohere2moe:Cohere2MoeModel", "mixtures of experts of Cohere"),
     "command-r": Architecture("cohere.command_r:CommandRModel", "Command R, Command R+, Aya 23, Aya Expanse"),
     "dbrx": Architecture("experts.dbrx:DbrxModel", "DBRX"),
     "deepseek": Architecture("deepseek.deepseek:DeepseekModel", "DeepSeek MoE 16B"),
@@ -60,6 +62,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "dots1": Architecture("experts.dots1:Dots1Model", "dots.llm1"),
     "ernie4_5": Architecture("ernie.ernie4_5:Ernie45Model", "ERNIE 4.5 0.3B"),
     "ernie4_5-moe": Architecture("ernie.ernie4_5_moe:Ernie45MoeModel", "ERNIE 4.5 21B-A3B, 300B-A47B"),
+    "eurobert": Architecture("encoders.eurobert:EuroBertModel", "EuroBERT"),
     "exaone": Architecture("qwen.qwen2:Qwen2Model", "EXAONE 3, 3.5 and Deep"),
     "exaone-moe": Architecture("exaone.exaone_moe:ExaoneMoeModel", "K-EXAONE"),
     "exaone4": Architecture("exaone.exaone4:Exaone4Model", "EXAONE 4.0"),
@@ -76,6 +79,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt2": Architecture("gpt.gpt2:Gpt2Model", "GPT-2, DistilGPT-2"),
     "gptneox": Architecture("gpt.gptneox:GptNeoxModel", "GPT-NeoX, Pythia, Dolly 2, RedPajama"),
     "granite": Architecture("granite.granite:GraniteModel", "Granite 3 and 4, dense"),
+    "granite_swa": Architecture("granite.granite_swa:GraniteSwaModel", "Granite with sliding windows"),
     "granitehybrid": Architecture("granite.granitehybrid:GraniteHybridModel", "Granite 4, hybrid"),
     "granitemoe": Architecture("granite.granitemoe:GraniteMoeModel", "Granite 3 1B-A400M, 3B-A800M"),
     "grok": Architecture("experts.grok:GrokModel", "Grok 1 and 2"),
@@ -89,6 +93,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "jina-bert-v2": Architecture("encoders.jina_bert_v2:JinaBertV2Model", "jina-embeddings-v2, jina-reranker-v1"),
     "jina-bert-v3": Architecture("encoders.jina_bert_v3:JinaBertV3Model", "jina-embeddings-v3"),
     "kimi-linear": Architecture("moonshot.kimi_linear:KimiLinearModel", "Kimi Linear 48B-A3B"),
+    "laguna": Architecture("experts.laguna:LagunaModel", "Laguna XS, M"),
     "lfm2": Architecture("liquid.lfm2:Lfm2Model", "LFM2, LFM2.5"),
     "lfm2moe": Architecture("liquid.lfm2moe:Lfm2MoeModel", "LFM2 8B-A1B, 24B-A2B"),
     "llama": Architecture(
@@ -96,6 +101,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "Llama 1 to 3, Mistral, Mixtral, SmolLM2, TinyLlama, Yi",
         "SmolLM2 135M Instruct Q4_1",
     ),
+    "llama-embed": Architecture("encoders.eurobert:LlamaEmbedModel", "llama-embed-nemotron"),
     "llama4": Architecture("llama.llama4:Llama4Model", "Llama 4 Scout and Maverick"),
     "maincoder": Architecture("hunyuan.hunyuan_dense:MaincoderModel", "Maincoder 1B"),
     "mamba": Architecture("mamba.mamba:MambaModel", "Mamba, Falcon Mamba"),
@@ -110,7 +116,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "mistral4": Architecture("deepseek.deepseek2:Mistral4Model", "Mistral Small 4"),
     "modern-bert": Architecture("encoders.modern_bert:ModernBertModel", "ModernBERT, Granite Embedding R2, GTE"),
     "mpt": Architecture("gpt.mpt:MptModel", "MPT 7B, 30B"),
+    "muse-glimmer": Architecture("others.muse_glimmer:MuseGlimmerModel", "Muse Glimmer"),
     "nemotron": Architecture("gpt.nemotron:NemotronModel", "Nemotron-4, Minitron"),
+    "neo-bert": Architecture("encoders.eurobert:NeoBertModel", "NeoBERT"),
     "nomic-bert": Architecture("encoders.nomic_bert:NomicBertModel", "nomic-embed-text-v1, v1.5"),
     "nomic-bert-moe": Architecture("encoders.nomic_bert_moe:NomicBertMoeModel", "nomic-embed-text-v2-moe"),
     "olmo": Architecture("olmo.olmo:OlmoModel", "OLMo 1B, 7B"),
@@ -150,6 +158,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "starcoder2": Architecture("gpt.starcoder2:StarCoder2Model", "StarCoder2"),
     "step35": Architecture("experts.step35:Step35Model", "Step 3.5 Flash"),
     "t5encoder": Architecture("encoders.t5encoder:T5EncoderModel", "encoders of T5, Flan-T5, T5 v1.1"),
+    "talkie": Architecture("others.talkie:TalkieModel", "Talkie"),
     "xverse": Architecture("llama.internlm2:InternLm2Model", "XVERSE 7B, 13B, 65B"),
 }
 

@@ -73,9 +73,12 @@ class GatedFused(NamedTuple):
     activation: GluOp
 
     @classmethod
-    def take(cls, w: RoleWeights, n_embd: int, n_ff: int, activation: GluOp = GluOp.SWIGLU) -> GatedFused:
-        """`ffn_up` of 2·n_ff rows, and `ffn_down`. Raises InvalidModel."""
-        return cls(w.linear("ffn_up", n_embd, 2 * n_ff), w.linear("ffn_down", n_ff, n_embd), activation)
+    def take(
+        cls, w: RoleWeights, n_embd: int, n_ff: int, activation: GluOp = GluOp.SWIGLU, *, suffix: str = ""
+    ) -> GatedFused:
+        """`ffn_up` of 2·n_ff rows, and `ffn_down`, or those with a suffix. Raises InvalidModel."""
+        up = w.linear(f"ffn_up{suffix}", n_embd, 2 * n_ff)
+        return cls(up, w.linear(f"ffn_down{suffix}", n_ff, n_embd), activation)
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor:
         both = self.gate_up(step, x, f"ffn_up-{layer}")

@@ -55,6 +55,10 @@ def _alone(chain: Chain, node: Tensor) -> None:
 
 def _unary(chain: Chain, node: Tensor) -> None:
     function = UnaryOp(struct.unpack_from("<i", node.op_params)[0])
+    if function is UnaryOp.XIELU:
+        names = ("negative", "positive", "beta", "eps")
+        chain.add(("xielu",), "XIELU", **dict(zip(names, struct.unpack_from("<4f", node.op_params, 4), strict=True)))
+        return
     if function not in UNARY:
         raise DeviceError(f"the CPU device has no function {function.name}")
     chain.add(("unary", function.name), function.name)

@@ -22,6 +22,8 @@ stage                          fields                    meaning
 ("clamp",)                     low, high
 ("unary", op)                                            a UnaryOp or an Op that is a function of one number
 ("leaky_relu",)                slope
+("xielu",)                     negative positive beta    x > 0: positive·x² + beta·x, else negative·(exp(min(x, eps))
+                               eps                       − 1 − x) + beta·x
 ("glu", op)                    x s1 s2 s3                op(row) · operand
 ("swiglu_oai",)                x s1 s2 s3 alpha limit    with g = min(row, limit): g·sigmoid(alpha·g)·(1 + operand),
                                                          the operand within ±limit
@@ -73,6 +75,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "clamp": ("low", "high"),
     "unary": (),
     "leaky_relu": ("slope",),
+    "xielu": ("negative", "positive", "beta", "eps"),
     "add_id": ("x", "nb1", "ids", "id1", "id2", "rows"),
     "glu": _OPERAND,
     "swiglu_oai": (*_OPERAND, "alpha", "limit"),
@@ -155,6 +158,8 @@ class _RowCode:
                     self._apply(maths.FUNCTIONS[stage[1]])
                 case "leaky_relu":
                     self._leaky_relu(self.number(i, "slope"))
+                case "xielu":
+                    self._xielu(*(self.number(i, name) for name in ("negative", "positive", "beta", "eps")))
                 case "add_id":
                     self._add_id(i)
                 case "swiglu_oai":
@@ -192,6 +197,14 @@ class _RowCode:
 
     def _leaky_relu(self, slope: Value) -> None:
         self._then(lambda v: self.c.select(v > 0.0, v, v * _like(slope, v)))
+
+    def _xielu(self, negative: Value, positive: Value, beta: Value, eps: Value) -> None:
+        def curve(v: Value) -> Value:
+            below = maths.exp(self.c, self.c.min(v, _like(eps, v))) - 1.0 - v
+            bent = self.c.select(v > 0.0, v * v * _like(positive, v), below * _like(negative, v))
+            return self.c.fma(v, _like(beta, v), bent)
+
+        self._then(curve)
 
     def _apply(self, function: maths.Function) -> None:
         self._then(lambda v: function(self.c, v))

@@ -7,11 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from llamado.ggml.ops import RopeMode
-from llamado.models.decoder import Decoder, Layer
+from llamado.models.decoder import Decoder
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, AttentionMatrices
-from llamado.models.parts.norms import RmsNorm
+from llamado.models.parts.attention import Attention
 from llamado.models.weights import RoleWeights
 
 
@@ -38,16 +37,6 @@ class GraniteModel(Decoder):
             logit_scale=float(np.float32(1) / np.float32(logit_scale or 1.0)),
         )
 
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        hp = self.hparams
-        return Layer(
-            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
-            attention=Attention(
-                matrices=AttentionMatrices.take(w, hp, layer),
-                rope=hp.rope if self._rotates else None,
-                factors=self._freq_factors,
-                scale=hp.attention_scale,
-            ),
-            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=self._take_feed_forward(w, layer),
-        )
+    def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
+        attention = super()._take_attention(w, layer)
+        return attention if self._rotates else replace(attention, rope=None)
