@@ -97,6 +97,11 @@ class OwnDevice:
         self._check()
         return [self._bind(tensor, np.zeros(tensor.nbytes, np.uint8)) for tensor in tensors]
 
+    own_weights = 0
+
+    def expect(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
+        self._check()
+
     def load(self, weights: Sequence[tuple[Tensor, Bytes]], progress: Any = None) -> list[OwnBuffer]:
         self._check()
         self.weights += [tensor.name for tensor, _ in weights]

@@ -749,6 +749,11 @@ WORKER = _group(
           default=False, commands=_WORKER),
     _used("-m --mem", "most memory that all clients together may take: MiB (bytes from 1048576 on), or 512K, 800M, 16G "
           "(default: what is free)", type="str", metavar="SIZE", commands=_WORKER),
+    _used("--models-dir", "folder with models; may be repeated: a server whose model is there sends no weights, they "
+          "are mapped here, if their SHA-256 is the same (folders that `llamado pull` fills are always looked at)",
+          type="str", many=True, metavar="DIR", env="LLAMADO_MODELS_DIR", commands=_WORKER),
+    _used("--no-own-files", "have all weights sent, whatever is on this disk", default=False,
+          env="LLAMADO_NO_OWN_FILES", commands=_WORKER),
     _used("--protocol", "RPC version to greet unknown clients with: 8 (llama.cpp from b11450 on) or 7 (before that); "
           "who hangs up is greeted with the other one next time", type="str", default="8", choices="7 8", metavar="N",
           commands=_WORKER),

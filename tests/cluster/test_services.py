@@ -46,13 +46,15 @@ def test_without_workers_the_server_has_the_machine() -> None:
 
 
 def test_taps_stand_before_their_workers() -> None:
-    links = [{"link": {"latency": 20, "jitter": 2, "bandwidth": "1G", "all": True}}, {"threads": 3, "mem": 64}]
+    links = [{"link": {"latency": 20, "jitter": 2, "bandwidth": "1G", "all": True}}]
+    links.append({"threads": 3, "mem": 64, "models_dir": "/models"})
     first, second, tap, server = made(workers=links)
     assert (tap.name, tap.needs, value(tap, "--target-port")) == ("tap1", ("worker1",), str(first.port))
     assert tap.command[-7:] == ("--latency-ms", "20", "--jitter-ms", "2", "--bandwidth", "1G", "--all")
     assert value(server, "--rpc") == f"{tap.address},{second.address}"
     assert "--tensor-split" not in server.command  # they are not alike
     assert (value(second, "-t"), value(second, "-m")) == ("3", "64")
+    assert value(second, "--models-dir") == "/models" and "--models-dir" not in first.command
 
 
 def test_workers_on_other_machines_are_not_started() -> None:

@@ -377,6 +377,8 @@ ROWS: dict[str, Row] = {
     "worker --token": worker("token", "t", "t"),
     "worker --share": worker("share", "2.5", 2.5),
     "worker --protocol": worker("protocol", "7", 7),
+    "worker --models-dir": worker("models", "/", ("/",)),
+    "worker --no-own-files": worker("own_files", None, False),
     "worker --no-ring": worker("ring", None, False),
     "worker --announce": worker("announce", None, True),
     "worker --allow": worker("allow", "10.0.0.0/8,::1", ("10.0.0.0/8", "::1")),

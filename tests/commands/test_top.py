@@ -37,6 +37,13 @@ def shown(body: dict[str, Any], now: float = 1125.0) -> list[str]:
     return console.export_text().splitlines()
 
 
+def test_what_comes_from_a_workers_own_disk() -> None:
+    """All of its weights, some, none."""
+    assert [top._own_disk({"weights": 4_000_000, "own_disk": own}) for own in (4_000_000, 1_000_000, 0)] == [
+        ", from its own disk", ", 1.0 MB from its own disk", ""
+    ]  # fmt: skip
+
+
 def test_what_is_on_the_screen() -> None:
     title, _, here, far, *rest = shown(BODY)
     assert "smol" in title and "41.3 tokens/s" in title

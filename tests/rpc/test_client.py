@@ -26,8 +26,8 @@ from llamado.rpc.client import device as client
 from llamado.rpc.client import upload
 from llamado.rpc.client.connection import VersionMismatch, WorkerConnection
 from llamado.rpc.client.device import RemoteDevice, connect
-from llamado.rpc.client.known_hashes import KnownHashes
 from llamado.rpc.hashing import fnv1a
+from llamado.rpc.known_hashes import KnownHashes
 from llamado.rpc.transport import ConnectError
 from llamado.rpc.wire import (
     CopyTensor,

@@ -82,7 +82,7 @@ def test_all_that_is_known_is_told(engine: FakeEngine) -> None:
     assert here == {
         "device": "CPU", "endpoint": None, "state": "ready", "why": None, "layers": [0], "head": True,
         "holds": "layer 0 and the head",
-        "memory": {"weights": 10, "kv": 20, "compute": 30, "free": 1000, "total": 2000},
+        "memory": {"weights": 10, "own_disk": 0, "kv": 20, "compute": 30, "free": 1000, "total": 2000},
         "speed": {"decode": 1e9, "prefill": 2e9},
         "passes_to": ["RPC1[h:2]"],
         "link": {"round_trip": None, "bandwidth": None, "pulse": None},

@@ -52,6 +52,7 @@ class WorkerConfig:
     threads: int | None = _entry("its threads (default: this machine's cores, divided)", None, 1)
     mem: str | int | None = _entry("most memory that it lends: MiB, or 512K, 800M, 16G", None)
     device: str | None = _entry("devices that it offers, comma-separated (default: CPU)", None)
+    models_dir: str | None = _entry("folders with models on its machine, comma-separated: it maps what is there", None)
     node: str | None = _entry("on Ray: the node it must be on, by its address or Ray's id (default: any)", None)
     link: LinkConfig | None = _entry("a tap before it", None)  # noqa: RUF009
 
@@ -169,10 +170,10 @@ def cluster_of(root: object, source: str) -> ClusterConfig:
         if name in _ELSEWHERE:
             raise ClusterFileError(f"{source}: server.{name}: the key {_ELSEWHERE[name]!r} of the file says this")
     for number, worker in enumerate(config.worker_list, 1):
-        if not worker.here and (worker.port == 0 or worker.threads or worker.mem or worker.device):
+        if not worker.here and (worker.port == 0 or worker.threads or worker.mem or worker.device or worker.models_dir):
             raise ClusterFileError(
                 f"{source}: workers[{number}]: {worker.host} is another machine, where nothing is started: it needs a "
-                "port, and has its own threads, mem and device"
+                "port, and has its own threads, mem, device and models_dir"
             )
     if config.on == "ray":
         _check_on_ray(config, source)

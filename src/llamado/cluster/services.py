@@ -298,7 +298,7 @@ class _Programs:
 
     server: tuple[str, ...]
     worker: tuple[str, ...]
-    limits_memory: bool
+    own: bool
 
     @classmethod
     def of(cls, engine: str) -> _Programs:
@@ -328,9 +328,13 @@ def _worker(number: int, tag: str, worker: WorkerConfig, programs: _Programs, th
     if worker.device:
         command += ["-d", worker.device]
     if worker.mem is not None:
-        if not programs.limits_memory:
+        if not programs.own:
             raise ClusterFileError(f"workers[{number}].mem: ggml-rpc-server lends all memory: leave it out")
         command += ["-m", str(worker.mem)]
+    if worker.models_dir is not None:
+        if not programs.own:
+            raise ClusterFileError(f"workers[{number}].models_dir: ggml-rpc-server is sent all weights: leave it out")
+        command += ["--models-dir", worker.models_dir]
     return Service(name=name, role=ServiceRole.WORKER, host=worker.host, port=port, command=tuple(command))
 
 

@@ -207,8 +207,19 @@ def _worker(flags: Parsed, _: argparse.Namespace) -> int:
         announce=flags.announce,
         ring=not flags.no_ring,
         protocol=int(flags.protocol),
+        own_files=not flags.no_own_files,
+        models=_folders("--models-dir", flags.models_dir or []),
     )
     return run_worker(options)
+
+
+def _folders(flag: str, given: Sequence[str]) -> tuple[str, ...]:
+    """Folders that have to be there."""
+    folders = [os.path.expanduser(one) for many in given for one in many.split(",") if one]
+    for folder in folders:
+        if not os.path.isdir(folder):
+            raise FlagError(f"{flag} {folder}: there is no such folder")
+    return tuple(folders)
 
 
 def _log_to_stderr(flags: Parsed) -> None:

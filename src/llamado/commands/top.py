@@ -110,7 +110,7 @@ def _devices(devices: list[Mapping[str, Any]]) -> Table:
         table.add_row(
             Text(device["device"]),
             Text(device["state"], style=_COLOURS.get(device["state"], "")),
-            Text(device["holds"] or device["why"] or "nothing"),
+            Text((device["holds"] or device["why"] or "nothing") + _own_disk(memory)),
             _size(used),
             _size(memory["free"]),
             "" if not device["speed"]["decode"] else f"{_size(device['speed']['decode'])}/s",
@@ -119,6 +119,14 @@ def _devices(devices: list[Mapping[str, Any]]) -> Table:
             *(_ms(spent[name]) for name in ("compute", "link", "waiting")),
         )
     return table
+
+
+def _own_disk(memory: Mapping[str, Any]) -> str:
+    """How much of its weights a worker has from its own disk."""
+    own = memory.get("own_disk", 0)
+    if not own:
+        return ""
+    return ", from its own disk" if own > 0.99 * memory["weights"] else f", {_size(own)} from its own disk"
 
 
 def _events(events: list[Mapping[str, Any]], now: float) -> Table:

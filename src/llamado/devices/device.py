@@ -194,6 +194,9 @@ class Device(Protocol):
         Free the buffers to give it back.
         """
 
+    def expect(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
+        """These are about to be loaded, perhaps in several calls: what takes long may begin."""
+
     def load(self, weights: Sequence[tuple[Tensor, Bytes]], progress: Loaded | None = None) -> list[Buffer]:
         """Gives weights their bytes and binds them; a device that is `local` uses the bytes where they are."""
 
@@ -217,6 +220,10 @@ class Device(Protocol):
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Copies the bytes of one bound tensor to another of the same size, which may overlap it (memmove)."""
+
+    @property
+    def own_weights(self) -> int:
+        """Bytes of the weights it has that are from files of its own machine's: nothing of them was sent."""
 
     @property
     def links(self) -> bool:

@@ -131,6 +131,11 @@ class CpuDevice:
             tensor.buffer, tensor.offset = buffer, offset
         return [buffer]
 
+    own_weights = 0
+
+    def expect(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
+        """Nothing to do: weights are where they are."""
+
     def load(self, weights: Sequence[tuple[Tensor, Bytes]], progress: Loaded | None = None) -> list[Buffer]:
         """Binds weights to where their bytes are already (a mapped file); DeviceError for a type without a kernel."""
         for tensor, _ in weights:

@@ -48,6 +48,8 @@ class DeviceView(NamedTuple):
     waiting: float
     passes_to: tuple[str, ...] = ()
     """The devices that get what it computes without our carrying it."""
+    own_weights: int = 0
+    """Of its weights those that are from its own machine's disk: nothing of them was sent."""
 
 
 class ClusterView(NamedTuple):
@@ -134,6 +136,7 @@ class Observer:
                     computing=computing[number] / rows,
                     link=link[number] / rows,
                     waiting=waiting[number] / rows,
+                    own_weights=device.own_weights,
                     passes_to=tuple(names[b] for a, b in linked if a == number and b in names),
                 )
             )

@@ -196,6 +196,8 @@ class DeviceTensors:
         """Has a device load weights, all or none, in pieces that it can give back."""
         buffers: list[Buffer] = []
         try:
+            if not device.local:
+                device.expect([(tensor, self._bytes(tensor.name)) for tensor in weights])
             for group in self._groups(device, weights):
                 buffers += device.load([(tensor, self._bytes(tensor.name)) for tensor in group], progress)
         except BaseException:

@@ -6,7 +6,7 @@ import itertools
 import ssl
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -33,12 +33,13 @@ from llamado.gguf.types import TensorType
 from llamado.rpc.client.allocator import activations, plan
 from llamado.rpc.client.connection import ALIVE_TIMEOUT, REPLY_TIMEOUT, WorkerConnection
 from llamado.rpc.client.encode import wire_graph, wire_tensor
-from llamado.rpc.client.known_hashes import KnownHashes
 from llamado.rpc.client.link import End, RemoteLink
+from llamado.rpc.client.own_weights import OwnWeights
 from llamado.rpc.client.sent_graphs import SentGraphs
 from llamado.rpc.client.sent_inputs import SentInputs
 from llamado.rpc.client.upload import OWN_HASH_THRESHOLD, Weight, send_weights
 from llamado.rpc.endpoint import Endpoint, client_tls
+from llamado.rpc.known_hashes import KnownHashes
 from llamado.rpc.transport import ConnectError
 from llamado.rpc.wire import (
     HASH_THRESHOLD,
@@ -89,6 +90,8 @@ class RemoteBuffer:
     def __init__(self, device: RemoteDevice, ptr: int, base: int, size: int) -> None:
         self.device, self.ptr, self.base, self.size = device, ptr, base, size
         self.sent_inputs = SentInputs()
+        self.own_weights = 0
+        """Bytes in it that the worker has from files of its own."""
 
     def lock(self) -> bool:
         """There is nothing of it here."""
@@ -126,14 +129,15 @@ def connect(
     reply_timeout: float = REPLY_TIMEOUT,
     alive_timeout: float = ALIVE_TIMEOUT,
     hashes: MutableMapping[str, int] | None = None,
+    digests: MutableMapping[str, int] | None = None,
     links: bool = True,
 ) -> list[RemoteDevice]:
     """The devices of a worker, numbered from `first_number`; they share one connection.
 
     Connecting may take `timeout` seconds, and so may the worker's `greeting` unless that is given, and what it says of
     its devices. `tls` is the context for a `tls://` endpoint (default: the system's authorities). A worker that says
-    nothing for `alive_timeout` seconds is lost. `hashes`: those of weights by name, see KnownHashes. `links`: it may be
-    linked to others.
+    nothing for `alive_timeout` seconds is lost. `hashes` and `digests`: FNV-1a and SHA-256 of weights by name, see
+    KnownHashes. `links`: it may be linked to others.
     Raises ConnectError or VersionMismatch.
     """
     if isinstance(endpoint, str):
@@ -161,6 +165,7 @@ def connect(
         devices = [RemoteDevice(shared, i, f"RPC{first_number + i}[{endpoint}]") for i in range(min(count, 256))]
         for device in devices:
             device.hashes = {} if hashes is None else hashes
+            device.there.digests = {} if digests is None else digests
             device.links = links and connection.linked
         if not devices:
             raise DeviceError(f"{endpoint} has no devices")
@@ -186,6 +191,8 @@ class RemoteDevice:
         self.links = False
         self.hashes: MutableMapping[str, int] = {}
         """FNV-1a of weights by name; what is computed is added."""
+        self.there = OwnWeights(connection, {})
+        """What the worker has in files of its own."""
         self._alignment = max(1, connection.answer(alignment, Number).value)
         self._max_size = connection.answer(max_size, Number).value or 1 << 63
         self._buffers: set[RemoteBuffer] = set()
@@ -269,6 +276,7 @@ class RemoteDevice:
         if self._closed:
             return
         self._closed = True
+        self.there.close()
         self._shared.open -= 1
         if not self._shared.open:
             self._connection.close()
@@ -299,51 +307,73 @@ class RemoteDevice:
     ) -> list[Buffer]:
         """Sends weights, straight from where their bytes are; returns when the worker has them.
 
-        Large ones are first asked for by hash, which `hashes` may know already.
+        What it has in files of its own it maps; other large ones are asked for by hash, which `hashes` may know.
         """
         for tensor, data in weights:
             if data.nbytes != tensor.nbytes:
                 raise DeviceError(f"{data.nbytes} bytes for tensor {tensor.name} of {tensor.nbytes}")
-        buffers = self._place([tensor for tensor, _ in weights], clear=False)
+        self.expect(weights)
+        # In their pages as they are in the file, if they are to be mapped from it there.
+        inside = {t.name: data.ctypes.data % _PAGE for t, data in weights if self.there.is_mapped(t.name)}
+        buffers = self._place([tensor for tensor, _ in weights], clear=False, inside=inside)
         try:
             items = [Weight(tensor.name, self._wire(tensor), data) for tensor, data in weights]
+            items = self.there.bind(items, progress)
+            sent = {item.name for item in items}
+            for tensor, data in weights:
+                if tensor.name not in sent:
+                    self._bound(tensor)[0].own_weights += data.nbytes
             threshold = OWN_HASH_THRESHOLD if self.own else HASH_THRESHOLD
             send_weights(self._connection, items, progress, self.hashes, threshold)
         except BaseException:
             for buffer in buffers:
                 buffer.free()
             raise
-        if isinstance(self.hashes, KnownHashes):
-            self.hashes.save()
+        for hashes in (self.hashes, self.there.digests):
+            if isinstance(hashes, KnownHashes):
+                hashes.save()
         return [*buffers]
 
-    def _place(self, tensors: Sequence[Tensor], clear: bool) -> list[RemoteBuffer]:
+    def expect(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
+        """Asks which of them the worker has in files of its own; both sides hash those from now on."""
+        self.there.expect([(tensor.name, data) for tensor, data in weights])
+
+    @property
+    def own_weights(self) -> int:
+        """Bytes of weights that the worker has from files of its own."""
+        return sum(buffer.own_weights for buffer in [*self._buffers])
+
+    def _place(
+        self, tensors: Sequence[Tensor], clear: bool, inside: Mapping[str, int] | None = None
+    ) -> list[RemoteBuffer]:
+        """Memory for all of them; `inside`: at which byte of a page one is to begin, by name."""
         self._surface()
         for tensor in tensors:
             if tensor.view_src is not None:
                 raise DeviceError(f"tensor {tensor.name or '?'} is a view: place what it views")
         sizes = self._alloc_sizes(tensors)
         groups: list[tuple[int, list[tuple[Tensor, int]]]] = []
-        inside: list[tuple[Tensor, int]] = []
+        group: list[tuple[Tensor, int]] = []
         at = end = 0
         for tensor, size in zip(tensors, sizes, strict=True):
             step = max(self._alignment, _PAGE) if self.own and size > OWN_HASH_THRESHOLD else self._alignment
-            at = -(-at // step) * step
+            first = (inside or {}).get(tensor.name)
+            at = -(-at // step) * step if first is None else at + (first - at) % _PAGE
             size = -(-max(size, 1) // self._alignment) * self._alignment
             if size > self._max_size:
                 raise DeviceError(
                     f"tensor {tensor.name or '?'} has {_mb(size)}; {self.name} takes at most {_mb(self._max_size)}"
                 )
             if at + size > self._max_size:
-                groups.append((end, inside))
-                inside, at = [], 0
-            inside.append((tensor, at))
+                groups.append((end, group))
+                group, at = [], first or 0
+            group.append((tensor, at))
             at = end = at + size
-        if inside:
-            groups.append((end, inside))
+        if group:
+            groups.append((end, group))
         buffers = self._allocate([size for size, _ in groups], clear)
-        for buffer, (_, inside) in zip(buffers, groups, strict=True):
-            for tensor, at in inside:
+        for buffer, (_, group) in zip(buffers, groups, strict=True):
+            for tensor, at in group:
                 tensor.buffer, tensor.offset = buffer, at
         if not self.own:
             with self._connection.batch():

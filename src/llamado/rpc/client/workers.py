@@ -15,8 +15,8 @@ from llamado.errors import LlamadoError
 from llamado.gguf.types import TensorType
 from llamado.rpc.client.connection import VersionMismatch
 from llamado.rpc.client.device import RemoteDevice, connect
-from llamado.rpc.client.known_hashes import KnownHashes
 from llamado.rpc.endpoint import Endpoint, client_tls
+from llamado.rpc.known_hashes import SHA256_DIGITS, KnownHashes
 
 log = logging.getLogger("llamado.rpc")
 
@@ -45,7 +45,10 @@ class Workers:
     def __init__(self, endpoints: Sequence[str], options: DeviceOptions) -> None:
         """Raises EndpointError for certificates that cannot be used; nothing is connected yet."""
         self._endpoints = [Endpoint.parse(text) for text in endpoints]
-        self._hashes: MutableMapping[str, int] | None = KnownHashes(options.files) if options.files else None
+        self._hashes: MutableMapping[str, int] | None = None
+        self._digests: MutableMapping[str, int] | None = None
+        if options.files:
+            self._hashes, self._digests = KnownHashes(options.files), KnownHashes(options.files, digits=SHA256_DIGITS)
         self._certificates = options.ca, options.cert, options.key
         self._tls: ssl.SSLContext | None = None
         if any(endpoint.tls for endpoint in self._endpoints):
@@ -96,6 +99,7 @@ class Workers:
             greeting=greeting,
             tls=self._tls,
             hashes=self._hashes,
+            digests=self._digests,
             alive_timeout=self._alive_timeout,
             links=self._links,
         )

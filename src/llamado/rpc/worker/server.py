@@ -15,11 +15,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from llamado.devices import limits
 from llamado.devices.device import Device
 from llamado.devices.registry import DeviceOptions, backend, kinds_here
 from llamado.errors import LlamadoError
+from llamado.gguf.sources.resolve import model_folders
 from llamado.rpc.describe import debugging
 from llamado.rpc.endpoint import Endpoint, client_tls, server_tls
 from llamado.rpc.wire import LATEST, PROTOCOLS
@@ -28,6 +30,7 @@ from llamado.rpc.worker.identity import address, identity
 from llamado.rpc.worker.join import ServerMembership, described, server_url
 from llamado.rpc.worker.links import Dialling
 from llamado.rpc.worker.memory import Lender
+from llamado.rpc.worker.own_files import OwnFiles
 from llamado.rpc.worker.session import Session, Shared
 from llamado.rpc.worker.tensor_cache import TensorCache, cache_folder
 
@@ -71,7 +74,8 @@ class WorkerOptions:
     bytes that all clients together get of a device, None: what is free; `allow`: networks that may connect (CIDR),
     empty: all. `join`: servers that it is to belong to, with the `token` they want and the `share` of layers it asks
     for; `announce`: tell the network of it. `ring`: connect to other workers, to pass tensors to them, where a client
-    asks for it. `protocol`: the major version that a client nobody knows yet is greeted with.
+    asks for it. `own_files`: clients may have weights mapped that this machine has in `models`, or where models are
+    fetched to, instead of sending them. `protocol`: the major version that a client nobody knows yet is greeted with.
     """
 
     host: str = "127.0.0.1"
@@ -89,6 +93,8 @@ class WorkerOptions:
     share: float = 1.0
     announce: bool = False
     ring: bool = True
+    own_files: bool = False
+    models: tuple[str, ...] = ()
     protocol: int = LATEST.major
 
 
@@ -108,6 +114,8 @@ class Worker:
         self.shared = Shared([Lender(d, options.mem) for d in devices], cache, debugging())
         self.shared.dialling = Dialling(options.ring, self._allowed)
         self.shared.may_enter = self._may_enter
+        if options.own_files:
+            self.shared.files = OwnFiles([*map(Path, options.models), *model_folders()])
         self.shared.greetings = Greetings(PROTOCOLS[options.protocol])
         if options.tls_cert and options.tls_key:
             # As a client of other workers: the certificates of one cluster are of one authority.
@@ -145,6 +153,8 @@ class Worker:
             )
         cache = self.shared.cache
         lines.append(f"  cache: {cache.folder if cache else 'none (-c keeps weights on disk)'}")
+        if self.shared.files is not None:
+            lines.append(f"  models: {', '.join(map(str, self.shared.files.folders))}")
         return "\n".join(lines)
 
     def serve(self) -> None:
@@ -281,6 +291,8 @@ class Worker:
                 log.warning("%s: its graph still runs; not waiting any longer", session.peer)
         if self.shared.cache is not None:
             self.shared.cache.close()
+        if self.shared.files is not None:
+            self.shared.files.close()
         self._wake.close()
         self._woken.close()
 

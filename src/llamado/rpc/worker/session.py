@@ -22,6 +22,7 @@ from llamado.rpc.wire import (
     LATEST,
     LINKED,
     LLAMADO,
+    OWN_FILES,
     Allocated,
     AllocBuffer,
     Attach,
@@ -77,6 +78,7 @@ from llamado.rpc.worker.greetings import Greetings
 from llamado.rpc.worker.identity import identity
 from llamado.rpc.worker.links import MAX_LINKS, Dialling, Inlet, Outlet, fill, receive
 from llamado.rpc.worker.memory import Lender, Region
+from llamado.rpc.worker.own_files import OwnFiles, PlacedWeight
 from llamado.rpc.worker.tensor_cache import TensorCache, Wanted
 
 log = logging.getLogger("llamado.rpc.worker.server")
@@ -119,6 +121,7 @@ class Shared:
     greetings: Greetings = field(default_factory=lambda: Greetings(LATEST))
     inlets: dict[bytes, Inlet] = field(default_factory=dict)
     """Of all clients, by ticket."""
+    files: OwnFiles | None = None
     may_enter: Callable[[str], bool] = lambda host: True
     """Whether an address is one that may connect."""
     stopping: bool = False
@@ -352,7 +355,8 @@ class Session:
 
     # --- the worker and its devices ---------------------------------------------------------------------------------
     def _hello(self, _: Hello) -> None:
-        own = LLAMADO | (LINKED if self._shared.dialling.allowed else 0)
+        shared = self._shared
+        own = LLAMADO | LINKED * shared.dialling.allowed | OWN_FILES * (shared.files is not None)
         self._answer(Command.HELLO, HelloResponse(*self.protocol.version, own))
 
     def _alignment(self, request: GetAlignment) -> None:
@@ -675,13 +679,33 @@ class Session:
             comm.close()
 
     def _offer(self, request: Offer) -> None:
-        self._send(write_response(Command.OFFER, TensorData(request.size)), memoryview(bytes(request.size)))
+        """2 where a weight can be mapped, if it lies in its page as it does in the file; 1 where it is copied."""
+        files, found = self._shared.files, bytes(request.size)
+        if files is not None:
+            mapped = all(lender.device.local for lender in self._shared.lenders)
+            found = bytes(has * (2 if mapped else 1) for has in files.offer(request.weights))
+        self._send(write_response(Command.OFFER, TensorData(request.size)), memoryview(found))
 
     def _bind(self, request: Bind) -> None:
-        self._send(write_response(Command.BIND, TensorData(request.size)), memoryview(bytes(request.size)))
+        files, done = self._shared.files, [False] * request.size
+        if files is not None:
+            placed = []
+            for want in request.weights:
+                place = raw_tensor(want.buffer, want.data, want.size, want.name)
+                placed.append(PlacedWeight(*self._place(place, 0, want.size), want.size, want.sha256, want.name))
+            done = files.bind(placed, lambda: self._gone or self._shut)
+            n = sum(want.size for want, there in zip(request.weights, done, strict=True) if there)
+            if n:
+                log.info("%s: %d weights, %.1f MB, come from this machine's own disk", self.peer, sum(done), n / 1e6)
+        self._send(write_response(Command.BIND, TensorData(request.size)), memoryview(bytes(done)))
 
     def _deliver(self, request: Deliver) -> None:
         raise WireError("DELIVER by a connection that was not attached to an inlet")
+
+
+def raw_tensor(buffer: int, data: int, size: int, name: bytes) -> WireTensor:
+    """`size` bytes of a buffer as a tensor."""
+    return WireTensor(1, int(TensorType.I8), buffer, (size, 1, 1, 1), (1, size, size, size), data, name=name)
 
 
 def _tls_reason(error: ssl.SSLError) -> str:

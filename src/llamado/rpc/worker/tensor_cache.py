@@ -11,7 +11,6 @@ aside, then linked to their name.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import hashlib
 import logging
@@ -20,22 +19,21 @@ import queue
 import shutil
 import stat
 import struct
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from llamado.devices.cpu.mapped import watch
 from llamado.devices.owned import foreign
 from llamado.errors import LlamadoError
 from llamado.gguf.sources.resolve import cache_dir
 from llamado.rpc.hashing import BASIS, fnv1a
-from llamado.rpc.worker.memory import PAGE, Region
+from llamado.rpc.worker.mapping import map_file
+from llamado.rpc.worker.memory import Region
 
 log = logging.getLogger("llamado.rpc.worker.server")
 
@@ -43,8 +41,6 @@ _CHUNK = 4 << 20
 _UNFINISHED = ".unfinished"
 _STALE = 24 * 3600
 """Seconds after which a file that was never finished is somebody's who is gone."""
-_LEAST_MAPPED = 256 << 10
-_READ_WRITE, _PRIVATE_FIXED = 0x3, 0x12  # PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED of Linux
 _SPARE = 1 << 30
 """Bytes of the disk that are left free."""
 _WAITING = 4096
@@ -80,30 +76,6 @@ class _FileStamp(NamedTuple):
     sha256: bytes
     inode: int
     modified: int
-
-
-def _map(file: int, memory: memoryview, offset: int, size: int) -> int:
-    """Puts the whole pages of a file of `size` bytes in the place of those at `offset` of a region, where both begin
-    with a page: nothing is copied, and what is written later stays this process's. Tells how many bytes are there.
-
-    As with any mapped file, a program that shortens an entry while it is used ends this process, which says so; entries
-    are replaced by renaming, never in place, and ggml does not write to one it has found.
-    """
-    whole = size // PAGE * PAGE
-    there = np.frombuffer(memory, np.uint8)[offset : offset + whole]
-    address = there.ctypes.data
-    if sys.platform != "linux" or address % PAGE or whole < _LEAST_MAPPED or os.sysconf("SC_PAGE_SIZE") != PAGE:
-        return 0
-    mmap: Any = ctypes.CDLL(None).mmap
-    mmap.restype = ctypes.c_void_p
-    mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
-    if mmap(address, whole, _READ_WRITE, _PRIVATE_FIXED, file, 0) != address:
-        return 0
-    # Not ended: memory that is mapped anew there takes its place.
-    watch(
-        Path(os.readlink(f"/proc/self/fd/{file}")), there, "programs that write to a worker's cache must rename files"
-    )
-    return whole
 
 
 class TensorCache:
@@ -170,7 +142,9 @@ class TensorCache:
                 entry = _entry(path, file, wanted.hash, wanted.size)
                 if entry is None:
                     return None
-                at = _map(file.fileno(), memory, wanted.offset, wanted.size)
+                # Entries are replaced by renaming, never in place, and ggml does not write to one it has found.
+                advice = "programs that write to a worker's cache must rename files"
+                _, at = map_file(file.fileno(), 0, memory, wanted.offset, wanted.size, advice)
                 file.seek(at)
                 while at < wanted.size:
                     n = file.readinto(memory[wanted.offset + at : wanted.offset + wanted.size])  # type: ignore[attr-defined]

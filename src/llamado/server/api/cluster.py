@@ -146,6 +146,7 @@ def _device_json(device: DeviceView) -> dict[str, Any]:
         "holds": device.holds or None,
         "memory": {
             "weights": device.weights,
+            "own_disk": device.own_weights,
             "kv": device.kv,
             "compute": device.compute,
             "free": device.memory_free,

@@ -11,25 +11,33 @@ from pathlib import Path
 
 from llamado.gguf.sources.resolve import cache_dir
 
+FNV1A_DIGITS, SHA256_DIGITS = 16, 64
+
 
 class KnownHashes(MutableMapping[str, int]):
-    """FNV-1a of weights by tensor name, for the files of one model as they are now (path, size, time of change).
+    """Hashes of weights by tensor name, for the files of one model as they are now (path, inode, size, time of change).
 
     Several threads may use one. A file of hashes that cannot be read or written only costs computing them again.
     """
 
-    def __init__(self, paths: Sequence[Path], folder: Path | None = None) -> None:
-        """`paths`: the model's file, or all its shards; raises OSError if one is not there."""
-        stamps = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in paths]
-        name = hashlib.sha256(repr(stamps).encode()).hexdigest()[:32]
+    def __init__(self, paths: Sequence[Path], folder: Path | None = None, digits: int = FNV1A_DIGITS) -> None:
+        """`paths`: the model's file, or all its shards; raises OSError if one is not there. `digits` of a hash."""
+        stamps = []
+        for path in paths:
+            status = path.stat()
+            stamps.append((str(path.resolve()), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+        name = hashlib.sha256(repr((digits, stamps)).encode()).hexdigest()[:32]
         self._path = (folder or cache_dir() / "hashes") / f"{name}.json"
-        self._hashes: dict[str, int] = {}
+        self._digits = digits
         self._changed = False
+        self._hashes = self._kept()
+
+    def _kept(self) -> dict[str, int]:
         try:
             kept = json.loads(self._path.read_text())
-            self._hashes = {str(tensor): int(value, 16) for tensor, value in kept.items()}
+            return {str(tensor): int(value, 16) for tensor, value in kept.items()}
         except (OSError, ValueError, AttributeError, TypeError):
-            pass
+            return {}
 
     def __getitem__(self, name: str) -> int:
         return self._hashes[name]
@@ -49,10 +57,12 @@ class KnownHashes(MutableMapping[str, int]):
         return len(self._hashes)
 
     def save(self) -> None:
-        """Keeps what was added, whole or not at all."""
+        """Keeps what was added, whole or not at all, and what others of this machine added meanwhile."""
         if not self._changed:
             return
-        text = json.dumps({name: f"{value:016x}" for name, value in self._hashes.copy().items()})
+        self._changed = False
+        known = self._kept() | self._hashes.copy()
+        text = json.dumps({name: f"{value:0{self._digits}x}" for name, value in known.items()})
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self._path.parent, delete=False) as file:
@@ -63,5 +73,4 @@ class KnownHashes(MutableMapping[str, int]):
                 except OSError:
                     os.unlink(file.name)
         except OSError:
-            return
-        self._changed = False
+            pass

@@ -1,0 +1,90 @@
+"""Weights that a worker of ours has in files of its own: it maps them, and nothing is sent."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import MutableMapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from llamado.devices.device import Bytes, Loaded
+from llamado.rpc.client.connection import WorkerConnection
+from llamado.rpc.client.upload import Weight
+from llamado.rpc.wire import SHA256_BYTES, Bind, Bound, Offer, Offered
+
+_LEAST = 256 << 10
+"""Smaller weights are sent: they cost less than to ask."""
+_AT_ONCE = 64 << 20
+"""Bytes that are asked for together, while the hashes of what follows are computed."""
+_THREADS = 4
+_MAPPED = 2
+"""What a worker answers that maps a weight, if that lies in its page as it does in the file."""
+
+
+class OwnWeights:
+    """What one device may have by itself. `digests`: SHA-256 of weights by name, to which computed ones are added."""
+
+    def __init__(self, connection: WorkerConnection, digests: MutableMapping[str, int]) -> None:
+        self._connection, self.digests = connection, digests
+        self._asked: dict[str, int] = {}
+        self._hashing: dict[str, Future[int]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    def expect(self, weights: Sequence[tuple[str, Bytes]]) -> None:
+        """Asks which of these the worker may have; both sides hash those from now on, and the caller goes on."""
+        if not self._connection.own_files:
+            return
+        new = [(name, data) for name, data in weights if data.nbytes >= _LEAST and name not in self._asked]
+        if not new:
+            return
+        offer = Offer(tuple(Offered(name.encode(), data.nbytes) for name, data in new))
+        for (name, data), answer in zip(new, self._connection.fetch(offer).result().tolist(), strict=True):
+            self._asked[name] = answer
+            if answer and name not in self.digests:
+                if self._pool is None:
+                    self._pool = ThreadPoolExecutor(max(1, min(_THREADS, os.cpu_count() or 1)), "llamado-hash")
+                self._hashing[name] = self._pool.submit(_digest, data)
+
+    def is_mapped(self, name: str) -> bool:
+        """Whether the worker maps a weight, if that lies in its page as it does in the file."""
+        return self._asked.get(name) == _MAPPED
+
+    def bind(self, weights: Sequence[Weight], progress: Loaded | None) -> list[Weight]:
+        """Has the worker put there what it has of these, all of which were expected; those that it does not have."""
+        left: list[Weight] = []
+        groups: list[list[Weight]] = [[]]
+        for weight in weights:
+            if not self._asked.pop(weight.name, 0):
+                left.append(weight)
+                continue
+            if sum(one.data.nbytes for one in groups[-1]) >= _AT_ONCE:
+                groups.append([])
+            groups[-1].append(weight)
+        answers = []
+        for group in filter(None, groups):
+            question = Bind(tuple([self._bound(weight) for weight in group]))
+            answers.append((group, self._connection.fetch(question)))
+        for group, answer in answers:
+            for weight, done in zip(group, answer.result().tolist(), strict=True):
+                if not done:
+                    left.append(weight)
+                elif progress is not None:
+                    progress(weight.data.nbytes)
+        return left
+
+    def _bound(self, weight: Weight) -> Bound:
+        hashing = self._hashing.pop(weight.name, None)
+        if hashing is not None:
+            self.digests[weight.name] = hashing.result()
+        digest = self.digests[weight.name].to_bytes(SHA256_BYTES, "big")
+        wire = weight.tensor
+        return Bound(wire.buffer, wire.data, weight.data.nbytes, digest, weight.name.encode())
+
+    def close(self) -> None:
+        """Ends what is still hashed."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _digest(data: Bytes) -> int:
+    return int.from_bytes(hashlib.sha256(data.data).digest(), "big")

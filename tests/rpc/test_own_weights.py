@@ -1,0 +1,276 @@
+"""Weights that a worker has on its own disk: mapped where they are the very same, sent where they are not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from remote_model import RemoteModel
+from tiny_models import make_llama
+from wire_client import Client, raw, running
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.gguf.reader import GGUFFile
+from llamado.rpc.client import own_weights, upload
+from llamado.rpc.client.device import RemoteDevice, connect
+from llamado.rpc.known_hashes import SHA256_DIGITS, KnownHashes
+from llamado.rpc.wire import Bind, Bound, Offer, Offered
+from llamado.rpc.worker import mapping, own_files
+from llamado.rpc.worker.own_files import OwnFiles
+from llamado.rpc.worker.server import Worker
+
+TOKENS = [5, 99, 200, 17, 42]
+
+
+@pytest.fixture(autouse=True)
+def small_weights_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A tiny model is treated as a large one; nothing of the user's is looked at or changed."""
+    monkeypatch.setattr(own_weights, "_LEAST", 1)
+    monkeypatch.setattr(upload, "OWN_HASH_THRESHOLD", 1 << 30)
+    monkeypatch.setattr(mapping, "_LEAST_MAPPED", 4096)
+    monkeypatch.setattr(own_files, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setenv("LLAMADO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("LLAMADO_MODELS", str(tmp_path / "nothing"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "nothing"))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "ours").mkdir()
+    return make_llama(tmp_path / "ours" / "model.gguf", wtype="Q8_0", n_embd=128, n_ff=256)
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    """The worker's folder."""
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def device() -> Iterator[CpuDevice]:
+    device = CpuDevice(1)
+    yield device
+    device.close()
+
+
+@contextmanager
+def remote(worker: Worker, model: Path) -> Iterator[RemoteDevice]:
+    (one,) = connect(f"127.0.0.1:{worker.port}", digests=KnownHashes([model], digits=SHA256_DIGITS))
+    yield one
+    one.close()
+
+
+def served(device: CpuDevice, *folders: Path) -> Any:
+    return running(device, protocol=8, own_files=True, models=tuple(map(str, folders)))
+
+
+def n_weights(path: Path) -> int:
+    with GGUFFile.open(path) as file:
+        return file.nbytes
+
+
+def logits(path: Path, device: Any) -> bytes:
+    return RemoteModel(path, device).logits(TOKENS).tobytes()
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the weights that were sent."""
+    names: list[str] = []
+    original = upload._send
+
+    def note(connection: Any, weight: upload.Weight, *rest: Any) -> None:
+        names.append(weight.name)
+        original(connection, weight, *rest)
+
+    monkeypatch.setattr(upload, "_send", note)
+    return names
+
+
+def test_nothing_is_sent_of_a_model_that_is_there(
+    device: CpuDevice, model: Path, theirs: Path, sent: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under another name, in a folder below; the numbers are those of a device here, to the bit."""
+    (theirs / "deep").mkdir()
+    (theirs / "deep" / "renamed.gguf").write_bytes(model.read_bytes())
+    caplog.set_level(logging.INFO, "llamado.rpc.worker.server")
+    with served(device, theirs) as worker, remote(worker, model) as far:
+        assert logits(model, far) == logits(model, device)
+        assert far.own_weights == n_weights(model)
+        region = max(next(iter(worker._sessions))._regions.values(), key=lambda r: r.size)
+        assert region.memory is not None
+        address = np.frombuffer(region.memory, np.uint8).ctypes.data
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        inside = [line for line in lines if address <= int(line.split("-")[0], 16) < address + region.size]
+        assert any("renamed.gguf" in line for line in inside), "the file is mapped, not read"
+    assert sent == [] and "come from this machine's own disk" in caplog.text
+
+
+def test_hashes_are_computed_once(
+    device: CpuDevice, model: Path, theirs: Path, sent: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On either side; the next worker, in another process of this machine, knows them, too."""
+    (theirs / "model.gguf").write_bytes(model.read_bytes())
+    with served(device, theirs) as worker, remote(worker, model) as far:
+        right = logits(model, far)
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("hashed again")
+
+    monkeypatch.setattr(own_files, "_digest", never)
+    monkeypatch.setattr(own_weights, "_digest", never)
+    with served(device, theirs) as worker, remote(worker, model) as far:
+        assert logits(model, far) == right and far.own_weights == n_weights(model)
+    assert sent == []
+
+
+def test_what_is_not_the_same_is_sent(device: CpuDevice, model: Path, theirs: Path, sent: list[str]) -> None:
+    """A file of the same name, with the same header, and one other byte in one weight."""
+    data = bytearray(model.read_bytes())
+    with GGUFFile.open(model) as file:
+        info = file.tensors["blk.1.ffn_up.weight"]
+    data[info.offset + info.nbytes // 2] ^= 1
+    (theirs / "model.gguf").write_bytes(data)
+    with served(device, theirs) as worker, remote(worker, model) as far:
+        assert logits(model, far) == logits(model, device)
+        assert far.own_weights == n_weights(model) - info.nbytes
+    assert sent == ["blk.1.ffn_up.weight"]
+
+
+@pytest.mark.parametrize("how", ["in place", "another file", "gone"])
+def test_a_file_that_has_changed_is_hashed_again(
+    device: CpuDevice, model: Path, theirs: Path, sent: list[str], how: str
+) -> None:
+    """Of the same size, and as old as it was."""
+    path = theirs / "model.gguf"
+    path.write_bytes(model.read_bytes())
+    files = OwnFiles([theirs])
+    with GGUFFile.open(model) as file:
+        info = file.tensors["output.weight" if "output.weight" in file.tensors else "token_embd.weight"]
+        digest = hashlib.sha256(file.data(info.name)).digest()
+    name = info.name.encode()
+    assert files.offer([Offered(name, info.nbytes)]) == [True]
+    with served(device, theirs) as worker:
+        worker.shared.files = files
+        with Client(worker) as client:
+            ptr, base = client.alloc(info.nbytes)
+            bind = Bind((Bound(ptr, base, info.nbytes, digest, name),))
+            assert client.data(bind) == b"\1"
+            was, data = path.stat(), bytearray(path.read_bytes())
+            data[info.offset] ^= 1
+            if how == "in place":
+                with path.open("r+b") as stream:
+                    stream.write(data)
+            elif how == "another file":
+                (theirs / "new").write_bytes(data)
+                os.replace(theirs / "new", path)
+            else:
+                path.unlink()
+            if how != "gone":
+                os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+            assert client.data(bind) == b"\0"
+            client.data(Offer((Offered(name, info.nbytes),)))
+            assert client.data(bind) == b"\0"
+
+
+def test_a_client_gets_nothing_that_it_does_not_know(device: CpuDevice, model: Path, theirs: Path) -> None:
+    """Neither by a name, nor by a hash of other bytes, nor of another size, nor from elsewhere."""
+    (theirs / "model.gguf").write_bytes(model.read_bytes())
+    (theirs / "notes.txt").write_bytes(model.read_bytes())
+    with GGUFFile.open(model) as file:
+        info = file.tensors["token_embd.weight"]
+        digest = hashlib.sha256(file.data(info.name)).digest()
+        part = hashlib.sha256(file.data(info.name)[:4096]).digest()
+    name, size = info.name.encode(), info.nbytes
+    with served(device, theirs) as worker, Client(worker) as client:
+        ptr, base = client.alloc(size + 64)
+        assert client.data(Offer((Offered(name, size), Offered(name, size - 1), Offered(b"../x", size)))) == b"\2\0\0"
+        for sha, n, called in (
+            (bytes(32), size, name), (part, 4096, name), (digest, size, b"other"), (digest, size - 1, name),
+        ):  # fmt: skip
+            assert client.data(Bind((Bound(ptr, base, n, sha, called),))) == b"\0"
+            assert not any(client.get(raw(ptr, base, size), size))
+        assert client.data(Bind((Bound(ptr, base + 13, size, digest, name),))) == b"\1"  # copied: not as in its page
+        with GGUFFile.open(model) as file:
+            assert client.get(raw(ptr, base + 13, size), size) == file.data(info.name).tobytes()
+    with served(device, theirs) as worker, Client(worker) as client:
+        ptr, base = client.alloc(100)
+        client.send(Bind((Bound(ptr, base, size, digest, name),)))
+        assert client.is_closed()
+
+
+def test_what_is_mapped_can_be_written_to(device: CpuDevice, model: Path, theirs: Path) -> None:
+    """The file stays as it is."""
+    path = theirs / "model.gguf"
+    path.write_bytes(model.read_bytes())
+    with served(device, theirs) as worker, remote(worker, model) as far:
+        file = RemoteModel(model, far).file
+        tensor = file.tensors["token_embd.weight"]
+        assert far.own_weights
+        region = max(next(iter(worker._sessions))._regions.values(), key=lambda r: r.size)
+        assert region.memory is not None
+        region.fill(0, region.size, 0)
+        assert tensor.nbytes
+    assert path.read_bytes() == model.read_bytes()
+
+
+def test_a_worker_that_came_back_has_them_still(device: CpuDevice, model: Path, theirs: Path, sent: list[str]) -> None:
+    (theirs / "model.gguf").write_bytes(model.read_bytes())
+    digests = KnownHashes([model], digits=SHA256_DIGITS)
+    for _ in range(2):
+        with served(device, theirs) as worker:
+            (far,) = connect(f"127.0.0.1:{worker.port}", digests=digests)
+            RemoteModel(model, far)
+            assert far.own_weights == n_weights(model)
+            far.close()
+    assert sent == []
+
+
+@pytest.mark.parametrize("options", [{}, {"own_files": True}], ids=["off", "another folder"])
+def test_all_is_sent_to_a_worker_without(
+    device: CpuDevice, model: Path, sent: list[str], options: dict[str, Any]
+) -> None:
+    with running(device, protocol=8, **options) as worker, remote(worker, model) as far:
+        assert logits(model, far) == logits(model, device)
+        assert far.own_weights == 0
+    assert len(sent) > 10
+
+
+def test_hashes_of_two_processes_are_kept_together(model: Path, tmp_path: Path) -> None:
+    one, other = (KnownHashes([model], tmp_path, SHA256_DIGITS) for _ in range(2))
+    one["a"], other["b"] = 1 << 255, 2
+    one.save()
+    other.save()
+    assert dict(KnownHashes([model], tmp_path, SHA256_DIGITS)) == {"a": 1 << 255, "b": 2}
+    assert not KnownHashes([model], tmp_path)
+    (kept,) = tmp_path.glob("*.json")
+    assert set(map(len, json.loads(kept.read_text()).values())) == {SHA256_DIGITS}
+    time.sleep(0.01)
+    os.utime(model)
+    assert not KnownHashes([model], tmp_path, SHA256_DIGITS)
+
+
+def test_a_folder_full_of_other_things(theirs: Path, model: Path) -> None:
+    """Files that are no models, broken ones, and parts of a model are no fault."""
+    (theirs / "broken.gguf").write_bytes(model.read_bytes()[:1000])
+    (theirs / "empty.gguf").touch()
+    (theirs / "link.gguf").symlink_to(theirs / "nowhere")
+    (theirs / "folder.gguf").mkdir()
+    os.mkfifo(theirs / "pipe.gguf")
+    (theirs / "good.gguf").symlink_to(model)
+    files = OwnFiles([theirs, theirs / "missing"])
+    with GGUFFile.open(model) as file:
+        size = file.tensors["token_embd.weight"].nbytes
+    assert files.offer([Offered(b"token_embd.weight", size)]) == [True]
+    files.close()
