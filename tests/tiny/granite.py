@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from tiny.llama import ATTENTION, EXPERT, EXPERT_KEYS, EXPERTS, GATED, KEYS, SHARED
-from tiny.mamba import HEADS, MAMBA2
+from tiny.mamba import EVERY_OTHER, HEADS, MAMBA2
 from tiny.spec import Tiny
 
 FACTORS = {"embedding_scale": 3.0, "residual_scale": 0.4, "attention.scale": 0.3, "logit_scale": 2.0}
 
-EVERY_OTHER = {"attention.head_count_kv": [0, 2, 0, 2]}
 HYBRID = {i: ATTENTION | dict.fromkeys(set(MAMBA2) - set(ATTENTION)) for i in (1, 3)}
 
 MODELS = (

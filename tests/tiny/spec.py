@@ -75,7 +75,7 @@ class Tiny:
             return -np.exp(normal)  # rates of decay
         if name.endswith("ssm_d"):
             return 1 + normal * np.float32(0.2)
-        if name.endswith("norm.weight") or ("_norm_" in name and name.endswith(".weight")):
+        if name.endswith(("norm", "norm.weight")) or ("_norm_" in name and name.endswith(".weight")):
             return 1 + normal * np.float32(0.2)
         if name.endswith(".scale"):
             return 1 + normal * np.float32(0.2)

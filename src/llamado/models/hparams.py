@@ -317,14 +317,20 @@ def read_experts(
     gating: Gating = Gating.SOFTMAX,
     normalised: bool = False,
     from_file: bool = False,
+    per_layer: bool = False,
 ) -> Experts:
     """The mixture of a file's layers.
 
     `n_ff` is the width of an expert where the file names none. Experts are weighted as `gating` and `normalised` say;
-    with `from_file`, as the file says where it does. Raises GgufError, InvalidModel or UnsupportedModel, naming the
+    with `from_file`, as the file says where it does. `per_layer`: each layer may have its own width, and use as many as
+    it says: here are the greatest. Raises GgufError, InvalidModel or UnsupportedModel, naming the
     key.
     """
-    n, n_used = keys.int_("expert_count"), keys.int_("expert_used_count")
+    n, n_used = keys.int_("expert_count"), 0 if per_layer else keys.int_("expert_used_count")
+    if per_layer:
+        n_blocks = keys.int_("block_count")
+        n_used = max(keys.per_layer("expert_used_count", n_blocks))
+        n_ff = max(keys.per_layer("expert_feed_forward_length", n_blocks, (n_ff,)))
     n_groups, n_groups_used = keys.int_("expert_group_count", 0), keys.int_("expert_group_used_count", 0)
     if not 0 < n_used <= n:
         raise InvalidModel(
@@ -349,7 +355,7 @@ def read_experts(
     return Experts(
         n=n,
         n_used=n_used,
-        n_ff=keys.int_("expert_feed_forward_length", 0) or n_ff,
+        n_ff=n_ff if per_layer else keys.int_("expert_feed_forward_length", 0) or n_ff,
         gating=gating,
         normalised=normalised,
         scale=factor,

@@ -79,6 +79,7 @@ INTEGERS: dict[str, Range] = {
     "rescale_every_n_layers": Range(0, MOST_LAYERS, "a number of layers"),
     "shortconv.l_cache": Range(2, 16, "as ssm.conv_kernel"),
     "wkv.head_size": Range(1, 1024, "as kda.head_dim"),
+    "moe_latent_size": Range(0, 2**20, "as embedding_length"),
     "pooling_type": Range(0, _INT32, "llama_pooling_type without the unspecified one"),
     "classifier.pooling_type": Range(-1, _INT32, "llama_pooling_type"),
     "tokenizer.ggml.token_type_count": Range(1, 2**16, "BERT has 2, RoBERTa 1"),

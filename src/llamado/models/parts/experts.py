@@ -149,11 +149,12 @@ class Mixture(NamedTuple):
         shared: FeedForward | None = None,
         shared_gate: Tensor | None = None,
         limit: float = 0.0,
+        n_seen: int = 0,
     ) -> Mixture:
         """`ffn_gate_inp`, `exp_probs_b` where it is, and of the experts `ffn_gate_up_exps`, or `ffn_gate_exps` and
         `ffn_up_exps`, or for an activation without a gate `ffn_up_exps` alone, and `ffn_down_exps`.
 
-        Raises InvalidModel.
+        `n_seen`: the width of what the router sees, where it is another. Raises InvalidModel.
         """
         e, n_ff = w.experts(hp.n, hp.n_used), hp.n_ff
         gate: ExpertLinear | None
@@ -165,7 +166,7 @@ class Mixture(NamedTuple):
             gate = ExpertLinear.take(e, "ffn_gate_exps", n_embd, n_ff, hp.n) if gated else None
             up = ExpertLinear.take(e, "ffn_up_exps", n_embd, n_ff, hp.n)
         # Not a linear: Gemma 4 calls a scale of the gate's input so too.
-        gate_inp = Linear(w.need("ffn_gate_inp.weight", n_embd, hp.n), w.maybe("ffn_gate_inp.bias", hp.n))
+        gate_inp = Linear(w.need("ffn_gate_inp.weight", n_seen or n_embd, hp.n), w.maybe("ffn_gate_inp.bias", hp.n))
         return cls(
             router=ExpertRouter(
                 gate_inp, hp, w.maybe("exp_probs_b.bias", hp.n) or w.maybe("exp_probs_b", hp.n), by_logits=weigh_input

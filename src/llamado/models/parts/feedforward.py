@@ -94,9 +94,12 @@ class Ungated(NamedTuple):
     squared: bool = False
 
     @classmethod
-    def take(cls, w: RoleWeights, n_embd: int, n_ff: int, activation: UnaryOp, *, squared: bool = False) -> Ungated:
-        """`ffn_up` and `ffn_down`, with biases where the file has them. Raises InvalidModel."""
-        return cls(w.linear("ffn_up", n_embd, n_ff), w.linear("ffn_down", n_ff, n_embd), activation, squared)
+    def take(
+        cls, w: RoleWeights, n_embd: int, n_ff: int, activation: UnaryOp, *, squared: bool = False, suffix: str = ""
+    ) -> Ungated:
+        """`ffn_up` and `ffn_down`, with biases where the file has them, or those with a suffix. Raises InvalidModel."""
+        up, down = w.linear(f"ffn_up{suffix}", n_embd, n_ff), w.linear(f"ffn_down{suffix}", n_ff, n_embd)
+        return cls(up, down, activation, squared)
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor:
         h = unary(self.up(step, x, f"ffn_up-{layer}"), self.activation, f"ffn_act-{layer}")

@@ -1,1 +1,1 @@
-"""Mamba."""
+"""Mamba, and what has its state spaces beside attention."""

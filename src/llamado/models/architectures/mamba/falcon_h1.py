@@ -1,0 +1,58 @@
+"""The falcon-h1 architecture: Falcon-H1, Falcon-H1R."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from llamado.ggml.graph import add
+from llamado.ggml.ops import RopeMode
+from llamado.ggml.tensor import Tensor
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.forward import Pass
+from llamado.models.hparams import HyperParameters
+from llamado.models.keys import Keys
+from llamado.models.memory import KeysValues, LayerMemory, SideBySide
+from llamado.models.parts.attention import Attention, AttentionMatrices
+from llamado.models.parts.mamba import Mamba2, StateSpace
+from llamado.models.parts.norms import RmsNorm
+from llamado.models.weights import RoleWeights, Weights
+
+
+class Heads(NamedTuple):
+    """Attention and a state space of the same hidden state, added."""
+
+    attention: Attention
+    state_space: Mamba2
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
+        attended, mixed = self.attention(step, layer, x), self.state_space(step, layer, x)
+        return None if attended is None or mixed is None else add(attended, mixed, f"mixed-{layer}")
+
+
+class FalconH1Model(Decoder):
+    """Attention and Mamba-2 side by side in each layer (arXiv 2507.22448)."""
+
+    rope_mode = RopeMode.NEOX
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        self._sizes = StateSpace.read(keys, grouped=True)
+        return super()._read_hparams(keys, n_vocab)
+
+    def _take_weights(self, weights: Weights) -> None:
+        super()._take_weights(weights)
+        self._freq_factors = None  # llama.cpp takes them from a file, but turns without them
+
+    def remembers(self, layer: int) -> LayerMemory:
+        keys_values = super().remembers(layer)
+        assert isinstance(keys_values, KeysValues)
+        return SideBySide(keys_values, self._sizes.remembers(self._sizes.n_mixed))
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        hp = self.hparams
+        attention = Attention(matrices=AttentionMatrices.take(w, hp, layer), scale=hp.attention_scale, rope=hp.rope)
+        return Layer(
+            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
+            attention=Heads(attention, Mamba2.take(w, self._sizes, hp.n_embd)),
+            ffn_norm=RmsNorm(w.need("ffn_norm", hp.n_embd)),
+            feed_forward=self._take_feed_forward(w, layer),
+        )

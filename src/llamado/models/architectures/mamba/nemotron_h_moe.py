@@ -1,0 +1,65 @@
+"""The nemotron_h_moe architecture: Nemotron 3 Nano and Super."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from llamado.ggml.graph import add
+from llamado.ggml.ops import UnaryOp
+from llamado.ggml.tensor import Tensor
+from llamado.models.architectures.mamba.nemotron_h import NemotronHModel
+from llamado.models.forward import Linear, Pass
+from llamado.models.hparams import Experts, Gating, HyperParameters, read_experts
+from llamado.models.keys import Keys
+from llamado.models.parts.experts import Mixture
+from llamado.models.parts.feedforward import FeedForward, Ungated
+from llamado.models.weights import RoleWeights
+
+
+class LatentMixture(NamedTuple):
+    """Experts that work on a narrower hidden state, which `down` makes and `up` brings back, where there are these;
+    beside them a network of the whole one, which the router sees, too.
+    """
+
+    experts: Mixture
+    shared: Ungated
+    down: Linear | None
+    up: Linear | None
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor:
+        latent = x if self.down is None else self.down(step, x, f"ffn_latent_down-{layer}")
+        y = self.experts(step, layer, latent, x)
+        if self.up is not None:
+            y = self.up(step, y, f"ffn_latent_up-{layer}")
+        return add(y, self.shared(step, layer, x), f"ffn_out-{layer}")
+
+
+class NemotronHMoeModel(NemotronHModel):
+    """As Nemotron-H, with experts in the place of networks, as many and as wide as each layer says."""
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        hp = super()._read_hparams(keys, n_vocab)
+        n_blocks = hp.n_layer + hp.n_nextn
+        self._n_used = keys.per_layer("expert_used_count", n_blocks)
+        self._widths = keys.per_layer("expert_feed_forward_length", n_blocks, hp.n_ff)
+        self._latent = keys.int_("moe_latent_size", 0) or hp.n_embd
+        experts = read_experts(keys, max(hp.n_ff), gating=Gating.SIGMOID, from_file=True, per_layer=True)
+        return replace(hp, experts=replace(experts, gating=Gating.SIGMOID))
+
+    def _experts(self, layer: int) -> Experts:
+        assert self.hparams.experts is not None
+        n_used = self._n_used[layer]
+        return replace(
+            self.hparams.experts, n_used=n_used, n_ff=self._widths[layer] or self.hparams.n_ff[layer] // max(n_used, 1)
+        )
+
+    def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
+        hp, experts = self.hparams, self._experts(layer)
+        relu, n = UnaryOp.RELU, self._latent
+        return LatentMixture(
+            Mixture.take(w, n, experts, relu, squared=True, n_seen=hp.n_embd),
+            Ungated.take(w, hp.n_embd, experts.n_ff_shared, relu, squared=True, suffix="_shexp"),
+            w.linear("ffn_latent_down", hp.n_embd, n) if w.has("ffn_latent_down.weight") else None,
+            w.linear("ffn_latent_up", n, hp.n_embd) if w.has("ffn_latent_up.weight") else None,
+        )

@@ -1,0 +1,119 @@
+"""The plamo2 architecture: PLaMo 2."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from llamado.ggml.graph import add, cont, mul, reshape, swiglu_split, view_3d, view_4d
+from llamado.ggml.ops import RopeMode
+from llamado.ggml.tensor import Tensor
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.forward import Linear, Pass
+from llamado.models.hparams import HyperParameters, read_hparams
+from llamado.models.keys import Keys
+from llamado.models.memory import LayerMemory
+from llamado.models.parts.attention import Attention, AttentionMatrices
+from llamado.models.parts.feedforward import GatedFused
+from llamado.models.parts.mamba import Convolution, StateSpace, scan
+from llamado.models.parts.norms import RmsNorm
+from llamado.models.weights import RoleWeights
+
+
+class PlamoMamba(NamedTuple):
+    """Heads of one rate each, as in Mamba-2, whose steps and inputs and outputs of states are made of what the
+    convolution gives, as in Mamba, and normed.
+    """
+
+    sizes: StateSpace
+    n_dt: int
+    project: Linear
+    conv: Convolution
+    select: Linear
+    dt: Linear
+    norms: tuple[RmsNorm, RmsNorm, RmsNorm]
+    a: Tensor
+    d: Tensor
+    out: Linear
+
+    @classmethod
+    def take(cls, w: RoleWeights, sizes: StateSpace, n_embd: int) -> PlamoMamba:
+        """Raises InvalidModel."""
+        n, n_state, n_head, n_dt = sizes.n_inner, sizes.n_state, sizes.rank, max(64, n_embd // 16)
+        return cls(
+            sizes,
+            n_dt,
+            w.linear("ssm_in", n_embd, 2 * n),
+            Convolution.take(w, sizes.n_conv, n),
+            w.linear("ssm_x", n, n_dt + 2 * n_state),
+            w.linear("ssm_dt", n_dt, n_head),
+            (
+                RmsNorm(w.need("ssm_dt_norm", n_dt)),
+                RmsNorm(w.need("ssm_b_norm", n_state)),
+                RmsNorm(w.need("ssm_c_norm", n_state)),
+            ),
+            w.need("ssm_a", n_head),
+            w.need("ssm_d", n_head),
+            w.linear("ssm_out", n, n_embd),
+        )
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
+        n, n_state, n_head, n_seqs = self.sizes.n_inner, self.sizes.n_state, self.sizes.rank, step.n_seqs
+        head_dim, n_tokens = n // n_head, x.ne[1] // n_seqs
+        # Of each head those that go through the gate, and then the others.
+        both = reshape(self.project(step, x, f"ssm_in-{layer}"), 2 * head_dim, n_head, n_tokens, n_seqs)
+        z, x = (
+            cont(view_4d(both, head_dim, n_head, n_tokens, n_seqs, *both.nb[1:], offset=at)) for at in (0, 4 * head_dim)
+        )
+        x = self.conv(step, layer, reshape(x, n, n_tokens, n_seqs))
+        made = self.select(step, x, f"ssm_x-{layer}")
+        b, c, dt = (
+            view_3d(made, width, n_tokens, n_seqs, made.nb[1], made.nb[2], 4 * at)
+            for width, at in ((n_state, 0), (n_state, n_state), (self.n_dt, 2 * n_state))
+        )
+        dt_norm, b_norm, c_norm = self.norms
+        b, c = b_norm(step, b, f"ssm_b_norm-{layer}"), c_norm(step, c, f"ssm_c_norm-{layer}")
+        b, c = (reshape(y, n_state, 1, n_tokens, n_seqs) for y in (b, c))
+        dt = self.dt(step, dt_norm(step, dt, f"ssm_dt_norm-{layer}"), f"ssm_dt-{layer}")
+        x = reshape(x, head_dim, n_head, n_tokens, n_seqs)
+        y = scan(step, layer, 1, x, dt, reshape(self.a, 1, n_head), b, c)
+        if step.ends_with(layer):
+            return None
+        y = view_4d(y, head_dim, n_head, n_tokens, n_seqs, 4 * head_dim, y.nb[1], y.nb[2])
+        y = add(y, mul(x, reshape(self.d, 1, n_head)), f"ssm_y-{layer}")
+        y = swiglu_split(z, y, f"ssm_gated-{layer}")
+        return self.out(step, reshape(y, n, n_tokens * n_seqs), f"ssm_out-{layer}")
+
+
+class Plamo2Model(Decoder):
+    """State spaces in every other layer, and norms before and behind each half (arXiv 2509.04897)."""
+
+    rope_mode = RopeMode.NEOX
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        self._sizes = StateSpace.read(keys)
+        return read_hparams(keys, n_vocab=n_vocab, rope_mode=self.rope_mode, recurrent=True)
+
+    def remembers(self, layer: int) -> LayerMemory:
+        return super().remembers(layer) if self.hparams.n_head_kv[layer] else self._sizes.remembers(self._sizes.n_inner)
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        hp = self.hparams
+        attention: Attention | PlamoMamba
+        if hp.n_head_kv[layer]:
+            attention = Attention(
+                matrices=AttentionMatrices.take(w, hp, layer),
+                scale=hp.attention_scale,
+                rope=hp.rope,
+                q_norm=RmsNorm(w.need("attn_q_norm.weight", hp.head_dim_k, hp.n_head[layer])),
+                k_norm=RmsNorm(w.need("attn_k_norm.weight", hp.head_dim_k, hp.n_head_kv[layer])),
+            )
+        else:
+            attention = PlamoMamba.take(w, self._sizes, hp.n_embd)
+        return Layer(
+            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
+            attention=attention,
+            attn_post_norm=RmsNorm(w.need("post_attention_norm", hp.n_embd)),
+            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
+            feed_forward=GatedFused.take(w, hp.n_embd, hp.n_ff[layer]),
+            ffn_post_norm=RmsNorm(w.need("post_ffw_norm", hp.n_embd)),
+        )
