@@ -25,7 +25,7 @@ from schemas import Case, cases
 from sides import model_path
 
 from llamado.engine.loaded_model import LoadedModel
-from llamado.engine.options import EngineOptions
+from llamado.engine.options import DraftOptions, EngineOptions
 from llamado.engine.request import Done, Event, Failed, Request, Result
 from llamado.engine.sampling.params import Sampling
 from llamado.text.grammar.compiler import Constraint, GrammarCompiler, Matcher
@@ -131,7 +131,9 @@ def main() -> None:
     faults: list[str] = []
     with LoadedModel.load(
         model_path(flags.model),
-        EngineOptions(n_ctx=flags.slots * 2048, n_slots=flags.slots, n_threads=flags.threads, drafting=False),
+        EngineOptions(
+            n_ctx=flags.slots * 2048, n_slots=flags.slots, n_threads=flags.threads, drafts=DraftOptions(kinds=())
+        ),
     ) as llama:
         compiler = GrammarCompiler(llama.tokenizer)
         began = time.perf_counter()

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -224,7 +225,16 @@ class Commands:
             note("rope", **dataclasses.asdict(rope))
             return real_model_in(file, rope)
 
-        real_model_in = llamado.models.load_model
+        def load_draft_model(file: Any, tokenizer: Any, beside: Any, options: Any, progress: Any) -> None:
+            note("drafts", **{field.name: getattr(options.drafts, field.name) for field in fields(options.drafts)})
+
+        def drafts_for(options: Any, model: Any, n_vocab: int) -> tuple[str, ...]:
+            found = real_drafts_for(options, model, n_vocab)
+            return () if found is None else tuple(kind.name for kind in found.kinds)
+
+        real_model_in, real_drafts_for = llamado.models.load_model, loaded_model.drafts_for
+        self._patch.setattr(loaded_model, "load_draft_model", load_draft_model)
+        self._patch.setattr(loaded_model, "drafts_for", drafts_for)
         self._patch.setattr(loaded_model, "load_model", model_in)
         self._patch.setattr("llamado.models.load_model", model_in)
         self._patch.setattr(LoadedModel, "load", classmethod(load_model))

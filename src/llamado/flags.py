@@ -152,9 +152,8 @@ _CPU = "the model runs on this machine's CPU"
 _WHERE = "operations run where their weights are"
 _LATER = "not supported yet"
 _VISION = "multimodal models are not supported yet"
-_DRAFT = "speculative decoding with a second model is not supported yet; see --spec-type"
-_NO_DRAFT = "there is no second model that drafts; see --spec-type"
-_DRAFTED = "how many tokens are drafted follows from what is measured; see --spec-type"
+_DRAFT_ALIKE = "the draft model has what the model has"
+_ONE_DRAFT = "there is one draft, which is kept where it is what would have been chosen anyway"
 _REMOVED = "llama-server has removed this flag, too; see --spec-type"
 _NO_TOOLS = "this server never runs tools"
 _NO_PAGE = "there is no web page"
@@ -313,49 +312,80 @@ COMPUTE = _group(
           type="float", metavar="N", env="LLAMA_ARG_YARN_BETA_SLOW", commands=_ENGINE),
     _used("--yarn-beta-fast", "YaRN: rotations above which a dimension is left as it is (-1: the model's)",
           type="float", metavar="N", env="LLAMA_ARG_YARN_BETA_FAST", commands=_ENGINE),
-    _refused("-md --model-draft --spec-draft-model", _DRAFT, env="LLAMA_ARG_SPEC_DRAFT_MODEL"),
-    _refused("-hfd -hfrd --hf-repo-draft --spec-draft-hf", _DRAFT, env="LLAMA_ARG_SPEC_DRAFT_HF_REPO"),
     _used("--spec-type",
-          "evaluate probable next tokens along with the last one: ngram-simple (what the sequence said before), none, "
-          "or auto: ngram-simple with --rpc, where it hides the links; answers are the same bytes",
-          type="str", default="auto", choices="auto none ngram-simple", metavar="TYPE", env="LLAMA_ARG_SPEC_TYPE",
+          "where tokens come from that are evaluated along with the last one, comma-separated, answers are the same "
+          "bytes: draft-simple (the model of -md), suffix (what followed the longest end that was there before, in the "
+          "sequence or in what this server said), ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache (as "
+          "in llama.cpp), none, or auto: suffix with --rpc, where it hides the links, and with -md, and its model",
+          type="str", default="auto", metavar="TYPES", env="LLAMA_ARG_SPEC_TYPE", commands=_SAMPLING),
+    _used("--spec-default", "the same as --spec-type ngram-mod", default=False, commands=_SAMPLING),
+    _used("-md --model-draft --spec-draft-model", "a smaller model with the same vocabulary, which drafts: as -m",
+          type="str", metavar="MODEL", env="LLAMA_ARG_SPEC_DRAFT_MODEL", commands=_SAMPLING),
+    _used("-hfd -hfrd --hf-repo-draft --spec-draft-hf", "the same from Hugging Face: as -hf", type="str",
+          metavar="REPO", env="LLAMA_ARG_SPEC_DRAFT_HF_REPO", commands=_SAMPLING),
+    _used("-devd --spec-draft-device --device-draft", "workers of --rpc that the draft model is divided among, "
+          "comma-separated (default: none, it is on this machine)", type="str", metavar="DEVICES",
+          needs="rpc", commands=_SAMPLING),
+    _used("-ngld --spec-draft-ngl --gpu-layers-draft --n-gpu-layers-draft",
+          "the draft model's last N layers go to those (auto, all)", type="str", default="auto", metavar="N",
+          env="LLAMA_ARG_N_GPU_LAYERS_DRAFT", needs="spec_draft_device", commands=_SAMPLING),
+    _used("-td --spec-draft-threads --threads-draft", "CPU threads for drafting (default: --threads)", type="int",
+          metavar="N", commands=_SAMPLING),
+    _used("-tbd --spec-draft-threads-batch --threads-batch-draft",
+          "CPU threads for the draft model's prompts (default: --threads-draft, else --threads-batch)", type="int",
+          metavar="N", commands=_SAMPLING),
+    _used("-ctkd --spec-draft-type-k --cache-type-k-draft", "type of the draft model's K cache", type="str",
+          default="f16", choices=" ".join(KV_TYPES), metavar="TYPE", env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
           commands=_SAMPLING),
-    _refused("--spec-default", _DRAFT, type="bool"),
-    _none("-ctkd --spec-draft-type-k --cache-type-k-draft", _NO_DRAFT, env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K"),
-    _none("-ctvd --spec-draft-type-v --cache-type-v-draft", _NO_DRAFT, env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V"),
-    _none("-td --spec-draft-threads --threads-draft", _NO_DRAFT),
-    _none("-tbd --spec-draft-threads-batch --threads-batch-draft", _NO_DRAFT),
-    _none("-Cd --spec-draft-cpu-mask --cpu-mask-draft", _NO_DRAFT),
-    _none("-Crd --spec-draft-cpu-range --cpu-range-draft", _NO_DRAFT),
-    _none("--spec-draft-cpu-strict --cpu-strict-draft", _NO_DRAFT),
-    _none("--spec-draft-prio --prio-draft", _NO_DRAFT),
-    _none("--spec-draft-poll --poll-draft", _NO_DRAFT),
-    _none("-Cbd --spec-draft-cpu-mask-batch --cpu-mask-batch-draft", _NO_DRAFT),
-    _none("--spec-draft-cpu-strict-batch --cpu-strict-batch-draft", _NO_DRAFT),
-    _none("--spec-draft-prio-batch --prio-batch-draft", _NO_DRAFT),
-    _none("--spec-draft-poll-batch --poll-batch-draft", _NO_DRAFT),
-    _none("-otd --spec-draft-override-tensor --override-tensor-draft", _NO_DRAFT),
-    _none("-cmoed --spec-draft-cpu-moe --cpu-moe-draft", _NO_DRAFT, type="bool",
-          env="LLAMA_ARG_SPEC_DRAFT_CPU_MOE"),
-    _none("-ncmoed --spec-draft-n-cpu-moe --spec-draft-ncmoe --n-cpu-moe-draft", _NO_DRAFT,
-          env="LLAMA_ARG_SPEC_DRAFT_N_CPU_MOE"),
-    _none("-devd --spec-draft-device --device-draft", _NO_DRAFT),
-    _none("-ngld --spec-draft-ngl --gpu-layers-draft --n-gpu-layers-draft", _NO_DRAFT,
-          env="LLAMA_ARG_N_GPU_LAYERS_DRAFT"),
-    _none("--spec-draft-p-split --draft-p-split", _NO_DRAFT, env="LLAMA_ARG_SPEC_DRAFT_P_SPLIT"),
-    _none("--spec-draft-p-min --draft-p-min", _NO_DRAFT, env="LLAMA_ARG_SPEC_DRAFT_P_MIN"),
-    _none("--spec-draft-backend-sampling", _NO_DRAFT, type="bool", off_names="--no-spec-draft-backend-sampling",
-          env="LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING"),
-    _none("--spec-draft-sampling", _NO_DRAFT, env="LLAMA_ARG_SPEC_DRAFT_SAMPLING"),
-    _none("--spec-draft-n-max", _DRAFTED, env="LLAMA_ARG_SPEC_DRAFT_N_MAX"),
-    _none("--spec-draft-n-min", _DRAFTED, env="LLAMA_ARG_SPEC_DRAFT_N_MIN"),
+    _used("-ctvd --spec-draft-type-v --cache-type-v-draft", "type of the draft model's V cache", type="str",
+          default="f16", choices=" ".join(KV_TYPES), metavar="TYPE", env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
+          commands=_SAMPLING),
+    _used("--spec-draft-n-max", "drafted tokens at most (default: as many as pay, which is measured)", type="int",
+          metavar="N", env="LLAMA_ARG_SPEC_DRAFT_N_MAX", commands=_SAMPLING),
+    _used("--spec-draft-n-min", "shorter drafts are not evaluated", type="int", default=0, metavar="N",
+          env="LLAMA_ARG_SPEC_DRAFT_N_MIN", commands=_SAMPLING),
+    _used("--spec-draft-p-min --draft-p-min", "how probable the draft model must find a token that it drafts",
+          type="float", default=0.0, metavar="P", env="LLAMA_ARG_SPEC_DRAFT_P_MIN", commands=_SAMPLING),
     *(
-        _none(f"--spec-ngram-{kind}", _DRAFTED)
-        for kind in (
-            "mod-n-min", "mod-n-max", "mod-n-match", "simple-size-n", "simple-size-m", "simple-min-hits",
-            "map-k-size-n", "map-k-size-m", "map-k-min-hits", "map-k4v-size-n", "map-k4v-size-m", "map-k4v-min-hits",
+        _used(f"--spec-ngram-{kind}-{name}", f"ngram-{kind}: {help}", type="int",
+              default=default, metavar="N", commands=_SAMPLING)
+        for kind, name, help, default in (
+            ("mod", "n-match", "tokens that are looked for", 24),
+            ("mod", "n-min", "tokens of a draft at least", 48),
+            ("mod", "n-max", "tokens of a draft at most", 64),
+            *(
+                (kind, name, help, default)
+                for kind in ("simple", "map-k", "map-k4v")
+                for name, help, default in (
+                    ("size-n", "tokens that are looked for", 12),
+                    ("size-m", "tokens of a draft at most", 48),
+                    ("min-hits", "how often they must have been found", 1),
+                )
+            ),
         )
     ),
+    _used("-lcs --lookup-cache-static", "ngram-cache: a file of llama-lookup-create", type="str", metavar="FILE",
+          commands=_SAMPLING),
+    _used("-lcd --lookup-cache-dynamic", "ngram-cache: another one, of what was said before; it is only read",
+          type="str", metavar="FILE", commands=_SAMPLING),
+    _none("-Cd --spec-draft-cpu-mask --cpu-mask-draft", _DRAFT_ALIKE),
+    _none("-Crd --spec-draft-cpu-range --cpu-range-draft", _DRAFT_ALIKE),
+    _none("--spec-draft-cpu-strict --cpu-strict-draft", _DRAFT_ALIKE),
+    _none("--spec-draft-prio --prio-draft", _DRAFT_ALIKE),
+    _none("--spec-draft-poll --poll-draft", _DRAFT_ALIKE),
+    _none("-Cbd --spec-draft-cpu-mask-batch --cpu-mask-batch-draft", _DRAFT_ALIKE),
+    _none("--spec-draft-cpu-strict-batch --cpu-strict-batch-draft", _DRAFT_ALIKE),
+    _none("--spec-draft-prio-batch --prio-batch-draft", _DRAFT_ALIKE),
+    _none("--spec-draft-poll-batch --poll-batch-draft", _DRAFT_ALIKE),
+    _none("-otd --spec-draft-override-tensor --override-tensor-draft", _DRAFT_ALIKE),
+    _none("-cmoed --spec-draft-cpu-moe --cpu-moe-draft", _DRAFT_ALIKE, type="bool",
+          env="LLAMA_ARG_SPEC_DRAFT_CPU_MOE"),
+    _none("-ncmoed --spec-draft-n-cpu-moe --spec-draft-ncmoe --n-cpu-moe-draft", _DRAFT_ALIKE,
+          env="LLAMA_ARG_SPEC_DRAFT_N_CPU_MOE"),
+    _none("--spec-draft-p-split --draft-p-split", _ONE_DRAFT, env="LLAMA_ARG_SPEC_DRAFT_P_SPLIT"),
+    _none("--spec-draft-backend-sampling", _ONE_DRAFT, type="bool", off_names="--no-spec-draft-backend-sampling",
+          env="LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING"),
+    _none("--spec-draft-sampling", _ONE_DRAFT, env="LLAMA_ARG_SPEC_DRAFT_SAMPLING"),
     _refused("--spec-synth-len", "made-up acceptance rates are not supported", env="LLAMA_ARG_SPEC_SYNTH_LEN"),
     _refused("--spec-synth-rates", "made-up acceptance rates are not supported", env="LLAMA_ARG_SPEC_SYNTH_RATES"),
     _refused("--draft --draft-n --draft-max", _REMOVED, env="LLAMA_ARG_DRAFT_MAX"),
@@ -363,8 +393,6 @@ COMPUTE = _group(
     _refused("--spec-ngram-size-n", _REMOVED),
     _refused("--spec-ngram-size-m", _REMOVED),
     _refused("--spec-ngram-min-hits", _REMOVED),
-    _none("-lcs --lookup-cache-static", "drafts come from the sequence itself; see --spec-type"),
-    _none("-lcd --lookup-cache-dynamic", "drafts come from the sequence itself; see --spec-type"),
 )
 
 SPLIT = _group(

@@ -75,6 +75,10 @@ def division(field: str, value: str, given: Any, beside: str = "", **more: Any) 
     return Row(value, {f"divided.split.{field}": given, **more}, f"--rpc h:1,h:2 {beside}")
 
 
+def drafting(field: str, value: str, given: Any, beside: str = "", *, part: bool = False) -> Row:
+    return Row(value, {f"drafts.{field}": given}, beside, part=part)
+
+
 def pair(names: str, value: str, place: str, along: str, beside: str = "", **more: Any) -> Row:
     """One of two flags that come together."""
     given = dict(zip((f"{place}{name}" for name in names.split()), ("c.pem", "k.pem"), strict=True))
@@ -195,10 +199,34 @@ ROWS: dict[str, Row] = {
     "serve --yarn-attn-factor": Row("1.5", {"rope.attn_factor": 1.5}),
     "serve --yarn-beta-slow": Row("2", {"rope.beta_slow": 2.0}),
     "serve --yarn-beta-fast": Row("16", {"rope.beta_fast": 16.0}),
-    "serve --spec-type": Row("ngram-simple", {"engine.drafting": True}),
+    "serve --spec-type": Row(
+        "ngram-mod,suffix", {"drafts.kinds": ("ngram-mod", "suffix"), "engine.drafts": ("ngram-mod", "suffix")}
+    ),
+    "serve --spec-default": Row(None, {"drafts.kinds": ("ngram-mod",), "engine.drafts": ("ngram-mod",)}),
+    "serve --model-draft": drafting("model.spec", "small", "small", part=True),
+    "serve --hf-repo-draft": drafting("model.hf_repo", "u/r", "u/r", part=True),
+    "serve --spec-draft-device": drafting("split.devices", "RPC0", ("RPC0",), "--rpc h:1", part=True),
+    "serve --spec-draft-ngl": drafting("split.n_gpu_layers", "3", 3, "--rpc h:1 --spec-draft-device RPC0"),
+    "serve --spec-draft-threads": Row("3", {"drafts.n_threads": 3, "drafts.n_threads_batch": 3}),
+    "serve --spec-draft-threads-batch": drafting("n_threads_batch", "3", 3),
+    "serve --spec-draft-type-k": drafting("type_k", "q8_0", "q8_0"),
+    "serve --spec-draft-type-v": drafting("type_v", "q8_0", "q8_0"),
+    "serve --spec-draft-n-max": drafting("most", "5", 5),
+    "serve --spec-draft-n-min": drafting("least", "2", 2),
+    "serve --spec-draft-p-min": drafting("p_min", "0.5", 0.5),
+    "serve --spec-ngram-mod-n-match": drafting("ngram_mod", "16", (16, 48, 64)),
+    "serve --spec-ngram-mod-n-min": drafting("ngram_mod", "5", (24, 5, 64)),
+    "serve --spec-ngram-mod-n-max": drafting("ngram_mod", "50", (24, 48, 50)),
+    **{
+        f"serve --spec-ngram-{kind}-{name}": drafting(f"ngram_{kind.replace('-', '_')}", "7", sizes)
+        for kind in ("simple", "map-k", "map-k4v")
+        for name, sizes in {"size-n": (7, 48, 1), "size-m": (12, 7, 1), "min-hits": (12, 48, 7)}.items()
+    },
+    "serve --lookup-cache-static": drafting("lookup_static", "c", "c"),
+    "serve --lookup-cache-dynamic": drafting("lookup_dynamic", "c", "c"),
     # several machines
-    "serve --rpc": Row("h:1,tls://h:2", {"divided.split.rpc": ("h:1", "tls://h:2"), "engine.drafting": True}, part=True,
-                       elsewhere={"plan": {"divided.split.rpc": ("h:1", "tls://h:2")}}),
+    "serve --rpc": Row("h:1,tls://h:2", {"divided.split.rpc": ("h:1", "tls://h:2"), "engine.drafts": ("suffix",)},
+                       part=True, elsewhere={"plan": {"divided.split.rpc": ("h:1", "tls://h:2")}}),
     "serve --tensor-split": division("tensor_split", "3,1", (3.0, 1.0)),
     "serve --gpu-layers": division("n_gpu_layers", "1", 1),
     "serve --device": division("devices", "CPU", ("CPU",)),
@@ -321,9 +349,9 @@ ROWS: dict[str, Row] = {
     "serve --slot-save-path": switch("slot_save_path", "@folder", "@folder"),
     "serve --api-prefix": switch("api_prefix", "/llama", "/llama"),
     "serve --path": switch("static_path", "@folder", "@folder"),
-    "serve --cluster-token": Row("secret", {"state.switches.cluster_token": "secret", "engine.drafting": True},
+    "serve --cluster-token": Row("secret", {"state.switches.cluster_token": "secret", "engine.drafts": ("suffix",)},
                                  part=True),
-    "serve --discover": Row(None, {"discovery.on": True, "engine.drafting": True},
+    "serve --discover": Row(None, {"discovery.on": True, "engine.drafts": ("suffix",)},
                             part=True),
     "serve --hang-timeout": switch("hang_timeout", "9", 9.0),
     "serve --sleep-idle-seconds": Row("60", {"sleep.seconds": 60, "state.switches.sleep_idle_seconds": 60}),

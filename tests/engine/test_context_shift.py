@@ -16,6 +16,8 @@ from tiny_models import make_gemma3, make_llama
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
+from llamado.engine.drafts.drafts import Drafts
+from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ContextExceeded, InvalidRequest
 from llamado.engine.forward.contract import Forward
@@ -90,7 +92,7 @@ def test_as_a_plain_loop(
         n_slots=3,
         n_ctx=n_ctx,
         context_shift=True,
-        drafting=drafting,
+        drafts=Drafts([Suffix()]) if drafting else None,
     )
     try:
         requests = [

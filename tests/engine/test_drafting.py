@@ -2,68 +2,200 @@
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from tiny_models import make_llama
 
+from llamado.devices.device import DeviceError
+from llamado.engine.drafts.ahead import Ahead
+from llamado.engine.drafts.chances import Chances
+from llamado.engine.drafts.contract import Draft, Drafter, DraftKind, Proposal
+from llamado.engine.drafts.cost import Cost
+from llamado.engine.drafts.drafts import Drafts
+from llamado.engine.drafts.model import ModelKind
+from llamado.engine.drafts.ngram_cache import NgramCache, read_lookup_cache
+from llamado.engine.drafts.ngram_map import NgramMap
+from llamado.engine.drafts.ngram_mod import NgramMod
+from llamado.engine.drafts.ngram_simple import NgramSimple
+from llamado.engine.drafts.suffix import Suffix, SuffixAutomaton
 from llamado.engine.engine import Engine
-from llamado.engine.request import Request
+from llamado.engine.errors import EngineError
+from llamado.engine.loaded_model import LoadedModel
+from llamado.engine.options import DraftOptions, EngineOptions, ModelSource
+from llamado.engine.request import Counters, Request
 from llamado.engine.sampling.params import Sampling
-from llamado.engine.scheduler.drafting import MOST, Cost, Drafter
 
-from .fake import FakeForward, FakeTokenizer, ask, send
+from .fake import ALL, FakeForward, FakeTokenizer, ask, send, settled
 
-
-def propose(drafter: Drafter, said: list[int], most: int = MOST, least_gain: float = 0.0) -> list[int]:
-    tokens = np.zeros(len(said) + 4, np.int32)  # a slot's array is longer than its sequence
-    tokens[: len(said)] = said
-    return drafter.propose(tokens, len(said), most, least_gain)
+MOST = 16
 
 
-def test_what_followed_before_is_proposed() -> None:
-    assert propose(Drafter(), [1, 2, 3, 4, 5, 6, 1, 2, 3])[:3] == [4, 5, 6]
-    assert propose(Drafter(), [7, 1, 2, 9, 8, 1, 2, 3, 5, 1, 2])[:2] == [3, 5]  # the last time counts
-    assert propose(Drafter(), [1, 2, 3, 4]) == []
-    assert propose(Drafter(), [5]) == [] and propose(Drafter(), [5, 6, 5], most=0) == []
+def proposed(kind: DraftKind | Drafter, said: list[int], most: int = MOST, ahead: Sequence[int] = ()) -> list[int]:
+    drafter = kind.drafter() if isinstance(kind, DraftKind) else kind
+    tokens, marks = drafter.propose(said, ahead, most)
+    assert len(tokens) == len(marks) <= most
+    return tokens
 
 
-def test_a_loop_is_drafted_round_and_round() -> None:
-    drafter = Drafter()
-    for _ in range(9):
-        drafter.propose(np.array([1, 2, 3, 1, 2], np.int32), 5, 4, 0.0)
-        drafter.learn(4, 4)
-    assert propose(drafter, [1, 2, 3, 1, 2, 3, 1]) == ([2, 3, 1] * 6)[:MOST]
+# -- the sources -------------------------------------------------------------------------------------------------------
+
+
+def test_what_followed_the_longest_end_is_proposed() -> None:
+    assert proposed(Suffix(), [1, 2, 3, 4, 5, 6, 1, 2, 3])[:3] == [4, 5, 6]
+    assert proposed(Suffix(), [7, 1, 2, 9, 8, 1, 2, 3, 5, 1, 2])[:2] == [3, 5]  # the last time counts
+    assert proposed(Suffix(), [7, 1, 2, 9, 8, 1, 2, 3, 5, 7, 1, 2])[:1] == [9]  # and more so what agrees for longer
+    assert proposed(Suffix(), [1, 2, 3, 4]) == []
+    assert proposed(Suffix(), [5]) == [] and proposed(Suffix(), [5, 6, 5], most=0) == []
+    assert proposed(Suffix(), [1, 2, 3, 1, 2, 3, 1]) == ([2, 3, 1] * 6)[:MOST]  # a loop goes round and round
+
+
+def test_what_is_ahead_counts_as_said() -> None:
+    said = [random.Random(3).randrange(5) for _ in range(300)]
+    for kind in (NgramSimple(2, 2), NgramMap(2, 3), NgramMap(2, 3, counts=True), NgramCache()):
+        drafter = kind.drafter()
+        for n in range(20, 290):
+            first = proposed(drafter, said[:n], 1)
+            assert proposed(drafter, said[:n], 1, first) == proposed(kind, [*said[:n], *first], 1) or not first
+    assert proposed(Suffix(), [9, 1, 2, 3, 4, 5, 1, 2], 4, [3]) == [4, 5, 1, 2]
+    assert proposed(Suffix(), [9, 1, 2, 3, 4, 5, 1, 2], 2, [7, 9]) == [1, 2]
+    assert proposed(Suffix(), [1, 1, 1], 4, [1, 1, 1, 1]) == [1, 1, 1, 1]
+
+
+def test_an_automaton_finds_what_searching_finds() -> None:
+    for seed in range(4):
+        random_ = random.Random(seed)
+        text = [random_.randrange(2 + seed) for _ in range(90)]
+        automaton = SuffixAutomaton()
+        for end, token in enumerate(text, 1):
+            automaton.append(token)
+            state, n = automaton.repeated()
+            ends = {k: [at for at in range(k, end) if text[at - k : at] == text[end - k : end]] for k in range(1, end)}
+            longest = max((k for k, at in ends.items() if at), default=0)
+            assert n == longest
+            if n:
+                assert automaton.last_end[state] in ends[n]
+                assert longest > 24 or automaton.last_end[state] == max(ends[n])
 
 
 def test_a_sequence_that_grows_is_remembered_as_it_grew() -> None:
     said = [random.Random(3).randrange(5) for _ in range(200)]
-    drafter, fresh = Drafter(), []
+    grown = Suffix().drafter()
     for n in range(1, 200):
-        fresh.append(propose(drafter, said[:n], most=1))
-        assert fresh[-1] == propose(Drafter(), said[:n], most=1)
+        assert proposed(grown, said[:n]) == proposed(Suffix(), said[:n])
+    grown.forget()
+    assert proposed(grown, [1, 2, 3, 1, 2])[:1] == [3]
 
 
-def test_drafts_get_shorter_when_they_are_wrong() -> None:
-    drafter = Drafter()
-    said = [1, 2, 3, 1, 2, 3, 1, 2, 3]
-    lengths = []
-    for _ in range(20):
-        draft = propose(drafter, said, least_gain=0.05)
-        lengths.append(len(draft))
-        drafter.learn(len(draft), 0)
-    assert lengths == sorted(lengths, reverse=True) and lengths[0] > lengths[-1]
-    for _ in range(20):
-        drafter.learn(8, 8)
-    assert len(propose(drafter, said, least_gain=0.05)) == MOST
+def test_what_others_said_is_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = Suffix()
+    first = kind.drafter()
+    first.end([9, 8, 1, 2, 3, 4, 5, 6], 2)
+    kind.drafter().end([7, 7, 7], 3)  # nothing was said
+    second = kind.drafter()
+    assert proposed(second, [5, 9, 1, 2, 3]) == [4, 5, 6]  # and not what the next answer begins with
+    assert proposed(Suffix(shared=False), [5, 9, 1, 2, 3]) == []
+    kind.drafter().end([0, 1, 2, 3, 11, 12], 1)
+    assert proposed(second, [5, 9, 1, 2, 3]) == [11, 12]
+    monkeypatch.setattr("llamado.engine.drafts.suffix._TOKENS", 8)
+    for n in range(100, 160, 3):
+        kind.drafter().end([n, n + 1, n + 2], 0)
+    assert proposed(second, [5, 9, 1, 2, 3]) == []  # the oldest is gone
+    assert proposed(second, [5, 9, 1, 2, 3, 157, 158]) == [159]
+
+
+def test_ngrams_as_in_llama_cpp() -> None:
+    once = [*range(100, 120), *range(10), *range(200, 220)]
+    again = [*once, 3, 4, 5, 6]
+    assert proposed(NgramSimple(4, 6), again) == [7, 8, 9, 200, 201, 202]
+    assert proposed(NgramSimple(5, 6), again) == []
+    assert proposed(NgramSimple(4, 48), again) == []  # too short for a draft of that length
+    assert proposed(NgramMap(4, 6), again) == [7, 8, 9, 200, 201, 202]
+
+    drafter = NgramMap(4, 6).drafter()
+    assert len(proposed(drafter, again)) == 6
+    drafter.learn(6, 2)
+    assert proposed(drafter, [*again, 1, 2, 3, 4, 5, 6]) == [7, 8]  # as many as were right
+    assert proposed(NgramMap(4, 6, 2, counts=True), again) == []  # found once, wanted twice
+    two, three = [1, 2, 3, 9, 9, 9], [1, 2, 3, 8, 8, 8]
+    assert proposed(NgramMap(3, 3, counts=True), [0, *two, *two, *three, 4, 4, 1, 2, 3]) == [9, 9, 9]
+    assert proposed(NgramMap(3, 3, counts=True), [0, *two, *three, 4, 4, 4, 1, 2, 3]) == []
+
+
+def test_ngram_mod_is_shared_and_forgets_what_does_not_help() -> None:
+    kind = NgramMod(4, 3, 5)
+    text = list(range(50, 120))
+    assert proposed(kind, text) == []
+    assert proposed(kind, [1, 2, 3, 4, 60, 61, 62, 63]) == [64, 65, 66, 67, 68]
+    assert proposed(NgramMod(4, 6, 5), [*text, 60, 61, 62, 63]) == []  # fewer than the least
+    drafter = kind.drafter()
+    for _ in range(5):
+        assert proposed(drafter, [1, 2, 3, 4, 60, 61, 62, 63])
+        drafter.learn(5, 1)
+    assert proposed(drafter, [1, 2, 3, 4, 60, 61, 62, 63]) == []
+
+
+def test_ngram_cache(tmp_path: Path) -> None:
+    assert proposed(NgramCache(), [1, 2, 3, 4, 5, 1, 2, 3]) == [4, 5, 1, 2, 3, 4, 5, 1]
+    assert proposed(NgramCache(), [1, 2, 3, 9, 2, 5, 2]) == []  # 2 is followed by both as often
+
+    def entry(key: Sequence[int], followed: dict[int, int]) -> list[int]:
+        return [*key, *[-1] * (4 - len(key)), len(followed), *(n for item in followed.items() for n in item)]
+
+    path = tmp_path / "cache"
+    np.array([*entry([7, 8], {9: 3, 4: 1}), *entry([8, 9], {5: 1})], "<i4").tofile(path)
+    assert read_lookup_cache(path) == {(7, 8): {9: 3, 4: 1}, (8, 9): {5: 1}}
+    assert proposed(NgramCache(static=str(path)), [1, 7, 8]) == [9]
+    assert proposed(NgramCache(dynamic=str(path)), [1, 7, 8]) == [9]
+    for data in (b"abc" * 11, np.array([7, 8, -1, -1, 0], "<i4").tobytes()):
+        path.write_bytes(data)
+        with pytest.raises(EngineError, match="no lookup cache"):
+            NgramCache(str(path))
+    with pytest.raises(EngineError, match="cannot be read"):
+        NgramCache(str(tmp_path / "nothing"))
+
+
+# -- what is worth its time --------------------------------------------------------------------------------------------
+
+
+def test_chances_are_learnt_by_mark() -> None:
+    common = Chances(lambda mark: 0.5)
+    one = Chances(common)
+    for _ in range(50):
+        one.note(1, True)
+        one.note(0, False)
+    assert one.of(1) > 0.9 > 0.1 > one.of(0) and one.of(2) == 0.5
+    assert common.of(1) > 0.9 and Chances(common).of(1) > 0.9  # another sequence begins with it
+    assert list(one.all_right([2, 2], 0.5)) == [0.25, 0.125]
+
+
+def test_what_was_drafted_is_judged_in_order() -> None:
+    ahead = Ahead()
+    first, second = Draft(0, [1, 2], [0, 0]), Draft(1, [3], [0])
+    ahead.add(first)
+    ahead.add(second)
+    assert ahead.tokens == [1, 2, 3] and ahead.drafts == [first, second]
+    assert ahead.judge(1) and ahead.judge(2) and ahead.epoch == 0 and ahead.tokens == [3]
+    assert not ahead.judge(4) and ahead.epoch == 1 and not ahead
+    assert not ahead.judge(3) and ahead.epoch == 1
+    assert (ahead.n_drafted, ahead.n_accepted, first.accepted) == (3, 2, 2)
+    assert ahead.judged == [(first, 0, True), (first, 1, True), (second, 0, False)]
+
+
+company_time = [0.0]
 
 
 def company(cost: Cost, n_generating: int, rate: Callable[[bool], float], fixed: float, each: float) -> list[bool]:
     """Runs 2,000 batches of so many sequences; `rate` gives tokens per second with drafts and without."""
-    now, owed, drafted = 0.0, 0.0, []
+    now, owed, drafted = company_time[-1], 0.0, []
     for i in range(2000):
-        drafting = cost.least_gain(n_generating) < 1.0
+        drafting = cost.drafts(n_generating)
         drafted.append(drafting)
         n = 1 + i % 5 if drafting else 1
         seconds = fixed + each * n
@@ -71,6 +203,7 @@ def company(cost: Cost, n_generating: int, rate: Callable[[bool], float], fixed:
         owed += rate(drafting) * seconds
         cost.note(n_generating, n, seconds, int(owed), now)
         owed -= int(owed)
+    company_time.append(now)
     return drafted
 
 
@@ -80,8 +213,12 @@ def test_a_token_is_worth_more_while_batches_wait_for_networks() -> None:
         company(waiting, 1, lambda drafting: 100.0 if drafting else 20.0, 0.05, 0.0002)
         company(working, 1, lambda drafting: 1000.0 if drafting else 500.0, 0.001, 0.004)
     assert min(waiting.least_gain(1) for _ in range(5)) < 0.1
+    assert min(waiting.least_gain(1, 0.05) for _ in range(5)) > 0.1  # a model that takes its time is worth less
     assert max(working.least_gain(1) for _ in range(5)) > 0.5
+    if not working.drafts(1):  # of a trial
+        company(working, 1, lambda drafting: 1000.0, 0.001, 0.004)
     gains = [working.least_gain(1) for _ in range(100)]
+    assert working.drafts(1)
     assert 1 <= sum(gain < 0.5 for gain in gains) < 10  # now and then it is tried again
 
 
@@ -90,55 +227,161 @@ def test_what_gives_more_tokens_per_second_is_done() -> None:
     busy = company(cost, 8, lambda drafting: 250.0 if drafting else 400.0, 0.01, 0.001)
     idle = company(cost, 1, lambda drafting: 90.0 if drafting else 60.0, 0.01, 0.001)
     assert sum(busy[100:]) < 0.2 * len(busy[100:]) and any(busy[100:])
+    assert sum(busy[1000:]) < 0.04 * len(busy[1000:])  # ever more seldom
     assert sum(idle[100:]) > 0.8 * len(idle[100:])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_answers_are_the_same_with_and_without(temperature: float) -> None:
-    """Few tokens, so that many drafts are right by chance; cells of wrong ones would change all that follows."""
-    random_ = random.Random(5)
-    requests = [
-        Request(
-            prompt=[random_.randrange(1, 3) for _ in range(random_.randrange(3, 40))],
-            n_predict=random_.randrange(1, 120),
-            n_probs=2,
-            sampling=Sampling(seed=i, ignore_eos=True, temperature=temperature),
-        )
-        for i in range(24)
-    ]
-    answers = []
-    for drafting in (False, True):
-        forward = FakeForward(2048, n_vocab=3, max_batch=24)
-        engine = Engine(forward, FakeTokenizer(), n_slots=4, n_ctx=256, drafting=drafting)
-        try:
-            if drafting:
-                assert engine._planner.cost is not None
-                engine._planner.cost = Free()
-            answers.append([client.result for client in [send(engine, request) for request in requests]])
-            batches = len(forward.sizes)
-        finally:
-            engine.close()
-    without, with_ = answers
-    assert [r.tokens for r in with_] == [r.tokens for r in without]
-    assert [r.probs for r in with_] == [r.probs for r in without]
-    assert [r.content for r in with_] == [r.content for r in without]
-    n_tokens = sum(len(r.tokens) for r in with_)
-    assert n_tokens > 1.2 * batches  # several tokens came of a batch
+# -- answers -----------------------------------------------------------------------------------------------------------
 
 
 class Free(Cost):
     """Batches cost nothing."""
 
-    def least_gain(self, n_generating: int) -> float:
+    def least_gain(self, n_generating: int, seconds: float = 0.0) -> float:
         return 0.0
+
+    def drafts(self, n_generating: int) -> bool:
+        return True
+
+
+def free(*kinds: DraftKind, **options: Any) -> Drafts:
+    drafts = Drafts(kinds, **options)
+    drafts.cost = Free()
+    return drafts
+
+
+class LateForward(FakeForward):
+    """Batches that are computed when they are asked for, up to four of them on their way."""
+
+    depth = 4
+
+    def start(self, *args: Any, **options: Any) -> Future[Any]:
+        found: Future[Any] = Future()
+        done = super().start(*args, **options)
+        late = self.late = getattr(self, "late", [])
+        late.append(found)
+        found.result = lambda timeout=None: (late.remove(found), done.result())[1]  # type: ignore[method-assign]
+        self.most_late = max(getattr(self, "most_late", 0), len(late))
+        return found
+
+
+KINDS: dict[str, Callable[[], DraftKind]] = {
+    "suffix": Suffix,
+    "ngram-simple": lambda: NgramSimple(2, 3),
+    "ngram-map-k4v": lambda: NgramMap(2, 3, counts=True),
+    "ngram-mod": lambda: NgramMod(3, 1, 8),
+    "ngram-cache": NgramCache,
+    "draft-simple": lambda: ModelKind(FakeForward(1024, n_vocab=3, max_batch=16), 3, ends=frozenset({0})),
+}
+
+
+def answered(drafts: Drafts | None, depth: int, temperature: float) -> tuple[list[Any], Counters, int]:
+    """Of few tokens, so that many drafts are right by chance; cells of wrong ones would change all that follows."""
+    random_ = random.Random(5)
+    requests = [
+        Request(
+            prompt=[random_.randrange(1, 3) for _ in range(random_.randrange(3, 30))],
+            n_predict=random_.randrange(10, 60),
+            n_probs=2,
+            sampling=Sampling(seed=i, ignore_eos=True, temperature=temperature),
+        )
+        for i in range(6)
+    ]
+    forward = (FakeForward if depth == 1 else LateForward)(1024, n_vocab=3, max_batch=24)
+    engine = Engine(forward, FakeTokenizer(), n_slots=3, n_ctx=256, drafts=drafts)
+    try:
+        results = [client.result for client in [send(engine, request) for request in requests]]
+        results += [ask(engine, request) for request in requests[:2]]
+        return results, settled(engine).counters, getattr(forward, "most_late", 0)
+    finally:
+        engine.close()
+
+
+@functools.cache
+def plain(temperature: float) -> list[Any]:
+    return answered(None, 1, temperature)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [*KINDS, "suffix,ngram-mod,draft-simple"])
+def test_answers_are_the_same_with_and_without(names: str) -> None:
+    for depth, temperature in ((1, 1.0), (4, 0.0), (4, 1.0)):
+        without = plain(temperature)
+        with_, counters, most_late = answered(free(*(KINDS[name]() for name in names.split(","))), depth, temperature)
+        for name in ("tokens", "probs", "content", "seed", "n_predicted", "n_tokens_cached", "stop_type"):
+            assert [getattr(r, name) for r in with_] == [getattr(r, name) for r in without], name
+        assert counters.n_accepted > 0.02 * counters.tokens_predicted_total  # several tokens came of a batch
+        assert [kind.name for kind in counters.drafts] == names.split(",")
+        assert sum(kind.n_accepted for kind in counters.drafts) == counters.n_accepted
+        assert depth == 1 or most_late > 1
+
+
+class Known(DraftKind, Drafter):
+    """Drafts what is right, and now and then not."""
+
+    name = "known"
+
+    def __init__(self, answer: list[int], wrong: Callable[[int], bool]) -> None:
+        self.answer, self.wrong = answer, wrong
+
+    def drafter(self) -> Known:
+        return self
+
+    def forget(self) -> None:
+        pass
+
+    def propose(self, said: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
+        at = len(said) + len(ahead)
+        tokens = [token ^ self.wrong(at + i) for i, token in enumerate(self.answer[at : at + most])]
+        return Proposal(tokens, [0] * len(tokens))
+
+
+@pytest.mark.parametrize("every", [10**9, 23, 7])
+def test_several_windows_are_on_their_way(every: int) -> None:
+    """Where drafts are right, windows follow each other before the first is known; a wrong tail is thrown away."""
+    prompt = [1, 2, 3, 4, 5]
+    request = Request(prompt=prompt, n_predict=150, sampling=Sampling(seed=1, ignore_eos=True))
+
+    def told(drafts: Drafts | None) -> tuple[list[int], Counters, LateForward]:
+        forward = LateForward(1024, max_batch=64, layers=(ALL, ALL))
+        engine = Engine(forward, FakeTokenizer(), n_slots=2, n_ctx=256, drafts=drafts)
+        try:
+            return ask(engine, request).tokens, settled(engine).counters, forward
+        finally:
+            engine.close()
+
+    tokens, _, without = told(None)
+    known = Known([*prompt, *tokens], lambda at: at % every == every - 1)
+    found, counters, forward = told(free(known))
+    assert found == tokens
+    assert without.most_late == 1 and forward.most_late == 4
+    assert len(forward.sizes) < (90 if every == 7 else 40) and counters.n_accepted > 110
+
+
+def test_windows_leave_room_for_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that keeps a window of tokens moves it along: not while what is behind it is on trust."""
+    from llamado.models.memory import KeysValues
+
+    request = Request(prompt=[1, 2, 3], n_predict=180, sampling=Sampling(seed=1, ignore_eos=True))
+
+    def told(drafts: Drafts | None) -> list[int]:
+        forward = LateForward(1024, max_batch=32, layers=(KeysValues(1, 1, 32), ALL))
+        engine = Engine(forward, FakeTokenizer(), n_slots=1, n_ctx=256, drafts=drafts)
+        try:
+            return ask(engine, request).tokens
+        finally:
+            engine.close()
+
+    tokens = told(None)
+    for every in (11, 19, 31):
+        known = Known([1, 2, 3, *tokens], lambda at, every=every: at % every == every - 1)  # type: ignore[misc]
+        assert told(free(known)) == tokens
 
 
 def test_a_draft_ends_where_the_answer_ends() -> None:
     """Budget, context and end-of-text are kept to, whatever was drafted behind them."""
     forward = FakeForward(256, n_vocab=2, max_batch=64)
-    engine = Engine(forward, FakeTokenizer(eog=(0,)), n_slots=1, n_ctx=64, drafting=True)
-    engine._planner.cost = Free()
+    engine = Engine(forward, FakeTokenizer(eog=(0,)), n_slots=1, n_ctx=64, drafts=free(Suffix()))
     try:
         for n in range(1, 30):
             result = ask(engine, Request(prompt=[1, 1, 1], n_predict=n, sampling=Sampling(seed=n)))
@@ -147,3 +390,90 @@ def test_a_draft_ends_where_the_answer_ends() -> None:
         assert full.truncated and len(full.tokens) == 64 - 20
     finally:
         engine.close()
+
+
+def test_lengths_that_were_asked_for_are_kept_to() -> None:
+    sizes = {}
+    for name, options in {"any": {}, "most": {"most": 2}, "least": {"least": 100}}.items():
+        forward = FakeForward(512, n_vocab=2, max_batch=64)
+        engine = Engine(forward, FakeTokenizer(), n_slots=1, n_ctx=256, drafts=free(Suffix(), **options))
+        try:
+            ask(engine, Request(prompt=[1, 1, 1], n_predict=100, sampling=Sampling(seed=3, ignore_eos=True)))
+        finally:
+            engine.close()
+        sizes[name] = max(forward.sizes[1:])
+    assert sizes["any"] > 3 == sizes["most"] and sizes["least"] == 1
+
+
+# -- a model that drafts -----------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_is_the_same_is_always_right() -> None:
+    """It draws by the same random numbers, in its own memory, whatever becomes of the sequences."""
+    draft = FakeForward(768, max_batch=32)  # room for few sequences at a time
+    kind = ModelKind(draft, 97, ends=frozenset({0}))
+    engine = Engine(FakeForward(2048, max_batch=32), FakeTokenizer(), n_slots=3, n_ctx=256, drafts=free(kind, most=6))
+    try:
+        for round_ in range(3):
+            asked = [
+                Request(
+                    prompt=[1 + (7 * i + k) % 90 for k in range(20 + 100 * (i % 2))],
+                    n_predict=40,
+                    sampling=Sampling(seed=i, temperature=round_ / 2, ignore_eos=True),
+                )
+                for i in range(6)
+            ]
+            results = [client.result for client in [send(engine, request) for request in asked]]
+            for result in results:
+                assert result.timings.draft_n_accepted == result.timings.draft_n
+        assert sum(result.timings.draft_n or 0 for result in results) > 100
+        first = len(draft.sizes)
+        again = ask(engine, Request(prompt=[*asked[0].prompt, *results[0].tokens, 5], n_predict=2))
+        assert again.n_predicted and sum(draft.sizes[first:]) < 20  # what it has read it does not read again
+    finally:
+        engine.close()
+
+
+def test_a_lost_draft_device_ends_no_answer() -> None:
+    draft = FakeForward(1024, max_batch=32)
+    kind = ModelKind(draft, 97, ends=frozenset())
+    engine = Engine(FakeForward(1024, max_batch=32), FakeTokenizer(), n_slots=1, drafts=free(kind))
+    request = Request(prompt=[1, 2, 3], n_predict=60, sampling=Sampling(seed=1, ignore_eos=True))
+    try:
+        tokens = ask(engine, request).tokens
+
+        def fail(n: int) -> None:
+            if len(draft.sizes) > 30:
+                raise DeviceError("it burns")
+
+        draft.sizes.clear()
+        draft.before = fail
+        assert ask(engine, request).tokens == tokens and kind.lost
+        assert ask(engine, request).tokens == tokens
+    finally:
+        engine.close()
+
+
+@pytest.mark.slow
+def test_a_draft_model_from_its_file(tmp_path: Path) -> None:
+    target, small = (
+        make_llama(tmp_path / "t.gguf", n_vocab=320),
+        make_llama(tmp_path / "s.gguf", n_vocab=320, n_layer=1),
+    )
+    other = make_llama(tmp_path / "o.gguf", n_vocab=500)
+    answers = []
+    for path in (None, target, small):
+        wanted = DraftOptions(model=None if path is None else ModelSource(spec=str(path)), most=4)
+        with LoadedModel.load(target, EngineOptions(n_ctx=512, n_threads=1, drafts=wanted)) as llama:
+            if path is not None:
+                llama.engine._drafts.cost = Free()  # type: ignore[union-attr]
+            found = [
+                llama.complete("Hello world", n_predict=24, seed=3, temperature=t, ignore_eos=True) for t in (0.0, 0.9)
+            ]
+            answers.append([r.tokens for r in found])
+            if path == target:
+                assert all(r.timings.draft_n == r.timings.draft_n_accepted for r in found)
+                assert sum(r.timings.draft_n or 0 for r in found) > 20
+    assert answers[0] == answers[1] == answers[2]
+    with pytest.raises(EngineError, match="its vocabulary has 500 tokens, the model's 320"):
+        LoadedModel.load(target, EngineOptions(n_ctx=512, drafts=DraftOptions(model=ModelSource(spec=str(other)))))

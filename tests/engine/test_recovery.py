@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceError, DeviceLost
+from llamado.engine.drafts.drafts import Drafts
+from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ComputeFailed, EngineClosed, Unavailable
 from llamado.engine.forward.contract import ForwardError, Scales
@@ -625,7 +627,7 @@ def test_drafted_tokens_do_not_outlive_a_move(seed: int) -> None:
     """Sequences are moved while a batch with drafts behind them is on its way: what was drafted stays behind."""
     rng = random.Random(seed)
     forward = FragileForward(1024, n_vocab=4, max_batch=32, depth=5, seed=seed)
-    engine = Engine(forward, FakeTokenizer(), n_slots=6, n_ctx=500, drafting=True)
+    engine = Engine(forward, FakeTokenizer(), n_slots=6, n_ctx=500, drafts=Drafts([Suffix()]))
     try:
         requests = []
         for _ in range(10):
@@ -678,7 +680,7 @@ def test_any_schedule(seed: int, n_slots: int, n_blocks: int, depth: int, drafti
         FakeTokenizer(),
         n_slots=n_slots,
         n_ctx=n_ctx,
-        drafting=drafting,
+        drafts=Drafts([Suffix()]) if drafting else None,
         failover=rng.choice([None, 0.0, 0.01]),
         prefill_chunk=rng.choice([4, 256]),
     )

@@ -16,6 +16,8 @@ from llamado.devices.cpu.jit import Jit
 from llamado.devices.split.placement import Placement
 from llamado.engine.cache.prompt_cache import CellReader
 from llamado.engine.cache.slot_file import SlotReader, write_slot
+from llamado.engine.drafts.drafts import Drafts
+from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
 from llamado.engine.errors import SlotFileError
 from llamado.engine.forward.runner import ModelRunner
@@ -183,7 +185,7 @@ def test_answers_are_those_of_a_memory_that_keeps_everything(
     ]  # fmt: skip
     found = []
     for whole in (False, True):
-        engine = Engine(start(whole=whole), TOKENIZER, n_slots=3, n_ctx=1024, cache_ram=-1, drafting=True)
+        engine = Engine(start(whole=whole), TOKENIZER, n_slots=3, n_ctx=1024, cache_ram=-1, drafts=Drafts([Suffix()]))
         try:
             answers = [ask(engine, request) for request in asked]
             engine.save_slot(answers[-1].id_slot, tmp_path / "a").result(60)

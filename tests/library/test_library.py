@@ -17,7 +17,7 @@ from tiny_models import make_llama
 import llamado
 from llamado import Llama, LlamadoError, LlamaGrammar
 from llamado.devices.split.placement import ALL_LAYERS, SplitOptions
-from llamado.engine.options import EngineOptions
+from llamado.engine.options import DraftOptions, EngineOptions
 from llamado.library import llama as library
 from llamado.library.errors import LibraryError
 from llamado.models.keys import RopeOptions
@@ -363,7 +363,10 @@ PLAIN = EngineOptions(n_ctx=512, n_batch=512)
         ({"chat_format": "gemma"}, {"chat_template": "gemma"}),
         ({"embedding": True, "pooling_type": 1}, {"embeddings": True, "pooling": "mean"}),
         ({"lora_path": "a.gguf", "lora_scale": 0.5}, {"lora": (("a.gguf", 0.5),)}),
-        ({"draft_model": llamado.LlamaPromptLookupDecoding(num_pred_tokens=2)}, {"drafting": True}),
+        (
+            {"draft_model": llamado.LlamaPromptLookupDecoding(num_pred_tokens=2)},
+            {"drafts": DraftOptions(kinds=("suffix",))},
+        ),
         ({"kv_overrides": {"general.name": "x"}}, {"metadata": (("general.name", "x"),)}),
         ({"rope_freq_base": 1e6}, {"rope": RopeOptions(freq_base=1e6)}),
         ({"rope_freq_scale": 0.25}, {"rope": RopeOptions(freq_scale=0.25)}),

@@ -263,7 +263,7 @@ def test_json(here: None, answers: list[Any], snippet: str) -> None:
 
 def test_speculative(here: None) -> None:
     llama = run(SPECULATIVE)["llama"]
-    assert llama._model.engine._planner.cost is not None
+    assert llama._model.engine._drafts.cost is not None
 
 
 def test_embeddings(here: None) -> None:

@@ -20,7 +20,7 @@ from llamado.devices.device import DeviceError, DeviceLost
 from llamado.devices.split.placement import NotEnoughMemory, SplitOptions
 from llamado.engine.cluster.membership import UnknownWorker
 from llamado.engine.loaded_model import LoadedModel
-from llamado.engine.options import EngineOptions
+from llamado.engine.options import DraftOptions, EngineOptions
 from llamado.errors import LlamadoError
 from llamado.rpc.client.device import RemoteDevice
 from llamado.rpc.worker.server import Worker
@@ -45,7 +45,9 @@ def worker(port: int = 0) -> Iterator[Worker]:
 
 
 def options(split: SplitOptions | None, n_slots: int = 2) -> EngineOptions:
-    return EngineOptions(n_ctx=n_slots * N_CTX, n_slots=n_slots, n_threads=1, split=split, drafting=False)
+    return EngineOptions(
+        n_ctx=n_slots * N_CTX, n_slots=n_slots, n_threads=1, split=split, drafts=DraftOptions(kinds=())
+    )
 
 
 def answer(llama: LoadedModel, n: int = 24) -> list[int]:

@@ -19,7 +19,7 @@ from llamado.devices.split.placement import SplitOptions
 from llamado.engine.forward.ring import _acyclic
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.loaded_model import LoadedModel
-from llamado.engine.options import EngineOptions
+from llamado.engine.options import DraftOptions, EngineOptions
 from llamado.rpc.endpoint import Endpoint
 from llamado.rpc.tap.proxy import Tap, TapOptions
 from llamado.rpc.worker.server import Worker
@@ -52,7 +52,7 @@ def loaded(model: Path, endpoints: Sequence[object], **more: Any) -> LoadedModel
     split = None
     if endpoints:
         split = SplitOptions(rpc=tuple(map(str, endpoints)), tensor_split=(1.0,) * len(endpoints), **more)
-    options = EngineOptions(n_ctx=8 * N_CTX, n_slots=8, n_threads=1, split=split, drafting=False)
+    options = EngineOptions(n_ctx=8 * N_CTX, n_slots=8, n_threads=1, split=split, drafts=DraftOptions(kinds=()))
     return LoadedModel.load(model, options)
 
 
@@ -169,7 +169,7 @@ def test_parts_that_alternate(model: Path, right: list[list[int]]) -> None:
             tensor_split=(1.0, 1.0),
             overrides=((r"blk\.[024]\.", "RPC1"), (r"blk\.[135]\.", "RPC0")),
         )
-        options = EngineOptions(n_ctx=8 * N_CTX, n_slots=8, n_threads=1, split=split, drafting=False)
+        options = EngineOptions(n_ctx=8 * N_CTX, n_slots=8, n_threads=1, split=split, drafts=DraftOptions(kinds=()))
         with LoadedModel.load(model, options) as llama:
             assert len(links(llama)) == 1
             assert answers(llama) == right

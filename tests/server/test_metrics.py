@@ -10,7 +10,7 @@ from fakes import FakeEngine, client, run
 from prometheus_client.parser import text_string_to_metric_families
 
 from llamado import __version__
-from llamado.engine.request import Counters, EngineSnapshot, Histogram
+from llamado.engine.request import Counters, EngineSnapshot, Histogram, KindCounts
 from llamado.http.metrics import BOUNDS, Traffic
 from llamado.server.api.metrics import Scrape
 from llamado.server.state import ServerState
@@ -52,6 +52,7 @@ class Counting(FakeEngine):
             inter_token_seconds=histogram,
             queue_seconds=histogram,
             batch_tokens=Histogram((8.0,), (6, 0), 24.0),
+            drafts=(KindCounts("suffix", 3, 6, 3), KindCounts("draft-simple", 1, 3, 2)),
         )
         return super().snapshot()._replace(counters=counters)
 
@@ -89,6 +90,10 @@ def test_names_and_types_are_llama_servers() -> None:
         (("position", "0"),): 3,
         (("position", "1"),): 2,
     }
+    by_kind = {"suffix": (6, 3), "draft-simple": (3, 2)}
+    for i, name in enumerate(("draft", "accepted")):
+        found = values[f"llamacpp:spec_decode_num_{name}_tokens_per_kind_total"]
+        assert found == {(("kind", kind),): numbers[i] for kind, numbers in by_kind.items()}
     assert "\nllamacpp:n_tokens_max 30.0\n" in text
 
 

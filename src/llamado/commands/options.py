@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llamado.commands.split_options import listed, split_options
-from llamado.engine.options import EngineOptions, FitOptions, ModelSource
+from llamado.commands.split_options import draft_split, listed, split_options
+from llamado.engine.options import DRAFT_KINDS, DraftOptions, EngineOptions, FitOptions, ModelSource
 from llamado.engine.parameters import PARAMETERS
 from llamado.engine.request import Defaults
 from llamado.engine.sampling.params import DEFAULT_SAMPLERS, RANDOM_SEED, Sampling, sampler_names
@@ -18,6 +18,8 @@ from llamado.engine.sampling.rng import Seed
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed, memory_size
 from llamado.models.keys import RopeOptions
+
+_NO_DRAFTS_YET = ("draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark")
 
 
 def model_source(flags: Parsed) -> ModelSource:
@@ -144,7 +146,7 @@ def engine_options(flags: Parsed, *, n_slots: int | None = None) -> EngineOption
         numa=flags.numa,
         chat_template=_template(flags),
         split=split_options(flags),
-        drafting={"none": False, "ngram-simple": True}.get(flags.values.get("spec_type", "auto")),
+        drafts=draft_options(flags),
         slot_prompt_similarity=_similarity(flags.values.get("slot_prompt_similarity", 0.1)),
         context_shift=flags.values.get("context_shift", False),
         cache_ram=flags.values.get("cache_ram", 0),
@@ -172,6 +174,67 @@ def _cache_folder(flags: Parsed) -> str | None:
     if folder and not flags.values.get("cache_ram"):
         raise FlagError("--cache-disk: what goes there comes from memory, and --cache-ram 0 leaves none for prompts")
     return str(Path(folder).expanduser()) if folder else None
+
+
+def draft_options(flags: Parsed) -> DraftOptions:
+    """Where drafted tokens come from. Raises FlagError."""
+    if "spec_type" not in flags.values:  # of a command that generates nothing for users
+        return DraftOptions()
+    kinds = _draft_kinds(flags)
+    model = None
+    if flags.model_draft or flags.hf_repo_draft:
+        model = ModelSource(spec=flags.model_draft, hf_repo=flags.hf_repo_draft)
+    elif kinds is not None and "draft-simple" in kinds:
+        raise FlagError("--spec-type draft-simple: -md/--model-draft names the model that drafts")
+    for key, low in (
+        ("spec_draft_n_max", 0), ("spec_draft_n_min", 0), ("spec_draft_threads", -1),
+        ("spec_draft_threads_batch", -1), ("spec_ngram_mod_n_match", 1), ("spec_ngram_mod_n_min", 0),
+        ("spec_ngram_mod_n_max", 1),
+        *((f"spec_ngram_{kind}_{name}", 1) for kind in ("simple", "map_k", "map_k4v") for name in ("size_n", "size_m")),
+    ):  # fmt: skip
+        value = flags.values[key]
+        if value is not None and (value < low or (value == 0 and "threads" in key)):
+            raise FlagError(f"--{key.replace('_', '-')}: expected {max(low, 1) if low else 0} or more, got {value}")
+    if not 0 <= flags.spec_draft_p_min <= 1:
+        raise FlagError(f"--spec-draft-p-min: expected 0 to 1, got {flags.spec_draft_p_min}")
+    threads, threads_batch = _threads(flags.spec_draft_threads), _threads(flags.spec_draft_threads_batch)
+    return DraftOptions(
+        kinds=kinds,
+        most=flags.spec_draft_n_max,
+        least=flags.spec_draft_n_min,
+        p_min=flags.spec_draft_p_min,
+        model=model,
+        split=draft_split(flags),
+        n_threads=threads,
+        n_threads_batch=threads if threads_batch is None else threads_batch,
+        type_k=flags.spec_draft_type_k,
+        type_v=flags.spec_draft_type_v,
+        ngram_simple=_ngram_sizes(flags, "simple"),
+        ngram_map_k=_ngram_sizes(flags, "map_k"),
+        ngram_map_k4v=_ngram_sizes(flags, "map_k4v"),
+        ngram_mod=(flags.spec_ngram_mod_n_match, flags.spec_ngram_mod_n_min, flags.spec_ngram_mod_n_max),
+        lookup_static=flags.lookup_cache_static,
+        lookup_dynamic=flags.lookup_cache_dynamic,
+    )
+
+
+def _ngram_sizes(flags: Parsed, kind: str) -> tuple[int, int, int]:
+    n, m, hits = (flags.values[f"spec_ngram_{kind}_{name}"] for name in ("size_n", "size_m", "min_hits"))
+    return n, m, hits
+
+
+def _draft_kinds(flags: Parsed) -> tuple[str, ...] | None:
+    given = listed([flags.spec_type])
+    for name in given:
+        if name in _NO_DRAFTS_YET:
+            raise FlagError(f"--spec-type {name}: not supported yet; these are: auto, none, {', '.join(DRAFT_KINDS)}")
+        if name not in (*DRAFT_KINDS, "auto", "none"):
+            raise FlagError(f"--spec-type: expected auto, none or some of {', '.join(DRAFT_KINDS)}, got {name!r}")
+    if "none" in given:
+        return ()
+    if flags.spec_default:
+        return tuple(dict.fromkeys([*(name for name in given if name != "auto"), "ngram-mod"]))
+    return None if "auto" in given or not given else tuple(dict.fromkeys(given))
 
 
 def fit_options(flags: Parsed) -> FitOptions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 from llamado.devices.split.placement import ALL_LAYERS, SplitOptions
 from llamado.errors import LlamadoError
@@ -61,6 +62,22 @@ def split_options(flags: Parsed) -> SplitOptions | None:
         ca=flags.rpc_ca,
         cert=flags.rpc_cert,
         key=flags.rpc_key,
+    )
+
+
+def draft_split(flags: Parsed) -> SplitOptions | None:
+    """How the draft model is divided; None where it is on this machine. Raises FlagError."""
+    devices = listed([flags.spec_draft_device or ""])
+    split = split_options(flags)
+    if split is None or not devices or devices == ["none"]:
+        return None
+    return replace(
+        split,
+        devices=tuple(devices),
+        n_gpu_layers=_gpu_layers(flags.spec_draft_ngl),
+        tensor_split=None,
+        overrides=(),
+        failover=None,
     )
 
 

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from llamado.devices.device import DeviceLost
 from llamado.engine.cache.disk_cache import DiskCache
 from llamado.engine.cache.slot_file import SlotFile
+from llamado.engine.drafts.drafts import Drafts
 from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest, compute_failed, constraint_failed
 from llamado.engine.forward.contract import Forward
 from llamado.engine.forward.lora_scales import DefaultScales
@@ -73,7 +74,8 @@ class Engine:
     `lora`: scales of the model's adapters for requests that name none (see `set_lora`). Requests with other scales take
     turns, never share a forward pass, and never reuse each other's cells.
 
-    `drafting`: tokens that probably come next are evaluated along (see drafting.py).
+    `drafts`: sources of tokens that probably come next, which are evaluated along (see drafts/); nobody else may have
+    them. None: there are none.
 
     `context_shift`: an answer that fills the context drops the older half of it and goes on (see Request.n_keep),
     instead of ending. `cache_ram`: MiB of memory for sequences that no slot holds any more (-1: no limit, 0: none); see
@@ -111,7 +113,7 @@ class Engine:
         max_queue: int = 1024,
         top_k: TopK = top_k_numpy,
         lora: Sequence[float] = (),
-        drafting: bool = False,
+        drafts: Drafts | None = None,
         failover: float | None = None,
         wait: float = 30.0,
     ) -> None:
@@ -129,7 +131,10 @@ class Engine:
         self._similarity = slot_prompt_similarity
         self._lora = DefaultScales(lora)
         self._slots = [Slot(i, n_ctx) for i in range(n_slots)]
-        self._stats = Statistics()
+        if not forward.memory.drafts:
+            drafts = None
+        self._drafts = drafts
+        self._stats = Statistics(drafts)
         self._queue = Queue(self._slots, max_queue)
         self._calls = CallQueue(self._queue.wake)
         self._jobs: list[Job] = []
@@ -156,7 +161,7 @@ class Engine:
             n_batch=n_batch,
             prefill_chunk=prefill_chunk,
             cont_batching=cont_batching,
-            drafting=drafting,
+            drafts=drafts,
         )
         self._answering = Answering(
             tokenizer,
@@ -388,7 +393,8 @@ class Engine:
             if not slots:
                 break
             try:
-                self._launch(slots, counts)
+                if not self._launch(slots, counts):
+                    break
             except Exception as error:
                 self._lose(slots, error)
                 return True
@@ -442,8 +448,11 @@ class Engine:
             job.start()
         return changed
 
-    def _launch(self, slots: list[Slot], counts: list[int]) -> None:
+    def _launch(self, slots: list[Slot], counts: list[int]) -> bool:
+        """Start a batch; False where there is nothing in it: only drafts were looked for, and none found."""
         tokens, spans, outputs, scales, shares, n_prompt = batch = self._planner.fill(slots, counts)
+        if not tokens.size:
+            return False
         self._stats.batch_tokens.add(tokens.size)
         began = time.perf_counter()
         for _, task, handle, *_ in shares:
@@ -453,6 +462,7 @@ class Engine:
         rows = self._forward.start(tokens, spans, outputs, scales=scales)
         self._planner.started(batch)
         self._flights.append(_Flight(rows, shares, tokens.size, n_prompt, began))
+        return True
 
     def _land(self, flight: _Flight) -> None:
         try:
@@ -473,7 +483,7 @@ class Engine:
                     task.tell(Progress(task.n_prompt, task.n_cached, handle.used, elapsed))
         n_yielded = 0
         for share in flight.shares:
-            if share.row is not None and share.slot.task is share.task and not share.task.cancelled:
+            if share.row is not None and not share.task.cancelled and not share.stale:
                 try:
                     n_yielded += self._continue(share, rows)
                 except Exception as error:
@@ -481,35 +491,32 @@ class Engine:
                         log.exception("sampling of task %d failed", share.task.id)
                     limited = share.task.request.constraint is not None
                     self._queue.fail(share.slot, constraint_failed(error) if limited else compute_failed(error))
-        planner = self._planner
-        if planner.cost is not None and not flight.n_prompt:
-            planner.cost.note(planner.n_generating, flight.n_tokens, now - flight.began, n_yielded, now)
+        if self._drafts is not None and not flight.n_prompt:
+            n_generating = self._planner.n_generating
+            self._drafts.note(n_generating, flight.n_tokens, now - flight.began, n_yielded, now)
 
     def _continue(self, share: BatchShare, rows: NDArray[np.float32]) -> int:
         """A sequence was evaluated to its end, perhaps beyond: its next token, and those after it that were drafted.
 
         Returns how many tokens it got.
         """
-        slot, task, handle, _, row, draft, n_moves = share
+        slot, task, handle, row, ahead = share.slot, share.task, share.handle, share.row, share.task.ahead
         assert row is not None
-        accepted = 0
-        for drafted in (*draft, None):
-            length = slot.length
-            token = self._answering.advance(slot, task, rows[row + accepted])
-            if token is None:
+        n = 0
+        for n in range(1, len(share.draft) + bool(share.n) + 1):
+            trusted, epoch = len(ahead), ahead.epoch
+            token = self._answering.advance(slot, task, rows[row + n - 1])
+            if token is None or not trusted or ahead.epoch != epoch:
                 break
-            if token != drafted or slot.length <= length:  # shifted: what was drafted stands elsewhere now
+            # It is what was drafted. Its cell is filled, or will be before it is read, unless it was left behind by a
+            # move, which takes only what counts as used.
+            if slot.handle is not handle or share.n_moves != self._sequences.memory.n_moves:
+                slot.untrust()
                 break
-            accepted += 1
-            # Its cell is filled already, unless it was left behind by a move, which takes only what counts as used.
-            if slot.handle is handle and n_moves == self._sequences.memory.n_moves:
-                handle.used += 1
-        if draft:
-            task.drafter.learn(len(draft), accepted)
-            task.n_drafted += len(draft)
-            task.n_accepted += accepted
-            self._stats.drafted(len(draft), accepted)
-        return accepted + 1
+            handle.used += 1
+        if self._drafts is not None and task.followed is not None:
+            self._drafts.learn(task.followed)
+        return n
 
     def _lose(self, slots: list[Slot], error: Exception) -> None:
         """A batch failed: with a device everybody's cells are gone, and nobody's answer; else those answers are."""

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 from llamado.devices.limits import memory
 from llamado.devices.split.measure import figures_of
 from llamado.engine.cache.disk_cache import DiskCache, check_folder
+from llamado.engine.drafts.drafts import Drafts
+from llamado.engine.drafts.load import DraftModel, drafts_for, load_draft_model
 from llamado.engine.embedding.embedder import Embedder
 from llamado.engine.embedding.load import NoGeneration, load_embedder
 from llamado.engine.engine import Engine
@@ -75,11 +77,12 @@ class LoadedModel:
         lacks: Sequence[str] = (),
         embedder: Embedder | None = None,
         cluster: Cluster | None = None,
+        draft: DraftModel | None = None,
     ) -> None:
         """`lacks`: what a model needs to end its answers and has not (see `lacks`); they end at MOST_TOKENS then.
 
         `embedder`: what makes vectors of texts; its forward pass is the one given, or its own. `cluster`: the machines
-        that it is divided among, None where it is not.
+        that it is divided among, None where it is not. `draft`: the model that drafts for it.
         """
         self.file = file
         self.model = model
@@ -91,6 +94,7 @@ class LoadedModel:
         self.lacks = tuple(lacks)
         self.embedder = embedder
         self.cluster = cluster
+        self.draft = draft
 
     @classmethod
     def load(
@@ -138,6 +142,7 @@ class LoadedModel:
             template = ChatTemplate.from_metadata(file.metadata, tokenizer, options.chat_template)
             missing: list[str] = []
             embedder: Embedder | None = None
+            draft: DraftModel | None = None
             cluster: Cluster | None = None
             forward: Forward
             engine: Engine | NoGeneration
@@ -153,7 +158,11 @@ class LoadedModel:
                 runner, found, pool = _runner(file, model, options, progress, scales.now)
                 forward = runner
                 opened.callback(runner.close)
-                engine = generating = _engine(runner, tokenizer, options, found.n_ctx_slot, scales)
+                draft = load_draft_model(file, tokenizer, found, options, progress)
+                if draft is not None:
+                    opened.callback(draft.close)
+                drafts = drafts_for(options, draft, runner.n_vocab)
+                engine = generating = _engine(runner, tokenizer, options, found.n_ctx_slot, scales, drafts)
                 opened.callback(engine.close)
                 if pool is not None:
                     from llamado.engine.cluster.cluster import Cluster
@@ -174,6 +183,7 @@ class LoadedModel:
             lacks=missing,
             embedder=embedder,
             cluster=cluster,
+            draft=draft,
         )
 
     def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
@@ -249,6 +259,8 @@ class LoadedModel:
         if self.embedder is not None:
             self.embedder.close(timeout)
         self.engine.close(timeout)
+        if self.draft is not None:
+            self.draft.close()
         rendering.end()
         _close(self.forward)
         if self.embedder is not None and id(self.embedder.forward) != id(self.forward):
@@ -357,7 +369,12 @@ def _runner(
 
 
 def _engine(
-    forward: ModelRunner, tokenizer: Tokenizer, options: EngineOptions, n_ctx: int, scales: DefaultScales
+    forward: ModelRunner,
+    tokenizer: Tokenizer,
+    options: EngineOptions,
+    n_ctx: int,
+    scales: DefaultScales,
+    drafts: Drafts | None,
 ) -> Engine:
     split, cache_ram = options.split, prompt_memory(options.cache_ram, memory().total)
     disk = None
@@ -379,7 +396,7 @@ def _engine(
         disk=disk,
         max_queue=options.max_queue,
         lora=scales.each,
-        drafting=split is not None if options.drafting is None else options.drafting,
+        drafts=drafts,
         failover=None if split is None else split.failover,
         wait=30.0 if split is None else split.request_wait,
     )

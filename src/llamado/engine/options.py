@@ -61,6 +61,44 @@ class FitOptions:
     """Whether the K/V cache may become q8_0, since nobody said what it is."""
 
 
+DRAFT_KINDS = (
+    "suffix", "draft-simple", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache",
+)  # fmt: skip
+"""Sources of drafts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftOptions:
+    """Where drafted tokens come from (llama.cpp's `--spec-…`)."""
+
+    kinds: tuple[str, ...] | None = None
+    """Names of the sources, as `--spec-type` has them; empty: none. None: those that help most, where drafts help."""
+    most: int | None = None
+    """Tokens of a draft at most; None: as many as pay."""
+    least: int = 0
+    """Shorter drafts are not evaluated."""
+    p_min: float = 0.0
+    """How probable a token must be for the draft model."""
+    model: ModelSource | None = None
+    """The model that drafts."""
+    split: SplitOptions | None = None
+    """Other machines that it is on; None: it is here."""
+    n_threads: int | None = None
+    """None: as many as the model has."""
+    n_threads_batch: int | None = None
+    type_k: str = "f16"
+    type_v: str = "f16"
+    ngram_simple: tuple[int, int, int] = (12, 48, 1)
+    """Tokens that are looked for, tokens that are drafted, and how often they must have been found."""
+    ngram_map_k: tuple[int, int, int] = (12, 48, 1)
+    ngram_map_k4v: tuple[int, int, int] = (12, 48, 1)
+    ngram_mod: tuple[int, int, int] = (24, 48, 64)
+    """Tokens that are looked for, and how many are drafted at least and at most."""
+    lookup_static: str | None = None
+    """Files of `ngram-cache`."""
+    lookup_dynamic: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
     """How a model is loaded and run: see `LoadedModel.load`, and `Engine` for what goes there."""
@@ -97,8 +135,8 @@ class EngineOptions:
     """In place of the file's: a template, or the name of one."""
     split: SplitOptions | None = None
     """Other machines that share the model; None: this one alone."""
-    drafting: bool | None = None
-    """Whether probable next tokens are evaluated along; None: where the model is split."""
+    drafts: DraftOptions = DraftOptions()
+    """Where probable next tokens come from, which are evaluated along; by itself only where the model is split."""
     slot_prompt_similarity: float = 0.1
     context_shift: bool = False
     """Whether a full context drops its older half instead of ending the answer."""

@@ -331,6 +331,15 @@ class Histogram(NamedTuple):
     sum: float = 0.0
 
 
+class KindCounts(NamedTuple):
+    """What became of the drafts of one kind."""
+
+    name: str
+    n_drafts: int
+    n_drafted: int
+    n_accepted: int
+
+
 class Counters(NamedTuple):
     """Totals since the engine started; seconds are wall time."""
 
@@ -362,6 +371,8 @@ class Counters(NamedTuple):
     """From a request's arrival to its slot."""
     batch_tokens: Histogram = Histogram()
     """Tokens of a forward pass."""
+    drafts: tuple[KindCounts, ...] = ()
+    """Of each source of drafts."""
 
 
 class Fault(NamedTuple):

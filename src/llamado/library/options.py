@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from llamado.devices.split.placement import ALL_LAYERS, SplitOptions
-from llamado.engine.options import EngineOptions
+from llamado.engine.options import DraftOptions, EngineOptions
 from llamado.gguf.types import TensorType
 from llamado.library.errors import LibraryError
 from llamado.models.hparams import Pooling
@@ -163,7 +163,7 @@ def engine_options(
         numa=numa if isinstance(numa, str) else "distribute" if numa else None,
         chat_template=None if chat_format is None else _CHAT_FORMATS.get(chat_format, chat_format),
         split=split,
-        drafting=True if draft_model is not None else None,
+        drafts=DraftOptions(kinds=None if draft_model is None else ("suffix",)),
         lora=() if lora_path is None else ((lora_path, lora_scale),),
         embeddings=embedding,
         pooling=None if pooling_type < 0 else Pooling(pooling_type).name.lower(),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -37,6 +38,9 @@ __all__ = ["Sampler", "SamplerVocabulary", "TopK", "log_softmax_top", "top_k_num
 
 # A mask of at most so many words that are not 0 is used as a list of tokens.
 _FEW_WORDS = 64
+
+# Samplers that look at nothing but a row of logits.
+_INDEPENDENT = frozenset({"top_k", "typ_p", "top_p", "min_p", "top_n_sigma", "temperature"})
 
 # Samplers that need a whole row whatever the constraint, and leave the largest logit the largest.
 _HARMLESS = frozenset({"top_k", "top_p", "min_p", "top_n_sigma"})
@@ -74,6 +78,7 @@ class Sampler:
         matcher: Matcher | None = None,
     ) -> None:
         s = sampling
+        self._sampling, self._top_k, self._eog = sampling, top_k, tuple(eog)
         self._seed = seed
         self._n_vocab = n_vocab
         self._matcher = matcher
@@ -149,6 +154,12 @@ class Sampler:
             case "infill":
                 return None if vocabulary is None else samplers.Infill(vocabulary, eog)
         return None
+
+    def guess(self) -> Sampler:
+        """One that draws by the same random numbers, and by nothing that was said before."""
+        names = tuple(name for name in self._sampling.samplers if name in _INDEPENDENT)
+        plain = replace(self._sampling, samplers=names, mirostat=0)
+        return Sampler(plain, seed=self._seed, n_vocab=self._n_vocab, eog=self._eog, top_k=self._top_k)
 
     def start(self, tokens: Sequence[int]) -> None:
         """Begin a sequence: these tokens, the prompt, count for penalties and DRY."""

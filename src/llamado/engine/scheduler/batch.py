@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from llamado.engine.drafts.drafts import MOST, WINDOW, Drafts, Wish
 from llamado.engine.forward.contract import Forward, Scales
-from llamado.engine.scheduler.drafting import MOST, Cost
 from llamado.engine.scheduler.prefix import Sequences
 from llamado.engine.scheduler.slots import Slot, Task
 from llamado.engine.scheduler.statistics import PACE_UNIT, Statistics
@@ -29,9 +29,19 @@ class BatchShare(NamedTuple):
     row: int | None
     """Its (first) row of the logits."""
     draft: list[int]
-    """Tokens evaluated behind the last one of the sequence, each with a row of its own."""
+    """Tokens evaluated on trust behind those, each with a row of its own."""
     n_moves: int
     """How often cells had been moved when it was started."""
+    end: int
+    """Tokens of the sequence up to its first row."""
+    epoch: int
+    """Of what was on trust when it was started (see Ahead)."""
+
+    @property
+    def stale(self) -> bool:
+        """Whether its rows are of another sequence than the slot has by now."""
+        task = self.slot.task
+        return task is not self.task or self.end != self.slot.length or (not self.n and self.epoch != task.ahead.epoch)
 
 
 class ScheduledBatch(NamedTuple):
@@ -59,7 +69,7 @@ class Planner:
         n_batch: int,
         prefill_chunk: int,
         cont_batching: bool,
-        drafting: bool,
+        drafts: Drafts | None,
     ) -> None:
         self._forward = forward
         self._slots = slots
@@ -74,13 +84,20 @@ class Planner:
         self._n_launched = 0
         self.n_generating = 0
         """Sequences that are being generated, those whose tokens are on their way included."""
-        self.cost = Cost() if drafting and forward.memory.drafts else None
+        self._drafts = drafts
         self._tokens = np.zeros(self._max_batch, np.int32)
 
     # -- choosing ----------------------------------------------------------------------------------------------------
 
     def plan(self) -> tuple[list[Slot], list[int]]:
-        """Slots of the next batch and how many tokens of each, decoding ones first. Raises DeviceLost."""
+        """Slots of the next batch and how many tokens of each, decoding ones first. Raises DeviceLost.
+
+        No tokens of each: all that is to be evaluated is on its way, and only drafted ones can go after it.
+        """
+        slots, counts = self._plan_next()
+        return (slots, counts) if slots or self._drafts is None else self._on_trust()
+
+    def _plan_next(self) -> tuple[list[Slot], list[int]]:
         for slot in self._slots:
             if slot.load is not None:
                 self._sequences.receive(slot)
@@ -139,9 +156,26 @@ class Planner:
             # Groups, so that every device has one to work on; who waited longest goes first.
             slots = sorted(slots, key=lambda slot: slot.task.t_last if slot.task is not None else 0.0)[:share]
         counts = [1] * len(slots)
-        if not reading or (n_generating and not self._cont_batching):
-            return slots, counts
-        return self._add_prompts(slots, counts, reading, n_generating)
+        if reading and (self._cont_batching or not n_generating):
+            return self._add_prompts(slots, counts, reading, n_generating)
+        return slots, counts
+
+    def _on_trust(self) -> tuple[list[Slot], list[int]]:
+        """Sequences whose drafted tokens are all on their way: more may be drafted behind those."""
+        memory = self._sequences.memory
+        slots: list[Slot] = []
+        for slot in self._slots:
+            task, handle = slot.task, slot.handle
+            if handle is None or task is None or not task.ahead or handle.used != slot.length:
+                continue
+            if slots and slots[0].scales != slot.scales:
+                continue
+            if (
+                task.ahead.n_moves == memory.n_moves
+                and memory.room(handle, slot.length + len(task.ahead), on_trust=True) > 0
+            ):
+                slots.append(slot)
+        return slots, [0] * len(slots)
 
     def _add_prompts(
         self, slots: list[Slot], counts: list[int], reading: list[Slot], n_generating: int
@@ -193,45 +227,61 @@ class Planner:
         shares: list[BatchShare] = []
         outputs: list[int] = []
         n_prompt = 0
-        n_moves = self._sequences.memory.n_moves
-        room = self._max_batch - sum(counts)
-        for slot, count in zip(slots, counts, strict=True):
+        memory = self._sequences.memory
+        drafts = self._draft(slots, counts)
+        for slot, count, draft in zip(slots, counts, drafts, strict=True):
             handle, task = slot.handle, slot.task
             assert handle is not None and task is not None
-            used = handle.used
-            if count == 1:
-                tokens[n] = slot.tokens[used]
-            else:
-                tokens[n : n + count] = slot.tokens[used : used + count]
-            draft = self._draft(slot, room) if room > 0 and used + 1 == slot.length and task.generated else []
+            used, end, epoch = handle.used, handle.used + count, task.ahead.epoch
+            tokens[n : n + count] = slot.tokens[used:end]
+            n += count
+            n_ahead = 0 if count else len(task.ahead) - len(draft)
             if draft:
-                tokens[n + 1 : n + 1 + len(draft)] = draft
-                room -= len(draft)
+                tokens[n : n + len(draft)] = draft
+                n += len(draft)
+            elif not count:
+                continue
             self._sequences.going_on(slot, count + len(draft))
-            spans.append(Span(handle, used, count + len(draft)))
-            n += count + len(draft)
+            spans.append(Span(handle, used + n_ahead, count + len(draft), n_ahead))
             row = None
-            if used + count == slot.length:
+            if end == slot.length:
                 row = len(outputs)
-                outputs.extend(range(n - 1 - len(draft), n))
-            shares.append(BatchShare(slot, task, handle, count, row, draft, n_moves))
+                outputs.extend(range(n - len(draft) - bool(count), n))
+            first_row = end + n_ahead + (not count)
+            shares.append(BatchShare(slot, task, handle, count, row, draft, memory.n_moves, first_row, epoch))
+            task.ahead.n_moves = memory.n_moves
             if not task.generated:
                 n_prompt += count
         rows_out = np.array(outputs, np.int32)
         return ScheduledBatch(tokens[:n], spans, rows_out, slots[0].scales, shares, n_prompt)
 
-    def _draft(self, slot: Slot, room: int) -> list[int]:
-        """Tokens that probably follow, as many as there is room for and as are worth their time."""
-        if self.cost is None:
-            return []
-        task, handle = slot.task, slot.handle
-        assert task is not None and handle is not None
-        most = min(MOST, room, handle.capacity - slot.length, self._n_ctx - slot.length - 1)
-        if task.budget >= 0:
-            most = min(most, task.budget - 1)
-        if most <= 0:
-            return []
-        return task.drafter.propose(slot.tokens, slot.length, most, self.cost.least_gain(self.n_generating))
+    def _draft(self, slots: list[Slot], counts: list[int]) -> list[list[int]]:
+        """For each slot, tokens that probably follow, as many as there is room for and as are worth their time."""
+        found: list[list[int]] = [[] for _ in slots]
+        if self._drafts is None:
+            return found
+        room = (self._max_batch - sum(counts)) // len(slots)
+        wishes, wished = [], []
+        for i, (slot, count) in enumerate(zip(slots, counts, strict=True)):
+            task, handle = slot.task, slot.handle
+            assert task is not None and handle is not None
+            if not task.generated or handle.used + count != slot.length:
+                continue
+            length = slot.length + len(task.ahead)
+            most = min(MOST if self._forward.depth == 1 else WINDOW, room, self._n_ctx - length - 1)
+            most = min(most, self._sequences.memory.room(handle, length, on_trust=not count))
+            if task.budget >= 0:
+                most = min(most, task.budget - 1 - len(task.ahead))
+            if most > 0:
+                if task.followed is None:
+                    task.followed = self._drafts.follow(task.ahead, task.sampler.guess())
+                place = task.n_prompt + len(task.generated)
+                wishes.append(Wish(task.followed, slot.tokens, slot.length, most, place))
+                wished.append(i)
+        for i, draft in zip(wished, self._drafts.propose(wishes, self.n_generating), strict=True):
+            if draft is not None:
+                found[i] = draft.tokens
+        return found
 
     def started(self, batch: ScheduledBatch) -> None:
         """The forward pass has it: batches are worked on in order, so for whatever is planned next it is done."""
@@ -241,7 +291,7 @@ class Planner:
         for share in batch.shares:
             handle = share.handle
             handle.used += share.n
-            handle.need = max(handle.need, handle.used + len(share.draft))
+            handle.need = max(handle.need, handle.used + len(share.task.ahead))
             stats.n_tokens_max = max(stats.n_tokens_max, handle.used)
 
 

@@ -77,6 +77,7 @@ class Answering:
         token = task.sampler.sample(row, task.n_prompt + len(task.generated))
         probs = self._probs(task, row, token) if request.n_probs else None
         task.sampler.accept(token)
+        task.ahead.judge(token)
         task.generated.append(token)
         task.t_last = now
         self._stats.n_predicted += 1
@@ -123,7 +124,6 @@ class Answering:
         n_discard = min(request.n_discard or n_left // 2, n_left - 1)
         log.info("task %d: context full, %d of %d tokens dropped behind %d", task.id, n_discard, slot.length, n_keep)
         self._shift_slot(slot, n_keep, n_discard)
-        task.drafter.forget()
         task.truncated = True
 
     def _probs(self, task: Task, row: NDArray[np.float32], token: int) -> TokenProbs:

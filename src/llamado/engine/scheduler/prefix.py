@@ -142,6 +142,7 @@ class Sequences:
 
     def drop(self, slot: Slot) -> None:
         """A slot's cells are free; a request that has the slot reads its sequence again."""
+        slot.untrust()
         self._give_up(slot)
         slot.snapshots.cut(0)
         if slot.handle is not None:

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from llamado.engine.cache.disk_cache import Load
 from llamado.engine.cache.snapshots import Snapshots
+from llamado.engine.drafts.ahead import Ahead
+from llamado.engine.drafts.drafts import Followed
 from llamado.engine.forward.contract import Scales
 from llamado.engine.request import Event, Request, SlotSnapshot, Timings, TokenProbs
 from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.rng import Seed
-from llamado.engine.scheduler.drafting import Drafter
 from llamado.engine.scheduler.stop_text import AnswerText
 from llamado.models.memory import Handle
 
@@ -26,9 +27,9 @@ class Task:
     """A request on its way from `submit` to its last event."""
 
     __slots__ = (
-        "answer", "cancelled", "drafter", "emit", "generated", "id", "n_accepted", "n_cached", "n_drafted",
-        "n_processed", "n_prompt", "probs", "probs_at", "request", "sampler", "scales", "seed", "t_arrival", "t_first",
-        "t_last", "t_start", "t_submit", "truncated",
+        "ahead", "answer", "cancelled", "emit", "followed", "generated", "id", "n_cached", "n_processed", "n_prompt",
+        "probs", "probs_at", "request", "sampler", "scales", "seed", "t_arrival", "t_first", "t_last", "t_start",
+        "t_submit", "truncated",
     )  # fmt: skip
 
     def __init__(
@@ -53,8 +54,9 @@ class Task:
         self.probs: list[TokenProbs] = []
         self.probs_at: list[int] = []
         """Where in the text each of `probs` begins."""
-        self.drafter = Drafter()
-        self.n_drafted = self.n_accepted = 0
+        self.ahead = Ahead()
+        self.followed: Followed | None = None
+        """What sources of drafts know of it; None before the first is asked."""
         self.n_prompt = len(request.prompt)
         self.n_cached = 0
         self.n_processed = 0
@@ -90,8 +92,8 @@ class Task:
             prompt_ms=1e3 * (self.t_first - self.t_start) if self.t_first else 0.0,
             predicted_n=len(self.generated),
             predicted_ms=max(1e3 * (self.t_last - self.t_first), 1e-3) if generating else 0.0,
-            draft_n=self.n_drafted or None,
-            draft_n_accepted=self.n_accepted if self.n_drafted else None,
+            draft_n=self.ahead.n_drafted or None,
+            draft_n_accepted=self.ahead.n_accepted if self.ahead.n_drafted else None,
         )
 
 
@@ -180,11 +182,23 @@ class Slot:
         Those behind them get other positions, so their cells are made anew: K turned by the difference would not be the
         bits that these tokens have by themselves.
         """
+        self.untrust()
+        if self.task is not None and self.task.followed is not None:
+            self.task.followed.forget()
         self.tokens[n_keep : self.length - n_discard] = self.tokens[n_keep + n_discard : self.length].copy()
         self.length -= n_discard
 
+    def untrust(self) -> None:
+        """What was drafted behind the sequence, and is on its way, does not count."""
+        if self.task is not None:
+            self.task.ahead.drop()
+
     def release(self) -> None:
         """The request is over; what is in the cells stays."""
+        self.untrust()
+        if self.task is not None and self.task.followed is not None:
+            said = [] if self.task.truncated else self.tokens[: self.length].tolist()
+            self.task.followed.end(said, self.task.n_prompt)
         self.task = None
         self.leader = None
         self.length = self.used

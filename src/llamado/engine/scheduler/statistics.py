@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from llamado.engine.drafts.drafts import Drafts
 from llamado.engine.request import Counters, Histogram, Timings
-from llamado.engine.scheduler.drafting import MOST
 
 # Seconds: a first token comes after milliseconds on a warm cache and after minutes behind a long queue.
 _WAITS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -38,26 +38,17 @@ class Buckets:
 class Statistics:
     """What requests and batches were like, and how many there were."""
 
-    def __init__(self) -> None:
+    def __init__(self, drafts: Drafts | None = None) -> None:
+        self._drafts = drafts
         self.first_token = Buckets(_WAITS)
         self.inter_token = Buckets(_BETWEEN)
         self.queue = Buckets(_WAITS)
         self.batch_tokens = Buckets(_TOKENS)
-        self.n_drafts = self.n_drafted = self.n_accepted = 0
-        self.accepted_at = [0] * MOST
         self.n_prompt = self.n_cached = self.n_predicted = self.n_steps = 0
         self.n_decode = self.n_busy = self.n_tokens_max = 0
         self.prompt_seconds = self.predicted_seconds = 0.0
         self.prompt_pace = 0.0
         """Tokens of prompts per second, lately."""
-
-    def drafted(self, n: int, accepted: int) -> None:
-        """A draft of `n` tokens was evaluated, the first `accepted` of which were right."""
-        self.n_drafts += 1
-        self.n_drafted += n
-        self.n_accepted += accepted
-        for place in range(accepted):
-            self.accepted_at[place] += 1
 
     def evaluated(self, n_prompt: int, seconds: float, n_busy: int) -> None:
         """A batch with `n_prompt` tokens of prompts was evaluated, while so many slots were at work."""
@@ -77,6 +68,8 @@ class Statistics:
         self.n_steps += max(0, n_generated - 1)
 
     def counters(self) -> Counters:
+        drafts = self._drafts
+        kinds = () if drafts is None else drafts.counts
         return Counters(
             self.n_prompt,
             self.prompt_seconds,
@@ -87,12 +80,13 @@ class Statistics:
             self.n_decode,
             self.n_busy,
             self.n_tokens_max,
-            self.n_drafts,
-            self.n_drafted,
-            self.n_accepted,
-            tuple(self.accepted_at),
+            sum(kind.n_drafts for kind in kinds),
+            sum(kind.n_drafted for kind in kinds),
+            sum(kind.n_accepted for kind in kinds),
+            () if drafts is None else tuple(drafts.accepted_at),
             self.first_token.histogram(),
             self.inter_token.histogram(),
             self.queue.histogram(),
             self.batch_tokens.histogram(),
+            kinds,
         )

@@ -65,11 +65,15 @@ class Handle:
 
 
 class Span(NamedTuple):
-    """The next `n` tokens of a sequence in a batch: those from position `first` on."""
+    """The next `n` tokens of a sequence in a batch: those from position `first` on.
+
+    The last `on_trust` tokens before them are on their way, and may turn out not to be the sequence's.
+    """
 
     handle: Handle
     first: int
     n: int
+    on_trust: int = 0
 
 
 class Placed(NamedTuple):
@@ -214,6 +218,17 @@ class Memory(Layout):
         if self._tokens.layers:
             self._storage.copy_rows(self._tokens.tensors, src, dst, n)
 
+    def room(self, handle: Handle, first: int, *, on_trust: bool) -> int:
+        """How many tokens the sequence can be given from position `first` on, before it has to `grow`.
+
+        `on_trust`: without moving anything, since tokens before them are on trust.
+        """
+        n = handle.capacity - first
+        if on_trust:
+            for part, place in zip(self._others, handle.places, strict=True):
+                n = min(n, part.room(place, first))  # type: ignore[arg-type]
+        return n
+
     # -- batches -----------------------------------------------------------------------------------------------------
 
     def place(self, spans: Sequence[Span], fit: Callable[[int], int] = int) -> list[Placed]:
@@ -226,9 +241,11 @@ class Memory(Layout):
 
         Raises ValueError where a sequence has no room for its tokens, and DeviceLost.
         """
-        for handle, first, count in spans:
-            if first != handle.used or count < 1:
+        for handle, first, count, on_trust in spans:
+            if first != handle.used + on_trust or count < 1:
                 raise ValueError(f"{count} tokens from position {first} of a sequence that has {handle.used}")
+            if on_trust and count > self.room(handle, first, on_trust=True):
+                raise ValueError(f"there is no room for {count} tokens behind {on_trust} that are on trust")
             self._tokens.make_ready(handle.run, first, count, self._storage)
             for part, place in zip(self._others, handle.places, strict=True):
                 part.make_ready(place, first, count, self._storage)  # type: ignore[arg-type]
@@ -253,7 +270,7 @@ class Memory(Layout):
 
     def _cut(self, span: Span, fit: Callable[[int], int]) -> list[Span]:
         """The pieces in which a sequence's tokens are read one after the other."""
-        handle, at, _ = span
+        handle, at = span.handle, span.first
         place = next(place for place in handle.places if isinstance(place, StatePlace))
         assert self._states is not None
         found = []
@@ -270,7 +287,7 @@ class Memory(Layout):
         lengths = [len(spans) if isinstance(part, States) else n for part in self.parts]
         arrays = [tuple(np.empty(length, np.int64) for _ in range(3)) for length in lengths]
         at = 0
-        for number, (handle, first, count) in enumerate(spans):
+        for number, (handle, first, count, _) in enumerate(spans):
             end = at + count
             positions[at:end] = first if count == 1 else np.arange(first, first + count)
             filled = iter(arrays)

@@ -202,6 +202,10 @@ class FixedPart(Part[Fixed]):
         """Forgets all earlier points but those of the first `n` tokens."""
 
     @abstractmethod
+    def room(self, place: Fixed, first: int) -> int:
+        """How many tokens can be read from position `first` on with nothing moved that was read before."""
+
+    @abstractmethod
     def _place(self, home: int) -> Fixed:
         """A place of which nothing is known."""
 
@@ -300,6 +304,9 @@ class Window(FixedPart[WindowPlace]):
         place.marks = [mark for mark in place.marks if mark <= n]
         cut = (s._replace(n=min(s.n, n)) for s in place.snapshots)
         place.snapshots = [s for s in cut if self._serves(s.first, s.n)]
+
+    def room(self, place: WindowPlace, first: int) -> int:
+        return place.first + place.room - first
 
     def leaving(self, place: WindowPlace, used: int, n: int) -> list[int]:
         if used + n - place.first <= place.room:
@@ -404,6 +411,9 @@ class States(FixedPart[StatePlace]):
     def trim(self, place: StatePlace, n: int) -> None:
         place.marks = [mark for mark in place.marks if mark <= n]
         place.rows = {known: row for known, row in place.rows.items() if 0 < known <= n}
+
+    def room(self, place: StatePlace, first: int) -> int:
+        return 0
 
     def leaving(self, place: StatePlace, used: int, n: int) -> list[int]:
         regular = place.home + 1 + SNAPSHOTS

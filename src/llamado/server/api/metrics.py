@@ -138,6 +138,16 @@ def _totals(c: Counters) -> Iterator[Metric]:
     for place, n in enumerate(c.accepted_at):
         accepted.add_metric([str(place)], float(n))
     yield accepted
+    for name, help, values in (
+        ("draft_tokens", "Drafted tokens", [kind.n_drafted for kind in c.drafts]),
+        ("accepted_tokens", "Drafted tokens that were right", [kind.n_accepted for kind in c.drafts]),
+    ):
+        by_kind = CounterMetricFamily(
+            f"llamacpp:spec_decode_num_{name}_per_kind", f"{help}, by their source", labels=["kind"]
+        )
+        for kind, n in zip(c.drafts, values, strict=True):
+            by_kind.add_metric([kind.name], float(n))
+        yield by_kind
 
 
 def _gauges(snapshot: EngineSnapshot, last: Counters) -> Iterator[Metric]:

@@ -1,0 +1,194 @@
+"""What drafts are worth: prompts answered with and without them, in turns, in one process, and their bytes compared.
+
+The target is SmolLM2-135M made `--deep` times as deep by layers that add nothing (their last matrices are zeros): it
+answers as SmolLM2 does, and costs as much as a model of that size. The drafts come from SmolLM2 itself in a coarser
+type (`--draft`, by llama-quantize), or from what `--spec-type` names. Prompts ask for edits of code, prose and JSON.
+
+--taps MS   the target divided among two workers, behind links that deliver every graph so many milliseconds late.
+
+usage: speculation.py [--deep 8] [--draft q4_0 | --draft-file FILE] [--spec-type draft-simple,suffix] [--n 16]
+                      [--predict 96] [--temperature 0 0.8] [--taps MS] [--target FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from rpc import workers
+from sides import peer_program
+
+from llamado.commands.bench.latency import Taps
+from llamado.devices.split.placement import SplitOptions
+from llamado.engine.loaded_model import LoadedModel
+from llamado.engine.options import DraftOptions, EngineOptions, ModelSource
+from llamado.engine.request import Result
+from llamado.gguf.sources.resolve import resolve
+
+CODE = (
+    "def total(items):\n    s = 0\n    for i in range(len(items)):\n        s += items[i].price\n    return s\n",
+    "class Stack:\n  def __init__(self):\n    self.data = []\n  def push(self, x):\n    self.data.append(x)\n",
+    "def fib(n):\n    if n < 2:\n        return n\n    return fib(n - 1) + fib(n - 2)\n",
+    "import os\nfor name in os.listdir('.'):\n    if name.endswith('.txt'):\n        print(name)\n",
+    "function add(a, b) {\n  return a + b;\n}\nconsole.log(add(1, 2));\n",
+)
+EDITS = ("Rename the variables of this code", "Add type hints to this code", "Write a docstring for this code",
+         "Turn this code into a loop that is simpler", "Explain what this code does")  # fmt: skip
+TOPICS = ("a lighthouse keeper", "the history of glass", "how bread is baked", "a storm in the mountains",
+          "why the sky is blue", "a market in the morning", "the life of an ant", "learning to swim",
+          "a train that is late", "the first snow")  # fmt: skip
+THINGS = ("a person with name, age and city", "a book with title, author and year", "three fruits with colours",
+          "a weather report", "a recipe with ingredients", "a list of planets with diameters")  # fmt: skip
+
+
+def prompts(n: int) -> list[str]:
+    """Edits of code, prose and JSON in turns."""
+    found = []
+    for i in range(n):
+        kind, k = i % 3, i // 3
+        if kind == 0:
+            found.append(f"{EDITS[k % len(EDITS)]}:\n\n{CODE[k // len(EDITS) % len(CODE)]}")
+        elif kind == 1:
+            lines = ("a short story", "a paragraph", "a letter", "a poem", "a dialogue", "an essay", "a diary entry")
+            found.append(f"Write {lines[k // len(TOPICS) % len(lines)]} about {TOPICS[k % len(TOPICS)]}.")
+        else:
+            found.append(f"Give a JSON object for {THINGS[k % len(THINGS)]}, number {k}. Only JSON.")
+    return found
+
+
+def deepen(source: Path, path: Path, times: int) -> None:
+    """A llama model with as many layers more, which add nothing to the stream."""
+    reader, out = GGUFReader(source), GGUFWriter(path, "llama")
+    n_layer = int(reader.fields["llama.block_count"].contents())
+    for field in reader.fields.values():
+        if field.name.startswith("GGUF.") or field.name == "general.architecture":
+            continue
+        value = n_layer * times if field.name == "llama.block_count" else field.contents()
+        sub = field.types[1] if field.types[0] is GGUFValueType.ARRAY else None
+        out.add_key_value(field.name, value, field.types[0], sub)
+    for tensor in reader.tensors:
+        out.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        if not tensor.name.startswith("blk."):
+            continue
+        _, layer, rest = tensor.name.split(".", 2)
+        nothing = rest in ("attn_output.weight", "ffn_down.weight")
+        for k in range(1, times):
+            data = np.zeros_like(tensor.data) if nothing else tensor.data
+            out.add_tensor(f"blk.{int(layer) + k * n_layer}.{rest}", data, raw_dtype=tensor.tensor_type)
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+
+
+def coarser(source: Path, path: Path, type: str) -> None:
+    program = peer_program("llama-quantize")
+    done = subprocess.run([program, "--allow-requantize", source, path, type.upper()], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{program}: {done.stdout[-500:]}{done.stderr[-500:]}")
+
+
+@contextmanager
+def divided(path: Path, delay: float) -> Iterator[SplitOptions | None]:
+    """Two workers behind taps, with an equal share of the layers each."""
+    if delay < 0:
+        yield None
+        return
+    with ExitStack() as running:
+        endpoints = running.enter_context(workers("llamado"))
+        taps = running.enter_context(Taps(endpoints, delay / 1e3))
+        yield SplitOptions(rpc=tuple(map(str, taps.endpoints)), tensor_split=(1.0, 1.0))
+
+
+def answered(llama: LoadedModel, text: str, seed: int, temperature: float, n: int) -> Result:
+    chat = llama.template.render([{"role": "user", "content": text}])
+    return llama.complete(llama.tokenize(chat, add_special=True), n_predict=n, seed=seed, temperature=temperature)
+
+
+def compared(sides: dict[str, LoadedModel], n: int, n_predict: int, temperature: float) -> dict[str, Any]:
+    """Rates of both sides, answer by answer in turns, and how many differ."""
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    drafted = accepted = different = 0
+    seconds = dict.fromkeys(sides, 0.0)
+    n_tokens = 0
+    for i, text in enumerate(prompts(n)):
+        found: dict[str, Result] = {}
+        for name in list(sides) if i % 2 else reversed(list(sides)):
+            result = found[name] = answered(sides[name], text, i, temperature, n_predict)
+            ms = result.timings.predicted_ms
+            seconds[name] += ms / 1e3
+            if result.n_predicted > 1:
+                rates[name].append(1e3 * (result.n_predicted - 1) / ms)
+        one, other = found.values()
+        different += (one.content, one.tokens, one.stop_type) != (other.content, other.tokens, other.stop_type)
+        n_tokens += one.n_predicted - 1
+        drafted += found["drafts"].timings.draft_n or 0
+        accepted += found["drafts"].timings.draft_n_accepted or 0
+    ratios = [a / b for a, b in zip(rates["drafts"], rates["plain"], strict=True)]
+    counts = sides["drafts"].engine.snapshot().counters.drafts
+    return {
+        "temperature": temperature, "prompts": n, "different": different, "tokens": n_tokens,
+        "plain": round(n_tokens / seconds["plain"], 2), "drafts": round(n_tokens / seconds["drafts"], 2),
+        "ratio": round(seconds["plain"] / seconds["drafts"], 3), "median": round(statistics.median(ratios), 3),
+        "least": round(min(ratios), 3), "drafted": drafted, "accepted": accepted,
+        "kinds": {kind.name: [kind.n_drafted, kind.n_accepted] for kind in counts},
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", type=Path)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--deep", type=int, default=8)
+    parser.add_argument("--draft", default="q4_0")
+    parser.add_argument("--draft-file", type=Path)
+    parser.add_argument("--spec-type", default="draft-simple")
+    parser.add_argument("--n", type=int, default=16)
+    parser.add_argument("--predict", type=int, default=96)
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.8])
+    parser.add_argument("--taps", type=float, default=-1.0)
+    parser.add_argument("--threads", type=int)
+    flags = parser.parse_args()
+    kinds = tuple(flags.spec_type.split(","))
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
+        source = resolve(flags.model)
+        target = flags.target or source
+        if not flags.target and flags.deep > 1:
+            target = Path(folder) / "deep.gguf"
+            deepen(source, target, flags.deep)
+        draft = flags.draft_file
+        if draft is None and "draft-simple" in kinds:
+            draft = Path(folder) / "draft.gguf"
+            coarser(source, draft, flags.draft)
+        sides = {}
+        for name in ("plain", "drafts"):
+            model = ModelSource(spec=os.fspath(draft)) if name == "drafts" and draft is not None else None
+            options = EngineOptions(
+                n_ctx=2048,
+                n_threads=flags.threads,
+                split=opened.enter_context(divided(target, flags.taps)),
+                drafts=DraftOptions(kinds=kinds if name == "drafts" else (), model=model),
+            )
+            sides[name] = opened.enter_context(LoadedModel.load(target, options))
+        for llama in sides.values():
+            answered(llama, "Hello!", 0, 0.0, 32)
+        for temperature in flags.temperature:
+            began = time.perf_counter()
+            found = compared(sides, flags.n, flags.predict, temperature)
+            print(json.dumps(found | {"seconds": round(time.perf_counter() - began, 1)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

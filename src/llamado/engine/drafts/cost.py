@@ -1,0 +1,114 @@
+"""What batches take and yield: whether drafted tokens are worth their time."""
+
+from __future__ import annotations
+
+_LEAST_GAIN = 0.02  # a drafted token must be right at least so often, whatever it costs
+_FIRST_GAIN = 0.125  # and so often while nothing is known
+_MEMORY = 0.96  # of what batches cost, per batch
+_TRIAL_BATCHES, _TRIAL_SECONDS = 8, 0.2  # that are counted together, at least
+_PAUSE = 1.0
+_TRIALS, _MOST_TRIALS = 8, 64  # windows after which the other way is tried again; it is doubled while that is worse
+_DOUBT = 1.2
+_TRY_AGAIN = 32  # times until what seemed worse is tried again
+
+
+class Cost:
+    """What batches take: a + b × tokens seconds, fitted to the last ones, and what they yield.
+
+    Whether drafting pays at all is seen by doing without it now and then: where devices are busy anyway, large batches
+    only keep them from overlapping. All of it is learnt for each size of the company: what a token costs when one
+    sequence is generated says nothing of twenty.
+    """
+
+    def __init__(self) -> None:
+        self._companies: dict[int, tuple[_Fit, _Trial]] = {}
+
+    def _company(self, n_generating: int) -> tuple[_Fit, _Trial]:
+        return self._companies.setdefault(n_generating.bit_length(), (_Fit(), _Trial()))
+
+    def note(
+        self, n_generating: int, n_tokens: int, seconds: float, n_yielded: int, now: float, drafting: float = 0.0
+    ) -> None:
+        """A batch of `n_tokens` took `seconds` and gave `n_yielded` tokens, while so many sequences were generated.
+
+        `drafting`: seconds that a model took to draft what was in it.
+        """
+        fit, trial = self._company(n_generating)
+        fit.note(float(n_tokens), seconds, n_yielded, drafting)
+        trial.note(n_yielded, now)
+
+    def drafts(self, n_generating: int) -> bool:
+        """Whether drafting pays."""
+        return self._company(n_generating)[1].drafting
+
+    def least_gain(self, n_generating: int, seconds: float = 0.0) -> float:
+        """The chance of being right above which one more token in a batch is worth its time, and `seconds` besides."""
+        fit, trial = self._company(n_generating)
+        return max(fit.least_gain(seconds), _LEAST_GAIN) if trial.drafting else 1.0
+
+
+class _Trial:
+    """Tokens per second with drafts and without, measured in turns; mostly what is better is done."""
+
+    def __init__(self) -> None:
+        self.drafting = True
+        self._rates: dict[bool, float] = {}
+        self._skip = 0  # batches that were on their way when the way of doing it changed
+        self._began = self._last = 0.0
+        self._n = self._batches = self._windows = 0
+        self._patience = _TRIALS
+
+    def note(self, n_yielded: int, now: float) -> None:
+        pause, self._last = now - self._last, now
+        if self._skip or pause > _PAUSE:  # another request began meanwhile, or a prompt was read
+            self._skip = max(self._skip - 1, 0)
+            self._began, self._n, self._batches = now, 0, 0
+            return
+        self._n += n_yielded
+        self._batches += 1
+        if self._batches < _TRIAL_BATCHES or now - self._began < _TRIAL_SECONDS:
+            return
+        rate = self._n / (now - self._began)
+        self._rates[self.drafting] = 0.5 * (self._rates.get(self.drafting, rate) + rate)
+        self._began, self._n, self._batches = now, 0, 0
+        self._windows += 1
+        # How many drafts are right is up to the text, which changes: they get the benefit of the doubt.
+        with_, without = _DOUBT * self._rates.get(True, 0.0), self._rates.get(False)
+        worse = without is None or (without > with_ if self.drafting else with_ > without)
+        if not worse and self._windows < self._patience:
+            return
+        if worse and self._windows == 1 and without is not None:  # it was a trial, and is still worse
+            self._patience = min(2 * self._patience, _MOST_TRIALS)
+        elif worse:
+            self._patience = _TRIALS
+        self.drafting = not self.drafting
+        self._skip, self._windows = _TRIAL_BATCHES // 2, 0
+
+
+class _Fit:
+    """Sums for a least-squares line through (tokens, seconds), older ones fading."""
+
+    def __init__(self) -> None:
+        self._n = self._x = self._y = self._xx = self._xy = self._yielded = self._drafting = 0.0
+        self._asked = 0
+
+    def note(self, x: float, seconds: float, n_yielded: int, drafting: float) -> None:
+        self._n = _MEMORY * self._n + 1.0
+        self._x = _MEMORY * self._x + x
+        self._y = _MEMORY * self._y + seconds
+        self._xx = _MEMORY * self._xx + x * x
+        self._xy = _MEMORY * self._xy + x * seconds
+        self._yielded = _MEMORY * self._yielded + n_yielded
+        self._drafting = _MEMORY * self._drafting + drafting
+
+    def least_gain(self, seconds: float) -> float:
+        if not seconds:
+            self._asked += 1
+        if self._n < 2 or not self._y or not self._asked % _TRY_AGAIN:
+            return _FIRST_GAIN
+        spread = self._xx - self._x * self._x / self._n
+        slope = (self._xy - self._x * self._y / self._n) / spread if spread > 0.5 else 0.0
+        mean = self._y / self._n
+        per_token = min(max(slope, 0.01 * mean / max(self._x / self._n, 1.0)), mean)
+        # The time of a token, in tokens that batches yield in that time.
+        return (per_token + seconds) * self._yielded / (self._y + self._drafting)

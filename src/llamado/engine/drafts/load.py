@@ -1,0 +1,142 @@
+"""From options to sources of drafts, a model that drafts among them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from llamado.devices.split.measure import figures_of
+from llamado.engine.drafts.contract import DraftKind
+from llamado.engine.drafts.drafts import MOST, Drafts
+from llamado.engine.drafts.model import ModelKind, check_vocabularies
+from llamado.engine.drafts.ngram_cache import NgramCache
+from llamado.engine.drafts.ngram_map import NgramMap
+from llamado.engine.drafts.ngram_mod import NgramMod
+from llamado.engine.drafts.ngram_simple import NgramSimple
+from llamado.engine.drafts.suffix import Suffix
+from llamado.engine.forward.fitting import Fit, before_reading, fit, memory_options
+from llamado.engine.options import DraftOptions, EngineOptions, Report
+from llamado.engine.supported import check_supported, fetch_model
+from llamado.gguf.reader import GGUFFile
+from llamado.models import load_model
+from llamado.text.tokenizer.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from llamado.engine.forward.device_pool import DevicePool
+    from llamado.engine.forward.runner import ModelRunner
+
+log = logging.getLogger(__name__)
+
+_TYPE = "tokenizer.ggml.model"
+
+
+class DraftModel:
+    """A model that drafts: its `file`, `tokenizer` and `runner`."""
+
+    def __init__(self, file: GGUFFile, tokenizer: Tokenizer, runner: ModelRunner) -> None:
+        self.file, self.tokenizer, self.runner = file, tokenizer, runner
+
+    def close(self) -> None:
+        """Ends its threads, and lets go of memory and file."""
+        self.runner.close()
+        self.file.close()
+
+
+_NGRAMS: dict[str, Callable[[DraftOptions], DraftKind]] = {
+    "suffix": lambda o: Suffix(),
+    "ngram-simple": lambda o: NgramSimple(*o.ngram_simple[:2]),
+    "ngram-map-k": lambda o: NgramMap(*o.ngram_map_k),
+    "ngram-map-k4v": lambda o: NgramMap(*o.ngram_map_k4v, counts=True),
+    "ngram-mod": lambda o: NgramMod(*o.ngram_mod),
+    "ngram-cache": lambda o: NgramCache(o.lookup_static, o.lookup_dynamic),
+}
+
+
+def drafts_for(options: EngineOptions, model: DraftModel | None, n_vocab: int) -> Drafts | None:
+    """The sources that the options name, None where there are none. Raises EngineError."""
+    wanted = options.drafts
+    names = wanted.kinds
+    if names is None:
+        names = ("suffix",) if options.split is not None or model is not None else ()
+    kinds = [_NGRAMS[name](wanted) for name in names if name in _NGRAMS]
+    if model is not None:
+        kinds.append(ModelKind(model.runner, n_vocab, least=wanted.p_min, ends=model.tokenizer.eog))
+    if not kinds:
+        return None
+    return Drafts(kinds, most=MOST if wanted.most is None else min(wanted.most, MOST), least=wanted.least)
+
+
+def load_draft_model(
+    target: GGUFFile, tokenizer: Tokenizer, beside: Fit, options: EngineOptions, progress: Report | None
+) -> DraftModel | None:
+    """The model that drafts for another one, which has what `beside` says; None where there is none.
+
+    Its context is the other's, cut where memory is short. Raises LlamadoError.
+    """
+    from llamado.engine.forward.runner import ModelRunner
+
+    wanted = options.drafts
+    if wanted.model is None or (wanted.kinds is not None and "draft-simple" not in wanted.kinds):
+        return None
+    own = replace(
+        options,
+        n_ctx=beside.n_ctx_slot * (1 if options.unified else options.n_slots),
+        n_batch=min(options.n_batch, 256),
+        n_ubatch=min(options.n_ubatch, 256),
+        n_threads=options.n_threads if wanted.n_threads is None else wanted.n_threads,
+        n_threads_batch=options.n_threads_batch if wanted.n_threads_batch is None else wanted.n_threads_batch,
+        type_k=wanted.type_k,
+        type_v=wanted.type_v,
+        split=wanted.split,
+        metadata=(),
+        lora=(),
+        drafts=DraftOptions(),
+    )
+    path = fetch_model(wanted.model, own)
+    file = GGUFFile.open(path, mmap=options.mmap)
+    try:
+        check_supported(file.header, workers=own.split is not None)
+        own_tokenizer = load_tokenizer(file.metadata)
+        check_vocabularies(tokenizer, own_tokenizer, (target.metadata.str_(_TYPE, ""), file.metadata.str_(_TYPE, "")))
+        model = load_model(file, options.rope)
+        here = own.device()
+        memory = memory_options(own)
+        pool: DevicePool | None = None
+        if own.split is None:
+            figures = before_reading(figures_of(here), file)
+            taken = sum(beside.sizes.kv) + beside.sizes.compute + beside.sizes.head_compute
+            found = fit(file, model, memory, [replace(figures, free=max(figures.free - taken, 0))], None)
+        else:
+            from llamado.engine.forward.device_pool import DevicePool
+
+            pool = DevicePool(own.split, here, file, model, memory, progress)
+            found = pool.fit
+        for note in found.notes:
+            log.warning("the draft model: %s", note)
+        log.info("the draft model: %s", found)
+        runner = ModelRunner(
+            file,
+            model,
+            [here] if pool is None else pool.devices,
+            None if pool is None else found.placement,
+            n_cells=found.n_cells,
+            n_ctx=found.n_ctx_slot,
+            n_sequences=options.n_slots,
+            max_batch=found.wanted.max_batch,
+            type_k=found.wanted.type_k,
+            type_v=found.wanted.type_v,
+            turned=options.turned,
+            mlock=options.mlock,
+            progress=progress,
+        )
+        try:
+            runner.warm_up([*range(1, min(options.n_slots, 8) + 1), runner.max_batch], progress)
+        except BaseException:
+            runner.close()
+            raise
+    except BaseException:
+        file.close()
+        raise
+    return DraftModel(file, own_tokenizer, runner)

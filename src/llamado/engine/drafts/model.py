@@ -1,0 +1,277 @@
+"""A smaller model that drafts: it reads what the sequences say and goes on with them, all of them in one batch.
+
+Its memory is its own, and of use to nobody else: where a sequence was rewritten, went back or is new, it reads what
+differs. As it draws with the same random numbers as the request does (what is chosen at a place depends on the
+request's seed and that place alone), drafts are right often at any temperature.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.devices.device import DeviceError
+from llamado.engine.drafts.contract import NOTHING, Drafter, DraftKind, Proposal
+from llamado.engine.errors import EngineError
+from llamado.engine.forward.contract import Forward, ForwardError
+from llamado.models.memory import Handle, Span
+from llamado.text.tokenizer.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+_CATCH_UP = 256  # tokens of sequences that are read in one go, before all else has its turn
+_BINS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99)  # probabilities, at least, for each mark
+_FIRST_GUESS = 0.85
+_COMMON = 32  # tokens with which sequences must begin alike for one to go on with what was read of the other
+ANY = -1
+"""The mark that each of its tokens has besides its own."""
+_MOST_DIFFERENCE, _FIRST_COMPARED = 128, 5  # llama.cpp's: sizes of vocabularies, and tokens that may differ in any way
+
+
+class Guess(Protocol):
+    """Draws tokens as a request would; see Sampler."""
+
+    def sample(self, row: NDArray[np.float32], position: int) -> int: ...
+
+
+class Ask(NamedTuple):
+    """A sequence that the model is to go on with.
+
+    `place`: that of the first token behind `said` among the request's random numbers. `least`: the chance that all
+    drafted tokens are right below which none more is wanted; `trust`: that those ahead are.
+    """
+
+    drafter: ModelDrafter
+    said: Sequence[int]
+    ahead: Sequence[int]
+    most: int
+    guess: Guess
+    place: int
+    least: float
+    trust: float
+
+
+class ModelDrafter(Drafter):
+    """What the model has read of one sequence."""
+
+    def __init__(self, kind: ModelKind) -> None:
+        self._kind = kind
+        self.handle: Handle | None = None
+        self.read: list[int] = []
+        self._agreed = 0  # of them, tokens that are known to be the sequence's
+        self.t_last = 0.0
+
+    def propose(self, said: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
+        return NOTHING  # see ModelKind.propose
+
+    def forget(self) -> None:
+        self._agreed = 0
+
+    def end(self, said: Sequence[int], n_prompt: int) -> None:
+        self._kind.leave(self)
+
+    def pending(self, said: Sequence[int], ahead: Sequence[int]) -> list[int]:
+        """Goes back to what it has of a sequence, and gives the tokens that it lacks; one at least."""
+        n, read = self._agreed, self.read
+        text = [*said[n:], *ahead]
+        same = 0
+        for mine, theirs in zip(read[n:], text[:-1], strict=False):
+            if mine != theirs:
+                break
+            same += 1
+        assert self.handle is not None
+        kept = self._kind.go_back(self.handle, n + same)
+        del read[kept:]
+        self._agreed = min(kept, len(said))
+        return [*said[kept:], *ahead] if kept < n else text[kept - n :]
+
+
+class ModelKind(DraftKind):
+    """Drafts of a model whose forward pass is `forward`; the tokens from `n_vocab` on are none of the other model's.
+
+    `least`: probability below which a token is not drafted. `ends`: tokens behind which nothing comes.
+    """
+
+    def __init__(
+        self, forward: Forward, n_vocab: int, *, name: str = "draft-simple", least: float = 0.0, ends: frozenset[int]
+    ) -> None:
+        self.name = name
+        self._forward = forward
+        self._n_vocab = min(n_vocab, forward.n_vocab)
+        self._least = least
+        self._ends = ends
+        self._drafters: list[ModelDrafter] = []
+        self._left: list[ModelDrafter] = []
+        self._seconds = 0.0
+        self.lost = False
+        """Whether a device of it is gone; nothing is drafted then."""
+
+    def drafter(self) -> ModelDrafter:
+        drafter = ModelDrafter(self)
+        self._drafters.append(drafter)
+        return drafter
+
+    def first_guess(self, mark: int) -> float:
+        """As often as the model itself believes; it is given a chance, as nobody learns from drafts never made."""
+        return _FIRST_GUESS if mark == ANY else 0.5 * ((0.0, *_BINS)[mark] + (*_BINS, 1.0)[mark])
+
+    def leave(self, drafter: ModelDrafter) -> None:
+        """Nobody asks this one any more; what it read may be how the next sequence begins."""
+        self._drafters.remove(drafter)
+        if drafter.handle is not None:
+            self._left.append(drafter)
+
+    def go_back(self, handle: Handle, n: int) -> int:
+        """To the first `n` tokens of a sequence, or as far before as it has to be."""
+        memory = self._forward.memory
+        n = memory.reach(handle, n)
+        memory.rewind(handle, n)
+        return n
+
+    def seconds(self, n_sequences: int) -> float:
+        """What a token takes, of each of so many sequences."""
+        return self._seconds / max(n_sequences, 1)
+
+    def propose(self, asks: Sequence[Ask], chance: Sequence[ChanceOf]) -> list[Proposal]:
+        """Goes on with these sequences, all of them at once. `chance`: by its mark, that a token of each is right."""
+        if self.lost:
+            return [NOTHING] * len(asks)
+        try:
+            return self._propose(asks, chance)
+        except (DeviceError, ForwardError) as error:
+            log.warning("the draft model drafts no more: %s", error)
+            self.lost = True
+            return [NOTHING] * len(asks)
+
+    def _propose(self, asks: Sequence[Ask], chance: Sequence[ChanceOf]) -> list[Proposal]:
+        found = [Proposal([], []) for _ in asks]
+        pending: dict[int, list[int]] = {}
+        room = min(_CATCH_UP, self._forward.max_batch)
+        for i, ask in enumerate(asks):
+            if self._make_room(ask):
+                tokens = ask.drafter.pending(ask.said, ask.ahead)
+                if max(tokens) < self._forward.n_vocab:
+                    pending[i] = tokens
+        late = {i: tokens for i, tokens in pending.items() if len(tokens) > 8}
+        for i, tokens in late.items():
+            while len(tokens) > 1 and room > 0:
+                n = min(len(tokens) - 1, room, self._forward.max_batch)
+                self._read([asks[i].drafter], [tokens[:n]], outputs=False)
+                del tokens[:n]
+                room -= n
+            if len(tokens) > 1:
+                del pending[i]  # the rest is read the next time
+        trust = [ask.trust for ask in asks]
+        while pending:
+            which = list(pending)[: self._forward.max_batch // 8 or 1]
+            began = time.perf_counter()
+            rows = self._read([asks[i].drafter for i in which], [pending[i] for i in which], outputs=True)
+            for i, row in zip(which, rows, strict=True):
+                ask, (tokens, marks) = asks[i], found[i]
+                token, probability = self._choose(ask, row[: self._n_vocab], len(ask.ahead) + len(tokens))
+                mark = sum(probability >= least for least in _BINS)
+                trust[i] *= chance[i](mark)
+                if trust[i] <= ask.least or probability < self._least:
+                    del pending[i]
+                    continue
+                tokens.append(token)
+                marks.append(mark)
+                pending[i] = [token]
+                if len(tokens) >= ask.most or token in self._ends:
+                    del pending[i]
+            seconds = time.perf_counter() - began
+            self._seconds = 0.9 * self._seconds + 0.1 * seconds if self._seconds else seconds
+        return found
+
+    def _choose(self, ask: Ask, row: NDArray[np.float32], behind: int) -> tuple[int, float]:
+        token = ask.guess.sample(row, ask.place + behind)
+        with np.errstate(over="ignore"):
+            return token, 1.0 / float(np.exp(row - row[token]).sum())
+
+    def _read(
+        self, drafters: Sequence[ModelDrafter], pieces: Sequence[list[int]], *, outputs: bool
+    ) -> NDArray[np.float32]:
+        """Reads tokens of sequences; of each the logits behind its last one, if they are wanted."""
+        spans, ends, n = [], [], 0
+        for drafter, tokens in zip(drafters, pieces, strict=True):
+            assert drafter.handle is not None
+            spans.append(Span(drafter.handle, drafter.handle.used, len(tokens)))
+            n += len(tokens)
+            ends.append(n - 1)
+        batch = np.array([token for tokens in pieces for token in tokens], np.int32)
+        rows = self._forward.start(batch, spans, np.array(ends if outputs else [], np.int32)).result()
+        for drafter, tokens in zip(drafters, pieces, strict=True):
+            assert drafter.handle is not None
+            drafter.handle.used += len(tokens)
+            drafter.read += tokens
+        return rows
+
+    def _make_room(self, ask: Ask) -> bool:
+        """Cells for a sequence and its draft, taken from those that were not drafted for longest."""
+        memory, drafter = self._forward.memory, ask.drafter
+        need = len(ask.said) + len(ask.ahead) + ask.most
+        drafter.t_last = time.monotonic()
+        if drafter.handle is None:
+            self._take_over(drafter, ask.said)
+        while True:
+            if drafter.handle is None:
+                drafter.handle = memory.allocate(need, need + _CATCH_UP)
+                if drafter.handle is not None:
+                    return True
+            elif memory.grow(drafter.handle, need, need + _CATCH_UP):
+                return True
+            others = [*self._left, *(other for other in self._drafters if other.t_last < drafter.t_last)]
+            others = [other for other in others if other.handle is not None]
+            if not others:
+                return False
+            oldest = min(others, key=lambda other: other.t_last)
+            assert oldest.handle is not None
+            memory.free(oldest.handle)
+            oldest.handle = None
+            self._left = [other for other in self._left if other.handle is not None]
+
+    def _take_over(self, drafter: ModelDrafter, said: Sequence[int]) -> None:
+        """What one that was left has read, where a sequence begins in the same way."""
+        drafter.read = []
+        drafter.forget()
+        begins = said[:_COMMON]
+        for other in reversed(self._left):
+            if other.read[:_COMMON] == begins:
+                self._left.remove(other)
+                drafter.handle, drafter.read, other.handle = other.handle, other.read, None
+                return
+
+
+class ChanceOf(Protocol):
+    """The chance that a token of a mark is right."""
+
+    def __call__(self, mark: int, /) -> float: ...
+
+
+def check_vocabularies(target: Tokenizer, draft: Tokenizer, types: tuple[str, str]) -> None:
+    """Raises EngineError where the tokens of two models are not the same, by llama.cpp's rule.
+
+    `types`: of their vocabularies (`tokenizer.ggml.model`).
+    """
+    why = ""
+    mine, theirs = target.vocabulary.strings, draft.vocabulary.strings
+    if types[0] != types[1]:
+        why = f"its vocabulary is of type {types[1]}, the model's of type {types[0]}"
+    elif (target.add_bos, target.bos if target.add_bos else 0) != (draft.add_bos, draft.bos if draft.add_bos else 0):
+        why = "its texts do not begin with the same token as the model's"
+    elif (target.add_eos, target.eos if target.add_eos else 0) != (draft.add_eos, draft.eos if draft.add_eos else 0):
+        why = "its texts do not end with the same token as the model's"
+    elif abs(len(mine) - len(theirs)) > _MOST_DIFFERENCE:
+        why = f"its vocabulary has {len(theirs)} tokens, the model's {len(mine)}"
+    else:
+        for i in range(_FIRST_COMPARED, min(len(mine), len(theirs))):
+            if mine[i] != theirs[i]:
+                why = f"its token {i} is {theirs[i]!r}, the model's {mine[i]!r}"
+                break
+    if why:
+        raise EngineError(f"the draft model cannot draft for this model: {why}; give one of the same family with -md")

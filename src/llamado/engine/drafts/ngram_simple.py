@@ -1,0 +1,44 @@
+"""llama.cpp's `ngram-simple`: the tokens behind the last place where the last `n` tokens stood before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llamado.engine.drafts.contract import NOTHING, Drafter, DraftKind, Proposal
+
+
+class _SimpleDrafter(Drafter):
+    def __init__(self, n: int, m: int) -> None:
+        self._n, self._m = n, m
+        self.forget()
+
+    def forget(self) -> None:
+        self._seen: dict[tuple[int, ...], int] = {}  # where they ended last
+        self._known = 0
+
+    def propose(self, said: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
+        n = self._n
+        for end in range(max(self._known + 1, n + 1), len(said)):  # what begins the sequence is left out, as there
+            self._seen[tuple(said[end - n : end])] = end
+        self._known = max(self._known, len(said) - 1)
+        text = [*said[len(said) - n :], *ahead]
+        at = self._seen.get(tuple(text[-n:])) if len(said) > n + self._m + 2 else None
+        if at is None:
+            return NOTHING
+        follows = list(said[at : min(at + self._m, len(said) - 1)])
+        # It wants as many tokens as it looked for, and drafts nothing where there are fewer.
+        if len(follows) < min(n, self._m):
+            return NOTHING
+        return Proposal(follows[:most], [0] * min(len(follows), most))
+
+
+class NgramSimple(DraftKind):
+    """`n`: tokens that are looked for; `m`: tokens that are drafted at most."""
+
+    name = "ngram-simple"
+
+    def __init__(self, n: int = 12, m: int = 48) -> None:
+        self._n, self._m = n, m
+
+    def drafter(self) -> Drafter:
+        return _SimpleDrafter(self._n, self._m)
