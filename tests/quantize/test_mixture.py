@@ -87,7 +87,7 @@ def test_what_cannot_be_done_is_said(path: Path, tmp_path: Path) -> None:
     small = tmp_path / "small.gguf"
     with GGUFFile.open(path) as file:
         with pytest.raises(QuantizeError, match="llamado imatrix makes one"):
-            write(file, plan(file, request("Q2_K_S")), request("Q2_K_S"), [small])
+            write(file, plan(file, request("IQ2_XXS")), request("IQ2_XXS"), [small])
         with pytest.raises(QuantizeError, match="the model itself is there"):
             write(file, plan(file, request("Q8_0")), request("Q8_0"), [path])
         write(file, plan(file, request("Q8_0")), request("Q8_0"), [small])

@@ -12,7 +12,7 @@ from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.cpu.simd import Code, Work
 from llamado.gguf.types import TensorType as T
 from llamado.quantize.errors import QuantizeError
-from llamado.quantize.types import fp4, iq4, k_quants, legacy, plain, ternary
+from llamado.quantize.types import fp4, iq1, iq2, iq3, iq4, k_quants, legacy, plain, ternary
 from llamado.quantize.types.arithmetic import Bytes, Floats
 from llamado.quantize.types.search import call
 
@@ -26,6 +26,9 @@ QUANTIZERS: Mapping[T, Quantizer] = {
         (legacy, "q8_0 q4_0 q4_1 q5_0 q5_1 q1_0 q2_0"),
         (k_quants, "q2_k q3_k q4_k q5_k q6_k"),
         (iq4, "iq4_nl iq4_xs"),
+        (iq1, "iq1_s iq1_m"),
+        (iq2, "iq2_xxs iq2_xs iq2_s"),
+        (iq3, "iq3_xxs iq3_s"),
         (ternary, "tq1_0 tq2_0"),
         (fp4, "mxfp4 nvfp4"),
     )
