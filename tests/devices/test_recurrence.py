@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from recurrences import KINDS, delta
-from running import Array, Case, jit_for, new
+from running import Array, Case, jit_for, new, values
 
+from llamado.devices.cpu.compile.compiler import Compiler
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.lowering import LOWERINGS
-from llamado.ggml import Tensor
+from llamado.ggml import Op, Tensor
 from llamado.ggml import graph as g
 from llamado.ggml.errors import ShapeError
+from llamado.gguf.types import TensorType as T
 
 
 def run(result: Tensor, data: dict[Tensor, Any], device: CpuDevice) -> Array:
@@ -71,3 +74,53 @@ def test_what_does_not_fit_is_refused() -> None:
     x, many = new(32, 2, 6), new(2048, 4)
     with pytest.raises(ShapeError):
         g.rwkv_wkv7(x, x, x, x, x, x, many)  # six tokens are not those of four sequences
+
+
+def remembered(kind: str, *, copied: bool) -> tuple[Case, Tensor]:
+    """Sequences that go on from rows of a memory, two of them in place; with `copied` others want what they read, so
+    that nothing can be read or kept where it lies.
+    """
+    made, data = KINDS[kind]()
+    state = made.src[-1]
+    assert state is not None
+    n_seqs = state.ne[3] if kind.startswith("delta") else state.ne[1]
+    width = state.nelements // n_seqs
+    table, reads, writes = new(width, 7), new(n_seqs, type=T.I32), new(n_seqs, type=T.I64)
+    chosen = g.get_rows(table, reads)
+    made.src = (*made.src[:-1], g.reshape(chosen, *state.ne))
+    at = 4 * (made.nelements - state.nelements)
+    kept = g.set_rows(table, g.view_2d(made, width, n_seqs, 4 * width, at), writes)
+    outputs = {"out": g.view_1d(made, at // 4), "kept": kept, **({"chosen": chosen, "made": made} if copied else {})}
+    rows: dict[Tensor, Any] = {table: values(width, 7, seed=9, scale=0.3), reads: [5, 0, 2][:n_seqs]}
+    return Case(outputs, data | rows | {writes: [5, 3, 2][:n_seqs]}), table
+
+
+@pytest.mark.parametrize("kind", ["delta", "wkv7", "wkv6", "gla"])
+def test_states_are_read_and_kept_where_they_lie(best: CpuDevice, kind: str) -> None:
+    """The bits are those of copies."""
+    found, labels = [], []
+    for copied in (False, True):
+        case, _ = remembered(kind, copied=copied)
+        got = case.run(best)
+        found.append((got["out"].tobytes(), got["kept"].tobytes()))
+        compiler = Compiler(case.graph, best.jit.lowering, 2)
+        labels.append([operation.label for operation in compiler.compile()])
+    assert found[0] == found[1]
+    assert not any("rows" in label for label in labels[0]) and any("get_rows" in label for label in labels[1])
+
+
+def test_states_that_change_before_they_are_needed_are_copied(best: CpuDevice) -> None:
+    """What else is written to a memory does not get between choosing a state and going on from it."""
+    whole, _ = remembered("delta", copied=False)
+    right = whole.run(best)["out"].tobytes()
+    for cleared_before in (True, False):
+        case, table = remembered("delta", copied=False)
+        case = Case({"out": case.outputs["out"]}, case.data)
+        zeros, everywhere = new(table.ne[0], 7), new(7, type=T.I64)
+        scaled = g.scale(zeros, 1.0)
+        nodes = case.graph.nodes
+        at = next(i for i, node in enumerate(nodes) if node.op is Op.GATED_DELTA_NET)
+        nodes.insert(at, scaled)
+        nodes.insert(at + 1 if cleared_before else len(nodes), g.set_rows(table, scaled, everywhere))
+        case.data = {**case.data, everywhere: np.arange(7)}
+        assert case.run(best)["out"].tobytes() == right

@@ -32,6 +32,8 @@ MAX_EXPERTS = 1 << 16
 """Experts that tokens are sorted by; models have up to 1,024."""
 _CARRIED = 16
 """Multiplications that take as long as a token's share of an element of a state."""
+MAX_SNAPSHOTS = 1024
+"""States of earlier tokens that an operation leaves for each sequence; drafts have tens of tokens."""
 _ELEMENT = 64
 """Multiplications that take as long as anything else done to one number."""
 
@@ -150,6 +152,9 @@ def _is_possible(node: Tensor) -> bool:
             return (b is None or a.ne[2] <= MAX_HEADS) and (c is None or flat(c))
         case Op.MUL_MAT_ID:
             return a.ne[2] <= MAX_EXPERTS
+        case Op.GATED_DELTA_NET:
+            n_snapshots: int = struct.unpack_from("<i", node.op_params)[0]
+            return n_snapshots <= MAX_SNAPSHOTS
         case Op.ROPE:
             n_dims: int = struct.unpack_from("<i", node.op_params, 4)[0]
             return n_dims <= MAX_ROTATED and (c is None or flat(c))

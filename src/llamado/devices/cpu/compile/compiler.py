@@ -17,7 +17,7 @@ from llamado.devices.cpu.compile.checks import COPIES
 from llamado.devices.cpu.compile.emitter import Emitter
 from llamado.devices.cpu.compile.products import Products
 from llamado.devices.cpu.compile.program import Operation, Temporary
-from llamado.devices.cpu.compile.recurrent import keeping, linear, ssm
+from llamado.devices.cpu.compile.recurrent import keeping, linear, reading, ssm
 from llamado.devices.cpu.compile.recurrent.keeping import Keeping, Made
 from llamado.devices.cpu.compile.row_operations import RowOperations
 from llamado.devices.cpu.compile.stages import STAGES
@@ -38,13 +38,13 @@ _EMIT: dict[Op, Callable[[Emitter, Tensor], None]] = {
     Op.FLASH_ATTN_EXT: attend.attend,
     Op.MUL_MAT_ID: experts.multiply,
     Op.FILL: copies.fill,
-    **linear.EMIT,
     Op.SSM_CONV: ssm.convolve,
 }
 """Operations that are emitted one by one."""
 
 _CARRY: dict[Op, tuple[Callable[[Tensor], Made | None], Callable[[Emitter, Tensor, Keeping], None]]] = {
     Op.SSM_SCAN: (ssm.made_by_scan, ssm.scan),
+    **linear.CARRY,
 }
 """Operations that make states, which may be kept at once: where these are in their results."""
 
@@ -100,7 +100,10 @@ class Compiler:
 
     def _node(self, node: Tensor) -> None:
         checks.check_node(node)
-        if node.op in STAGES:
+        if node.op is Op.GET_ROWS and self._waits(node):
+            assert node.src[0] is not None and node.src[1] is not None
+            self._out.waiting[node] = node.src[0], node.src[1]
+        elif node.op in STAGES:
             if checks.is_row_operation(node):
                 self._rows.chain(node, node)
                 return
@@ -115,6 +118,16 @@ class Compiler:
         else:
             raise DeviceError("the CPU device does not have this operation")
         self._out.did(node)
+
+    def _waits(self, node: Tensor) -> bool:
+        """Whether chosen rows are left to what goes on from these states."""
+        readers, numbers = self._rows.consumers(node), self._rows.numbers
+        if len(readers) != 1 or readers[0].op not in linear.CARRY or not {node, readers[0]} <= numbers.keys():
+            return False
+        (reader,) = readers
+        between = self.graph.nodes[numbers[node] + 1 : numbers[reader]]
+        checks.check_node(reader)
+        return node.ne[1] == linear.n_seqs(reader) and reading.waits(self._out, node, reader, between)
 
     def _keeping(self, node: Tensor, states: Made | None) -> Keeping:
         """What keeps the states that a node makes."""

@@ -33,6 +33,8 @@ class Emitter:
         self.scratch = Temporary(0)
         self.outputs = {t.root()[0] for t in graph.outputs.values()}
         self.done: set[Tensor] = set()
+        self.waiting: dict[Tensor, tuple[Tensor, Tensor]] = {}
+        """Rows that the operation which needs them chooses itself: by their GET_ROWS the table and the numbers."""
         self.subject: Tensor | None = None
         """What an error is about."""
         self.made: dict[tuple[Any, ...], Temporary] = {}

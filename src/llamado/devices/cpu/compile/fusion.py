@@ -100,7 +100,12 @@ class Fusion:
         if not others:
             return True
         mine = _all_accesses(reader)
-        return not any(access.meets(theirs) for node in others for theirs in _all_accesses(node) for access in mine)
+        return not any(access.meets(theirs) for node in others for theirs in self._touches(node) for access in mine)
+
+    def _touches(self, node: Tensor) -> list[MemoryAccess]:
+        """What an operation touches, and what it was left to read."""
+        left = [self._out.waiting.get(s.root()[0], ()) for s in node.src if s is not None]
+        return [*_all_accesses(node), *(_access(tensor) for tensors in left for tensor in tensors)]
 
 
 def _takes_over(reader: Tensor, node: Tensor) -> bool:
@@ -150,3 +155,9 @@ def _accesses(node: Tensor) -> list[MemoryAccess]:
 def _all_accesses(node: Tensor) -> list[MemoryAccess]:
     """What any operation touches."""
     return [_access(node, write=True), *(_access(s) for s in node.src if s is not None)]
+
+
+def is_written(tensors: Sequence[Tensor], nodes: Sequence[Tensor]) -> bool:
+    """Whether one of some operations writes where tensors lie."""
+    mine = [_access(tensor) for tensor in tensors]
+    return any(_access(node, write=True).meets(each) for node in nodes if not node.is_noop for each in mine)

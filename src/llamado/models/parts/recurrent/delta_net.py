@@ -25,7 +25,7 @@ from llamado.models.errors import InvalidModel
 from llamado.models.forward import Linear, Pass
 from llamado.models.keys import Keys
 from llamado.models.memory import RecurrentState
-from llamado.models.parts.recurrent.convolution import convolve
+from llamado.models.parts.mamba import convolve
 from llamado.models.weights import RoleWeights
 
 CONVOLVED, STATE = 0, 1
@@ -179,7 +179,8 @@ class DeltaNet(NamedTuple):
         qkv = self.qkv(step, x, f"linear_attn_qkv_mixed-{layer}")
         gate = step.graph.expand(self.gate(step, x, f"z-{layer}"))
         decay, beta = (step.graph.expand(t) for t in self.strengths(step, layer, x))
-        y = silu(convolve(step, layer, CONVOLVED, qkv, self.kernel, "conv_output"), f"conv_output_silu-{layer}")
+        mixed = convolve(step, layer, CONVOLVED, reshape(qkv, s.channels, n, n_seqs), self.kernel)
+        y = silu(mixed, f"conv_output_silu-{layer}")
         row, many = s.head * size, s.n_keys * s.head * size
         q, k, v = (
             view_4d(y, s.head, heads, n, n_seqs, row, y.nb[1], y.nb[2], at)

@@ -8,7 +8,7 @@ from llamado.ggml.graph import add, mul, reshape, sigmoid, silu, softplus
 from llamado.ggml.tensor import Tensor
 from llamado.models.forward import Linear, Pass
 from llamado.models.memory import RecurrentState
-from llamado.models.parts.recurrent.convolution import convolve
+from llamado.models.parts.mamba import convolve
 from llamado.models.parts.recurrent.delta_net import delta_rule, unit
 from llamado.models.weights import RoleWeights
 
@@ -79,7 +79,7 @@ class KimiDelta(NamedTuple):
         for tensor in (*rows, decay, beta, gate):
             step.graph.expand(tensor)
         q, k, v = (
-            reshape(silu(convolve(step, layer, i, row, self._kernel(i), f"conv_{'qkv'[i]}")), *heads)
+            reshape(silu(convolve(step, layer, i, reshape(row, row.ne[0], *heads[2:]), self._kernel(i))), *heads)
             for i, row in enumerate(rows)
         )
         decay, beta = reshape(decay, *heads), reshape(beta, 1, *heads[1:])

@@ -8,7 +8,7 @@ from llamado.ggml.graph import cont, mul, reshape, view_2d
 from llamado.ggml.tensor import Tensor
 from llamado.models.forward import Linear, Pass
 from llamado.models.memory import RecurrentState
-from llamado.models.parts.recurrent.convolution import convolve
+from llamado.models.parts.mamba import convolve
 from llamado.models.weights import RoleWeights
 
 
@@ -36,7 +36,8 @@ class ShortConvolution(NamedTuple):
         n_embd, n_tokens = x.ne[:2]
         both = self.project(step, x, f"conv.in_proj-{layer}")
         b, c, x = (view_2d(both, n_embd, n_tokens, both.nb[1], i * n_embd * both.nb[0]) for i in range(3))
-        y = convolve(step, layer, 0, mul(b, x), self.kernel, "conv")
+        mixed = reshape(mul(b, x), n_embd, n_tokens // step.n_seqs, step.n_seqs)
+        y = convolve(step, layer, 0, mixed, self.kernel)
         if step.ends_with(layer):
             return None
         return self.out(step, mul(reshape(y, n_embd, n_tokens), cont(c)), f"conv.out_proj-{layer}")

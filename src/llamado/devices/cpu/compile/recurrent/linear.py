@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from llamado.devices.cpu.compile import copies
 from llamado.devices.cpu.compile.chains import Chain
 from llamado.devices.cpu.compile.copies import in_shape, made, straight
 from llamado.devices.cpu.compile.emitter import Emitter, Fields, nothing
+from llamado.devices.cpu.compile.recurrent.keeping import Keeping, Made
+from llamado.devices.cpu.compile.recurrent.reading import read as reading_of
 from llamado.devices.cpu.jit import Kernel
 from llamado.devices.cpu.kernels import recurrence
 from llamado.devices.device import DeviceError
@@ -28,7 +31,7 @@ class _Shape(NamedTuple):
     n_seqs: int
 
 
-def delta_net(out: Emitter, node: Tensor) -> None:
+def delta_net(out: Emitter, node: Tensor, keeping: Keeping) -> None:
     """GATED_DELTA_NET: q, k, v, logarithms of decays, strengths, states."""
     *vectors, states = _sources(node)
     q, k, v, g, beta = (straight(out, x) for x in vectors)
@@ -37,42 +40,61 @@ def delta_net(out: Emitter, node: Tensor) -> None:
     fields = {"n_snapshots": n_snapshots, "snapshot": 4 * shape.size**2 * shape.n_heads * shape.n_seqs}
     named = {"q": q, "k": k, "v": v, "w": _exponentials(out, g), "beta": beta}
     parameters = {"rule": "delta", "vector": g.ne[0] > 1, "snapshots": n_snapshots > 1}
-    _emit(out, node, shape, recurrence.by_rows, parameters, named, states, shape.size**-0.5, fields)
+    _emit(out, node, keeping, shape, recurrence.by_rows, parameters, named, states, shape.size**-0.5, fields)
 
 
-def rwkv7(out: Emitter, node: Tensor) -> None:
+def rwkv7(out: Emitter, node: Tensor, keeping: Keeping) -> None:
     """RWKV_WKV7: r, decays, k, v, a, b, states."""
     r, w, k, v, a, b, states = _sources(node)
     named = {"q": r, "w": w, "k": k, "v": v, "a": a, "b": b}
     parameters = {"rule": "rwkv7", "vector": True, "snapshots": False}
     fields: Fields = {"n_snapshots": 1, "snapshot": 0}
-    _emit(out, node, _batch(k, states), recurrence.by_rows, parameters, named, states, 1.0, fields)
+    _emit(out, node, keeping, _batch(k, states), recurrence.by_rows, parameters, named, states, 1.0, fields)
 
 
-def rwkv6(out: Emitter, node: Tensor) -> None:
+def rwkv6(out: Emitter, node: Tensor, keeping: Keeping) -> None:
     """RWKV_WKV6: k, v, r, the bonus of a token for itself, decays, states."""
     k, v, r, u, w, states = _sources(node)
     u = _whole(out, u)
     fields: Fields = {"bonus": out.place(u), "bonus_head": 4 * k.ne[0]}
     named = {"q": r, "k": k, "v": v, "w": w}
-    _emit(out, node, _batch(k, states), recurrence.by_columns, {"bonus": True}, named, states, 1.0, fields, [u])
+    _emit(
+        out, node, keeping, _batch(k, states), recurrence.by_columns, {"bonus": True}, named, states, 1.0, fields, [u]
+    )
 
 
-def gated_linear(out: Emitter, node: Tensor) -> None:
+def gated_linear(out: Emitter, node: Tensor, keeping: Keeping) -> None:
     """GATED_LINEAR_ATTN: k, v, q, decays, states."""
     k, v, q, w, states = _sources(node)
     (scale,) = struct.unpack_from("<f", node.op_params)
     fields: Fields = {"bonus": nothing(), "bonus_head": 0}
     named = {"q": q, "k": k, "v": v, "w": w}
-    _emit(out, node, _batch(k, states), recurrence.by_columns, {"bonus": False}, named, states, scale, fields)
+    _emit(out, node, keeping, _batch(k, states), recurrence.by_columns, {"bonus": False}, named, states, scale, fields)
 
 
-EMIT = {
-    Op.GATED_DELTA_NET: delta_net,
-    Op.RWKV_WKV7: rwkv7,
-    Op.RWKV_WKV6: rwkv6,
-    Op.GATED_LINEAR_ATTN: gated_linear,
+def made_by(node: Tensor) -> Made | None:
+    """The states in the result of an operation; None where there are several of each sequence."""
+    states = node.src[-1]
+    assert states is not None
+    if node.op is Op.GATED_DELTA_NET and struct.unpack_from("<i", node.op_params)[0] > 1:
+        return None
+    return Made(4 * (node.nelements - states.nelements), 4 * states.nelements // n_seqs(node))
+
+
+def n_seqs(node: Tensor) -> int:
+    """Sequences that an operation has states of."""
+    states = node.src[-1]
+    assert states is not None
+    return states.ne[3] if node.op is Op.GATED_DELTA_NET else states.ne[1]
+
+
+CARRY: dict[Op, tuple[Callable[[Tensor], Made | None], Callable[[Emitter, Tensor, Keeping], None]]] = {
+    Op.GATED_DELTA_NET: (made_by, delta_net),
+    Op.RWKV_WKV7: (made_by, rwkv7),
+    Op.RWKV_WKV6: (made_by, rwkv6),
+    Op.GATED_LINEAR_ATTN: (made_by, gated_linear),
 }
+"""Operations with states as their last source and behind their other results."""
 
 
 def _sources(node: Tensor) -> list[Tensor]:
@@ -111,6 +133,7 @@ def _exponentials(out: Emitter, g: Tensor) -> Tensor:
 def _emit(
     out: Emitter,
     node: Tensor,
+    keeping: Keeping,
     shape: _Shape,
     kernel: Any,
     parameters: dict[str, Any],
@@ -126,11 +149,12 @@ def _emit(
         raise DeviceError(f"heads of {size} elements: not a multiple of {recurrence.PARTS}, or more than {_MAX_HEAD}")
     if node.type != TensorType.F32 or not node.is_contiguous():
         raise DeviceError("a result with gaps is not supported here")
-    states = _whole(out, states)
+    if states.root()[0] not in out.waiting:
+        states = _whole(out, states)
     named = {name: straight(out, x) for name, x in named.items()}
     row = 4 * size * size * n_heads
-    fields |= {"state": out.place(states), "state_row": row, "ids": nothing(), "n_states": 0}
-    fields |= {"kept": nothing(), "kept1": 0, "kept_ids": nothing(), "kept_rows": 0}
+    reading = reading_of(out, states, row)
+    fields |= reading.fields | keeping.fields
     fields |= {"states": out.place(node, 4 * size * n_heads * n_tokens * n_seqs), "states_row": row}
     fields |= {"out": out.place(node), "n_tokens": n_tokens, "n_heads": n_heads, "n_seqs": n_seqs, "scale": scale}
     for name in _vector_names(kernel):
@@ -141,9 +165,10 @@ def _emit(
         seq = x.nb[3] if x.ne[2] == n_tokens and x.ne[3] == n_seqs else x.nb[2] * n_tokens
         steps: Fields = {"": out.place(x), "_head": x.nb[1], "_token": x.nb[2], "_seq": seq, "_heads": x.ne[1]}
         fields |= {name + suffix: value for suffix, value in steps.items()}
-    parameters = parameters | {"size": size, "lanes": out.lowering.panel_rows, "chosen": False, "keeps": ""}
-    reads = [out.span(t) for t in (*named.values(), states, *(others or ()))]
-    out.emit(kernel, parameters, fields, reads, [out.span(node)], node.op.name)
+    parameters = parameters | {"size": size, "lanes": out.lowering.panel_rows, "chosen": reading.chosen}
+    parameters |= {"keeps": keeping.ids}
+    reads = [out.span(t) for t in (*named.values(), *(others or ()))] + reading.reads + keeping.reads
+    out.emit(kernel, parameters, fields, reads, [out.span(node), *keeping.writes], node.op.name)
 
 
 def _vector_names(kernel: Kernel) -> list[str]:
