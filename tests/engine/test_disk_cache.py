@@ -20,7 +20,7 @@ import pytest
 from llamado.engine.cache import blocks, disk_cache
 from llamado.engine.cache.blocks import BadBlock, read_data, read_head, regrouped, write_block
 from llamado.engine.cache.disk_cache import DiskCache, DiskCacheUnusable
-from llamado.engine.cache.prompt_cache import CellReader, Stored
+from llamado.engine.cache.prompt_cache import CellReader, ReadRate, Stored
 from llamado.engine.cache.snapshots import NEAR
 from llamado.engine.engine import Engine
 from llamado.engine.request import Result
@@ -38,7 +38,7 @@ BLOCK = 256
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No clock decides what these tests see."""
     monkeypatch.setattr(CellReader, "pays", lambda self, handle, pace: True)
-    monkeypatch.setattr(DiskCache, "pays", lambda self, chain, first, pace: True)
+    monkeypatch.setattr(ReadRate, "pays", lambda self, n_bytes, n, pace: True)
     monkeypatch.setattr(disk_cache, "_LOOK_SECONDS", 0.01)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamado.engine.cache.prompt_cache import CellReader, Store
+from llamado.engine.cache.prompt_cache import CellReader, ReadRate, Store
 from llamado.engine.cache.snapshots import NEAR, Snapshots, drop, points, thinned
 from llamado.engine.engine import Engine
 from llamado.engine.scheduler.prefix import SnapshotOptions
@@ -19,6 +19,7 @@ from .fake import FakeForward, FakeTokenizer, ask
 from .test_memory_kinds import KINDS, Layers, Plain, new, req, tokens
 
 USER, END, ASSISTANT, THINK = 93, 94, 95, 96
+PAYS = ReadRate.pays
 CONTROL = np.array([USER, END, ASSISTANT], np.int32)
 
 
@@ -47,6 +48,7 @@ def shared(a: list[int], b: list[int]) -> int:
 @pytest.fixture(autouse=True)
 def reading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CellReader, "pays", lambda self, handle, pace: True)
+    monkeypatch.setattr(ReadRate, "pays", lambda self, n_bytes, n, pace: True)
 
 
 @pytest.fixture(params=KINDS)
@@ -156,3 +158,12 @@ def test_where_two_prompts_parted(layers: Layers, plain: Plain) -> None:
         assert found[0] == 0 and min(found[2:]) >= 300 - NEAR
     finally:
         engine.close()
+
+
+def test_what_comes_slowly_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReadRate, "pays", PAYS)
+    rate = ReadRate()
+    assert rate.pays(1 << 30, 1, 1e9), "nobody knows yet"
+    rate.note(1_000_000, 1.0)
+    assert rate.pays(500_000, 100, 200.0) and not rate.pays(510_000, 100, 200.0)
+    assert [rate.pays(510_000, 100, 200.0) for _ in range(17)].count(True) == 2, "now and then it is tried again"

@@ -31,7 +31,7 @@ from llamado.engine.cache.blocks import (
     regrouped,
     write_block,
 )
-from llamado.engine.cache.prompt_cache import Stored, shared
+from llamado.engine.cache.prompt_cache import ReadRate, Stored, shared
 from llamado.engine.cache.snapshots import NEAR
 from llamado.engine.errors import EngineError
 from llamado.engine.forward.contract import CellKind, Cells, Scales, piece_cells
@@ -53,8 +53,6 @@ _SLACK = 0.05
 """Share of the room that is made free beyond what is needed, so that it is seldom made."""
 _AHEAD = 4
 """Pieces that are read before the engine takes them."""
-_TRY_AGAIN = 16
-"""After so many sequences that were quicker computed than read, reading is tried again."""
 
 _ENDS = (".cells", ".tail")
 
@@ -188,7 +186,7 @@ class DiskCache:
         self._closing = False
         self._deadline = 0.0
         self._rest_until = 0.0
-        self._rate = self._passed = 0.0
+        self._rate = ReadRate()
         self._counts = DiskCounters()
         self._thread = threading.Thread(target=self._work, name="llamado-cache-write", daemon=True)
         self._thread.start()
@@ -227,12 +225,7 @@ class DiskCache:
         """Whether reading it is quicker than computing it, at `pace` tokens a second."""
         size = sum(block.n_bytes for block in chain.blocks if block.end > first)
         size += chain.tail.n_bytes if chain.tail is not None else 0
-        if not self._rate or not pace or size / self._rate <= (chain.n - first) / pace:
-            return True
-        self._passed += 1
-        if self._passed >= _TRY_AGAIN:
-            self._rate = self._passed = 0
-        return False
+        return self._rate.pays(size, chain.n - first, pace)
 
     def load(self, chain: Chain, first: int, scales: Scales, notify: Callable[[], None]) -> Load:
         """Read what is there, from the token `first` on; `notify` is called whenever there is news."""
@@ -299,8 +292,7 @@ class DiskCache:
 
     def loaded(self, size: int, n: int, seconds: float) -> None:
         """A sequence came back, so many bytes of which `n` tokens are used; how long that took."""
-        rate = size / max(seconds, 1e-6)
-        self._rate = 0.7 * self._rate + 0.3 * rate if self._rate else rate
+        self._rate.note(size, seconds)
         self._count(hits=1, tokens_read=n)
 
     def _count(self, **more: int) -> None:

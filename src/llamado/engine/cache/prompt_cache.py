@@ -95,6 +95,31 @@ class ReadCost:
             self._call, self._cell = scale * self._call, scale * self._cell
 
 
+class ReadRate:
+    """How fast bytes come from somewhere, as far as that is known, and whether that beats computing."""
+
+    def __init__(self) -> None:
+        self._rate = 0.0
+        self._n_passed = 0
+
+    def note(self, n_bytes: int, seconds: float) -> None:
+        """So many bytes took so long."""
+        rate = n_bytes / max(seconds, 1e-6)
+        self._rate = 0.7 * self._rate + 0.3 * rate if self._rate else rate
+
+    def pays(self, n_bytes: int, n: int, pace: float) -> bool:
+        """Whether these bytes are there before `n` tokens are computed, at `pace` a second.
+
+        Where nothing is known it is tried, and where it did not pay, now and then again.
+        """
+        if not self._rate or n_bytes * pace <= n * self._rate:
+            return True
+        self._n_passed += 1
+        if self._n_passed % _PROBE_AGAIN == 0:
+            self._rate = 0.0
+        return False
+
+
 class CellReader:
     """Gets cells from the devices, `piece` in a call, and knows what that takes."""
 

@@ -7,6 +7,7 @@ this machine's memory (see cache/prompt_cache.py).
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceLost
 from llamado.engine.cache.disk_cache import LEAST, DiskCache
-from llamado.engine.cache.prompt_cache import CellReader, Store
+from llamado.engine.cache.prompt_cache import CellReader, ReadRate, Store
 from llamado.engine.cache.snapshots import NEAR, Snapshots, points
 from llamado.engine.errors import NoRoom
 from llamado.engine.forward.contract import Cells, Forward, Scales, piece_cells
@@ -99,6 +100,7 @@ class Sequences:
                 for slot in slots:
                     slot.snapshots = Snapshots(snapshots.most, store.reserve, store.release)
         self._reader = CellReader(memory, piece)
+        self._tail_rate = ReadRate()
 
     # -- beginning and losing them -----------------------------------------------------------------------------------
 
@@ -226,11 +228,16 @@ class Sequences:
         if not self.memory.has_tails:
             return
         for point in self.memory.leaving(handle, n):
-            snapshots = slot.snapshots
-            if not snapshots.lacks(point) or not snapshots.make_room(self.memory.tail_bytes(point)):
+            snapshots, size = slot.snapshots, self.memory.tail_bytes(point)
+            lost = point - max((known for known in snapshots.tails if known < point), default=0)
+            if not snapshots.lacks(point) or not self._tail_rate.pays(size, lost, self._stats.prompt_pace):
+                continue
+            if not snapshots.make_room(size):
                 continue
             try:
+                began = time.perf_counter()
                 snapshots.put(point, self.memory.read_tail(handle, point))
+                self._tail_rate.note(size, time.perf_counter() - began)
             except DeviceLost:
                 raise
             except Exception:
