@@ -72,6 +72,15 @@ STRETCHED = {
 }
 BIAS: dict[str, Shape] = {"exp_probs_b.bias": N_EXPERT}
 NO_BIAS: dict[str, Shape | None] = {"exp_probs_b.bias": None}
+INDEXER: dict[str, Shape] = {
+    "indexer.attn_q_b.weight": (Q_RANK, 6 * 64),
+    "indexer.attn_k.weight": (N_EMBD, 64),
+    "indexer.k_norm.weight": 64,
+    "indexer.k_norm.bias": 64,
+    "indexer.proj.weight": (N_EMBD, 6),
+}
+INDEXER_KEYS = {"attention.indexer.head_count": 6, "attention.indexer.key_length": 64, "attention.indexer.top_k": 100}
+"""Few of the tokens: what is not chosen matters."""
 
 GLM_EMBD, GLM_HEADS, GLM_PART, GLM_EXPERTS = 32, 2, 16, 4
 """Of GLM-4.7-Flash, which is told by its 47 layers and 154,880 tokens: all else is small."""
@@ -207,5 +216,19 @@ MODELS = (
         {**KEYS, **EXPERTS, "rope.dimension_count": HEAD, "expert_weights_scale": 1.5},
         {**ATTENTION, **MIXTURE},
         layers={0: DENSE},
+    ),
+    Tiny(
+        "deepseek32",
+        {**ABSORBED_KEYS, **SIGMOID, **STRETCHED, **INDEXER_KEYS},
+        {**LATENT, **LOW_RANK, **ABSORBED, **MIXTURE, **BIAS, **INDEXER},
+        layers={0: {**DENSE, **NO_BIAS}},
+        n_layer=2,
+    ),
+    Tiny(
+        "glm-dsa",
+        {**ABSORBED_KEYS, **SIGMOID, **INDEXER_KEYS, "attention.indexer.types": [1, 1, 0]},
+        {**LATENT, **LOW_RANK, **ABSORBED, **MIXTURE, **BIAS, **INDEXER},
+        layers={0: {**DENSE, **NO_BIAS}, 2: dict.fromkeys(INDEXER)},
+        n_layer=3,
     ),
 )

@@ -293,10 +293,19 @@ class Pass:
         keys, values = (_heads(cache, cache.ne[0] // n_head_kv, n_head_kv, n_kv) for cache in kept.tensors)
         return self._attention(layer, kept, q, keys, values, scale, softcap)
 
-    def attend_latent(self, layer: int, q: Tensor, row: Tensor, n_v: int, scale: float) -> Tensor | None:
+    def attend_latent(
+        self,
+        layer: int,
+        q: Tensor,
+        row: Tensor,
+        n_v: int,
+        scale: float,
+        choose: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> Tensor | None:
         """As `attend` where a token has one latent row [n, n_tokens] for all heads: F32 [n_v × n_head, n_tokens].
 
-        The row is the key, and its first `n_v` elements are the value. q is [n, heads, n_tokens].
+        The row begins with the key, whose first `n_v` elements are the value. q is [n_key, heads, n_tokens]. `choose`
+        makes another mask of what comes behind the keys [n − n_key, rows], and of the mask.
         """
         graph, kept = self.graph, self._memory[layer]
         (cache,) = kept.tensors
@@ -307,8 +316,13 @@ class Pass:
         if only_cache:
             return None
         n_kv = self._reach(kept)
-        keys, values = _heads(cache, cache.ne[0], 1, n_kv), _heads(cache, n_v, 1, n_kv)
-        return self._attention(layer, kept, q, keys, values, scale)
+        n = q.ne[0]
+        keys, values = _heads(cache, n, 1, n_kv), _heads(cache, n_v, 1, n_kv)
+        mask = None
+        if choose is not None:
+            behind = view_2d(cache, cache.ne[0] - n, n_kv, cache.nb[1], cache.nb[1] * n // cache.ne[0])
+            mask = choose(behind, self.mask(kept))
+        return self._attention(layer, kept, q, keys, values, scale, mask=mask)
 
     def _attention(
         self,
@@ -322,13 +336,16 @@ class Pass:
         sinks: Tensor | None = None,
         max_bias: float = 0.0,
         bias: Tensor | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
+        if mask is None:
+            mask = self.mask(kept, distances=max_bias > 0) if bias is None else self._biased(kept, bias)
         q = view_4d(q, *q.ne, q.nb[1], q.nb[2], q.nb[3])
         out = flash_attn_ext(
             permute(q, 0, 2, 1, 3),
             permute(keys, 0, 2, 1, 3),
             permute(values, 0, 2, 1, 3),
-            self.mask(kept, distances=max_bias > 0) if bias is None else self._biased(kept, bias),
+            mask,
             scale,
             max_bias,
             softcap,

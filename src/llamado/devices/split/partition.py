@@ -128,11 +128,13 @@ class _Partitioner:
 
     def _copy(self, tensor: Tensor) -> Tensor:
         """An operation or view of the current part, on the current part's sources."""
+        # A cast is its own second source.
+        sources = [None if s is None or s is tensor else self._tensor(s) for s in tensor.src]
         copy = Tensor(
-            tensor.type, tensor.ne, tensor.nb, tensor.op,
-            tuple(None if s is None else self._tensor(s) for s in tensor.src), tensor.op_params,
+            tensor.type, tensor.ne, tensor.nb, tensor.op, tuple(sources), tensor.op_params,
             None if tensor.view_src is None else self._tensor(tensor.view_src), tensor.view_offs, tensor.name,
         )  # fmt: skip
+        copy.src = tuple(copy if s is tensor else mine for s, mine in zip(tensor.src, sources, strict=True))
         copy.flags = tensor.flags & ~int(TensorFlag.OUTPUT)
         self._here[tensor] = copy
         return copy

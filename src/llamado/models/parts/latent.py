@@ -22,7 +22,11 @@ class LowRank(NamedTuple):
     b: Linear
 
     def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor:
-        return self.b(step, self.norm(step, self.a(step, x, f"{name}_a"), f"{name}_norm"), name)
+        return self.b(step, self.between(step, x, name), name)
+
+    def between(self, step: Pass, x: Tensor, name: str) -> Tensor:
+        """What goes into the second matrix; made once, whoever asks."""
+        return step.once(f"{name}_norm", lambda: self.norm(step, self.a(step, x, f"{name}_a"), f"{name}_norm"))
 
 
 class LatentSizes(NamedTuple):
@@ -133,6 +137,12 @@ class LatentAttention(NamedTuple):
         return Latent(self.compressed.sizes.rank + self.compressed.sizes.rope)
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
+        q, row = self.keys(step, layer, x)
+        attended = step.attend_latent(layer, q, row, self.compressed.sizes.rank, self.scale)
+        return None if attended is None else self.result(step, layer, attended)
+
+    def keys(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries [rank + rope, n_head, n_tokens] and rows [rank + rope, n_tokens]."""
         s, n_tokens = self.compressed.sizes, x.ne[1]
         q, latent, k = self.compressed(step, layer, x)
         plain = view_3d(q, s.nope, s.n_head, n_tokens, q.nb[1], q.nb[2])
@@ -140,10 +150,11 @@ class LatentAttention(NamedTuple):
         turned = self.compressed.turned(step, turned, f"q_pe-{layer}")
         absorbed = step.mul_mat(self.k_b, permute(plain, 0, 2, 1, 3), f"q_nope_absorbed-{layer}")
         q = self.compressed.warmed(step, concat(permute(absorbed, 0, 2, 1, 3), turned, 0))
-        row = concat(latent, reshape(k, s.rope, n_tokens), 0)
-        attended = step.attend_latent(layer, q, row, s.rank, self.scale)
-        if attended is None:
-            return None
+        return q, concat(latent, reshape(k, s.rope, n_tokens), 0)
+
+    def result(self, step: Pass, layer: int, attended: Tensor) -> Tensor:
+        """What is made of what was attended to."""
+        s, n_tokens = self.compressed.sizes, attended.ne[1]
         by_head = permute(reshape(attended, s.rank, s.n_head, n_tokens), 0, 2, 1, 3)
         values = permute(step.mul_mat(self.v_b, by_head, f"fattn_mla-{layer}"), 0, 2, 1, 3)
         return self.out(step, reshape(cont(values), s.value * s.n_head, n_tokens), f"attn_out-{layer}")

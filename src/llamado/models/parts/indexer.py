@@ -1,0 +1,154 @@
+"""Sparse attention over latent rows (DeepSeek Sparse Attention, arXiv 2512.02556): small heads choose which tokens the
+large ones see.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from llamado.ggml.graph import (
+    add,
+    argsort_top_k,
+    cast,
+    concat,
+    cont,
+    fill,
+    get_rows,
+    mul,
+    mul_mat,
+    norm,
+    permute,
+    relu,
+    reshape,
+    scale,
+    set_rows,
+    sum_rows,
+    view_2d,
+    view_3d,
+)
+from llamado.ggml.tensor import Tensor
+from llamado.gguf.types import TensorType
+from llamado.models.forward import Linear, Pass
+from llamado.models.hadamard import Hadamard, turn
+from llamado.models.hparams import Rope
+from llamado.models.memory import Latent, LayerMemory
+from llamado.models.parts.latent import LatentAttention, LowRank
+from llamado.models.weights import RoleWeights
+
+_TOGETHER = 4
+"""Heads whose products with all tokens are in memory at a time."""
+
+
+class IndexerSizes(NamedTuple):
+    """Heads, their elements, and the tokens that they choose."""
+
+    n_head: int
+    dim: int
+    n_chosen: int
+
+
+class Indexer(NamedTuple):
+    """Σ over heads of weight · relu(query · key): the greatest of them are seen."""
+
+    sizes: IndexerSizes
+    q: Linear
+    k: Linear
+    k_scale: Tensor
+    k_shift: Tensor
+    weigh: Linear
+    rope: Rope
+    eps: float
+
+    @classmethod
+    def take(cls, w: RoleWeights, n_embd: int, q_rank: int, sizes: IndexerSizes, rope: Rope, eps: float) -> Indexer:
+        """`indexer.attn_q_b`, `indexer.attn_k`, `indexer.k_norm` and `indexer.proj`. Raises InvalidModel."""
+        return cls(
+            sizes,
+            w.linear("indexer.attn_q_b", q_rank, sizes.n_head * sizes.dim),
+            w.linear("indexer.attn_k", n_embd, sizes.dim),
+            w.need("indexer.k_norm.weight", sizes.dim),
+            w.need("indexer.k_norm.bias", sizes.dim),
+            w.linear("indexer.proj", n_embd, sizes.n_head),
+            rope,
+            eps,
+        )
+
+    def key(self, step: Pass, layer: int, x: Tensor) -> Tensor:
+        """The keys of tokens, [dim, n_tokens]."""
+        dim, n_tokens = self.sizes.dim, x.ne[1]
+        k = mul(norm(self.k(step, x, f"indexer_k-{layer}"), self.eps), self.k_scale)
+        k = reshape(add(k, self.k_shift, f"indexer_k_norm-{layer}"), dim, 1, n_tokens)
+        return reshape(self._turned(step, step.rotate(k, self.rope, None, f"indexer_k_pe-{layer}")), dim, n_tokens)
+
+    def mask(self, step: Pass, layer: int, x: Tensor, low: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+        """F16 [rows, n_tokens]: `mask`, and minus infinity where a row of `keys` [dim, rows] is not chosen.
+
+        `low` [q_rank, n_tokens] is what queries are made of.
+        """
+        sizes, n_rows, n_tokens = self.sizes, keys.ne[1], x.ne[1]
+        seen = cast(mask, TensorType.F32)
+        scores = add(self._scores(step, layer, x, low, keys), seen, f"indexer_score-{layer}")
+        chosen = argsort_top_k(scores, sizes.n_chosen, f"indexer_top_k-{layer}")
+        rows = reshape(scores, 1, n_rows, n_tokens)
+        none = fill(rows, -math.inf)
+        open_ = set_rows(none, fill(get_rows(rows, chosen), 0.0), chosen)
+        return cast(add(reshape(open_, n_rows, n_tokens), seen), TensorType.F16, f"indexer_mask-{layer}")
+
+    def _scores(self, step: Pass, layer: int, x: Tensor, low: Tensor, keys: Tensor) -> Tensor:
+        n_head, dim, _ = self.sizes
+        n_rows, n_tokens = keys.ne[1], x.ne[1]
+        q = reshape(self.q(step, low, f"indexer_q-{layer}"), dim, n_head, n_tokens)
+        q = self._turned(step, step.rotate(q, self.rope, None, f"indexer_q_pe-{layer}"))
+        weights = scale(self.weigh(step, x, f"indexer_weights-{layer}"), 1.0 / math.sqrt(dim * n_head))
+        total = None
+        for first in range(0, n_head, _TOGETHER):
+            n = min(_TOGETHER, n_head - first)
+            some = view_3d(q, dim, n, n_tokens, q.nb[1], q.nb[2], first * q.nb[1])
+            products = relu(mul_mat(keys, cont(permute(some, 0, 2, 1, 3))))
+            by_token = cont(permute(products, 1, 2, 0, 3))  # [heads, rows, tokens]
+            factors = view_2d(weights, n, n_tokens, weights.nb[1], first * weights.nb[0])
+            factors = reshape(cont(factors), n, 1, n_tokens)
+            part = reshape(sum_rows(mul(by_token, factors)), n_rows, n_tokens)
+            total = part if total is None else add(total, part)
+        assert total is not None
+        return total
+
+    def _turned(self, step: Pass, x: Tensor) -> Tensor:
+        """As keys are kept: spread over the largest power of two of their elements, see hadamard.py."""
+        dim = self.sizes.dim
+        return turn(step.input(Hadamard(dim & -dim)), x)
+
+
+class SparseAttention(NamedTuple):
+    """Latent attention over the tokens that an indexer chooses: the layer's own, or that of an earlier layer."""
+
+    latent: LatentAttention
+    indexer: Indexer | None
+    owner: int
+    """The layer whose indexer chooses."""
+    n_chosen: int
+
+    def remembers(self) -> LayerMemory:
+        """One row for keys and values, and behind it the indexer's key."""
+        sizes = self.latent.compressed.sizes
+        return Latent(sizes.rank + sizes.rope + (0 if self.indexer is None else self.indexer.sizes.dim))
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
+        q, row = self.latent.keys(step, layer, x)
+        if self.indexer is not None:
+            row = concat(row, self.indexer.key(step, layer, x), 0)
+
+        def choose(keys: Tensor, mask: Tensor) -> Tensor:
+            if mask.ne[0] <= self.n_chosen:  # all are
+                return mask
+
+            def make() -> Tensor:
+                assert self.indexer is not None and isinstance(self.latent.compressed.q, LowRank)
+                low = self.latent.compressed.q.between(step, x, f"q-{layer}")
+                return self.indexer.mask(step, layer, x, low, keys, mask)
+
+            return step.once(f"indexer_mask-{self.owner}", make)
+
+        attended = step.attend_latent(layer, q, row, self.latent.compressed.sizes.rank, self.latent.scale, choose)
+        return None if attended is None else self.latent.result(step, layer, attended)
