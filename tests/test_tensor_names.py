@@ -12,7 +12,7 @@ import pytest
 import llamado
 
 SOURCE = Path(llamado.__file__).parent
-KNOWING = {"models", "gguf"}
+KNOWING = {"models", "gguf", "quantize"}
 NAMES = re.compile(
     r"token_embd|token_types|position_embd|rope_freqs|output_norm|output\\?\.(weight|bias)|blk\\?\."
     r"|(attn|ffn|ssm)_(q|k|v|qkv|output|up|down|gate|norm)|_exps|cls\\?\.(weight|output)|^output$"

@@ -215,7 +215,6 @@ def test_meaningless_flags_are_said_once_each() -> None:
         ("--port 70000", "--port: expected 0 to 65535"),
         ("-np 0", "-np/--parallel"),
         ("--model", "-m/--model: expected one argument"),
-        ("--control-vector x", "--control-vector: control vectors are not supported yet"),
         ("--draft 4", "--draft/--draft-n: llama-server has removed this flag"),
         ("--tools all", "--tools: this server never runs tools"),
         ("--fim-qwen-3b-default", "give the model with -hf ggml-org/Qwen2.5-Coder-3B-Q8_0-GGUF"),
