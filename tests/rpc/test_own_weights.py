@@ -19,6 +19,9 @@ from tiny_models import make_llama
 from wire_client import Client, raw, running
 
 from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.split.placement import SplitOptions
+from llamado.engine.loaded_model import LoadedModel
+from llamado.engine.options import EngineOptions
 from llamado.gguf.reader import GGUFFile
 from llamado.rpc.client import own_weights, upload
 from llamado.rpc.client.device import RemoteDevice, connect
@@ -274,3 +277,43 @@ def test_a_folder_full_of_other_things(theirs: Path, model: Path) -> None:
         size = file.tensors["token_embd.weight"].nbytes
     assert files.offer([Offered(b"token_embd.weight", size)]) == [True]
     files.close()
+
+
+@pytest.mark.slow
+def test_layers_that_move_and_come_back_are_not_sent(tmp_path: Path, theirs: Path, sent: list[str]) -> None:
+    """Two workers with the file: one more joins, one dies and comes back, and answers stay what they were."""
+    model = make_llama(theirs / "m.gguf", n_embd=256, n_ff=512, n_layer=4, wtype="Q4_0")
+    split = SplitOptions(tensor_split=(1.0,), request_wait=120.0, failover=0.0)
+
+    def options(split: SplitOptions | None) -> EngineOptions:
+        return EngineOptions(n_ctx=512, n_slots=1, n_threads=1, split=split, drafting=False)
+
+    def answer(llama: LoadedModel) -> list[int]:
+        return [*llama.complete([1, 2, 3], n_predict=8, temperature=0.0, ignore_eos=True).tokens]
+
+    def own(llama: LoadedModel) -> dict[str, tuple[int, int]]:
+        assert llama.cluster is not None
+        return {d.endpoint: (d.own_weights, d.weights) for d in llama.cluster.view().devices if d.endpoint and d.holds}
+
+    with LoadedModel.load(model, options(None)) as alone:
+        right = answer(alone)
+    devices = [CpuDevice(1), CpuDevice(1)]
+    with served(devices[0], theirs) as stays, LoadedModel.load(model, options(split)) as llama:
+        assert llama.cluster is not None
+        llama.cluster.join(str(stays.endpoint))
+        with served(devices[1], theirs) as dies:
+            port = dies.port
+            llama.cluster.join(str(dies.endpoint))
+            assert answer(llama) == right and len(own(llama)) == 2
+            assert all(mine == all_ > 0 for mine, all_ in own(llama).values())
+        assert answer(llama) == right and set(own(llama)) == {str(stays.endpoint)}
+        with running(devices[1], port=port, protocol=8, own_files=True, models=(str(theirs),)):
+            ends = time.monotonic() + 60
+            while len(own(llama)) < 2:
+                assert answer(llama) == right and time.monotonic() < ends
+                time.sleep(0.05)
+            assert all(mine == all_ > 0 for mine, all_ in own(llama).values())
+            assert answer(llama) == right
+    assert sent == []
+    for device in devices:
+        device.close()

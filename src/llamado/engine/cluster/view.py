@@ -136,7 +136,7 @@ class Observer:
                     computing=computing[number] / rows,
                     link=link[number] / rows,
                     waiting=waiting[number] / rows,
-                    own_weights=device.own_weights,
+                    own_weights=min(device.own_weights, share.weights),  # without layers that are elsewhere now
                     passes_to=tuple(names[b] for a, b in linked if a == number and b in names),
                 )
             )
