@@ -28,11 +28,13 @@ def make_adapter(
     type: str = "F32",
     architecture: str | None = None,
     task: str = "",
+    invocation: Sequence[int] = (),
     edit: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
 ) -> Path:
     """An adapter for the matrices of all layers whose names hold one of `parts`, and for those in `weights`.
 
-    `size`: how large B(A x) is beside W x, about, at a scale of rank / alpha. `edit` may add more.
+    With `invocation` it is an activated one. `size`: how large B(A x) is beside W x, about, at a scale of rank / alpha.
+    `edit` may add more.
     """
     rng = np.random.default_rng(seed)
     with GGUFFile.open(model) as file:
@@ -49,6 +51,9 @@ def make_adapter(
         writer.add_float32("adapter.lora.alpha", alpha)
     if task:
         writer.add_string("adapter.lora.task_name", task)
+    if invocation:
+        kinds = gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT32
+        writer.add_key_value("adapter.alora.invocation_tokens", [*invocation], *kinds)
     for name, (n_in, n_out, n_experts) in shapes.items():
         flipped, each = name == "token_embd.weight", (n_experts,) if n_experts > 1 else ()
         a = rng.standard_normal((n_out, rank) if flipped else (*each, rank, n_in)) * (1.0 if flipped else n_in**-0.5)

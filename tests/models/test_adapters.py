@@ -163,7 +163,6 @@ WRONG: dict[str, tuple[Options, str]] = {
     "dimensions": ({"parts": (), "edit": lambda w: (with_tensor(A, 2, 8, 64)(w), with_tensor(B, 64, 8)(w))},
                    rf"'{A}' has shape \[64, 8, 2\]"),
     "alpha": ({"alpha": float("nan")}, "alpha' is nan"),
-    "activated": ({"edit": lambda w: w.add_array("adapter.alora.invocation_tokens", [1, 2])}, "activated LoRA"),
 }  # fmt: skip
 
 

@@ -71,7 +71,8 @@ class Engine:
     longer than STEP_SECONDS, so that a long prompt delays the others' tokens by little. `cont_batching` off: prompts
     wait until no slot is generating. `top_k`: a faster kernel.
 
-    `lora`: scales of the model's adapters for requests that name none (see `set_lora`). Requests with other scales take
+    `lora`: scales of the model's adapters for requests that name none (see `set_lora`), `invocations`: the tokens with
+    which activated ones begin to work (see DefaultScales). Requests with other scales take
     turns, never share a forward pass, and never reuse each other's cells.
 
     `drafts`: sources of tokens that probably come next, which are evaluated along (see drafts/); nobody else may have
@@ -113,6 +114,7 @@ class Engine:
         max_queue: int = 1024,
         top_k: TopK = top_k_numpy,
         lora: Sequence[float] = (),
+        invocations: Sequence[Sequence[int]] = (),
         drafts: Drafts | None = None,
         failover: float | None = None,
         wait: float = 30.0,
@@ -129,7 +131,7 @@ class Engine:
         self._top_k = top_k
         self._disk = disk
         self._similarity = slot_prompt_similarity
-        self._lora = DefaultScales(lora)
+        self._lora = DefaultScales(lora, invocations)
         self._slots = [Slot(i, n_ctx) for i in range(n_slots)]
         if not forward.memory.drafts:
             drafts = None
@@ -197,7 +199,7 @@ class Engine:
             raise InvalidRequest("Prompt contains invalid tokens")
         if request.id_slot >= len(self._slots):
             raise InvalidRequest(f"Invalid slot ID {request.id_slot}: there are {len(self._slots)} slots")
-        scales = self._lora.of(request.lora) if request.lora else self._lora.now
+        scales = self._lora.for_prompt(request.lora, request.prompt)
         seed = request.sampling.seed
         if seed is None or seed == RANDOM_SEED:
             seed = secrets.randbits(32)

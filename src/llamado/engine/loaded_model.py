@@ -137,7 +137,10 @@ class LoadedModel:
                     raise InvalidAdapter("control vectors steer models that make texts; this one makes vectors of them")
                 hp = model.hparams
                 model.control = load_control(hp.n_embd, hp.n_layer, options.control, options.control_layers)
-            scales = default_scales([scale for _, scale in options.lora], options.lora_apply)
+            invocations = [adapter.invocation for adapter in model.adapters]
+            if options.embeds and any(invocations):
+                raise InvalidAdapter("activated LoRA adapters have an effect on answers alone, not on vectors of texts")
+            scales = default_scales([scale for _, scale in options.lora], options.lora_apply, invocations)
             tokenizer = load_tokenizer(file.metadata)
             template = ChatTemplate.from_metadata(file.metadata, tokenizer, options.chat_template)
             missing: list[str] = []
@@ -396,6 +399,7 @@ def _engine(
         disk=disk,
         max_queue=options.max_queue,
         lora=scales.each,
+        invocations=scales.invocations,
         drafts=drafts,
         failover=None if split is None else split.failover,
         wait=30.0 if split is None else split.request_wait,

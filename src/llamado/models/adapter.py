@@ -3,7 +3,8 @@
 The file (convert_lora_to_gguf.py and llama-adapter.cpp, b11434): metadata `general.type` = "adapter",
 `general.architecture` as the model's, `adapter.type` = "lora", `adapter.lora.alpha`; for each matrix W [n_in, n_out] of
 the model that is added to, tensors `W.lora_a` [n_in, rank] and `W.lora_b` [rank, n_out]. For the embedding, of which
-rows are taken instead, `lora_a` is [rank, n_vocab] and `lora_b` [rank, n_embd].
+rows are taken instead, `lora_a` is [rank, n_vocab] and `lora_b` [rank, n_embd]. An activated LoRA has
+`adapter.alora.invocation_tokens` besides.
 """
 
 from __future__ import annotations
@@ -60,15 +61,12 @@ class Adapter:
         self._expect("general.type", "adapter")
         self._expect("adapter.type", "lora")
         self._expect("general.architecture", architecture)
-        if _INVOCATION in metadata:
-            raise InvalidAdapter(
-                f"{self.path}: metadata key '{_INVOCATION}' makes it an activated LoRA, which works from certain "
-                "tokens on; those are not known here"
-            )
         try:
             self.alpha = Keys(metadata).float_("adapter.lora.alpha", 0.0)
         except InvalidModel as error:
             raise InvalidAdapter(f"{self.path}: {error}") from None
+        self.invocation = metadata.ints(_INVOCATION, ())
+        """Tokens with which an activated LoRA begins to work (arXiv 2504.12397); others have none."""
         self.task_name = metadata.str_("adapter.lora.task_name", "")
         self.prompt_prefix = metadata.str_("adapter.lora.prompt_prefix", "")
         self._mark = f"{number}.{_stamp(file)}"

@@ -127,6 +127,11 @@ def describe(
         chat_template_caps=template.caps,
         bos_token=text(tokenizer.bos),
         eos_token=text(tokenizer.eos),
-        adapters=tuple(AdapterInfo(str(a.path), a.task_name, a.prompt_prefix) for a in model.adapters),
+        adapters=tuple(
+            AdapterInfo(
+                str(a.path), a.task_name, a.prompt_prefix, a.invocation, tokenizer.decode(a.invocation, special=True)
+            )
+            for a in model.adapters
+        ),
         instruction_set=of_this_machine().name,
     )

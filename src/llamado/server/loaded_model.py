@@ -105,6 +105,9 @@ class AdapterInfo(NamedTuple):
     path: str
     task_name: str = ""
     prompt_prefix: str = ""
+    invocation: tuple[int, ...] = ()
+    invocation_text: str = ""
+    """Of an activated LoRA: the tokens with which it begins to work, and their text."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.engine.cache.snapshots import drop, thinned
-from llamado.engine.forward.contract import Cells, Scales
+from llamado.engine.forward.contract import Cells, Scales, alike
 from llamado.models.memory import Handle, Memory
 
 # Cells that are read to learn what reading costs: few, lest a slow link stop everything, and more where the few took no
@@ -57,7 +57,7 @@ class Stored:
 
     def shared(self, tokens: Tokens, scales: Scales) -> int:
         """How many first cells are the same."""
-        return 0 if scales != self.scales else shared(self.tokens, tokens)
+        return shared(self.tokens, tokens[: alike(scales, self.scales, tokens.size)])
 
     def pieces(self, first: int, end: int) -> Iterator[tuple[int, int, Cells]]:
         """What covers the cells `first` to `end`: position, number of cells wanted, bytes (perhaps of more cells).

@@ -20,6 +20,48 @@ if TYPE_CHECKING:
 Scales = tuple[float, ...]
 """How strong each of a model's adapters is, in float32; none at all where all of them are 0."""
 
+
+class Activated(tuple[float, ...]):
+    """Scales of an adapter that works from token `start` of a sequence on, as activated LoRAs do; none does before."""
+
+    start: int
+
+    def __new__(cls, scales: Scales, start: int) -> Activated:
+        """`start`: 1 or more."""
+        self = super().__new__(cls, scales)
+        self.start = start
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Activated) and self.start == other.start and super().__eq__(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((*self, self.start))
+
+    def __repr__(self) -> str:
+        return f"Activated({super().__repr__()}, {self.start})"
+
+
+def scales_at(scales: Scales, token: int) -> Scales:
+    """Those that a token of a sequence is computed with."""
+    if not isinstance(scales, Activated):
+        return scales
+    return tuple(scales) if token >= scales.start else ()
+
+
+def alike(one: Scales, other: Scales, n: int) -> int:
+    """How many of `n` first tokens, which two sequences share, are computed alike."""
+    return n if one == other else min(n, _without(one, n), _without(other, n))
+
+
+def _without(scales: Scales, n: int) -> int:
+    """How many of `n` first tokens no adapter has to do with."""
+    return scales.start if isinstance(scales, Activated) else 0 if scales else n
+
+
 Cells = NDArray[np.uint8]
 """Bytes of tokens in a memory, as `Memory.read` gives them."""
 

@@ -6,6 +6,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 
+from llamado.engine.forward.contract import Activated
 from llamado.ggml.role import ModelPart
 from llamado.gguf.reader import GGUFFile
 from llamado.models.base import Model
@@ -41,6 +42,8 @@ def fingerprint(file: GGUFFile, model: Model, memory: Memory, scales: Sequence[f
         if not scale or not adapted:
             continue
         digest.update(b"adapter " + struct.pack("<fd", scale, adapter.alpha))
+        if isinstance(scales, Activated):
+            digest.update(b"from " + struct.pack("<q", scales.start))
         for weight in adapted:
             for tensor in adapter.pairs[weight]:
                 data = adapter.data(tensor.name)

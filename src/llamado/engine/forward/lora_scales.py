@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from llamado.engine.errors import EngineError, InvalidRequest
-from llamado.engine.forward.contract import Scales, as_scales
+from llamado.engine.forward.contract import Activated, Scales, as_scales
 
 
 class DefaultScales:
     """The scales of all adapters of a model, which may change at any time, from any thread."""
 
-    def __init__(self, scales: Sequence[float] = ()) -> None:
-        """Raises ValueError for numbers that a float32 cannot hold."""
+    def __init__(self, scales: Sequence[float] = (), invocations: Sequence[Sequence[int]] = ()) -> None:
+        """`invocations`: the tokens with which each adapter begins to work, none of those that always do.
+
+        Raises ValueError for numbers that a float32 cannot hold.
+        """
         self.n_adapters = len(scales)
+        self.invocations = [tuple(tokens) for tokens in invocations] or [()] * self.n_adapters
         self.now = as_scales(scales)
         """Those of a request that names none."""
 
@@ -36,10 +40,40 @@ class DefaultScales:
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
 
+    def for_prompt(self, named: Mapping[int, float], prompt: Sequence[int]) -> Scales:
+        """Those of a request (of one that names none those of now): an activated LoRA works from the last place on
+        where the prompt has its tokens, and where it has them nowhere not at all.
 
-def default_scales(scales: Sequence[float], apply: bool) -> DefaultScales:
+        As in llama-server one token more is computed with it, the one before; beside an adapter that always works it
+        always does, too. Raises InvalidRequest for several activated ones.
+        """
+        scales = self.of(named) if named else self.now
+        working = [i for i, scale in enumerate(scales) if scale]
+        if not working or not all(self.invocations[i] for i in working):
+            return scales
+        if len(working) > 1:
+            raise InvalidRequest("Cannot run multiple aLoRAs in a single request")
+        at = _last_place(self.invocations[working[0]], prompt)
+        if at is None:
+            return ()
+        return Activated(scales, at - 1) if at > 1 else scales
+
+
+def _last_place(tokens: Sequence[int], prompt: Sequence[int]) -> int | None:
+    """Where the last occurrence of tokens begins, found as llama-server finds it: backwards, and what ended a match is
+    not looked at as the end of another one.
+    """
+    left = len(tokens)
+    for i in range(len(prompt) - 1, -1, -1):
+        left = left - 1 if prompt[i] == tokens[left - 1] else len(tokens)
+        if not left:
+            return i
+    return None
+
+
+def default_scales(scales: Sequence[float], apply: bool, invocations: Sequence[Sequence[int]] = ()) -> DefaultScales:
     """Those of a server's flags; all 0 where they are not to be applied yet. Raises EngineError."""
     try:
-        return DefaultScales([scale if apply else 0.0 for scale in scales])
+        return DefaultScales([scale if apply else 0.0 for scale in scales], invocations)
     except ValueError as error:
         raise EngineError(str(error)) from None

@@ -106,7 +106,7 @@ class Planner:
             active.sort(key=_age)
         groups: dict[Scales, list[Slot]] = {}
         for slot in active:
-            groups.setdefault(slot.scales, []).append(slot)
+            groups.setdefault(slot.scales_now, []).append(slot)
         self._served = {scales: self._served.get(scales, self._n_launched) for scales in groups}
         if len(groups) < 2:
             return self._plan_group(active)
@@ -187,6 +187,7 @@ class Planner:
             # Even with more slots generating than the smaller batch holds, prompts must move on.
             room = min(room, max(self._busy_tokens(), len(slots) + 1))
         room -= len(slots)
+        scales = reading[0].scales_now
         for slot in reading:
             if room <= 0:
                 break
@@ -206,7 +207,11 @@ class Planner:
                 sequences.recall(slot)
                 if slot.load is not None:
                     continue
-            count = min(slot.pending, room)
+            if slot.scales_now != scales:  # what it took from others reaches to where its adapter works
+                if slots:
+                    continue
+                scales = slot.scales_now
+            count = min(slot.together, room)
             slots.append(slot)
             counts.append(count)
             room -= count
@@ -253,7 +258,7 @@ class Planner:
             if not task.generated:
                 n_prompt += count
         rows_out = np.array(outputs, np.int32)
-        return ScheduledBatch(tokens[:n], spans, rows_out, slots[0].scales, shares, n_prompt)
+        return ScheduledBatch(tokens[:n], spans, rows_out, slots[0].scales_now, shares, n_prompt)
 
     def _draft(self, slots: list[Slot], counts: list[int]) -> list[list[int]]:
         """For each slot, tokens that probably follow, as many as there is room for and as are worth their time."""

@@ -13,7 +13,7 @@ from llamado.engine.cache.disk_cache import Load
 from llamado.engine.cache.snapshots import Snapshots
 from llamado.engine.drafts.ahead import Ahead
 from llamado.engine.drafts.drafts import Followed
-from llamado.engine.forward.contract import Scales
+from llamado.engine.forward.contract import Activated, Scales, alike, scales_at
 from llamado.engine.request import Event, Request, SlotSnapshot, Timings, TokenProbs
 from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.rng import Seed
@@ -151,14 +151,25 @@ class Slot:
     def pending(self) -> int:
         return self.length - self.used
 
+    @property
+    def scales_now(self) -> Scales:
+        """Those that its next token is computed with."""
+        return scales_at(self.scales, self.used)
+
+    @property
+    def together(self) -> int:
+        """How many of the pending tokens are computed with the same scales as the first of them."""
+        used = self.used
+        if isinstance(self.scales, Activated) and used < self.scales.start:
+            return min(self.length, self.scales.start) - used
+        return self.length - used
+
     def common_prefix(self, prompt: NDArray[np.int32], scales: Scales, length: int | None = None) -> int:
         """How many first tokens of the prompt are in the cells (or in the first `length` tokens of the sequence).
 
-        None where the prompt is for other scales.
+        Those alone that are computed with the same scales.
         """
-        if scales != self.scales:
-            return 0
-        n = min(self.used if length is None else length, prompt.size)
+        n = alike(scales, self.scales, min(self.used if length is None else length, prompt.size))
         differing = np.flatnonzero(self.tokens[:n] != prompt[:n])
         return int(differing[0]) if differing.size else n
 
@@ -185,6 +196,9 @@ class Slot:
         self.untrust()
         if self.task is not None and self.task.followed is not None:
             self.task.followed.forget()
+        if isinstance(self.scales, Activated) and self.scales.start > n_keep:
+            start = max(n_keep, self.scales.start - n_discard)
+            self.scales = Activated(self.scales, start) if start else tuple(self.scales)
         self.tokens[n_keep : self.length - n_discard] = self.tokens[n_keep + n_discard : self.length].copy()
         self.length -= n_discard
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import orjson
 from fastapi import APIRouter
@@ -14,6 +14,7 @@ from llamado.http.answer import json_response
 from llamado.http.json_body import read_json
 from llamado.server.errors import invalid
 from llamado.server.generate.fields import lora_scales
+from llamado.server.loaded_model import AdapterInfo
 from llamado.server.state import ServerState
 
 
@@ -27,6 +28,13 @@ class HasAdapters(Protocol):
     def set_lora(self, scales: Mapping[int, float]) -> None: ...
 
 
+def _invocation(info: AdapterInfo) -> dict[str, Any]:
+    """With what an activated LoRA begins to work."""
+    if not info.invocation:
+        return {}
+    return {"alora_invocation_string": info.invocation_text, "alora_invocation_tokens": info.invocation}
+
+
 def lora_router(state: ServerState) -> APIRouter:
     """LoRA adapters: which there are and how strong they are."""
     router = APIRouter(tags=["lora"])
@@ -37,7 +45,7 @@ def lora_router(state: ServerState) -> APIRouter:
         scales = model.engine.lora if isinstance(model.engine, HasAdapters) else ()
         found = [
             {"id": i, "path": info.path, "scale": scale, "task_name": info.task_name,
-             "prompt_prefix": info.prompt_prefix}
+             "prompt_prefix": info.prompt_prefix} | _invocation(info)
             for i, (info, scale) in enumerate(zip(model.info.adapters, scales, strict=False))
         ]  # fmt: skip
         return json_response(orjson.dumps(found))
