@@ -1,4 +1,4 @@
-"""Mixtures of experts, and all forms of attention, on workers, ours and the real ones; and for the real llama.cpp."""
+"""Mixtures, and all forms of attention and of states, on workers, ours and real ones; and for the real llama.cpp."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ pytestmark = pytest.mark.interop
 
 N_CTX = 256
 EXPERTS = ((r"_exps", "CPU"),)
-NAMES = ["qwen3moe", "glm4moe", "deepseek2", "deepseek2-expanded", "gpt-oss", "llama4", "gemma4-experts", "gemma4"]
+NAMES = [
+    "qwen3moe", "glm4moe", "deepseek2", "deepseek2-expanded", "gpt-oss", "llama4", "gemma4-experts", "gemma4",
+    "qwen35moe", "kimi-linear",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +65,7 @@ def test_on_two_workers(workers: dict[str, list[WorkerProcess]], tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    ("name", "flash"), [*((name, "on") for name in NAMES), ("deepseek2", "off"), ("gpt-oss", "off")]
+    ("name", "flash"), [*((name, "on") for name in NAMES), ("deepseek2", "off"), ("gpt-oss", "off"), ("rwkv7", "on")]
 )
 def test_the_real_llama_cpp_on_our_worker(
     peer_bin: Path, workers: dict[str, list[WorkerProcess]], tmp_path: Path, name: str, flash: str

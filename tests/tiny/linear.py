@@ -33,6 +33,12 @@ DELTA_NET = {
 }
 OWN = {"ssm_alpha.weight": (N_EMBD, N_VALUES), "ssm_beta.weight": (N_EMBD, N_VALUES)}
 FUSED = {"ssm_ba.weight": (N_EMBD, 2 * N_VALUES)}
+FIRST = {
+    "attn_qkv.weight": None,
+    "attn_gate.weight": None,
+    "ssm_in.weight": (N_EMBD, CHANNELS + STATE * N_VALUES),
+}
+"""Of the first files of Qwen3-Next."""
 GATED_ATTENTION = {
     "attn_q.weight": (N_EMBD, 2 * 4 * HEAD),
     "attn_k.weight": (N_EMBD, 2 * HEAD),
@@ -62,6 +68,7 @@ def delta(
     strengths: dict[str, object],
     network: dict[str, object],
     n_next: int = 0,
+    variant: str = "",
 ) -> Tiny:
     """Three layers with the delta rule, one with attention, and as many blocks behind them as `n_next`."""
     network = {name: shape for name, shape in network.items() if name != "ffn_norm.weight"}
@@ -70,7 +77,7 @@ def delta(
     layer = {**DELTA_NET, **strengths, **network}
     attention = {3: {**gone, **GATED_ATTENTION}, 4: {**gone, **GATED_ATTENTION, **NEXT}}
     keys = {**DELTA_KEYS, **keys, **({"nextn_predict_layers": n_next} if n_next else {})}
-    return Tiny(architecture, keys, layer, layers=attention, n_layer=4 + n_next)  # type: ignore[arg-type]
+    return Tiny(architecture, keys, layer, layers=attention, n_layer=4 + n_next, variant=variant)  # type: ignore[arg-type]
 
 
 CONVOLUTION = {
@@ -120,9 +127,10 @@ NO_MIXTURE = {name: None for name in KIMI_MIXTURE if name != "ffn_norm.weight"}
 
 MODELS = (
     delta("qwen3next", MIXTURE_KEYS, FUSED, MIXTURE),
+    delta("qwen3next", MIXTURE_KEYS, {**FUSED, **FIRST}, MIXTURE, variant="first"),
     delta("qwen35", SECTIONS, OWN, GATED, n_next=1),
     delta("qwen35moe", {**SECTIONS, **MIXTURE_KEYS}, OWN, MIXTURE),
-    Tiny("lfm2", LIQUID_KEYS, {**CONVOLUTION, **GATED}, LIQUID_NORM, ATTENDS),
+    Tiny("lfm2", {**LIQUID_KEYS, "attention.sliding_window": 40}, {**CONVOLUTION, **GATED}, LIQUID_NORM, ATTENDS),
     Tiny(
         "lfm2moe",
         {**LIQUID_KEYS, **EXPERT_KEYS, "expert_gating_func": 2, "leading_dense_block_count": 1},

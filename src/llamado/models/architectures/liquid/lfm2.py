@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llamado.ggml.ops import RopeMode
 from llamado.models.decoder import Decoder, Layer
+from llamado.models.errors import UnsupportedModel
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.memory import LayerMemory
@@ -19,8 +22,22 @@ class Lfm2Model(Decoder):
     architecture = "lfm2"
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        return self._windowed(keys, self._read_plain(keys, n_vocab))
+
+    def _read_plain(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._n_convolved = keys.int_("shortconv.l_cache")
-        return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX, recurrent=True)
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX, recurrent=True)
+        if not hp.causal:
+            raise UnsupportedModel(
+                f"metadata key '{keys.name('attention.causal')}' is false; LFM2 that sees what comes behind a token "
+                "(to embed texts) does not run here"
+            )
+        return hp
+
+    def _windowed(self, keys: Keys, hp: HyperParameters) -> HyperParameters:
+        """With the window that attention has in some of the dense models."""
+        n = keys.int_("attention.sliding_window", 0)
+        return replace(hp, n_swa=n, swa_layers=tuple(n_kv > 0 for n_kv in hp.n_head_kv)) if n else hp
 
     def _take_norm(self, w: RoleWeights, name: str, n: int) -> Norm:
         return RmsNorm.take(w, "token_embd_norm", n)  # what other architectures call output_norm

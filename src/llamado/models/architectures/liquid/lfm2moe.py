@@ -18,7 +18,7 @@ class Lfm2MoeModel(Lfm2Model):
     architecture = "lfm2moe"
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        hp = super()._read_hparams(keys, n_vocab)
+        hp = self._read_plain(keys, n_vocab)
         return replace(hp, experts=replace(read_experts(keys, hp.n_ff[0], from_file=True), normalised=True))
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:

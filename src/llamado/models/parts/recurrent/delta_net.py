@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from llamado.ggml.graph import (
     add,
+    concat,
     cont,
     gated_delta_net,
     mul,
@@ -18,6 +19,7 @@ from llamado.ggml.graph import (
     silu,
     softplus,
     view_2d,
+    view_3d,
     view_4d,
 )
 from llamado.ggml.tensor import Tensor
@@ -142,6 +144,49 @@ class FusedStrengths(NamedTuple):
         return reshape(decay, *shape), reshape(sigmoid(beta, f"beta_sigmoid-{layer}"), *shape)
 
 
+class Inputs(Protocol):
+    """What makes of hidden states queries, keys and values of all heads [channels, n_tokens], and gates."""
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+class OwnInputs(NamedTuple):
+    """A matrix for each of both."""
+
+    qkv: Linear
+    gate: Linear
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.qkv(step, x, f"linear_attn_qkv_mixed-{layer}"), self.gate(step, x, f"z-{layer}")
+
+
+class FusedInputs(NamedTuple):
+    """One matrix: for each head of keys its query, its key, and the values and gates of its heads of values."""
+
+    all: Linear
+    sizes: DeltaSizes
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        s, n_tokens = self.sizes, x.ne[1]
+        values = s.value // s.n_keys
+        y = reshape(self.all(step, x, f"linear_attn_mixed_qkvz-{layer}"), 2 * (s.head + values), s.n_keys, n_tokens)
+        parts, at = [], 0
+        for n in (s.head, s.head, values, values):
+            part = view_3d(y, n, s.n_keys, n_tokens, y.nb[1], y.nb[2], at * y.nb[0])
+            parts.append(cont(part, n * s.n_keys, n_tokens))
+            at += n
+        q, k, v, gate = parts
+        return concat(concat(q, k, 0), v, 0, f"qkv_mixed-{layer}"), gate
+
+
+def take_inputs(w: RoleWeights, n_embd: int, sizes: DeltaSizes) -> Inputs:
+    """`attn_qkv` and `attn_gate`, or in the first files of Qwen3-Next `ssm_in`. Raises InvalidModel."""
+    if w.has("ssm_in.weight"):
+        return FusedInputs(w.linear("ssm_in", n_embd, sizes.channels + sizes.value), sizes)
+    qkv, gate = w.linear("attn_qkv", n_embd, sizes.channels), w.linear("attn_gate", n_embd, sizes.value)
+    return OwnInputs(qkv, gate)
+
+
 class DeltaNet(NamedTuple):
     """Queries, keys and values that a convolution has mixed with those before, the delta rule, and a gate.
 
@@ -149,8 +194,7 @@ class DeltaNet(NamedTuple):
     """
 
     sizes: DeltaSizes
-    qkv: Linear
-    gate: Linear
+    inputs: Inputs
     kernel: Tensor
     strengths: Strengths
     norm: Tensor
@@ -161,11 +205,10 @@ class DeltaNet(NamedTuple):
     def take(
         cls, w: RoleWeights, n_embd: int, sizes: DeltaSizes, strengths: Strengths, *, interleaved: bool
     ) -> DeltaNet:
-        """`attn_qkv`, `attn_gate`, `ssm_conv1d`, `ssm_norm` and `ssm_out`. Raises InvalidModel."""
+        """Those of `take_inputs`, `ssm_conv1d`, `ssm_norm` and `ssm_out`. Raises InvalidModel."""
         return cls(
             sizes=sizes,
-            qkv=w.linear("attn_qkv", n_embd, sizes.channels),
-            gate=w.linear("attn_gate", n_embd, sizes.value),
+            inputs=take_inputs(w, n_embd, sizes),
             kernel=w.need("ssm_conv1d.weight", sizes.kernel, sizes.channels),
             strengths=strengths,
             norm=w.need("ssm_norm.weight", sizes.head),
@@ -176,8 +219,7 @@ class DeltaNet(NamedTuple):
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         s, n_seqs = self.sizes, step.n_seqs
         n, size = x.ne[1] // n_seqs, 4
-        qkv = self.qkv(step, x, f"linear_attn_qkv_mixed-{layer}")
-        gate = step.graph.expand(self.gate(step, x, f"z-{layer}"))
+        qkv, gate = (step.graph.expand(t) for t in self.inputs(step, layer, x))
         decay, beta = (step.graph.expand(t) for t in self.strengths(step, layer, x))
         mixed = convolve(step, layer, CONVOLVED, reshape(qkv, s.channels, n, n_seqs), self.kernel)
         y = silu(mixed, f"conv_output_silu-{layer}")
