@@ -270,7 +270,7 @@ BAD: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "spoilt token": (lambda d: put(d, 80, b"\x01"), "damaged"),
     "spoilt cell": (lambda d: put(d, len(d) - 20, b"\x99"), "damaged"),
     "pieces swapped": (lambda d: d[: 80 + 1228] + d[1308 + 2052 :] + d[1308 : 1308 + 2052], "damaged"),
-    "other version": (lambda d: resealed(put(d, 8, b"\x04"), 307), "version 4"),
+    "other version": (lambda d: resealed(put(d, 8, b"\x05"), 307), "version 5"),
     "scales of no adapters": (lambda d: resealed(put(d, 8, b"\x02"), 307), "1 LoRA adapters; there are 0"),
     "other model": (lambda d: resealed(put(d, 50, b"\x02"), 307), "another model"),
     "other types": (lambda d: resealed(put(d, 16, b"\x08"), 307), "other types"),

@@ -5,6 +5,7 @@ end of what was said before.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from llamado.engine.cache.prompt_cache import CellReader, ReadRate, Store
 from llamado.engine.cache.snapshots import NEAR, Snapshots, drop, points, thinned
 from llamado.engine.engine import Engine
+from llamado.engine.errors import SlotFileError
 from llamado.engine.scheduler.prefix import SnapshotOptions
 
 from .fake import FakeForward, FakeTokenizer, ask
@@ -167,3 +169,28 @@ def test_what_comes_slowly_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     rate.note(1_000_000, 1.0)
     assert rate.pays(500_000, 100, 200.0) and not rate.pays(510_000, 100, 200.0)
     assert [rate.pays(510_000, 100, 200.0) for _ in range(17)].count(True) == 2, "now and then it is tried again"
+
+
+def test_slot_files_have_snapshots(layers: Layers, plain: Plain, tmp_path: Path) -> None:
+    """Where the one that was saved could go back to, the one that was restored can."""
+    one, other = (engine_of(new(layers, n_cells=8192, n_sequences=2)) for _ in range(2))
+    try:
+        chat = Chat(4, thinks=True)
+        for _ in range(4):
+            prompt = chat.prompt()
+            before = chat.said
+            chat.answered(prompt, ask(one, req(prompt, 20, id_slot=0)).tokens)
+        one.save_slot(0, tmp_path / "a").result(60)
+        other.restore_slot(1, tmp_path / "a").result(60)
+        for asked in (chat.prompt(), [*before, USER, 7, 8, END, ASSISTANT, THINK, THINK]):
+            result = ask(other, req(asked, 9, id_slot=1))
+            assert result.tokens == plain(asked, 9) and result.n_cached > shared(asked, chat.last) - NEAR
+        whole = (tmp_path / "a").read_bytes()
+        assert whole[8] == 4
+        for at in range(140, len(whole), 151):
+            (tmp_path / "a").write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+            with pytest.raises(SlotFileError):
+                other.restore_slot(0, tmp_path / "a").result(60)
+    finally:
+        one.close()
+        other.close()

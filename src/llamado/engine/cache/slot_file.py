@@ -5,7 +5,7 @@ Little-endian. Each crc32 goes on from the one before it, so that parts of two f
 | bytes | what |
 |---|---|
 | 8 | magic `llamados` |
-| 4 | version: 1, with scales 2, with a tail 3 |
+| 4 | version: 1, with scales 2, with a tail 3, with snapshots 4 |
 | 4 | number of tokens `n` |
 | 4, 4 | types of K and V in the cache, ggml's numbers |
 | 4 | number of layers |
@@ -15,7 +15,9 @@ Little-endian. Each crc32 goes on from the one before it, so that parts of two f
 | 4 | crc32 of all that |
 | 4, 4 n, 4 | with scales or a tail: number of adapters (0: none works), their scales in float32, crc32 |
 | 32, 4 | with a tail: SHA-256 of the memory's kind, crc32 |
+| 4, 4 k, 4 | with snapshots: how many `k`, numbers of tokens they are of, ascending and less than n, crc32 |
 | as many as that kind has for n tokens, 4 | with a tail: what the other layers remember, crc32 |
+| as many as that kind has for so many tokens, 4 | of each snapshot: what the other layers remembered then, crc32 |
 | 4 n, 4 | tokens, crc32 |
 | for each `m` cells (the last piece: what is left) | for each such layer K of these cells, then V; crc32 |
 
@@ -31,7 +33,7 @@ import secrets
 import stat
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -45,13 +47,15 @@ from llamado.engine.forward.contract import CellKind, Cells, Scales
 from llamado.models.memory import Memory
 
 _MAGIC = b"llamados"
-_VERSION, _VERSION_SCALES, _VERSION_TAIL = 1, 2, 3
+_VERSION, _VERSION_SCALES, _VERSION_TAIL, _VERSION_SNAPSHOTS = 1, 2, 3, 4
 _HEAD = struct.Struct("<8s6IQ32s")
 _CRC = struct.Struct("<I")
 _COUNT = struct.Struct("<I")
 _DIGEST = 32
 # Pieces are read whole into memory: whoever writes larger ones is not us.
 _MOST_CELLS = 256
+_MOST_SNAPSHOTS = 4096
+_NONE: Mapping[int, Cells] = {}
 
 Tokens = NDArray[np.int32]
 
@@ -65,10 +69,18 @@ class SlotFile(NamedTuple):
     seconds: float
 
 
-def write_slot(path: Path, kind: CellKind, tokens: Tokens, tail: Cells, pieces: Iterable[Cells], piece: int) -> int:
+def write_slot(
+    path: Path,
+    kind: CellKind,
+    tokens: Tokens,
+    tail: Cells,
+    pieces: Iterable[Cells],
+    piece: int,
+    snapshots: Mapping[int, Cells] = _NONE,
+) -> int:
     """Write a file; `pieces` give `piece` cells each, the last one what is left. Returns its size.
 
-    `tail`: of all tokens (see Memory.read_tail).
+    `tail`: of all tokens (see Memory.read_tail). `snapshots`: those of fewer, by their numbers.
 
     Raises SlotNotSaved where the system refuses, and whatever `pieces` raise; a file that was there is as before then.
     """
@@ -76,7 +88,7 @@ def write_slot(path: Path, kind: CellKind, tokens: Tokens, tail: Cells, pieces: 
     try:
         try:
             with open(temporary, "xb") as file:
-                _write(file, kind, tokens, tail, pieces, piece)
+                _write(file, kind, tokens, tail, snapshots, pieces, piece)
                 file.flush()
                 os.fsync(file.fileno())
                 size = file.tell()
@@ -89,7 +101,15 @@ def write_slot(path: Path, kind: CellKind, tokens: Tokens, tail: Cells, pieces: 
     return size
 
 
-def _write(file: BinaryIO, kind: CellKind, tokens: Tokens, tail: Cells, pieces: Iterable[Cells], piece: int) -> None:
+def _write(
+    file: BinaryIO,
+    kind: CellKind,
+    tokens: Tokens,
+    tail: Cells,
+    snapshots: Mapping[int, Cells],
+    pieces: Iterable[Cells],
+    piece: int,
+) -> None:
     crc = 0
 
     def put(data: bytes | memoryview) -> None:
@@ -101,12 +121,19 @@ def _write(file: BinaryIO, kind: CellKind, tokens: Tokens, tail: Cells, pieces: 
     memory = kind.memory
     types = (type.value for type in memory.types)
     version = _VERSION_TAIL if memory.has_tails else _VERSION_SCALES if kind.scales else _VERSION
+    if snapshots:
+        version = _VERSION_SNAPSHOTS
     put(_HEAD.pack(_MAGIC, version, tokens.size, *types, len(memory), piece, memory.token_bytes, kind.model))
     if version > _VERSION:
         put(_COUNT.pack(len(kind.scales)) + np.array(kind.scales, "<f4").tobytes())
-    if version == _VERSION_TAIL:
+    if version >= _VERSION_TAIL:
         put(_digest(memory))
+        points = sorted(snapshots)
+        if points:
+            put(_COUNT.pack(len(points)) + np.array(points, "<u4").tobytes())
         put(tail.data)
+        for point in points:
+            put(snapshots[point].data)
     put(tokens.astype("<i4").tobytes())
     for data in pieces:
         put(data.data)
@@ -117,7 +144,7 @@ def _digest(memory: Memory) -> bytes:
 
 
 class SlotReader:
-    """An open file of a saved slot, checked from end to end: `tokens`, `scales` and `tail`.
+    """An open file of a saved slot, checked from end to end: `tokens`, `scales`, `tail` and `snapshots`.
 
     `kind` tells what cells must be that were computed with given scales of the `n_adapters` adapters there are. Raises
     SlotFileError.
@@ -149,10 +176,12 @@ class SlotReader:
             self._crc = 0
             self.scales: Scales = ()
             self.tail: Cells = np.empty(0, np.uint8)
+            self.snapshots: dict[int, Cells] = {}
             self.tokens, self._piece = self._head(kind, n_ctx, n_vocab, n_adapters)
             self._body, self._body_crc = self._file.tell(), self._crc
             memory = self._kind.memory
-            sound = memory.sound_tail(self.tail, self.tokens.size)
+            tails = {self.tokens.size: self.tail} | self.snapshots
+            sound = all(memory.sound_tail(tail, n) for n, tail in tails.items())
             if not sound or not all(memory.sound(data, n) for _, n, data in self.pieces()):
                 raise self._bad("its cells hold what is no number")
         except BaseException:
@@ -183,11 +212,11 @@ class SlotReader:
         magic, version, n, type_k, type_v, n_layers, piece, cell_bytes, model = _HEAD.unpack(self._take(_HEAD.size))
         if magic != _MAGIC:
             raise self._bad("it is no saved slot")
-        if version not in (_VERSION, _VERSION_SCALES, _VERSION_TAIL):
-            raise self._bad(f"it has version {version} of the format; known are {_VERSION} to {_VERSION_TAIL}")
+        if not _VERSION <= version <= _VERSION_SNAPSHOTS:
+            raise self._bad(f"it has version {version} of the format; known are {_VERSION} to {_VERSION_SNAPSHOTS}")
         size = 0
         if version != _VERSION:
-            size += self._scales(n_adapters, none=version == _VERSION_TAIL)
+            size += self._scales(n_adapters, none=version >= _VERSION_TAIL)
         kind = self._kind = kind_of(self.scales)
         memory = kind.memory
         if model != kind.model and self.scales:
@@ -196,7 +225,7 @@ class SlotReader:
             raise self._bad("it was saved with another model")
         if (type_k, type_v) != tuple(type.value for type in memory.types):
             raise self._bad("it was saved with a cache of other types (--cache-type-k, --cache-type-v)")
-        tail = version == _VERSION_TAIL
+        tail = version >= _VERSION_TAIL
         if tail != memory.has_tails or (tail and self._take(_DIGEST) != _digest(memory)):
             raise self._bad("it was saved with another kind of memory: another context or number of slots (-c, -np)")
         if (n_layers, cell_bytes) != (len(memory), memory.token_bytes) or not 0 < piece <= _MOST_CELLS:
@@ -204,17 +233,35 @@ class SlotReader:
         if n > n_ctx:
             raise self._bad(f"its {n} tokens do not fit the slot's context of {n_ctx}")
         n_tail = memory.tail_bytes(n)
+        points = self._points(n) if version == _VERSION_SNAPSHOTS else []
         if tail:
             size += _DIGEST + n_tail + 2 * _CRC.size
+        if points:
+            size += _COUNT.size + 4 * len(points) + _CRC.size
+            size += sum(memory.tail_bytes(point) + _CRC.size for point in points)
         n_pieces = -(-n // piece)
         if self.size != _HEAD.size + size + 4 * n + n * cell_bytes + _CRC.size * (2 + n_pieces):
             raise self._bad("it is not as long as it should be")
         if tail:
             self.tail = np.frombuffer(self._take(n_tail), np.uint8)
+        for point in points:
+            self.snapshots[point] = np.frombuffer(self._take(memory.tail_bytes(point)), np.uint8)
         tokens = np.frombuffer(self._take(4 * n), "<i4").astype(np.int32)
         if n and not 0 <= int(tokens.min()) <= int(tokens.max()) < n_vocab:
             raise self._bad("it holds tokens the model does not have")
         return tokens, piece
+
+    def _points(self, n: int) -> list[int]:
+        """Reads of how many tokens there are snapshots."""
+        place = self._file.tell()
+        count = int.from_bytes(self._file.read(_COUNT.size), "little")
+        if not 0 < count <= min(n, _MOST_SNAPSHOTS):
+            raise self._bad("its header is wrong")
+        self._file.seek(place)
+        points: list[int] = np.frombuffer(self._take(_COUNT.size + 4 * count)[_COUNT.size :], "<u4").tolist()
+        if points != sorted(set(points)) or not 0 < points[0] <= points[-1] < n:
+            raise self._bad("its header is wrong")
+        return points
 
     def _scales(self, n_adapters: int, none: bool) -> int:
         """Reads the scales, perhaps `none`; how many bytes they take."""

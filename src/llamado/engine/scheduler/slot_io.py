@@ -86,6 +86,23 @@ class SlotHold:
         """What layers that do not keep all tokens have of the first `n`."""
         return self._memory.read_tail(self._handle(n), n) if n else np.empty(0, np.uint8)
 
+    def points(self) -> list[int]:
+        """Of how many tokens there are snapshots that `snapshot` gives, besides that of all."""
+        handle = self._handle(0) if self._slot.handle is not None else None
+        here = [] if handle is None or not self._memory.has_tails else self._memory.tails(handle)
+        return sorted({n for n in (*here, *self._slot.snapshots.tails) if n < self._slot.used})
+
+    def snapshot(self, n: int) -> Cells:
+        """What layers that do not keep all tokens had after the first `n`."""
+        known = self._slot.snapshots.tails.get(n)
+        return self.read_tail(n) if known is None else known
+
+    def put_snapshot(self, n: int, tail: Cells) -> None:
+        """Such a snapshot of the sequence that was written, where there is room for it."""
+        snapshots = self._slot.snapshots
+        if snapshots.lacks(n) and snapshots.make_room(tail.size):
+            snapshots.put(n, tail)
+
     def make_room(self, n: int, scales: Scales) -> None:
         """Forget the sequence and get `n` cells for one with these scales.
 
@@ -165,7 +182,11 @@ class Job(threading.Thread):
         for attempt in range(_ATTEMPTS):
             try:
                 tail = self._calls.call(lambda: self._held.read_tail(tokens.size))
-                return tokens.size, write_slot(self._path, kind, tokens, tail, pieces(), piece)
+                snapshots = {
+                    n: self._calls.call(lambda n=n: self._held.snapshot(n))  # type: ignore[misc]
+                    for n in self._calls.call(self._held.points)
+                }
+                return tokens.size, write_slot(self._path, kind, tokens, tail, pieces(), piece, snapshots)
             except (DeviceLost, CellsGone):
                 if attempt == _ATTEMPTS - 1:
                     raise
@@ -187,6 +208,8 @@ class Job(threading.Thread):
                     self._calls.call(lambda: self._held.write_tail(file.tokens.size, file.tail))
                     for start, n, cells in file.pieces():
                         self._put(file.tokens[start : start + n], cells)
+                    for n, tail in file.snapshots.items():
+                        self._calls.call(lambda n=n, tail=tail: self._held.put_snapshot(n, tail))  # type: ignore[misc]
                     break
                 except (DeviceLost, CellsGone):
                     if attempt == _ATTEMPTS - 1:
