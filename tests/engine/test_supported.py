@@ -76,6 +76,7 @@ def test_architectures_and_experts() -> None:
         check_supported(Header("it", Metadata({"general.architecture": name}), {}))
     for name, says in (
         ("glm4moelite", "take the file of the Hugging Face hub"),
+        ("dream", r"A text is filled in steps.*llama-diffusion-cli.* docs/models\.md"),
         ("gemma33", r"Of names like it gemma3[,;].* docs/models\.md"),
         ("zebra", r"All that do are in docs/models\.md: \d+ architectures"),
     ):

@@ -9,7 +9,7 @@ from pathlib import Path
 from tiny import TINY
 
 from llamado.models.architectures.page import markdown
-from llamado.models.registry import ARCHITECTURES
+from llamado.models.registry import ARCHITECTURES, NOT_HERE
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "models.md"
@@ -32,4 +32,5 @@ def test_every_architecture_is_a_row_of_the_page() -> None:
     made = {(tiny.architecture, tiny.variant) for tiny in TINY.values()}
     assert {name for name, _ in made} >= set(ARCHITECTURES)
     assert made >= {(name, kind) for name, row in ARCHITECTURES.items() for kind in row.kinds}
+    assert not NOT_HERE.keys() & ARCHITECTURES.keys()
     assert sum(bool(row.tested) for row in ARCHITECTURES.values()) == 3

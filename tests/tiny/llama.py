@@ -147,4 +147,31 @@ MODELS = (
     ),
     Tiny("internlm2", KEYS, {**ATTENTION, **GATED}),
     Tiny("smollm3", KEYS, {**ATTENTION, **GATED}, {"output.weight": None}, n_layer=5),
+    Tiny(
+        "deci",
+        {
+            **KEYS,
+            "rope.dimension_count": HEAD,
+            "attention.key_length": HEAD,
+            "attention.value_length": HEAD,
+            "attention.head_count": [4, 4, 0, 0, 4],
+            "attention.head_count_kv": [2, 0, 0, 0, 2],
+            "feed_forward_length": [N_FF, N_FF, N_FF, 0, N_FF],
+        },
+        {**ATTENTION, **GATED},
+        {"rope_freqs.weight": HEAD // 2},
+        layers={
+            1: {"attn_q.weight": None, "attn_k.weight": None, "attn_v.weight": None},
+            2: dict.fromkeys(ATTENTION),
+            3: dict.fromkeys((*ATTENTION, *GATED)),
+        },
+        n_layer=5,
+    ),
+    Tiny(
+        "nanbeige",
+        {**KEYS, "num_loops": 2},
+        {**ATTENTION, **GATED},
+        n_layer=2,
+        deviation={"output_norm": 1.0},
+    ),
 )

@@ -15,7 +15,7 @@ from llamado.models.hparams import HyperParameters, Pooling, Rope
 from llamado.models.keys import FILE_ROPE, RopeOptions
 from llamado.models.lora import load_adapters
 from llamado.models.memory import KV_TYPES, Memory
-from llamado.models.registry import ARCHITECTURES, ELSEWHERE
+from llamado.models.registry import ARCHITECTURES, ELSEWHERE, NOT_HERE
 
 
 def load_model(file: ModelFile, rope: RopeOptions = FILE_ROPE) -> Model:
@@ -39,6 +39,8 @@ def _near(name: str) -> str:
     """What runs in the place of an architecture that does not, in words."""
     if name in ELSEWHERE:
         return ELSEWHERE[name]
+    if name in NOT_HERE:
+        return f"{NOT_HERE[name][0].upper()}{NOT_HERE[name][1:]}. All that do are in docs/models.md"
     near = get_close_matches(name, ARCHITECTURES, n=4, cutoff=0.5)
     alike = f"Of names like it {', '.join(near)}; a" if near else "A"
     return (

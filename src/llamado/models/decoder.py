@@ -28,7 +28,7 @@ class Layer(NamedTuple):
     ffn_post_norm: Norm | None = None
 
 
-def _take_factors(weights: Weights, n: int) -> Tensor | Factors | None:
+def take_factors(weights: Weights, n: int) -> Tensor | Factors | None:
     """What divides the rotary frequencies: Llama 3 has one factor for each, LongRoPE two."""
     factors = weights.shared.maybe("rope_freqs.weight", n)
     short, long = (weights.shared.maybe(f"rope_factors_{which}.weight", n) for which in ("short", "long"))
@@ -49,7 +49,7 @@ class Decoder(Model):
 
     def _take_weights(self, weights: Weights) -> None:
         hp = self.hparams
-        self._freq_factors = _take_factors(weights, hp.rope.n_dims // 2)
+        self._freq_factors = take_factors(weights, hp.rope.n_dims // 2)
         self._layers = [self._take_layer(weights.layer(i), i) for i in range(hp.n_layer)]
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:

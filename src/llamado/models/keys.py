@@ -71,6 +71,7 @@ INTEGERS: dict[str, Range] = {
     "expert_gating_func": Range(0, _INT32, "llama_expert_gating_func_type"),
     "leading_dense_block_count": Range(0, MOST_LAYERS, "a number of layers"),
     "interleave_moe_layer_step": Range(0, MOST_LAYERS, "a number of layers"),
+    "num_loops": Range(1, MOST_LAYERS, "a number of layers"),
     "moe_every_n_layers": Range(0, MOST_LAYERS, "a number of layers"),
     "ssm.conv_kernel": Range(2, 16, "3 and 4 in use"),
     "ssm.inner_size": Range(1, 2**20, "as embedding_length"),
@@ -137,8 +138,8 @@ FLOATS: dict[str, Range] = {
 """Those that are numbers."""
 
 BOOLS = (
-    "attention.causal", "swin_norm", "expert_weights_norm", "rope.scaling.finetuned", "ssm.dt_b_c_rms",
-    "use_parallel_residual",
+    "attention.causal", "expert_weights_norm", "rope.scaling.finetuned", "ssm.dt_b_c_rms",
+    "skip_loop_final_norm", "use_parallel_residual",
 )  # fmt: skip
 STRINGS = ("hidden_activation", "rope.scaling.type")
 

@@ -52,6 +52,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "cohere2moe": Architecture("cohere.cohere2moe:Cohere2MoeModel", "mixtures of experts of Cohere"),
     "command-r": Architecture("cohere.command_r:CommandRModel", "Command R, Command R+, Aya 23, Aya Expanse"),
     "dbrx": Architecture("experts.dbrx:DbrxModel", "DBRX"),
+    "deci": Architecture("llama.deci:DeciModel", "Nemotron 51B, Nemotron Super 49B and Ultra 253B, DeciLM 7B"),
     "deepseek": Architecture("deepseek.deepseek:DeepseekModel", "DeepSeek MoE 16B"),
     "deepseek2": Architecture(
         "deepseek.deepseek2:Deepseek2Model",
@@ -121,6 +122,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "modern-bert": Architecture("encoders.modern_bert:ModernBertModel", "ModernBERT, Granite Embedding R2, GTE"),
     "mpt": Architecture("gpt.mpt:MptModel", "MPT 7B, 30B"),
     "muse-glimmer": Architecture("others.muse_glimmer:MuseGlimmerModel", "Muse Glimmer"),
+    "nanbeige": Architecture("llama.nanbeige:NanbeigeModel", "Nanbeige with loops"),
     "nemotron": Architecture("gpt.nemotron:NemotronModel", "Nemotron-4, Minitron"),
     "nemotron_h": Architecture("mamba.nemotron_h:NemotronHModel", "Nemotron-H, Nemotron Nano 2"),
     "nemotron_h_moe": Architecture("mamba.nemotron_h_moe:NemotronHMoeModel", "Nemotron 3 Nano and Super"),
@@ -175,6 +177,40 @@ ELSEWHERE = {
     "hub, whose architecture is deepseek2 (the name glm, or hf:unsloth/GLM-4.7-Flash-GGUF)",
 }
 """Names that no file made by llama.cpp's tools has, and what to take instead."""
+
+NOT_HERE = {
+    "t5": "an encoder and a decoder: no endpoint of llama-server reads with one and writes with the other; encoders "
+    "alone run as t5encoder",
+    "chameleon": "llama.cpp ends with a failed assertion where a batch wants no logits, and hides tokens of images in "
+    "a batch's first row alone (b11434): there is nothing to compare with",
+    **dict.fromkeys(
+        ("dream", "llada", "llada-moe", "rnd1"),
+        "a text is filled in steps, at any place: llama.cpp has a program of its own for it, llama-diffusion-cli, and "
+        "llama-server cannot",
+    ),
+    "gptj": "llama.cpp has the name, and no code for it",
+    "clip": "what sees images, beside a language model: text alone is read here",
+    "wavtokenizer-dec": "it makes sound of numbers, and has no text",
+    **dict.fromkeys(("qwen3tts", "pockettts"), "they make numbers of which another model makes sound, not text"),
+    **dict.fromkeys(
+        ("eagle3", "dflash", "gemma4-assistant"),
+        "it drafts for another model, whose hidden states it reads, and says nothing by itself",
+    ),
+    "graniteswitch": "its layers have adapters that tokens of their own switch on within a text, not yet here; "
+    "Granite without them runs as granite",
+    **dict.fromkeys(
+        ("dots3note", "hy_v4", "minimax-m3"),
+        "an indexer of another form than DeepSeek V3.2's chooses what is seen, not yet here",
+    ),
+    "deepseek4": "memory of compressed tokens and several streams of hidden states, not yet here",
+    "grovemoe": "groups of experts share smaller ones beside them, not yet here",
+    "hrm_text": "two stacks of layers, each gone through several times, not yet here",
+    **dict.fromkeys(
+        ("bailingmoe3", "clef", "glm5-next", "kimi-k3", "minimax-01", "qwen4exp"),
+        "linear attention of another form than those that run, not yet here",
+    ),
+}
+"""Architectures of llama.cpp's list (b11434) that do not run here, and why."""
 
 REFUSED = {
     "llama4 without chunks (`llama4.attention.sliding_window` 0)": "llama.cpp ends with a failed assertion on such a "

@@ -28,9 +28,12 @@ class Weights:
         self.output = RoleWeights(self, ModelPart.OUTPUT)
         self.shared = RoleWeights(self, ModelPart.SHARED)
 
-    def layer(self, layer: int, stack: str = "blk") -> RoleWeights:
-        """Those of a layer; their names are given without the `blk.N.` in front, or what else `stack` says."""
-        return RoleWeights(self, ModelPart.LAYER, layer, stack=stack)
+    def layer(self, layer: int, stack: str = "blk", block: int | None = None) -> RoleWeights:
+        """Those of a layer; their names are given without the `blk.N.` in front, or what else `stack` says.
+
+        `block`: the N, where that is not the layer's number.
+        """
+        return RoleWeights(self, ModelPart.LAYER, layer, stack=stack, block=block)
 
     def ne(self, name: str) -> Shape:
         """The shape a tensor has in the file; raises InvalidModel when there is none."""
@@ -101,11 +104,12 @@ class RoleWeights:
         n_experts: int = 1,
         n_used: int = 1,
         stack: str = "blk",
+        block: int | None = None,
     ) -> None:
         self._weights = weights
         self._part, self._layer = part, layer
         self._experts = n_experts, n_used
-        self._prefix = f"{stack}.{layer}." if part is ModelPart.LAYER else ""
+        self._prefix = f"{stack}.{layer if block is None else block}." if part is ModelPart.LAYER else ""
 
     def experts(self, n: int, n_used: int) -> RoleWeights:
         """Those that hold the matrices of `n` experts, of which a token goes through `n_used`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from llamado.models.encoder import Encoder
-from llamado.models.registry import ARCHITECTURES, ELSEWHERE, REFUSED
+from llamado.models.registry import ARCHITECTURES, ELSEWHERE, NOT_HERE, REFUSED
 
 
 def markdown() -> str:
@@ -36,7 +36,12 @@ def markdown() -> str:
         compared = "vectors" if issubclass(row.load(), Encoder) else "answers"
         lines.append(f"| `{name}` | {row.models} | {compared} | {row.tested} |")
         lines += [f"| `{name}` | {models} | {compared} |  |" for models in row.kinds.values()]
-    lines += ["", "What does not run of them, and is refused by name:", ""]
+    lines += ["", "Of llama.cpp's list (b11434) these do not run here:", ""]
+    reasons: dict[str, list[str]] = {}
+    for name, why in NOT_HERE.items():
+        reasons.setdefault(why, []).append(f"`{name}`")
+    lines += [f"- {', '.join(names)}: {why}." for why, names in reasons.items()]
+    lines += ["", "What does not run of those that do, and is refused by name:", ""]
     lines += [f"- {what}: {why}." for what, why in REFUSED.items()]
     lines += ["", "Names that other programs write, and what to take instead:", ""]
     lines += [f"- `{name}`: {instead}" for name, instead in ELSEWHERE.items()]

@@ -1,0 +1,75 @@
+"""The deci architecture: Nemotron 51B, Nemotron Super 49B and Ultra 253B, DeciLM."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from llamado.ggml.tensor import Tensor
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.errors import InvalidModel
+from llamado.models.forward import Linear, Pass
+from llamado.models.hparams import HyperParameters, read_hparams
+from llamado.models.keys import Keys
+from llamado.models.memory import LayerMemory
+from llamado.models.memory.layers import SharedMemory
+from llamado.models.parts.attention import Mixer
+from llamado.models.weights import RoleWeights
+
+
+class DeciModel(Decoder):
+    """As Llama; some layers have a matrix in the place of attention, some no attention, some nothing at all
+    (arXiv 2411.19146).
+    """
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=self.rope_mode, recurrent=True)
+        if not hp.n_head_kv[0]:
+            raise InvalidModel(f"metadata key '{keys.name('attention.head_count_kv')}' gives the first layer no heads")
+        return replace(hp, attention_scale=keys.float_("attention.scale", 0.0) or hp.attention_scale)
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        hp = self.hparams
+        attention: Mixer = Nothing()
+        if hp.n_head_kv[layer]:
+            attention = self._take_attention(w, layer)
+        elif hp.n_head[layer]:
+            attention = Mapped(w.linear("attn_output", hp.n_embd, hp.n_embd))
+        network = bool(hp.n_ff[layer])
+        return Layer(
+            attn_norm=self._take_norm(w, "attn_norm", hp.n_embd) if hp.n_head[layer] else None,
+            attention=attention,
+            ffn_norm=self._take_norm(w, "ffn_norm", hp.n_embd) if network else None,
+            feed_forward=self._take_feed_forward(w, layer) if network else Nothing(),
+        )
+
+    def remembers(self, layer: int) -> LayerMemory:
+        """Keys and values, where there is attention."""
+        return super().remembers(layer) if self.hparams.n_head_kv[layer] else SharedMemory(0)
+
+    def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
+        hp, w = self.hparams, self._layers[layer]
+        if hp.n_head[layer] and hp.n_ff[layer]:
+            return super()._layer(step, layer, x)
+        if step.ends_with(layer):
+            return None
+        (x,) = step.keep_outputs(layer, x)
+        if w.ffn_norm is None:  # what attention there is leads nowhere, as in llama.cpp
+            return x
+        return self._add(w.feed_forward(step, layer, w.ffn_norm(step, x, f"ffn_norm-{layer}")), x, f"l_out-{layer}")
+
+
+class Mapped(NamedTuple):
+    """A matrix in the place of attention."""
+
+    matrix: Linear
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
+        return None if step.ends_with(layer) else self.matrix(step, x, f"attn_out-{layer}")
+
+
+class Nothing(NamedTuple):
+    """What stands where a layer has no attention, or no network."""
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor:
+        raise AssertionError(f"layer {layer} has nothing here")
