@@ -142,6 +142,7 @@ class Maker:
             lambda: g.l2_norm(x, 1e-6),
             lambda: self.recurrence(),
             lambda: g.ssm_conv(self.new(pick((3, 4, 12)), pick((3, 20)), many), self.new(pick((3, 4)), pick((3, 20)))),
+            lambda: self.stream(),
             lambda: self.scan(),
         ]  # fmt: skip
         return pick(makers)()
@@ -168,6 +169,14 @@ class Maker:
             lambda: g.rwkv_wkv7(*x, state),  # type: ignore[call-arg, misc]
         ]
         return pick(makers)()
+
+    def stream(self) -> Tensor:
+        pick = self.random.choice
+        places, channels, tokens, seqs = pick((2, 4)), pick((5, 8, 20)), pick((1, 9, 70)), pick((1, 2))
+        before, x = self.new(places - 1, channels, seqs), self.new(channels, tokens, seqs)
+        both = g.concat(before, g.transpose(x), 0)
+        last = g.cont(g.view_3d(both, *before.ne[:3], both.nb[1], both.nb[2], 4 * tokens))
+        return g.add(g.ssm_conv(both, self.new(places, channels)), g.view_1d(last, channels))
 
     def scan(self) -> Tensor:
         pick = self.random.choice

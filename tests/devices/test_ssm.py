@@ -15,7 +15,7 @@ from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
 
 
-@pytest.mark.parametrize(("places", "channels"), [(4, 40), (3, 13), (2, 5), (16, 8)])
+@pytest.mark.parametrize(("places", "channels"), [(4, 40), (16, 5)])
 def test_a_convolution(device: CpuDevice, places: int, channels: int) -> None:
     for n_tokens, n_seqs in ((1, 3), (21, 2)):
         x, kernel = new(places - 1 + n_tokens, channels, n_seqs), new(places, channels)
@@ -23,6 +23,30 @@ def test_a_convolution(device: CpuDevice, places: int, channels: int) -> None:
         turned = new(channels, places - 1 + n_tokens, n_seqs)
         data = {turned: values(*turned.ne[:3]), kernel: values(*kernel.ne[:2], seed=1)}
         check(device, g.ssm_conv(g.permute(turned, 1, 0, 2, 3), kernel), data)
+
+
+@pytest.mark.parametrize(("places", "channels"), [(4, 40), (3, 13), (2, 5)])
+def test_a_convolution_that_goes_on(device: CpuDevice, places: int, channels: int) -> None:
+    """The tokens before, then those of now; and the last of them, for the next ones: as one operation, or as three."""
+    found = {}
+    for n_tokens, n_seqs in ((1, 3), (70, 2)):
+        for alone in (True, False):
+            before, x = new(places - 1, channels, n_seqs), new(channels, n_tokens, n_seqs)
+            kernel, ids = new(places, channels), new(n_seqs, type=T.I64)
+            both = g.concat(before, g.transpose(x), 0)
+            ne, nb = (places - 1, channels, n_seqs), both.nb
+            last = g.cont(g.view_3d(both, *ne, nb[1], nb[2], 4 * n_tokens))
+            width = (places - 1) * channels
+            kept = g.set_rows(new(width, n_seqs + 1), g.reshape(last, width, n_seqs), ids)
+            outputs = {"kept": kept, "y": g.ssm_conv(both, kernel)} | ({} if alone else {"both": both})
+            data: dict[Tensor, Any] = {t: values(*t.ne[:3], seed=i) for i, t in enumerate((before, x, kernel))}
+            data[ids] = np.arange(1, n_seqs + 1)
+            case = Case(outputs, data)
+            got = case.check(device)
+            found[alone] = got["y"].tobytes(), got["kept"].tobytes()
+            labels = [operation.label for operation in device.profile(case.graph)]
+            assert ("copy" not in labels) == alone
+        assert found[True] == found[False]
 
 
 class Scan:
@@ -119,3 +143,12 @@ def test_a_state_that_is_kept_at_once_is_that_of_the_result() -> None:
         labels.append([operation.label for operation in device.profile(case.graph)])
     assert found[0] == found[1]
     assert not any("set_rows" in label for label in labels[0]) and any("set_rows" in label for label in labels[1])
+
+
+def test_what_comes_between_a_scan_and_its_keeping_sees_the_state_before() -> None:
+    scan = Scan(16, 8, 4, 2, 5, 1)
+    node, width, keep = scan.node(), 16 * 8 * 4, new(1, type=T.I64)
+    flat = g.reshape(scan.s, width, 3)
+    kept = g.set_rows(flat, g.view_2d(node, width, 1, 4 * width, 4 * scan.x.nelements), keep)
+    outputs = {"y": g.cont(g.view_1d(node, scan.x.nelements)), "before": g.scale(flat, 2.0), "kept": kept}
+    Case(outputs, {**scan.data, keep: np.array([1])}).check(CpuDevice(2), rtol=1e-4, atol=1e-5)

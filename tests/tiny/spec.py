@@ -113,6 +113,7 @@ def make(tiny: Tiny, path: Path, *, wtype: str = "F32", seed: int = 0) -> Path:
             or shape[0] % block
             or not name.startswith("blk.")
             or "bias" in name
+            or "norm" in name
             or "_first" in name
         ):
             writer.add_tensor(name, values)

@@ -110,6 +110,8 @@ class Compiler:
             self._rows.straightened(node)
         elif node.op is Op.MUL_MAT:
             self._products.emit(node)
+        elif node.op is Op.CONCAT and ssm.stream(self._out, node, self._rows.consumers(node), self._between(node)):
+            return
         elif node.op in _EMIT:
             _EMIT[node.op](self._out, node)
         elif node.op in _CARRY:
@@ -128,6 +130,18 @@ class Compiler:
         between = self.graph.nodes[numbers[node] + 1 : numbers[reader]]
         checks.check_node(reader)
         return node.ne[1] == linear.n_seqs(reader) and reading.waits(self._out, node, reader, between)
+
+    def _between(self, node: Tensor) -> Callable[[Tensor], list[Tensor] | None]:
+        """What the graph computes between a node and another one; None where it does not list them in this order."""
+        numbers = self._rows.numbers
+
+        def between(other: Tensor) -> list[Tensor] | None:
+            first, last = numbers.get(node, -1), numbers.get(other, -1)
+            if not 0 <= first < last:
+                return None
+            return [one for one in self.graph.nodes[first + 1 : last] if not one.is_noop]
+
+        return between
 
     def _keeping(self, node: Tensor, states: Made | None) -> Keeping:
         """What keeps the states that a node makes."""

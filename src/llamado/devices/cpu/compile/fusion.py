@@ -161,3 +161,11 @@ def is_written(tensors: Sequence[Tensor], nodes: Sequence[Tensor]) -> bool:
     """Whether one of some operations writes where tensors lie."""
     mine = [_access(tensor) for tensor in tensors]
     return any(_access(node, write=True).meets(each) for node in nodes if not node.is_noop for each in mine)
+
+
+def may_be_written(tensor: Tensor, others: Sequence[Tensor], nodes: Sequence[Tensor]) -> bool:
+    """Whether a tensor can be written before some operations, which touch nothing of it, and lies apart from others."""
+    mine = _access(tensor, write=True)
+    theirs = [_access(other) for other in others]
+    theirs += [access for node in nodes if not node.is_noop for access in _all_accesses(node)]
+    return not any(mine.meets(access) for access in theirs)

@@ -57,6 +57,71 @@ def _eights(
             c.store(y + (token + t) * a.y1, column)
 
 
+_STREAM = 64
+"""Tokens that are convolved at a time: as many rows lie in as many pages of memory."""
+
+
+@kernel(
+    "before",
+    "before1",
+    "before2",
+    "x",
+    "x1",
+    "x2",
+    "k",
+    "k1",
+    "y",
+    "y1",
+    "y2",
+    "last",
+    "n_channels",
+    "n_tokens",
+    "n_seqs",
+)
+def ssm_stream(c: Code, a: SimpleNamespace, work: Work, *, places: int, vectors: int) -> None:
+    """As `ssm_conv` of tokens x[seq, token, channel] behind those before them, before[seq, channel, i]; the same bits.
+
+    last[seq, channel, i] are the last tokens, those before the next ones. `vectors` of eight channels are taken
+    together (0: one channel), the last of them once more where they are not so many.
+    """
+    lanes, type_ = (8, F32x8) if vectors else (1, F32)
+    n = lanes * max(vectors, 1)
+    blocks, stretches = (a.n_channels + (n - 1)) // n, (a.n_tokens + (_STREAM - 1)) // _STREAM
+    with c.shares(work, blocks * stretches * a.n_seqs, c.i64(2)) as unit:
+        channel, rest = c.min(unit % blocks * n, a.n_channels - n), unit // blocks
+        first, seq = rest % stretches * _STREAM, rest // stretches
+        x, y = a.x + seq * a.x2 + channel * 4, a.y + seq * a.y2 + channel * 4
+        groups = range(0, n, lanes)
+        weights = [_columns(c, [a.k + (channel + g + r) * a.k1 for r in range(lanes)], places) for g in groups]
+        window = [[c.var(c.const(type_, 0.0)) for _ in range(places - 1)] for _ in groups]
+        with c.when(first.equals(0)):
+            for g, seen in zip(groups, window, strict=True):
+                rows = [a.before + seq * a.before2 + (channel + g + r) * a.before1 for r in range(lanes)]
+                for var, value in zip(seen, _columns(c, rows, places - 1), strict=True):
+                    var.value = value
+        with c.when(first > 0):
+            for g, seen in zip(groups, window, strict=True):
+                for i, var in enumerate(seen):
+                    var.value = c.load(type_, x + (first - (places - 1) + i) * a.x1 + 4 * g)
+        stop = c.min(first + _STREAM, a.n_tokens)
+        with c.range(first, stop) as token:
+            for g, own, seen in zip(groups, weights, window, strict=True):
+                inputs = [*(var.value for var in seen), c.load(type_, x + token * a.x1 + 4 * g)]
+                total = inputs[0] * own[0]
+                for value, weight in zip(inputs[1:], own[1:], strict=True):
+                    total = c.fma(value, weight, total)
+                c.store(y + token * a.y1 + 4 * g, total)
+                for var, value in zip(seen, inputs[1:], strict=True):
+                    var.value = value
+        with c.when(stop.equals(a.n_tokens)):
+            for g, seen in zip(groups, window, strict=True):
+                at = a.last + (seq * a.n_channels + channel + g) * (4 * (places - 1))
+                for i, var in enumerate(seen):
+                    value = var.value
+                    for r in range(lanes):
+                        c.store(at + 4 * (r * (places - 1) + i), value.lane(r) if lanes > 1 else value)
+
+
 def _columns(c: Code, rows: list[Value], n: int) -> list[Value]:
     """The first, second … of `n` numbers at each of eight addresses, or of one."""
     if len(rows) == 1:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Sequence
 
-from llamado.devices.cpu.compile import copies
+from llamado.devices.cpu.compile import checks, copies
+from llamado.devices.cpu.compile.checks import COPIES
 from llamado.devices.cpu.compile.copies import made, straight
 from llamado.devices.cpu.compile.emitter import Emitter, Fields
+from llamado.devices.cpu.compile.fusion import is_written, may_be_written
 from llamado.devices.cpu.compile.recurrent.keeping import Keeping, Made
 from llamado.devices.cpu.kernels import ssm
 from llamado.devices.device import DeviceError
+from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
+
+Between = Callable[[Tensor], Sequence[Tensor] | None]
+"""What a graph computes after one operation and before another; None where that cannot be told."""
 
 MAX_LANES = 1024
 """Elements of a row of states; models have up to 256."""
@@ -34,6 +41,59 @@ def convolve(out: Emitter, node: Tensor) -> None:
     }  # fmt: skip
     parameters = {"places": places, "wide": node.ne[0] >= 8}
     out.emit(ssm.ssm_conv, parameters, fields, [out.span(x), out.span(kernel)], [out.span(node)], "ssm_conv")
+
+
+def stream(out: Emitter, node: Tensor, readers: Sequence[Tensor], between: Between) -> bool:
+    """A CONCAT of the tokens before and the new ones, of which nothing is wanted but their convolution and the last of
+    them: all three in one, without the copies. Whether it is one.
+
+    `readers`: what reads the node, also through views; `between`: what is computed after it and before another one.
+    """
+    before, x = node.src[0], node.src[1]
+    assert before is not None and x is not None
+    conv = next((reader for reader in readers if reader.op is Op.SSM_CONV and reader.source(0) is node), None)
+    last = next((reader for reader in readers if reader.op in COPIES), None)
+    if len(readers) != 2 or conv is None or last is None or node.root()[0] in out.outputs or node.view_src is not None:
+        return False
+    kernel, source = conv.src[1], last.src[0]
+    assert kernel is not None and source is not None
+    (n_before, n_channels, n_seqs), (places, n_tokens) = before.ne[:3], (kernel.ne[0], x.ne[0])
+    if not (
+        struct.unpack_from("<i", node.op_params)[0] == 0
+        and {t.type for t in (before, x, kernel, conv, last)} == {TensorType.F32}
+        and 1 < places <= ssm.MAX_PLACES
+        and (n_before, before.nb[0], x.nb[1]) == (places - 1, 4, 4)
+        and source.root() == (node, 4 * n_tokens)
+        and (source.ne, source.nb) == ((n_before, n_channels, n_seqs, 1), node.nb)
+        and last.is_contiguous()
+        and conv.view_src is None
+        and conv.has_contiguous_rows()
+        and kernel.has_contiguous_rows()
+    ):
+        return False
+    until_last, until_conv = between(last), between(conv)
+    if until_last is None or until_conv is None:
+        return False
+    others = [other for other in until_conv if other is not last]
+    if is_written((kernel,), others) or any(other is not conv for other in until_last):
+        return False
+    if not (may_be_written(last, (before, x, kernel), ()) and may_be_written(conv, (before, x, kernel, last), others)):
+        return False
+    for one in (conv, last):
+        out.subject = one
+        checks.check_node(one)
+    vectors = 2 if n_channels >= 16 else 1 if n_channels >= 8 else 0
+    fields: Fields = {
+        "before": out.place(before), "before1": before.nb[1], "before2": before.nb[2],
+        "x": out.place(x), "x1": x.nb[0], "x2": x.nb[2], "k": out.place(kernel), "k1": kernel.nb[1],
+        "y": out.place(conv), "y1": conv.nb[1], "y2": conv.nb[2], "last": out.place(last),
+        "n_channels": n_channels, "n_tokens": n_tokens, "n_seqs": n_seqs,
+    }  # fmt: skip
+    reads, writes = [out.span(t) for t in (before, x, kernel)], [out.span(t) for t in (conv, last)]
+    out.emit(ssm.ssm_stream, {"places": places, "vectors": vectors}, fields, reads, writes, "ssm_conv")
+    for one in (node, conv, last):
+        out.did(one)
+    return True
 
 
 def made_by_scan(node: Tensor) -> Made | None:
