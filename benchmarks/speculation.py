@@ -4,10 +4,11 @@ The target is SmolLM2-135M made `--deep` times as deep by layers that add nothin
 answers as SmolLM2 does, and costs as much as a model of that size. The drafts come from SmolLM2 itself in a coarser
 type (`--draft`, by llama-quantize), or from what `--spec-type` names. Prompts ask for edits of code, prose and JSON.
 
+--equal     all prompts at once over 8 slots, drafts whatever they cost: only bytes are compared.
 --taps MS   the target divided among two workers, behind links that deliver every graph so many milliseconds late.
 
 usage: speculation.py [--deep 8] [--draft q4_0 | --draft-file FILE] [--spec-type draft-simple,suffix] [--n 16]
-                      [--predict 96] [--temperature 0 0.8] [--taps MS] [--target FILE]
+                      [--predict 96] [--temperature 0 0.8] [--equal] [--taps MS] [--target FILE]
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from sides import peer_program
 
 from llamado.commands.bench.latency import Taps
 from llamado.devices.split.placement import SplitOptions
+from llamado.engine.drafts.cost import Cost
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import DraftOptions, EngineOptions, ModelSource
 from llamado.engine.request import Result
@@ -147,6 +150,39 @@ def compared(sides: dict[str, LoadedModel], n: int, n_predict: int, temperature:
     }  # fmt: skip
 
 
+class Always(Cost):
+    """Drafts cost nothing."""
+
+    def least_gain(self, n_generating: int, seconds: float = 0.0) -> float:
+        """See Cost."""
+        return 0.05
+
+    def drafts(self, n_generating: int) -> bool:
+        """See Cost."""
+        return True
+
+
+def equal(sides: dict[str, LoadedModel], n: int, n_predict: int, temperature: float) -> dict[str, Any]:
+    """How many answers differ, of prompts that are all asked at once."""
+    drafts = sides["drafts"].engine._drafts  # type: ignore[union-attr]
+    assert drafts is not None
+    drafts.cost = Always()
+    answers = {}
+    with ThreadPoolExecutor(8) as threads:
+        for name, llama in sides.items():
+            asked = [
+                threads.submit(answered, llama, text, i, temperature, n_predict) for i, text in enumerate(prompts(n))
+            ]
+            answers[name] = [future.result() for future in asked]
+    pairs = list(zip(answers["plain"], answers["drafts"], strict=True))
+    counts = drafts.counts
+    return {
+        "temperature": temperature, "prompts": n, "tokens": sum(a.n_predicted for a, _ in pairs),
+        "different": sum((a.content, a.tokens, a.stop_type) != (b.content, b.tokens, b.stop_type) for a, b in pairs),
+        "kinds": {kind.name: [kind.n_drafted, kind.n_accepted] for kind in counts},
+    }  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path)
@@ -160,6 +196,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.8])
     parser.add_argument("--taps", type=float, default=-1.0)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--equal", action="store_true")
     flags = parser.parse_args()
     kinds = tuple(flags.spec_type.split(","))
     with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
@@ -176,7 +213,8 @@ def main() -> None:
         for name in ("plain", "drafts"):
             model = ModelSource(spec=os.fspath(draft)) if name == "drafts" and draft is not None else None
             options = EngineOptions(
-                n_ctx=2048,
+                n_ctx=8192 if flags.equal else 2048,
+                n_slots=8 if flags.equal else 1,
                 n_threads=flags.threads,
                 split=opened.enter_context(divided(target, flags.taps)),
                 drafts=DraftOptions(kinds=kinds if name == "drafts" else (), model=model),
@@ -186,7 +224,7 @@ def main() -> None:
             answered(llama, "Hello!", 0, 0.0, 32)
         for temperature in flags.temperature:
             began = time.perf_counter()
-            found = compared(sides, flags.n, flags.predict, temperature)
+            found = (equal if flags.equal else compared)(sides, flags.n, flags.predict, temperature)
             print(json.dumps(found | {"seconds": round(time.perf_counter() - began, 1)}), flush=True)
 
 

@@ -225,7 +225,7 @@ class Commands:
             note("rope", **dataclasses.asdict(rope))
             return real_model_in(file, rope)
 
-        def load_draft_model(file: Any, tokenizer: Any, beside: Any, options: Any, progress: Any) -> None:
+        def open_draft_model(file: Any, tokenizer: Any, options: Any) -> None:
             note("drafts", **{field.name: getattr(options.drafts, field.name) for field in fields(options.drafts)})
 
         def drafts_for(options: Any, model: Any, n_vocab: int) -> tuple[str, ...]:
@@ -233,7 +233,7 @@ class Commands:
             return () if found is None else tuple(kind.name for kind in found.kinds)
 
         real_model_in, real_drafts_for = llamado.models.load_model, loaded_model.drafts_for
-        self._patch.setattr(loaded_model, "load_draft_model", load_draft_model)
+        self._patch.setattr(loaded_model, "open_draft_model", open_draft_model)
         self._patch.setattr(loaded_model, "drafts_for", drafts_for)
         self._patch.setattr(loaded_model, "load_model", model_in)
         self._patch.setattr("llamado.models.load_model", model_in)

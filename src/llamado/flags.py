@@ -327,7 +327,7 @@ COMPUTE = _group(
           "comma-separated (default: none, it is on this machine)", type="str", metavar="DEVICES",
           needs="rpc", commands=_SAMPLING),
     _used("-ngld --spec-draft-ngl --gpu-layers-draft --n-gpu-layers-draft",
-          "the draft model's last N layers go to those (auto, all)", type="str", default="auto", metavar="N",
+          "the draft model's last N layers go to those (auto: all)", type="str", default="auto", metavar="N",
           env="LLAMA_ARG_N_GPU_LAYERS_DRAFT", needs="spec_draft_device", commands=_SAMPLING),
     _used("-td --spec-draft-threads --threads-draft", "CPU threads for drafting (default: --threads)", type="int",
           metavar="N", commands=_SAMPLING),

@@ -71,10 +71,11 @@ def draft_split(flags: Parsed) -> SplitOptions | None:
     split = split_options(flags)
     if split is None or not devices or devices == ["none"]:
         return None
+    layers = _gpu_layers(flags.spec_draft_ngl)
     return replace(
         split,
         devices=tuple(devices),
-        n_gpu_layers=_gpu_layers(flags.spec_draft_ngl),
+        n_gpu_layers=ALL_LAYERS if layers is None else layers,
         tensor_split=None,
         overrides=(),
         failover=None,

@@ -14,6 +14,7 @@ import os
 import queue
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
@@ -22,7 +23,7 @@ from llamado.devices.limits import memory
 from llamado.devices.split.measure import figures_of
 from llamado.engine.cache.disk_cache import DiskCache, check_folder
 from llamado.engine.drafts.drafts import Drafts
-from llamado.engine.drafts.load import DraftModel, drafts_for, load_draft_model
+from llamado.engine.drafts.load import DraftModel, drafts_for, load_draft_model, open_draft_model
 from llamado.engine.embedding.embedder import Embedder
 from llamado.engine.embedding.load import NoGeneration, load_embedder
 from llamado.engine.engine import Engine
@@ -158,12 +159,16 @@ class LoadedModel:
                     log.warning("%s", what)
                 if options.cache_disk is not None:
                     check_folder(Path(options.cache_disk))
-                runner, found, pool = _runner(file, model, options, progress, scales.now)
+                drafting = open_draft_model(file, tokenizer, options)
+                if drafting is not None:
+                    opened.callback(drafting.file.close)
+                reserved = 0 if drafting is None else drafting.reserve()
+                runner, found, pool = _runner(file, model, options, progress, scales.now, reserved)
                 forward = runner
                 opened.callback(runner.close)
-                draft = load_draft_model(file, tokenizer, found, options, progress)
-                if draft is not None:
-                    opened.callback(draft.close)
+                if drafting is not None:
+                    draft = load_draft_model(drafting, found, progress)
+                    opened.callback(draft.runner.close)
                 drafts = drafts_for(options, draft, runner.n_vocab)
                 engine = generating = _engine(runner, tokenizer, options, found.n_ctx_slot, scales, drafts)
                 opened.callback(engine.close)
@@ -324,9 +329,10 @@ def _runner(
     options: EngineOptions,
     progress: Report | None,
     scales: Scales,
+    reserved: int,
 ) -> tuple[ModelRunner, Fit, DevicePool | None]:
     """The forward pass of a model that generates, ready for batches of all sizes; the context it got; and the machines
-    it is divided among.
+    it is divided among. `reserved`: bytes of this machine that are left to others.
     """
     from llamado.engine.forward.runner import ModelRunner
 
@@ -334,7 +340,8 @@ def _runner(
     wanted = memory_options(options)
     pool = None
     if options.split is None:
-        found = fit(file, model, wanted, [before_reading(figures_of(here), file)], None)
+        figures = before_reading(figures_of(here), file)
+        found = fit(file, model, wanted, [replace(figures, free=max(figures.free - reserved, 0))], None)
     else:
         from llamado.engine.forward.device_pool import DevicePool
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from llamado.devices.split.measure import figures_of
 from llamado.engine.drafts.contract import DraftKind
@@ -16,11 +16,11 @@ from llamado.engine.drafts.ngram_map import NgramMap
 from llamado.engine.drafts.ngram_mod import NgramMod
 from llamado.engine.drafts.ngram_simple import NgramSimple
 from llamado.engine.drafts.suffix import Suffix
-from llamado.engine.forward.fitting import Fit, before_reading, fit, memory_options
+from llamado.engine.forward.fitting import Fit, before_reading, fit, memory_options, sizes_for
 from llamado.engine.options import DraftOptions, EngineOptions, Report
 from llamado.engine.supported import check_supported, fetch_model
 from llamado.gguf.reader import GGUFFile
-from llamado.models import load_model
+from llamado.models import Model, load_model
 from llamado.text.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -42,6 +42,26 @@ class DraftModel:
         """Ends its threads, and lets go of memory and file."""
         self.runner.close()
         self.file.close()
+
+
+class DraftFile(NamedTuple):
+    """A model that is to draft, before it is loaded, and the options that are its own."""
+
+    file: GGUFFile
+    tokenizer: Tokenizer
+    model: Model
+    options: EngineOptions
+
+    def reserve(self) -> int:
+        """Bytes that it takes on this machine at least: with as long a context as is never cut."""
+        if self.options.split is not None:
+            return 0
+        wanted = memory_options(self.options)
+        n_train = self.model.hparams.n_ctx_train
+        n_ctx = min(wanted.asked(n_train), max(wanted.fit.least_context * wanted.n_streams, wanted.n_slots))
+        sizes = sizes_for(self.file, self.model, wanted, n_ctx)
+        weights = 0 if self.file.mapped else sizes.weights
+        return weights + sum(sizes.kv) + sizes.compute + sizes.head_compute
 
 
 _NGRAMS: dict[str, Callable[[DraftOptions], DraftKind]] = {
@@ -68,21 +88,13 @@ def drafts_for(options: EngineOptions, model: DraftModel | None, n_vocab: int) -
     return Drafts(kinds, most=MOST if wanted.most is None else min(wanted.most, MOST), least=wanted.least)
 
 
-def load_draft_model(
-    target: GGUFFile, tokenizer: Tokenizer, beside: Fit, options: EngineOptions, progress: Report | None
-) -> DraftModel | None:
-    """The model that drafts for another one, which has what `beside` says; None where there is none.
-
-    Its context is the other's, cut where memory is short. Raises LlamadoError.
-    """
-    from llamado.engine.forward.runner import ModelRunner
-
+def open_draft_model(target: GGUFFile, tokenizer: Tokenizer, options: EngineOptions) -> DraftFile | None:
+    """The model that drafts for another one, checked; None where there is none. Raises LlamadoError."""
     wanted = options.drafts
     if wanted.model is None or (wanted.kinds is not None and "draft-simple" not in wanted.kinds):
         return None
     own = replace(
         options,
-        n_ctx=beside.n_ctx_slot * (1 if options.unified else options.n_slots),
         n_batch=min(options.n_batch, 256),
         n_ubatch=min(options.n_ubatch, 256),
         n_threads=options.n_threads if wanted.n_threads is None else wanted.n_threads,
@@ -94,49 +106,59 @@ def load_draft_model(
         lora=(),
         drafts=DraftOptions(),
     )
-    path = fetch_model(wanted.model, own)
-    file = GGUFFile.open(path, mmap=options.mmap)
+    file = GGUFFile.open(fetch_model(wanted.model, own), mmap=options.mmap)
     try:
         check_supported(file.header, workers=own.split is not None)
         own_tokenizer = load_tokenizer(file.metadata)
         check_vocabularies(tokenizer, own_tokenizer, (target.metadata.str_(_TYPE, ""), file.metadata.str_(_TYPE, "")))
-        model = load_model(file, options.rope)
-        here = own.device()
-        memory = memory_options(own)
-        pool: DevicePool | None = None
-        if own.split is None:
-            figures = before_reading(figures_of(here), file)
-            taken = sum(beside.sizes.kv) + beside.sizes.compute + beside.sizes.head_compute
-            found = fit(file, model, memory, [replace(figures, free=max(figures.free - taken, 0))], None)
-        else:
-            from llamado.engine.forward.device_pool import DevicePool
-
-            pool = DevicePool(own.split, here, file, model, memory, progress)
-            found = pool.fit
-        for note in found.notes:
-            log.warning("the draft model: %s", note)
-        log.info("the draft model: %s", found)
-        runner = ModelRunner(
-            file,
-            model,
-            [here] if pool is None else pool.devices,
-            None if pool is None else found.placement,
-            n_cells=found.n_cells,
-            n_ctx=found.n_ctx_slot,
-            n_sequences=options.n_slots,
-            max_batch=found.wanted.max_batch,
-            type_k=found.wanted.type_k,
-            type_v=found.wanted.type_v,
-            turned=options.turned,
-            mlock=options.mlock,
-            progress=progress,
-        )
-        try:
-            runner.warm_up([*range(1, min(options.n_slots, 8) + 1), runner.max_batch], progress)
-        except BaseException:
-            runner.close()
-            raise
+        return DraftFile(file, own_tokenizer, load_model(file, options.rope), own)
     except BaseException:
         file.close()
         raise
-    return DraftModel(file, own_tokenizer, runner)
+
+
+def load_draft_model(draft: DraftFile, beside: Fit, progress: Report | None) -> DraftModel:
+    """The model that drafts for another one, which has what `beside` says.
+
+    Its context is the other's, cut where memory is short. Raises LlamadoError.
+    """
+    from llamado.engine.forward.runner import ModelRunner
+
+    file, model = draft.file, draft.model
+    options = replace(draft.options, n_ctx=beside.n_ctx_slot * (1 if draft.options.unified else draft.options.n_slots))
+    here = options.device()
+    wanted = memory_options(options)
+    pool: DevicePool | None = None
+    if options.split is None:
+        figures = before_reading(figures_of(here), file)
+        taken = sum(beside.sizes.kv) + beside.sizes.compute + beside.sizes.head_compute
+        found = fit(file, model, wanted, [replace(figures, free=max(figures.free - taken, 0))], None)
+    else:
+        from llamado.engine.forward.device_pool import DevicePool
+
+        pool = DevicePool(options.split, here, file, model, wanted, progress)
+        found = pool.fit
+    for note in found.notes:
+        log.warning("the draft model: %s", note)
+    log.info("the draft model: %s", found)
+    runner = ModelRunner(
+        file,
+        model,
+        [here] if pool is None else pool.devices,
+        None if pool is None else found.placement,
+        n_cells=found.n_cells,
+        n_ctx=found.n_ctx_slot,
+        n_sequences=options.n_slots,
+        max_batch=found.wanted.max_batch,
+        type_k=found.wanted.type_k,
+        type_v=found.wanted.type_v,
+        turned=options.turned,
+        mlock=options.mlock,
+        progress=progress,
+    )
+    try:
+        runner.warm_up([*range(1, min(options.n_slots, 8) + 1), runner.max_batch], progress)
+    except BaseException:
+        runner.close()
+        raise
+    return DraftModel(file, draft.tokenizer, runner)

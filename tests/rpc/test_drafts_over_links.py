@@ -1,0 +1,108 @@
+"""Drafts where the model, or the one that drafts, is on workers: windows on their way, and a worker that is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import make_llama
+from wire_client import running
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.split.placement import ALL_LAYERS, SplitOptions
+from llamado.engine.drafts.cost import Cost
+from llamado.engine.drafts.model import ModelKind
+from llamado.engine.engine import Engine
+from llamado.engine.loaded_model import LoadedModel
+from llamado.engine.options import DraftOptions, EngineOptions, ModelSource
+from llamado.rpc.tap.proxy import Tap, TapOptions
+from llamado.rpc.worker.server import Worker
+
+LATENCY_MS = 5.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("m") / "m.gguf", n_layer=4)
+
+
+class Free(Cost):
+    """Drafts are always worth their time."""
+
+    def least_gain(self, n_generating: int, seconds: float = 0.0) -> float:
+        return 0.0
+
+    def drafts(self, n_generating: int) -> bool:
+        return True
+
+
+@contextmanager
+def worker() -> Iterator[Worker]:
+    cpu = CpuDevice(1)
+    with running(cpu, mem=1 << 30) as one:
+        yield one
+    cpu.close()
+
+
+def answers(llama: LoadedModel, n: int = 40) -> list[Any]:
+    return [
+        llama.complete(prompt, n_predict=n, temperature=t, seed=7, ignore_eos=True, n_probs=1)
+        for t, prompt in ((0.0, [1, 2, 3]), (0.8, [5, 9, 17, 4, 8]))
+    ]
+
+
+def told(results: list[Any]) -> list[Any]:
+    return [(r.tokens, r.content, r.probs, r.stop_type, r.n_predicted) for r in results]
+
+
+@pytest.mark.slow
+def test_windows_over_links(model: Path) -> None:
+    """The draft model is the model itself: every draft is right, and batches follow each other without a pause."""
+    with LoadedModel.load(model, EngineOptions(n_ctx=512, n_threads=1)) as llama:
+        right = told(answers(llama))
+    with ExitStack() as stack:
+        ports = [
+            stack.enter_context(Tap(TapOptions(
+                listen_port=0, target_port=stack.enter_context(worker()).port, latency_ms=LATENCY_MS, all=True
+            ))).port
+            for _ in range(2)
+        ]  # fmt: skip
+        split = SplitOptions(rpc=tuple(f"127.0.0.1:{port}" for port in ports), tensor_split=(1.0, 1.0))
+        passes = {}
+        for kinds in ((), ("draft-simple",)):
+            drafts = DraftOptions(kinds=kinds, model=ModelSource(spec=str(model)))
+            options = EngineOptions(n_ctx=512, n_threads=1, split=split, drafts=drafts)
+            with LoadedModel.load(model, options) as llama:
+                assert isinstance(llama.engine, Engine)
+                if kinds and llama.engine._drafts is not None:
+                    llama.engine._drafts.cost = Free()
+                results = answers(llama)
+                assert told(results) == right
+                passes[kinds] = llama.engine.snapshot().counters.n_decode_total
+                drafted = [(r.timings.draft_n or 0, r.timings.draft_n_accepted or 0) for r in results]
+        assert sum(n for n, _ in drafted) > 30 and all(n == accepted for n, accepted in drafted)
+        assert passes["draft-simple",] < 0.6 * passes[()]
+
+
+@pytest.mark.slow
+def test_a_draft_model_on_a_worker_that_is_lost(model: Path) -> None:
+    """It drafts on the worker; when that is gone answers go on without drafts."""
+    with LoadedModel.load(model, EngineOptions(n_ctx=512, n_threads=1)) as llama:
+        right = told(answers(llama))
+    with ExitStack() as lost:
+        port = lost.enter_context(worker()).port
+        own = SplitOptions(rpc=(f"127.0.0.1:{port}",), alive_timeout=0.5, n_gpu_layers=ALL_LAYERS)
+        drafts = DraftOptions(kinds=("draft-simple",), model=ModelSource(spec=str(model)), split=own)
+        with LoadedModel.load(model, EngineOptions(n_ctx=512, n_threads=1, drafts=drafts)) as llama:
+            assert isinstance(llama.engine, Engine) and llama.engine._drafts is not None
+            llama.engine._drafts.cost = Free()
+            results = answers(llama)
+            assert told(results) == right and any(r.timings.draft_n_accepted for r in results)
+            (kind,) = llama.engine._drafts.kinds
+            assert isinstance(kind, ModelKind) and not kind.lost
+            lost.close()
+            assert told(answers(llama)) == right
+            assert kind.lost
