@@ -276,6 +276,8 @@ def test_repeat_concat_and_pad(device: CpuDevice) -> None:
     data: dict[Tensor, Any] = {x: values(6, 4, 3), y: values(6, 4, 3, seed=1)}
     for ne in ((6, 4, 3, 1), (12, 4, 3, 2), (6, 8, 9, 1)):
         check(device, g.repeat(x, *ne), data, rtol=0)
+    z = new(16, 1, 3, 2)
+    check(device, g.repeat(z, 16, 4, 3, 2), {z: values(16, 1, 3, 2)}, rtol=0)  # whole rows, each several times
     for d in range(4):
         check(device, g.concat(x, y, d), data, rtol=0)
     for type in (T.F16, T.I32, T.Q8_0):

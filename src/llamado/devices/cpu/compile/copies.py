@@ -102,8 +102,11 @@ def elements(out: Emitter, x: Tensor, y: Tensor) -> None:
 
 def repeat(out: Emitter, x: Tensor, y: Tensor) -> None:
     """y = copies of x side by side."""
+    rows = x.type == y.type == TensorType.F32 and x.has_contiguous_rows() and y.has_contiguous_rows()
     if x.ne == y.ne:
         copy(out, x, y)
+    elif rows and x.ne[0] == y.ne[0] and all(n in (1, m) for n, m in zip(x.ne, y.ne, strict=True)):
+        move_rows(out, "repeat", x, ("row",), y, ("store",))
     else:
         elements(out, x if x.type == y.type else straight(out, x, y.type), y)
 
