@@ -79,12 +79,10 @@ MODELS = (
         OUTSIDE,
         vocabulary="rwkv",
     ),
-    Tiny("arwkv7", {**RMS_NORMED, **RANKS_7}, {"attn_norm.weight": N_EMBD, **TIME_7, **GATE_7, **GATED}),
     Tiny(
         "arwkv7",
         {**RMS_NORMED, **RANKS_7, "attention.gate_lora_rank": 0},
-        {"attn_norm.weight": N_EMBD, **TIME_7, "time_mix_lerp_fused.weight": (N_EMBD, 1, 1, 5), **HEAD_NORM, **GATED},
-        variant="ungated",
+        {"attn_norm.weight": N_EMBD, **TIME_7, "time_mix_lerp_fused.weight": (N_EMBD, 1, 1, 5), **GATED},
     ),
     Tiny(
         "rwkv6",

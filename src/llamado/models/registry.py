@@ -219,6 +219,8 @@ REFUSED = {
     "file, and where the step leaves one out computes an activation alone: no model is meant so, all there are have 1",
     "places of four dimensions (`rope.dimension_sections`)": "the fourth is 0 in text; of the three others, which are "
     "a token's place in text, glm4, glm4moe and hunyuan-dense may have any",
+    "lfm2 that is not causal (`lfm2.attention.causal`)": "embedders made of LFM2, whose convolution sees tokens of "
+    "both sides",
     "ModernBERT with decision blocks (`modern-bert.decision_block_count`)": "what they decide is asked for by nothing "
     "in llama-server's API for embeddings and ranks",
     "pre-tokenizers `mmbert` and `whitespace`": "of mmBERT and jina-embeddings-v2-base-zh; all others of llama.cpp "
