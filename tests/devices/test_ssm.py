@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recurrences import Scan
 from running import Array, Case, check, jit_for, new, values
 
 from llamado.devices.cpu.device import CpuDevice
@@ -49,48 +50,10 @@ def test_a_convolution_that_goes_on(device: CpuDevice, places: int, channels: in
         assert found[True] == found[False]
 
 
-class Scan:
-    """A scan of some sequences, and the numbers it works on."""
-
-    def __init__(
-        self,
-        lanes: int,
-        head_dim: int,
-        n_head: int,
-        n_group: int,
-        n_tokens: int,
-        n_seqs: int,
-        *,
-        per_lane: bool = False,
-    ) -> None:
-        self.s, self.x = new(lanes, head_dim, n_head, n_seqs + 2), new(head_dim, n_head, n_tokens, n_seqs)
-        self.dt, self.a = new(n_head, n_tokens, n_seqs), new(lanes if per_lane else 1, n_head)
-        self.b, self.c = (new(lanes, n_group, n_tokens, n_seqs) for _ in range(2))
-        self.ids = new(n_seqs, type=T.I32)
-        self.data: dict[Tensor, Any] = {
-            t: values(*t.ne, seed=i) for i, t in enumerate((self.s, self.x, self.dt, self.a, self.b, self.c))
-        }
-        self.data[self.dt] = self.data[self.dt] * 8  # ln(1 + e^x) where it is x, too
-        self.data[self.a] = -np.abs(self.data[self.a])
-        self.data[self.ids] = np.roll(np.arange(n_seqs), 1) + 1
-
-    def node(self, n_states: int = 1) -> Tensor:
-        return g.ssm_scan(self.s, self.x, self.dt, self.a, self.b, self.c, self.ids, n_states)
-
-
-SHAPES = {
-    "groups": (Scan(128, 16, 6, 2, 37, 2), 3),
-    "narrow": (Scan(8, 5, 3, 1, 70, 1), 1),
-    "channels": (Scan(16, 1, 24, 1, 37, 2, per_lane=True), 1),
-    "odd channels": (Scan(24, 1, 5, 1, 3, 1, per_lane=True), 1),
-}
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_scan(device: CpuDevice, name: str) -> None:
-    scan, most = SHAPES[name]
-    for n_states in {1, most}:
-        check(device, scan.node(n_states), scan.data, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("per_lane", [False, True])
+def test_heads_that_are_not_whole_vectors(device: CpuDevice, per_lane: bool) -> None:
+    scan = Scan(24, 1, 5, 1, 3, 1, per_lane=True) if per_lane else Scan(8, 5, 3, 1, 70, 1)
+    check(device, scan.node(), scan.data, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("lowering", sorted(LOWERINGS))

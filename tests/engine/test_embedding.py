@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 from minilm import encode, make_bert, weights_of
 from numpy.typing import NDArray
+from tiny import TINY
 from tiny_models import make_gemma3, make_llama
 
 from llamado.devices.cpu.device import CpuDevice
@@ -146,7 +149,7 @@ def test_a_texts_bits_do_not_depend_on_its_neighbours(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [make_llama, make_gemma3])
+@pytest.mark.parametrize("make", [make_llama, make_gemma3, partial(tiny.make, TINY["granitehybrid"])])
 def test_decoders_embed_too(tmp_path: Path, start: Open, make: Callable[[Path], Path]) -> None:
     path = make(tmp_path / "m.gguf")
     texts = [[5, 6, 7, 8, 9, 10], [11, 12, 13]]

@@ -251,7 +251,8 @@ class Embedder:
         return batch
 
     def _compute(self, batch: list[_Text]) -> None:
-        if len(batch) == 1 and len(batch[0].tokens) > self.forward.max_batch:
+        long = len(batch[0].tokens) > self.forward.max_batch
+        if len(batch) == 1 and (long or self.forward.memory.has_states):
             self._finish(batch[0], self._divided(batch[0].tokens))
             return
         lengths = [len(text.tokens) for text in batch]
@@ -271,22 +272,25 @@ class Embedder:
             at += n
 
     def _divided(self, tokens: NDArray[np.int32]) -> Vectors:
-        """The vector of a text's last token, where the text is longer than a batch."""
+        """The vectors of a text that is read as one that text is made from, in as many batches as it takes: where it is
+        longer than one, or layers remember a state.
+        """
         step, n, scales = self.forward.max_batch, len(tokens), self._scales()
-        memory = self.forward.memory
+        memory, found = self.forward.memory, []
+        start, stop = rows_wanted(self.pooling, n, self.causal)
         handle = memory.allocate(n)
         if handle is None:
             raise InputExceedsContext(n, memory.n_cells)
         try:
             for first in range(0, n, step):
                 part = tokens[first : first + step]
-                last = first + len(part) == n
-                outputs = np.array([len(part) - 1] if last else [], np.int32)
+                outputs = np.arange(max(start, first), min(stop, first + len(part)), dtype=np.int32) - first
                 rows = self.forward.start(part, [Span(handle, first, len(part))], outputs, scales=scales).result()
                 handle.used += len(part)
+                found.append(rows.copy())
         finally:
             memory.free(handle)
-        return rows.copy()
+        return pool(np.concatenate(found), self.pooling)
 
     def _finish(self, text: _Text, vectors: Vectors) -> None:
         request = text.request

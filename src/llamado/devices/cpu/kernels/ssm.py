@@ -137,7 +137,8 @@ TOKENS = 32
 ROWS = 8
 """Rows of a state that are walked together: they share what is loaded for a token."""
 
-SCRATCH = 4 * TOKENS * (2 + ROWS + 8 * ROWS)
+SCRATCH = 4 * TOKENS * 10 * ROWS
+"""Bytes: of each token and row a step, an input, and eight sums."""
 
 _SCAN = (
     *("s", "s3", "n_rows", "ids", "id0", "x", "x1", "x2", "x3", "dt", "dt1", "dt2", "a"),
