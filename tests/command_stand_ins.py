@@ -25,6 +25,7 @@ import llamado.cluster.deploy.targets
 import llamado.commands.bench.latency
 import llamado.commands.bench.perplexity
 import llamado.commands.bench.speed
+import llamado.commands.files.imatrix
 import llamado.commands.files.quantize
 import llamado.commands.gateway
 import llamado.commands.plan
@@ -425,6 +426,9 @@ class Commands:
             return FilePlan([], [], [])
 
         known = Imatrix(Path("i.gguf"), dict.fromkeys(("blk.0.a", "blk.0.b"), Sums(np.ones((1, 1)), np.ones(1))))
+        self._patch.setattr("llamado.commands.files.imatrix.compute", lambda options: note("imatrix", options=options))
+        self._patch.setattr("llamado.commands.files.imatrix.read_imatrix", lambda _: known)
+        self._patch.setattr("llamado.commands.files.imatrix.show", lambda given: note("imatrix", shown=given.source))
         self._patch.setattr("llamado.commands.files.quantize.plan", plan)
         self._patch.setattr("llamado.commands.files.quantize.write", lambda *_, **__: note("quantize", written=True))
         self._patch.setattr("llamado.commands.files.quantize.read_imatrix", lambda _: known)

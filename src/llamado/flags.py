@@ -103,6 +103,7 @@ _JOINED = ("cluster_token", "discover")
 _DEPLOY = frozenset({"deploy"})
 _UP = frozenset({"up"})
 _QUANTIZE = frozenset({"quantize"})
+_IMATRIX = frozenset({"imatrix"})
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
@@ -764,6 +765,33 @@ QUANTIZE = _group(
     _none("--max-buffer-size", "a tensor goes through in small pieces", commands=_QUANTIZE),
 )
 
+IMATRIX = _group(
+    "imatrix",
+    _used("-m --model", "model: a GGUF path, a catalogue name (smollm2, gemma3), hf:user/repo[:quant]", type="str",
+          default="smollm2", metavar="MODEL", commands=_IMATRIX),
+    _used("-f --file", "text that the model reads", type="str", metavar="FILE", commands=_IMATRIX),
+    _used("-o --output --output-file", "file to write", type="str", default="imatrix.gguf", metavar="FILE",
+          commands=_IMATRIX),
+    _used("-c --ctx-size", "tokens of a chunk", type="int", default=512, metavar="N", commands=_IMATRIX),
+    _used("-t --threads", "threads (default: one per core)", type="int", metavar="N", commands=_IMATRIX),
+    _used("--chunk --from-chunk", "chunk of the text to begin with", type="int", default=0, metavar="N",
+          commands=_IMATRIX),
+    _used("--chunks", "chunks to read at most (-1: all)", type="int", default=-1, metavar="N", commands=_IMATRIX),
+    _used("--ppl", "say how well the model predicts the text", default=True, off_names="--no-ppl", commands=_IMATRIX),
+    _used("--process-output", "also what goes through the output matrix", default=False, commands=_IMATRIX),
+    _used("--parse-special", "take <|im_end|> and the like in the text for special tokens", default=False,
+          commands=_IMATRIX),
+    _used("-ofreq --output-frequency", "write the file every so many chunks", type="int", default=10, metavar="N",
+          commands=_IMATRIX),
+    _used("--save-frequency", "keep a copy every so many chunks (0: none)", type="int", default=0, metavar="N",
+          commands=_IMATRIX),
+    _used("--output-format", "gguf, or dat, which older programs read", type="str", default="gguf",
+          choices="gguf dat", metavar="FORMAT", commands=_IMATRIX),
+    _used("--in-file", "files whose sums are added, comma-separated", type="str", metavar="FILE", many=True,
+          commands=_IMATRIX),
+    _used("--show-statistics", "say what is in the first --in-file, and end", default=False, commands=_IMATRIX),
+)
+
 WORKER = _group(
     "worker",
     _used("-H --host", "address to listen on", type="str", default="127.0.0.1", metavar="HOST", commands=_WORKER),
@@ -918,6 +946,7 @@ FLAGS: tuple[Flag, ...] = (
     + RUN
     + BENCH
     + QUANTIZE
+    + IMATRIX
     + WORKER
     + TAP
     + WAIT
@@ -1180,6 +1209,7 @@ def markdown() -> str:
         "bench",
         "perplexity",
         "quantize",
+        "imatrix",
         "plan",
         "worker",
         "tap",

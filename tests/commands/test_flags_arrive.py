@@ -24,7 +24,7 @@ from llamado.text.grammar.source import GrammarSource
 
 COMMANDS = (
     "serve", "run", "perplexity", "bench", "plan", "worker", "tap", "wait", "doctor", "gateway", "verify",
-    "quantize", "top", "cluster", "deploy", "up",
+    "quantize", "imatrix", "top", "cluster", "deploy", "up",
 )  # fmt: skip
 BASE = {
     "serve": "-m @model",
@@ -39,6 +39,7 @@ BASE = {
     "gateway": "--replica http://h:1",
     "verify": "http://h:1 http://h:2",
     "quantize": "@model @folder/out.gguf Q4_K_M",
+    "imatrix": "-f @folder/text",
     "top": "http://h:1",
     "cluster": "init --out @folder/tls",
     "deploy": "systemd",
@@ -115,6 +116,10 @@ def verify(field: str, value: str | None, given: Any) -> Row:
 
 def quantized(field: str, value: str | None, given: Any, beside: str = "") -> Row:
     return Row(value, {f"quantize.{field}": given}, beside)
+
+
+def observed(field: str, value: str | None, given: Any, **more: Any) -> Row:
+    return Row(value, {f"imatrix.options.{field}": given}, **more)
 
 
 def both(value: str | None, served: Mapping[str, Any], **of_gateway: Any) -> Row:
@@ -476,6 +481,21 @@ ROWS: dict[str, Row] = {
     "quantize --keep-split": quantized("keep_split", None, True),
     "quantize --override-kv": quantized("overrides", "a.b=int:3", [("a.b", 3)]),
     "quantize --dry-run": quantized("written", None, GONE),
+    "imatrix --model": observed("model", "m.gguf", "m.gguf"),
+    "imatrix --file": observed("text_file", "t", "t", base="--in-file i.gguf"),
+    "imatrix --output": observed("output", "o.gguf", Path("o.gguf")),
+    "imatrix --ctx-size": observed("n_ctx", "64", 64),
+    "imatrix --threads": observed("n_threads", "3", 3),
+    "imatrix --chunk": observed("first", "2", 2),
+    "imatrix --chunks": observed("chunks", "2", 2),
+    "imatrix --ppl": observed("perplexity", None, False),
+    "imatrix --process-output": observed("head", None, True),
+    "imatrix --parse-special": observed("special", None, True),
+    "imatrix --output-frequency": observed("every", "2", 2),
+    "imatrix --save-frequency": observed("copies", "2", 2),
+    "imatrix --output-format": observed("legacy", "dat", True),
+    "imatrix --in-file": observed("before", "a,b", ("a", "b")),
+    "imatrix --show-statistics": Row(None, {"imatrix.shown": Path("i.gguf")}, base="--in-file i.gguf", part=True),
     "top --once": Row(None, {"top.once": True}),
     "top --json": Row(None, {"top.as_json": True}),
     "top --interval": Row("5", {"top.interval": 5.0}),

@@ -38,6 +38,8 @@ llamado: serve and run GGUF language models, on one machine or on many
   llamado bench -m MODEL        speed of prompts and of generation
   llamado perplexity -m MODEL -f TEXT
   llamado quantize IN OUT TYPE  a smaller file of a model: fewer bits a weight
+  llamado imatrix -m MODEL -f TEXT
+                                which columns of its weights matter, for quantize
   llamado worker                lend this machine to a server elsewhere (ggml RPC)
   llamado plan -m MODEL --rpc HOST:PORT,…
                                 which layers would go to which machine
@@ -99,6 +101,12 @@ def _quantize(flags: Parsed, namespace: argparse.Namespace) -> int:
     from llamado.commands.files.quantize import run_quantize
 
     return run_quantize(flags, namespace.words)
+
+
+def _imatrix(flags: Parsed, _: argparse.Namespace) -> int:
+    from llamado.commands.files.imatrix import run_imatrix
+
+    return run_imatrix(flags)
 
 
 def _pull(flags: Parsed, namespace: argparse.Namespace) -> int:
@@ -329,6 +337,7 @@ COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
     "bench": (_bench, "measure prompt and generation speed"),
     "perplexity": (_perplexity, "score a text with the method of llama-perplexity"),
     "quantize": (_quantize, "write a model with fewer bits a weight: llama-quantize's flags, types and files"),
+    "imatrix": (_imatrix, "what goes through a model's weights while it reads a text: llama-imatrix's files"),
     "worker": (_worker, "lend this machine's devices to a server elsewhere: rpc-server's flags and protocol"),
     "plan": (_plan, "which layers would go to which device, and how long a token would take"),
     "doctor": (_doctor, "what ails servers, workers, models, logs and this machine, and the command that mends it"),

@@ -8,7 +8,7 @@ tools/imatrix/imatrix.cpp and common/imatrix-loader.cpp of llama.cpp.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -17,10 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.gguf import GgufError, GGUFFile
-from llamado.gguf.metadata import StringArray
+from llamado.gguf.metadata import StringArray, ValueType
 from llamado.gguf.types import TensorType
+from llamado.gguf.writer import NewFile, NewTensor, encode, write_gguf
 from llamado.quantize.errors import QuantizeError
 from llamado.quantize.mixture import EMBEDDINGS
+from llamado.quantize.statistics import SCHEMA, TensorSums, statistics
 from llamado.quantize.types.arithmetic import Floats
 
 DATASETS, CHUNK_COUNT, CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
@@ -174,3 +176,68 @@ def _read_legacy(path: Path) -> Imatrix:
     if not entries:
         raise QuantizeError(f"{path}: not an importance matrix, or a damaged one")
     return Imatrix(path, entries, datasets, chunks, legacy=True)
+
+
+def write_imatrix(path: Path, given: Imatrix, *, legacy: bool = False) -> None:
+    """Writes either format; entries lie in the order of their names. Raises GgufError."""
+    entries = sorted(given.entries.items())
+    if legacy:
+        with NewFile(path) as file:
+            kept = [(name, sums) for name, sums in entries if sums.counts.any()]
+            file.write(struct.pack("<i", len(kept)))
+            for name, sums in kept:
+                calls = -(-int(sums.counts.max()) // given.chunk_size)
+                counts = sums.counts.astype(np.float32)[:, None]
+                table = sums.squares.reshape(len(counts), -1)
+                means = np.where(counts > 0, table / np.where(counts > 0, counts, np.float32(1)), np.float32(1))
+                raw = name.encode()
+                file.write(struct.pack("<i", len(raw)) + raw + struct.pack("<ii", calls, means.size))
+                file.write((means * np.float32(calls)).astype("<f4"))
+            dataset = given.datasets[-1].encode() if given.datasets else b""
+            file.write(struct.pack("<ii", given.chunk_count, len(dataset)) + dataset)
+        return
+    fields = {
+        "general.type": encode("imatrix"),
+        DATASETS: encode(StringArray.of(given.datasets)),
+        CHUNK_COUNT: encode(given.chunk_count, ValueType.UINT32),
+        CHUNK_SIZE: encode(given.chunk_size, ValueType.UINT32),
+        "imatrix.stats_schema": encode(StringArray.of(SCHEMA)),
+    }
+    found = statistics({name: TensorSums(*sums) for name, sums in entries})
+    tensors: list[NewTensor] = []
+    data: list[Floats] = []
+    for name, sums in entries:
+        table = sums.squares.reshape(len(sums.counts), -1)
+        rows = [(SUM2, table), (COUNTS, sums.counts.astype(np.float32)[:, None])]
+        if sums.plain is not None:
+            rows.append((SUM, sums.plain.reshape(table.shape)))
+        rows.append((STATS, np.array([found[name]], np.float32)))
+        for suffix, array in rows:
+            tensors.append(NewTensor(name + suffix, TensorType.F32, (array.shape[1], array.shape[0])))
+            data.append(np.ascontiguousarray(array, "<f4"))
+    write_gguf(path, fields, tensors, data)
+
+
+def merged(parts: Sequence[Imatrix], chunk_size: int) -> Imatrix:
+    """The sums of several, as if all had been computed at once. Raises QuantizeError for those of other models."""
+    entries: dict[str, Sums] = {}
+    for part in parts:
+        for name, sums in part.entries.items():
+            if part.legacy:  # means times chunks
+                sums = Sums(sums.squares * np.float32(chunk_size), sums.counts * chunk_size)
+            known = entries.get(name)
+            if known is None:
+                entries[name] = sums
+                continue
+            counts = sums.counts if len(sums.counts) >= len(known.counts) else np.resize(sums.counts, len(known.counts))
+            if known.squares.size != sums.squares.size or len(known.counts) not in (1, len(counts)):
+                raise QuantizeError(f"{part.source}: {name} has other columns than in {parts[0].source}")
+            plain = None
+            if known.plain is not None and sums.plain is not None:
+                plain = known.plain.reshape(sums.plain.shape) + sums.plain
+            squares = known.squares.reshape(sums.squares.shape) + sums.squares
+            entries[name] = Sums(squares, known.counts + counts, plain)
+    most = max((int(sums.counts.max()) for sums in entries.values()), default=0)
+    datasets = tuple(name for part in parts for name in part.datasets)
+    chunks = (most + chunk_size // 2) // chunk_size
+    return Imatrix(parts[0].source, entries, datasets, chunks, chunk_size)

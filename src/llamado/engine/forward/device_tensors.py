@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from llamado.devices.device import Buffer, Bytes, Device, DeviceError, Loaded
 from llamado.devices.split.partition import GraphPart, split
+from llamado.engine.forward.observed import Observer
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile
@@ -59,12 +60,14 @@ class DeviceTensors:
         devices: list[Device],
         placement: Placement | None,
         mlock: bool,
+        observer: Observer | None = None,
     ) -> None:
         self.placement = placement
         self.used: list[int] = []
         self._file, self._model, self._memory = file, model, memory
         self._devices = devices
         self._mlock = mlock
+        self._observer = observer
         self._weights = set(model.weights.values())
         self._roles = dict(model.roles)
         self._added: dict[str, Adapter | ControlVector] = {}  # tensors of other files by name, and whose they are
@@ -88,6 +91,8 @@ class DeviceTensors:
         """The graph for a shape, in parts, on the tensors that are here."""
         graph = self._model.build(shape, self._memory)
         if self.placement is None:
+            if self._observer is not None:
+                self._observer.add(graph)
             return CutGraph([GraphPart(0, graph)], graph.feeds)
         return CutGraph(self._divide(graph, self.placement, self._own), graph.feeds)
 
@@ -108,6 +113,10 @@ class DeviceTensors:
             return placement.layers[self._caches[leaf.name]]
         roles = self._roles.get(leaf.name)
         return None if roles is None else placement.home(roles, rows=node.op is Op.GET_ROWS)
+
+    def given(self, name: str) -> Tensor:
+        """The place of an output of the first device."""
+        return self._fixed[name, 0]
 
     # -- memory ------------------------------------------------------------------------------------------------------
 

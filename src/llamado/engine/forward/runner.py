@@ -24,6 +24,7 @@ from llamado.engine.forward.device_recovery import DeviceRecovery, Reconnect, Re
 from llamado.engine.forward.device_rows import DeviceRows
 from llamado.engine.forward.device_tensors import DeviceTensors, Progress
 from llamado.engine.forward.graphs import Graphs
+from llamado.engine.forward.observed import Observer
 from llamado.engine.forward.pipeline import JoinedRows, Pipeline
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
@@ -51,7 +52,8 @@ class ModelRunner:
     of up to `n_ctx` tokens each (0: all), and batches of up to `max_batch` tokens. `whole` and `turned`: see
     Memory. `output` is what batches give: logits, or the numbers an embedding is made of. `placement` says
     what lies where (None: all on the first device, which must be this machine's). `mlock` keeps the weights that lie
-    here in RAM; a warning says so where the system refuses. `reconnect` and `replace` serve `restore`; `wait`: seconds
+    here in RAM; a warning says so where the system refuses. `observer` has outputs of its own in graphs, where all lies
+    on one device (`read`). `reconnect` and `replace` serve `restore`; `wait`: seconds
     that devices which are lost while the model is loaded are waited for.
     """
 
@@ -76,6 +78,7 @@ class ModelRunner:
         reconnect: Reconnect | None = None,
         replace: Replace | None = None,
         wait: float = 0.0,
+        observer: Observer | None = None,
     ) -> None:
         self.file, self.model = file, model
         self.devices = list(devices)
@@ -92,7 +95,7 @@ class ModelRunner:
             n_ctx=n_ctx,
             turned=turned,
         )
-        self._tensors = DeviceTensors(file, model, memory, self.devices, placement, mlock)
+        self._tensors = DeviceTensors(file, model, memory, self.devices, placement, mlock, observer)
         n_states = n_sequences if memory.has_states else 0
         self._graphs = Graphs(
             self._tensors, self.devices, max_batch, memory.n_cells, output, len(model.adapters), n_states
@@ -139,6 +142,15 @@ class ModelRunner:
     def links(self) -> list[tuple[int, int]]:
         """Numbers of devices that pass what they compute straight to another, and of those."""
         return self._pipeline.ring.pairs
+
+    def exactly(self, n: int) -> int:
+        """The most of `n` tokens that a batch has without others to fill it up."""
+        return self._graphs.fit(n)
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        """An observer's output as the last batch left it; its memory may have further numbers behind it."""
+        tensor = self._tensors.given(name)
+        return np.frombuffer(self.devices[0].read(tensor, 0, tensor.nbytes).result(), np.float32)
 
     @property
     def depth(self) -> int:

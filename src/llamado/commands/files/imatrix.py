@@ -1,0 +1,213 @@
+"""`llamado imatrix`: what goes through a model's weights while it reads a text, in llama-imatrix's files."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from llamado.commands.options import read_file
+from llamado.flags import FlagError, Parsed
+from llamado.quantize.imatrix import Imatrix, Sums, merged, read_imatrix, write_imatrix
+from llamado.quantize.statistics import SCHEMA, TensorSums, statistics
+
+if TYPE_CHECKING:
+    from llamado.engine.forward.observed import Observer, RowSums
+    from llamado.engine.forward.runner import ModelRunner
+
+_BATCH = 512
+_HEADS = ("output.weight", "token_embd.weight")
+
+
+@dataclass(frozen=True)
+class ImatrixOptions:
+    """What the flags say. `first` is the chunk to begin with, `chunks` how many at most (−1: all)."""
+
+    model: str
+    text_file: str | None
+    output: Path
+    n_ctx: int = 512
+    n_threads: int | None = None
+    first: int = 0
+    chunks: int = -1
+    perplexity: bool = True
+    head: bool = False
+    special: bool = False
+    every: int = 10
+    copies: int = 0
+    legacy: bool = False
+    before: tuple[str, ...] = ()
+
+
+def run_imatrix(flags: Parsed) -> int:
+    """The command. Raises LlamadoError."""
+    before = tuple(name for given in flags.in_file or [] for name in given.split(",") if name)
+    if flags.show_statistics:
+        if not before:
+            raise FlagError("--show-statistics: of which file? Give it with --in-file")
+        show(read_imatrix(Path(before[0])))
+        return 0
+    options = ImatrixOptions(
+        flags.model, flags.file, Path(flags.output), flags.ctx_size, flags.threads, flags.chunk, flags.chunks,
+        flags.ppl, flags.process_output, flags.parse_special, flags.output_frequency, flags.save_frequency,
+        flags.output_format == "dat", before,
+    )  # fmt: skip
+    if options.text_file is None and not before:
+        raise FlagError("-f/--file: which text? (or --in-file: files to add up)")
+    if options.n_ctx < 32 or options.chunks == 0 or options.first < 0:
+        raise FlagError("-c needs 32 tokens or more, --chunks 1 or more (or -1), --chunk 0 or more")
+    return compute(options)
+
+
+def compute(options: ImatrixOptions) -> int:
+    """Reads the text, and writes the file. Raises LlamadoError."""
+    collected = Collected(options)
+    if options.text_file is not None:
+        _read_text(options, collected)
+    collected.write()
+    return 0
+
+
+class Collected:
+    """Sums so far, of files before and of the text."""
+
+    def __init__(self, options: ImatrixOptions) -> None:
+        self._options = options
+        self._before = [read_imatrix(Path(name)) for name in options.before]
+        self._sums: dict[str, RowSums] = {}
+
+    def add(self, sums: dict[str, RowSums]) -> None:
+        """The sums of a batch."""
+        for name, new in sums.items():
+            self._sums[name] = new.plus(self._sums.get(name))
+
+    def write(self, suffix: str = "") -> None:
+        """Writes what there is; with a suffix, a copy."""
+        options = self._options
+        entries = {
+            name: Sums(sums.squares.astype(np.float32), sums.rows, sums.plain.astype(np.float32))
+            for name, sums in self._sums.items()
+        }
+        for name, sums in entries.items():
+            if not np.isfinite(sums.squares).all():
+                raise FlagError(f"{options.model}: what goes through {name} is not finite; the file is damaged")
+        parts = list(self._before)
+        if options.text_file is not None:
+            parts.append(Imatrix(Path(options.text_file), entries, (options.text_file,), 0, options.n_ctx))
+        size = next((part.chunk_size for part in self._before if part.chunk_size), options.n_ctx)
+        path = options.output.with_name(options.output.name + suffix)
+        write_imatrix(path, merged(parts, size), legacy=options.legacy)
+
+
+def _read_text(options: ImatrixOptions, collected: Collected) -> None:
+    from llamado.devices.registry import DeviceOptions, open_device
+    from llamado.engine.forward.observed import Observer
+    from llamado.engine.forward.runner import ModelRunner
+    from llamado.engine.options import EngineOptions, ModelSource
+    from llamado.engine.supported import fetch_model
+    from llamado.gguf import GGUFFile
+    from llamado.models import load_model
+    from llamado.text.tokenizer.tokenizer import load_tokenizer
+
+    text = read_file("-f/--file", options.text_file or "").removesuffix("\n")
+    path = fetch_model(ModelSource(spec=options.model), EngineOptions())
+    with GGUFFile.open(path) as file:
+        model = load_model(file)
+        tokenizer = load_tokenizer(file.metadata)
+        n = options.n_ctx
+        tokens = np.array(tokenizer.encode(text, add_special=True, parse_special=options.special), np.int32)
+        tokens = tokens[options.first * n :]
+        if len(tokens) < 2 * n:
+            raise FlagError(f"{len(tokens)} tokens of text are left; a context of {n} needs at least {2 * n} (-c, -f)")
+        count = len(tokens) // n if options.chunks < 0 else min(options.chunks, len(tokens) // n)
+        observer = Observer(model.weights, lambda name: name.startswith("blk.") or (options.head and name in _HEADS))
+        device = open_device("cpu", DeviceOptions(n_threads=options.n_threads))
+        runner = ModelRunner(file, model, [device], n_cells=n, max_batch=min(n, _BATCH), observer=observer)
+        try:
+            reader = ChunkReader(runner, observer, tokenizer.bos if tokenizer.add_bos else None, options.perplexity)
+            began = time.monotonic()
+            for i in range(count):
+                collected.add(reader.read(tokens[i * n : (i + 1) * n]))
+                done = i + 1 + options.first
+                if options.perplexity:
+                    print(f"[{i + 1}]{reader.score:.4f},", end="", flush=True)
+                if options.every > 0 and done % options.every == 0:
+                    collected.write()
+                if options.copies > 0 and done % options.copies == 0:
+                    collected.write(f".at_{done}")
+            seconds = time.monotonic() - began
+        finally:
+            runner.close()
+    if options.perplexity:
+        print(f"\nFinal estimate: PPL = {reader.score:.4f}")
+    print(f"{count} chunks of {n} tokens in {seconds:.1f} s, {count * n / seconds:.0f} tokens/s", file=sys.stderr)
+
+
+class ChunkReader:
+    """Reads chunks one by one, each as a text of its own; `bos` stands instead of its first token."""
+
+    def __init__(self, runner: ModelRunner, observer: Observer, bos: int | None, scores: bool) -> None:
+        self._runner, self._observer, self._bos, self._scores = runner, observer, bos, scores
+        self._nll, self._n = 0.0, 0
+
+    @property
+    def score(self) -> float:
+        """The perplexity so far, of the second halves of the chunks."""
+        return math.exp(self._nll / max(self._n, 1))
+
+    def read(self, chunk: NDArray[np.int32]) -> dict[str, RowSums]:
+        """The sums of a chunk."""
+        from llamado.models.memory import Span
+
+        runner, n = self._runner, len(chunk)
+        given = chunk.copy()
+        if self._bos is not None:
+            given[0] = self._bos
+        handle = runner.memory.allocate(n)
+        if handle is None:
+            raise FlagError(f"a chunk of {n} tokens does not fit the model's context")
+        total: dict[str, RowSums] = {}
+        at = 0
+        while at < n:
+            size = runner.exactly(min(n - at, runner.max_batch))
+            everything = np.arange(size, dtype=np.int32)
+            logits = runner.start(given[at : at + size], [Span(handle, at, size)], everything).result()
+            handle.used += size
+            for name, sums in self._observer.sums(runner.read).items():
+                total[name] = sums.plus(total.get(name))
+            if self._scores:
+                self._add_scores(logits, chunk, at)
+            at += size
+        runner.memory.free(handle)
+        return total
+
+    def _add_scores(self, logits: NDArray[np.float32], chunk: NDArray[np.int32], at: int) -> None:
+        first, stop = max(len(chunk) // 2 - at, 0), min(len(logits), len(chunk) - 1 - at)
+        for i in range(first, stop):
+            row = logits[i]
+            top = row.max()
+            self._nll += float(np.log(np.exp(row - top).sum(dtype=np.float64)) + top - row[chunk[at + i + 1]])
+            self._n += 1
+
+
+def show(given: Imatrix, say: Callable[[object], None] | None = None) -> None:
+    """Prints the statistics of each tensor."""
+    found = statistics({name: TensorSums(*sums) for name, sums in given.entries.items()})
+    table = Table("tensor", *SCHEMA)
+    for name, row in sorted(found.items(), key=lambda item: [_number(part) for part in item[0].split(".")]):
+        table.add_row(name, *(f"{value:.4g}" if value == value else "" for value in row))
+    console = Console(width=None if sys.stdout.isatty() else 250, highlight=False)
+    (say or console.print)(table)
+
+
+def _number(part: str) -> tuple[int, str]:
+    return (int(part), "") if part.isdigit() else (-1, part)

@@ -1,0 +1,127 @@
+"""What a model's weights are multiplied by: sums over the rows of a batch, computed in its graph as further outputs.
+
+Any device computes them, for they are made of ggml's operations. What goes through experts comes row by row, with the
+numbers of the experts, and is summed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.ggml import graph as g
+from llamado.ggml.graph import Graph
+from llamado.ggml.ops import Op
+from llamado.ggml.tensor import Tensor
+from llamado.gguf.types import TensorType
+
+Read = Callable[[str], NDArray[np.float32]]
+"""An output of the batch that was computed last, by its name: its numbers (of I32, their bits), one after the other."""
+
+
+class RowSums(NamedTuple):
+    """Of what went through a weight in a batch: sums of squares and plain sums, float64[matrices, columns], and how
+    many rows went through each matrix, int64[matrices].
+    """
+
+    squares: NDArray[np.float64]
+    plain: NDArray[np.float64]
+    rows: NDArray[np.int64]
+
+    def plus(self, other: RowSums | None) -> RowSums:
+        """The sums of both."""
+        if other is None:
+            return self
+        return RowSums(self.squares + other.squares, self.plain + other.plain, self.rows + other.rows)
+
+
+class _Dense(NamedTuple):
+    name: str
+    ne: tuple[int, int, int, int]  # of what the weight is multiplied by
+    n2: int  # the weight's matrices
+    n3: int
+
+
+class _Experts(NamedTuple):
+    name: str
+    ids: str
+    ne: tuple[int, int, int, int]
+    n_used: int
+    n_experts: int
+
+
+class Observer:
+    """Adds outputs to graphs (`add`) and makes sums of them (`sums`), for weights whose names `wanted` takes."""
+
+    def __init__(self, weights: Mapping[str, Tensor], wanted: Callable[[str], bool]) -> None:
+        self._weights = {tensor for name, tensor in weights.items() if wanted(name)}
+        self._seen: dict[str, _Dense | _Experts] = {}
+
+    def add(self, graph: Graph) -> None:
+        """Outputs for every product with a wanted weight. Called for each graph that is built."""
+        self._seen = {}
+        done: dict[Tensor, str] = {}
+        for node in list(graph.nodes):
+            weight, x = node.source(0), node.source(1)
+            if node.op not in (Op.MUL_MAT, Op.MUL_MAT_ID) or weight not in self._weights or x is None:
+                continue
+            assert weight is not None
+            if x.type is not TensorType.F32:
+                continue
+            name = done.get(x)
+            if node.op is Op.MUL_MAT_ID:
+                ids = node.source(2)
+                assert ids is not None
+                name = name or _output(graph, g.cont(x), f"observed {weight.name}")
+                ids_name = done.get(ids) or _output(graph, g.cont(ids), f"observed {weight.name} experts")
+                done[ids] = ids_name
+                self._seen[weight.name] = _Experts(name, ids_name, x.ne, ids.ne[0], weight.ne[2])
+            else:
+                if name is None:
+                    name = f"observed {weight.name}"
+                    _output(graph, g.sum_rows(g.cont(g.transpose(g.sqr(x)))), name)
+                    _output(graph, g.sum_rows(g.cont(g.transpose(x))), name + " plain")
+                self._seen[weight.name] = _Dense(name, x.ne, weight.ne[2], weight.ne[3])
+            done[x] = name
+
+    def sums(self, read: Read) -> dict[str, RowSums]:
+        """Sums of the batch that was computed last, by the names of weights."""
+        return {
+            name: _of_experts(read, at) if isinstance(at, _Experts) else _of_matrix(read, at)
+            for name, at in self._seen.items()
+        }
+
+
+def _output(graph: Graph, tensor: Tensor, name: str) -> str:
+    tensor.name = name[:63]
+    graph.output(name, tensor)
+    return name
+
+
+def _of_matrix(read: Read, at: _Dense) -> RowSums:
+    n, rows, n2, n3 = at.ne
+    found = []
+    for name in (at.name, at.name + " plain"):
+        parts = read(name)[: n * n2 * n3].astype(np.float64).reshape(n3, n2, n)
+        total = np.zeros((at.n3 * at.n2, n))
+        for i3 in range(n3):
+            for i2 in range(n2):
+                total[i3 % at.n3 * at.n2 + i2 % at.n2] += parts[i3, i2]
+        found.append(total)
+    return RowSums(found[0], found[1], np.array([rows * n2 * n3 // (at.n2 * at.n3)]))
+
+
+def _of_experts(read: Read, at: _Experts) -> RowSums:
+    n, each, tokens, _ = at.ne
+    x = read(at.name)[: n * each * tokens].reshape(tokens, each, n)
+    ids = read(at.ids)[: at.n_used * tokens].view(np.int32).reshape(tokens, at.n_used)
+    squares, plain = np.zeros((at.n_experts, n)), np.zeros((at.n_experts, n))
+    slots = np.broadcast_to(np.arange(at.n_used) % each, ids.shape)
+    for expert in np.unique(ids):
+        token, used = np.nonzero(ids == expert)
+        rows = x[token, slots[token, used]].astype(np.float64)
+        squares[expert], plain[expert] = np.square(rows).sum(0), rows.sum(0)
+    return RowSums(squares, plain, np.bincount(ids.reshape(-1), minlength=at.n_experts))

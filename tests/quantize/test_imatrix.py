@@ -1,0 +1,132 @@
+"""Importance matrices: what a model's products are given, and the files that say it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reference import ReferenceDevice
+from tiny_models import make_llama
+
+from llamado.commands import cli
+from llamado.engine.forward.observed import Observer
+from llamado.ggml import Graph
+from llamado.ggml import graph as g
+from llamado.gguf.types import TensorType
+from llamado.quantize.errors import QuantizeError
+from llamado.quantize.imatrix import Imatrix, Sums, merged, read_imatrix, write_imatrix
+from llamado.quantize.statistics import TensorSums, statistics
+
+
+def example(seed: int = 0) -> Imatrix:
+    rng = np.random.default_rng(seed)
+
+    def sums(n: int, experts: int, counts: list[int]) -> Sums:
+        squares = rng.random((experts, n), np.float32)
+        return Sums(squares, np.array(counts), squares - np.float32(0.5))
+
+    entries = {"blk.0.a.weight": sums(8, 1, [64]), "blk.0.e.weight": sums(4, 3, [64, 0, 32])}
+    return Imatrix(Path("x.gguf"), entries, ("text.txt",), 2, 32)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_what_is_written_is_read(tmp_path: Path, legacy: bool) -> None:
+    path, given = tmp_path / "i", example()
+    write_imatrix(path, given, legacy=legacy)
+    found = read_imatrix(path)
+    assert found.legacy == legacy and found.chunk_count == 2 and found.datasets == ("text.txt",)
+    for name, weights in given.weights.items():
+        np.testing.assert_allclose(found.weights[name], weights, rtol=1e-6)
+    assert (given.weights["blk.0.e.weight"][4:8] == 1).all()  # nothing went to that expert
+    assert given.overrides()[1:] == [
+        ("quantize.imatrix.dataset", "text.txt"),
+        ("quantize.imatrix.entries_count", 2),
+        ("quantize.imatrix.chunks_count", 2),
+    ]
+
+
+def test_sums_add_up(tmp_path: Path) -> None:
+    one, other = example(), example(1)
+    both = merged([one, other], 32)
+    name = "blk.0.e.weight"
+    np.testing.assert_array_equal(both.entries[name].squares, one.entries[name].squares + other.entries[name].squares)
+    assert both.entries[name].counts.tolist() == [128, 0, 64] and both.chunk_count == 4
+    write_imatrix(tmp_path / "i.dat", one, legacy=True)
+    again = merged([read_imatrix(tmp_path / "i.dat")], 32)
+    np.testing.assert_allclose(again.weights["blk.0.a.weight"], one.weights["blk.0.a.weight"], rtol=1e-6)
+    wrong = Imatrix(Path("y"), {name: Sums(np.ones((3, 5), np.float32), np.ones(3, np.int64))})
+    with pytest.raises(QuantizeError, match="other columns"):
+        merged([one, wrong], 32)
+
+
+def test_another_models_matrix_is_refused(tmp_path: Path) -> None:
+    given = example()
+    assert given.of("blk.0.a.weight", 8, 1) is not None and given.of("blk.9.a.weight", 8, 1) is None
+    with pytest.raises(QuantizeError, match="of another model"):
+        given.of("blk.0.a.weight", 16, 1)
+    (tmp_path / "no.dat").write_bytes(b"\x05\x00\x00\x00\xff\xff\xff\xffabc")
+    with pytest.raises(QuantizeError, match="not an importance matrix"):
+        read_imatrix(tmp_path / "no.dat")
+    with pytest.raises(QuantizeError, match="no importance matrix"):
+        read_imatrix(make_llama(tmp_path / "m.gguf"))
+
+
+def test_products_are_observed() -> None:
+    """Sums of a dense product and of experts, computed by a device."""
+    n, tokens, experts, used = 32, 20, 4, 2
+    x, dense = g.new_tensor(TensorType.F32, n, tokens), g.new_tensor(TensorType.F32, n, 8, name="blk.0.d.weight")
+    many = g.new_tensor(TensorType.F32, n, 8, experts, name="blk.0.e.weight")
+    chosen = g.new_tensor(TensorType.F32, experts, tokens)
+    ids = g.top_k(chosen, used)
+    graph = Graph()
+    graph.output("d", g.mul_mat(dense, x))
+    graph.output("e", g.mul_mat_id(many, g.reshape(x, n, 1, tokens), ids))
+    observer = Observer({t.name: t for t in (dense, many)}, lambda name: True)
+    observer.add(graph)
+    rng = np.random.default_rng(3)
+    data = {t: rng.standard_normal(t.ne[::-1]).astype(np.float32) for t in (x, dense, many, chosen)}
+    found = ReferenceDevice(np.float32).run(graph, data)
+    sums = observer.sums(lambda name: np.ascontiguousarray(found[name]).reshape(-1).view(np.float32))
+    rows = data[x].reshape(tokens, n).astype(np.float64)
+    np.testing.assert_allclose(sums["blk.0.d.weight"].squares[0], (rows**2).sum(0), rtol=1e-5)
+    np.testing.assert_allclose(sums["blk.0.d.weight"].plain[0], rows.sum(0), atol=1e-4)
+    best = np.argsort(-data[chosen].reshape(tokens, experts), axis=1)[:, :used]
+    for expert in range(experts):
+        went = rows[(best == expert).any(1)]
+        np.testing.assert_allclose(sums["blk.0.e.weight"].squares[expert], (went**2).sum(0), rtol=1e-6)
+        assert sums["blk.0.e.weight"].rows[expert] == len(went)
+
+
+def test_a_text_is_read_in_chunks_whatever_their_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sums over chunks of 100 tokens, which no one batch fits, and what is added to them."""
+    model = make_llama(tmp_path / "m.gguf", wtype="F32", n_embd=64, n_ff=128)
+    (tmp_path / "t").write_text("the quick brown fox jumps over the lazy dog. " * 40)
+    base = ["imatrix", "-m", str(model), "-f", str(tmp_path / "t"), "-c", "100", "--no-ppl"]
+    assert cli.main([*base, "-o", str(tmp_path / "a.gguf"), "--chunks", "2"]) == 0
+    assert cli.main([*base, "-o", str(tmp_path / "b.gguf"), "--chunks", "1"]) == 0
+    more = ["--chunk", "1", "--chunks", "1", "--in-file", str(tmp_path / "b.gguf")]
+    assert cli.main([*base, "-o", str(tmp_path / "c.gguf"), *more]) == 0
+    whole, added = read_imatrix(tmp_path / "a.gguf"), read_imatrix(tmp_path / "c.gguf")
+    assert whole.chunk_count == added.chunk_count == 2 and len(whole.entries) == 14
+    assert {int(sums.counts[0]) for sums in whole.entries.values()} == {200}
+    for name, weights in whole.weights.items():
+        np.testing.assert_allclose(added.weights[name], weights, rtol=1e-5)
+    assert cli.main(["imatrix", "--show-statistics", "--in-file", str(tmp_path / "a.gguf")]) == 0
+    assert "blk.1.ffn_down.weight" in capsys.readouterr().out
+
+
+def test_statistics_of_means() -> None:
+    squares = np.array([[1.0, 2.0, 3.0, 4.0]]) * 10
+    found = statistics(
+        {
+            "blk.0.a": TensorSums(squares, np.array([10]), squares),
+            "blk.1.a": TensorSums(2 * squares, np.array([10]), 2 * squares),
+        }
+    )
+    one, two = found["blk.0.a"], found["blk.1.a"]
+    assert (one.sum_sq, one.mean, one.elements) == (10.0, 2.5, 4)
+    assert one.std_deviation == pytest.approx(1.25**0.5) and one.skewness == pytest.approx(0)
+    assert two.gain == pytest.approx(2**0.5) and (two.cossim, two.pearson) == pytest.approx((1, 1))
+    assert two.l2_dist == pytest.approx(30**0.5) and two.covariance == pytest.approx(2.5)
+    assert np.isnan(one.gain)
