@@ -10,7 +10,7 @@ from reference import ReferenceDevice
 from tiny_models import make_llama
 
 from llamado.commands import cli
-from llamado.engine.forward.observed import Observer
+from llamado.engine.observed import ProductObserver
 from llamado.ggml import Graph
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType
@@ -82,7 +82,7 @@ def test_products_are_observed() -> None:
     graph = Graph()
     graph.output("d", g.mul_mat(dense, x))
     graph.output("e", g.mul_mat_id(many, g.reshape(x, n, 1, tokens), ids))
-    observer = Observer({t.name: t for t in (dense, many)}, lambda name: True)
+    observer = ProductObserver({t.name: t for t in (dense, many)}, lambda name: True)
     observer.add(graph)
     rng = np.random.default_rng(3)
     data = {t: rng.standard_normal(t.ne[::-1]).astype(np.float32) for t in (x, dense, many, chosen)}

@@ -21,7 +21,7 @@ from llamado.gguf.metadata import StringArray, ValueType
 from llamado.gguf.types import TensorType
 from llamado.gguf.writer import NewFile, NewTensor, encode, write_gguf
 from llamado.quantize.errors import QuantizeError
-from llamado.quantize.mixture import EMBEDDINGS
+from llamado.quantize.mixture import EMBEDDINGS, OUTPUT
 from llamado.quantize.statistics import SCHEMA, TensorSums, statistics
 from llamado.quantize.types.arithmetic import Floats
 
@@ -99,6 +99,11 @@ class Imatrix:
                 f"{self.source}: {found.size} sums for {name} of {experts} × {n} columns; it is of another model"
             )
         return found.reshape(experts, n)
+
+
+def is_observed(name: str, *, head: bool) -> bool:
+    """Whether a weight of that name has sums: those of layers, and with `head` the one that makes logits."""
+    return name.startswith("blk.") or (head and name in (OUTPUT, EMBEDDINGS[0]))
 
 
 def read_imatrix(path: Path) -> Imatrix:

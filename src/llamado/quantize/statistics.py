@@ -28,7 +28,7 @@ class TensorSums(NamedTuple):
     plain: NDArray[np.floating] | None = None
 
 
-class Statistics(NamedTuple):
+class TensorStatistics(NamedTuple):
     """Fields as in SCHEMA; NaN where there is nothing to compare with."""
 
     sum_sq: float
@@ -45,7 +45,7 @@ class Statistics(NamedTuple):
     covariance: float
 
 
-def statistics(entries: Mapping[str, TensorSums]) -> dict[str, Statistics]:
+def statistics(entries: Mapping[str, TensorSums]) -> dict[str, TensorStatistics]:
     """The statistics of each tensor, by its name."""
     found = {name: _alone(sums) for name, sums in entries.items()}
     for name, sums in entries.items():
@@ -64,13 +64,13 @@ def _means(sums: TensorSums, *, plain: bool) -> NDArray[np.float64]:
     return (rows[some] / sums.counts[some, None]).reshape(-1)
 
 
-def _alone(sums: TensorSums) -> Statistics:
+def _alone(sums: TensorSums) -> TensorStatistics:
     energy = _means(sums, plain=False)
     values = energy if sums.plain is None else _means(sums, plain=True)
     nan = float("nan")
     n = values.size
     if not n:
-        return Statistics(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        return TensorStatistics(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     apart = values - values.mean()
     second = float((apart**2).mean()) if n > 1 else 0.0
     deviation = float(np.sqrt(np.float32(second)))
@@ -82,7 +82,7 @@ def _alone(sums: TensorSums) -> Statistics:
     share = share[share > 1e-10]
     entropy = float(-(share * np.log2(share)).sum())
     spread = 100 * entropy / float(np.log2(n)) if n > 1 else nan
-    return Statistics(
+    return TensorStatistics(
         float(energy.sum()), float(values.mean()), n, deviation, skewness, kurtosis, nan, spread, nan, nan, nan, nan
     )
 
@@ -99,7 +99,7 @@ def _before(name: str, entries: Mapping[str, TensorSums]) -> str | None:
     return None
 
 
-def _compared(of: Statistics, sums: TensorSums, before: Statistics, others: TensorSums) -> Statistics:
+def _compared(of: TensorStatistics, sums: TensorSums, before: TensorStatistics, others: TensorSums) -> TensorStatistics:
     plain = sums.plain is not None and others.plain is not None
     a, b = _means(sums, plain=plain), _means(others, plain=plain)
     if not a.size or a.size != b.size:

@@ -17,15 +17,14 @@ from rich.table import Table
 
 from llamado.commands.options import read_file
 from llamado.flags import FlagError, Parsed
-from llamado.quantize.imatrix import Imatrix, Sums, merged, read_imatrix, write_imatrix
+from llamado.quantize.imatrix import Imatrix, Sums, is_observed, merged, read_imatrix, write_imatrix
 from llamado.quantize.statistics import SCHEMA, TensorSums, statistics
 
 if TYPE_CHECKING:
-    from llamado.engine.forward.observed import Observer, RowSums
     from llamado.engine.forward.runner import ModelRunner
+    from llamado.engine.observed import ProductObserver, RowSums
 
 _BATCH = 512
-_HEADS = ("output.weight", "token_embd.weight")
 
 
 @dataclass(frozen=True)
@@ -110,8 +109,8 @@ class Collected:
 
 def _read_text(options: ImatrixOptions, collected: Collected) -> None:
     from llamado.devices.registry import DeviceOptions, open_device
-    from llamado.engine.forward.observed import Observer
     from llamado.engine.forward.runner import ModelRunner
+    from llamado.engine.observed import ProductObserver
     from llamado.engine.options import EngineOptions, ModelSource
     from llamado.engine.supported import fetch_model
     from llamado.gguf import GGUFFile
@@ -129,7 +128,7 @@ def _read_text(options: ImatrixOptions, collected: Collected) -> None:
         if len(tokens) < 2 * n:
             raise FlagError(f"{len(tokens)} tokens of text are left; a context of {n} needs at least {2 * n} (-c, -f)")
         count = len(tokens) // n if options.chunks < 0 else min(options.chunks, len(tokens) // n)
-        observer = Observer(model.weights, lambda name: name.startswith("blk.") or (options.head and name in _HEADS))
+        observer = ProductObserver(model.weights, lambda name: is_observed(name, head=options.head))
         device = open_device("cpu", DeviceOptions(n_threads=options.n_threads))
         runner = ModelRunner(file, model, [device], n_cells=n, max_batch=min(n, _BATCH), observer=observer)
         try:
@@ -155,7 +154,7 @@ def _read_text(options: ImatrixOptions, collected: Collected) -> None:
 class ChunkReader:
     """Reads chunks one by one, each as a text of its own; `bos` stands instead of its first token."""
 
-    def __init__(self, runner: ModelRunner, observer: Observer, bos: int | None, scores: bool) -> None:
+    def __init__(self, runner: ModelRunner, observer: ProductObserver, bos: int | None, scores: bool) -> None:
         self._runner, self._observer, self._bos, self._scores = runner, observer, bos, scores
         self._nll, self._n = 0.0, 0
 

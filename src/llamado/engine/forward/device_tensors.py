@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from llamado.devices.device import Buffer, Bytes, Device, DeviceError, Loaded
 from llamado.devices.split.partition import GraphPart, split
-from llamado.engine.forward.observed import Observer
+from llamado.engine.observed import ProductObserver
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile
@@ -60,7 +60,7 @@ class DeviceTensors:
         devices: list[Device],
         placement: Placement | None,
         mlock: bool,
-        observer: Observer | None = None,
+        observer: ProductObserver | None = None,
     ) -> None:
         self.placement = placement
         self.used: list[int] = []

@@ -24,8 +24,8 @@ from llamado.engine.forward.device_recovery import DeviceRecovery, Reconnect, Re
 from llamado.engine.forward.device_rows import DeviceRows
 from llamado.engine.forward.device_tensors import DeviceTensors, Progress
 from llamado.engine.forward.graphs import Graphs
-from llamado.engine.forward.observed import Observer
 from llamado.engine.forward.pipeline import JoinedRows, Pipeline
+from llamado.engine.observed import ProductObserver
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models.base import Model
@@ -78,7 +78,7 @@ class ModelRunner:
         reconnect: Reconnect | None = None,
         replace: Replace | None = None,
         wait: float = 0.0,
-        observer: Observer | None = None,
+        observer: ProductObserver | None = None,
     ) -> None:
         self.file, self.model = file, model
         self.devices = list(devices)

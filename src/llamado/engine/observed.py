@@ -38,14 +38,14 @@ class RowSums(NamedTuple):
         return RowSums(self.squares + other.squares, self.plain + other.plain, self.rows + other.rows)
 
 
-class _Dense(NamedTuple):
+class _DenseProduct(NamedTuple):
     name: str
     ne: tuple[int, int, int, int]  # of what the weight is multiplied by
     n2: int  # the weight's matrices
     n3: int
 
 
-class _Experts(NamedTuple):
+class _RoutedProduct(NamedTuple):
     name: str
     ids: str
     ne: tuple[int, int, int, int]
@@ -53,12 +53,12 @@ class _Experts(NamedTuple):
     n_experts: int
 
 
-class Observer:
+class ProductObserver:
     """Adds outputs to graphs (`add`) and makes sums of them (`sums`), for weights whose names `wanted` takes."""
 
     def __init__(self, weights: Mapping[str, Tensor], wanted: Callable[[str], bool]) -> None:
         self._weights = {tensor for name, tensor in weights.items() if wanted(name)}
-        self._seen: dict[str, _Dense | _Experts] = {}
+        self._seen: dict[str, _DenseProduct | _RoutedProduct] = {}
 
     def add(self, graph: Graph) -> None:
         """Outputs for every product with a wanted weight. Called for each graph that is built."""
@@ -78,19 +78,19 @@ class Observer:
                 name = name or _output(graph, g.cont(x), f"observed {weight.name}")
                 ids_name = done.get(ids) or _output(graph, g.cont(ids), f"observed {weight.name} experts")
                 done[ids] = ids_name
-                self._seen[weight.name] = _Experts(name, ids_name, x.ne, ids.ne[0], weight.ne[2])
+                self._seen[weight.name] = _RoutedProduct(name, ids_name, x.ne, ids.ne[0], weight.ne[2])
             else:
                 if name is None:
                     name = f"observed {weight.name}"
                     _output(graph, g.sum_rows(g.cont(g.transpose(g.sqr(x)))), name)
                     _output(graph, g.sum_rows(g.cont(g.transpose(x))), name + " plain")
-                self._seen[weight.name] = _Dense(name, x.ne, weight.ne[2], weight.ne[3])
+                self._seen[weight.name] = _DenseProduct(name, x.ne, weight.ne[2], weight.ne[3])
             done[x] = name
 
     def sums(self, read: Read) -> dict[str, RowSums]:
         """Sums of the batch that was computed last, by the names of weights."""
         return {
-            name: _of_experts(read, at) if isinstance(at, _Experts) else _of_matrix(read, at)
+            name: _of_experts(read, at) if isinstance(at, _RoutedProduct) else _of_matrix(read, at)
             for name, at in self._seen.items()
         }
 
@@ -101,7 +101,7 @@ def _output(graph: Graph, tensor: Tensor, name: str) -> str:
     return name
 
 
-def _of_matrix(read: Read, at: _Dense) -> RowSums:
+def _of_matrix(read: Read, at: _DenseProduct) -> RowSums:
     n, rows, n2, n3 = at.ne
     found = []
     for name in (at.name, at.name + " plain"):
@@ -114,7 +114,7 @@ def _of_matrix(read: Read, at: _Dense) -> RowSums:
     return RowSums(found[0], found[1], np.array([rows * n2 * n3 // (at.n2 * at.n3)]))
 
 
-def _of_experts(read: Read, at: _Experts) -> RowSums:
+def _of_experts(read: Read, at: _RoutedProduct) -> RowSums:
     n, each, tokens, _ = at.ne
     x = read(at.name)[: n * each * tokens].reshape(tokens, each, n)
     ids = read(at.ids)[: at.n_used * tokens].view(np.int32).reshape(tokens, at.n_used)
