@@ -57,6 +57,7 @@ def test_products_of_every_weight_type(device: CpuDevice, type: T) -> None:
 @pytest.mark.parametrize(
     ("name", "type"),
     [(BEST, type) for type in CODEBOOKS] + [(name, T.IQ2_S) for name in sorted(LOWERINGS) if name != BEST],
+    ids=lambda value: getattr(value, "name", value),
 )
 def test_products_with_codebooks(name: str, type: T) -> None:
     """Also as bits: a column alone and among many."""
