@@ -9,7 +9,7 @@ from dataclasses import replace
 from llamado.devices.split.placement import ALL_LAYERS, SplitOptions
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
-from llamado.models.name_patterns import EXPERTS, NETWORKS, of_first_layers
+from llamado.models.parts.name_patterns import EXPERTS, NETWORKS, of_first_layers
 
 _LEAST_TIMEOUT = 0.1  # seconds; less than that and a busy machine is taken for one that is gone
 

@@ -20,8 +20,6 @@ class Cohere2Model(ParallelDecoder):
     Three layers with a sliding window, which rotate queries and keys, then one that sees everything and does not.
     """
 
-    architecture = "cohere2"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         eps = "attention.layer_norm_epsilon"
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL, norm_eps=eps)

@@ -20,8 +20,6 @@ class CommandRModel(ParallelDecoder):
     The largest has a layer norm of queries and keys, with weights of its own for each head.
     """
 
-    architecture = "command-r"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         eps = "attention.layer_norm_epsilon"
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL, norm_eps=eps)

@@ -18,8 +18,6 @@ from llamado.models.weights import RoleWeights
 class DeepseekModel(Decoder):
     """As Llama; in all layers but the first ones many small experts beside shared ones (arXiv 2401.06066)."""
 
-    architecture = "deepseek"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
         experts = read_experts(keys, hp.n_ff[0], from_file=True)

@@ -34,8 +34,6 @@ _GLM_LAYERS, _GLM_VOCABULARY = (47, 48), 154_880
 class Deepseek2Model(Decoder):
     """Latent attention; in all layers but the first ones a mixture of experts beside shared ones (arXiv 2412.19437)."""
 
-    architecture = "deepseek2"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
         # Files of GLM-4.7-Flash do not say how experts are weighted.
@@ -114,8 +112,6 @@ class Deepseek2Model(Decoder):
 
 class Mistral4Model(Deepseek2Model):
     """As DeepSeek V3; YaRN's multiplier is that of the products alone."""
-
-    architecture = "mistral4"
 
     def _rotation_multiplier(self, multiplier: float) -> float:
         return 1.0

@@ -13,8 +13,6 @@ from llamado.models.weights import RoleWeights, Weights
 class BertModel(PostNormEncoder):
     """Learned positions and a GELU network (arXiv 1810.04805)."""
 
-    architecture = "bert"
-
     def _take_weights(self, weights: Weights) -> None:
         hp = self.hparams
         self._positions = weights.input.need("position_embd.weight", hp.n_embd, hp.n_ctx_train)

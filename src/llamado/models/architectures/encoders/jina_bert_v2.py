@@ -22,8 +22,6 @@ class JinaBertV2Model(PostNormEncoder):
     Those for code have layer norms of whole rows of queries and keys, and a second norm in the middle of a layer.
     """
 
-    architecture = "jina-bert-v2"
-
     def _take_classifier(self, weights: Weights) -> None:
         if weights.has("cls.weight"):
             self._n_scores = 1

@@ -13,8 +13,6 @@ from llamado.models.weights import RoleWeights
 class JinaBertV3Model(PostNormEncoder):
     """As BERT, with rotary positions in the place of learned ones (arXiv 2409.10173)."""
 
-    architecture = "jina-bert-v3"
-
     def _take_layer(self, w: RoleWeights, layer: int) -> PostNormLayer:
         hp = self.hparams
         return PostNormLayer(

@@ -35,8 +35,6 @@ class ModernBertModel(Encoder, Decoder):
     are normed.
     """
 
-    architecture = "modern-bert"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         eps = "attention.layer_norm_epsilon"
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX, norm_eps=eps)

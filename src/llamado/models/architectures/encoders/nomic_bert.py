@@ -12,8 +12,6 @@ from llamado.models.weights import RoleWeights
 class NomicBertModel(PostNormEncoder):
     """As BERT, with rotary positions and a SwiGLU network (arXiv 2402.01613)."""
 
-    architecture = "nomic-bert"
-
     def _take_layer(self, w: RoleWeights, layer: int) -> PostNormLayer:
         hp = self.hparams
         return PostNormLayer(

@@ -18,8 +18,6 @@ from llamado.models.weights import RoleWeights
 class NomicBertMoeModel(PostNormEncoder):
     """As BERT, with rotary positions, and experts in every other layer (arXiv 2502.07972)."""
 
-    architecture = "nomic-bert-moe"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         self._step = keys.int_("moe_every_n_layers", 0)

@@ -22,8 +22,6 @@ class T5EncoderModel(Encoder, Decoder):
     Unless a file says that attention is not causal, tokens do not see those behind them: so it is in llama.cpp, too.
     """
 
-    architecture = "t5encoder"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._n_buckets = keys.int_("attention.relative_buckets_count")
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)

@@ -16,8 +16,6 @@ from llamado.models.weights import RoleWeights
 class Ernie45MoeModel(Ernie45Model):
     """As ERNIE 4.5, with a mixture of experts behind the first layers, beside one that every token goes through."""
 
-    architecture = "ernie4_5-moe"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         if keys.int_("interleave_moe_layer_step") != 1:

@@ -22,8 +22,6 @@ class Exaone4Model(Decoder):
     The 32B model has three layers with a sliding window, then one that sees everything and rotates nothing.
     """
 
-    architecture = "exaone4"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
         if hp.n_layer != _LAYERS_OF_32B:

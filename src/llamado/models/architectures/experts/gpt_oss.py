@@ -27,8 +27,6 @@ class GptOssModel(Decoder):
     (arXiv 2508.10925).
     """
 
-    architecture = "gpt-oss"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
         return replace(

@@ -17,8 +17,6 @@ from llamado.models.weights import RoleWeights
 class MinimaxM2Model(Decoder):
     """Half of each head is rotated, rows of queries and keys are normed; experts are chosen by sigmoids with a bias."""
 
-    architecture = "minimax-m2"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
         experts = read_experts(keys, hp.n_ff[0], gating=Gating.SIGMOID, from_file=True)

@@ -19,8 +19,6 @@ from llamado.models.weights import RoleWeights
 class GemmaModel(Decoder):
     """Pre-norm decoder with wide heads and GEGLU networks (arXiv 2403.08295)."""
 
-    architecture = "gemma"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
         return replace(hp, embedding_scale=float(np.sqrt(np.float32(hp.n_embd))))

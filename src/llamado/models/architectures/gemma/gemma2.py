@@ -21,8 +21,6 @@ _LAYERS_OF_27B = 46
 class Gemma2Model(Decoder):
     """Decoder with a norm before and after each half of a layer, and soft caps (arXiv 2408.00118)."""
 
-    architecture = "gemma2"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
         return replace(

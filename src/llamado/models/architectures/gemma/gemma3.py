@@ -28,8 +28,6 @@ _LAYERS_OF_27B = 62
 class Gemma3Model(Decoder):
     """Decoder with a norm before and after each half of a layer, normed queries and keys, and a GEGLU network."""
 
-    architecture = "gemma3"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
         hp = replace(

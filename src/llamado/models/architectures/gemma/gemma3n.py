@@ -170,8 +170,6 @@ class Gemma3nLayer(NamedTuple):
 class Gemma3nModel(Model):
     """Streams of hidden states, an embedding of its own for each layer, and layers that share keys and values."""
 
-    architecture = "gemma3n"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
         return replace(

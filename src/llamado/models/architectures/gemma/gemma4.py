@@ -60,8 +60,6 @@ class Gemma4Model(Model):
     each layer may have an embedding of its own.
     """
 
-    architecture = "gemma4"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
         self._dim_swa = keys.int_("attention.key_length_swa")

@@ -23,8 +23,6 @@ class GemmaEmbeddingModel(Encoder, Gemma3Model):
     whether they follow the mean of all tokens or go before it.
     """
 
-    architecture = "gemma-embedding"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
         return replace(

@@ -15,8 +15,6 @@ from llamado.models.weights import RoleWeights
 class ChatGlmModel(Decoder):
     """Pre-norm decoder with heads of which a half is rotated (arXiv 2406.12793)."""
 
-    architecture = "chatglm"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
 

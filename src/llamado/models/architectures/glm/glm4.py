@@ -17,8 +17,6 @@ class Glm4Model(Decoder):
     (arXiv 2406.12793).
     """
 
-    architecture = "glm4"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=sectioned(keys, RopeMode.NORMAL))
 

@@ -20,8 +20,6 @@ class Glm4MoeModel(Decoder):
     beside shared ones. Some models have a norm of each head's query and key.
     """
 
-    architecture = "glm4moe"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=sectioned(keys, RopeMode.NEOX))
         used = max(keys.int_("expert_used_count"), 1)

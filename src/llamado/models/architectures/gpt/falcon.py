@@ -17,8 +17,6 @@ class FalconModel(ParallelDecoder):
     (arXiv 2311.16867).
     """
 
-    architecture = "falcon"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         eps = "attention.layer_norm_epsilon"
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX, norm_eps=eps)

@@ -18,8 +18,6 @@ from llamado.models.weights import RoleWeights, Weights
 class Gpt2Model(Decoder):
     """Pre-norm decoder with learned positions, layer norms, biases everywhere, and a GELU network."""
 
-    architecture = "gpt2"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         eps = "attention.layer_norm_epsilon"
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL, norm_eps=eps)

@@ -19,8 +19,6 @@ class GptNeoxModel(ParallelDecoder):
     the other; a quarter of each head is rotated (arXiv 2204.06745).
     """
 
-    architecture = "gptneox"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._parallel = keys.bool_("use_parallel_residual")
         eps = "attention.layer_norm_epsilon"

@@ -15,8 +15,6 @@ from llamado.models.weights import RoleWeights
 class NemotronModel(Decoder):
     """Pre-norm decoder with layer norms, heads of which a half is rotated, and squared ReLU (arXiv 2402.16819)."""
 
-    architecture = "nemotron"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         eps = "attention.layer_norm_epsilon"
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX, norm_eps=eps)

@@ -15,8 +15,6 @@ from llamado.models.weights import RoleWeights
 class OrionModel(Decoder):
     """As Llama, with layer norms (arXiv 2401.12246)."""
 
-    architecture = "orion"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         eps = "attention.layer_norm_epsilon"
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX, norm_eps=eps)

@@ -20,8 +20,6 @@ class StableLmModel(ParallelDecoder):
     In the largest a layer has one norm, attention and network side by side behind it, and normed queries and keys.
     """
 
-    architecture = "stablelm"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         eps = "attention.layer_norm_epsilon"
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX, norm_eps=eps)

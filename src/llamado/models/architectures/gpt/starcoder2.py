@@ -15,8 +15,6 @@ from llamado.models.weights import RoleWeights
 class StarCoder2Model(Decoder):
     """Pre-norm decoder with layer norms, biases everywhere, and a GELU network (arXiv 2402.19173)."""
 
-    architecture = "starcoder2"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         eps = "attention.layer_norm_epsilon"
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX, norm_eps=eps)

@@ -20,8 +20,6 @@ class GraniteModel(Decoder):
     A file may say that nothing is rotated (`rope.scaling.finetuned` false).
     """
 
-    architecture = "granite"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
         return self._with_factors(keys, hp, keys.float_("logit_scale"))

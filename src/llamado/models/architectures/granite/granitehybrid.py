@@ -20,8 +20,6 @@ from llamado.models.weights import RoleWeights
 class GraniteHybridModel(GraniteModel):
     """As Granite, with Mamba-2 in the layers that have no heads of keys and values, and perhaps experts in all."""
 
-    architecture = "granitehybrid"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._sizes = StateSpace.read(keys, grouped=True)
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL, recurrent=True)

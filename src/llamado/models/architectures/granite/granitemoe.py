@@ -15,8 +15,6 @@ from llamado.models.weights import RoleWeights
 class GraniteMoeModel(GraniteModel):
     """As Granite, with a mixture of experts in each layer, in some models beside one that every token goes through."""
 
-    architecture = "granitemoe"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         return replace(hp, experts=read_experts(keys, hp.n_ff[0], normalised=True))

@@ -15,8 +15,6 @@ from llamado.models.weights import RoleWeights
 class HunyuanMoeModel(HunyuanDenseModel):
     """As Hunyuan's dense models, with a mixture of experts beside one that every token goes through."""
 
-    architecture = "hunyuan-moe"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         experts = read_experts(keys, hp.n_ff[0], normalised=True)

@@ -19,8 +19,6 @@ from llamado.models.weights import RoleWeights
 class Lfm2Model(Decoder):
     """Short convolutions, and in the layers that have heads of keys attention with normed heads."""
 
-    architecture = "lfm2"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         return self._windowed(keys, self._read_plain(keys, n_vocab))
 

@@ -22,8 +22,6 @@ class LlamaModel(Decoder):
     Or, in Mixtral (arXiv 2401.04088), several of them as experts.
     """
 
-    architecture = "llama"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
         if hp.rope.n_dims != hp.head_dim_k:

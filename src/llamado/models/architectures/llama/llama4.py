@@ -36,8 +36,6 @@ class Llama4Model(Decoder):
     of many experts, weighted by its input, and a shared one.
     """
 
-    architecture = "llama4"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
         if keys.int_("attention.sliding_window", _CHUNK) == 0:

@@ -20,8 +20,6 @@ class Mistral3Model(Decoder):
     a mixture of experts in each layer where the file has them.
     """
 
-    architecture = "mistral3"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL, file_betas=True)
         temperature = keys.float_("attention.temperature_scale", 0.0)

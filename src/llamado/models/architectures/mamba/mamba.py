@@ -19,8 +19,6 @@ from llamado.models.weights import RoleWeights, Weights
 class MambaModel(Model):
     """A stack of state spaces: x + mixer(norm(x)), and nothing else (arXiv 2312.00752)."""
 
-    architecture = "mamba"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._sizes = self._read_sizes(keys)
         self._normed = keys.bool_("ssm.dt_b_c_rms", False)

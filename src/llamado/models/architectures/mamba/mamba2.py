@@ -13,8 +13,6 @@ from llamado.models.weights import RoleWeights
 class Mamba2Model(MambaModel):
     """As Mamba, with heads of one rate each, and a norm of what the gate lets through (arXiv 2405.21060)."""
 
-    architecture = "mamba2"
-
     def _read_sizes(self, keys: Keys) -> StateSpace:
         return StateSpace.read(keys, grouped=True)
 

@@ -20,8 +20,6 @@ from llamado.models.weights import RoleWeights
 class KimiLinearModel(Decoder):
     """Kimi Delta Attention, and in the layers that have heads of keys latent attention without positions."""
 
-    architecture = "kimi-linear"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL, recurrent=True)
         self._state, self._kernel = keys.int_("kda.head_dim"), keys.int_("ssm.conv_kernel")

@@ -20,8 +20,6 @@ class Olmo2Model(Decoder):
     Where a file has a sliding window (OLMo 3), every fourth layer sees all, and only there context is stretched.
     """
 
-    architecture = "olmo2"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
         n_swa = keys.int_("attention.sliding_window", 0)

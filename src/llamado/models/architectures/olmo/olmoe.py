@@ -17,8 +17,6 @@ from llamado.models.weights import RoleWeights
 class OlmoeModel(Decoder):
     """As Llama, with a norm of whole rows of queries and keys, and a mixture of experts in each layer."""
 
-    architecture = "olmoe"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
         return replace(hp, experts=read_experts(keys, hp.n_ff[0]))

@@ -29,8 +29,6 @@ class NormedLinear(NamedTuple):
 class BitNetModel(Decoder):
     """As Llama, with a norm before the last matrix of each half of a layer, too (arXiv 2402.17764)."""
 
-    architecture = "bitnet"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
 

@@ -15,8 +15,6 @@ from llamado.models.weights import RoleWeights
 class Phi2Model(ParallelDecoder):
     """Attention and network side by side behind one layer norm, with biases everywhere (arXiv 2309.05463)."""
 
-    architecture = "phi2"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         eps = "attention.layer_norm_epsilon"
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX, norm_eps=eps)

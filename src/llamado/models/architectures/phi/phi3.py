@@ -18,8 +18,6 @@ class Phi3Model(Decoder):
     A sliding window that a file gives is not used: llama.cpp does not, either.
     """
 
-    architecture = "phi3"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
 

@@ -15,8 +15,6 @@ from llamado.models.weights import RoleWeights
 class Qwen2MoeModel(Qwen2Model):
     """As Qwen2, with a mixture of experts and one more expert that every token goes through, behind a gate."""
 
-    architecture = "qwen2moe"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         used = keys.int_("expert_used_count")

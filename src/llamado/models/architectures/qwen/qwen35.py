@@ -18,8 +18,6 @@ class Qwen35Model(Decoder):
     its heads is rotated.
     """
 
-    architecture = "qwen35"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=sectioned(keys, RopeMode.NEOX))
         self._sizes = DeltaSizes.read(keys)

@@ -15,8 +15,6 @@ from llamado.models.weights import RoleWeights
 class Qwen35MoeModel(Qwen35Model):
     """As Qwen3.5, with a mixture of experts in each layer and one more that every token goes through, behind a gate."""
 
-    architecture = "qwen35moe"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         used = keys.int_("expert_used_count")

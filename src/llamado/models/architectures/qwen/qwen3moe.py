@@ -15,8 +15,6 @@ from llamado.models.weights import RoleWeights
 class Qwen3MoeModel(Qwen3Model):
     """As Qwen3, with a mixture of experts in each layer, weighted by a softmax whose chosen ones sum to 1."""
 
-    architecture = "qwen3moe"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         used = keys.int_("expert_used_count")

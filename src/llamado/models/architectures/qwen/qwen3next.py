@@ -10,8 +10,6 @@ from llamado.models.weights import RoleWeights
 class Qwen3NextModel(Qwen35MoeModel):
     """As the mixtures of Qwen3.5, which came after it; a head of keys serves neighbouring heads of values."""
 
-    architecture = "qwen3next"
-
     def _take_delta_net(self, w: RoleWeights) -> DeltaNet:
         n_embd, sizes = self.hparams.n_embd, self._sizes
         return DeltaNet.take(w, n_embd, sizes, FusedStrengths.take(w, n_embd, sizes), interleaved=True)

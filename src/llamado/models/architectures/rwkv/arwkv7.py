@@ -29,8 +29,6 @@ class _Mixer(NamedTuple):
 class Arwkv7Model(Decoder):
     """As Qwen2, with RWKV-7's mixing of tokens in the place of attention (arXiv 2501.15570)."""
 
-    architecture = "arwkv7"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._size = keys.int_("wkv.head_size")
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL, recurrent=True)

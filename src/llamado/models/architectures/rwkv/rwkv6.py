@@ -34,8 +34,6 @@ class Rwkv6Model(Model):
     with them.
     """
 
-    architecture = "rwkv6"
-
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._size = keys.int_("wkv.head_size")
         self._rescaled = keys.int_("rescale_every_n_layers", 0)

@@ -10,7 +10,5 @@ from llamado.models.weights import RoleWeights
 class Rwkv7Model(Rwkv6Model):
     """As RWKV-6, where a token also takes away from the state what it is about to replace."""
 
-    architecture = "rwkv7"
-
     def _take_time_mix(self, w: RoleWeights, layer: int) -> TimeMix:
         return TimeMix7.take(w, self.hparams.n_embd, self._size, layer)
