@@ -134,7 +134,7 @@ def test_two_share_a_folder(start: Start, plain: Plain) -> None:
 
 
 @pytest.mark.parametrize("layers", ["all", "hybrid"], indirect=True)
-@pytest.mark.parametrize("how", ["payload", "header", "cut", "empty", "gone", "noise"])
+@pytest.mark.parametrize("how", ["payload", "header", "start", "late", "cut", "empty", "gone", "noise"])
 def test_damage(start: Start, plain: Plain, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
     engine, _ = start()
     prompt = tokens(2, 700)
@@ -149,6 +149,10 @@ def test_damage(start: Start, plain: Plain, tmp_path: Path, how: str, caplog: py
                 data[-1] ^= 1
             case "header":
                 data[rng.randrange(90)] ^= 1
+            case "start":
+                data[20] ^= 1  # tokens before it
+            case "late":  # the tail and the first cells are there
+                data[-1] ^= path.suffix == ".cells" and read_head(path).start > BLOCK
             case "cut":
                 del data[-1 - head // 2 :]
             case "empty":
@@ -163,7 +167,8 @@ def test_damage(start: Start, plain: Plain, tmp_path: Path, how: str, caplog: py
     result = ask(engine, req(prompt, 9))
     assert result.tokens == plain(prompt, 9)
     if how != "gone":
-        assert result.n_cached == 0 and disk.counters.failures > 0 and "is removed" in caplog.text
+        assert how == "late" or result.n_cached == 0
+        assert disk.counters.failures > 0 and "is removed" in caplog.text
     assert ask(engine, req(prompt, 9)).tokens == result.tokens
 
 
