@@ -1,13 +1,13 @@
 """What drafts are worth: prompts answered with and without them, in turns, in one process, and their bytes compared.
 
-The target is SmolLM2-135M made `--deep` times as deep by layers that add nothing (their last matrices are zeros): it
-answers as SmolLM2 does, and costs as much as a model of that size. The drafts come from SmolLM2 itself in a coarser
-type (`--draft`, by llama-quantize), or from what `--spec-type` names. Prompts ask for edits of code, prose and JSON.
+The target is SmolLM2-135M with weights in `--type` f32, which reads as much a token as a model of 1B in four bits.
+The drafts come from the same model in a coarser type (`--draft`, by llama-quantize), or from what `--spec-type` names.
+Prompts ask for edits of code, prose and JSON.
 
 --equal     all prompts at once over 8 slots, drafts whatever they cost: only bytes are compared.
 --taps MS   the target divided among two workers, behind links that deliver every graph so many milliseconds late.
 
-usage: speculation.py [--deep 8] [--draft q4_0 | --draft-file FILE] [--spec-type draft-simple,suffix] [--n 16]
+usage: speculation.py [--type f32] [--draft q4_0 | --draft-file FILE] [--spec-type draft-simple,suffix] [--n 16]
                       [--predict 96] [--temperature 0 0.8] [--equal] [--taps MS] [--target FILE]
 """
 
@@ -27,8 +27,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from rpc import workers
 from sides import peer_program
 
@@ -71,32 +69,8 @@ def prompts(n: int) -> list[str]:
     return found
 
 
-def deepen(source: Path, path: Path, times: int) -> None:
-    """A llama model with as many layers more, which add nothing to the stream."""
-    reader, out = GGUFReader(source), GGUFWriter(path, "llama")
-    n_layer = int(reader.fields["llama.block_count"].contents())
-    for field in reader.fields.values():
-        if field.name.startswith("GGUF.") or field.name == "general.architecture":
-            continue
-        value = n_layer * times if field.name == "llama.block_count" else field.contents()
-        sub = field.types[1] if field.types[0] is GGUFValueType.ARRAY else None
-        out.add_key_value(field.name, value, field.types[0], sub)
-    for tensor in reader.tensors:
-        out.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-        if not tensor.name.startswith("blk."):
-            continue
-        _, layer, rest = tensor.name.split(".", 2)
-        nothing = rest in ("attn_output.weight", "ffn_down.weight")
-        for k in range(1, times):
-            data = np.zeros_like(tensor.data) if nothing else tensor.data
-            out.add_tensor(f"blk.{int(layer) + k * n_layer}.{rest}", data, raw_dtype=tensor.tensor_type)
-    out.write_header_to_file()
-    out.write_kv_data_to_file()
-    out.write_tensors_to_file()
-    out.close()
-
-
-def coarser(source: Path, path: Path, type: str) -> None:
+def converted(source: Path, path: Path, type: str) -> None:
+    """The same model with weights of another type, by llama-quantize."""
     program = peer_program("llama-quantize")
     done = subprocess.run([program, "--allow-requantize", source, path, type.upper()], capture_output=True, text=True)
     if done.returncode:
@@ -111,7 +85,9 @@ def divided(path: Path, delay: float) -> Iterator[SplitOptions | None]:
         return
     with ExitStack() as running:
         endpoints = running.enter_context(workers("llamado"))
-        taps = running.enter_context(Taps(endpoints, delay / 1e3))
+        taps = Taps(endpoints)
+        running.callback(taps.close)
+        taps.delay(delay)
         yield SplitOptions(rpc=tuple(map(str, taps.endpoints)), tensor_split=(1.0, 1.0))
 
 
@@ -187,7 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--deep", type=int, default=8)
+    parser.add_argument("--type", default="f32")
     parser.add_argument("--draft", default="q4_0")
     parser.add_argument("--draft-file", type=Path)
     parser.add_argument("--spec-type", default="draft-simple")
@@ -202,13 +178,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
         source = resolve(flags.model)
         target = flags.target or source
-        if not flags.target and flags.deep > 1:
-            target = Path(folder) / "deep.gguf"
-            deepen(source, target, flags.deep)
+        if not flags.target and flags.type:
+            target = Path(folder) / "target.gguf"
+            converted(source, target, flags.type)
         draft = flags.draft_file
         if draft is None and "draft-simple" in kinds:
             draft = Path(folder) / "draft.gguf"
-            coarser(source, draft, flags.draft)
+            converted(source, draft, flags.draft)
         sides = {}
         for name in ("plain", "drafts"):
             model = ModelSource(spec=os.fspath(draft)) if name == "drafts" and draft is not None else None

@@ -371,7 +371,9 @@ def _runner(
         wait=0.0 if options.split is None else options.split.wait,
     )
     try:
-        runner.warm_up([*range(1, min(options.n_slots, runner.max_batch, 8) + 1), runner.max_batch], progress, scales)
+        asked = options.drafts
+        few = 8 if asked.kinds or (asked.kinds is None and asked.model is not None) else min(options.n_slots, 8)
+        runner.warm_up([*range(1, min(few, runner.max_batch) + 1), runner.max_batch], progress, scales)
     except BaseException:
         runner.close()
         raise

@@ -9,6 +9,7 @@ _TRIAL_BATCHES, _TRIAL_SECONDS = 8, 0.2  # that are counted together, at least
 _PAUSE = 1.0
 _TRIALS, _MOST_TRIALS = 8, 64  # windows after which the other way is tried again; it is doubled while that is worse
 _DOUBT = 1.2
+_USUAL, _BELIEF = 0.1, 4.0  # what a token more costs before it was seen, in tokens, and how much that counts
 _TRY_AGAIN = 32  # times until what seemed worse is tried again
 
 
@@ -91,8 +92,12 @@ class _Fit:
     def __init__(self) -> None:
         self._n = self._x = self._y = self._xx = self._xy = self._yielded = self._drafting = 0.0
         self._asked = 0
+        self._sizes: set[float] = set()
 
     def note(self, x: float, seconds: float, n_yielded: int, drafting: float) -> None:
+        if x not in self._sizes:  # the first batch of a size may have been compiled for
+            self._sizes.add(x)
+            return
         self._n = _MEMORY * self._n + 1.0
         self._x = _MEMORY * self._x + x
         self._y = _MEMORY * self._y + seconds
@@ -106,9 +111,10 @@ class _Fit:
             self._asked += 1
         if self._n < 2 or not self._y or not self._asked % _TRY_AGAIN:
             return _FIRST_GAIN
-        spread = self._xx - self._x * self._x / self._n
-        slope = (self._xy - self._x * self._y / self._n) / spread if spread > 0.5 else 0.0
+        spread = max(self._xx - self._x * self._x / self._n, 0.0)
         mean = self._y / self._n
+        usual = _USUAL * mean / max(self._x / self._n, 1.0)
+        slope = (self._xy - self._x * self._y / self._n + _BELIEF * usual) / (spread + _BELIEF)
         per_token = min(max(slope, 0.01 * mean / max(self._x / self._n, 1.0)), mean)
         # The time of a token, in tokens that batches yield in that time.
         return (per_token + seconds) * self._yielded / (self._y + self._drafting)
