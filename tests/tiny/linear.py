@@ -123,9 +123,48 @@ KIMI_MIXTURE = {
     "ffn_up_shexp.weight": (N_EMBD, EXPERT),
     "ffn_down_shexp.weight": (EXPERT, N_EMBD),
 }
+BAILING_DELTA = {
+    **{name: shape for name, shape in KIMI_DELTA.items() if not name.startswith(("ssm_f", "ssm_g"))},
+    "ssm_f_a.weight": (N_EMBD, 4 * KDA),
+    "ssm_g_a.weight": (N_EMBD, 4 * KDA),
+}
+BAILING_LATENT = {
+    **{name: shape for name, shape in KIMI_LATENT.items() if name != "attn_q.weight"},
+    "attn_q_a.weight": (N_EMBD, RANK),
+    "attn_q_a_norm.weight": RANK,
+    "attn_q_b.weight": (RANK, 4 * (NOPE + ROPE)),
+    "attn_gate.weight": (N_EMBD, 4),
+}
 NO_MIXTURE = {name: None for name in KIMI_MIXTURE if name != "ffn_norm.weight"}
 
+KIMI_KEYS = {
+    **KEYS,
+    **EXPERT_KEYS,
+    "attention.head_count_kv": [0, 0, 0, 1],
+    "attention.key_length": RANK + ROPE,
+    "attention.value_length": RANK,
+    "attention.key_length_mla": NOPE + ROPE,
+    "attention.value_length_mla": VALUE,
+    "attention.kv_lora_rank": RANK,
+    "rope.dimension_count": ROPE,
+    "kda.head_dim": KDA,
+    "ssm.conv_kernel": KERNEL,
+    "expert_shared_count": 1,
+    "expert_weights_scale": 2.5,
+    "expert_gating_func": 2,
+    "leading_dense_block_count": 1,
+}
+
 MODELS = (
+    Tiny(
+        "bailingmoe3",
+        {**KIMI_KEYS, "attention.q_lora_rank": RANK, "kda.gate_lower_bound": -5.0, "expert_weights_norm": True},
+        {**BAILING_DELTA, **KIMI_MIXTURE},
+        layers={
+            0: {**NO_MIXTURE, **GATED},
+            3: {**{name: None for name in BAILING_DELTA if name != "attn_norm.weight"}, **BAILING_LATENT},
+        },
+    ),
     delta("qwen3next", MIXTURE_KEYS, FUSED, MIXTURE),
     delta("qwen3next", MIXTURE_KEYS, {**FUSED, **FIRST}, MIXTURE, variant="first"),
     delta("qwen35", SECTIONS, OWN, GATED, n_next=1),
@@ -140,23 +179,7 @@ MODELS = (
     ),
     Tiny(
         "kimi-linear",
-        {
-            **KEYS,
-            **EXPERT_KEYS,
-            "attention.head_count_kv": [0, 0, 0, 1],
-            "attention.key_length": RANK + ROPE,
-            "attention.value_length": RANK,
-            "attention.key_length_mla": NOPE + ROPE,
-            "attention.value_length_mla": VALUE,
-            "attention.kv_lora_rank": RANK,
-            "rope.dimension_count": ROPE,
-            "kda.head_dim": KDA,
-            "ssm.conv_kernel": KERNEL,
-            "expert_shared_count": 1,
-            "expert_weights_scale": 2.5,
-            "expert_gating_func": 2,
-            "leading_dense_block_count": 1,
-        },
+        KIMI_KEYS,
         {**KIMI_DELTA, **KIMI_MIXTURE},
         layers={
             0: {**NO_MIXTURE, **GATED},

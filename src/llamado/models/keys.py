@@ -106,6 +106,7 @@ FLOATS: dict[str, Range] = {
     "final_logit_softcapping": Range(1e-3, 1e6, "logits are divided by it; 30 in use", or_zero=True),
     "expert_weights_scale": Range(1e-3, 1e3, "a factor of activations; 2.5 in use", or_zero=True),
     "attention.scale": _FACTOR,
+    "kda.gate_lower_bound": Range(-1e3, -1e-3, "the logarithm of the least decay; -5 in use"),
     "attention.output_scale": _FACTOR,
     "attention.value_scale": _FACTOR,
     "attention.clamp_kqv": Range(1e-3, 1e6, "the greatest magnitude of queries and keys; 8 in use", or_zero=True),

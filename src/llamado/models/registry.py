@@ -40,6 +40,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "baichuan": Architecture("others.baichuan:BaichuanModel", "Baichuan 7B and 13B, Baichuan 2"),
     "bailingmoe": Architecture("experts.bailingmoe:BailingMoeModel", "Ling Lite, Plus and Coder"),
     "bailingmoe2": Architecture("experts.dots1:Dots1Model", "Ling 2.0 and Ring 2.0"),
+    "bailingmoe3": Architecture("moonshot.bailingmoe3:BailingMoe3Model", "Ling 3.0"),
     "bert": Architecture(
         "encoders.bert:BertModel", "BERT, MiniLM, BGE, E5, GTE; rerankers made of them", "all-MiniLM-L6-v2"
     ),
@@ -206,7 +207,7 @@ NOT_HERE = {
     "grovemoe": "groups of experts share smaller ones beside them, not yet here",
     "hrm_text": "two stacks of layers, each gone through several times, not yet here",
     **dict.fromkeys(
-        ("bailingmoe3", "clef", "glm5-next", "kimi-k3", "minimax-01", "qwen4exp"),
+        ("clef", "glm5-next", "kimi-k3", "minimax-01", "qwen4exp"),
         "linear attention of another form than those that run, not yet here",
     ),
 }

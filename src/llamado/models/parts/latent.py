@@ -154,10 +154,14 @@ class LatentAttention(NamedTuple):
 
     def result(self, step: Pass, layer: int, attended: Tensor) -> Tensor:
         """What is made of what was attended to."""
+        return self.out(step, self.values(step, layer, attended), f"attn_out-{layer}")
+
+    def values(self, step: Pass, layer: int, attended: Tensor) -> Tensor:
+        """The values of all heads in what was attended to: [value × n_head, n_tokens]."""
         s, n_tokens = self.compressed.sizes, attended.ne[1]
         by_head = permute(reshape(attended, s.rank, s.n_head, n_tokens), 0, 2, 1, 3)
         values = permute(step.mul_mat(self.v_b, by_head, f"fattn_mla-{layer}"), 0, 2, 1, 3)
-        return self.out(step, reshape(cont(values), s.value * s.n_head, n_tokens), f"attn_out-{layer}")
+        return reshape(cont(values), s.value * s.n_head, n_tokens)
 
 
 class ExpandedAttention(NamedTuple):

@@ -9,6 +9,7 @@ from llamado.models.decoder import Decoder, Layer
 from llamado.models.hparams import HyperParameters, inverse_sqrt, read_experts, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.memory import LayerMemory
+from llamado.models.parts.attention import Mixer
 from llamado.models.parts.experts import Mixture
 from llamado.models.parts.feedforward import FeedForward, Gated
 from llamado.models.parts.latent import Compressed, ExpandedAttention, LatentAttention, LatentSizes
@@ -46,7 +47,7 @@ class KimiLinearModel(Decoder):
     def _take_delta(self, w: RoleWeights) -> KimiDelta:
         return KimiDelta.take(w, self.hparams.n_embd, self._state, self._sizes.n_head, self._kernel)
 
-    def _take_latent(self, w: RoleWeights) -> LatentAttention | ExpandedAttention:
+    def _take_latent(self, w: RoleWeights) -> Mixer:
         hp = self.hparams
         compressed = Compressed.take(w, hp.n_embd, self._sizes, 0, None, None)
         # Files have the one matrix beside those made of it; llama.cpp takes it where it is.

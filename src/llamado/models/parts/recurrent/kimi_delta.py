@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from llamado.ggml.graph import add, mul, reshape, sigmoid, silu, softplus
+from llamado.ggml.graph import add, mul, reshape, scale, sigmoid, silu, softplus
 from llamado.ggml.tensor import Tensor
 from llamado.models.forward import Linear, Pass
 from llamado.models.memory import RecurrentState
@@ -26,25 +26,39 @@ class Narrowed(NamedTuple):
         return self.b(step, self.a(step, x, f"{name}_a"), name)
 
 
+def _take(w: RoleWeights, name: str, n_embd: int, narrow: int, n: int) -> Narrowed | Linear:
+    """`name_a`, and `name_b` where the file has it."""
+    if not w.has(f"{name}_b.weight"):
+        return w.linear(f"{name}_a", n_embd, n)
+    return Narrowed(w.linear(f"{name}_a", n_embd, narrow), w.linear(f"{name}_b", narrow, n))
+
+
 class KimiDelta(NamedTuple):
-    """Queries, keys and values each mixed with those before by a convolution, the delta rule, and a gate."""
+    """Queries, keys and values each mixed with those before by a convolution, the delta rule, and a gate.
+
+    Logarithms of decays are softplus(x + shift) · factor, or with a `bound` below zero no less than it:
+    sigmoid((x + shift) · factor) · bound.
+    """
 
     head: int
     n_heads: int
     qkv: tuple[Linear, Linear, Linear]
     kernels: tuple[Tensor, Tensor, Tensor]
-    forget: Narrowed
+    forget: Narrowed | Linear
     shift: Tensor
     factor: Tensor
     beta: Linear
-    gate: Narrowed
+    gate: Narrowed | Linear
     norm: Tensor
     out: Linear
+    bound: float
 
     @classmethod
-    def take(cls, w: RoleWeights, n_embd: int, head: int, n_heads: int, kernel: int) -> KimiDelta:
-        """`attn_q`, `attn_k` and `attn_v`, `ssm_conv1d_q` and its like, `ssm_f_a`, `ssm_f_b`, `ssm_dt`, `ssm_a`,
-        `ssm_beta`, `ssm_g_a`, `ssm_g_b`, `ssm_norm` and `attn_output`. Raises InvalidModel.
+    def take(cls, w: RoleWeights, n_embd: int, head: int, n_heads: int, kernel: int, bound: float = 0.0) -> KimiDelta:
+        """`attn_q`, `attn_k` and `attn_v`, `ssm_conv1d_q` and its like, `ssm_f_a`, `ssm_dt`, `ssm_a`, `ssm_beta`,
+        `ssm_g_a`, `ssm_norm` and `attn_output`, and where the file has them `ssm_f_b` and `ssm_g_b`.
+
+        Raises InvalidModel.
         """
         n = head * n_heads
         q, k, v = (w.linear(f"attn_{name}", n_embd, n) for name in "qkv")
@@ -54,13 +68,14 @@ class KimiDelta(NamedTuple):
             n_heads=n_heads,
             qkv=(q, k, v),
             kernels=(of_q, of_k, of_v),
-            forget=Narrowed(w.linear("ssm_f_a", n_embd, head), w.linear("ssm_f_b", head, n)),
+            forget=_take(w, "ssm_f", n_embd, head, n),
             shift=w.need("ssm_dt.bias", n),
             factor=w.need("ssm_a", 1, n_heads),
             beta=w.linear("ssm_beta", n_embd, n_heads),
-            gate=Narrowed(w.linear("ssm_g_a", n_embd, head), w.linear("ssm_g_b", head, n)),
+            gate=_take(w, "ssm_g", n_embd, head, n),
             norm=w.need("ssm_norm.weight", head),
             out=w.linear("attn_output", n, n_embd),
+            bound=bound,
         )
 
     def remembers(self) -> RecurrentState:
@@ -72,8 +87,7 @@ class KimiDelta(NamedTuple):
         n_tokens, n_seqs = x.ne[1], step.n_seqs
         heads = self.head, self.n_heads, n_tokens // n_seqs, n_seqs
         rows = [linear(step, x, f"{name}cur-{layer}") for linear, name in zip(self.qkv, "QKV", strict=True)]
-        decay = softplus(add(self.forget(step, x, f"g1-{layer}"), self.shift))
-        decay = mul(reshape(decay, self.head, self.n_heads, n_tokens), self.factor, f"kda_g1-{layer}")
+        decay = self._decay(reshape(add(self.forget(step, x, f"g1-{layer}"), self.shift), *heads[:2], n_tokens))
         beta = sigmoid(self.beta(step, x, f"kda_beta-{layer}"))
         gate = sigmoid(self.gate(step, x, f"g2-{layer}"))
         for tensor in (*rows, decay, beta, gate):
@@ -90,6 +104,10 @@ class KimiDelta(NamedTuple):
             return None
         y = mul(step.norm(found, self.norm, f"kda_normed-{layer}"), reshape(gate, *heads))
         return self.out(step, reshape(y, self.head * self.n_heads, n_tokens), f"kda_out-{layer}")
+
+    def _decay(self, x: Tensor) -> Tensor:
+        """Logarithms of decays, of heads."""
+        return scale(sigmoid(mul(x, self.factor)), self.bound) if self.bound else mul(softplus(x), self.factor)
 
     def _kernel(self, i: int) -> Tensor:
         n, _, channels, _ = self.kernels[i].ne
