@@ -21,7 +21,7 @@ from wire_client import Client, raw, running
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.split.placement import SplitOptions
 from llamado.engine.loaded_model import LoadedModel
-from llamado.engine.options import EngineOptions
+from llamado.engine.options import DraftOptions, EngineOptions
 from llamado.gguf.reader import GGUFFile
 from llamado.rpc.client import own_weights, upload
 from llamado.rpc.client.device import RemoteDevice, connect
@@ -286,7 +286,7 @@ def test_layers_that_move_and_come_back_are_not_sent(tmp_path: Path, theirs: Pat
     split = SplitOptions(tensor_split=(1.0,), request_wait=120.0, failover=0.0)
 
     def options(split: SplitOptions | None) -> EngineOptions:
-        return EngineOptions(n_ctx=512, n_slots=1, n_threads=1, split=split, drafting=False)
+        return EngineOptions(n_ctx=512, n_slots=1, n_threads=1, split=split, drafts=DraftOptions(kinds=()))
 
     def answer(llama: LoadedModel) -> list[int]:
         return [*llama.complete([1, 2, 3], n_predict=8, temperature=0.0, ignore_eos=True).tokens]
