@@ -82,7 +82,7 @@ class Recorded:
     def evaluate(self, parts: list[tuple[Handle, list[int]]]) -> None:
         """A batch that goes on with sequences; every row that its tokens may see is looked at."""
         spans = [Span(handle, handle.used, len(tokens)) for handle, tokens in parts]
-        owners = [(handle, position) for handle, first, n in spans for position in range(first, first + n)]
+        owners = [(span.handle, span.first + i) for span in spans for i in range(span.n)]
         numbers = {handle: self.numbers(self.said[handle][: handle.used] + tokens) for handle, tokens in parts}
         whole, found = np.arange(len(owners)), []
         for placed in self.memory.place(spans, fitting):
