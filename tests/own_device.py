@@ -98,6 +98,7 @@ class OwnDevice:
         return [self._bind(tensor, np.zeros(tensor.nbytes, np.uint8)) for tensor in tensors]
 
     own_weights = 0
+    numerics = "own"
 
     def expect(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
         self._check()

@@ -20,7 +20,7 @@ from llamado.devices.split.placement import SplitOptions
 from llamado.engine.forward.contract import ForwardError
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.loaded_model import LoadedModel
-from llamado.engine.options import EngineOptions
+from llamado.engine.options import DraftOptions, EngineOptions
 from llamado.ggml.ops import Op
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
@@ -59,7 +59,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[OwnDevice]]:
 
 
 def options(split: SplitOptions | None = None) -> EngineOptions:
-    return EngineOptions(n_ctx=384, n_slots=3, n_batch=32, n_ubatch=32, n_threads=1, split=split, mlock=split is None)
+    return EngineOptions(
+        n_ctx=384, n_slots=3, n_batch=32, n_ubatch=32, n_threads=1, split=split, mlock=split is None,
+        drafts=DraftOptions(kinds=()),  # steps are counted below
+    )  # fmt: skip
 
 
 def answer(llama: LoadedModel, prompt: str) -> list[int]:
