@@ -61,7 +61,7 @@ class DiskCacheUnusable(EngineError):
     """The folder of the prompt cache cannot be used."""
 
 
-class Chain(NamedTuple):
+class StoredChain(NamedTuple):
     """What of a sequence is on disk: of `n` first tokens, and the tail with which one can go on."""
 
     n: int
@@ -85,7 +85,9 @@ def check_folder(folder: Path) -> None:
 class Load(threading.Thread):
     """Reads the blocks of a chain from the token `first` on; pieces are taken with `take`."""
 
-    def __init__(self, cache: DiskCache, chain: Chain, first: int, kind: CellKind, notify: Callable[[], None]) -> None:
+    def __init__(
+        self, cache: DiskCache, chain: StoredChain, first: int, kind: CellKind, notify: Callable[[], None]
+    ) -> None:
         super().__init__(name="llamado-cache-read", daemon=True)
         self.chain = chain
         self.first = first
@@ -193,9 +195,11 @@ class DiskCache:
 
     # -- the engine's thread -----------------------------------------------------------------------------------------
 
-    def find(self, tokens: Tokens, scales: Scales, reach: Callable[[int, int], int], has_tails: bool) -> Chain | None:
+    def find(
+        self, tokens: Tokens, scales: Scales, reach: Callable[[int, int], int], has_tails: bool
+    ) -> StoredChain | None:
         """What is there of a sequence; `reach` as Memory.tail_reach."""
-        best: Chain | None = None
+        best: StoredChain | None = None
         with self._lock:
             if not self._children:
                 return None
@@ -212,22 +216,22 @@ class DiskCache:
                         cover, last = same, block
                 blocks = [*path, last] if last is not None else path
                 if not has_tails and cover:
-                    best = Chain(cover, blocks, None)
+                    best = StoredChain(cover, blocks, None)
                 for block, same in tails:
                     n = reach(block.end, min(same, cover))
                     if n and (best is None or n > best.n):
-                        best = Chain(n, blocks, block)
+                        best = StoredChain(n, blocks, block)
                 if last is None or cover < last.end:
                     return best
                 at, parent, path = cover, last.name, blocks
 
-    def pays(self, chain: Chain, first: int, pace: float) -> bool:
+    def pays(self, chain: StoredChain, first: int, pace: float) -> bool:
         """Whether reading it is quicker than computing it, at `pace` tokens a second."""
         size = sum(block.n_bytes for block in chain.blocks if block.end > first)
         size += chain.tail.n_bytes if chain.tail is not None else 0
         return self._rate.pays(size, chain.n - first, pace)
 
-    def load(self, chain: Chain, first: int, scales: Scales, notify: Callable[[], None]) -> Load:
+    def load(self, chain: StoredChain, first: int, scales: Scales, notify: Callable[[], None]) -> Load:
         """Read what is there, from the token `first` on; `notify` is called whenever there is news."""
         return Load(self, chain, first, self._kind(scales), notify)
 

@@ -18,7 +18,7 @@ from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights, Weights
 
 
-class Heads(NamedTuple):
+class TwoMixers(NamedTuple):
     """Attention and a state space of the same hidden state, added."""
 
     attention: Attention
@@ -52,7 +52,7 @@ class FalconH1Model(Decoder):
         attention = Attention(matrices=AttentionMatrices.take(w, hp, layer), scale=hp.attention_scale, rope=hp.rope)
         return Layer(
             attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
-            attention=Heads(attention, Mamba2.take(w, self._sizes, hp.n_embd)),
+            attention=TwoMixers(attention, Mamba2.take(w, self._sizes, hp.n_embd)),
             ffn_norm=RmsNorm(w.need("ffn_norm", hp.n_embd)),
             feed_forward=self._take_feed_forward(w, layer),
         )
