@@ -636,7 +636,7 @@ def bad_requests(sum: Sum) -> dict[str, tuple[bytes, str]]:
     unknown = sum.graph
     nodes, tensors = records(unknown, ptr, base, sum.places)
     strange = tensors.copy()
-    strange["op"][-1] = 83  # GATED_LINEAR_ATTN
+    strange["op"][-1] = 80  # GET_REL_POS
     small = raw(ptr, base, 100)
     return {
         "command": (b"\x63" + bytes(8), "command 99 is not known"),
@@ -661,7 +661,7 @@ def bad_requests(sum: Sum) -> dict[str, tuple[bytes, str]]:
         "line": (write_request(GetTensor(small._replace(name=b"x\nWARNING y"), 0, 9999)), "tensor x?WARNING y lie"),
         "recompute": (write_request(GraphRecompute(0), V7), "without a graph"),
         "operation": (
-            write_request(graph_request(0, nodes, strange), V7), "GATED_LINEAR_ATTN (tensor r)",
+            write_request(graph_request(0, nodes, strange), V7), "GET_REL_POS (tensor r)",
         ),
         "graph for another device": (write_request(graph_request(3, nodes, tensors), V7), "device 3"),
     }  # fmt: skip
