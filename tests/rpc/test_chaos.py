@@ -101,6 +101,7 @@ class Worker:
 
     def start(self, *, wait: bool = True) -> None:
         command = [*self._prefix, sys.executable, "-m", "llamado", "worker", "-H", self.host, "-t", "1"]
+        command.append("--no-own-files")  # weights are sent, and so is what is lost while they are
         self.log.unlink(missing_ok=True)
         self._process = Process(self.log, [*command, "-p", str(self.port), *self._options])
         if wait:
@@ -133,7 +134,8 @@ class Server:
 
     def __init__(self, log: Path, model: Path, endpoints: Sequence[str], *options: str, ready: bool = True) -> None:
         command = [sys.executable, "-m", "llamado", "serve", "-m", str(model), "--port", "0", "-np", "4"]
-        command += ["-c", "2048", "--rpc", ",".join(endpoints), *options]
+        # What was said before would be drafted from: the next answers would be over before anything could happen.
+        command += ["-c", "2048", "--spec-type", "ngram-simple", "--rpc", ",".join(endpoints), *options]
         if "-ts" not in options:
             command += ["-ts", ",".join("1" for _ in endpoints)]
         self.process = Process(log, command)

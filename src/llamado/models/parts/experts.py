@@ -30,6 +30,7 @@ from llamado.ggml.graph import (
 )
 from llamado.ggml.ops import GluOp, UnaryOp
 from llamado.ggml.tensor import Tensor
+from llamado.models.errors import InvalidModel
 from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import Experts, Gating, HyperParameters
 from llamado.models.parts.feedforward import FeedForward, Gated, bounded_glu
@@ -241,7 +242,8 @@ def take_experts(w: RoleWeights, hp: HyperParameters, layer: int) -> FeedForward
     """
     if not w.has("ffn_gate_inp.weight"):
         return Gated.take(w, hp.n_embd, hp.n_ff[layer])
-    assert hp.experts is not None
+    if hp.experts is None:
+        raise InvalidModel("a layer has experts, but no metadata key says how many")
     shared = None
     if w.has("ffn_gate_shexp.weight"):
         shared = Gated.take(w, hp.n_embd, w.ne("ffn_gate_shexp.weight")[1], suffix="_shexp")
