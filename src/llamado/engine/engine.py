@@ -432,6 +432,7 @@ class Engine:
             if not slot_task.future.set_running_or_notify_cancel():
                 continue
             changed = True
+            self._sequences.settle(slot)
             if slot_task.kind == "erase":
                 n_erased = slot.length
                 self._sequences.drop(slot)
@@ -518,6 +519,7 @@ class Engine:
             handle.used += 1
         if self._drafts is not None and task.followed is not None:
             self._drafts.learn(task.followed)
+        self._sequences.settle(slot)
         return n
 
     def _lose(self, slots: list[Slot], error: Exception) -> None:

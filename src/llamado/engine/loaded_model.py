@@ -364,6 +364,7 @@ def _runner(
         type_k=found.wanted.type_k,
         type_v=found.wanted.type_v,
         turned=options.turned,
+        n_drafted=found.wanted.n_drafted,
         mlock=options.mlock,
         progress=progress,
         reconnect=None if pool is None else pool.reconnect,
@@ -371,8 +372,8 @@ def _runner(
         wait=0.0 if options.split is None else options.split.wait,
     )
     try:
-        asked = options.drafts
-        few = 8 if asked.kinds or (asked.kinds is None and asked.model is not None) else min(options.n_slots, 8)
+        drafting = options.draft_kinds and (options.split is None or options.drafts.kinds)
+        few = 8 if drafting else min(options.n_slots, 8)
         runner.warm_up([*range(1, min(few, runner.max_batch) + 1), runner.max_batch], progress, scales)
     except BaseException:
         runner.close()

@@ -179,6 +179,14 @@ class EngineOptions:
         return self.embeddings or self.reranking
 
     @property
+    def draft_kinds(self) -> tuple[str, ...]:
+        """Sources of drafts by name; the model is one of them where there is one."""
+        asked = self.drafts
+        if asked.kinds is not None:
+            return asked.kinds
+        return ("suffix",) + ("draft-simple",) * (asked.model is not None) if self.split or asked.model else ()
+
+    @property
     def max_batch(self) -> int:
         """Most tokens in a forward pass."""
         return min(self.n_batch, self.n_ubatch)

@@ -143,6 +143,7 @@ class Model(ABC):
         whole: bool = False,
         n_ctx: int = 0,
         turned: bool = True,
+        n_drafted: int = 0,
     ) -> Memory:
         """A memory of `n_cells` tokens, for sequences of up to `n_ctx` (0: of all), not yet placed on devices.
 
@@ -162,6 +163,7 @@ class Model(ABC):
             whole=whole,
             n_ctx=n_ctx,
             turned=turned,
+            n_drafted=n_drafted,
         )
 
     def build(self, shape: BatchShape, memory: Memory) -> ForwardGraph:

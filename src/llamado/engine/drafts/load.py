@@ -77,10 +77,7 @@ _NGRAMS: dict[str, Callable[[DraftOptions], DraftKind]] = {
 def drafts_for(options: EngineOptions, model: DraftModel | None, n_vocab: int) -> Drafts | None:
     """The sources that the options name, None where there are none. Raises EngineError."""
     wanted = options.drafts
-    names = wanted.kinds
-    if names is None:
-        names = ("suffix",) if options.split is not None or model is not None else ()
-    kinds = [_NGRAMS[name](wanted) for name in names if name in _NGRAMS]
+    kinds = [_NGRAMS[name](wanted) for name in options.draft_kinds if name in _NGRAMS]
     if model is not None:
         kinds.append(ModelKind(model.runner, n_vocab, least=wanted.p_min, ends=model.tokenizer.eog))
     if not kinds:
@@ -91,7 +88,7 @@ def drafts_for(options: EngineOptions, model: DraftModel | None, n_vocab: int) -
 def open_draft_model(target: GGUFFile, tokenizer: Tokenizer, options: EngineOptions) -> DraftFile | None:
     """The model that drafts for another one, checked; None where there is none. Raises LlamadoError."""
     wanted = options.drafts
-    if wanted.model is None or (wanted.kinds is not None and "draft-simple" not in wanted.kinds):
+    if wanted.model is None or "draft-simple" not in options.draft_kinds:
         return None
     own = replace(
         options,
@@ -104,7 +101,7 @@ def open_draft_model(target: GGUFFile, tokenizer: Tokenizer, options: EngineOpti
         split=wanted.split,
         metadata=(),
         lora=(),
-        drafts=DraftOptions(),
+        drafts=DraftOptions(kinds=()),
     )
     file = GGUFFile.open(fetch_model(wanted.model, own), mmap=options.mmap)
     try:

@@ -155,6 +155,9 @@ class ModelKind(DraftKind):
         for i, ask in enumerate(asks):
             if self._make_room(ask):
                 tokens = ask.drafter.pending(ask.said, ask.ahead)
+                if self._forward.memory.has_states:  # what is drafted behind `said` may be wrong
+                    assert ask.drafter.handle is not None
+                    self._forward.memory.mark(ask.drafter.handle, len(ask.said))
                 if max(tokens) < self._forward.n_vocab:
                     pending[i] = tokens
         late = {i: tokens for i, tokens in pending.items() if len(tokens) > 8}

@@ -31,6 +31,8 @@ from llamado.models.memory import KV_TYPES, align
 _STEP = 256
 _BATCHES = (256, 128, 64)
 """Tokens of smaller batches that are tried; with still fewer a prompt takes long, and they take next to nothing."""
+_WINDOWS = 3
+"""Windows of drafted tokens on their way through several devices behind which states are kept."""
 
 
 class MemoryOptions(NamedTuple):
@@ -45,6 +47,8 @@ class MemoryOptions(NamedTuple):
     beyond_training: bool = False
     """Whether there are cells for more tokens than all slots can have; see EngineOptions."""
     fit: FitOptions = FitOptions()
+    n_drafted: int = 0
+    """States of each sequence behind drafted tokens, where layers remember states."""
 
     @property
     def whole(self) -> bool:
@@ -109,6 +113,7 @@ def memory_options(options: EngineOptions) -> MemoryOptions:
         cache_type(options.type_v),
         options.beyond_training,
         options.fit,
+        0 if not options.draft_kinds else 1 if options.split is None else _WINDOWS,
     )
 
 
@@ -132,6 +137,7 @@ def sizes_for(file: ModelFile, model: Model, wanted: MemoryOptions, n_ctx: int) 
         whole=wanted.whole,
         type_k=wanted.type_k,
         type_v=wanted.type_v,
+        n_drafted=wanted.n_drafted,
     )
 
 

@@ -49,12 +49,12 @@ _REPLACED = (
 
 class ModelRunner:
     """Runs `model` (read from `file`) on `devices` with a memory of `n_cells` tokens of up to `n_sequences` sequences,
-    of up to `n_ctx` tokens each (0: all), and batches of up to `max_batch` tokens. `whole` and `turned`: see
-    Memory. `output` is what batches give: logits, or the numbers an embedding is made of. `placement` says
-    what lies where (None: all on the first device, which must be this machine's). `mlock` keeps the weights that lie
-    here in RAM; a warning says so where the system refuses. `observer` has outputs of its own in graphs, where all lies
-    on one device (`read`). `reconnect` and `replace` serve `restore`; `wait`: seconds
-    that devices which are lost while the model is loaded are waited for.
+    of up to `n_ctx` tokens each (0: all), and batches of up to `max_batch` tokens. `whole`, `turned` and
+    `n_drafted`: see Memory. `output` is what batches give: logits, or the numbers an embedding is made of. `placement`
+    says what lies where (None: all on the first device, which must be this machine's). `mlock` keeps the weights that
+    lie here in RAM; a warning says so where the system refuses. `observer` has outputs of its own in graphs, where all
+    lies on one device (`read`). `reconnect` and `replace` serve `restore`; `wait`: seconds that devices which are lost
+    while the model is loaded are waited for.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class ModelRunner:
         type_k: TensorType = TensorType.F16,
         type_v: TensorType = TensorType.F16,
         turned: bool = True,
+        n_drafted: int = 0,
         mlock: bool = False,
         progress: Progress | None = None,
         reconnect: Reconnect | None = None,
@@ -94,6 +95,7 @@ class ModelRunner:
             whole=whole,
             n_ctx=n_ctx,
             turned=turned,
+            n_drafted=n_drafted,
         )
         self._tensors = DeviceTensors(file, model, memory, self.devices, placement, mlock, observer)
         n_states = n_sequences if memory.has_states else 0

@@ -22,6 +22,7 @@ def model_sizes(
     whole: bool = False,
     type_k: TensorType = TensorType.F16,
     type_v: TensorType = TensorType.F16,
+    n_drafted: int = 0,
 ) -> ModelSizes:
     """Sizes of a model that runs with a memory of these sizes and types (see Memory).
 
@@ -36,7 +37,9 @@ def model_sizes(
             layers_read[role.layer] += size.read
     head = [size.held for role, size in weights.items() if role.part is ModelPart.OUTPUT]
     embedding = [size for role, size in weights.items() if role.part is ModelPart.INPUT]
-    memory = model.memory(n_cells, type_k, type_v, n_sequences=n_sequences, max_batch=max_batch, whole=whole)
+    memory = model.memory(
+        n_cells, type_k, type_v, n_sequences=n_sequences, max_batch=max_batch, whole=whole, n_drafted=n_drafted
+    )
     reach = min(_CONTEXT, n_cells)
     hidden = 4 * hp.n_embd
     attention = max(

@@ -15,6 +15,10 @@ from llamado.engine.scheduler.slots import Slot, Task
 from llamado.engine.scheduler.statistics import PACE_UNIT, Statistics
 from llamado.models.memory import Handle, Span
 
+_TOGETHER = 8
+"""Tokens of a sequence with states in a batch with drafted ones, at most: batches of all sizes up to it are exact (see
+Memory.place).
+"""
 # How long a step should take at most while some slot is generating.
 STEP_SECONDS = 0.15
 
@@ -85,6 +89,9 @@ class Planner:
         self.n_generating = 0
         """Sequences that are being generated, those whose tokens are on their way included."""
         self._drafts = drafts
+        # Tokens of a sequence that is being generated that may have to be read: its last one, and those behind a state
+        # that wrong drafts made it go back to.
+        self._behind = MOST if drafts is not None and forward.memory.has_states else 1
         self._tokens = np.zeros(self._max_batch, np.int32)
 
     # -- choosing ----------------------------------------------------------------------------------------------------
@@ -137,7 +144,7 @@ class Planner:
             if handle is not None and handle.used == slot.length:  # all of it is on its way
                 n_flying += bool(task.generated)
                 continue
-            if handle is None or not task.generated or slot.length - handle.used > 1:
+            if handle is None or not task.generated or slot.length - handle.used > self._behind:
                 reading.append(slot)
             elif slot.length <= handle.capacity:
                 handle.need = slot.length
@@ -155,7 +162,10 @@ class Planner:
         if len(slots) > share > 0:
             # Groups, so that every device has one to work on; who waited longest goes first.
             slots = sorted(slots, key=lambda slot: slot.task.t_last if slot.task is not None else 0.0)[:share]
-        counts = [1] * len(slots)
+        counts, spare = [], self._max_batch - len(slots)
+        for slot in slots:
+            counts.append(min(slot.together, 1 + spare))
+            spare -= counts[-1] - 1
         if reading and (self._cont_batching or not n_generating):
             return self._add_prompts(slots, counts, reading, n_generating)
         return slots, counts
@@ -182,11 +192,12 @@ class Planner:
     ) -> tuple[list[Slot], list[int]]:
         """Slots that generate, and behind them as much of the prompts of others as the batch has room for."""
         sequences = self._sequences
-        room = min(self._max_batch, max(self._forward.chunk, len(slots) + 1))
+        taken = sum(counts)
+        room = min(self._max_batch, max(self._forward.chunk, taken + 1))
         if n_generating:
             # Even with more slots generating than the smaller batch holds, prompts must move on.
-            room = min(room, max(self._busy_tokens(), len(slots) + 1))
-        room -= len(slots)
+            room = min(room, max(self._busy_tokens(), taken + 1))
+        room -= taken
         scales = reading[0].scales_now
         for slot in reading:
             if room <= 0:
@@ -274,6 +285,8 @@ class Planner:
                 continue
             length = slot.length + len(task.ahead)
             most = min(MOST if self._forward.depth == 1 else WINDOW, room, self._n_ctx - length - 1)
+            if self._sequences.memory.has_states:
+                most = min(most, _TOGETHER - count)
             most = min(most, self._sequences.memory.room(handle, length, on_trust=not count))
             if task.budget >= 0:
                 most = min(most, task.budget - 1 - len(task.ahead))

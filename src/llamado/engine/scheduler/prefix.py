@@ -182,6 +182,13 @@ class Sequences:
         slot.shift(n_keep, n_discard)
         self._go_back(slot, self._reach(slot, n_keep))
 
+    def settle(self, slot: Slot) -> None:
+        """Drafted tokens of the slot's sequence were wrong, or are of no use any more; see Memory.settle."""
+        if slot.handle is not None and not (slot.task is not None and slot.task.ahead):
+            self.memory.settle(slot.handle)
+            if slot.task is None:
+                slot.length = slot.used
+
     def _reach(self, slot: Slot, n: int) -> int:
         """To how many first tokens, at most `n`, the slot's sequence can go back."""
         if slot.handle is None:

@@ -54,7 +54,8 @@ class Layout:
     `max_batch`: most tokens of a batch. `type_k`, `type_v`: of the caches. `causal`: whether tokens see only those
     before them. Windows have memory of their own where that is less than that of all tokens; `whole` keeps all
     (llama.cpp's --swa-full). `slack`: see SLACK. `n_ctx`: most tokens of a sequence; 0: all. `turned`: whether keys and
-    values are turned before they are quantised (see `hadamard.py`).
+    values are turned before they are quantised (see `hadamard.py`). `n_drafted`: states of each sequence behind drafted
+    tokens (see States); 0: where there are states, nothing can be drafted.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Layout:
         slack: int = SLACK,
         n_ctx: int = 0,
         turned: bool = True,
+        n_drafted: int = 0,
     ) -> None:
         self.n_cells = align(n_cells)
         self.n_ctx = n_ctx or self.n_cells
@@ -86,9 +88,9 @@ class Layout:
                 added.append(added[memory.layer])
                 continue
             if isinstance(memory, SideBySide):
-                beside[layer] = self._add(layer, memory.state, n_sequences, max_batch, slack, whole)[1]
+                beside[layer] = self._add(layer, memory.state, n_sequences, max_batch, slack, whole, n_drafted)[1]
                 memory = memory.attention
-            added.append((layer, *self._add(layer, memory, n_sequences, max_batch, slack, whole)))
+            added.append((layer, *self._add(layer, memory, n_sequences, max_batch, slack, whole, n_drafted)))
         self._others: list[Window | States] = [*self._windows.values()]
         if self._states is not None:
             self._others.append(self._states)
@@ -130,6 +132,7 @@ class Layout:
         max_batch: int,
         slack: int,
         whole: bool,
+        n_drafted: int,
     ) -> tuple[Tokens | Window | States, tuple[Tensor, ...]]:
         part: Tokens | Window | States
         if isinstance(memory, KeysValues):
@@ -141,7 +144,7 @@ class Layout:
             part, named = self._tokens, (("k", memory.n, self.types[0]),)  # type: ignore[assignment]
         else:
             if self._states is None:
-                self._states = States("_s", n)
+                self._states = States("_s", n, n_drafted)
             part = self._states
             named = tuple((f"s{i}", width, TensorType.F32) for i, width in enumerate(memory.widths))  # type: ignore
         tensors = tuple(

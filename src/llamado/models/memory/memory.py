@@ -111,8 +111,8 @@ class Memory(Layout):
 
     @property
     def drafts(self) -> bool:
-        """Whether a sequence can go back behind tokens that it has just read: states cannot."""
-        return self._states is None
+        """Whether a sequence can go back behind drafted tokens, perhaps some tokens further (see `settle`)."""
+        return self._states is None or self._states.n_drafted > 0
 
     # -- sequences ---------------------------------------------------------------------------------------------------
 
@@ -179,6 +179,11 @@ class Memory(Layout):
             part.rewind(place, n)  # type: ignore[arg-type]
         self._tokens.rewind(handle.run, n)
         return True
+
+    def settle(self, handle: Handle) -> None:
+        """Drafted tokens were wrong: go back to where the sequence can go on from, at most its tokens that are used."""
+        if self._states is not None:
+            self.rewind(handle, self.reach(handle, handle.used))
 
     def leaving(self, handle: Handle, n: int) -> list[int]:
         """Numbers of first tokens to which it can go back as was marked, and not any more once `n` more are read."""
@@ -248,7 +253,7 @@ class Memory(Layout):
                 raise ValueError(f"there is no room for {count} tokens behind {on_trust} that are on trust")
             self._tokens.make_ready(handle.run, first, count, self._storage)
             for part, place in zip(self._others, handle.places, strict=True):
-                part.make_ready(place, first, count, self._storage)  # type: ignore[arg-type]
+                part.make_ready(place, first, count, self._storage, on_trust)  # type: ignore[arg-type]
         if self._states is None:
             return [self._placed(spans)]
         ones: list[int] = []
@@ -357,11 +362,13 @@ class Memory(Layout):
         """Numbers of first tokens to which `read_tail` gives what the other layers have: all, and those before."""
         if not self._others:
             return [handle.used]
-        known = {mark for place in handle.places for mark in place.marks if mark < handle.used}
+        last = self.reach(handle, handle.used)
+        known = {mark for place in handle.places for mark in place.marks if mark < last}
         for place in handle.places:
             if isinstance(place, StatePlace):
-                known |= set(place.rows)
-        return sorted(n for n in known | {handle.used} if n and self.reach(handle, n) == n)
+                assert self._states is not None
+                known |= set(self._states.kept(place))
+        return sorted(n for n in known | {last} if n and self.reach(handle, n) == n)
 
     def tail_bytes(self, n: int) -> int:
         """Bytes that layers which do not keep all tokens have of a sequence of `n` tokens."""

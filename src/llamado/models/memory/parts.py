@@ -6,6 +6,7 @@ place, and to which earlier token the sequence can go back there, the part alone
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -109,8 +110,8 @@ class Part(ABC, Generic[Place]):
         """Goes back to the first `n` tokens, which `reach` allows."""
 
     @abstractmethod
-    def make_ready(self, place: Place, used: int, n: int, storage: Storage) -> None:
-        """Room for `n` tokens more."""
+    def make_ready(self, place: Place, used: int, n: int, storage: Storage, on_trust: int = 0) -> None:
+        """Room for `n` tokens more, behind `used` of which the last `on_trust` may turn out to be wrong."""
 
     @abstractmethod
     def copy(self, src: Place, dst: Place, known: int, n: int, storage: Storage) -> None:
@@ -140,7 +141,7 @@ class Tokens(Part[Run]):
     def rewind(self, place: Run, n: int) -> None:
         place.used = place.need = n
 
-    def make_ready(self, place: Run, used: int, n: int, storage: Storage) -> None:
+    def make_ready(self, place: Run, used: int, n: int, storage: Storage, on_trust: int = 0) -> None:
         if used + n > place.capacity:
             raise ValueError(f"{used + n} tokens in a run of {place.capacity} cells")
 
@@ -316,7 +317,7 @@ class Window(FixedPart[WindowPlace]):
         kept |= {mark for mark in place.marks if mark <= used and place.first <= self._least(mark) < least}
         return sorted(kept)[: max(len(kept) - SNAPSHOTS, 0)]
 
-    def make_ready(self, place: WindowPlace, used: int, n: int, storage: Storage) -> None:
+    def make_ready(self, place: WindowPlace, used: int, n: int, storage: Storage, on_trust: int = 0) -> None:
         if used + n - place.first <= place.room:
             return
         least = self._least(used)
@@ -366,19 +367,20 @@ class Window(FixedPart[WindowPlace]):
 
 
 class StatePlace(SequencePlace):
-    """The states of a sequence: after how many tokens, and in which row. `home` is the one that is written over.
+    """The states of a sequence: after how many tokens, and in which row. `home` is the first that is written over.
 
     `wanted` are the numbers of tokens, among those that are about to be read, after which a state is kept, and
-    `regular` one after which it is kept anyway, or 0.
+    `regular` one after which it is kept anyway, or 0. `sure` of its tokens are the sequence's when they are read,
+    whatever becomes of those behind them.
     """
 
-    __slots__ = ("regular", "rows", "wanted")
+    __slots__ = ("regular", "rows", "sure", "wanted")
 
     def __init__(self, home: int) -> None:
         super().__init__(home)
         self.rows: dict[int, int] = {}
         self.wanted: list[int] = []
-        self.regular = 0
+        self.regular = self.sure = 0
 
 
 class States(FixedPart[StatePlace]):
@@ -387,6 +389,9 @@ class States(FixedPart[StatePlace]):
     A batch goes on from the state in one row and leaves its own in another or the same: where it ends at a token that
     the sequence may want to go back to that is a row of its own, which so is a snapshot without a copy. Of a batch
     nothing but its last state is left, so it ends wherever one is to be kept (`stops`).
+
+    Where tokens are drafted a sequence has `n_drafted` rows more, and what is written over is chosen so that the state
+    before the first token that may be wrong stays: it is gone back to, and what was right behind it is read again.
     """
 
     EVERY = 512
@@ -395,8 +400,9 @@ class States(FixedPart[StatePlace]):
     n_spare = 2
     """What fills a batch up is read from and written to the first; the second is all zeros: nothing was read yet."""
 
-    def __init__(self, suffix: str, n_places: int) -> None:
-        rows = 2 + SNAPSHOTS
+    def __init__(self, suffix: str, n_places: int, n_drafted: int = 0) -> None:
+        self.n_drafted = n_drafted
+        rows = 2 + SNAPSHOTS + n_drafted
         super().__init__(suffix, n_places * rows, n_places, rows)
 
     def _place(self, home: int) -> StatePlace:
@@ -413,20 +419,31 @@ class States(FixedPart[StatePlace]):
         place.rows = {known: row for known, row in place.rows.items() if 0 < known <= n}
 
     def room(self, place: StatePlace, first: int) -> int:
-        return 0
+        return sys.maxsize if self.n_drafted else 0
+
+    def _passing(self, place: StatePlace) -> list[int]:
+        """Rows of states that are written over as the sequence goes on."""
+        others = place.home + 2 + SNAPSHOTS
+        return [place.home, *range(others, others + self.n_drafted)]
+
+    def kept(self, place: StatePlace) -> list[int]:
+        """Numbers of tokens of states that stay."""
+        passing = self._passing(place)
+        return sorted(known for known, row in place.rows.items() if row not in passing)
 
     def leaving(self, place: StatePlace, used: int, n: int) -> list[int]:
         regular = place.home + 1 + SNAPSHOTS
-        kept = sorted(known for known, row in place.rows.items() if row not in (place.home, regular))
+        kept = [known for known in self.kept(place) if place.rows[known] != regular]
         coming = sum(used < mark <= used + n for mark in place.marks)
         lost = kept[: max(len(kept) + min(coming, SNAPSHOTS) - SNAPSHOTS, 0)]
-        if used in place.marks and place.rows.get(used) == place.home:  # it is written over
+        if used in place.marks and place.rows.get(used) in self._passing(place):
             lost.append(used)
         return lost
 
-    def make_ready(self, place: StatePlace, used: int, n: int, storage: Storage) -> None:
+    def make_ready(self, place: StatePlace, used: int, n: int, storage: Storage, on_trust: int = 0) -> None:
         if not used:
             place.rows = {0: self.n_rows + 1}
+        place.sure = used - on_trust
         place.wanted = sorted(mark for mark in place.marks if used < mark <= used + n)[-SNAPSHOTS:]
         regular = (used + n) // self.EVERY * self.EVERY
         place.regular = regular if regular > used and regular not in place.wanted else 0
@@ -437,24 +454,32 @@ class States(FixedPart[StatePlace]):
 
     def step(self, place: StatePlace, used: int, n: int) -> tuple[int, int]:
         """The row that `n` tokens go on from and the one that they write; the sequence has it from now on."""
-        last, source, row = used + n, place.rows[used], place.home
-        kept = {known: other for known, other in place.rows.items() if known and other != row}
+        last, source = used + n, place.rows[used]
         if last in place.wanted:
-            row = self._row(place, kept)
+            row = self._snapshot_row(place)
         elif last == place.regular:
             row = place.home + 1 + SNAPSHOTS
-            kept = {known: other for known, other in kept.items() if other != row}
-        kept[last] = row
-        place.rows = kept
+        else:
+            row = self._passing_row(place)
+        place.rows = {known: other for known, other in place.rows.items() if known and other != row} | {last: row}
         return source, row
 
-    def _row(self, place: StatePlace, kept: dict[int, int]) -> int:
+    def _snapshot_row(self, place: StatePlace) -> int:
         """A row for a snapshot: a free one, else that of the fewest tokens."""
-        known_by_row = {row: known for known, row in kept.items()}
+        known = {row: n for n, row in place.rows.items()}
         rows = range(place.home + 1, place.home + 1 + SNAPSHOTS)
-        row = min(rows, key=lambda row: known_by_row.get(row, -1))
-        kept.pop(known_by_row.get(row, -1), None)
-        return row
+        return min(rows, key=lambda row: known.get(row, -1))
+
+    def _passing_row(self, place: StatePlace) -> int:
+        """A row for a state that is not to stay: a free one, else the last behind tokens that may be wrong."""
+        known = {row: n for n, row in place.rows.items()}
+        base = max((n for n in place.rows if n <= place.sure), default=0)
+
+        def order(row: int) -> tuple[bool, int]:
+            n = known.get(row, -1)
+            return n == base, -n if n > base else -sys.maxsize
+
+        return min(self._passing(place), key=order)
 
     def copy(self, src: StatePlace, dst: StatePlace, known: int, n: int, storage: Storage) -> None:
         storage.copy_rows(self.tensors, src.rows[n], dst.home, 1)

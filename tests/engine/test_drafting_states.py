@@ -1,0 +1,198 @@
+"""Drafted tokens for models that remember states: what was wrong is undone, and no answer differs by a byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import TINY, make
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.jit import Jit
+from llamado.engine.drafts.contract import DraftKind
+from llamado.engine.drafts.drafts import Drafts
+from llamado.engine.drafts.model import ModelKind
+from llamado.engine.drafts.suffix import Suffix
+from llamado.engine.engine import Engine
+from llamado.engine.forward.runner import ModelRunner
+from llamado.engine.request import Counters, Request, Result
+from llamado.engine.sampling.params import Sampling
+from llamado.gguf.reader import GGUFFile
+from llamado.models import load_model
+from llamado.models.memory import KeysValues, LayerMemory
+
+from .fake import ALL, STATE, FakeForward, FakeTokenizer, ask, eventually, send, settled
+from .test_drafting import Known, LateForward, free
+
+KINDS: dict[str, tuple[LayerMemory, ...]] = {
+    "states": (STATE, STATE),
+    "hybrid": (STATE, ALL, KeysValues(1, 1, 40), STATE),
+}
+PROMPT = [1, 2, 3, 4, 5]
+
+
+@pytest.fixture(params=KINDS)
+def layers(request: pytest.FixtureRequest) -> tuple[LayerMemory, ...]:
+    return KINDS[request.param]
+
+
+def new(layers: tuple[LayerMemory, ...], depth: int, n_drafted: int, **options: Any) -> FakeForward:
+    given = {"layers": layers, "n_sequences": 3, "slack": 0, "max_batch": 24, "n_drafted": n_drafted, **options}
+    return (FakeForward if depth == 1 else LateForward)(1024, **given)
+
+
+def request(seed: int = 1, n: int = 150, temperature: float = 1.0) -> Request:
+    sampling = Sampling(seed=seed, ignore_eos=True, temperature=temperature)
+    return Request(prompt=[*PROMPT, seed], n_predict=n, n_probs=2, sampling=sampling)
+
+
+def told(forward: FakeForward, drafts: Drafts | None, requests: list[Request]) -> tuple[list[Result], Counters]:
+    engine = Engine(forward, FakeTokenizer(), n_slots=3, n_ctx=256, drafts=drafts)
+    try:
+        return [client.result for client in [send(engine, one) for one in requests]], settled(engine).counters
+    finally:
+        engine.close()
+
+
+def answers(results: list[Result]) -> list[object]:
+    return [(r.tokens, r.probs, r.content, r.n_predicted, r.n_tokens_cached) for r in results]
+
+
+@pytest.mark.parametrize(("depth", "n_drafted"), [(1, 1), (4, 1), (4, 3)])
+@pytest.mark.parametrize("every", [10**9, 23, 7, 3])
+def test_what_was_wrong_is_undone(layers: tuple[LayerMemory, ...], depth: int, n_drafted: int, every: int) -> None:
+    right, _ = told(new(layers, 1, 0), None, [request()])
+    known = Known([*PROMPT, 1, *right[0].tokens], lambda at: at % every == every - 1)
+    forward = new(layers, depth, n_drafted)
+    found, counters = told(forward, free(known), [request()])
+    assert answers(found) == answers(right)
+    assert counters.n_accepted > (110 if every > 3 else 70)
+    assert every == 3 or len(forward.sizes) < (30 if every == 10**9 else 110), "many tokens came of a batch"
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_little_is_read_again(layers: tuple[LayerMemory, ...], depth: int) -> None:
+    """No further than the window before the first wrong token."""
+    right, _ = told(new(layers, 1, 0), None, [request()])
+    known = Known([*PROMPT, 1, *right[0].tokens], lambda at: at == 100)
+    forward = new(layers, depth, 3)
+    found, counters = told(forward, free(known), [request()])
+    assert answers(found) == answers(right)
+    drafted = sum(kind.n_drafted for kind in counters.drafts)
+    read = sum(forward.sizes) - len(PROMPT) - (drafted - counters.n_accepted)
+    assert 150 <= read < 150 + 16, read
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_many_at_a_time(layers: tuple[LayerMemory, ...], depth: int) -> None:
+    """Few tokens there are to be said, so that many drafts are right by chance."""
+    asked = [request(seed, 60, temperature) for seed, temperature in enumerate((0.0, 1.0, 0.8, 1.0, 1.0, 0.5))]
+    right, _ = told(new(layers, 1, 0, n_vocab=7), None, asked)
+    found, counters = told(new(layers, depth, 3, n_vocab=7), free(Suffix()), asked)
+    assert answers(found) == answers(right)
+    assert sum(kind.n_drafted for kind in counters.drafts) > counters.n_accepted > 10
+
+
+def test_a_slot_is_saved_wherever_its_answer_was_cut_off(layers: tuple[LayerMemory, ...], tmp_path: Path) -> None:
+    """Some of its last tokens may have to be read again, and it goes on as if nothing had been drafted."""
+    right, _ = told(new(layers, 1, 0), None, [request()])
+    text = [*PROMPT, 1, *right[0].tokens]
+    drafts = free(Known(text, lambda at: at % 9 == 8))
+    engine = Engine(new(layers, 4, 1), FakeTokenizer(), n_slots=1, n_ctx=256, drafts=drafts)
+    try:
+        for n in range(10, 30):
+            client = send(engine, request())
+            assert eventually(lambda: len(client.tokens) >= n)  # noqa: B023
+            engine.cancel(client.id)
+            saved = engine.save_slot(0, tmp_path / "slot").result(60)
+            assert len(PROMPT) < saved.n_tokens <= len(text)
+            engine.erase_slot(0).result(60)
+            engine.restore_slot(0, tmp_path / "slot").result(60)
+            at = min(saved.n_tokens + 2, len(text) - 1)
+            sampling = Sampling(seed=1, ignore_eos=True, temperature=1.0)
+            again = ask(engine, Request(prompt=text[:at], n_predict=20, sampling=sampling))
+            assert again.tokens == text[at : at + 20] and again.n_cached == saved.n_tokens
+            engine.erase_slot(0).result(60)
+    finally:
+        engine.close()
+
+
+def test_nothing_is_drafted_where_no_state_would_be_left(layers: tuple[LayerMemory, ...]) -> None:
+    _, counters = told(new(layers, 1, 0), free(Suffix()), [request(n=20)])
+    assert not counters.drafts
+
+
+# -- a model that drafts -----------------------------------------------------------------------------------------------
+
+
+def test_a_draft_model_with_states_reads_little_again(layers: tuple[LayerMemory, ...]) -> None:
+    """Another model than the target, so that nearly all drafts are wrong; the prompt is read once."""
+    prompt = [1 + i % 90 for i in range(200)]
+    draft = new(layers, 1, 0, n_vocab=97)
+    draft.model = b"d" * 32
+    draft._vocab = draft._vocab[::-1].copy()
+    asked = [Request(prompt=prompt, n_predict=20, sampling=Sampling(seed=2, ignore_eos=True))]
+    right, _ = told(new((ALL,), 1, 0), None, asked)
+    found, counters = told(new((ALL,), 1, 0), free(ModelKind(draft, 97, ends=frozenset()), most=4), asked)
+    assert found[0].tokens == right[0].tokens
+    assert sum(kind.n_drafted for kind in counters.drafts) > 20 > counters.n_accepted
+    assert sum(draft.sizes) < 200 + 20 * 5
+
+
+# -- real models -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def jit() -> Jit:
+    return Jit()
+
+
+@pytest.fixture
+def start(jit: Jit, tmp_path: Path) -> Iterator[Any]:
+    opened: list[tuple[ModelRunner, GGUFFile]] = []
+
+    def open_(name: str, **options: Any) -> ModelRunner:
+        path = tmp_path / f"{name}.gguf"
+        file = GGUFFile.open(path if path.exists() else make(TINY[name], path))
+        device = CpuDevice(1, jit=jit)
+        opened.append(
+            (ModelRunner(file, load_model(file), [device], n_cells=768, n_sequences=2, max_batch=32, **options), file)
+        )
+        return opened[-1][0]
+
+    yield open_
+    for runner, file in opened:
+        runner.close()
+        file.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["granitehybrid", "qwen35", "mamba2", "rwkv7", "lfm2"])
+def test_real_models(start: Any, name: str) -> None:
+    """Prompts of two lengths, with and without; the drafts are the answers, wrong now and then, and the model's own."""
+    tokenizer = FakeTokenizer(dict.fromkeys(range(1024), b"x"), eog=())
+
+    def told(runner: ModelRunner, *kinds: DraftKind) -> tuple[list[Any], int]:
+        drafts = free(*kinds) if kinds else None
+        engine = Engine(runner, tokenizer, n_slots=2, n_ctx=256, drafts=drafts)
+        try:
+            samplings = {1: Sampling(seed=1, temperature=0.0), 9: Sampling(seed=2, temperature=0.8)}
+            found = [
+                ask(engine, Request(prompt=PROMPT * n, n_predict=40, n_probs=2, sampling=sampling))
+                for n, sampling in samplings.items()
+            ]
+            accepted = sum(kind.n_accepted for kind in settled(engine).counters.drafts)
+            return [(r.tokens, r.probs) for r in found], accepted
+        finally:
+            engine.close()
+
+    right, _ = told(start(name))
+    for every in (11, 4):
+        first = Known([*PROMPT, *right[0][0]], lambda at, every=every: at % every == every - 1)  # type: ignore[misc]
+        found, accepted = told(start(name, n_drafted=1), first)
+        assert found == right and accepted > 20
+    draft = start(name)
+    found, accepted = told(start(name, n_drafted=1), ModelKind(draft, draft.n_vocab, ends=frozenset()))
+    assert found == right and accepted > 40
