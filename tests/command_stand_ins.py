@@ -226,7 +226,7 @@ class Commands:
             note("rope", **dataclasses.asdict(rope))
             return real_model_in(file, rope)
 
-        def open_draft_model(file: Any, tokenizer: Any, options: Any) -> None:
+        def open_draft_model(file: Any, tokenizer: Any, model: Any, options: Any) -> None:
             note("drafts", **{field.name: getattr(options.drafts, field.name) for field in fields(options.drafts)})
 
         def drafts_for(options: Any, model: Any, n_vocab: int) -> tuple[str, ...]:

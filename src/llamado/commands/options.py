@@ -19,7 +19,7 @@ from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed, memory_size
 from llamado.models.keys import RopeOptions
 
-_NO_DRAFTS_YET = ("draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark")
+_NO_DRAFTS_YET = ("draft-eagle3", "draft-dflash", "draft-dspark")
 
 
 def model_source(flags: Parsed) -> ModelSource:

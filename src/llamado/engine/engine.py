@@ -45,6 +45,7 @@ from llamado.engine.scheduler.slot_io import Job, SlotHold
 from llamado.engine.scheduler.slots import Slot, choose_slot
 from llamado.engine.scheduler.statistics import Statistics
 from llamado.errors import LlamadoError
+from llamado.models.memory import Span
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,9 @@ class _Flight(NamedTuple):
 
     rows: Future[NDArray[np.float32]]
     shares: list[BatchShare]
+    spans: list[Span]
+    features: NDArray[np.float32] | None
+    """Hidden states of its tokens."""
     n_tokens: int
     n_prompt: int
     began: float
@@ -462,9 +466,15 @@ class Engine:
             if task.request.return_progress and not task.generated and handle.used == task.n_cached:
                 # Nothing is computed yet: how much of the prompt need not be.
                 task.tell(Progress(task.n_prompt, task.n_cached, handle.used, round(1e3 * (began - task.t_start))))
-        rows = self._forward.start(tokens, spans, outputs, scales=scales)
+        features = None
+        width = 0 if self._drafts is None else self._drafts.features_width
+        if width:
+            features = np.empty((tokens.size, width), np.float32)
+            rows = self._forward.start(tokens, spans, outputs, scales=scales, features=features)
+        else:
+            rows = self._forward.start(tokens, spans, outputs, scales=scales)
         self._planner.started(batch)
-        self._flights.append(_Flight(rows, shares, tokens.size, n_prompt, began))
+        self._flights.append(_Flight(rows, shares, spans, features, tokens.size, n_prompt, began))
         return True
 
     def _land(self, flight: _Flight) -> None:
@@ -485,6 +495,7 @@ class Engine:
                     elapsed = round(1e3 * (now - task.t_start))
                     task.tell(Progress(task.n_prompt, task.n_cached, handle.used, elapsed))
         n_yielded = 0
+        valid = [self._is_valid(share) for share in flight.shares]
         for share in flight.shares:
             if share.row is not None and not share.task.cancelled and not share.stale:
                 try:
@@ -494,9 +505,34 @@ class Engine:
                         log.exception("sampling of task %d failed", share.task.id)
                     limited = share.task.request.constraint is not None
                     self._queue.fail(share.slot, constraint_failed(error) if limited else compute_failed(error))
+        self._show_features(flight, valid)
         if self._drafts is not None and not flight.n_prompt:
             n_generating = self._planner.n_generating
             self._drafts.note(n_generating, flight.n_tokens, now - flight.began, n_yielded, now)
+
+    @staticmethod
+    def _is_valid(share: BatchShare) -> bool:
+        """Whether the first of its tokens are those of the sequence that the slot has."""
+        slot = share.slot
+        return slot.task is share.task and slot.handle is share.handle and (share.row is None or not share.stale)
+
+    def _show_features(self, flight: _Flight, valid: Sequence[bool]) -> None:
+        """Lets those who draft from them see hidden states of tokens that turned out to be the sequences'."""
+        if self._drafts is None or flight.features is None:
+            return
+        at = 0
+        for share, span, known in zip(flight.shares, flight.spans, valid, strict=True):
+            slot, task = share.slot, share.task
+            first, n = span.first, share.n
+            if known and first + n <= slot.length and (task.followed is not None or slot.task is task):
+                for token in share.draft:
+                    if first + n >= slot.length or slot.tokens[first + n] != token:
+                        break
+                    n += 1
+                if task.followed is None:
+                    task.followed = self._drafts.follow(task.ahead, task.sampler.guess())
+                self._drafts.show(task.followed, slot.tokens[: slot.length], first, flight.features[at : at + n])
+            at += span.n
 
     def _continue(self, share: BatchShare, rows: NDArray[np.float32]) -> int:
         """A sequence was evaluated to its end, perhaps beyond: its next token, and those after it that were drafted.

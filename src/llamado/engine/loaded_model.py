@@ -159,11 +159,12 @@ class LoadedModel:
                     log.warning("%s", what)
                 if options.cache_disk is not None:
                     check_folder(Path(options.cache_disk))
-                drafting = open_draft_model(file, tokenizer, options)
+                drafting = open_draft_model(file, tokenizer, model, options)
                 if drafting is not None:
-                    opened.callback(drafting.file.close)
+                    opened.callback(drafting.close)
                 reserved = 0 if drafting is None else drafting.reserve()
-                runner, found, pool = _runner(file, model, options, progress, scales.now, reserved)
+                features = () if drafting is None else drafting.features
+                runner, found, pool = _runner(file, model, options, progress, scales.now, reserved, features)
                 forward = runner
                 opened.callback(runner.close)
                 if drafting is not None:
@@ -330,9 +331,10 @@ def _runner(
     progress: Report | None,
     scales: Scales,
     reserved: int,
+    features: tuple[int, ...],
 ) -> tuple[ModelRunner, Fit, DevicePool | None]:
     """The forward pass of a model that generates, ready for batches of all sizes; the context it got; and the machines
-    it is divided among. `reserved`: bytes of this machine that are left to others.
+    it is divided among. `reserved`: bytes of this machine that are left to others; `features`: see BatchShape.
     """
     from llamado.engine.forward.runner import ModelRunner
 
@@ -370,6 +372,7 @@ def _runner(
         reconnect=None if pool is None else pool.reconnect,
         replace=None if pool is None else pool.without,
         wait=0.0 if options.split is None else options.split.wait,
+        features=features,
     )
     try:
         drafting = options.draft_kinds and (options.split is None or options.drafts.kinds)

@@ -62,7 +62,7 @@ class FitOptions:
 
 
 DRAFT_KINDS = (
-    "suffix", "draft-simple", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache",
+    "suffix", "draft-simple", "draft-mtp", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache",
 )  # fmt: skip
 """Sources of drafts."""
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
-from llamado.ggml.graph import scale, tanh
+from llamado.ggml.graph import concat, get_rows, scale, tanh
 from llamado.ggml.role import Role
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.header import ModelFile
 from llamado.gguf.types import TensorType
 from llamado.models.adapter import Adapter
-from llamado.models.batch import BatchShape, Output
+from llamado.models.batch import FEATURES, BatchShape, Output
 from llamado.models.control import ControlVector
-from llamado.models.errors import InvalidModel
+from llamado.models.errors import InvalidModel, UnsupportedModel
 from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import HyperParameters
 from llamado.models.inputs import ForwardGraph
@@ -36,6 +37,10 @@ class Model(ABC):
     roles: dict[str, tuple[Role, ...]]
     adapters: tuple[Adapter, ...]
     control: ControlVector | None = None
+    is_head: ClassVar[bool] = False
+    """Whether it is a block behind the layers of its file, which drafts."""
+    takes: tuple[int, ...] = (0,)
+    """Numbers of the hidden state that comes with each token: one of these. 0: none does."""
 
     def __init__(self, file: ModelFile, rope: RopeOptions = FILE_ROPE) -> None:
         """`rope`: what a user wants of positions.
@@ -50,12 +55,13 @@ class Model(ABC):
                 f"{file.source}: tensor 'token_embd.weight' has {n_vocab} rows, but 'tokenizer.ggml.tokens' names "
                 f"{len(tokens)} tokens"
             )
-        self.hparams = self._read_hparams(Keys(file.metadata, rope), n_vocab)
+        self.hparams = self._read_hparams(Keys(file.metadata, rope, head=self.is_head), n_vocab)
         self.architecture = self.hparams.architecture
         self._token_embd = weights.input.need("token_embd.weight", self.hparams.n_embd, n_vocab)
         self._take_head(weights)
         self._take_weights(weights)
-        weights.check_all_taken(range(self.hparams.n_layer, self.hparams.n_layer + self.hparams.n_nextn))
+        if not self.is_head:
+            weights.check_all_taken(range(self.hparams.n_layer, self.hparams.n_layer + self.hparams.n_nextn))
         self.weights, self.roles = weights.taken, weights.roles
         self.adapters = ()
 
@@ -100,6 +106,24 @@ class Model(ABC):
         if cap := hp.final_logit_softcap:
             logits = scale(tanh(scale(logits, 1.0 / cap)), cap, name="result_output")
         return logits
+
+    def _give_features(self, step: Pass, between: list[Tensor]) -> None:
+        """Gives out what `BatchShape.features` says, side by side: F32 [n, n_tokens]."""
+        wanted = step.shape.features
+        if self.hparams.n_layer + 1 in wanted:
+            between.append(self._hidden(step, between[-1]))
+        first, *others = (between[i] for i in wanted)
+        if first.ne[:3] != (self.hparams.n_embd, step.shape.n_tokens, 1):
+            raise UnsupportedModel(
+                f"{self.architecture} has several streams of hidden states: none can be drafted from"
+            )
+        for other in others:
+            first = concat(first, other, 0)
+        step.graph.output(FEATURES, first)
+
+    def features_width(self, features: tuple[int, ...]) -> int:
+        """Numbers that a token has in the output of such features."""
+        return len(features) * self.hparams.n_embd
 
     def _scores(self, step: Pass, x: Tensor) -> Tensor:
         """What the classifier makes of hidden states; where a model has none, as llama.cpp, those themselves."""
@@ -170,20 +194,26 @@ class Model(ABC):
         """The forward pass of a batch; the graph says what fills its inputs (see inputs.py).
 
         Output: "logits" F32 [n_vocab, n_outputs], "hidden" [n_embd, n_outputs] or "scores", as the shape says; none
-        when n_outputs is 0. Raises ValueError for more cells than the memory has, UnsupportedModel for an output that
-        the model does not have.
+        when n_outputs is 0. FEATURES, where the shape has some. Raises ValueError for more cells than the memory has,
+        UnsupportedModel for an output that the model does not have.
         """
         if shape.n_kv > memory.n_cells:
             raise ValueError(f"attention over {shape.n_kv} cells of a cache of {memory.n_cells}")
         means = self.scores_means and shape.output is Output.SCORES
-        step = Pass(self.hparams, shape, memory, self.adapters, whole_texts=means)
+        step = Pass(self.hparams, shape, memory, self.adapters, every_row=means or bool(shape.features))
         graph = step.graph
         x: Tensor | None = graph.expand(self._embed(step))
+        between: list[Tensor] = []
         for layer in range(self.hparams.n_layer):
             assert x is not None  # only the last layer may give none
+            between.append(x)
             x = self._layer(step, layer, x)
             if x is not None and self.control is not None:
                 x = self.control.added(layer, x)
+        if shape.features:
+            assert x is not None
+            self._give_features(step, [*between, x])
+            x = get_rows(x, step.out_rows()) if shape.n_outputs else None
         if x is not None and shape.n_outputs:
             outputs = {Output.LOGITS: self._head, Output.HIDDEN: self._hidden, Output.SCORES: self._scores}
             graph.output(shape.output.value, outputs[shape.output](step, x))

@@ -8,6 +8,9 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+FEATURES = "features"
+"""The name of the graph's output with hidden states for one who drafts."""
+
 
 class Output(Enum):
     """What a forward pass gives for a row: LOGITS, the hidden state after the last norm, or a classifier's SCORES."""
@@ -23,6 +26,10 @@ class BatchShape:
     reads; what is given out; how strong each of the model's adapters is (none given: all 0); and whether embeddings
     come in the place of tokens.
 
+    `features`: of which points between layers hidden states are given out, of all tokens, for one who drafts: i is the
+    input of layer i, n_layer what comes behind the last one, n_layer + 1 what comes behind the last norm. `given`: of a
+    model that drafts, numbers of the hidden state that comes with each token.
+
     `n_outputs` may be 0: a chunk of a prompt that only fills the cache. `n_seqs`: where layers remember states, how
     many sequences the tokens are of, each of which has as many; elsewhere 0.
     """
@@ -34,6 +41,8 @@ class BatchShape:
     scales: tuple[float, ...] = ()
     embeddings: bool = False
     n_seqs: int = 0
+    features: tuple[int, ...] = ()
+    given: int = 0
 
     def __post_init__(self) -> None:
         if self.n_tokens < 1 or not 0 <= self.n_outputs <= self.n_tokens or self.n_kv < 1:
@@ -65,7 +74,8 @@ class Batch:
 
     `positions`: int32 [n], the place of each token in its sequence, or [4, n] where places have several dimensions;
     `outputs`: int32, the rows that are given out, ascending; `memory`: for each part of the model's memory; `tokens`:
-    int32 [n], or where there are none `embeddings`: float32 [n, n_embd]. `n_seqs`: see BatchShape.
+    int32 [n], or where there are none `embeddings`: float32 [n, n_embd]. `n_seqs`: see BatchShape. `given`: float32
+    [n, BatchShape.given], for a model that drafts.
     """
 
     positions: NDArray[np.integer]
@@ -74,6 +84,7 @@ class Batch:
     tokens: NDArray[np.integer] | None = None
     embeddings: NDArray[np.float32] | None = None
     n_seqs: int = 0
+    given: NDArray[np.float32] | None = None
 
     @property
     def n_tokens(self) -> int:

@@ -50,7 +50,7 @@ class Decoder(Model):
     def _take_weights(self, weights: Weights) -> None:
         hp = self.hparams
         self._freq_factors = take_factors(weights, hp.rope.n_dims // 2)
-        self._layers = [self._take_layer(weights.layer(i), i) for i in range(hp.n_layer)]
+        self._layers = [self._take_layer(weights.layer(i, block=hp.first_block + i), i) for i in range(hp.n_layer)]
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         """A layer's weights: norms of the kind that comes behind the layers, before each half. Raises InvalidModel."""

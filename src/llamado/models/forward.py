@@ -34,6 +34,7 @@ from llamado.models.inputs import (
     AttentionTemperature,
     Embeddings,
     ForwardGraph,
+    Given,
     Input,
     Mask,
     OutputRows,
@@ -82,10 +83,10 @@ class Factors(NamedTuple):
 class Pass:
     """A forward pass being built: its graph, and the inputs, each made when a layer first asks for it.
 
-    `whole_texts`: what is given out is made of all tokens of a text, see `mean_of_texts`.
+    `every_row`: what is given out is made of all tokens, not only of those that have rows in it.
     """
 
-    __slots__ = ("_adapters", "_common", "_hparams", "_last", "_memory", "_whole_texts", "graph", "shape")
+    __slots__ = ("_adapters", "_common", "_hparams", "_last", "_memory", "graph", "shape")
 
     def __init__(
         self,
@@ -94,17 +95,16 @@ class Pass:
         memory: Memory,
         adapters: Sequence[Adapter] = (),
         *,
-        whole_texts: bool = False,
+        every_row: bool = False,
     ) -> None:
         self.graph = ForwardGraph()
         self.shape = shape
         self._hparams = hparams
         self._common: dict[str, Tensor] = {}
         self._memory = memory
-        self._whole_texts = whole_texts
         self._adapters = [pair for pair in zip(adapters, shape.scales, strict=False) if pair[1]]
         # The layer after which only the rows with logits go on.
-        self._last = hparams.n_layer - 1
+        self._last = -1 if every_row else hparams.n_layer - 1
 
     @property
     def norm_eps(self) -> float:
@@ -128,6 +128,10 @@ class Pass:
     def embeddings(self) -> Tensor:
         """F32 [n_embd, n_tokens]: what comes in the place of tokens."""
         return self.input(Embeddings(self._hparams.n_embd, self.shape.n_tokens))
+
+    def given(self) -> Tensor:
+        """F32 [given, n_tokens]: the hidden state that comes with each token."""
+        return self.input(Given(self.shape.given, self.shape.n_tokens))
 
     def positions(self, sections: int = 1) -> Tensor:
         """I32 [sections × n_tokens]: the place of each token in its sequence."""
@@ -401,7 +405,7 @@ class Pass:
 
     def keep_outputs(self, layer: int, *streams: Tensor) -> tuple[Tensor, ...]:
         """In the last layer, only the rows that get logits: nothing after attention mixes rows, but means of texts."""
-        if layer != self._last or self._whole_texts:
+        if layer != self._last:
             return streams
         rows = self.out_rows()
         return tuple(get_rows(stream, rows) for stream in streams)

@@ -98,7 +98,8 @@ class HyperParameters:
     `experts` is the mixture that feed-forward networks are made of, where they are.
     `embedding_scale`, `residual_scale` and `logit_scale` multiply embeddings, what a half of a layer adds, and logits;
     the soft caps bend x to cap · tanh(x / cap). Without `causal` a token sees the whole of its text. `pooling` is the
-    file's word on it. `n_nextn` blocks behind the layers predict tokens beyond the next one; they do not run here.
+    file's word on it. `n_nextn` blocks behind the layers predict tokens beyond the next one: see heads/.
+    `first_block` is the file's block that layer 0 is.
     """
 
     architecture: str
@@ -128,6 +129,7 @@ class HyperParameters:
     pooling: Pooling | None = None
     experts: Experts | None = None
     n_nextn: int = 0
+    first_block: int = 0
 
     def n_embd_k(self, layer: int) -> int:
         """Elements of one token's keys in a layer."""
@@ -363,7 +365,7 @@ def read_experts(
         n_groups_used=n_groups_used,
         n_shared=keys.int_("expert_shared_count", 0),
         n_ff_shared=keys.int_("expert_shared_feed_forward_length", 0),
-        n_dense_layers=keys.int_("leading_dense_block_count", 0),
+        n_dense_layers=0 if keys.head else keys.int_("leading_dense_block_count", 0),
     )
 
 
@@ -403,7 +405,8 @@ def read_hparams(
             f"metadata key '{keys.name('nextn_predict_layers')}' is {n_nextn}; fewer than the {n_layer} layers are "
             "expected"
         )
-    n_layer -= n_nextn
+    if keys.head and not n_nextn:
+        raise InvalidModel("the file has no block that predicts tokens beyond the next one")
     n_embd = keys.int_("embedding_length")
     n_head = keys.per_layer("attention.head_count", n_blocks, or_none=recurrent)
     n_head_kv = keys.per_layer("attention.head_count_kv", n_blocks, n_head, or_none=recurrent)
@@ -427,17 +430,20 @@ def read_hparams(
     mixture = keys.int_("expert_count", 0) > 0
     return HyperParameters(
         architecture=keys.architecture,
-        n_layer=n_layer,
+        n_layer=1 if keys.head else n_layer - n_nextn,
         n_embd=n_embd,
-        n_head=n_head[:n_layer],
-        n_head_kv=n_head_kv[:n_layer],
+        n_head=keys.own(n_head),
+        n_head_kv=keys.own(n_head_kv),
         head_dim_k=head_dim_k,
         head_dim_v=head_dim_v,
         # In a mixture the experts' own width may be all there is.
-        n_ff=keys.per_layer(
-            "feed_forward_length", n_blocks, (0,) * n_blocks if mixture or recurrent else None, or_none=recurrent
-        )[:n_layer],
+        n_ff=keys.own(
+            keys.per_layer(
+                "feed_forward_length", n_blocks, (0,) * n_blocks if mixture or recurrent else None, or_none=recurrent
+            )
+        ),
         n_nextn=n_nextn,
+        first_block=n_layer - n_nextn if keys.head else 0,
         n_vocab=n_vocab,
         n_ctx_train=_context_length(keys, n_ctx_train, rope),
         n_ctx_short=keys.int_("rope.scaling.original_context_length", n_ctx_train),

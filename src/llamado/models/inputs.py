@@ -88,6 +88,21 @@ class Embeddings(Input):
         return whole.reshape(-1).view(np.uint8)
 
 
+class Given(Input):
+    """F32 [width, n_tokens]: the hidden state of another model that comes with each token."""
+
+    def __init__(self, width: int, n_tokens: int) -> None:
+        super().__init__("given", TensorType.F32, width, n_tokens)
+
+    def fill(self, batch: Batch) -> Bytes:
+        """See Input."""
+        if batch.given is None:
+            raise ValueError("a batch without hidden states for a graph that takes some")
+        whole = np.zeros((self.ne[1], self.ne[0]), np.float32)
+        whole[: batch.n_tokens] = batch.given
+        return whole.reshape(-1).view(np.uint8)
+
+
 class Positions(Input):
     """I32 [sections × n_tokens]: the place of each token in its sequence, one dimension of it after another.
 

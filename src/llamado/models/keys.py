@@ -9,6 +9,7 @@ from llamado.gguf.metadata import Metadata
 from llamado.models.errors import InvalidModel
 
 N = TypeVar("N", int, float)
+T = TypeVar("T")
 
 _INT32 = 2**31 - 1
 MOST_LAYERS = 512  # LLAMA_MAX_LAYERS, llama-hparams.h
@@ -187,9 +188,15 @@ class Keys:
     what a user wants in place of some.
     """
 
-    def __init__(self, metadata: Metadata, rope: RopeOptions = FILE_ROPE) -> None:
-        self.metadata, self.rope = metadata, rope
+    def __init__(self, metadata: Metadata, rope: RopeOptions = FILE_ROPE, *, head: bool = False) -> None:
+        """`head`: the model is the first block behind the layers, which predicts tokens beyond the next one."""
+        self.metadata, self.rope, self.head = metadata, rope, head
         self.architecture = metadata.str_("general.architecture")
+
+    def own(self, blocks: tuple[T, ...]) -> tuple[T, ...]:
+        """Of what all blocks of the file have, that of the model's layers."""
+        n = len(blocks) - self.int_("nextn_predict_layers", 0)
+        return blocks[n : n + 1] if self.head else blocks[:n]
 
     def name(self, suffix: str) -> str:
         """The full name of a key."""

@@ -107,13 +107,13 @@ class RoleWeights:
         block: int | None = None,
     ) -> None:
         self._weights = weights
-        self._part, self._layer = part, layer
+        self._part, self._layer, self._stack, self._block = part, layer, stack, block
         self._experts = n_experts, n_used
         self._prefix = f"{stack}.{layer if block is None else block}." if part is ModelPart.LAYER else ""
 
     def experts(self, n: int, n_used: int) -> RoleWeights:
         """Those that hold the matrices of `n` experts, of which a token goes through `n_used`."""
-        return RoleWeights(self._weights, self._part, self._layer, n, n_used)
+        return RoleWeights(self._weights, self._part, self._layer, n, n_used, self._stack, self._block)
 
     def _role(self, name: str) -> Role:
         return Role(self._part, self._prefix + name, self._layer, *self._experts)

@@ -13,6 +13,7 @@ from llamado.engine.drafts.ahead import Ahead
 from llamado.engine.drafts.chances import Chances
 from llamado.engine.drafts.contract import Draft, Drafter, DraftKind
 from llamado.engine.drafts.cost import Cost
+from llamado.engine.drafts.head import HeadKind
 from llamado.engine.drafts.model import ANY, Ask, Guess, ModelDrafter, ModelKind
 from llamado.engine.request import KindCounts
 
@@ -87,6 +88,18 @@ class Drafts:
         """A sequence begins, whose tokens on trust are `ahead`; `guess` draws as its request does."""
         drafters = [kind.drafter() for kind in self.kinds]
         return Followed(ahead, guess, drafters, [Chances(common) for common in self._chances])
+
+    @property
+    def features_width(self) -> int:
+        """Numbers of each token's hidden states that `show` is given; 0: nobody wants any."""
+        return self._model.width if isinstance(self._model, HeadKind) and not self._model.lost else 0
+
+    def show(self, followed: Followed, text: NDArray[np.int32], first: int, states: NDArray[np.float32]) -> None:
+        """The sequence, which begins with `text`, was computed from token `first` on: the hidden states of these."""
+        if isinstance(self._model, HeadKind):
+            drafter = followed.drafters[self.kinds.index(self._model)]
+            assert isinstance(drafter, ModelDrafter)
+            self._model.show(drafter, text, first, states)
 
     def propose(self, wishes: Sequence[Wish], n_generating: int) -> list[Draft | None]:
         """For each sequence what is worth evaluating, while so many are being generated; it counts as on its way."""

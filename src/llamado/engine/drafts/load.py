@@ -5,22 +5,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from llamado.devices.split.measure import figures_of
 from llamado.engine.drafts.contract import DraftKind
 from llamado.engine.drafts.drafts import MOST, Drafts
+from llamado.engine.drafts.head import HeadKind
 from llamado.engine.drafts.model import ModelKind, check_vocabularies
 from llamado.engine.drafts.ngram_cache import NgramCache
 from llamado.engine.drafts.ngram_map import NgramMap
 from llamado.engine.drafts.ngram_mod import NgramMod
 from llamado.engine.drafts.ngram_simple import NgramSimple
 from llamado.engine.drafts.suffix import Suffix
+from llamado.engine.errors import EngineError
 from llamado.engine.forward.fitting import Fit, before_reading, fit, memory_options, sizes_for
-from llamado.engine.options import DraftOptions, EngineOptions, Report
-from llamado.engine.supported import check_supported, fetch_model
+from llamado.engine.options import DraftOptions, EngineOptions, ModelSource, Report
+from llamado.engine.supported import check_before_fetching, check_supported, check_types
+from llamado.gguf.header import Header
 from llamado.gguf.reader import GGUFFile
-from llamado.models import Model, load_model
+from llamado.gguf.sources.resolve import resolve
+from llamado.models import Model, RopeOptions, load_model
+from llamado.models.heads.head import Head
+from llamado.models.heads.next_token import load_next_token_head
 from llamado.text.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -31,26 +38,48 @@ log = logging.getLogger(__name__)
 
 _TYPE = "tokenizer.ggml.model"
 
+_HEADS: dict[str, Callable[[GGUFFile, RopeOptions], Head]] = {"draft-mtp": load_next_token_head}
+MODEL_KINDS = ("draft-simple", *_HEADS)
+"""Sources of drafts that are models."""
+
 
 class DraftModel:
-    """A model that drafts: its `file`, `tokenizer` and `runner`."""
+    """A model that drafts: what it was opened as, and its `runner`."""
 
-    def __init__(self, file: GGUFFile, tokenizer: Tokenizer, runner: ModelRunner) -> None:
-        self.file, self.tokenizer, self.runner = file, tokenizer, runner
+    def __init__(self, opened: DraftFile, runner: ModelRunner) -> None:
+        self.opened, self.runner = opened, runner
+
+    def kind(self, n_vocab: int, least: float) -> ModelKind:
+        """The source of drafts that it is."""
+        opened, runner, ends = self.opened, self.runner, self.opened.tokenizer.eog
+        head = opened.model
+        if not isinstance(head, Head):
+            return ModelKind(runner, n_vocab, name=opened.kind, least=least, ends=ends)
+        return HeadKind(runner, n_vocab, name=opened.kind, widths=head.takes, least=least, ends=ends)
 
     def close(self) -> None:
         """Ends its threads, and lets go of memory and file."""
         self.runner.close()
-        self.file.close()
+        self.opened.close()
 
 
 class DraftFile(NamedTuple):
     """A model that is to draft, before it is loaded, and the options that are its own."""
 
+    kind: str
     file: GGUFFile
     tokenizer: Tokenizer
     model: Model
     options: EngineOptions
+    shared: bool
+    """Whether the file is that of the model it drafts for."""
+    features: tuple[int, ...] = ()
+    """What it needs of that model."""
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        if not self.shared:
+            self.file.close()
 
     def reserve(self) -> int:
         """Bytes that it takes on this machine at least: with as long a context as is never cut."""
@@ -78,17 +107,23 @@ def drafts_for(options: EngineOptions, model: DraftModel | None, n_vocab: int) -
     """The sources that the options name, None where there are none. Raises EngineError."""
     wanted = options.drafts
     kinds = [_NGRAMS[name](wanted) for name in options.draft_kinds if name in _NGRAMS]
-    if model is not None:
-        kinds.append(ModelKind(model.runner, n_vocab, least=wanted.p_min, ends=model.tokenizer.eog))
+    if isinstance(model, DraftModel):
+        kinds.append(model.kind(n_vocab, wanted.p_min))
     if not kinds:
         return None
     return Drafts(kinds, most=MOST if wanted.most is None else min(wanted.most, MOST), least=wanted.least)
 
 
-def open_draft_model(target: GGUFFile, tokenizer: Tokenizer, options: EngineOptions) -> DraftFile | None:
-    """The model that drafts for another one, checked; None where there is none. Raises LlamadoError."""
+def open_draft_model(target: GGUFFile, tokenizer: Tokenizer, model: Model, options: EngineOptions) -> DraftFile | None:
+    """The model that drafts for another one, `model` of the file `target`, checked; None where there is none.
+
+    Raises LlamadoError.
+    """
     wanted = options.drafts
-    if wanted.model is None or "draft-simple" not in options.draft_kinds:
+    named = [name for name in MODEL_KINDS if name in (wanted.kinds or ())]
+    if len(named) > 1:
+        raise EngineError(f"--spec-type: one model drafts at a time, not {' and '.join(named)}")
+    if not named and (wanted.model is None or wanted.kinds is not None):
         return None
     own = replace(
         options,
@@ -103,15 +138,51 @@ def open_draft_model(target: GGUFFile, tokenizer: Tokenizer, options: EngineOpti
         lora=(),
         drafts=DraftOptions(kinds=()),
     )
-    file = GGUFFile.open(fetch_model(wanted.model, own), mmap=options.mmap)
+    shared = wanted.model is None
+    file = target if wanted.model is None else GGUFFile.open(_fetch(wanted.model, own), mmap=options.mmap)
     try:
-        check_supported(file.header, workers=own.split is not None)
-        own_tokenizer = load_tokenizer(file.metadata)
-        check_vocabularies(tokenizer, own_tokenizer, (target.metadata.str_(_TYPE, ""), file.metadata.str_(_TYPE, "")))
-        return DraftFile(file, own_tokenizer, load_model(file, options.rope), own)
+        kind = named[0] if named else kind_of(file.header)
+        if kind == "draft-simple":
+            check_supported(file.header, workers=own.split is not None)
+            own_tokenizer = load_tokenizer(file.metadata)
+            types = target.metadata.str_(_TYPE, ""), file.metadata.str_(_TYPE, "")
+            check_vocabularies(tokenizer, own_tokenizer, types)
+            return DraftFile(kind, file, own_tokenizer, load_model(file, options.rope), own, shared)
+        check_types(file.header)
+        if own.split is not None:
+            raise EngineError(f"--spec-type {kind}: it drafts on this machine; leave --spec-draft-device out")
+        head = _HEADS[kind](file, options.rope)
+        if head.hparams.n_vocab != model.hparams.n_vocab:
+            raise EngineError(
+                f"{file.source}: it drafts for models of {head.hparams.n_vocab} tokens, this one has "
+                f"{model.hparams.n_vocab}"
+            )
+        return DraftFile(kind, file, tokenizer, head, own, shared, head.features(model.hparams))
     except BaseException:
-        file.close()
+        if not shared:
+            file.close()
         raise
+
+
+def kind_of(header: Header) -> str:
+    """What a file that drafts is a source of, as `--spec-type` has it."""
+    architecture = header.metadata.str_("general.architecture", "")
+    last = header.metadata.int_(f"{architecture}.block_count", 0) - 1
+    if f"blk.{last}.nextn.eh_proj.weight" in header.tensors:
+        return "draft-mtp"
+    return "draft-simple"
+
+
+def _fetch(source: ModelSource, options: EngineOptions) -> Path:
+    """The file of a model that drafts, fetched where it is not here yet, if it can. Raises LlamadoError."""
+
+    def check(header: Header) -> None:
+        if kind_of(header) == "draft-simple":
+            check_before_fetching(header, options, log.info)
+        else:
+            check_types(header)
+
+    return resolve(source.spec, hf_repo=source.hf_repo, hf_file=source.hf_file, check=check)
 
 
 def load_draft_model(draft: DraftFile, beside: Fit, progress: Report | None) -> DraftModel:
@@ -158,4 +229,4 @@ def load_draft_model(draft: DraftFile, beside: Fit, progress: Report | None) -> 
     except BaseException:
         runner.close()
         raise
-    return DraftModel(file, draft.tokenizer, runner)
+    return DraftModel(draft, runner)

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _CATCH_UP = 256  # tokens of sequences that are read in one go, before all else has its turn
 _BINS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99)  # probabilities, at least, for each mark
 _FIRST_GUESS = 0.85
-_COMMON = 32  # tokens with which sequences must begin alike for one to go on with what was read of the other
+_COMMON = 32  # tokens with which sequences must begin alike for one to go on with what was read of the other, or all
 ANY = -1
 """The mark that each of its tokens has besides its own."""
 _MOST_DIFFERENCE, _FIRST_COMPARED = 128, 5  # llama.cpp's: sizes of vocabularies, and tokens that may differ in any way
@@ -64,6 +64,8 @@ class ModelDrafter(Drafter):
         self.handle: Handle | None = None
         self.read: list[int] = []
         self._agreed = 0  # of them, tokens that are known to be the sequence's
+        self.base = 0
+        """Which token of the sequence is the first of them."""
         self.t_last = 0.0
 
     def propose(self, said: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
@@ -75,8 +77,16 @@ class ModelDrafter(Drafter):
     def end(self, said: Sequence[int], n_prompt: int) -> None:
         self._kind.leave(self)
 
+    def reset(self) -> None:
+        """Nothing is read any more."""
+        self.read, self._agreed = [], 0
+
+    def take_over(self, other: ModelDrafter, said: Sequence[int]) -> None:
+        """Has what another one read, of a sequence that began as this one does."""
+        self.handle, self.read, self.base, other.handle = other.handle, other.read, other.base, None
+
     def pending(self, said: Sequence[int], ahead: Sequence[int]) -> list[int]:
-        """Goes back to what it has of a sequence, and gives the tokens that it lacks; one at least."""
+        """Goes back to what it has of a sequence, and gives the tokens that it lacks; none where it cannot go on."""
         n, read = self._agreed, self.read
         text = [*said[n:], *ahead]
         same = 0
@@ -112,9 +122,12 @@ class ModelKind(DraftKind):
         """Whether a device of it is gone; nothing is drafted then."""
 
     def drafter(self) -> ModelDrafter:
-        drafter = ModelDrafter(self)
+        drafter = self._new_drafter()
         self._drafters.append(drafter)
         return drafter
+
+    def _new_drafter(self) -> ModelDrafter:
+        return ModelDrafter(self)
 
     def first_guess(self, mark: int) -> float:
         """As often as the model itself believes; it is given a chance, as nobody learns from drafts never made."""
@@ -153,12 +166,12 @@ class ModelKind(DraftKind):
         pending: dict[int, list[int]] = {}
         room = min(_CATCH_UP, self._forward.max_batch)
         for i, ask in enumerate(asks):
-            if self._make_room(ask):
+            if self._make_room(ask.drafter, ask.said, len(ask.ahead) + ask.most):
                 tokens = ask.drafter.pending(ask.said, ask.ahead)
                 if self._forward.memory.has_states:  # what is drafted behind `said` may be wrong
                     assert ask.drafter.handle is not None
                     self._forward.memory.mark(ask.drafter.handle, len(ask.said))
-                if max(tokens) < self._forward.n_vocab:
+                if tokens and max(tokens) < self._forward.n_vocab:
                     pending[i] = tokens
         late = {i: tokens for i, tokens in pending.items() if len(tokens) > 8}
         for i, tokens in late.items():
@@ -214,13 +227,13 @@ class ModelKind(DraftKind):
             drafter.read += tokens
         return rows
 
-    def _make_room(self, ask: Ask) -> bool:
-        """Cells for a sequence and its draft, taken from those that were not drafted for longest."""
-        memory, drafter = self._forward.memory, ask.drafter
-        need = len(ask.said) + len(ask.ahead) + ask.most
+    def _make_room(self, drafter: ModelDrafter, said: Sequence[int], more: int) -> bool:
+        """Cells for a sequence and `more` tokens, taken from those that were not drafted for longest."""
+        memory = self._forward.memory
+        need = len(said) + more
         drafter.t_last = time.monotonic()
         if drafter.handle is None:
-            self._take_over(drafter, ask.said)
+            self._take_over(drafter, said)
         while True:
             if drafter.handle is None:
                 drafter.handle = memory.allocate(need, need + _CATCH_UP)
@@ -240,13 +253,12 @@ class ModelKind(DraftKind):
 
     def _take_over(self, drafter: ModelDrafter, said: Sequence[int]) -> None:
         """What one that was left has read, where a sequence begins in the same way."""
-        drafter.read = []
-        drafter.forget()
-        begins = said[:_COMMON]
+        drafter.reset()
         for other in reversed(self._left):
-            if other.read[:_COMMON] == begins:
+            n = min(_COMMON, len(said) - other.base - 1)
+            if n > 0 and other.read[:n] == said[other.base : other.base + n]:
                 self._left.remove(other)
-                drafter.handle, drafter.read, other.handle = other.handle, other.read, None
+                drafter.take_over(other, said)
                 return
 
 

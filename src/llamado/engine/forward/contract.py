@@ -110,6 +110,8 @@ class Forward(Protocol):
     n_vocab: int
     max_batch: int
     """Most tokens in one batch."""
+    features_width: int
+    """Numbers of a token's hidden states, where some are given out."""
 
     @property
     def memory(self) -> Memory:
@@ -133,12 +135,16 @@ class Forward(Protocol):
         outputs: NDArray[np.int32],
         *,
         scales: Scales = (),
+        features: NDArray[np.float32] | None = None,
+        given: NDArray[np.float32] | None = None,
     ) -> Future[NDArray[np.float32]]:
         """Evaluate tokens; logits `[len(outputs), n_vocab]`, valid until the next batch is started.
 
         `spans`: whose they are, one after the other; each goes on where its sequence is (`Handle.used`), which is for
         the caller to move on. `outputs`: the rows that get logits, ascending. `scales`: how strong adapters are. The
-        arrays may change once this returns. The future fails with DeviceLost when a device is gone: all sequences are
+        arrays may change once this returns, but `features`: `[len(tokens), features_width]`, which has the tokens'
+        hidden states when the future is done. `given`: those that a model which drafts takes with each token; its
+        `features` are those of the outputs. The future fails with DeviceLost when a device is gone: all sequences are
         void then, and nothing can be started until `restore` has succeeded.
         """
         ...

@@ -29,7 +29,7 @@ class Graphs:
     before they are needed.
 
     `n_states`: sequences of which layers remember states, 0 where none does. `largest`: shapes that need all the memory
-    there is to be.
+    there is to be. `features`: see BatchShape; `takes`: see Model.
     """
 
     def __init__(
@@ -41,22 +41,32 @@ class Graphs:
         output: Output,
         n_adapters: int,
         n_states: int,
+        features: tuple[int, ...] = (),
+        takes: tuple[int, ...] = (0,),
     ) -> None:
         self._tensors, self._devices = tensors, devices
         self._max_batch, self._n_cells, self._output = max_batch, n_cells, output
+        self._features, self._takes = features, takes
         self._graphs: OrderedDict[BatchShape, CutGraph] = OrderedDict()
         self._ahead: list[BatchShape] = []
         self._n_states = min(n_states, max_batch)
-        largest = BatchShape(max_batch, max_batch, n_cells, output, n_seqs=int(n_states > 0))
-        self.largest = [largest]
+        largest = BatchShape(max_batch, max_batch, n_cells, output, n_seqs=int(n_states > 0), features=features)
+        self.largest = [replace(largest, given=width) for width in takes]
         if self._n_states > 1:
             many = self.shape(self._n_states, self._n_states, n_cells, n_seqs=self._n_states)
             self.largest.append(replace(many, n_kv=n_cells))
         if n_adapters:
-            self.largest.append(replace(largest, scales=(1.0,) * n_adapters))
+            self.largest.append(replace(self.largest[0], scales=(1.0,) * n_adapters))
 
     def shape(
-        self, n: int, n_out: int, used: int, scales: Scales = (), embeddings: bool = False, n_seqs: int = 0
+        self,
+        n: int,
+        n_out: int,
+        used: int,
+        scales: Scales = (),
+        embeddings: bool = False,
+        n_seqs: int = 0,
+        given: int | None = None,
     ) -> BatchShape:
         """The shape that serves a batch of `n` tokens and `n_out` outputs that sees the first `used` cells.
 
@@ -64,7 +74,9 @@ class Graphs:
         """
         n_tokens, n_outputs, reach = self._sizes(n, n_out, used)
         n_seqs = n_tokens if n_seqs == n else n_seqs
-        return BatchShape(n_tokens, n_outputs, min(reach, self._n_cells), self._output, scales, embeddings, n_seqs)
+        reach = min(reach, self._n_cells)
+        features, given = self._features, self._takes[0] if given is None else given
+        return BatchShape(n_tokens, n_outputs, reach, self._output, scales, embeddings, n_seqs, features, given)
 
     def fit(self, n: int) -> int:
         """The greatest size of a batch up to `n`: a token that filled it up would change the state of its sequence."""

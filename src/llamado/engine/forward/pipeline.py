@@ -20,7 +20,7 @@ from llamado.engine.forward.contract import ForwardError
 from llamado.engine.forward.ring import Ring
 from llamado.engine.forward.times import Times
 from llamado.ggml.tensor import Tensor
-from llamado.models.batch import Batch
+from llamado.models.batch import FEATURES, Batch
 from llamado.models.inputs import Input
 
 _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -106,12 +106,20 @@ class _Job:
     """A batch on its way through the parts of its graph."""
 
     __slots__ = (
-        "began", "future", "index", "inputs", "n_outputs", "n_tokens", "notes", "parts", "queued", "sent", "unread",
-        "values",
+        "began", "features", "future", "index", "inputs", "n_outputs", "n_tokens", "notes", "parts", "queued", "sent",
+        "unread", "values",
     )  # fmt: skip
 
-    def __init__(self, parts: Sequence[GraphPart], inputs: Mapping[str, Pieces], n_tokens: int, n_outputs: int) -> None:
+    def __init__(
+        self,
+        parts: Sequence[GraphPart],
+        inputs: Mapping[str, Pieces],
+        n_tokens: int,
+        n_outputs: int,
+        features: NDArray[np.float32] | None,
+    ) -> None:
         self.parts = parts
+        self.features = features
         self.inputs = inputs
         self.n_tokens = n_tokens
         self.n_outputs = n_outputs
@@ -132,21 +140,39 @@ class _Job:
 
 
 class JoinedRows:
-    """The rows of several batches as those of one: `n_rows` of `width` numbers, in `future` once all are there."""
+    """The rows of several batches as those of one: `n_rows` of `width` numbers, in `future` once all are there.
 
-    def __init__(self, n_batches: int, n_rows: int, width: int) -> None:
+    `features`: gets those of their tokens.
+    """
+
+    def __init__(self, n_batches: int, n_rows: int, width: int, features: NDArray[np.float32] | None = None) -> None:
+        self._features = features
         self.future: Future[NDArray[np.float32]] = Future()
         self._rows = np.empty((n_rows, width), np.float32)
         self._left = n_batches
         self._lock = threading.Lock()
 
-    def add(self, batch: Future[NDArray[np.float32]], places: NDArray[np.integer]) -> None:
-        """One more batch, and the places of its rows among all."""
-        batch.add_done_callback(lambda done: self._arrived(done, places))
+    def add(
+        self,
+        batch: Future[NDArray[np.float32]],
+        places: NDArray[np.integer],
+        tokens: NDArray[np.integer],
+        features: NDArray[np.float32] | None,
+    ) -> None:
+        """One more batch, the places of its rows among all, and those of its tokens, of which it has `features`."""
+        batch.add_done_callback(lambda done: self._arrived(done, places, tokens, features))
 
-    def _arrived(self, batch: Future[NDArray[np.float32]], places: NDArray[np.integer]) -> None:
+    def _arrived(
+        self,
+        batch: Future[NDArray[np.float32]],
+        places: NDArray[np.integer],
+        tokens: NDArray[np.integer],
+        features: NDArray[np.float32] | None,
+    ) -> None:
         try:
             self._rows[places] = batch.result()
+            if self._features is not None and features is not None:
+                self._features[tokens] = features
         except BaseException as error:
             with suppress(Exception):  # another one failed before
                 self.future.set_exception(error)
@@ -194,19 +220,27 @@ class Pipeline:
                 threading.Thread(target=self._serve, args=work, name=f"llamado-part-{device}", daemon=True).start()
         self.ring.form(parts)
 
-    def start(self, parts: Sequence[GraphPart], feeds: Sequence[Input], batch: Batch) -> Future[NDArray[np.float32]]:
-        """Starts a batch; `feeds` fill the graph's inputs. The rows of its outputs are wanted.
+    def start(
+        self,
+        parts: Sequence[GraphPart],
+        feeds: Sequence[Input],
+        batch: Batch,
+        features: NDArray[np.float32] | None = None,
+    ) -> Future[NDArray[np.float32]]:
+        """Starts a batch; `feeds` fill the graph's inputs. The rows of its outputs are wanted; `features` gets as many
+        rows of hidden states as it has (see BatchShape).
 
         A batch that this machine alone computes is done when this returns.
         """
         n_outputs = len(batch.outputs)
         if len(parts) == 1 and self._devices[parts[0].device].local:
-            job = _Job(parts, {feed.name: feed.pieces(batch) for feed in feeds}, batch.n_tokens, n_outputs)
+            inputs = {feed.name: feed.pieces(batch) for feed in feeds}
+            job = _Job(parts, inputs, batch.n_tokens, n_outputs, features)
             self._run(job, 0)
         else:
             # Several devices may want the same input, and later.
             whole = {feed.name: [(0, feed.fill(batch))] for feed in feeds}
-            job = _Job(parts, whole, batch.n_tokens, n_outputs)
+            job = _Job(parts, whole, batch.n_tokens, n_outputs, features)
             self._flying.add(job.future)
             job.future.add_done_callback(self._flying.discard)
             self._hand_over(job, 0)
@@ -272,7 +306,9 @@ class Pipeline:
         wanted = self._pass_on(job, index)
         passed = bool(job.sent)
         note.trips = 1.0 + 0.5 * passed - bool(arrivals)
-        rows = part.graph.outputs.get(self._output)
+        rows, states = part.graph.outputs.get(self._output), part.graph.outputs.get(FEATURES)
+        if job.features is not None and states is not None:
+            wanted.append((FEATURES, states, job.features.nbytes))
         if rows is not None:
             wanted.append((self._output, rows, 4 * self._width * job.n_outputs))
         elif not wanted and not passed:  # a chunk that only fills the cache: any byte says that it is done
@@ -362,6 +398,8 @@ class Pipeline:
     def _end(self, job: _Job) -> None:
         """Hands the results of a batch to whoever waits for it."""
         rows = job.values.get(self._output, np.empty(0, np.uint8)).view(np.float32)
+        if job.features is not None:
+            job.features[:] = job.values[FEATURES].view(np.float32).reshape(job.features.shape)
         if job.n_outputs and 2 * job.n_tokens <= 3 * job.n_outputs:  # mostly of generating slots
             # As many as are allowed are on their way; the one that just ended counts.
             full = len(self._flying) >= self.depth.value

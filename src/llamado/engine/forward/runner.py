@@ -54,7 +54,7 @@ class ModelRunner:
     says what lies where (None: all on the first device, which must be this machine's). `mlock` keeps the weights that
     lie here in RAM; a warning says so where the system refuses. `observer` has outputs of its own in graphs, where all
     lies on one device (`read`). `reconnect` and `replace` serve `restore`; `wait`: seconds that devices which are lost
-    while the model is loaded are waited for.
+    while the model is loaded are waited for. `features`: see BatchShape.
     """
 
     def __init__(
@@ -80,11 +80,13 @@ class ModelRunner:
         replace: Replace | None = None,
         wait: float = 0.0,
         observer: ProductObserver | None = None,
+        features: tuple[int, ...] = (),
     ) -> None:
         self.file, self.model = file, model
         self.devices = list(devices)
         self.n_vocab = model.hparams.n_vocab
         self.width = model.width(output)
+        self.features_width = model.features_width(features)
         self.max_batch = max_batch
         memory = self.memory = model.memory(
             n_cells,
@@ -100,7 +102,15 @@ class ModelRunner:
         self._tensors = DeviceTensors(file, model, memory, self.devices, placement, mlock, observer)
         n_states = n_sequences if memory.has_states else 0
         self._graphs = Graphs(
-            self._tensors, self.devices, max_batch, memory.n_cells, output, len(model.adapters), n_states
+            self._tensors,
+            self.devices,
+            max_batch,
+            memory.n_cells,
+            output,
+            len(model.adapters),
+            n_states,
+            features,
+            model.takes,
         )
         self._pipeline = Pipeline(self.devices, output.value, self.width)
         self._watches = [
@@ -171,6 +181,8 @@ class ModelRunner:
         outputs: NDArray[np.int32],
         *,
         scales: Scales = (),
+        features: NDArray[np.float32] | None = None,
+        given: NDArray[np.float32] | None = None,
     ) -> Future[NDArray[np.float32]]:
         """See Forward."""
         lost = self.lost()
@@ -181,25 +193,33 @@ class ModelRunner:
         except ValueError as error:
             raise ForwardError(str(error)) from error
         if parts[0].tokens is None:
-            return self.submit(Batch(parts[0].positions, outputs, parts[0].rows, tokens), scales)
-        return self._start_each(parts, tokens, outputs, scales)
+            return self.submit(Batch(parts[0].positions, outputs, parts[0].rows, tokens, given=given), scales, features)
+        return self._start_each(parts, tokens, outputs, scales, features)
 
     def _start_each(
-        self, parts: Sequence[Placed], tokens: NDArray[np.int32], outputs: NDArray[np.int32], scales: Scales
+        self,
+        parts: Sequence[Placed],
+        tokens: NDArray[np.int32],
+        outputs: NDArray[np.int32],
+        scales: Scales,
+        features: NDArray[np.float32] | None,
     ) -> Future[NDArray[np.float32]]:
         """Evaluates a batch in the parts that it was divided into."""
         if len(tokens) > self.max_batch:
             raise ForwardError(f"a batch of {len(tokens)} tokens; the device takes 1 to {self.max_batch}")
-        joined = JoinedRows(len(parts), len(outputs), self.width)
+        joined = JoinedRows(len(parts), len(outputs), self.width, features)
         for part in parts:
             assert part.tokens is not None
             places = np.flatnonzero(np.isin(outputs, part.tokens))
             wanted = np.searchsorted(part.tokens, outputs[places])
             batch = Batch(part.positions, wanted, part.rows, tokens[part.tokens], n_seqs=part.n_seqs)
-            joined.add(self.submit(batch, scales), places)
+            own = None if features is None else np.empty((len(part.tokens), self.features_width), np.float32)
+            joined.add(self.submit(batch, scales, own), places, part.tokens, own)
         return joined.future
 
-    def submit(self, batch: Batch, scales: Scales = ()) -> Future[NDArray[np.float32]]:
+    def submit(
+        self, batch: Batch, scales: Scales = (), features: NDArray[np.float32] | None = None
+    ) -> Future[NDArray[np.float32]]:
         """Evaluates a batch; see Forward.start."""
         used = self._check(batch)
         lost = self.lost()
@@ -209,7 +229,9 @@ class ModelRunner:
         if embeddings and not self._graphs.largest[-1].embeddings:
             self._make_room_for_embeddings()
         n_tokens, n_outputs = batch.n_tokens, len(batch.outputs)
-        return self._begin(self._graphs.shape(n_tokens, n_outputs, used, scales, embeddings, batch.n_seqs), batch)
+        given = None if batch.given is None else batch.given.shape[1]
+        shape = self._graphs.shape(n_tokens, n_outputs, used, scales, embeddings, batch.n_seqs, given)
+        return self._begin(shape, batch, features)
 
     def _make_room_for_embeddings(self) -> None:
         """Before the first batch of embeddings, as few models are ever given one."""
@@ -221,10 +243,12 @@ class ModelRunner:
             self._graphs.largest.pop()
             raise
 
-    def _begin(self, shape: BatchShape, batch: Batch) -> Future[NDArray[np.float32]]:
+    def _begin(
+        self, shape: BatchShape, batch: Batch, features: NDArray[np.float32] | None = None
+    ) -> Future[NDArray[np.float32]]:
         """Starts a batch with the graph for a shape, whose inputs fill up what the batch lacks."""
         graph = self._graphs.get(shape)
-        return self._pipeline.start(graph.parts, graph.feeds, batch)
+        return self._pipeline.start(graph.parts, graph.feeds, batch, features)
 
     def _check(self, batch: Batch) -> int:
         """How many of the first cells a batch sees; raises ForwardError for one that cannot be."""

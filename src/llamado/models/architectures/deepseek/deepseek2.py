@@ -37,7 +37,7 @@ class Deepseek2Model(Decoder):
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
         # Files of GLM-4.7-Flash do not say how experts are weighted.
-        glm = hp.n_layer in _GLM_LAYERS and n_vocab == _GLM_VOCABULARY
+        glm = (hp.first_block or hp.n_layer) in _GLM_LAYERS and n_vocab == _GLM_VOCABULARY
         gating = Gating.SIGMOID if glm else Gating.SOFTMAX
         self._q_rank = keys.int_("attention.q_lora_rank", 0)
         self._absorbed = keys.has("attention.key_length_mla")

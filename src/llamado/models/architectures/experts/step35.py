@@ -30,14 +30,14 @@ class Step35Model(Decoder):
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
-        n, n_blocks = hp.rope.n_dims, hp.n_layer + hp.n_nextn
+        n, n_blocks = hp.rope.n_dims, keys.int_("block_count")
         self._limits = keys.floats_per_layer("swiglu_clamp_exp", n_blocks, 0.0)
         self._shared_limits = keys.floats_per_layer("swiglu_clamp_shexp", n_blocks, 0.0)
         rope_swa = replace(hp.rope, freq_base=keys.float_("rope.freq_base_swa", 10000.0), freq_scale=1.0)
         return replace(
             hp,
             n_swa=keys.int_("attention.sliding_window"),
-            swa_layers=read_swa_layers(keys, n_blocks, 0)[: hp.n_layer],
+            swa_layers=keys.own(read_swa_layers(keys, n_blocks, 0)),
             rope=replace(hp.rope, n_dims=n // 2),
             rope_swa=replace(rope_swa, n_dims=rotated(keys, "rope.dimension_count_swa", n, hp.head_dim_k)),
             experts=read_experts(keys, hp.n_ff[0], gating=Gating.SIGMOID, from_file=True),

@@ -1,0 +1,233 @@
+"""A head that drafts from the target's hidden states: multi-token prediction and EAGLE-3.
+
+It reads each token of a sequence along with the hidden state that the target had one token before, and goes on with
+hidden states of its own. What it made of those is read again as soon as the target's are known. Where they are not
+known, since the target did not compute those tokens but has them from elsewhere, the head's own memory of the sequence
+begins behind them: it drafts worse for some time, and no answer depends on it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from itertools import takewhile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.devices.device import DeviceError
+from llamado.engine.drafts.model import ModelDrafter, ModelKind
+from llamado.engine.forward.contract import Forward, ForwardError
+from llamado.models.memory import Span
+
+log = logging.getLogger(__name__)
+
+States = NDArray[np.float32]
+_KEPT = 256
+"""Hidden states of a sequence that wait to be read, about; they are large."""
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two texts begin with alike."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+class HeadDrafter(ModelDrafter):
+    """What a head has read of one sequence: with the target's hidden states, and behind those with its own."""
+
+    def __init__(self, kind: HeadKind) -> None:
+        super().__init__(kind)
+        self._head = kind
+        self.base = kind.first
+        self.n_sure = 0
+        """Tokens that were read with the target's states."""
+        self.own: States | None = None
+        """What it made of the last token that it read."""
+        self.states: list[States] = []
+        """The target's, of tokens from `at` on."""
+        self.at = 0
+        self._text: Sequence[int] = ()  # that the states are of, once the answer is over
+
+    def forget(self) -> None:
+        super().forget()
+        self.states, self.own = [], None
+
+    def reset(self) -> None:
+        super().reset()
+        self.base, self.n_sure, self.own = self._head.first, 0, None
+
+    def end(self, said: Sequence[int], n_prompt: int) -> None:
+        self._text = said
+        super().end(said, n_prompt)
+
+    def take_over(self, other: ModelDrafter, said: Sequence[int]) -> None:
+        """See ModelDrafter; what was computed of the other's tokens is of use as far as they are the same."""
+        assert isinstance(other, HeadDrafter)
+        super().take_over(other, said)
+        self.n_sure = other.n_sure
+        same = _common(other._text, said)
+        newer, at = self.states, self.at
+        self.states, self.at = other.states[: max(same - other.at, 0)], other.at
+        if newer:
+            self.show(at, newer)
+
+    def show(self, first: int, states: Sequence[States]) -> None:
+        """The target's hidden states of tokens from `first` on."""
+        known = first - self.at
+        if 0 <= known <= len(self.states):
+            self.states[known:] = states
+        else:
+            self.states, self.at = [*states], first
+
+    def trim(self, n: int) -> None:
+        """Lets go of states that `n` tokens were read with."""
+        gone = min(max(n - 1 - self.at, 0), len(self.states))
+        del self.states[:gone]
+        self.at += gone
+
+    @property
+    def end_of_states(self) -> int:
+        """The first token behind those of which the target's states are known."""
+        return self.at + len(self.states)
+
+    def pending(self, said: Sequence[int], ahead: Sequence[int]) -> list[int]:
+        """See ModelDrafter."""
+        same = self._same(said, ahead)
+        last = len(said) + len(ahead) - 1 - self.base
+        if ahead:  # of those only what it drafted itself: the target's states of others are not known yet
+            return [ahead[-1]] if self.own is not None and same == len(self.read) == last else []
+        kept = self.base + self._go_back(min(self.n_sure, same, max(last, 0)))
+        start = self._known_from(len(said))
+        if start > len(said) - 1:
+            return []
+        if start > kept + 1:
+            self._go_back(0)
+            self.base = kept = start
+        return [*said[kept:]]
+
+    def _same(self, said: Sequence[int], ahead: Sequence[int]) -> int:
+        """How many of the tokens that it read are the sequence's, those ahead counted."""
+        n = self._agreed
+        same = n + _common(self.read[n:], [*said[self.base + n :], *ahead])
+        self._agreed = min(same, max(len(said) - self.base, 0))
+        return same
+
+    def _go_back(self, n: int) -> int:
+        """To the first `n` tokens that it read, or as far before as it has to be."""
+        assert self.handle is not None
+        n = self._kind.go_back(self.handle, n)
+        del self.read[n:]
+        self.n_sure, self._agreed, self.own = n, min(self._agreed, n), None
+        return n
+
+    def _known_from(self, n: int) -> int:
+        """From which token on, of a text of `n`, the state before each is known."""
+        if n - 2 >= self.end_of_states:
+            return n
+        return self.at + 1 if self.at or self._head.first else 0
+
+    def given(self, n: int) -> tuple[States, bool]:
+        """What the next `n` tokens are read with, and whether that is the target's."""
+        first = self.base + len(self.read)
+        if first - 1 >= self.end_of_states and self.own is not None:
+            return self.own[None], False
+        rows = np.zeros((n, self._head.width), np.float32)
+        for i, at in enumerate(range(first - 1, first - 1 + n)):
+            if self.at <= at < self.end_of_states:
+                rows[i] = self.states[at - self.at]
+        return rows, True
+
+
+class HeadKind(ModelKind):
+    """Drafts of a head; `widths`: see `Head.takes`. `first`: the first token of a sequence that it reads.
+
+    `tokens`: those that its logits are of, where these are not all.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        n_vocab: int,
+        *,
+        name: str,
+        widths: tuple[int, ...],
+        least: float = 0.0,
+        ends: frozenset[int],
+        first: int = 0,
+        tokens: NDArray[np.int64] | None = None,
+    ) -> None:
+        super().__init__(forward, n_vocab, name=name, least=least, ends=ends)
+        self.width, self._own_width = widths[0], widths[-1]
+        self.first = first
+        self._tokens = tokens
+
+    def _new_drafter(self) -> HeadDrafter:
+        return HeadDrafter(self)
+
+    def show(self, drafter: ModelDrafter, text: NDArray[np.int32], first: int, states: States) -> None:
+        """The target computed tokens of a sequence from `first` on, which begins with `text`: its hidden states."""
+        assert isinstance(drafter, HeadDrafter)
+        if self.lost or (drafter.handle is None and drafter not in self._drafters):
+            return
+        if drafter.handle is None and not drafter.states:
+            self._take_over(drafter, text.tolist())
+        drafter.show(first, [*states])
+        if len(drafter.states) <= _KEPT:
+            return
+        said = text[: drafter.end_of_states].tolist()
+        try:
+            if drafter.base + drafter.n_sure < len(said) and self._make_room(drafter, said, 0):
+                tokens = drafter.pending(said, ())
+                while tokens:
+                    n = min(len(tokens), self._forward.max_batch)
+                    self._read([drafter], [tokens[:n]], outputs=False)
+                    del tokens[:n]
+        except (DeviceError, ForwardError) as error:
+            log.warning("the head drafts no more: %s", error)
+            self.lost = True
+        drafter.trim(drafter.end_of_states)
+
+    def _read(
+        self, drafters: Sequence[ModelDrafter], pieces: Sequence[list[int]], *, outputs: bool
+    ) -> NDArray[np.float32]:
+        """See ModelKind; those that go on with the target's states, and those with their own, in batches of theirs."""
+        found = np.empty((len(pieces) if outputs else 0, self._n_vocab), np.float32)
+        groups: dict[bool, list[tuple[int, HeadDrafter, list[int], States]]] = {}
+        for i, (drafter, tokens) in enumerate(zip(drafters, pieces, strict=True)):
+            assert isinstance(drafter, HeadDrafter)
+            given, sure = drafter.given(len(tokens))
+            groups.setdefault(sure, []).append((i, drafter, tokens, given))
+        for sure, group in groups.items():
+            rows, own = self._read_group([(d, tokens, given) for _, d, tokens, given in group], outputs=outputs)
+            for k, (i, drafter, tokens, _) in enumerate(group):
+                assert drafter.handle is not None
+                drafter.handle.used += len(tokens)
+                drafter.read += tokens
+                drafter.own = own[k] if outputs else None
+                if sure and drafter.n_sure == len(drafter.read) - len(tokens):
+                    drafter.n_sure = len(drafter.read)
+                    drafter.trim(drafter.base + drafter.n_sure)
+                if outputs:
+                    found[i] = rows[k]
+        return found
+
+    def _read_group(
+        self, group: Sequence[tuple[HeadDrafter, list[int], States]], *, outputs: bool
+    ) -> tuple[NDArray[np.float32], States]:
+        """Logits of all tokens behind the last one of each, and the states there, if they are wanted."""
+        spans, ends, n = [], [], 0
+        for drafter, tokens, _ in group:
+            assert drafter.handle is not None
+            spans.append(Span(drafter.handle, drafter.handle.used, len(tokens)))
+            n += len(tokens)
+            ends.append(n - 1)
+        batch = np.array([token for _, tokens, _ in group for token in tokens], np.int32)
+        given = np.concatenate([rows for _, _, rows in group])
+        own = np.empty((len(group) if outputs else 0, self._own_width), np.float32)
+        wanted = np.array(ends if outputs else [], np.int32)
+        rows = self._forward.start(batch, spans, wanted, given=given, features=own if outputs else None).result()
+        if self._tokens is not None and outputs:
+            whole = np.full((len(rows), self._n_vocab), -np.inf, np.float32)
+            whole[:, self._tokens] = rows
+            return whole, own
+        return rows[:, : self._n_vocab], own

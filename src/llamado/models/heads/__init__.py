@@ -1,0 +1,1 @@
+"""Small models that draft from the hidden states of a larger one."""

@@ -1,0 +1,171 @@
+"""Multi-token prediction (arXiv 2412.19437): the block behind a model's layers, which predicts the token after next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from llamado.ggml.graph import concat
+from llamado.ggml.tensor import Tensor
+from llamado.gguf.header import ModelFile
+from llamado.models.architectures.cohere.cohere2moe import Cohere2MoeModel
+from llamado.models.architectures.deepseek.deepseek2 import Deepseek2Model
+from llamado.models.architectures.deepseek.deepseek32 import Deepseek32Model, GlmDsaModel
+from llamado.models.architectures.experts.mimo2 import MiMo2Model
+from llamado.models.architectures.experts.step35 import Step35Model
+from llamado.models.architectures.glm.glm4moe import Glm4MoeModel
+from llamado.models.architectures.qwen.qwen3next import Qwen3NextModel
+from llamado.models.architectures.qwen.qwen35 import Qwen35Model
+from llamado.models.architectures.qwen.qwen35moe import Qwen35MoeModel
+from llamado.models.batch import FEATURES
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.errors import InvalidModel, UnsupportedModel
+from llamado.models.forward import Pass
+from llamado.models.heads.head import Head
+from llamado.models.hparams import HyperParameters
+from llamado.models.keys import FILE_ROPE, Keys, RopeOptions
+from llamado.models.memory import LayerMemory
+from llamado.models.parts.attention import Attention
+from llamado.models.weights import RoleWeights, Weights
+
+
+class NextTokenHead(Head, Decoder):
+    """A layer of the architecture, fed with a token's embedding beside the hidden state that predicted the token, each
+    normed, through one matrix. Embedding, norm and head are its own where the file has them, else the model's.
+    """
+
+    is_head = True
+    normed: ClassVar[bool] = True
+    """Whether hidden states are those behind the last norm."""
+
+    def features(self, target: HyperParameters) -> tuple[int, ...]:
+        """See Head."""
+        hp = self.hparams
+        if (hp.architecture, hp.first_block, hp.n_embd) != (target.architecture, target.n_layer, target.n_embd):
+            raise InvalidModel(
+                f"the block that drafts is of a {hp.architecture} model of {hp.first_block} layers of width "
+                f"{hp.n_embd}; the model is {target.architecture} of {target.n_layer} layers of width {target.n_embd}"
+            )
+        return (target.n_layer + self.normed,)
+
+    def _take_head(self, weights: Weights) -> None:
+        hp = self.hparams
+        self.takes = (hp.n_embd,)
+        w = weights.layer(0, block=hp.first_block)
+        self._token_embd = w.maybe("nextn.embed_tokens.weight", hp.n_embd, hp.n_vocab) or self._token_embd
+        if not w.has("nextn.shared_head_head.weight") or not w.has("nextn.shared_head_norm.weight"):
+            super()._take_head(weights)
+        if w.has("nextn.shared_head_head.weight"):
+            self._output = w.linear("nextn.shared_head_head", hp.n_embd, hp.n_vocab)
+        if w.has("nextn.shared_head_norm.weight"):
+            self._output_norm = self._take_norm(w, "nextn.shared_head_norm", hp.n_embd)
+        self._enorm = self._take_norm(w, "nextn.enorm", hp.n_embd)
+        self._hnorm = self._take_norm(w, "nextn.hnorm", hp.n_embd)
+        self._join = w.linear("nextn.eh_proj", 2 * hp.n_embd, hp.n_embd)
+
+    def _embed(self, step: Pass) -> Tensor:
+        token = self._enorm(step, step.get_rows(self._token_embd, step.tokens(), "mtp_tok_embd"), "mtp_enorm")
+        state = self._hnorm(step, step.given(), "mtp_hnorm")
+        return self._join(step, concat(token, state, 0, "mtp_concat"), "mtp_eh_proj")
+
+    def _hidden(self, step: Pass, x: Tensor) -> Tensor:
+        if not self.normed:
+            step.graph.output(FEATURES, x)
+            return super()._hidden(step, x)
+        return step.graph.output(FEATURES, super()._hidden(step, x))
+
+
+class Glm4MoeHead(NextTokenHead, Glm4MoeModel):
+    """Of GLM-4.5 to 4.7."""
+
+
+class Deepseek2Head(NextTokenHead, Deepseek2Model):
+    """Of DeepSeek V3, GLM-4.7-Flash."""
+
+
+class Deepseek32Head(NextTokenHead, Deepseek32Model):
+    """Of DeepSeek V3.2: it sees all tokens, and has no use for its indexer."""
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        return Deepseek2Model._take_layer(self, w, layer)
+
+    def remembers(self, layer: int) -> LayerMemory:
+        """One latent row."""
+        return Deepseek2Model.remembers(self, layer)
+
+
+class GlmDsaHead(Deepseek32Head, GlmDsaModel):
+    """Of GLM-5, as that of DeepSeek V3.2."""
+
+    def _read_indexed(self, keys: Keys, hp: HyperParameters) -> tuple[bool, ...]:
+        return (True,) * hp.n_layer
+
+
+class Cohere2MoeHead(NextTokenHead, Cohere2MoeModel):
+    """Of Cohere's mixtures: queries and keys are rotated."""
+
+    def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
+        return replace(super()._take_attention(w, layer), rope=self.hparams.rope)
+
+
+class MiMo2Head(NextTokenHead, MiMo2Model):
+    """Of MiMo-V2; the first of its blocks."""
+
+    normed = False
+
+
+class Step35Head(NextTokenHead, Step35Model):
+    """Of Step 3.5 Flash; the first of its blocks. Its activations have no bounds."""
+
+    normed = False
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        hp = super()._read_hparams(keys, n_vocab)
+        self._limits = self._shared_limits = (0.0,)
+        return hp
+
+
+class _QwenHead(NextTokenHead, Qwen35Model):
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        hp = super()._read_hparams(keys, n_vocab)
+        self._recurrent = (False,)
+        return hp
+
+
+class Qwen35Head(_QwenHead):
+    """Of Qwen3.5: a layer with gated attention."""
+
+
+class Qwen35MoeHead(_QwenHead, Qwen35MoeModel):
+    """Of the mixtures of Qwen3.5."""
+
+
+class Qwen3NextHead(_QwenHead, Qwen3NextModel):
+    """Of Qwen3-Next."""
+
+
+HEADS: dict[str, type[NextTokenHead]] = {
+    "cohere2moe": Cohere2MoeHead,
+    "deepseek2": Deepseek2Head,
+    "deepseek32": Deepseek32Head,
+    "glm-dsa": GlmDsaHead,
+    "glm4moe": Glm4MoeHead,
+    "mimo2": MiMo2Head,
+    "qwen35": Qwen35Head,
+    "qwen35moe": Qwen35MoeHead,
+    "qwen3next": Qwen3NextHead,
+    "step35": Step35Head,
+}
+"""By architecture."""
+
+
+def load_next_token_head(file: ModelFile, rope: RopeOptions = FILE_ROPE) -> NextTokenHead:
+    """The block behind the layers of a file's model; raises UnsupportedModel, InvalidModel or GgufError."""
+    name = file.metadata.str_("general.architecture")
+    head = HEADS.get(name)
+    if head is None:
+        raise UnsupportedModel(
+            f"{file.source}: no tokens are drafted with blocks behind the layers of '{name}'; of these they are: "
+            + ", ".join(sorted(HEADS))
+        )
+    return head(file, rope)

@@ -1,0 +1,216 @@
+"""Heads that draft from the hidden states of the model: right where they are the model, and never seen in an answer."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from headed_models import make_headed
+from tiny_models import make_llama
+
+from llamado.engine.drafts.contract import Proposal
+from llamado.engine.drafts.cost import Cost
+from llamado.engine.drafts.head import HeadKind
+from llamado.engine.drafts.model import Ask
+from llamado.engine.engine import Engine
+from llamado.engine.errors import EngineError
+from llamado.engine.loaded_model import LoadedModel
+from llamado.engine.options import DraftOptions, EngineOptions, ModelSource
+from llamado.engine.request import Request, Result
+from llamado.engine.sampling.params import Sampling
+from llamado.models import InvalidModel, UnsupportedModel
+
+from .fake import send
+
+PROMPTS = ("Once upon a time there was a king", "the quick brown fox jumps over the lazy dog " * 12, "Hello")
+
+
+class Free(Cost):
+    """Batches cost nothing."""
+
+    def least_gain(self, n_generating: int, seconds: float = 0.0) -> float:
+        return 0.0
+
+    def drafts(self, n_generating: int) -> bool:
+        return True
+
+
+def load(path: Path, kind: str | None, model: Path | None = None, **options: Any) -> LoadedModel:
+    source = None if model is None else ModelSource(spec=str(model))
+    drafts = DraftOptions(kinds=(kind,) if kind else (), most=4, model=source)
+    loaded = LoadedModel.load(path, EngineOptions(**{"n_ctx": 512, "n_threads": 1, **options}, drafts=drafts))
+    if kind:
+        engine_of(loaded)._drafts.cost = Free()  # type: ignore[union-attr]
+    return loaded
+
+
+def engine_of(model: LoadedModel) -> Engine:
+    assert isinstance(model.engine, Engine)
+    return model.engine
+
+
+def answers(model: LoadedModel, n: int = 24) -> list[Result]:
+    return [
+        model.complete(prompt, n_predict=n, seed=3, temperature=t, ignore_eos=True, n_probs=2)
+        for prompt in PROMPTS
+        for t in (0.0, 0.8)
+    ]
+
+
+def told(results: Sequence[Result]) -> list[Any]:
+    return [(r.tokens, r.content, r.probs, r.stop_type, r.n_predicted) for r in results]
+
+
+def accepted(results: Sequence[Result]) -> float:
+    drafted = sum(r.timings.draft_n or 0 for r in results)
+    assert drafted > 2 * len(results)
+    return sum(r.timings.draft_n_accepted or 0 for r in results) / drafted
+
+
+@pytest.mark.parametrize("name", ["glm4moe", "deepseek2", "deepseek32", "glm-dsa", "cohere2moe", "mimo2", "step35"])
+def test_a_head_that_is_the_model_is_right(name: str, tmp_path: Path) -> None:
+    path = make_headed(tmp_path / "m.gguf", name)
+    with load(path, None) as model:
+        plain = told(answers(model))
+    with load(path, "draft-mtp") as model:
+        found = answers(model)
+    assert told(found) == plain
+    assert accepted(found) > 0.98  # some experts, and what is seen of a window, are a matter of a rounding
+
+
+def test_hidden_states_are_those_of_the_token_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head that says again what the model said drafts the last token, which that hidden state predicted."""
+    drafted: list[tuple[int, list[int]]] = []
+    propose = HeadKind.propose
+
+    def heard(self: HeadKind, asks: Sequence[Ask], chance: Any) -> list[Proposal]:
+        found = propose(self, asks, chance)
+        drafted.extend((ask.said[-1], proposal.tokens) for ask, proposal in zip(asks, found, strict=True))
+        return found
+
+    monkeypatch.setattr(HeadKind, "propose", heard)
+    for name in ("glm4moe", "step35"):  # behind the last norm, and before it
+        with load(make_headed(tmp_path / f"{name}.gguf", name, repeats=True), "draft-mtp") as model:
+            for prompt in PROMPTS:
+                model.complete(prompt, n_predict=24, temperature=0.0, ignore_eos=True)
+    assert len(drafted) > 80
+    assert all(tokens == [last] * len(tokens) and tokens for last, tokens in drafted)
+
+
+def work(model: LoadedModel, *, disturbed: bool) -> list[Any]:
+    """Requests side by side and after each other, that share beginnings; `disturbed`: some are cancelled, cells are
+    forgotten in the middle, a slot is saved and restored.
+    """
+    random_, engine, found = random.Random(5), engine_of(model), []
+    common = [random_.randrange(1, 500) for _ in range(40)]
+    for round_ in range(3):
+        requests = [
+            Request(
+                prompt=[*common[: 40 * (i % 2)], *(random_.randrange(1, 500) for _ in range(3 + 11 * i))],
+                n_predict=12 + 3 * i,
+                n_probs=1,
+                sampling=Sampling(seed=i, ignore_eos=True, temperature=0.8 * (i % 2)),
+            )
+            for i in range(5)
+        ]
+        clients = [send(engine, request) for request in requests]
+        if disturbed:
+            for request in requests[:2]:
+                engine.cancel(send(engine, request).id)
+            engine.between_steps(lambda: None, forget=True)
+        found += [client.result for client in clients]
+        again = Request(
+            prompt=[*requests[4].prompt, *found[-1].tokens, 7, 9],
+            n_predict=9,
+            n_probs=1,
+            sampling=Sampling(seed=round_, ignore_eos=True),
+        )
+        found.append(send(engine, again).result)
+    return told(found)
+
+
+@pytest.mark.parametrize("kind", ["glm4moe", "mimo2"])
+def test_answers_are_the_same_with_and_without(kind: str, tmp_path: Path) -> None:
+    path = make_headed(tmp_path / "m.gguf", kind, sway=0.3)
+    options = {"n_slots": 3, "n_batch": 24, "n_ctx": 768, "cache_ram": 16}
+    with load(path, None, **options) as model:
+        plain = work(model, disturbed=False)
+    with load(path, "draft-mtp", **options) as model:
+        assert work(model, disturbed=False) == plain
+        assert work(model, disturbed=True) == plain
+        counts = engine_of(model).snapshot().counters.drafts
+        assert [count.name for count in counts] == ["draft-mtp"]
+        assert 0.05 * counts[0].n_drafted < counts[0].n_accepted < 0.9 * counts[0].n_drafted
+
+
+def test_a_context_that_is_full_is_shifted(tmp_path: Path) -> None:
+    path = make_headed(tmp_path / "m.gguf", "glm4moe", sway=0.2)
+    found = []
+    for kind in (None, "draft-mtp"):
+        with load(path, kind, n_ctx=256, context_shift=True) as model:
+            found.append(model.complete(PROMPTS[0], n_predict=330, seed=1, temperature=0.5, ignore_eos=True))
+    assert found[0].tokens == found[1].tokens and len(found[0].tokens) == 330
+    assert accepted(found[1:]) > 0.05
+
+
+def test_what_was_not_computed_is_not_read(tmp_path: Path) -> None:
+    """A restored slot has cells of which nobody has hidden states: the head begins behind them."""
+    path = make_headed(tmp_path / "m.gguf", "glm4moe")
+    request = Request(prompt=[*range(5, 120)], n_predict=8, sampling=Sampling(seed=1, ignore_eos=True))
+    with load(path, None) as model:
+        plain = send(engine_of(model), request).result
+    with load(path, "draft-mtp") as model:
+        send(engine_of(model), request).result  # noqa: B018
+        engine_of(model).save_slot(0, tmp_path / "slot").result()
+    with load(path, "draft-mtp") as model:
+        engine, rows = engine_of(model), []
+        start = model.draft.runner.start  # type: ignore[union-attr]
+        model.draft.runner.start = lambda tokens, *a, **o: (rows.append(len(tokens)), start(tokens, *a, **o))[1]  # type: ignore
+        engine.restore_slot(0, tmp_path / "slot").result()
+        found = send(engine, request).result
+        assert found.tokens == plain.tokens
+        assert found.timings.cache_n > 100 and found.timings.draft_n and sum(rows) < 40
+        rows.clear()
+        other = Request(prompt=[9, *range(5, 120)], n_predict=8, sampling=Sampling(seed=1, ignore_eos=True))
+        timings = send(engine, other).result.timings
+        assert timings.draft_n_accepted == timings.draft_n and (timings.draft_n or 0) > 3 and sum(rows) > 115
+
+
+def test_a_chat_goes_on_with_what_the_head_has_read(tmp_path: Path) -> None:
+    path = make_headed(tmp_path / "m.gguf", "glm4moe")
+    with load(path, "draft-mtp", n_ctx=1024) as model:
+        rows: list[int] = []
+        start = model.draft.runner.start  # type: ignore[union-attr]
+        model.draft.runner.start = lambda tokens, *a, **o: (rows.append(len(tokens)), start(tokens, *a, **o))[1]  # type: ignore
+        prompt = [*range(5, 400)]
+        for turn in range(3):
+            rows.clear()
+            result = model.complete(prompt, n_predict=10, temperature=0.0, ignore_eos=True)
+            assert result.timings.draft_n_accepted == result.timings.draft_n != 0
+            assert sum(rows) > 300 if turn == 0 else sum(rows) < 60
+            prompt += [*result.tokens, 7, 8, 9]
+
+
+def test_a_head_from_its_own_file(tmp_path: Path) -> None:
+    path, alone = make_headed(tmp_path / "m.gguf", "glm4moe"), tmp_path / "mtp-m.gguf"
+    make_headed(alone, "glm4moe", alone=True)
+    with load(path, "draft-mtp", alone) as model:
+        assert accepted(answers(model)) > 0.98
+    drafts = DraftOptions(model=ModelSource(spec=str(alone)))  # what it is the file says
+    with LoadedModel.load(path, EngineOptions(n_ctx=512, n_threads=1, drafts=drafts)) as model:
+        names = [count.name for count in engine_of(model).snapshot().counters.drafts]
+        assert names == ["suffix", "draft-mtp"]
+
+
+def test_what_has_no_head_is_refused(tmp_path: Path) -> None:
+    llama = make_llama(tmp_path / "l.gguf", n_vocab=320)
+    with pytest.raises(UnsupportedModel, match="no tokens are drafted with blocks behind the layers of 'llama'"):
+        load(llama, "draft-mtp")
+    glm, deepseek = make_headed(tmp_path / "g.gguf", "glm4moe"), make_headed(tmp_path / "d.gguf", "deepseek2")
+    with pytest.raises(InvalidModel, match="the block that drafts is of a deepseek2 model"):
+        load(glm, "draft-mtp", deepseek)
+    with pytest.raises(EngineError, match="one model drafts at a time, not draft-simple and draft-mtp"):
+        LoadedModel.load(glm, EngineOptions(drafts=DraftOptions(kinds=("draft-mtp", "draft-simple"))))

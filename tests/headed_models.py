@@ -1,0 +1,81 @@
+"""Models of a layer with a block behind it that drafts: as it has the layer's weights, it says what the model says."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tiny import TINY, make
+from tiny.spec import Shape, Tiny
+
+_OF_BLOCKS = re.compile(r"blk\.\d+\.")
+CHANGES: dict[str, dict[str, Any]] = {
+    "deepseek32": {"attention.indexer.top_k": 512},
+    "glm-dsa": {"attention.indexer.top_k": 512, "attention.indexer.types": [1]},
+    "step35": {"swiglu_clamp_exp": 0.0, "swiglu_clamp_shexp": 0.0},
+}
+"""Without what layers have and the block behind them has not."""
+
+
+@dataclass(frozen=True)
+class Headed(Tiny):
+    """`sway`: how much hidden states change what the block reads; 0: it reads embeddings alone. `repeats`: it reads
+    hidden states alone, and adds nothing, so that it says again what the model said. `alone`: the layer is not there.
+    """
+
+    sway: float = 0.0
+    repeats: bool = False
+    alone: bool = False
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """See Tiny."""
+        return {name: n for name, n in super().shapes().items() if not (self.alone and name.startswith("blk.0."))}
+
+    def values(self, rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        """See Tiny."""
+        own = np.random.default_rng(zlib.crc32(_OF_BLOCKS.sub("", name).encode()))
+        values = super().values(own, name, shape)
+        if name == "token_embd.weight":  # so that a norm of them changes nothing
+            return values / np.sqrt((values**2).mean(axis=1, keepdims=True))
+        if name.endswith("nextn.eh_proj.weight"):
+            n = shape[1]
+            left = np.zeros((n, n)) if self.repeats else np.eye(n)
+            right = np.eye(n) if self.repeats else self.sway * values[:, n:]
+            return np.concatenate([left, right], axis=1).astype(np.float32)
+        if "nextn" in name or name == "output_norm.weight":
+            return np.ones_like(values)
+        if self.repeats and name.startswith("blk.1.") and ("attn_output" in name or "ffn_down" in name):
+            return np.zeros_like(values)
+        return values
+
+
+def headed(name: str, **options: Any) -> Headed:
+    """The second layer of a small model, and a block behind it."""
+    base = TINY[name]
+    n = base.n_embd
+    layer = {name: shape for name, shape in {**base.layer, **base.layers.get(1, {})}.items() if shape is not None}
+    next_: dict[str, Shape | None] = {
+        "nextn.eh_proj.weight": (2 * n, n), "nextn.enorm.weight": n, "nextn.hnorm.weight": n,
+    }  # fmt: skip
+    lists = {key: [value[-1]] * 2 for key, value in base.keys.items() if isinstance(value, list) and "rope" not in key}
+    changed = {"leading_dense_block_count": 0, "nextn_predict_layers": 1, **lists, **CHANGES.get(name, {})}
+    return Headed(
+        base.architecture,
+        {**base.keys, **changed},
+        layer,
+        base.tensors,
+        {1: next_},
+        n_layer=2,
+        pre=base.pre,
+        deviation=base.deviation,
+        **options,
+    )
+
+
+def make_headed(path: Path, name: str, **options: Any) -> Path:
+    """Writes the file of such a model."""
+    return make(headed(name, **options), path)
