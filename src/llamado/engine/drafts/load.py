@@ -27,7 +27,7 @@ from llamado.gguf.reader import GGUFFile
 from llamado.gguf.sources.resolve import resolve
 from llamado.models import Model, RopeOptions, load_model
 from llamado.models.heads.head import Head
-from llamado.models.heads.next_token import load_next_token_head
+from llamado.models.heads.next_token import has_next_token_head, load_next_token_head
 from llamado.text.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -166,11 +166,7 @@ def open_draft_model(target: GGUFFile, tokenizer: Tokenizer, model: Model, optio
 
 def kind_of(header: Header) -> str:
     """What a file that drafts is a source of, as `--spec-type` has it."""
-    architecture = header.metadata.str_("general.architecture", "")
-    last = header.metadata.int_(f"{architecture}.block_count", 0) - 1
-    if f"blk.{last}.nextn.eh_proj.weight" in header.tensors:
-        return "draft-mtp"
-    return "draft-simple"
+    return "draft-mtp" if has_next_token_head(header) else "draft-simple"
 
 
 def _fetch(source: ModelSource, options: EngineOptions) -> Path:

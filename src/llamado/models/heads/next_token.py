@@ -159,6 +159,13 @@ HEADS: dict[str, type[NextTokenHead]] = {
 """By architecture."""
 
 
+def has_next_token_head(file: ModelFile) -> bool:
+    """Whether the last block of a file is one that drafts."""
+    architecture = file.metadata.str_("general.architecture", "")
+    last = file.metadata.int_(f"{architecture}.block_count", 0) - 1
+    return f"blk.{last}.nextn.eh_proj.weight" in file.tensors
+
+
 def load_next_token_head(file: ModelFile, rope: RopeOptions = FILE_ROPE) -> NextTokenHead:
     """The block behind the layers of a file's model; raises UnsupportedModel, InvalidModel or GgufError."""
     name = file.metadata.str_("general.architecture")
