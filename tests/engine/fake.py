@@ -78,7 +78,7 @@ class FakeForward:
         self._vocab = np.arange(1, n_vocab + 1, dtype=U64) * U64(0x9E3779B97F4A7C15)
 
     depth = 1
-    numerics = "made up"
+    numerics: str | None = "made up"
 
     @property
     def chunk(self) -> int:

@@ -60,7 +60,7 @@ def start(layers: Layers, tmp_path: Path) -> Iterator[Start]:
 
     def build(forward: FakeForward | None = None, limit: int = 1 << 30, **options: Any) -> tuple[Engine, DiskCache]:
         forward = forward or new(layers, n_cells=8192)
-        disk = DiskCache(tmp_path / "cache", limit, forward.cell_kind, lambda: str(forward.numerics))
+        disk = DiskCache(tmp_path / "cache", limit, forward.cell_kind, lambda: forward.numerics)
         tokenizer = FakeTokenizer(eog=())
         tokenizer.control = CONTROL
         given = {"n_slots": 1, "cache_ram": -1, "n_ctx": 4096, **options}
@@ -184,6 +184,49 @@ def test_others_never_match(start: Start, layers: Layers, what: str) -> None:
     forward.numerics = "others" if what == "numerics" else forward.numerics
     engine, disk = start(forward, lora=(0.5,) if what == "adapters" else ())
     assert ask(engine, req(prompt, 5)).n_cached == 0 and disk.counters.failures == disk.counters.hits == 0
+
+
+def test_devices_that_do_not_say_what_they_are(start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing of theirs is written, and what others wrote is not theirs."""
+    prompt = tokens(3, 300)
+    for numerics in (None, "made up", None):
+        forward = new((ALL,), n_cells=8192)
+        forward.numerics = numerics
+        engine, disk = start(forward)
+        assert ask(engine, req(prompt, 5)).n_cached == 0
+        engine.close()
+        assert disk.counters.failures == 0 and bool(disk.counters.writes) == bool(numerics)
+    assert caplog.text.count("does not say what it computes with") == 2
+
+
+@pytest.mark.parametrize("layers", ["all", "hybrid"], indirect=True)
+@pytest.mark.parametrize("after", ["made up", "others", None])
+def test_another_device_in_the_place_of_one(start: Start, layers: Layers, plain: Plain, after: str | None) -> None:
+    """What a device computed, in memory and on disk, is not taken for the work of one whose bits may differ."""
+    forward = new(layers, FragileForward, seed=1, n_cells=8192)
+    assert isinstance(forward, FragileForward)
+    engine, _ = start(forward)
+    prompts = [tokens(seed, 300) for seed in (3, 4, 5)]
+    for prompt in prompts[:2]:  # the first one goes into memory
+        ask(engine, req(prompt, 1))
+
+    def replaced() -> None:
+        forward.numerics = after
+
+    forward.in_restore = replaced
+    forward.die()
+    again = ask(engine, req(prompts[0], 5))
+    assert again.tokens == plain(prompts[0], 5) and (again.n_cached > 200) == (after == "made up")
+    ask(engine, req(prompts[2], 1))
+    engine.close()
+    forward.end()
+    for numerics in ("made up", "others"):
+        forward = new(layers, n_cells=8192)
+        forward.numerics = numerics
+        engine, _ = start(forward)
+        assert (ask(engine, req(prompts[2], 5)).n_cached > 200) == (numerics == after)
+        assert after == "made up" or not ask(engine, req(prompts[1], 5)).n_cached
+        engine.close()
 
 
 def sequence(seed: int, n: int, tails: tuple[int, ...] = ()) -> Stored:

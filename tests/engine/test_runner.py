@@ -350,6 +350,27 @@ def test_the_same_bits_on_several_devices(
     assert same(feed(several, tokens, chunk=1, start=512), right)
 
 
+def test_what_bits_depend_on(
+    tmp_path: Path, spread: Callable[..., ModelRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The devices that compute cells, single weights of them, too; the head's does not."""
+    path, kinds = make_llama(tmp_path / "m.gguf", n_layer=2), ["here", "here", "here"]
+    monkeypatch.setattr(CpuDevice, "numerics", property(lambda self: kinds[runner.devices.index(self)]))
+    runner = spread(path, Placement((0, 1), 2, 0))
+    assert runner.numerics == "here"
+    kinds[2] = "there"
+    assert runner.numerics == "here"
+    kinds[1] = "there"
+    mixed = runner.numerics
+    assert mixed not in ("here", "there", None)
+    kinds[:] = "here", "here", "there"
+    runner = spread(path, Placement((0, 1), 0, 0, (("ffn_up", 2),)))
+    elsewhere = runner.numerics
+    assert elsewhere not in ("here", mixed)
+    kinds[2] = None  # type: ignore[call-overload]
+    assert runner.numerics is None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", [(("_exps", 0),), ((r"blk\.(0|3)\..*_exps", 0), ("up_exps", 2))])
 def test_experts_may_lie_elsewhere(

@@ -88,6 +88,7 @@ REQUESTS: dict[Command, st.SearchStrategy[Any]] = {
     Command.COMM_INIT: st.builds(wire.CommInit, u32, u32, u32, u32, names),
     Command.COMM_ALLREDUCE: st.builds(wire.CommAllReduce, u32, tensors),
     Command.COMM_FREE: st.builds(wire.CommFree, u32),
+    Command.GET_NUMERICS: st.builds(wire.GetNumerics, u32),
     Command.OPEN_INLET: st.just(wire.OpenInlet()),
     Command.CONNECT_NEXT: st.builds(wire.ConnectNext, tickets, st.binary(min_size=1, max_size=wire.MAX_ENDPOINT)),
     Command.ATTACH: st.builds(wire.Attach, tickets),
@@ -130,6 +131,7 @@ RESPONSES: dict[Command, st.SearchStrategy[Any]] = {
     Command.GET_DEVICE_MEMORY: st.builds(wire.DeviceMemory, u64, u64),
     Command.OPEN_INLET: st.builds(wire.InletTicket, u32, tickets),
     Command.AWAIT: st.builds(wire.Awaited, u8, u64),
+    Command.GET_NUMERICS: st.builds(wire.Numerics, st.binary(min_size=128, max_size=128)),
 }
 RESPONSES |= {command: st.builds(wire.Number, number) for command, number in _NUMBERS.items()}
 RESPONSES |= {command: st.builds(wire.TensorData, st.integers(0, 3000)) for command in wire.DATA}

@@ -29,6 +29,7 @@ from llamado.rpc.wire import (
     GetAlignment,
     GetDeviceMemory,
     GetMaxSize,
+    GetNumerics,
     GraphRecompute,
     SetTensor,
 )
@@ -93,7 +94,20 @@ def test_what_it_offers(client: Client, worker: Worker) -> None:
     assert all(f"device {i}: CPU" in text for i in range(3)) and "device 3" not in text
 
 
-@pytest.mark.parametrize("ask", [AllocBuffer(3, 1), GetAlignment(3), GetDeviceMemory(3), GraphRecompute(3)])
+def test_what_their_bits_depend_on(devices: list[CpuDevice], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker says of each what this process says of its own: who is at an address now is known by what it is."""
+    kinds = {devices[0]: devices[0].numerics, devices[1]: "another kind", devices[2]: "x" * 200}
+    monkeypatch.setattr(CpuDevice, "numerics", property(kinds.__getitem__))
+    with running(*devices) as worker:
+        found = connect(worker.endpoint)
+        assert [device.numerics for device in found] == [devices[0].numerics, "another kind", None]
+        for device in found:
+            device.close()
+
+
+@pytest.mark.parametrize(
+    "ask", [AllocBuffer(3, 1), GetAlignment(3), GetDeviceMemory(3), GetNumerics(3), GraphRecompute(3)]
+)
 def test_one_that_is_not_there(client: Client, ask: AllocBuffer) -> None:
     client.send(ask)
     assert client.is_closed()

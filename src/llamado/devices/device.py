@@ -179,8 +179,10 @@ class Device(Protocol):
         """Calls `callback` once when it is lost (now, if it is), from any thread; it must not block."""
 
     @property
-    def numerics(self) -> str:
-        """What the bits of its results depend on: two devices of which this is the same compute the same."""
+    def numerics(self) -> str | None:
+        """What the bits of its results depend on: two devices of which this is the same compute the same. None where
+        nobody knows.
+        """
 
     @property
     def pulse(self) -> float | None:

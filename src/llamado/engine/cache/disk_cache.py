@@ -166,11 +166,11 @@ class DiskCache:
     """Sequences in `folder`, `limit` bytes in all. Raises DiskCacheUnusable.
 
     `kind` says what bytes mean that were computed with adapters of some strength, and `numerics` what else their bits
-    depend on: the devices.
+    depend on: the devices. Where that is not known, nothing is written, and nothing is found.
     """
 
     def __init__(
-        self, folder: Path, limit: int, kind: Callable[[Scales], CellKind], numerics: Callable[[], str]
+        self, folder: Path, limit: int, kind: Callable[[Scales], CellKind], numerics: Callable[[], str | None]
     ) -> None:
         self._folder, self._limit = folder, limit
         self._kind, self._numerics = kind, numerics
@@ -182,10 +182,10 @@ class DiskCache:
         self._looked: int | None = None
         self._roots: dict[tuple[str, Scales], bytes] = {}
         self._family = ""
-        self._waiting: deque[Stored] = deque()
+        self._waiting: deque[tuple[Stored, str]] = deque()
         self._pending = 0
         self._wake = threading.Condition()
-        self._closing = False
+        self._closing = self._warned = False
         self._deadline = 0.0
         self._rest_until = 0.0
         self._rate = ReadRate()
@@ -200,10 +200,11 @@ class DiskCache:
     ) -> StoredChain | None:
         """What is there of a sequence; `reach` as Memory.tail_reach."""
         best: StoredChain | None = None
+        numerics = self._numerics()
         with self._lock:
-            if not self._children:
+            if not self._children or numerics is None:
                 return None
-            at, parent = 0, self._root(scales)
+            at, parent = 0, self._root(scales, numerics)
             path: list[Block] = []
             while True:
                 children = self._children.get(parent, {}).values()
@@ -236,12 +237,21 @@ class DiskCache:
         return Load(self, chain, first, self._kind(scales), notify)
 
     def put(self, stored: Stored) -> None:
-        """Write a sequence, if those that wait do not take too much memory."""
+        """Write a sequence, which the devices of now computed, if those that wait do not take too much memory."""
+        numerics = self._numerics()
+        if numerics is None:
+            if not self._warned:
+                self._warned = True
+                log.warning(
+                    "the prompt cache on disk: a worker does not say what it computes with, as ggml's do not; nothing "
+                    "is written, for another one's numbers may differ"
+                )
+            return
         with self._wake:
             if self._waiting and self._pending + stored.nbytes > _PENDING_BYTES and not self._closing:
                 self._count(failures=1)
                 return
-            self._waiting.append(stored)
+            self._waiting.append((stored, numerics))
             self._pending += stored.nbytes
             self._wake.notify()
 
@@ -303,9 +313,8 @@ class DiskCache:
         with self._wake:
             self._counts = self._counts._replace(**{k: getattr(self._counts, k) + n for k, n in more.items()})
 
-    def _root(self, scales: Scales) -> bytes:
+    def _root(self, scales: Scales, numerics: str) -> bytes:
         """What bytes mean: the name that the first blocks have as their parent."""
-        numerics = self._numerics()
         root = self._roots.get((numerics, scales))
         if root is None:
             kind = self._kind(scales)
@@ -352,11 +361,12 @@ class DiskCache:
                     if self._closing:
                         return
                     self._wake.wait(_LOOK_SECONDS)
-                stored = self._waiting.popleft() if self._waiting else None
-            if stored is None:
+                waiting = self._waiting.popleft() if self._waiting else None
+            if waiting is None:
                 continue
+            stored, numerics = waiting
             if not self._late():
-                self._write(stored)
+                self._write(stored, numerics)
             with self._wake:
                 self._pending -= stored.nbytes
 
@@ -402,13 +412,13 @@ class DiskCache:
                     continue
         return found
 
-    def _write(self, stored: Stored) -> None:
+    def _write(self, stored: Stored, numerics: str) -> None:
         """Write what is not there yet of a sequence."""
         if time.monotonic() < self._rest_until:
             self._count(failures=1)
             return
         try:
-            self._write_blocks(stored)
+            self._write_blocks(stored, numerics)
         except OSError as error:
             self._rest_until = time.monotonic() + _REST_SECONDS
             self._count(failures=1)
@@ -417,10 +427,10 @@ class DiskCache:
                 self._folder, error.strerror or error, _REST_SECONDS,
             )  # fmt: skip
 
-    def _write_blocks(self, stored: Stored) -> None:
+    def _write_blocks(self, stored: Stored, numerics: str) -> None:
         memory = self._kind(stored.scales).memory
         size = piece_cells(memory.token_bytes)
-        parent = root = self._root(stored.scales)
+        parent = root = self._root(stored.scales, numerics)
         parents, chain, start = [root], [], 0
         for n, data in regrouped(stored.cells, memory.row_sizes, size):
             if self._late():

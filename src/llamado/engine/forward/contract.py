@@ -161,8 +161,8 @@ class Forward(Protocol):
         ...
 
     @property
-    def numerics(self) -> str:
-        """What bits depend on besides: the devices that layers are on now."""
+    def numerics(self) -> str | None:
+        """What bits depend on besides: the devices that layers are on now. None where one does not say what it is."""
         ...
 
     def watch(self, callback: Callable[[], None]) -> None:

@@ -142,13 +142,19 @@ class ModelRunner:
         return self._tensors.placement
 
     @property
-    def numerics(self) -> str:
+    def numerics(self) -> str | None:
         """See Forward."""
         placement = self.placement
-        numbers = (0,) if placement is None else (placement.embedding, *placement.layers)
-        found = [self.devices[number].numerics for number in numbers]
-        same = len(set(found)) == 1
-        return found[0] if same else ";".join(found) + repr(placement and placement.overrides)
+        if placement is None:
+            return self.devices[0].numerics
+        elsewhere = [number for _, number in placement.overrides]
+        found = []
+        for number in (placement.embedding, *placement.layers, *elsewhere):
+            numerics = self.devices[number].numerics
+            if numerics is None:
+                return None
+            found.append(numerics)
+        return found[0] if len(set(found)) == 1 else ";".join(found) + repr(placement.overrides)
 
     @property
     def links(self) -> list[tuple[int, int]]:

@@ -75,11 +75,14 @@ class Sequences:
         note_loss: Callable[[DeviceLost], None],
     ) -> None:
         self.memory = forward.memory
+        self._forward = forward
+        self._numerics = forward.numerics
         self._slots = slots
         self._stats = stats
         self._n_ctx = n_ctx
         self._idle_slots = idle_slots
         self._note_loss = note_loss
+        self._void = False
         self._every, self._control = snapshots.every, control
         memory = self.memory
         piece = piece_cells(memory.token_bytes)
@@ -106,6 +109,7 @@ class Sequences:
 
     def begin(self, slot: Slot, task: Task, prompt: NDArray[np.int32]) -> None:
         """Give a slot to a request, and see which other slot has more of its prompt."""
+        self._look_at_devices()
         n_keep = branch = 0
         if task.request.cache_prompt:
             # The last token is always evaluated: its logits are not kept.
@@ -155,10 +159,20 @@ class Sequences:
             slot.length = 0
 
     def forget(self) -> None:
-        """Every sequence is to be read again."""
+        """Every sequence is to be read again: devices change, or did."""
+        self._void = True
         for slot in self._slots:
             slot.leader = None
             self.drop(slot)
+
+    def _look_at_devices(self) -> None:
+        """Forget sequences in memory that other devices computed than those of now, whose bits may differ."""
+        if not self._void:
+            return
+        self._void = False
+        before, self._numerics = self._numerics, self._forward.numerics
+        if self.store is not None and (self._numerics is None or self._numerics != before):
+            self.store.clear()
 
     def reset(self) -> None:
         """Nothing is known about any cell."""
@@ -173,6 +187,7 @@ class Sequences:
         """What slots and memory hold goes to disk, and no more is written there."""
         if self._disk is None:
             return
+        self._look_at_devices()
         for slot in sorted(self._slots, key=lambda slot: slot.t_last_used):
             self._keep(slot)
         self._disk.finish([] if self.store is None else self.store.all(), _SAVE_SECONDS)
@@ -283,6 +298,7 @@ class Sequences:
         A request that loses its cells keeps its tokens, and reads them again when there is room: it is late, but its
         answer is the same. The oldest request always gets room, so all get done.
         """
+        self._look_at_devices()
         task = slot.task
         assert task is not None
         need = slot.length
@@ -310,6 +326,7 @@ class Sequences:
 
     def empty(self, slot: Slot, n: int, scales: Scales) -> None:
         """Room for `n` tokens in place of an idle slot's sequence. Raises NoRoom."""
+        self._look_at_devices()
         self._keep(slot)
         self.drop(slot)
         slot.scales = scales

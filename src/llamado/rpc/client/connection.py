@@ -73,8 +73,8 @@ class WorkerConnection:
     """One connection. Any thread may call; what is sent is in the order of the calls.
 
     `protocol` is the version that both sides speak. `own`: the worker is ours (wire.LLAMADO); `linked`: it also passes
-    tensors to others of ours; `own_files`: it may have weights in files of its own. `lost`: why everything fails from
-    now on, None while all is well.
+    tensors to others of ours; `own_files`: it may have weights in files of its own; `tells_numerics`: it says what it
+    computes with. `lost`: why everything fails from now on, None while all is well.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class WorkerConnection:
         self.endpoint = endpoint
         self.name = str(endpoint)
         """How messages call the worker."""
-        self.own = self.linked = self.own_files = False
+        self.own = self.linked = self.own_files = self.tells_numerics = False
         self.protocol = LATEST
         self.lost: DeviceLost | None = None
         self._reply_timeout = reply_timeout
@@ -156,6 +156,7 @@ class WorkerConnection:
         if self._said is not None:
             self._said.protocol = protocol
         self.own, self.linked, self.own_files = response.ours, response.linked, response.own_files
+        self.tells_numerics = response.tells_numerics
 
     # --- sending ------------------------------------------------------------------------------------------------------
 

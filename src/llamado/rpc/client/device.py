@@ -55,10 +55,12 @@ from llamado.rpc.wire import (
     GetAllocSize,
     GetDeviceMemory,
     GetMaxSize,
+    GetNumerics,
     GetTensor,
     GraphRecompute,
     InitTensor,
     Number,
+    Numerics,
     Response,
     SetTensor,
     WireTensor,
@@ -188,6 +190,7 @@ class RemoteDevice:
         self.endpoint, self.own = connection.endpoint, connection.own
         with connection.batch():
             alignment, max_size = connection.ask(GetAlignment(number)), connection.ask(GetMaxSize(number))
+            numerics = connection.ask(GetNumerics(number)) if connection.tells_numerics else None
         self.links = False
         self.hashes: MutableMapping[str, int] = {}
         """FNV-1a of weights by name; what is computed is added."""
@@ -195,6 +198,10 @@ class RemoteDevice:
         """What the worker has in files of its own."""
         self._alignment = max(1, connection.answer(alignment, Number).value)
         self._max_size = connection.answer(max_size, Number).value or 1 << 63
+        self.numerics: str | None = None
+        """What the worker says that bits depend on; of ggml's, which does not, None."""
+        if numerics is not None:
+            self.numerics = connection.answer(numerics, Numerics).words.rstrip(b"\0").decode("utf-8", "replace") or None
         self._buffers: set[RemoteBuffer] = set()
         self._compute: RemoteBuffer | None = None
         self._prepared: OrderedDict[int, _Prepared] = OrderedDict()
@@ -237,11 +244,6 @@ class RemoteDevice:
     def on_lost(self, callback: Callable[[DeviceLost], None]) -> None:
         """Calls `callback` once when the worker is lost (now, if it is), from any thread; it must not block."""
         self._connection.on_lost(lambda why: callback(DeviceLost(self.name, why)))
-
-    @property
-    def numerics(self) -> str:
-        """Nobody tells what a worker computes with: where it is, and which of its devices."""
-        return f"{self.endpoint} {self._number} {self.own}"
 
     @property
     def pulse(self) -> float | None:

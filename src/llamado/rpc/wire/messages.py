@@ -21,14 +21,16 @@ LLAMADO = 0x4C
 """What our worker puts in the byte of HELLO's response that ggml leaves zero and never reads: it places activations
 without a buffer by itself, and answers other connections while one computes. What else it can is added to that.
 """
-LINKED, OWN_FILES = 1, 2
+LINKED, OWN_FILES, TELLS_NUMERICS = 1, 2, 16
 """It passes tensors to other workers of ours (OPEN_INLET to CLOSE_INLET); it may have weights in files of its own
-(OFFER, BIND).
+(OFFER, BIND); it says what it computes with (GET_NUMERICS).
 """
 TICKET_BYTES = 16
 MAX_HOST = 64
 """Bytes of a host's name in COMM_INIT, zeros behind it."""
 SHA256_BYTES = 32
+NUMERICS_BYTES = 128
+"""Of what a device computes with, zeros behind it."""
 MAX_ENDPOINT = 320
 """Most bytes of an endpoint as text: a host's name has at most 253."""
 MAX_MESSAGE = 64 << 20
@@ -75,6 +77,7 @@ class Command(IntEnum):
     CLOSE_INLET = 0x46
     OFFER = 0x47
     BIND = 0x48
+    GET_NUMERICS = 0x49
 
 
 TENSOR = np.dtype(
@@ -390,6 +393,12 @@ class Bind(NamedTuple):
         return len(self.weights)
 
 
+class GetNumerics(NamedTuple):
+    """Asks what the bits of a device's results depend on."""
+
+    device: int
+
+
 @dataclass(frozen=True, eq=False)
 class GraphCompute:
     """A graph: `nodes` are the ids u64[n_nodes] in order, `tensors` TENSOR[n_tensors] all they need. No response.
@@ -410,6 +419,7 @@ Request = (
     | FreeBuffer | BufferClear | SetTensor | SetTensorHash | GetTensor | CopyTensor | InitTensor | MemsetTensor
     | GetAllocSize | GraphCompute | SetTensor2D | GetTensor2D | CommInit | CommAllReduce | CommFree
     | OpenInlet | ConnectNext | Attach | Push | Await | Deliver | CloseInlet | Offer | Bind
+    | GetNumerics
 )  # fmt: skip
 
 COMMANDS: dict[type, Command] = {
@@ -445,6 +455,7 @@ COMMANDS: dict[type, Command] = {
     CloseInlet: Command.CLOSE_INLET,
     Offer: Command.OFFER,
     Bind: Command.BIND,
+    GetNumerics: Command.GET_NUMERICS,
 }
 
 # --- responses ---
@@ -462,7 +473,7 @@ class HelloResponse(NamedTuple):
     @property
     def ours(self) -> bool:
         """Whether the worker is ours."""
-        return self.own & ~(LINKED | OWN_FILES) == LLAMADO
+        return self.own & ~(LINKED | OWN_FILES | TELLS_NUMERICS) == LLAMADO
 
     @property
     def linked(self) -> bool:
@@ -473,6 +484,11 @@ class HelloResponse(NamedTuple):
     def own_files(self) -> bool:
         """Whether it may have weights in files of its own."""
         return self.ours and bool(self.own & OWN_FILES)
+
+    @property
+    def tells_numerics(self) -> bool:
+        """Whether it says what it computes with."""
+        return self.ours and bool(self.own & TELLS_NUMERICS)
 
 
 class Number(NamedTuple):
@@ -518,4 +534,10 @@ class Awaited(NamedTuple):
     computed: int
 
 
-Response = HelloResponse | Number | Allocated | DeviceMemory | TensorData | InletTicket | Awaited
+class Numerics(NamedTuple):
+    """Two devices of which the `words` are the same compute the same bits; none where nobody knows."""
+
+    words: bytes
+
+
+Response = HelloResponse | Number | Allocated | DeviceMemory | TensorData | InletTicket | Awaited | Numerics

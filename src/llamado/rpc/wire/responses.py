@@ -8,6 +8,7 @@ from collections import deque
 from llamado.rpc.wire.buffer import MessageBuffer
 from llamado.rpc.wire.messages import (
     CAPS_BYTES,
+    NUMERICS_BYTES,
     TICKET_BYTES,
     Allocated,
     Awaited,
@@ -16,6 +17,7 @@ from llamado.rpc.wire.messages import (
     HelloResponse,
     InletTicket,
     Number,
+    Numerics,
     Response,
     TensorData,
     WireError,
@@ -39,6 +41,7 @@ RESPONSES: dict[Command, tuple[struct.Struct, type]] = {
     Command.CONNECT_NEXT: (_U32, Number),
     Command.ATTACH: (struct.Struct("<B"), Number),
     Command.AWAIT: (struct.Struct("<BQ"), Awaited),
+    Command.GET_NUMERICS: (struct.Struct(f"<{NUMERICS_BYTES}s"), Numerics),
 }
 """The responses of a fixed size."""
 DATA = frozenset({Command.GET_TENSOR, Command.GET_TENSOR_2D, Command.OFFER, Command.BIND})

@@ -22,7 +22,9 @@ from llamado.rpc.wire import (
     LATEST,
     LINKED,
     LLAMADO,
+    NUMERICS_BYTES,
     OWN_FILES,
+    TELLS_NUMERICS,
     Allocated,
     AllocBuffer,
     Attach,
@@ -46,6 +48,7 @@ from llamado.rpc.wire import (
     GetAllocSize,
     GetDeviceMemory,
     GetMaxSize,
+    GetNumerics,
     GetTensor,
     GetTensor2D,
     GraphCompute,
@@ -56,6 +59,7 @@ from llamado.rpc.wire import (
     InletTicket,
     MemsetTensor,
     Number,
+    Numerics,
     Offer,
     OpenInlet,
     Push,
@@ -158,6 +162,7 @@ class Session:
             GetAlignment: self._alignment,
             GetMaxSize: self._max_size,
             GetDeviceMemory: self._memory,
+            GetNumerics: self._numerics,
             GraphRecompute: self._recompute,
             BufferGetBase: self._base,
             FreeBuffer: self._free,
@@ -356,7 +361,7 @@ class Session:
     # --- the worker and its devices ---------------------------------------------------------------------------------
     def _hello(self, _: Hello) -> None:
         shared = self._shared
-        own = LLAMADO | LINKED * shared.dialling.allowed | OWN_FILES * (shared.files is not None)
+        own = LLAMADO | TELLS_NUMERICS | LINKED * shared.dialling.allowed | OWN_FILES * (shared.files is not None)
         self._answer(Command.HELLO, HelloResponse(*self.protocol.version, own))
 
     def _alignment(self, request: GetAlignment) -> None:
@@ -369,6 +374,10 @@ class Session:
 
     def _memory(self, request: GetDeviceMemory) -> None:
         self._answer(Command.GET_DEVICE_MEMORY, DeviceMemory(*self._lender(request.device).memory()))
+
+    def _numerics(self, request: GetNumerics) -> None:
+        words = (self._lender(request.device).device.numerics or "").encode()
+        self._answer(Command.GET_NUMERICS, Numerics(words if len(words) <= NUMERICS_BYTES else b""))
 
     # --- memory -----------------------------------------------------------------------------------------------------
     def _alloc(self, request: AllocBuffer) -> None:
