@@ -27,7 +27,21 @@ def without(layer: dict[str, Shape], *names: str) -> dict[str, Shape]:
     return {name: shape for name, shape in layer.items() if name not in names}
 
 
+HRM: dict[str, Shape] = {
+    **without({**ATTENTION, **GATED}, "attn_norm.weight", "ffn_norm.weight"),
+    "attn_gate.weight": (N_EMBD, 4 * HEAD),
+}
+
 MODELS = (
+    Tiny(
+        "hrm_text",
+        {**KEYS, "embedding_scale": 2.0, "hrm.layers_per_stack": 2, "hrm.h_cycles": 2, "hrm.l_cycles": 2},
+        HRM,
+        {"output_norm.weight": None, "hrm.z_l_init": N_EMBD},
+        layers={i: dict.fromkeys(HRM) for i in range(4, 12)},
+        n_layer=12,
+        deviation={"z_l_init": 1.0},
+    ),
     Tiny(
         "bitnet",
         KEYS,

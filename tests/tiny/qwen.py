@@ -53,6 +53,24 @@ MODELS = (
         {**WIDE_KEYS, **EXPERT_KEYS},
         {**ATTENTION, **EXPERTS, **WIDE_HEADS},
     ),
+    Tiny(
+        "grovemoe",
+        {
+            **KEYS,
+            **EXPERT_KEYS,
+            "expert_chunk_feed_forward_length": 32,
+            "experts_per_group": 2,
+            "expert_group_scale": 0.5,
+        },
+        {
+            **ATTENTION,
+            **EXPERTS,
+            **HEAD_NORMS,
+            "ffn_gate_chexps.weight": (N_EMBD, 32, 4),
+            "ffn_up_chexps.weight": (N_EMBD, 32, 4),
+            "ffn_down_chexps.weight": (32, N_EMBD, 4),
+        },
+    ),
     Tiny("exaone", KEYS, {**ATTENTION, **GATED}, {"rope_freqs.weight": 16}, n_layer=2),
     Tiny("pangu-embedded", KEYS, {**ATTENTION, **BIASES, "attn_output.bias": N_EMBD, **GATED}, n_layer=2),
     Tiny(

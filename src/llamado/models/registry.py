@@ -88,6 +88,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granitehybrid": Architecture("granite.granitehybrid:GraniteHybridModel", "Granite 4, hybrid"),
     "granitemoe": Architecture("granite.granitemoe:GraniteMoeModel", "Granite 3 1B-A400M, 3B-A800M"),
     "grok": Architecture("experts.grok:GrokModel", "Grok 1 and 2"),
+    "grovemoe": Architecture("qwen.grovemoe:GroveMoeModel", "GroveMoE 33B"),
+    "hrm_text": Architecture("others.hrm_text:HrmTextModel", "HRM-Text 1B"),
     "hunyuan-dense": Architecture("hunyuan.hunyuan_dense:HunyuanDenseModel", "Hunyuan 0.5B to 7B"),
     "hunyuan-moe": Architecture("hunyuan.hunyuan_moe:HunyuanMoeModel", "Hunyuan-A13B"),
     "hunyuan_vl": Architecture("hunyuan.hunyuan_dense:HunyuanDenseModel", "HunyuanOCR, Hunyuan-VL: their text"),
@@ -204,8 +206,6 @@ NOT_HERE = {
         "an indexer of another form than DeepSeek V3.2's chooses what is seen, not yet here",
     ),
     "deepseek4": "memory of compressed tokens and several streams of hidden states, not yet here",
-    "grovemoe": "groups of experts share smaller ones beside them, not yet here",
-    "hrm_text": "two stacks of layers, each gone through several times, not yet here",
     **dict.fromkeys(
         ("clef", "glm5-next", "kimi-k3", "minimax-01", "qwen4exp"),
         "linear attention of another form than those that run, not yet here",

@@ -82,7 +82,7 @@ class ExpertRouter(NamedTuple):
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
         """Of x [n, n_tokens] the experts I32 [n_used, n_tokens] and their weights F32 [1, n_used, n_tokens]."""
-        hp, n_tokens = self.experts, x.ne[1]
+        hp = self.experts
         probs = logits = self.gate(step, x, f"ffn_moe_logits-{layer}")
         if hp.gating is Gating.SOFTMAX:
             probs = soft_max_ext(logits, None, 1.0, name=f"ffn_moe_probs-{layer}")
@@ -94,7 +94,12 @@ class ExpertRouter(NamedTuple):
         if hp.n_groups > 1:
             scores = self._in_best_groups(layer, scores)
         chosen = argsort_top_k(scores, hp.n_used, f"ffn_moe_topk-{layer}")
-        weights = get_rows(reshape(probs, 1, hp.n, n_tokens), chosen, f"ffn_moe_weights-{layer}")
+        return chosen, self.weights(step, layer, probs, chosen)
+
+    def weights(self, step: Pass, layer: int, probs: Tensor, chosen: Tensor) -> Tensor:
+        """F32 [1, n_used, n_tokens]: of `probs` [n, n_tokens] those of the experts chosen."""
+        hp, n_tokens = self.experts, chosen.ne[1]
+        weights = get_rows(reshape(probs, 1, probs.ne[0], n_tokens), chosen, f"ffn_moe_weights-{layer}")
         if hp.gating is Gating.SOFTMAX_OF_CHOSEN or hp.normalised:
             weights = reshape(weights, hp.n_used, n_tokens)
             if hp.gating is Gating.SOFTMAX_OF_CHOSEN:
@@ -104,7 +109,7 @@ class ExpertRouter(NamedTuple):
             weights = reshape(weights, 1, hp.n_used, n_tokens)
         if hp.scale not in (0.0, 1.0):
             weights = scale(weights, hp.scale, name=f"ffn_moe_weights_scaled-{layer}")
-        return chosen, step.graph.expand(weights)
+        return step.graph.expand(weights)
 
     def _in_best_groups(self, layer: int, scores: Tensor) -> Tensor:
         """The scores of experts in the groups whose two best are greatest together, minus infinity for all others."""
@@ -185,22 +190,24 @@ class Mixture(NamedTuple):
 
     def __call__(self, step: Pass, layer: int, x: Tensor, seen: Tensor | None = None) -> Tensor:
         """Of x [n_embd, n_tokens] the same; `seen`: what the router sees, where that is not x."""
-        n_embd, n_tokens = x.ne[0], x.ne[1]
-        chosen, weights = self.router(step, layer, x if seen is None else seen)
-        h = reshape(x, n_embd, 1, n_tokens)
-        if self.weigh_input:
-            n_used = self.router.experts.n_used
-            h = mul(repeat(h, n_embd, n_used, n_tokens, 1), weights, f"ffn_moe_weighted-{layer}")
-        h = self.down(step, self._activated(step, layer, h, chosen), chosen, f"ffn_moe_down-{layer}")
-        if not self.weigh_input:
-            h = mul(h, weights, f"ffn_moe_weighted-{layer}")
-        y = _sum(step, h, f"ffn_moe_out-{layer}")
+        y = self.through(step, layer, x, *self.router(step, layer, x if seen is None else seen))
         if self.shared is None:
             return y
         more = self.shared(step, layer, x)
         if self.shared_gate is not None:
             more = mul(more, sigmoid(step.mul_mat(self.shared_gate, x, f"ffn_shexp_gate-{layer}")))
         return add(y, more, f"ffn_out-{layer}")
+
+    def through(self, step: Pass, layer: int, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Of x [n_embd, n_tokens] what the experts chosen make, added with their weights."""
+        n_embd, n_tokens = x.ne[0], x.ne[1]
+        h = reshape(x, n_embd, 1, n_tokens)
+        if self.weigh_input:
+            h = mul(repeat(h, n_embd, chosen.ne[0], n_tokens, 1), weights, f"ffn_moe_weighted-{layer}")
+        h = self.down(step, self._activated(step, layer, h, chosen), chosen, f"ffn_moe_down-{layer}")
+        if not self.weigh_input:
+            h = mul(h, weights, f"ffn_moe_weighted-{layer}")
+        return _sum(step, h, f"ffn_moe_out-{layer}")
 
     def _activated(self, step: Pass, layer: int, x: Tensor, chosen: Tensor) -> Tensor:
         """What goes into `down`: F32 [n_ff, n_used, n_tokens]."""
