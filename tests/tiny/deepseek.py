@@ -131,7 +131,43 @@ GLM_MIXTURE: dict[str, Shape] = {
     **{f"ffn_{part}_shexp.weight": (GLM_EMBD, GLM_EMBD) for part in ("gate", "up", "down")},
 }
 
+STREAMS = 4
+STREAM_KEYS = {
+    "hyper_connection.count": STREAMS,
+    "hyper_connection.epsilon": 1e-3,
+    "hyper_connection.magnitude": 2.0,
+    "swiglu_clamp_exp": [0.0, 0.5, 0.5],
+}
+CONNECTIONS: dict[str, Shape] = {
+    "attn_gate.weight": (N_EMBD, N_HEAD * VALUE),
+    "attn_sinks.weight": N_HEAD,
+    **{f"hc_{half}_fn.weight": (STREAMS * N_EMBD, 2 * STREAMS) for half in ("attn", "ffn")},
+    **{f"hc_{half}_base.weight": 2 * STREAMS for half in ("attn", "ffn")},
+    **{f"hc_{half}_scale.weight": 2 for half in ("attn", "ffn")},
+}
+COLLECTED: dict[str, Shape | None] = {
+    "output_hc_fn.weight": (STREAMS * N_EMBD, STREAMS),
+    "output_hc_base.weight": STREAMS,
+    "output_hc_scale.weight": 1,
+}
+
 MODELS = (
+    *(
+        Tiny(
+            "hy_v4",
+            {**ABSORBED_KEYS, **SIGMOID, **STREAM_KEYS, **keys},
+            {**LATENT, **LOW_RANK, **ABSORBED, **MIXTURE, **BIAS, **CONNECTIONS, **more},
+            COLLECTED,
+            layers={0: {**DENSE, **NO_BIAS}, 2: dict.fromkeys(more)},
+            n_layer=3,
+            deviation={"_base": 1.0, "_scale": 1.0},
+            variant=variant,
+        )
+        for variant, keys, more in (
+            ("", {**INDEXER_KEYS, "attention.indexer.types": [1, 1, 0]}, INDEXER),
+            ("all", {}, {}),
+        )
+    ),
     Tiny(
         "deepseek2",
         {**ABSORBED_KEYS, **SIGMOID, "expert_group_count": 4, "expert_group_used_count": 2},

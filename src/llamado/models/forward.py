@@ -305,6 +305,8 @@ class Pass:
         n_v: int,
         scale: float,
         choose: Callable[[Tensor, Tensor], Tensor] | None = None,
+        *,
+        sinks: Tensor | None = None,
     ) -> Tensor | None:
         """As `attend` where a token has one latent row [n, n_tokens] for all heads: F32 [n_v × n_head, n_tokens].
 
@@ -326,7 +328,7 @@ class Pass:
         if choose is not None:
             behind = view_2d(cache, cache.ne[0] - n, n_kv, cache.nb[1], cache.nb[1] * n // cache.ne[0])
             mask = choose(behind, self.mask(kept))
-        return self._attention(layer, kept, q, keys, values, scale, mask=mask)
+        return self._attention(layer, kept, q, keys, values, scale, sinks=sinks, mask=mask)
 
     def _attention(
         self,

@@ -94,6 +94,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "hunyuan-moe": Architecture("hunyuan.hunyuan_moe:HunyuanMoeModel", "Hunyuan-A13B"),
     "hunyuan_vl": Architecture("hunyuan.hunyuan_dense:HunyuanDenseModel", "HunyuanOCR, Hunyuan-VL: their text"),
     "hy_v3": Architecture("experts.dots1:Dots1Model", "HY 3"),
+    "hy_v4": Architecture("hunyuan.hy_v4:HyV4Model", "HY 4"),
     "internlm2": Architecture("llama.internlm2:InternLm2Model", "InternLM2, InternLM2.5"),
     "jais": Architecture("gpt.jais:JaisModel", "Jais 13B, 30B"),
     "jais2": Architecture("gpt.nemotron:NemotronModel", "Jais 2"),
@@ -202,7 +203,7 @@ NOT_HERE = {
     "graniteswitch": "its layers have adapters that tokens of their own switch on within a text, not yet here; "
     "Granite without them runs as granite",
     **dict.fromkeys(
-        ("dots3note", "hy_v4", "minimax-m3"),
+        ("dots3note", "minimax-m3"),
         "an indexer of another form than DeepSeek V3.2's chooses what is seen, not yet here",
     ),
     "deepseek4": "memory of compressed tokens and several streams of hidden states, not yet here",

@@ -207,7 +207,7 @@ class Mixture(NamedTuple):
         h = self.down(step, self._activated(step, layer, h, chosen), chosen, f"ffn_moe_down-{layer}")
         if not self.weigh_input:
             h = mul(h, weights, f"ffn_moe_weighted-{layer}")
-        return _sum(step, h, f"ffn_moe_out-{layer}")
+        return add_up(step, h, f"ffn_moe_out-{layer}")
 
     def _activated(self, step: Pass, layer: int, x: Tensor, chosen: Tensor) -> Tensor:
         """What goes into `down`: F32 [n_ff, n_used, n_tokens]."""
@@ -230,7 +230,7 @@ class Mixture(NamedTuple):
         return bounded_glu(gate, up, self.activation, self.limit, f"ffn_moe_act-{layer}")
 
 
-def _sum(step: Pass, each: Tensor, name: str) -> Tensor:
+def add_up(step: Pass, each: Tensor, name: str) -> Tensor:
     """Of [n, n_used, n_tokens] the sums over those used, in their order."""
     step.graph.expand(each)
     n, n_used, n_tokens = each.ne[:3]

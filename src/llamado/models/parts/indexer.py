@@ -33,9 +33,12 @@ from llamado.models.forward import Linear, Pass
 from llamado.models.hadamard import Hadamard, turn
 from llamado.models.hparams import Rope
 from llamado.models.memory import Latent, LayerMemory
+from llamado.models.parts.attention import OutputGate
 from llamado.models.parts.latent import LatentAttention, LowRank
 from llamado.models.weights import RoleWeights
 
+ALL = 2**31
+"""More tokens than there are: none is left out."""
 _TOGETHER = 4
 """Heads whose products with all tokens are in memory at a time."""
 
@@ -49,7 +52,10 @@ class IndexerSizes(NamedTuple):
 
 
 class Indexer(NamedTuple):
-    """Σ over heads of weight · relu(query · key): the greatest of them are seen."""
+    """Σ over heads of weight · relu(query · key): the greatest of them are seen.
+
+    `rope_at`: the element of a head from which on it is rotated; `turned`: whether keys are spread as they are kept.
+    """
 
     sizes: IndexerSizes
     q: Linear
@@ -59,6 +65,8 @@ class Indexer(NamedTuple):
     weigh: Linear
     rope: Rope
     eps: float
+    rope_at: int = 0
+    turned: bool = True
 
     @classmethod
     def take(cls, w: RoleWeights, n_embd: int, q_rank: int, sizes: IndexerSizes, rope: Rope, eps: float) -> Indexer:
@@ -79,7 +87,7 @@ class Indexer(NamedTuple):
         dim, n_tokens = self.sizes.dim, x.ne[1]
         k = mul(norm(self.k(step, x, f"indexer_k-{layer}"), self.eps), self.k_scale)
         k = reshape(add(k, self.k_shift, f"indexer_k_norm-{layer}"), dim, 1, n_tokens)
-        return reshape(self._turned(step, step.rotate(k, self.rope, None, f"indexer_k_pe-{layer}")), dim, n_tokens)
+        return reshape(self._rotated(step, k, f"indexer_k_pe-{layer}"), dim, n_tokens)
 
     def mask(self, step: Pass, layer: int, x: Tensor, low: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
         """F16 [rows, n_tokens]: `mask`, and minus infinity where a row of `keys` [dim, rows] is not chosen.
@@ -99,7 +107,7 @@ class Indexer(NamedTuple):
         n_head, dim, _ = self.sizes
         n_rows, n_tokens = keys.ne[1], x.ne[1]
         q = reshape(self.q(step, low, f"indexer_q-{layer}"), dim, n_head, n_tokens)
-        q = self._turned(step, step.rotate(q, self.rope, None, f"indexer_q_pe-{layer}"))
+        q = self._rotated(step, q, f"indexer_q_pe-{layer}")
         weights = scale(self.weigh(step, x, f"indexer_weights-{layer}"), 1.0 / math.sqrt(dim * n_head))
         total = None
         for first in range(0, n_head, _TOGETHER):
@@ -114,20 +122,25 @@ class Indexer(NamedTuple):
         assert total is not None
         return total
 
-    def _turned(self, step: Pass, x: Tensor) -> Tensor:
-        """As keys are kept: spread over the largest power of two of their elements, see hadamard.py."""
-        dim = self.sizes.dim
-        return turn(step.input(Hadamard(dim & -dim)), x)
+    def _rotated(self, step: Pass, x: Tensor, name: str) -> Tensor:
+        """As keys are kept: rotated, and spread over the largest power of two of their elements (hadamard.py)."""
+        x, dim = step.rotate(x, self.rope, None, name, offset=self.rope_at), self.sizes.dim
+        return turn(step.input(Hadamard(dim & -dim)), x) if self.turned else x
 
 
 class SparseAttention(NamedTuple):
-    """Latent attention over the tokens that an indexer chooses: the layer's own, or that of an earlier layer."""
+    """Latent attention over the tokens that an indexer chooses: the layer's own, or that of an earlier layer.
+
+    `gate`: of the values of what was attended to; `sinks`: see Pass.attend.
+    """
 
     latent: LatentAttention
     indexer: Indexer | None
     owner: int
     """The layer whose indexer chooses."""
     n_chosen: int
+    gate: OutputGate | None = None
+    sinks: Tensor | None = None
 
     def remembers(self) -> LayerMemory:
         """One row for keys and values, and behind it the indexer's key."""
@@ -150,5 +163,9 @@ class SparseAttention(NamedTuple):
 
             return step.once(f"indexer_mask-{self.owner}", make)
 
-        attended = step.attend_latent(layer, q, row, self.latent.compressed.sizes.rank, self.latent.scale, choose)
-        return None if attended is None else self.latent.result(step, layer, attended)
+        rank, factor = self.latent.compressed.sizes.rank, self.latent.scale
+        attended = step.attend_latent(layer, q, row, rank, factor, choose, sinks=self.sinks)
+        if attended is None or self.gate is None:
+            return None if attended is None else self.latent.result(step, layer, attended)
+        gated = self.gate(step, layer, x, self.latent.values(step, layer, attended))
+        return self.latent.out(step, gated, f"attn_out-{layer}")

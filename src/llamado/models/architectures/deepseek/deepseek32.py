@@ -23,6 +23,24 @@ _CONTEXT_OF_5_2 = 1_048_576
 """From GLM-5.2 on, layers share indexers."""
 
 
+def read_indexer(keys: Keys) -> IndexerSizes:
+    """The sizes of a file's indexers. Raises GgufError or InvalidModel."""
+    suffixes = ("head_count", "key_length", "top_k")
+    return IndexerSizes(*(keys.int_(f"attention.indexer.{suffix}") for suffix in suffixes))
+
+
+def read_indexed(keys: Keys, n_layer: int) -> tuple[bool, ...]:
+    """Which layers have an indexer of their own; the others see what the last one before them chose.
+
+    Raises GgufError or InvalidModel.
+    """
+    name = keys.name("attention.indexer.types")
+    kinds = keys.metadata.ints(name, n=n_layer)
+    if not kinds[0]:
+        raise InvalidModel(f"metadata key '{name}' gives layer 0 no indexer, and there is none before it")
+    return tuple(kind != 0 for kind in kinds)
+
+
 class Deepseek32Model(Deepseek2Model):
     """As DeepSeek V3, with an indexer that chooses the tokens that are seen (arXiv 2512.02556)."""
 
@@ -30,11 +48,7 @@ class Deepseek32Model(Deepseek2Model):
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
-        self._indexer = IndexerSizes(
-            keys.int_("attention.indexer.head_count"),
-            keys.int_("attention.indexer.key_length"),
-            keys.int_("attention.indexer.top_k"),
-        )
+        self._indexer = read_indexer(keys)
         if not self._absorbed or not self._q_rank or self._indexer.dim < hp.rope.n_dims:
             raise InvalidModel(
                 f"metadata keys '{keys.name('attention.key_length_mla')}' and '{keys.name('attention.q_lora_rank')}' "
@@ -81,12 +95,7 @@ class GlmDsaModel(Deepseek32Model):
         return replace(hp, experts=read_experts(keys, hp.n_ff[0], gating=Gating.SIGMOID, from_file=True))
 
     def _read_indexed(self, keys: Keys, hp: HyperParameters) -> tuple[bool, ...]:
-        name = keys.name("attention.indexer.types")
-        found = keys.metadata.get(name)
-        if found is not None:
-            kinds = keys.metadata.ints(name, n=hp.n_layer)
-            if not kinds[0]:
-                raise InvalidModel(f"metadata key '{name}' gives layer 0 no indexer, and there is none before it")
-            return tuple(kind != 0 for kind in kinds)
+        if keys.has("attention.indexer.types"):
+            return read_indexed(keys, hp.n_layer)
         whole = hp.n_ctx_train < _CONTEXT_OF_5_2
         return tuple(whole or i < 2 or i % 4 == 2 for i in range(hp.n_layer))
