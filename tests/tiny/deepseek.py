@@ -151,7 +151,47 @@ COLLECTED: dict[str, Shape | None] = {
     "output_hc_scale.weight": 1,
 }
 
+NARROW = {"nope": 16, "value": 16, "rank": 32, "heads": 8}
+"""Of dots3note's layers with a window, which have more heads."""
+NARROW_LATENT: dict[str, Shape] = {
+    "attn_q_b.weight": (Q_RANK, NARROW["heads"] * (NARROW["nope"] + ROPE)),
+    "attn_kv_a_mqa.weight": (N_EMBD, NARROW["rank"] + ROPE),
+    "attn_kv_a_norm.weight": NARROW["rank"],
+    "attn_k_b.weight": (NARROW["nope"], NARROW["rank"], NARROW["heads"]),
+    "attn_v_b.weight": (NARROW["rank"], NARROW["value"], NARROW["heads"]),
+    "attn_output.weight": (NARROW["heads"] * NARROW["value"], N_EMBD),
+    "attn_gate.weight": (N_EMBD, NARROW["heads"]),
+}
+WINDOWED: dict[str, Shape | None] = {**dict.fromkeys(INDEXER), **NARROW_LATENT}
+
 MODELS = (
+    Tiny(
+        "dots3note",
+        {
+            **ABSORBED_KEYS,
+            **SIGMOID,
+            **INDEXER_KEYS,
+            "attention.head_count": [8, 4, 8, 4],
+            "attention.key_length_mla_swa": NARROW["nope"] + ROPE,
+            "attention.value_length_mla_swa": NARROW["value"],
+            "attention.kv_lora_rank_swa": NARROW["rank"],
+            "attention.sliding_window": 64,
+            "attention.sliding_window_pattern": [True, False, True, False],
+            "attention.indexer.types": [0, 1, 0, 1],
+            "rope.freq_base_swa": 5000.0,
+        },
+        {
+            **LATENT,
+            **LOW_RANK,
+            **ABSORBED,
+            **MIXTURE,
+            **BIAS,
+            **INDEXER,
+            "attn_k_norm.weight": ROPE,
+            "attn_gate.weight": (N_EMBD, N_HEAD),
+        },
+        layers={0: {**DENSE, **NO_BIAS, **WINDOWED}, 2: WINDOWED},
+    ),
     *(
         Tiny(
             "hy_v4",

@@ -63,6 +63,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "deepseek2-ocr": Architecture("experts.bailingmoe:Deepseek2OcrModel", "DeepSeek-OCR: its text"),
     "deepseek32": Architecture("deepseek.deepseek32:Deepseek32Model", "DeepSeek V3.2"),
     "dots1": Architecture("experts.dots1:Dots1Model", "dots.llm1"),
+    "dots3note": Architecture("deepseek.dots3note:Dots3NoteModel", "dots3 Note 288B-A19B"),
     "ernie4_5": Architecture("ernie.ernie4_5:Ernie45Model", "ERNIE 4.5 0.3B"),
     "ernie4_5-moe": Architecture("ernie.ernie4_5_moe:Ernie45MoeModel", "ERNIE 4.5 21B-A3B, 300B-A47B"),
     "eurobert": Architecture("encoders.eurobert:EuroBertModel", "EuroBERT"),
@@ -203,7 +204,7 @@ NOT_HERE = {
     "graniteswitch": "its layers have adapters that tokens of their own switch on within a text, not yet here; "
     "Granite without them runs as granite",
     **dict.fromkeys(
-        ("dots3note", "minimax-m3"),
+        ("minimax-m3",),
         "an indexer of another form than DeepSeek V3.2's chooses what is seen, not yet here",
     ),
     "deepseek4": "memory of compressed tokens and several streams of hidden states, not yet here",

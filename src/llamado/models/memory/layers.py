@@ -25,9 +25,13 @@ class KeysValues:
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Multi-head latent attention (DeepSeek-V2, 2024): one row of `n` elements per token, keys and values in one."""
+    """Multi-head latent attention (DeepSeek-V2, 2024): one row of `n` elements per token, keys and values in one.
+
+    `window`: as that of KeysValues.
+    """
 
     n: int
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,8 @@ class Layout:
                 window = memory.window
                 kept = kept._replace(window=window, chunked=memory.chunked, symmetric=memory.symmetric)
                 kept = kept._replace(turns=turns[window > 0])
+            elif isinstance(memory, Latent):
+                kept = kept._replace(window=memory.window)
             self._kept.append(kept)
         self._states_of = {layer: kept for layer, kept in enumerate(self._kept) if isinstance(kept.part, States)}
         for layer, tensors in beside.items():
@@ -141,7 +143,9 @@ class Layout:
             part = self._window(window, n, max_batch, slack) if bounded else self._tokens
             named = (("k", memory.k, self.types[0]), ("v", memory.v, self.types[1]))
         elif isinstance(memory, Latent):
-            part, named = self._tokens, (("k", memory.n, self.types[0]),)  # type: ignore[assignment]
+            bounded = memory.window and not whole
+            part = self._window(memory.window, n, max_batch, slack) if bounded else self._tokens
+            named = (("k", memory.n, self.types[0]),)  # type: ignore[assignment]
         else:
             if self._states is None:
                 self._states = States("_s", n, n_drafted)

@@ -47,7 +47,7 @@ class LatentSizes(NamedTuple):
 class Compressed:
     """What all forms of latent attention begin with: queries of heads, the latent row, and the rotated part of keys.
 
-    `rope` None: no part is rotated.
+    `rope` None: no part is rotated; `k_norm`: of the rotated part of keys, before it is rotated.
     """
 
     sizes: LatentSizes
@@ -57,6 +57,7 @@ class Compressed:
     rope: Rope | None
     temperature: Temperature | None
     factors: Tensor | Factors | None = None
+    k_norm: RmsNorm | None = None
 
     @classmethod
     def take(
@@ -98,6 +99,8 @@ class Compressed:
         size, stride = both.nb[0], both.nb[1]
         latent = self.norm(step, view_2d(both, s.rank, n_tokens, stride), f"kv_cmpr-{layer}")
         k = view_3d(both, s.rope, 1, n_tokens, stride, stride, s.rank * size)
+        if self.k_norm is not None:
+            k = self.k_norm(step, k, f"k_pe_norm-{layer}")
         return q, latent, cont(k) if self.rope is None else self.turned(step, k, f"k_pe-{layer}")
 
     def turned(self, step: Pass, x: Tensor, name: str, *, offset: int = 0) -> Tensor:
