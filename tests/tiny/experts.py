@@ -52,6 +52,12 @@ SIGMOIDS = {
     "leading_dense_block_count": 1,
 }
 EQUAL_KEYS = {"attn_k.weight": (N_EMBD, 4 * HEAD), "attn_v.weight": (N_EMBD, 4 * HEAD)}
+BLOCK_INDEXER = {
+    "indexer.q_proj.weight": (N_EMBD, 2 * 48),
+    "indexer.k_proj.weight": (N_EMBD, 48),
+    "indexer.q_norm.weight": 48,
+    "indexer.k_norm.weight": 48,
+}
 
 MODELS = (
     Tiny("olmoe", {**NARROW, "attention.head_count_kv": 4}, {**ATTENTION, **EQUAL_HEADS, **EXPERTS}),
@@ -96,6 +102,28 @@ MODELS = (
         "minimax-m2",
         {**NARROW, "rope.dimension_count": HEAD // 2, "expert_gating_func": 2},
         {**ATTENTION, **ROW_NORMS, **EXPERTS, "exp_probs_b.bias": 8},
+    ),
+    Tiny(
+        "minimax-m3",
+        {
+            **SIGMOIDS,
+            "rope.dimension_count": HEAD // 2,
+            "attention.indexer.head_count": 2,
+            "attention.indexer.key_length": 48,
+            "attention.indexer.block_size": 16,
+            "attention.indexer.top_k": 4,
+            "attention.indexer.local_blocks": 2,
+        },
+        {
+            **ATTENTION,
+            **HEAD_NORMS,
+            **EXPERTS,
+            **TWO_SHARED,
+            "exp_probs_b.bias": 8,
+            **BLOCK_INDEXER,
+        },
+        layers={0: {**DENSE, **dict.fromkeys(BLOCK_INDEXER)}},
+        n_layer=3,
     ),
     *(
         Tiny(

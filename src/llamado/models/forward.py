@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 from llamado.ggml.graph import (
     add,
     cast,
+    concat,
     cont,
     flash_attn_ext,
     get_rows,
@@ -21,6 +22,7 @@ from llamado.ggml.graph import (
     scale,
     set_rows,
     view_2d,
+    view_3d,
     view_4d,
 )
 from llamado.ggml.ops import PrecType
@@ -283,6 +285,50 @@ class Pass:
         keys = _heads(k_cache, k.ne[0], k.ne[1], n_kv)
         values = _heads(v_cache, v.ne[0], v.ne[1], n_kv)
         return self._attention(layer, kept, q, keys, values, scale, softcap, sinks, max_bias, bias)
+
+    def attend_apart(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        behind: Tensor,
+        scale: float,
+        choose: Callable[[Tensor, Tensor, int], Sequence[Tensor]],
+    ) -> Tensor | None:
+        """As `attend` where each head of keys may have a mask of its own.
+
+        `choose` makes them, or one for all, of what comes behind the keys in their rows [n, rows], of the mask, and of
+        the number of the memory's part; `behind` [n, n_tokens] is what these tokens write there.
+        """
+        graph, kept = self.graph, self._memory[layer]
+        only_cache = self.ends_with(layer)
+        q, k, v = self._turned(q, kept.turns[0]), self._turned(k, kept.turns[0]), self._turned(v, kept.turns[1])
+        if not only_cache:
+            graph.expand(q)
+        (dim_k, n_head_kv, n_tokens), (dim_v, group) = k.ne[:3], (v.ne[0], q.ne[1] // k.ne[1])
+        k_cache, v_cache = kept.tensors
+        row = concat(reshape(k, dim_k * n_head_kv, n_tokens), behind, 0)
+        graph.expand(set_rows(k_cache, row, self.cells(kept)))
+        graph.expand(set_rows(v_cache, view_2d(v, dim_v * n_head_kv, n_tokens, v.nb[2]), self.cells(kept)))
+        if only_cache:
+            return None
+        n_kv, size = self._reach(kept), k_cache.nb[1] * dim_k // k_cache.ne[0]
+        keys = view_4d(k_cache, dim_k, n_head_kv, n_kv, 1, size, k_cache.nb[1], k_cache.nb[2])
+        values = _heads(v_cache, dim_v, n_head_kv, n_kv)
+        rest = view_2d(k_cache, behind.ne[0], n_kv, k_cache.nb[1], n_head_kv * size)
+        masks = choose(rest, self.mask(kept), kept.number)
+        if len(masks) == 1:
+            return self._attention(layer, kept, q, keys, values, scale, mask=masks[0])
+        found = None
+        for head, mask in enumerate(masks):
+            one_q = view_3d(q, dim_k, group, n_tokens, q.nb[1], q.nb[2], head * group * q.nb[1])
+            one_k, one_v = (
+                view_4d(heads, heads.ne[0], 1, n_kv, 1, *heads.nb[1:], head * heads.nb[1]) for heads in (keys, values)
+            )
+            part = self._attention(layer, kept, one_q, one_k, one_v, scale, mask=mask)
+            found = part if found is None else concat(found, part, 0, f"kqv_out-{layer}")
+        return found
 
     def attend_shared(
         self, layer: int, q: Tensor, n_head_kv: int, scale: float, *, softcap: float = 0.0

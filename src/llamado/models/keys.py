@@ -55,6 +55,8 @@ INTEGERS: dict[str, Range] = {
     "attention.indexer.head_count": Range(1, 2**16, "as attention.head_count"),
     "attention.indexer.key_length": Range(2, 2**16, "as attention.key_length"),
     "attention.indexer.top_k": Range(1, _INT32, "a number of tokens"),
+    "attention.indexer.block_size": Range(1, 2**16, "a number of tokens"),
+    "attention.indexer.local_blocks": Range(0, _INT32, "a number of blocks"),
     "attention.key_length_swa": Range(1, 2**16, "as attention.key_length"),
     "attention.shared_kv_layers": Range(0, MOST_LAYERS, "as block_count"),
     "embedding_length_per_layer_input": Range(0, 2**20, "as embedding_length"),

@@ -121,7 +121,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "mimo2": Architecture("experts.mimo2:MiMo2Model", "MiMo-V2-Flash"),
     "minicpm": Architecture("others.minicpm:MiniCpmModel", "MiniCPM 1B, 2B and MoE, MiniCPM4"),
     "minicpm3": Architecture("others.minicpm3:MiniCpm3Model", "MiniCPM3 4B"),
-    "minimax-m2": Architecture("experts.minimax_m2:MinimaxM2Model", "MiniMax-M2"),
+    "minimax-m2": Architecture("minimax.minimax_m2:MinimaxM2Model", "MiniMax-M2"),
+    "minimax-m3": Architecture("minimax.minimax_m3:MinimaxM3Model", "MiniMax-M3: its text"),
     "mistral3": Architecture("llama.mistral3:Mistral3Model", "Ministral 3, Devstral 2"),
     "mistral4": Architecture("deepseek.deepseek2:Mistral4Model", "Mistral Small 4"),
     "modern-bert": Architecture("encoders.modern_bert:ModernBertModel", "ModernBERT, Granite Embedding R2, GTE"),
@@ -203,10 +204,6 @@ NOT_HERE = {
     ),
     "graniteswitch": "its layers have adapters that tokens of their own switch on within a text, not yet here; "
     "Granite without them runs as granite",
-    **dict.fromkeys(
-        ("minimax-m3",),
-        "an indexer of another form than DeepSeek V3.2's chooses what is seen, not yet here",
-    ),
     "deepseek4": "memory of compressed tokens and several streams of hidden states, not yet here",
     **dict.fromkeys(
         ("clef", "glm5-next", "kimi-k3", "minimax-01", "qwen4exp"),

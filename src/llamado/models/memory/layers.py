@@ -11,7 +11,7 @@ class KeysValues:
 
     A token at position p sees positions p - window + 1 to p, or where memory is `chunked` those from the last multiple
     of the window on. Where it is `symmetric` it sees half a window to each side. `head_k` and `head_v` are the elements
-    of a head, where rows are those of heads.
+    of a head, where rows are those of heads. `block`: rows of a sequence begin at multiples of it.
     """
 
     k: int
@@ -21,6 +21,7 @@ class KeysValues:
     symmetric: bool = False
     head_k: int = 0
     head_v: int = 0
+    block: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from llamado.gguf.types import TensorType
 from llamado.models.errors import UnsupportedModel
 from llamado.models.hadamard import turned_keys, turned_values
 from llamado.models.memory.layers import KeysValues, Latent, LayerMemory, RecurrentState, SharedMemory, SideBySide
-from llamado.models.memory.parts import States, Tokens, Window
+from llamado.models.memory.parts import BLOCK, States, Tokens, Window
 from llamado.models.memory.pool import align
 
 KV_TYPES = (
@@ -91,6 +91,8 @@ class Layout:
                 beside[layer] = self._add(layer, memory.state, n_sequences, max_batch, slack, whole, n_drafted)[1]
                 memory = memory.attention
             added.append((layer, *self._add(layer, memory, n_sequences, max_batch, slack, whole, n_drafted)))
+        self.block = max(BLOCK, *(layer.block for layer in layers if isinstance(layer, KeysValues)), 1)
+        """Rows of a sequence begin at multiples of it."""
         self._others: list[Window | States] = [*self._windows.values()]
         if self._states is not None:
             self._others.append(self._states)

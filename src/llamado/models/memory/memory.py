@@ -319,7 +319,7 @@ class Memory(Layout):
         start = at = 0
         for n in lengths:
             _fill(arrays, at, at + n, start, 0, self._causal)
-            start, at = start + blocks(n), at + n
+            start, at = start + blocks(n, self.block), at + n
         if start > self.n_cells or self._others:  # see `packs`
             raise ValueError(f"texts of {list(lengths)} tokens in a memory of {self.n_cells}")
         positions = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
@@ -327,7 +327,7 @@ class Memory(Layout):
 
     def packs(self, lengths: Sequence[int]) -> bool:
         """Whether `pack` has room for sequences of these lengths."""
-        return not self._others and sum(map(blocks, lengths)) <= self.n_cells
+        return not self._others and sum(blocks(n, self.block) for n in lengths) <= self.n_cells
 
     def _rows(self, arrays: Sequence[tuple[NDArray[np.int64], ...]]) -> tuple[MemoryRows, ...]:
         found = zip(arrays, self.parts, strict=True)

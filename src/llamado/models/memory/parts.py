@@ -67,9 +67,9 @@ class NoStorage:
         raise RuntimeError("the memory's tensors have no place yet")
 
 
-def blocks(n: int) -> int:
-    """The least multiple of BLOCK that is at least n."""
-    return -(-n // BLOCK) * BLOCK
+def blocks(n: int, block: int = BLOCK) -> int:
+    """The least multiple of a block that is at least n."""
+    return -(-n // block) * block
 
 
 Place = TypeVar("Place")

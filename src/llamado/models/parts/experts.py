@@ -23,7 +23,6 @@ from llamado.ggml.graph import (
     soft_max_ext,
     sqr,
     sum_rows,
-    swiglu_oai,
     unary,
     view_2d,
     view_3d,
@@ -38,8 +37,6 @@ from llamado.models.weights import RoleWeights
 
 _LEAST_SUM = 6.103515625e-5
 """What weights are divided by at least: the smallest normal number of f16."""
-_ALPHA, _LIMIT = 1.702, 7.0
-"""Constants of gpt-oss' gated activation."""
 
 
 class ExpertLinear(NamedTuple):
@@ -225,8 +222,6 @@ class Mixture(NamedTuple):
         else:
             up = self.up(step, x, chosen, f"ffn_moe_up-{layer}")
             gate = self.gate(step, x, chosen, f"ffn_moe_gate-{layer}")
-        if self.activation is GluOp.SWIGLU_OAI:
-            return swiglu_oai(gate, up, _ALPHA, _LIMIT, f"ffn_moe_act-{layer}")
         return bounded_glu(gate, up, self.activation, self.limit, f"ffn_moe_act-{layer}")
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from math import inf
 from typing import NamedTuple, Protocol
 
-from llamado.ggml.graph import clamp, glu, glu_split, mul, silu, sqr, unary
+from llamado.ggml.graph import clamp, glu, glu_split, mul, silu, sqr, swiglu_oai, unary
 from llamado.ggml.ops import GluOp, UnaryOp
 from llamado.ggml.tensor import Tensor
 from llamado.models.forward import Linear, Pass, Projection
 from llamado.models.weights import RoleWeights
+
+_ALPHA, _LIMIT = 1.702, 7.0
+"""Constants of gpt-oss' gated activation."""
 
 
 class FeedForward(Protocol):
@@ -21,8 +24,11 @@ class FeedForward(Protocol):
 def bounded_glu(gate: Tensor, up: Tensor, activation: GluOp, limit: float, name: str) -> Tensor:
     """act(gate) · up with both factors at most `limit`, and the second no less than its negative; 0: any.
 
-    That of the gate is a bound of what goes into the activation of SWIGLU_CLAMP, of what comes out of others.
+    That of the gate is a bound of what goes into the activation of SWIGLU_CLAMP, of what comes out of others;
+    SWIGLU_OAI has a bound of its own.
     """
+    if activation is GluOp.SWIGLU_OAI:
+        return swiglu_oai(gate, up, _ALPHA, _LIMIT, name)
     before = activation is GluOp.SWIGLU_CLAMP
     if before:
         activation = GluOp.SWIGLU

@@ -1,0 +1,78 @@
+"""The minimax-m3 architecture: MiniMax-M3."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llamado.ggml.ops import GluOp, RopeMode
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.errors import InvalidModel, UnsupportedModel
+from llamado.models.hparams import Gating, HyperParameters, read_experts, read_hparams
+from llamado.models.keys import Keys
+from llamado.models.memory import LayerMemory, align
+from llamado.models.parts.attention import Attention, AttentionMatrices
+from llamado.models.parts.blocks import BlockAttention, BlockIndexer, BlockSizes
+from llamado.models.parts.experts import Mixture
+from llamado.models.parts.feedforward import FeedForward, Gated
+from llamado.models.parts.norms import RmsNorm
+from llamado.models.weights import RoleWeights
+
+
+class MinimaxM3Model(Decoder):
+    """Heads are normed and rotated in part. The first layers see all tokens and have one network; the others see the
+    blocks that an indexer chooses, and have experts chosen by sigmoids with a bias beside those all tokens go through.
+    """
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
+        experts = read_experts(keys, hp.n_ff[0], gating=Gating.SIGMOID, from_file=True)
+        suffixes = ("head_count", "key_length", "block_size", "top_k", "local_blocks")
+        self._indexer = BlockSizes(*(keys.int_(f"attention.indexer.{suffix}") for suffix in suffixes))
+        if align(1) % self._indexer.block:
+            raise UnsupportedModel(
+                f"metadata key '{keys.name('attention.indexer.block_size')}' is {self._indexer.block}; a divisor of "
+                f"{align(1)} runs here"
+            )
+        if set(hp.n_head_kv) != {self._indexer.n_head} or self._indexer.dim < hp.rope.n_dims:
+            raise InvalidModel(
+                f"metadata keys '{keys.name('attention.indexer.head_count')}' and "
+                f"'{keys.name('attention.indexer.key_length')}' are {self._indexer.n_head} and {self._indexer.dim}; as "
+                f"many heads as keys have, and at least the {hp.rope.n_dims} elements that are rotated are expected"
+            )
+        return replace(hp, experts=experts)
+
+    def _is_dense(self, layer: int) -> bool:
+        assert self.hparams.experts is not None
+        return layer < self.hparams.experts.n_dense_layers
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        hp = self.hparams
+        matrices = AttentionMatrices.take(w, hp, layer)
+        q_norm, k_norm = (RmsNorm.take(w, f"attn_{which}_norm", hp.head_dim_k) for which in "qk")
+        attention: Attention | BlockAttention
+        if self._is_dense(layer):
+            attention = Attention(
+                matrices=matrices, scale=hp.attention_scale, rope=hp.rope, q_norm=q_norm, k_norm=k_norm
+            )
+        else:
+            indexer = BlockIndexer.take(w, hp.n_embd, self._indexer, hp.rope)
+            attention = BlockAttention(matrices, hp.attention_scale, hp.rope, q_norm, k_norm, indexer)
+        return Layer(
+            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
+            attention=attention,
+            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
+            feed_forward=self._take_feed_forward(w, layer),
+        )
+
+    def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
+        hp, activation = self.hparams, GluOp.SWIGLU_OAI
+        assert hp.experts is not None
+        if self._is_dense(layer):
+            return Gated.take(w, hp.n_embd, hp.n_ff[layer], activation)
+        shared = Gated.take(w, hp.n_embd, hp.experts.n_ff * hp.experts.n_shared, activation, suffix="_shexp")
+        return Mixture.take(w, hp.n_embd, hp.experts, activation, shared=shared)
+
+    def remembers(self, layer: int) -> LayerMemory:
+        """Keys and values, and where the layer has an indexer its key."""
+        attention = self._layers[layer].attention
+        return attention.remembers() if isinstance(attention, BlockAttention) else super().remembers(layer)
