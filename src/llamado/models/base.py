@@ -156,6 +156,10 @@ class Model(ABC):
             head_v=hp.head_dim_v,
         )
 
+    def directed(self, layer: int) -> int:
+        """The number by which control vectors name a layer."""
+        return layer
+
     def memory(
         self,
         n_cells: int,
@@ -209,7 +213,7 @@ class Model(ABC):
             between.append(x)
             x = self._layer(step, layer, x)
             if x is not None and self.control is not None:
-                x = self.control.added(layer, x)
+                x = self.control.added(self.directed(layer), x)
         if shape.features:
             assert x is not None
             self._give_features(step, [*between, x])

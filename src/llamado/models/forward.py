@@ -123,6 +123,10 @@ class Pass:
             self._common[name] = self.graph.expand(make())
         return self._common[name]
 
+    def made(self, name: str) -> Tensor:
+        """What an earlier layer made for others (`once`)."""
+        return self._common[name]
+
     def tokens(self) -> Tensor:
         """I32 [n_tokens]: the tokens."""
         return self.input(TokenIds(self.shape.n_tokens))

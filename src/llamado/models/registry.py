@@ -88,6 +88,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granite_swa": Architecture("granite.granite_swa:GraniteSwaModel", "Granite with sliding windows"),
     "granitehybrid": Architecture("granite.granitehybrid:GraniteHybridModel", "Granite 4, hybrid"),
     "granitemoe": Architecture("granite.granitemoe:GraniteMoeModel", "Granite 3 1B-A400M, 3B-A800M"),
+    "graniteswitch": Architecture("granite.graniteswitch:GraniteSwitchModel", "Granite Switch"),
     "grok": Architecture("experts.grok:GrokModel", "Grok 1 and 2"),
     "grovemoe": Architecture("qwen.grovemoe:GroveMoeModel", "GroveMoE 33B"),
     "hrm_text": Architecture("others.hrm_text:HrmTextModel", "HRM-Text 1B"),
@@ -202,8 +203,6 @@ NOT_HERE = {
         ("eagle3", "dflash", "gemma4-assistant"),
         "it drafts for another model, whose hidden states it reads, and says nothing by itself",
     ),
-    "graniteswitch": "its layers have adapters that tokens of their own switch on within a text, not yet here; "
-    "Granite without them runs as granite",
     "deepseek4": "memory of compressed tokens and several streams of hidden states, not yet here",
     **dict.fromkeys(
         ("clef", "glm5-next", "kimi-k3", "minimax-01", "qwen4exp"),

@@ -33,6 +33,12 @@ class Heads(NamedTuple):
         return cls(hp.n_head[layer], hp.n_head_kv[layer], hp.head_dim_k, hp.head_dim_v)
 
 
+class HeadProjection(Protocol):
+    """What makes queries, keys and values, those of all heads of a token in a row each."""
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
 class Projections(NamedTuple):
     """The matrices that make queries, keys and values."""
 
@@ -101,7 +107,7 @@ class AttentionMatrices(NamedTuple):
     """What makes queries, keys and values of a hidden state, and one of what was attended to."""
 
     heads: Heads
-    project: Projections | FusedProjection
+    project: HeadProjection
     out: Projection
 
     @classmethod

@@ -123,7 +123,7 @@ class BlockIndexer(NamedTuple):
 
 
 class BlockAttention(NamedTuple):
-    """Grouped-query attention whose heads see the blocks of tokens that an indexer chooses for those with their keys."""
+    """Grouped-query attention: heads see the blocks of tokens that an indexer chooses for those with the same keys."""
 
     matrices: AttentionMatrices
     scale: float

@@ -44,8 +44,8 @@ def bounded_glu(gate: Tensor, up: Tensor, activation: GluOp, limit: float, name:
 class Gated(NamedTuple):
     """down(act(gate x) · up x), as in SwiGLU and GEGLU (arXiv 2002.05202); `limit`: see `bounded_glu`."""
 
-    gate: Linear
-    up: Linear
+    gate: Projection
+    up: Projection
     down: Projection
     activation: GluOp
     limit: float = 0.0
