@@ -164,6 +164,18 @@ def test_decoders_embed_too(tmp_path: Path, start: Open, make: Callable[[Path], 
     assert prefix.tobytes() == single[0][:3].tobytes()
 
 
+@pytest.mark.slow
+def test_texts_begin_where_blocks_do(tmp_path: Path, start: Open) -> None:
+    """Texts that share a batch, in a model that sees chosen blocks of tokens."""
+    path = tiny.make(TINY["minimax-m3"], tmp_path / "m.gguf")
+    texts = some_texts(3, 200, seed=3)
+    embedder = start(path, Pooling.NONE, max_batch=768, n_ctx=256)
+    together = vectors(embedder, texts)
+    assert embedder.snapshot().counters.n_decode_total == 1, "they share a batch"
+    for text, found in zip(texts, together, strict=True):
+        assert vectors(embedder, [text])[0].tobytes() == found.tobytes()
+
+
 def test_a_text_longer_than_a_batch_where_only_its_last_token_counts(tmp_path: Path, start: Open) -> None:
     path = make_llama(tmp_path / "m.gguf")
     text = np.random.default_rng(1).integers(3, 300, 100).tolist()

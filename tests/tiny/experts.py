@@ -103,27 +103,24 @@ MODELS = (
         {**NARROW, "rope.dimension_count": HEAD // 2, "expert_gating_func": 2},
         {**ATTENTION, **ROW_NORMS, **EXPERTS, "exp_probs_b.bias": 8},
     ),
-    Tiny(
-        "minimax-m3",
-        {
-            **SIGMOIDS,
-            "rope.dimension_count": HEAD // 2,
-            "attention.indexer.head_count": 2,
-            "attention.indexer.key_length": 48,
-            "attention.indexer.block_size": 16,
-            "attention.indexer.top_k": 4,
-            "attention.indexer.local_blocks": 2,
-        },
-        {
-            **ATTENTION,
-            **HEAD_NORMS,
-            **EXPERTS,
-            **TWO_SHARED,
-            "exp_probs_b.bias": 8,
-            **BLOCK_INDEXER,
-        },
-        layers={0: {**DENSE, **dict.fromkeys(BLOCK_INDEXER)}},
-        n_layer=3,
+    *(
+        Tiny(
+            "minimax-m3",
+            {
+                **SIGMOIDS,
+                "rope.dimension_count": HEAD // 2,
+                "attention.indexer.head_count": 2,
+                "attention.indexer.key_length": 48,
+                "attention.indexer.block_size": block,
+                "attention.indexer.top_k": n_chosen,
+                "attention.indexer.local_blocks": n_local,
+            },
+            {**ATTENTION, **HEAD_NORMS, **EXPERTS, **TWO_SHARED, "exp_probs_b.bias": 8, **BLOCK_INDEXER},
+            layers={0: {**DENSE, **dict.fromkeys(BLOCK_INDEXER)}},
+            n_layer=3,
+            variant=variant,
+        )
+        for variant, block, n_chosen, n_local in (("", 64, 2, 1), ("small", 16, 5, 2))
     ),
     *(
         Tiny(

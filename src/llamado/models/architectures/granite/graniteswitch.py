@@ -29,7 +29,7 @@ _GAIN = 15.0
 _SLOTS = "adapter_slots"
 
 
-class Switches(NamedTuple):
+class AdapterSwitches(NamedTuple):
     """By token the adapter that it switches on (0: none), from 1 on, and the token that is read in its place; how much
     more than any other token one that switches is seen by those behind it.
     """
@@ -70,7 +70,7 @@ class Delta(NamedTuple):
 
     @classmethod
     def take(
-        cls, w: RoleWeights, name: str, n_in: int, n_out: int, s: Switches, layer: int, *, behind: bool = False
+        cls, w: RoleWeights, name: str, n_in: int, n_out: int, s: AdapterSwitches, layer: int, *, behind: bool = False
     ) -> Delta:
         """`name.lora_a` and `name.lora_b`. Raises InvalidModel."""
         w = w.experts(s.n + 1, 1)
@@ -130,7 +130,7 @@ class GraniteSwitchModel(GraniteModel):
         slots, read_as = np.zeros(n_vocab, np.int32), np.arange(n_vocab, dtype=np.int32)
         slots[found[0]], read_as[found[0]] = np.arange(1, n + 1), found[1]
         gain = keys.float_("adapters.router_gain", _GAIN)
-        self._switches = Switches(slots, read_as, n, keys.int_("adapters.lora_rank"), gain)
+        self._switches = AdapterSwitches(slots, read_as, n, keys.int_("adapters.lora_rank"), gain)
         return replace(
             hp,
             n_layer=hp.n_layer + 1,

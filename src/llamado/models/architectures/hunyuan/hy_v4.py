@@ -23,7 +23,7 @@ from llamado.models.parts.latent import LatentAttention
 from llamado.models.weights import RoleWeights, Weights
 
 
-class Streams(NamedTuple):
+class StreamParts(NamedTuple):
     """How many there are, the least part that one has in what is seen or made, and the largest that it has in that."""
 
     n: int
@@ -37,11 +37,11 @@ class HyperConnection(NamedTuple):
     mix: Linear
     factors: Tensor
     shifts: Tensor
-    streams: Streams
+    streams: StreamParts
 
     @classmethod
     def take(
-        cls, w: RoleWeights, name: str, n_embd: int, n_out: int, n_factors: int, streams: Streams
+        cls, w: RoleWeights, name: str, n_embd: int, n_out: int, n_factors: int, streams: StreamParts
     ) -> HyperConnection:
         """`name_fn`, `name_scale` and `name_base`. Raises InvalidModel."""
         mix = w.linear(f"{name}_fn", streams.n * n_embd, n_out)
@@ -84,7 +84,7 @@ class HyV4Model(Deepseek2Model):
                 f"metadata keys '{keys.name('attention.key_length_mla')}' and '{keys.name('attention.q_lora_rank')}' "
                 "are expected"
             )
-        self._streams = Streams(
+        self._streams = StreamParts(
             keys.int_("hyper_connection.count"),
             keys.float_("hyper_connection.epsilon"),
             keys.float_("hyper_connection.magnitude"),

@@ -1,0 +1,112 @@
+"""Models that choose what they see, or what they are: the same answers in turns, from saved slots, without a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import TINY, make
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.jit import Jit
+from llamado.devices.split.placement import Placement
+from llamado.engine.engine import Engine
+from llamado.engine.forward.runner import ModelRunner
+from llamado.engine.request import Request
+from llamado.engine.sampling.params import Sampling
+from llamado.gguf.reader import GGUFFile
+from llamado.models import load_model
+
+from . import test_restore
+from .fake import FakeTokenizer, ask, eventually, send
+
+Open = Callable[[], ModelRunner]
+TOKENIZER = FakeTokenizer(dict.fromkeys(range(512), b"x"), eog=())
+SIZES: dict[str, Any] = {"n_cells": 1536, "n_sequences": 3, "max_batch": 32}
+
+
+@pytest.fixture(scope="module")
+def jit() -> Jit:
+    return Jit()
+
+
+@pytest.fixture(scope="module", params=["hrm_text", "hy_v4", "dots3note", "minimax-m3", "graniteswitch"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(TINY[request.param], tmp_path_factory.mktemp("model") / "m.gguf")
+
+
+@pytest.fixture
+def start(jit: Jit, path: Path) -> Iterator[Open]:
+    opened: list[ModelRunner] = []
+
+    def open_() -> ModelRunner:
+        file = GGUFFile.open(path)
+        opened.append(ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], **SIZES))
+        return opened[-1]
+
+    yield open_
+    for runner in opened:
+        runner.close()
+
+
+def text(seed: int, n: int) -> list[int]:
+    return np.random.default_rng(seed).integers(6, 310, n).tolist()
+
+
+def req(prompt: list[int], n: int = 12, **options: Any) -> Request:
+    return Request(prompt=prompt, n_predict=n, sampling=Sampling(temperature=0.0, seed=1), n_probs=3, **options)
+
+
+@pytest.mark.slow
+def test_turns_and_saved_slots(start: Open, tmp_path: Path) -> None:
+    engine = Engine(start(), TOKENIZER, n_slots=3, n_ctx=512, cache_ram=-1)
+    alone = Engine(start(), TOKENIZER, n_slots=1, n_ctx=512)
+    try:
+
+        def check(prompt: list[int], n_cached: int, **options: Any) -> list[int]:
+            right = ask(alone, req(prompt, cache_prompt=False))
+            found = ask(engine, req(prompt, **options))
+            assert (found.tokens, found.probs) == (right.tokens, right.probs)
+            assert found.n_cached >= n_cached
+            return found.tokens
+
+        said = text(4, 190)
+        first = check(said, 0, id_slot=0)
+        turn = [*said, *first, 7, 8, 9]
+        check(turn, 190, id_slot=0)
+        check(said[:150] + text(5, 20), 100, id_slot=1)
+        check([*turn, 10], 190, id_slot=2)
+        engine.save_slot(2, tmp_path / "a").result(60)
+        engine.erase_slot(0).result(60)
+        engine.restore_slot(0, tmp_path / "a").result(60)
+        check([*turn, 10, 11], 200, id_slot=0)
+    finally:
+        engine.close()
+        alone.close()
+
+
+@pytest.mark.slow
+def test_a_lost_worker(path: Path, start: Open, jit: Jit) -> None:
+    """Layers lie on two devices, and one dies twice in the middle of answers."""
+    prompts = [text(7, 150), text(8, 60), text(7, 150)[:120] + text(9, 20)]
+    engine = Engine(start(), TOKENIZER, n_slots=3, n_ctx=512)
+    right = [ask(engine, req(prompt, 40, cache_prompt=False)).tokens for prompt in prompts]
+    engine.close()
+    with GGUFFile.open(path) as file:
+        n = load_model(file).hparams.n_layer
+    placement = Placement((1,) * (n // 2) + (2,) * (n - n // 2), 2)
+    home = test_restore.House(path, placement, jit, **SIZES)
+    engine = Engine(home.forward, TOKENIZER, n_slots=3, n_ctx=512)
+    try:
+        clients = [send(engine, req(prompt, 40)) for prompt in prompts]
+        for n_said in (3, 20):
+            assert eventually(lambda n=n_said: any(len(client.tokens) > n for client in clients))  # type: ignore[misc]
+            home.device(1).die()
+        assert [client.result.tokens for client in clients] == right
+    finally:
+        engine.close()
+        home.forward.close()
+        home.file.close()
