@@ -175,6 +175,8 @@ MODELS = (
             "attention.key_length_mla_swa": NARROW["nope"] + ROPE,
             "attention.value_length_mla_swa": NARROW["value"],
             "attention.kv_lora_rank_swa": NARROW["rank"],
+            "attention.key_length_swa": NARROW["rank"] + ROPE,
+            "attention.value_length_swa": NARROW["rank"],
             "attention.sliding_window": 64,
             "attention.sliding_window_pattern": [True, False, True, False],
             "attention.indexer.types": [0, 1, 0, 1],
