@@ -44,7 +44,7 @@ class MortalDevice:
     everything fails with DeviceLost. `before` is called with the name of each method; it may raise, wait or kill.
     """
 
-    local, endpoint, links = False, None, False
+    local, endpoint, links, numerics = False, None, False, "made up"
 
     def supports(self, op: Op, type: TensorType) -> bool:
         return self._device.supports(op, type)
