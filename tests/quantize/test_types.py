@@ -15,7 +15,7 @@ from making import importance, odd_rows
 
 from llamado.gguf.types import TensorType as T
 from llamado.quantize.errors import QuantizeError
-from llamado.quantize.rows import QUANTIZERS, floats, quantize
+from llamado.quantize.rows import QUANTIZERS, convert, floats, is_rounded, quantize
 
 DIGESTS = {
     "F32": ("e3c81a40971571dd", "e3c81a40971571dd"),
@@ -75,6 +75,38 @@ def test_what_was_written_is_read(type_: T) -> None:
     back = floats(quantize(x, type_), type_, x.shape[1])
     error = np.sqrt(np.square(back - x).mean() / np.square(x).mean())
     assert error < {T.F16: 1e-3, T.BF16: 1e-2, T.Q8_0: 0.01, T.Q5_1: 0.05, T.Q6_K: 0.03, T.TQ2_0: 1e-3}.get(type_, 0.1)
+
+
+ROUNDED = [T.Q8_0, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1]
+
+
+@pytest.mark.parametrize("target", ROUNDED)
+@pytest.mark.parametrize("source", [T.F32, T.F16, T.BF16])
+def test_rounding_straight_from_the_file(source: T, target: T) -> None:
+    """What it makes of a file's rows is what is made of their numbers, wherever rows begin and end."""
+    rows = quantize(odd_rows(), source)[:, : 96 * source.block_bytes]
+    x = floats(np.ascontiguousarray(rows), source, 96)
+    assert is_rounded(source, target, None)
+    found = convert(rows, source, 96, target, None)
+    assert found is not None and (found == quantize(x, target)).all()
+    for i in (0, 7, 15):
+        assert (found[i] == quantize(x[i : i + 1], target)[0]).all()
+
+
+def test_halves_go_away_from_zero() -> None:
+    """What is a little less than a half is nothing, although the sum of both rounds to one."""
+    x = np.zeros((1, 32), np.float32)
+    x[0, :6] = 127, 0.5, -0.5, 1.5, -126.5, np.nextafter(np.float32(0.5), np.float32(0))
+    assert quantize(x, T.Q8_0).view(np.int8)[0, 2:8].tolist() == [127, 1, -1, 2, -127, 0]
+
+
+@pytest.mark.parametrize("target", ROUNDED)
+@pytest.mark.parametrize("wrong", [np.nan, -np.nan, np.inf, -np.inf])
+def test_what_is_no_number_is_seen(target: T, wrong: float) -> None:
+    for place in (0, 13, 95, 3 * 96 + 40, 4 * 96 - 1):
+        x = odd_rows()[:4, :96].astype(np.float16)
+        x.reshape(-1)[place] = wrong
+        assert convert(x.view(np.uint8), T.F16, 96, target, None) is None
 
 
 def test_a_group_count_that_fills_no_vector() -> None:

@@ -12,7 +12,7 @@ from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.cpu.simd import Code, Work
 from llamado.gguf.types import TensorType as T
 from llamado.quantize.errors import QuantizeError
-from llamado.quantize.types import fp4, iq1, iq2, iq3, iq4, k_quants, legacy, plain, ternary
+from llamado.quantize.types import fp4, iq1, iq2, iq3, iq4, k_quants, legacy, plain, simple, ternary
 from llamado.quantize.types.arithmetic import Bytes, Floats
 from llamado.quantize.types.search import call
 
@@ -67,3 +67,20 @@ def floats(rows: Bytes, type_: T, n: int) -> Floats:
     x = np.ascontiguousarray(rows)
     call(expand, {"x": x, "y": y, "n": n, "row_bytes": x.shape[1], "rows": len(x)}, source=type_.name)
     return y
+
+
+def is_rounded(source: T, target: T, weights: Floats | None) -> bool:
+    """Whether `convert` takes rows as they are in the file, and nothing lies in memory between those and the blocks."""
+    return simple.takes(source, target) and (weights is None or target is T.Q8_0)
+
+
+def convert(rows: Bytes, source: T, n: int, target: T, weights: Floats | None) -> Bytes | None:
+    """Rows uint8[rows, row_bytes] of `n` weights in another type; None where that has elements that are no numbers."""
+    if is_rounded(source, target, weights):
+        found, is_finite = simple.rounded(rows, source, n, target)
+        return found if is_finite else None
+    x = floats(rows, source, n)
+    if not np.isfinite(x).all():
+        return None
+    found = quantize(x, target, weights)
+    return None if target is T.F16 and not np.isfinite(found.view(np.float16)).all() else found

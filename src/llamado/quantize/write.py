@@ -8,18 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
-
 from llamado.gguf import GGUFFile
-from llamado.gguf.types import TensorType as T
 from llamado.gguf.writer import NewFile, alignment_of, header_bytes, padded
 from llamado.quantize.errors import QuantizeError
 from llamado.quantize.plan import File, FilePlan, QuantizeRequest, Step
-from llamado.quantize.rows import floats, quantize
+from llamado.quantize.rows import convert, is_rounded
 from llamado.quantize.types.arithmetic import Bytes, Floats
 
 PIECE = 1 << 16
 """Weights that a thread works on at a time: they and what is computed from them stay in its cache."""
+ROUNDED_PIECE = 1 << 19
+"""Of those of which nothing but the result is written: more of them, for each piece costs a turn of Python."""
 _BYTES = 8 << 20  # of a tensor that is copied, at a time
 
 Progress = Callable[[str, int], None]
@@ -106,19 +105,19 @@ def _pieces(file: GGUFFile, step: Step, request: QuantizeRequest) -> Iterator[Ca
     row_bytes = step.source.type.row_bytes(n)
     table = data.reshape(-1, row_bytes)
     weights = request.imatrix.of(step.weights_name, n, step.source.ne[2]) if request.imatrix else None
-    height = max(1, PIECE // n)
     for first in range(0, len(table), rows):  # each expert has weights of its own
         columns = None if weights is None else weights[first // rows]
+        rounds = is_rounded(step.source.type, step.target.type, columns)
+        height = max(1, (ROUNDED_PIECE if rounds else PIECE) // n)
         for at in range(first, first + rows, height):
             part = table[at : min(at + height, first + rows)]
             yield lambda part=part, columns=columns: _convert(part, step, columns)  # type: ignore[misc]
 
 
 def _convert(rows: Bytes, step: Step, weights: Floats | None) -> Bytes:
-    x = floats(rows, step.source.type, step.source.ne[0])
     target = step.target.type
-    found = quantize(x, target, weights) if np.isfinite(x).all() else None
-    if found is None or (target is T.F16 and not np.isfinite(found.view(np.float16)).all()):
+    found = convert(rows, step.source.type, step.source.ne[0], target, weights)
+    if found is None:
         raise QuantizeError(
             f"{step.source.name}: it has elements that are no numbers, or none in {target.name}; the file is damaged"
         )

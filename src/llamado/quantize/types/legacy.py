@@ -1,13 +1,14 @@
 """Blocks with one scale, and perhaps a least value: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0; one and two bits: Q1_0, Q2_0.
 
-Without weights scales follow from the extremes of a block; with them they are searched for (ggml-quants.c).
+Without weights scales follow from the extremes of a block (simple.py); with them they are searched for (ggml-quants.c).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from llamado.quantize.types import search
+from llamado.gguf.types import TensorType as T
+from llamado.quantize.types import search, simple
 from llamado.quantize.types.arithmetic import (
     Bytes,
     Floats,
@@ -15,7 +16,6 @@ from llamado.quantize.types.arithmetic import (
     f32,
     halves,
     inverse,
-    largest,
     pairs,
     round_away,
     top_bits,
@@ -23,27 +23,33 @@ from llamado.quantize.types.arithmetic import (
 
 
 def q8_0(x: Floats, _: Floats | None) -> Bytes:
-    x = x.reshape(-1, 32)
-    d = np.abs(x).max(axis=1) / f32(127)
-    return blocks(halves(d), round_away(x * inverse(d)[:, None]).astype(np.int8).view(np.uint8))
+    return _rounded(x, T.Q8_0)
 
 
 def q4_0(x: Floats, weights: Floats | None) -> Bytes:
+    if weights is None:
+        return _rounded(x, T.Q4_0)
     d, levels = _symmetric(x, weights, 8)
     return blocks(halves(d), pairs(levels))
 
 
 def q5_0(x: Floats, weights: Floats | None) -> Bytes:
+    if weights is None:
+        return _rounded(x, T.Q5_0)
     d, levels = _symmetric(x, weights, 16)
     return blocks(halves(d), top_bits(levels, 4), pairs(levels))
 
 
 def q4_1(x: Floats, weights: Floats | None) -> Bytes:
+    if weights is None:
+        return _rounded(x, T.Q4_1)
     d, least, levels = _from_least(x, weights, 15)
     return blocks(halves(d), halves(least), pairs(levels))
 
 
 def q5_1(x: Floats, weights: Floats | None) -> Bytes:
+    if weights is None:
+        return _rounded(x, T.Q5_1)
     d, least, levels = _from_least(x, weights, 31)
     return blocks(halves(d), halves(least), top_bits(levels, 4), pairs(levels))
 
@@ -68,27 +74,22 @@ def error_weights(x: Floats, weights: Floats) -> Floats:
     return weights * np.sqrt(mean[:, None] + square)
 
 
-def _symmetric(x: Floats, weights: Floats | None, peak: int) -> tuple[Floats, Bytes]:
+def _rounded(x: Floats, target: T) -> Bytes:
+    rows = np.ascontiguousarray(x, np.float32).view(np.uint8)
+    found, _ = simple.rounded(rows, T.F32, x.shape[1], target)
+    return found
+
+
+def _symmetric(x: Floats, weights: Floats, peak: int) -> tuple[Floats, Bytes]:
     """Scales, and levels 0 … 2·peak − 1 of which `peak` is zero."""
-    if weights is not None:
-        levels, d = search.fit_scale(x.reshape(-1, 32), error_weights(x, weights).reshape(-1, 32), peak)
-        return d, levels
-    x = x.reshape(-1, 32)
-    d = largest(x) / f32(-peak)
-    levels = np.minimum((x * inverse(d)[:, None] + f32(peak + 0.5)).astype(np.int8), 2 * peak - 1).view(np.uint8)
+    levels, d = search.fit_scale(x.reshape(-1, 32), error_weights(x, weights).reshape(-1, 32), peak)
     return d, levels
 
 
-def _from_least(x: Floats, weights: Floats | None, peak: int) -> tuple[Floats, Floats, Bytes]:
+def _from_least(x: Floats, weights: Floats, peak: int) -> tuple[Floats, Floats, Bytes]:
     """Scales, least values, and levels 0 … `peak` above them."""
-    if weights is not None:
-        levels, d, least = search.fit_scale_and_min(
-            x.reshape(-1, 32), error_weights(x, weights).reshape(-1, 32), peak, -0.9, 0.05, 36,
-            absolute=False, bounded=True,
-        )  # fmt: skip
-        return d, -least, levels
-    x = x.reshape(-1, 32)
-    least = np.take_along_axis(x, x.argmin(axis=1)[:, None], 1)[:, 0]  # the first one: 0 and −0 are equal
-    d = (x.max(axis=1) - least) / f32(peak)
-    nearest = ((x - least[:, None]) * inverse(d)[:, None] + f32(0.5)).astype(np.int8)
-    return d, least, np.minimum(nearest, peak).view(np.uint8)
+    levels, d, least = search.fit_scale_and_min(
+        x.reshape(-1, 32), error_weights(x, weights).reshape(-1, 32), peak, -0.9, 0.05, 36,
+        absolute=False, bounded=True,
+    )  # fmt: skip
+    return d, -least, levels
