@@ -31,7 +31,7 @@ ADAPTED = {
 SWITCH_KEYS = {
     "adapters.count": SWITCHES,
     "adapters.lora_rank": RANK,
-    "adapters.token_ids_activate": [100, 200, 300],
+    "adapters.token_ids_activate": [119, 290, 100],
     "adapters.token_ids_substitute": [10, 11, 12],
 }
 

@@ -227,6 +227,8 @@ REFUSED = {
     "in llama-server's API for embeddings and ranks",
     "pre-tokenizers `mmbert` and `whitespace`": "of mmBERT and jina-embeddings-v2-base-zh; all others of llama.cpp "
     "are known",
+    "minimax-m3 with an `attention.indexer.block_size` that does not divide 256": "sequences begin at multiples of 256 "
+    "in memory, and blocks with them; MiniMax-M3 has 128",
     "mpt with norms of queries and keys (`attn_q_norm`)": "llama.cpp ends with a failed assertion on such a file "
     "(`ggml_is_contiguous`, b11434)",
 }

@@ -59,10 +59,10 @@ class LocalBlocks(Input):
 
     def fill(self, batch: Batch) -> Bytes:
         """See Input."""
-        rows, block = batch.memory[self._part], self._sizes.block
+        own_blocks = batch.memory[self._part].written // self._sizes.block
         whole = np.zeros((self.ne[1], self.ne[0]), np.float32)
-        for added, own, first in zip(whole, rows.written // block, rows.first // block, strict=False):
-            added[max(own - self._sizes.n_local + 1, first) : own + 1] = _FIRST
+        for added, own in zip(whole, own_blocks, strict=False):  # another's blocks have scores of minus infinity
+            added[max(own - self._sizes.n_local + 1, 0) : own + 1] = _FIRST
         return whole.reshape(-1).view(np.uint8)
 
 
