@@ -16,6 +16,9 @@ _OF_BLOCKS = re.compile(r"blk\.\d+\.")
 CHANGES: dict[str, dict[str, Any]] = {
     "deepseek32": {"attention.indexer.top_k": 512},
     "glm-dsa": {"attention.indexer.top_k": 512, "attention.indexer.types": [1]},
+    "qwen35": {"full_attention_interval": 1},
+    "qwen35moe": {"full_attention_interval": 1},
+    "qwen3next": {"full_attention_interval": 1},
     "step35": {"swiglu_clamp_exp": 0.0, "swiglu_clamp_shexp": 0.0},
 }
 """Without what layers have and the block behind them has not."""
@@ -48,16 +51,28 @@ class Headed(Tiny):
             return np.concatenate([left, right], axis=1).astype(np.float32)
         if "nextn" in name or name == "output_norm.weight":
             return np.ones_like(values)
-        if self.repeats and name.startswith("blk.1.") and ("attn_output" in name or "ffn_down" in name):
+        if self.repeats and name.startswith(f"blk.{self.n_layer - 1}.") and ("attn_output" in name or "ffn_down" in name):
             return np.zeros_like(values)
         return values
 
 
-def headed(name: str, **options: Any) -> Headed:
-    """The second layer of a small model, and a block behind it."""
+def headed(name: str, *, whole: bool = False, **options: Any) -> Headed:
+    """A layer of a small model that has no state, and a block behind it; `whole`: all layers, of Qwen3.5 and alike."""
     base = TINY[name]
+    if whole:
+        return Headed(
+            base.architecture,
+            {**base.keys, "nextn_predict_layers": 1},
+            base.layer,
+            base.tensors,
+            base.layers,
+            n_layer=5,
+            variant="whole",
+            **options,
+        )
     n = base.n_embd
-    layer = {name: shape for name, shape in {**base.layer, **base.layers.get(1, {})}.items() if shape is not None}
+    own = base.layers.get(3 if name.startswith("qwen") else 1, {})
+    layer = {name: shape for name, shape in {**base.layer, **own}.items() if shape is not None}
     next_: dict[str, Shape | None] = {
         "nextn.eh_proj.weight": (2 * n, n), "nextn.enorm.weight": n, "nextn.hnorm.weight": n,
     }  # fmt: skip

@@ -22,6 +22,7 @@ from llamado.engine.options import DraftOptions, EngineOptions, ModelSource
 from llamado.engine.request import Request, Result
 from llamado.engine.sampling.params import Sampling
 from llamado.models import InvalidModel, UnsupportedModel
+from llamado.models.heads.next_token import HEADS
 
 from .fake import send
 
@@ -70,7 +71,7 @@ def accepted(results: Sequence[Result]) -> float:
     return sum(r.timings.draft_n_accepted or 0 for r in results) / drafted
 
 
-@pytest.mark.parametrize("name", ["glm4moe", "deepseek2", "deepseek32", "glm-dsa", "cohere2moe", "mimo2", "step35"])
+@pytest.mark.parametrize("name", sorted(HEADS))
 def test_a_head_that_is_the_model_is_right(name: str, tmp_path: Path) -> None:
     path = make_headed(tmp_path / "m.gguf", name)
     with load(path, None) as model:
@@ -92,11 +93,12 @@ def test_hidden_states_are_those_of_the_token_before(tmp_path: Path, monkeypatch
         return found
 
     monkeypatch.setattr(HeadKind, "propose", heard)
-    for name in ("glm4moe", "step35"):  # behind the last norm, and before it
-        with load(make_headed(tmp_path / f"{name}.gguf", name, repeats=True), "draft-mtp") as model:
+    for name in ("glm4moe", "step35", "qwen35"):  # behind the last norm, and before it; with states
+        whole = name == "qwen35"
+        with load(make_headed(tmp_path / f"{name}.gguf", name, repeats=True, whole=whole), "draft-mtp") as model:
             for prompt in PROMPTS:
                 model.complete(prompt, n_predict=24, temperature=0.0, ignore_eos=True)
-    assert len(drafted) > 80
+    assert len(drafted) > 120
     assert all(tokens == [last] * len(tokens) and tokens for last, tokens in drafted)
 
 
@@ -132,9 +134,9 @@ def work(model: LoadedModel, *, disturbed: bool) -> list[Any]:
     return told(found)
 
 
-@pytest.mark.parametrize("kind", ["glm4moe", "mimo2"])
-def test_answers_are_the_same_with_and_without(kind: str, tmp_path: Path) -> None:
-    path = make_headed(tmp_path / "m.gguf", kind, sway=0.3)
+@pytest.mark.parametrize("name", ["glm4moe", "mimo2", "qwen35moe"])
+def test_answers_are_the_same_with_and_without(name: str, tmp_path: Path) -> None:
+    path = make_headed(tmp_path / "m.gguf", name, sway=0.3, whole=name == "qwen35moe")
     options = {"n_slots": 3, "n_batch": 24, "n_ctx": 768, "cache_ram": 16}
     with load(path, None, **options) as model:
         plain = work(model, disturbed=False)
@@ -143,7 +145,7 @@ def test_answers_are_the_same_with_and_without(kind: str, tmp_path: Path) -> Non
         assert work(model, disturbed=True) == plain
         counts = engine_of(model).snapshot().counters.drafts
         assert [count.name for count in counts] == ["draft-mtp"]
-        assert 0.05 * counts[0].n_drafted < counts[0].n_accepted < 0.9 * counts[0].n_drafted
+        assert 0 < counts[0].n_accepted < 0.9 * counts[0].n_drafted
 
 
 def test_a_context_that_is_full_is_shifted(tmp_path: Path) -> None:

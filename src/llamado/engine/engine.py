@@ -523,10 +523,11 @@ class Engine:
         at = 0
         for share, span, known in zip(flight.shares, flight.spans, valid, strict=True):
             slot, task = share.slot, share.task
-            first, n = span.first, share.n
-            if known and first + n <= slot.length and (task.followed is not None or slot.task is task):
-                for token in share.draft:
-                    if first + n >= slot.length or slot.tokens[first + n] != token:
+            first = span.first
+            n = min(share.n, slot.length - first)
+            if known and n >= 0 and (task.followed is not None or slot.task is task):
+                for token in share.draft[: slot.length - first - n]:
+                    if slot.tokens[first + n] != token:
                         break
                     n += 1
                 if task.followed is None:
