@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 from tiny import TINY, make
+from tiny.llama import ATTENTION, GATED, HEAD, KEYS, N_EMBD
 from tiny.spec import Shape, Tiny
 
+LLAMA = {**ATTENTION, **GATED}
 _OF_BLOCKS = re.compile(r"blk\.\d+\.")
 CHANGES: dict[str, dict[str, Any]] = {
     "deepseek32": {"attention.indexer.top_k": 512},
@@ -22,6 +24,11 @@ CHANGES: dict[str, dict[str, Any]] = {
     "step35": {"swiglu_clamp_exp": 0.0, "swiglu_clamp_shexp": 0.0},
 }
 """Without what layers have and the block behind them has not."""
+
+
+def _adds(name: str) -> bool:
+    """Whether a matrix makes what a half of a layer adds."""
+    return "attn_output" in name or "ffn_down" in name
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,11 @@ class Headed(Tiny):
             return np.concatenate([left, right], axis=1).astype(np.float32)
         if "nextn" in name or name == "output_norm.weight":
             return np.ones_like(values)
-        if self.repeats and name.startswith(f"blk.{self.n_layer - 1}.") and ("attn_output" in name or "ffn_down" in name):
+        if (
+            self.repeats
+            and name.startswith(f"blk.{self.n_layer - 1}.")
+            and ("attn_output" in name or "ffn_down" in name)
+        ):
             return np.zeros_like(values)
         return values
 
@@ -94,3 +105,51 @@ def headed(name: str, *, whole: bool = False, **options: Any) -> Headed:
 def make_headed(path: Path, name: str, **options: Any) -> Path:
     """Writes the file of such a model."""
     return make(headed(name, **options), path)
+
+
+@dataclass(frozen=True)
+class Eagle(Tiny):
+    """`repeats`: it adds nothing to the state of the last of the layers that it sees."""
+
+    repeats: bool = False
+
+    def values(self, rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        """See Tiny."""
+        values = super().values(rng, name, shape)
+        if name == "d2t":
+            return np.sort(np.random.default_rng(1).permutation(self.n_vocab)[: shape[0]]).astype(np.int64)
+        if self.repeats and name == "fc.weight":
+            n = shape[1]
+            return np.concatenate([np.zeros((n, 2 * n)), np.eye(n)], axis=1).astype(np.float32)
+        if self.repeats and name == "output_norm.weight":
+            return np.ones_like(values)
+        return np.zeros_like(values) if self.repeats and _adds(name) else values
+
+
+def make_eagle(path: Path, *, n_drafted: int = 0, own: bool = False, repeats: bool = False, **keys: Any) -> Path:
+    """Writes an EAGLE-3 head of a small llama model; `n_drafted`: tokens that it drafts, 0: all; `own`: whether it has
+    an embedding.
+    """
+    n = N_EMBD
+    layer: dict[str, Shape] = {
+        "attn_norm_2.weight": n,
+        **{
+            name: (2 * n, shape[1]) if name[:6] in ("attn_q", "attn_k", "attn_v") else shape
+            for name, shape in LLAMA.items()
+        },
+    }
+    tensors: dict[str, Shape | None] = {
+        "fc.weight": (3 * n, n),
+        "output.weight": (n, n_drafted) if n_drafted else None,
+        "d2t": n_drafted or None,
+        "enc.output_norm.weight": 3 * n if keys.get("norm_before_fc") else None,
+    }
+    if not own:
+        tensors["token_embd.weight"] = None
+    wanted = {"target_layers": [0, 1, 2], "target_hidden_size": n, **keys}
+    return make(Eagle("eagle3", {**KEYS, **wanted}, layer, tensors, n_layer=1, repeats=repeats), path)
+
+
+def make_target(path: Path) -> Path:
+    """Writes the small llama model of four layers that it drafts for."""
+    return make(Headed("llama", {**KEYS, "rope.dimension_count": HEAD}, LLAMA, n_layer=4), path)

@@ -19,7 +19,7 @@ from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed, memory_size
 from llamado.models.keys import RopeOptions
 
-_NO_DRAFTS_YET = ("draft-eagle3", "draft-dflash", "draft-dspark")
+_NO_DRAFTS_YET = ("draft-dflash", "draft-dspark")
 
 
 def model_source(flags: Parsed) -> ModelSource:
@@ -184,8 +184,10 @@ def draft_options(flags: Parsed) -> DraftOptions:
     model = None
     if flags.model_draft or flags.hf_repo_draft:
         model = ModelSource(spec=flags.model_draft, hf_repo=flags.hf_repo_draft)
-    elif kinds is not None and "draft-simple" in kinds:
-        raise FlagError("--spec-type draft-simple: -md/--model-draft names the model that drafts")
+    else:
+        for kind in ("draft-simple", "draft-eagle3"):
+            if kind in (kinds or ()):
+                raise FlagError(f"--spec-type {kind}: -md/--model-draft names the model that drafts")
     for key, low in (
         ("spec_draft_n_max", 0), ("spec_draft_n_min", 0), ("spec_draft_threads", -1),
         ("spec_draft_threads_batch", -1), ("spec_ngram_mod_n_match", 1), ("spec_ngram_mod_n_min", 0),

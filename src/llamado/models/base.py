@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar
 
 from llamado.ggml.graph import concat, get_rows, scale, tanh
 from llamado.ggml.role import Role
@@ -22,6 +24,9 @@ from llamado.models.memory import KeysValues, LayerMemory, Memory, check_types
 from llamado.models.parts.norms import Norm, RmsNorm
 from llamado.models.weights import RoleWeights, Weights
 
+if TYPE_CHECKING:
+    from llamado.gguf.reader import GGUFFile
+
 
 class Model(ABC):
     """An architecture bound to one file: its sizes, its weights, and how they make a forward pass.
@@ -37,6 +42,8 @@ class Model(ABC):
     roles: dict[str, tuple[Role, ...]]
     adapters: tuple[Adapter, ...]
     control: ControlVector | None = None
+    borrowed: Mapping[str, GGUFFile] = MappingProxyType({})
+    """Weights that lie in another file than the model's, by name."""
     is_head: ClassVar[bool] = False
     """Whether it is a block behind the layers of its file, which drafts."""
     takes: tuple[int, ...] = (0,)

@@ -62,6 +62,7 @@ INTEGERS: dict[str, Range] = {
     "embedding_length_per_layer_input": Range(0, 2**20, "as embedding_length"),
     "rope.dimension_count_swa": Range(2, 2**16, "as attention.key_length"),
     "nextn_predict_layers": Range(0, MOST_LAYERS, "as block_count"),
+    "target_hidden_size": Range(1, 2**20, "as embedding_length"),
     "attention.relative_buckets_count": Range(4, 256, "a quarter is 1 to 64; 32 in use"),
     "attention.sliding_window": Range(0, _INT32, "positions are I32"),
     "attention.sliding_window_pattern": Range(0, MOST_LAYERS, "a number of layers"),
@@ -158,7 +159,7 @@ FLOATS: dict[str, Range] = {
 
 BOOLS = (
     "attention.causal", "expert_weights_norm", "rope.scaling.finetuned", "ssm.dt_b_c_rms",
-    "skip_loop_final_norm", "use_parallel_residual",
+    "skip_loop_final_norm", "use_parallel_residual", "norm_before_residual", "norm_before_fc",
 )  # fmt: skip
 STRINGS = ("hidden_activation", "rope.scaling.type")
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from llamado.devices.device import DeviceError
 from llamado.engine.drafts.model import ModelDrafter, ModelKind
 from llamado.engine.forward.contract import Forward, ForwardError
+from llamado.models.heads.head import Head
 from llamado.models.memory import Span
 
 log = logging.getLogger(__name__)
@@ -139,27 +140,21 @@ class HeadDrafter(ModelDrafter):
 
 
 class HeadKind(ModelKind):
-    """Drafts of a head; `widths`: see `Head.takes`. `first`: the first token of a sequence that it reads.
-
-    `tokens`: those that its logits are of, where these are not all.
-    """
+    """Drafts of a head, whose forward pass is `forward`; see ModelKind."""
 
     def __init__(
         self,
         forward: Forward,
         n_vocab: int,
+        head: Head,
         *,
         name: str,
-        widths: tuple[int, ...],
         least: float = 0.0,
         ends: frozenset[int],
-        first: int = 0,
-        tokens: NDArray[np.int64] | None = None,
     ) -> None:
         super().__init__(forward, n_vocab, name=name, least=least, ends=ends)
-        self.width, self._own_width = widths[0], widths[-1]
-        self.first = first
-        self._tokens = tokens
+        self.width, self._own_width = head.takes[0], head.takes[-1]
+        self.first, self._tokens = head.first, head.tokens
 
     def _new_drafter(self) -> HeadDrafter:
         return HeadDrafter(self)

@@ -25,7 +25,8 @@ from llamado.engine.supported import check_before_fetching, check_supported, che
 from llamado.gguf.header import Header
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.sources.resolve import resolve
-from llamado.models import Model, RopeOptions, load_model
+from llamado.models import Model, load_model
+from llamado.models.heads.eagle3 import load_eagle3
 from llamado.models.heads.head import Head
 from llamado.models.heads.next_token import has_next_token_head, load_next_token_head
 from llamado.text.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -38,8 +39,7 @@ log = logging.getLogger(__name__)
 
 _TYPE = "tokenizer.ggml.model"
 
-_HEADS: dict[str, Callable[[GGUFFile, RopeOptions], Head]] = {"draft-mtp": load_next_token_head}
-MODEL_KINDS = ("draft-simple", *_HEADS)
+MODEL_KINDS = ("draft-simple", "draft-mtp", "draft-eagle3")
 """Sources of drafts that are models."""
 
 
@@ -55,7 +55,7 @@ class DraftModel:
         head = opened.model
         if not isinstance(head, Head):
             return ModelKind(runner, n_vocab, name=opened.kind, least=least, ends=ends)
-        return HeadKind(runner, n_vocab, name=opened.kind, widths=head.takes, least=least, ends=ends)
+        return HeadKind(runner, n_vocab, head, name=opened.kind, least=least, ends=ends)
 
     def close(self) -> None:
         """Ends its threads, and lets go of memory and file."""
@@ -148,10 +148,14 @@ def open_draft_model(target: GGUFFile, tokenizer: Tokenizer, model: Model, optio
             types = target.metadata.str_(_TYPE, ""), file.metadata.str_(_TYPE, "")
             check_vocabularies(tokenizer, own_tokenizer, types)
             return DraftFile(kind, file, own_tokenizer, load_model(file, options.rope), own, shared)
-        check_types(file.header)
         if own.split is not None:
             raise EngineError(f"--spec-type {kind}: it drafts on this machine; leave --spec-draft-device out")
-        head = _HEADS[kind](file, options.rope)
+        head: Head
+        if kind == "draft-mtp":
+            head = load_next_token_head(file, options.rope)
+        else:
+            head = load_eagle3(file, options.rope, target=model, target_file=target)
+        _check_weights(file.header, head)
         if head.hparams.n_vocab != model.hparams.n_vocab:
             raise EngineError(
                 f"{file.source}: it drafts for models of {head.hparams.n_vocab} tokens, this one has "
@@ -166,7 +170,14 @@ def open_draft_model(target: GGUFFile, tokenizer: Tokenizer, model: Model, optio
 
 def kind_of(header: Header) -> str:
     """What a file that drafts is a source of, as `--spec-type` has it."""
+    if header.metadata.str_("general.architecture", "") == "eagle3":
+        return "draft-eagle3"
     return "draft-mtp" if has_next_token_head(header) else "draft-simple"
+
+
+def _check_weights(header: Header, head: Head) -> None:
+    """As `check_types`, of what a head computes with."""
+    check_types(replace(header, tensors={name: t for name, t in header.tensors.items() if name in head.weights}))
 
 
 def _fetch(source: ModelSource, options: EngineOptions) -> Path:
@@ -175,8 +186,6 @@ def _fetch(source: ModelSource, options: EngineOptions) -> Path:
     def check(header: Header) -> None:
         if kind_of(header) == "draft-simple":
             check_before_fetching(header, options, log.info)
-        else:
-            check_types(header)
 
     return resolve(source.spec, hf_repo=source.hf_repo, hf_file=source.hf_file, check=check)
 

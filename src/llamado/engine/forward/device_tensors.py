@@ -237,8 +237,9 @@ class DeviceTensors:
     def _bytes(self, name: str) -> Bytes:
         if name in self._added:
             return self._added[name].data(name)
-        info = self._file.tensors[name]
-        return self._file.shard_data(info.shard)[info.offset : info.offset + info.nbytes]
+        file = self._model.borrowed.get(name, self._file)
+        info = file.tensors[name]
+        return file.shard_data(info.shard)[info.offset : info.offset + info.nbytes]
 
     # -- caches ------------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from llamado.models.base import Model
 from llamado.models.hparams import HyperParameters
@@ -15,6 +19,11 @@ class Head(Model):
     that of its own, which it gives out (FEATURES, of the rows that have logits) and takes in their place where the
     target was not asked yet.
     """
+
+    first: ClassVar[int] = 0
+    """The first token of a sequence that it reads: the state before the very first is not known."""
+    tokens: NDArray[np.int64] | None = None
+    """The target's tokens that its logits are of, where these are not all in order."""
 
     @abstractmethod
     def features(self, target: HyperParameters) -> tuple[int, ...]:

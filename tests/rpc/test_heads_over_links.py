@@ -1,0 +1,76 @@
+"""Heads draft here where the model is on workers: hidden states come back with the logits, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from headed_models import make_headed
+from wire_client import running
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.split.placement import SplitOptions
+from llamado.engine.drafts.cost import Cost
+from llamado.engine.engine import Engine
+from llamado.engine.loaded_model import LoadedModel
+from llamado.engine.options import DraftOptions, EngineOptions
+from llamado.rpc.tap.proxy import Tap, TapOptions
+
+
+class Free(Cost):
+    """Drafts are always worth their time."""
+
+    def least_gain(self, n_generating: int, seconds: float = 0.0) -> float:
+        return 0.0
+
+    def drafts(self, n_generating: int) -> bool:
+        return True
+
+
+@contextmanager
+def tapped(latency: float) -> Iterator[Tap]:
+    cpu = CpuDevice(1)
+    with (
+        running(cpu, mem=1 << 30) as worker,
+        Tap(TapOptions(listen_port=0, target_port=worker.port, latency_ms=latency, all=True)) as tap,
+    ):
+        yield tap
+    cpu.close()
+
+
+def answers(llama: LoadedModel, n: int = 40) -> list[Any]:
+    return [
+        llama.complete(prompt, n_predict=n, temperature=t, seed=7, ignore_eos=True, n_probs=1)
+        for t, prompt in ((0.0, [1, 2, 3]), (0.8, [5, 9, 17, 4, 8]))
+    ]
+
+
+def told(results: list[Any]) -> list[Any]:
+    return [(r.tokens, r.content, r.probs, r.stop_type, r.n_predicted) for r in results]
+
+
+@pytest.mark.slow
+def test_windows_over_links(tmp_path: Path) -> None:
+    """The head is the model's layer: every draft is right, and windows follow each other before the first is known."""
+    path = make_headed(tmp_path / "m.gguf", "glm4moe")
+    with LoadedModel.load(path, EngineOptions(n_ctx=512, n_threads=1)) as llama:
+        right = told(answers(llama))
+    with ExitStack() as stack:
+        ports = [stack.enter_context(tapped(5.0)).port for _ in range(2)]
+        split = SplitOptions(rpc=tuple(f"127.0.0.1:{port}" for port in ports), tensor_split=(1.0, 1.0), n_gpu_layers=2)
+        passes = {}
+        for kinds in ((), ("draft-mtp",)):
+            options = EngineOptions(n_ctx=512, n_threads=1, split=split, drafts=DraftOptions(kinds=kinds))
+            with LoadedModel.load(path, options) as llama:
+                assert isinstance(llama.engine, Engine)
+                if llama.engine._drafts is not None:
+                    llama.engine._drafts.cost = Free()
+                results = answers(llama)
+                assert told(results) == right
+                passes[kinds] = llama.engine.snapshot().counters.n_decode_total
+        drafted = [(r.timings.draft_n or 0, r.timings.draft_n_accepted or 0) for r in results]
+        assert sum(n for n, _ in drafted) > 30 and all(n == accepted for n, accepted in drafted)
+        assert passes["draft-mtp",] < 0.6 * passes[()]
