@@ -18,28 +18,33 @@ _OF_BLOCKS = re.compile(r"blk\.\d+\.")
 CHANGES: dict[str, dict[str, Any]] = {
     "deepseek32": {"attention.indexer.top_k": 512},
     "glm-dsa": {"attention.indexer.top_k": 512, "attention.indexer.types": [1]},
-    "qwen35": {"full_attention_interval": 1},
-    "qwen35moe": {"full_attention_interval": 1},
-    "qwen3next": {"full_attention_interval": 1},
-    "step35": {"swiglu_clamp_exp": 0.0, "swiglu_clamp_shexp": 0.0},
+    "cohere2moe": {"attention.sliding_window_pattern": [True, True]},
+    "mimo2": {"attention.sliding_window_pattern": [True, True], "attention.head_count_kv": [4, 4]},
+    "step35": {
+        "swiglu_clamp_exp": 0.0,
+        "swiglu_clamp_shexp": 0.0,
+        "attention.sliding_window_pattern": [True, True],
+    },
 }
-"""Without what layers have and the block behind them has not."""
+"""Without what layers have and the block behind them has not, and as the real ones want it."""
 
 
 def _adds(name: str) -> bool:
     """Whether a matrix makes what a half of a layer adds."""
-    return "attn_output" in name or "ffn_down" in name
+    return any(part in name for part in ("attn_output", "ssm_out", "ffn_down"))
 
 
 @dataclass(frozen=True)
 class Headed(Tiny):
     """`sway`: how much hidden states change what the block reads; 0: it reads embeddings alone. `repeats`: it reads
     hidden states alone, and adds nothing, so that it says again what the model said. `alone`: the layer is not there.
+    `quiet`: what is before the last layer adds nothing.
     """
 
     sway: float = 0.0
     repeats: bool = False
     alone: bool = False
+    quiet: bool = False
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """See Tiny."""
@@ -58,32 +63,23 @@ class Headed(Tiny):
             return np.concatenate([left, right], axis=1).astype(np.float32)
         if "nextn" in name or name == "output_norm.weight":
             return np.ones_like(values)
-        if (
-            self.repeats
-            and name.startswith(f"blk.{self.n_layer - 1}.")
-            and ("attn_output" in name or "ffn_down" in name)
-        ):
-            return np.zeros_like(values)
-        return values
+        block = int(name.split(".")[1]) if name.startswith("blk.") else self.n_layer
+        silent = (self.repeats and block == self.n_layer - 1) or (self.quiet and block < self.n_layer - 2)
+        return np.zeros_like(values) if silent and _adds(name) else values
 
 
-def headed(name: str, *, whole: bool = False, **options: Any) -> Headed:
-    """A layer of a small model that has no state, and a block behind it; `whole`: all layers, of Qwen3.5 and alike."""
+def headed(name: str, **options: Any) -> Headed:
+    """A layer of a small model and a block behind it; of Qwen3.5 and alike all layers, of which others have states."""
     base = TINY[name]
-    if whole:
-        return Headed(
-            base.architecture,
-            {**base.keys, "nextn_predict_layers": 1},
-            base.layer,
-            base.tensors,
-            base.layers,
-            n_layer=5,
-            variant="whole",
-            **options,
-        )
+    if name.startswith("qwen"):
+        keys = {**base.keys, "nextn_predict_layers": 1}
+        return Headed(base.architecture, keys, base.layer, base.tensors, base.layers, n_layer=5, **options)
     n = base.n_embd
-    own = base.layers.get(3 if name.startswith("qwen") else 1, {})
+    own = base.layers.get(0 if name == "mimo2" else 1, {})
     layer = {name: shape for name, shape in {**base.layer, **own}.items() if shape is not None}
+    if name == "mimo2":  # as the real one wants it
+        parts = [layer.pop(f"attn_{part}.weight") for part in "qkv"]
+        layer["attn_qkv.weight"] = (n, sum(shape[1] for shape in parts if isinstance(shape, tuple)))
     next_: dict[str, Shape | None] = {
         "nextn.eh_proj.weight": (2 * n, n), "nextn.enorm.weight": n, "nextn.hnorm.weight": n,
     }  # fmt: skip

@@ -73,7 +73,7 @@ def accepted(results: Sequence[Result]) -> float:
 
 @pytest.mark.parametrize("name", sorted(HEADS))
 def test_a_head_that_is_the_model_is_right(name: str, tmp_path: Path) -> None:
-    path = make_headed(tmp_path / "m.gguf", name)
+    path = make_headed(tmp_path / "m.gguf", name, quiet=True)
     with load(path, None) as model:
         plain = told(answers(model))
     with load(path, "draft-mtp") as model:
@@ -94,8 +94,7 @@ def test_hidden_states_are_those_of_the_token_before(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(HeadKind, "propose", heard)
     for name in ("glm4moe", "step35", "qwen35"):  # behind the last norm, and before it; with states
-        whole = name == "qwen35"
-        with load(make_headed(tmp_path / f"{name}.gguf", name, repeats=True, whole=whole), "draft-mtp") as model:
+        with load(make_headed(tmp_path / f"{name}.gguf", name, repeats=True), "draft-mtp") as model:
             for prompt in PROMPTS:
                 model.complete(prompt, n_predict=24, temperature=0.0, ignore_eos=True)
     assert len(drafted) > 120
@@ -136,7 +135,7 @@ def work(model: LoadedModel, *, disturbed: bool) -> list[Any]:
 
 @pytest.mark.parametrize("name", ["glm4moe", "mimo2", "qwen35moe"])
 def test_answers_are_the_same_with_and_without(name: str, tmp_path: Path) -> None:
-    path = make_headed(tmp_path / "m.gguf", name, sway=0.3, whole=name == "qwen35moe")
+    path = make_headed(tmp_path / "m.gguf", name, sway=0.3)
     options = {"n_slots": 3, "n_batch": 24, "n_ctx": 768, "cache_ram": 16}
     with load(path, None, **options) as model:
         plain = work(model, disturbed=False)

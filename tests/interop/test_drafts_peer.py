@@ -1,0 +1,100 @@
+"""Heads beside those of the real llama-server: of the same drafts, as many are right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from headed_models import make_eagle, make_headed, make_target
+from peer_server import llama_server
+
+from llamado.engine.drafts.cost import Cost
+from llamado.engine.engine import Engine
+from llamado.engine.loaded_model import LoadedModel
+from llamado.engine.options import DraftOptions, EngineOptions, ModelSource
+from llamado.models.heads.next_token import HEADS
+
+pytestmark = pytest.mark.interop
+PROMPTS = ([*range(3, 40)], [*range(100, 160)], [7, 7, 12, 400])
+N_CTX, N_PREDICT = 512, 60
+
+
+class Free(Cost):
+    """Batches cost nothing."""
+
+    def least_gain(self, n_generating: int, seconds: float = 0.0) -> float:
+        return 0.0
+
+    def drafts(self, n_generating: int) -> bool:
+        return True
+
+
+Drafted = list[tuple[list[int], int, int]]
+
+
+def theirs(programs: Path, path: Path, kind: str, model: Path | None, log: Path, most: int) -> Drafted:
+    """Tokens of each answer, and how many tokens were drafted and right."""
+    flags = ["-c", str(N_CTX), "-t", "1", "-np", "1", "-ctk", "f32", "-ctv", "f32", "-fa", "on", "--spec-type", kind]
+    flags += ["--spec-draft-n-max", str(most), "--spec-draft-n-min", "0", "--spec-draft-p-min", "0"]
+    flags += ["-ctkd", "f32", "-ctvd", "f32", *(["-md", str(model)] if model else [])]
+    found = []
+    with llama_server(programs, path, log, *flags) as client:
+        for prompt in PROMPTS:
+            body = {"prompt": prompt, "n_predict": N_PREDICT, "temperature": 0, "return_tokens": True}
+            body |= {"ignore_eos": True, "cache_prompt": False}
+            answer = client.post("/completion", json=body).raise_for_status().json()
+            timings = answer["timings"]
+            found.append((answer["tokens"], timings["draft_n"], timings["draft_n_accepted"]))
+    return found
+
+
+def ours(path: Path, kind: str, model: Path | None, most: int) -> Drafted:
+    source = None if model is None else ModelSource(spec=str(model))
+    drafts = DraftOptions(kinds=(kind,), most=most, model=source, type_k="f32", type_v="f32")
+    options = EngineOptions(n_ctx=N_CTX, n_threads=1, type_k="f32", type_v="f32", drafts=drafts)
+    with LoadedModel.load(path, options) as llama:
+        assert isinstance(llama.engine, Engine) and llama.engine._drafts is not None
+        llama.engine._drafts.cost = Free()
+        results = [
+            llama.complete(prompt, n_predict=N_PREDICT, temperature=0.0, ignore_eos=True, cache_prompt=False)
+            for prompt in PROMPTS
+        ]
+    return [(r.tokens, r.timings.draft_n or 0, r.timings.draft_n_accepted or 0) for r in results]
+
+
+def rate(answers: Drafted) -> float:
+    """How many of the drafted tokens were right."""
+    return sum(n for _, _, n in answers) / sum(n for _, n, _ in answers)
+
+
+def compare(found: Drafted, right: Drafted) -> None:
+    """Of tokens that are nearly as probable, a rounding decides which one comes."""
+    assert sum(a[0] == b[0] for a, b in zip(found, right, strict=True)) >= len(PROMPTS) - 1
+    assert abs(rate(found) - rate(right)) < 0.05
+    assert max(n for _, n, _ in found) > 20
+
+
+@pytest.mark.parametrize("name", sorted(HEADS))
+def test_blocks_behind_the_layers(name: str, peer_bin: Path, tmp_path: Path) -> None:
+    path = make_headed(tmp_path / "m.gguf", name, sway=0.15, quiet=True)
+    for most in (1, 3):
+        right = theirs(peer_bin, path, "draft-mtp", None, tmp_path / "s.log", most)
+        found = ours(path, "draft-mtp", None, most)
+        compare(found, right)
+        assert rate(found) > 0.4
+
+
+def test_a_block_in_its_own_file(peer_bin: Path, tmp_path: Path) -> None:
+    path = make_headed(tmp_path / "m.gguf", "glm4moe", sway=0.15)
+    alone = make_headed(tmp_path / "mtp.gguf", "glm4moe", sway=0.15, alone=True)
+    right = theirs(peer_bin, path, "draft-mtp", alone, tmp_path / "s.log", 1)
+    compare(ours(path, "draft-mtp", alone, 1), right)
+
+
+def test_eagle3(peer_bin: Path, tmp_path: Path) -> None:
+    """Drafts of what was said last, which are right where a text goes round in circles; and of few tokens."""
+    path = make_target(tmp_path / "t.gguf")
+    for options in ({"repeats": True, "target_layers": [1, 2, 3], "own": True}, {"n_drafted": 40}):
+        head = make_eagle(tmp_path / "e.gguf", **options)  # type: ignore[arg-type]
+        right = theirs(peer_bin, path, "draft-eagle3", head, tmp_path / "s.log", 2)
+        assert ours(path, "draft-eagle3", head, 2) == right
