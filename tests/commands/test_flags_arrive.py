@@ -207,9 +207,14 @@ ROWS: dict[str, Row] = {
     "serve --yarn-beta-slow": Row("2", {"rope.beta_slow": 2.0}),
     "serve --yarn-beta-fast": Row("16", {"rope.beta_fast": 16.0}),
     "serve --spec-type": Row(
-        "ngram-mod,suffix", {"drafts.kinds": ("ngram-mod", "suffix"), "engine.drafts": ("ngram-mod", "suffix")}
+        "ngram-mod,suffix",
+        {
+            "drafts.kinds": ("ngram-mod", "suffix"),
+            "engine.drafts": ("ngram-mod", "suffix"),
+            "forward.n_drafted": 1,
+        },
     ),
-    "serve --spec-default": Row(None, {"drafts.kinds": ("ngram-mod",), "engine.drafts": ("ngram-mod",)}),
+    "serve --spec-default": Row(None, {"drafts.kinds": ("ngram-mod",), "engine.drafts": ("ngram-mod",), "forward.n_drafted": 1}),
     "serve --model-draft": drafting("model.spec", "small", "small", part=True),
     "serve --hf-repo-draft": drafting("model.hf_repo", "u/r", "u/r", part=True),
     "serve --spec-draft-device": drafting("split.devices", "RPC0", ("RPC0",), "--rpc h:1", part=True),
