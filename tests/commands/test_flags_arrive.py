@@ -214,7 +214,9 @@ ROWS: dict[str, Row] = {
             "forward.n_drafted": 1,
         },
     ),
-    "serve --spec-default": Row(None, {"drafts.kinds": ("ngram-mod",), "engine.drafts": ("ngram-mod",), "forward.n_drafted": 1}),
+    "serve --spec-default": Row(
+        None, {"drafts.kinds": ("ngram-mod",), "engine.drafts": ("ngram-mod",), "forward.n_drafted": 1}
+    ),
     "serve --model-draft": drafting("model.spec", "small", "small", part=True),
     "serve --hf-repo-draft": drafting("model.hf_repo", "u/r", "u/r", part=True),
     "serve --spec-draft-device": drafting("split.devices", "RPC0", ("RPC0",), "--rpc h:1", part=True),
