@@ -155,7 +155,28 @@ KIMI_KEYS = {
     "leading_dense_block_count": 1,
 }
 
+LIGHTNING = {
+    "attn_norm.weight": N_EMBD,
+    "attn_qkv.weight": (N_EMBD, 3 * 4 * HEAD),
+    "attn_gate.weight": (N_EMBD, 4 * HEAD),
+    "attn_norm_2.weight": 4 * HEAD,
+    "attn_output.weight": (4 * HEAD, N_EMBD),
+}
+
 MODELS = (
+    Tiny(
+        "minimax-01",
+        {
+            **KEYS,
+            **EXPERT_KEYS,
+            "feed_forward_length": EXPERT,
+            "residual_scale": 3.5,
+            "rope.dimension_count": HEAD // 2,
+            "full_attention_interval": 2,
+        },
+        {**LIGHTNING, **EXPERTS},
+        layers={i: {**dict.fromkeys(LIGHTNING), **ATTENTION} for i in (1, 3)},
+    ),
     Tiny(
         "bailingmoe3",
         {**KIMI_KEYS, "attention.q_lora_rank": RANK, "kda.gate_lower_bound": -5.0, "expert_weights_norm": True},

@@ -122,6 +122,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "mimo2": Architecture("experts.mimo2:MiMo2Model", "MiMo-V2-Flash"),
     "minicpm": Architecture("others.minicpm:MiniCpmModel", "MiniCPM 1B, 2B and MoE, MiniCPM4"),
     "minicpm3": Architecture("others.minicpm3:MiniCpm3Model", "MiniCPM3 4B"),
+    "minimax-01": Architecture("minimax.minimax_01:Minimax01Model", "MiniMax-Text-01, MiniMax-M1"),
     "minimax-m2": Architecture("minimax.minimax_m2:MinimaxM2Model", "MiniMax-M2"),
     "minimax-m3": Architecture("minimax.minimax_m3:MinimaxM3Model", "MiniMax-M3: its text"),
     "mistral3": Architecture("llama.mistral3:Mistral3Model", "Ministral 3, Devstral 2"),
@@ -205,7 +206,7 @@ NOT_HERE = {
     ),
     "deepseek4": "memory of compressed tokens and several streams of hidden states, not yet here",
     **dict.fromkeys(
-        ("clef", "glm5-next", "kimi-k3", "minimax-01", "qwen4exp"),
+        ("clef", "glm5-next", "kimi-k3", "qwen4exp"),
         "linear attention of another form than those that run, not yet here",
     ),
 }

@@ -43,10 +43,10 @@ class Qwen35Model(Decoder):
         return self._sizes.remembers() if self._recurrent[layer] else super().remembers(layer)
 
 
-def recurrent_layers(keys: Keys, n_layer: int) -> tuple[bool, ...]:
-    """Which layers have a state instead of attention: a list in the file, or all but every n-th (4)."""
+def recurrent_layers(keys: Keys, n_layer: int, period: int = 4) -> tuple[bool, ...]:
+    """Which layers have a state instead of attention: a list in the file, or all but every n-th (`period`)."""
     suffix = "attention.recurrent_layers"
     if keys.has(suffix):
         return keys.metadata.bools(keys.name(suffix), n=keys.int_("block_count"))[:n_layer]
-    period = keys.int_("full_attention_interval", 4)
+    period = keys.int_("full_attention_interval", period)
     return tuple((layer + 1) % period != 0 for layer in range(n_layer))

@@ -1,0 +1,69 @@
+"""The minimax-01 architecture: MiniMax-Text-01 and MiniMax-M1."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llamado.ggml.graph import add, scale
+from llamado.ggml.ops import RopeMode
+from llamado.ggml.tensor import Tensor
+from llamado.models.architectures.qwen.qwen35 import recurrent_layers
+from llamado.models.decoder import Decoder, Layer
+from llamado.models.forward import Pass
+from llamado.models.hparams import HyperParameters, read_experts
+from llamado.models.keys import Keys
+from llamado.models.memory import LayerMemory
+from llamado.models.parts.experts import Mixture
+from llamado.models.parts.feedforward import FeedForward
+from llamado.models.parts.norms import RmsNorm
+from llamado.models.parts.recurrent.lightning import LightningAttention
+from llamado.models.weights import RoleWeights
+
+
+class Minimax01Model(Decoder):
+    """Of each eight layers seven have lightning attention; what a half of a layer makes is added to what it has seen,
+    normed and scaled, not to the stream.
+    """
+
+    rope_mode = RopeMode.NEOX
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        hp = super()._read_hparams(keys, n_vocab)
+        self._recurrent = recurrent_layers(keys, hp.n_layer, 8)
+        experts = replace(read_experts(keys, hp.n_ff[0]), n_ff=hp.n_ff[0], normalised=True)
+        return replace(hp, experts=experts, residual_scale=keys.float_("residual_scale"))
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        hp = self.hparams
+        return Layer(
+            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
+            attention=self._take_lightning(w, layer) if self._recurrent[layer] else self._take_attention(w, layer),
+            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
+            feed_forward=self._take_feed_forward(w, layer),
+        )
+
+    def _take_lightning(self, w: RoleWeights, layer: int) -> LightningAttention:
+        hp = self.hparams
+        rate = 1.0 - layer / max(hp.n_layer - 1, 1) + 1e-5
+        return LightningAttention.take(w, hp.n_embd, hp.head_dim_k, hp.n_head[layer], rate)
+
+    def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
+        hp = self.hparams
+        assert hp.experts is not None
+        return Mixture.take(w, hp.n_embd, hp.experts)
+
+    def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
+        w, i, factor = self._layers[layer], layer, self.hparams.residual_scale
+        assert w.attn_norm is not None and w.ffn_norm is not None
+        seen = w.attn_norm(step, x, f"attn_norm-{i}")
+        attended = w.attention(step, i, seen)
+        if attended is None:
+            return None
+        h, seen = step.keep_outputs(i, attended, seen)
+        seen = w.ffn_norm(step, add(h, scale(seen, factor), f"ffn_inp-{i}"), f"ffn_norm-{i}")
+        return add(w.feed_forward(step, i, seen), scale(seen, factor), f"l_out-{i}")
+
+    def remembers(self, layer: int) -> LayerMemory:
+        """Keys and values, or the states of lightning attention."""
+        mixer = self._layers[layer].attention
+        return mixer.remembers() if isinstance(mixer, LightningAttention) else super().remembers(layer)
