@@ -163,7 +163,45 @@ LIGHTNING = {
     "attn_output.weight": (4 * HEAD, N_EMBD),
 }
 
+K3_NARROW = 64
+K3_SCORES = {"attn_res_score.weight": N_EMBD, "ffn_res_score.weight": N_EMBD}
+K3_DELTA = {
+    **{name: shape for name, shape in KIMI_DELTA.items() if not name.startswith("ssm_g")},
+    "ssm_g.weight": (N_EMBD, 4 * KDA),
+    "ssm_a": 4,
+}
+K3_LATENT = {**BAILING_LATENT, "attn_gate.weight": (N_EMBD, 4 * VALUE)}
+K3_MIXTURE = {
+    **KIMI_MIXTURE,
+    "ffn_gate_exps.weight": (K3_NARROW, EXPERT, 8),
+    "ffn_up_exps.weight": (K3_NARROW, EXPERT, 8),
+    "ffn_down_exps.weight": (EXPERT, K3_NARROW, 8),
+    "ffn_routed_down.weight": (N_EMBD, K3_NARROW),
+    "ffn_routed_up.weight": (K3_NARROW, N_EMBD),
+    "ffn_routed_norm.weight": K3_NARROW,
+}
+K3_KEYS = {
+    **KIMI_KEYS,
+    "attention.head_count_kv": [0, 0, 1, 0, 1],
+    "attention.q_lora_rank": RANK,
+    "kda.gate_lower_bound": -5.0,
+    "expert_weights_norm": True,
+    "expert_latent_length": K3_NARROW,
+    "activation.situ_beta": 1.5,
+    "activation.situ_linear_beta": 2.0,
+    "attn_res_block_size": 2,
+}
+K3_ATTENDS = {**{name: None for name in K3_DELTA if name != "attn_norm.weight"}, **K3_LATENT}
+
 MODELS = (
+    Tiny(
+        "kimi-k3",
+        K3_KEYS,
+        {**K3_DELTA, **K3_MIXTURE, **K3_SCORES},
+        {"output_res_score.weight": N_EMBD},
+        layers={0: {**dict.fromkeys(K3_MIXTURE), **GATED}, 2: K3_ATTENDS, 4: K3_ATTENDS},
+        n_layer=5,
+    ),
     Tiny(
         "minimax-01",
         {

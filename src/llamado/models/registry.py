@@ -103,6 +103,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "jamba": Architecture("mamba.jamba:JambaModel", "Jamba, Jamba 1.5, Jamba Reasoning"),
     "jina-bert-v2": Architecture("encoders.jina_bert_v2:JinaBertV2Model", "jina-embeddings-v2, jina-reranker-v1"),
     "jina-bert-v3": Architecture("encoders.jina_bert_v3:JinaBertV3Model", "jina-embeddings-v3"),
+    "kimi-k3": Architecture("moonshot.kimi_k3:KimiK3Model", "Kimi K3: its text"),
     "kimi-linear": Architecture("moonshot.kimi_linear:KimiLinearModel", "Kimi Linear 48B-A3B"),
     "laguna": Architecture("experts.laguna:LagunaModel", "Laguna XS, M"),
     "lfm2": Architecture("liquid.lfm2:Lfm2Model", "LFM2, LFM2.5"),
@@ -206,7 +207,7 @@ NOT_HERE = {
     ),
     "deepseek4": "memory of compressed tokens and several streams of hidden states, not yet here",
     **dict.fromkeys(
-        ("clef", "glm5-next", "kimi-k3", "qwen4exp"),
+        ("clef", "glm5-next", "qwen4exp"),
         "linear attention of another form than those that run, not yet here",
     ),
 }

@@ -32,7 +32,7 @@ from llamado.ggml.tensor import Tensor
 from llamado.models.errors import InvalidModel
 from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import Experts, Gating, HyperParameters
-from llamado.models.parts.feedforward import FeedForward, Gated, bounded_glu
+from llamado.models.parts.feedforward import FeedForward, Gated, Situ, bounded_glu
 from llamado.models.weights import RoleWeights
 
 _LEAST_SUM = 6.103515625e-5
@@ -132,7 +132,7 @@ class Mixture(NamedTuple):
     down: ExpertLinear
     gate: ExpertLinear | None
     up: ExpertLinear | None
-    activation: GluOp | UnaryOp = GluOp.SWIGLU
+    activation: GluOp | UnaryOp | Situ = GluOp.SWIGLU
     squared: bool = False
     shared: FeedForward | None = None
     shared_gate: Tensor | None = None
@@ -145,7 +145,7 @@ class Mixture(NamedTuple):
         w: RoleWeights,
         n_embd: int,
         hp: Experts,
-        activation: GluOp | UnaryOp = GluOp.SWIGLU,
+        activation: GluOp | UnaryOp | Situ = GluOp.SWIGLU,
         *,
         squared: bool = False,
         weigh_input: bool = False,
@@ -165,7 +165,7 @@ class Mixture(NamedTuple):
         if e.has("ffn_gate_up_exps.weight"):
             gate, up = ExpertLinear.take(e, "ffn_gate_up_exps", n_embd, 2 * n_ff, hp.n), None
         else:
-            gated = isinstance(activation, GluOp)
+            gated = not isinstance(activation, UnaryOp)
             gate = ExpertLinear.take(e, "ffn_gate_exps", n_embd, n_ff, hp.n) if gated else None
             up = ExpertLinear.take(e, "ffn_up_exps", n_embd, n_ff, hp.n)
         # Not a linear: Gemma 4 calls a scale of the gate's input so too.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import NamedTuple, Protocol
 
-from llamado.ggml.graph import clamp, glu, glu_split, mul, silu, sqr, swiglu_oai, unary
+from llamado.ggml.graph import clamp, glu, glu_split, mul, scale, sigmoid, silu, sqr, swiglu_oai, tanh, unary
 from llamado.ggml.ops import GluOp, UnaryOp
 from llamado.ggml.tensor import Tensor
 from llamado.models.forward import Linear, Pass, Projection
@@ -21,7 +21,24 @@ class FeedForward(Protocol):
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor: ...
 
 
-def bounded_glu(gate: Tensor, up: Tensor, activation: GluOp, limit: float, name: str) -> Tensor:
+class Situ(NamedTuple):
+    """A gated activation with bounds that it comes near to: `beta` · tanh(gate / beta) · sigmoid(gate) times
+    `linear_beta` · tanh(up / linear_beta), or with a linear_beta of 0 times up itself (Kimi K3).
+    """
+
+    beta: float
+    linear_beta: float
+
+    def __call__(self, gate: Tensor, up: Tensor, name: str) -> Tensor:
+        bent = mul(_bent(gate, self.beta), sigmoid(gate))
+        return mul(bent, _bent(up, self.linear_beta) if self.linear_beta else up, name)
+
+
+def _bent(x: Tensor, bound: float) -> Tensor:
+    return scale(tanh(scale(x, 1.0 / bound)), bound)
+
+
+def bounded_glu(gate: Tensor, up: Tensor, activation: GluOp | Situ, limit: float, name: str) -> Tensor:
     """act(gate) · up with both factors at most `limit`, and the second no less than its negative; 0: any.
 
     That of the gate is a bound of what goes into the activation of SWIGLU_CLAMP, of what comes out of others;
@@ -29,6 +46,8 @@ def bounded_glu(gate: Tensor, up: Tensor, activation: GluOp, limit: float, name:
     """
     if activation is GluOp.SWIGLU_OAI:
         return swiglu_oai(gate, up, _ALPHA, _LIMIT, name)
+    if isinstance(activation, Situ):
+        return activation(gate, up, name)
     before = activation is GluOp.SWIGLU_CLAMP
     if before:
         activation = GluOp.SWIGLU
@@ -47,12 +66,12 @@ class Gated(NamedTuple):
     gate: Projection
     up: Projection
     down: Projection
-    activation: GluOp
+    activation: GluOp | Situ
     limit: float = 0.0
 
     @classmethod
     def take(
-        cls, w: RoleWeights, n_embd: int, n_ff: int, activation: GluOp = GluOp.SWIGLU, *, suffix: str = ""
+        cls, w: RoleWeights, n_embd: int, n_ff: int, activation: GluOp | Situ = GluOp.SWIGLU, *, suffix: str = ""
     ) -> Gated:
         """`ffn_gate`, `ffn_up` and `ffn_down`, with biases where the file has them, or those with a suffix.
 

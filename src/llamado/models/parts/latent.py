@@ -10,6 +10,7 @@ from llamado.ggml.tensor import Tensor
 from llamado.models.forward import Factors, Linear, Pass
 from llamado.models.hparams import Rope, Temperature
 from llamado.models.memory import KeysValues, Latent, LayerMemory
+from llamado.models.parts.attention import OutputGate
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
@@ -165,6 +166,24 @@ class LatentAttention(NamedTuple):
         by_head = permute(reshape(attended, s.rank, s.n_head, n_tokens), 0, 2, 1, 3)
         values = permute(step.mul_mat(self.v_b, by_head, f"fattn_mla-{layer}"), 0, 2, 1, 3)
         return reshape(cont(values), s.value * s.n_head, n_tokens)
+
+
+class GatedLatentAttention(NamedTuple):
+    """Latent attention whose values a gate weights."""
+
+    latent: LatentAttention
+    gate: OutputGate
+
+    def remembers(self) -> LayerMemory:
+        return self.latent.remembers()
+
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
+        q, row = self.latent.keys(step, layer, x)
+        attended = step.attend_latent(layer, q, row, self.latent.compressed.sizes.rank, self.latent.scale)
+        if attended is None:
+            return None
+        gated = self.gate(step, layer, x, self.latent.values(step, layer, attended))
+        return self.latent.out(step, gated, f"mla_out-{layer}")
 
 
 class ExpandedAttention(NamedTuple):

@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
-from llamado.ggml.graph import add
 from llamado.ggml.ops import UnaryOp
-from llamado.ggml.tensor import Tensor
 from llamado.models.architectures.mamba.nemotron_h import NemotronHModel
-from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import Experts, Gating, HyperParameters, read_experts
 from llamado.models.keys import Keys
 from llamado.models.parts.experts import Mixture
 from llamado.models.parts.feedforward import FeedForward, Ungated
+from llamado.models.parts.latent_experts import LatentMixture
 from llamado.models.weights import RoleWeights
-
-
-class LatentMixture(NamedTuple):
-    """Experts that work on a narrower hidden state, which `down` makes and `up` brings back, where there are these;
-    beside them a network of the whole one, which the router sees, too.
-    """
-
-    experts: Mixture
-    shared: Ungated
-    down: Linear | None
-    up: Linear | None
-
-    def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor:
-        latent = x if self.down is None else self.down(step, x, f"ffn_latent_down-{layer}")
-        y = self.experts(step, layer, latent, x)
-        if self.up is not None:
-            y = self.up(step, y, f"ffn_latent_up-{layer}")
-        return add(y, self.shared(step, layer, x), f"ffn_out-{layer}")
 
 
 class NemotronHMoeModel(NemotronHModel):

@@ -3,44 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
-from llamado.ggml.graph import mul, reshape, sigmoid
 from llamado.ggml.ops import RopeMode
-from llamado.ggml.tensor import Tensor
 from llamado.models.architectures.moonshot.kimi_linear import KimiLinearModel
 from llamado.models.errors import UnsupportedModel
-from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import HyperParameters, read_experts, sectioned
 from llamado.models.keys import Keys
-from llamado.models.memory import LayerMemory
-from llamado.models.parts.attention import Mixer
+from llamado.models.parts.attention import Mixer, OutputGate
 from llamado.models.parts.experts import Mixture
 from llamado.models.parts.feedforward import FeedForward, Gated
-from llamado.models.parts.latent import Compressed, LatentAttention
+from llamado.models.parts.latent import Compressed, GatedLatentAttention, LatentAttention
 from llamado.models.parts.recurrent.kimi_delta import KimiDelta
 from llamado.models.weights import RoleWeights
-
-
-class GatedLatentAttention(NamedTuple):
-    """Latent attention whose heads are each weighted by a gate."""
-
-    latent: LatentAttention
-    gate: Linear
-
-    def remembers(self) -> LayerMemory:
-        return self.latent.remembers()
-
-    def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
-        s, n_tokens = self.latent.compressed.sizes, x.ne[1]
-        q, row = self.latent.keys(step, layer, x)
-        attended = step.attend_latent(layer, q, row, s.rank, self.latent.scale)
-        if attended is None:
-            return None
-        gate = sigmoid(reshape(self.gate(step, x, f"attn_gate-{layer}"), 1, s.n_head, n_tokens))
-        values = reshape(self.latent.values(step, layer, attended), s.value, s.n_head, n_tokens)
-        gated = reshape(mul(values, gate), s.value * s.n_head, n_tokens)
-        return self.latent.out(step, gated, f"mla_out-{layer}")
 
 
 class BailingMoe3Model(KimiLinearModel):
@@ -66,7 +40,8 @@ class BailingMoe3Model(KimiLinearModel):
         hp = self.hparams
         compressed = Compressed.take(w, hp.n_embd, self._sizes, self._q_rank, hp.rope, None)
         latent = LatentAttention.take(w, hp.n_embd, compressed, hp.attention_scale)
-        return GatedLatentAttention(latent, w.linear("attn_gate", hp.n_embd, self._sizes.n_head))
+        gate = OutputGate(w.linear("attn_gate", hp.n_embd, self._sizes.n_head), self._sizes.n_head)
+        return GatedLatentAttention(latent, gate)
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
         hp = self.hparams
@@ -75,9 +50,3 @@ class BailingMoe3Model(KimiLinearModel):
             return super()._take_feed_forward(w, layer)
         shared = Gated.take(w, hp.n_embd, hp.experts.n_ff_shared, suffix="_shexp")
         return Mixture.take(w, hp.n_embd, hp.experts, shared=shared)
-
-    def remembers(self, layer: int) -> LayerMemory:
-        """A latent row, or the state of the delta rule."""
-        mixer = self._layers[layer].attention
-        assert isinstance(mixer, (KimiDelta, GatedLatentAttention))
-        return mixer.remembers()

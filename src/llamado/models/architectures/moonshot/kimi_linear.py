@@ -12,7 +12,13 @@ from llamado.models.memory import LayerMemory
 from llamado.models.parts.attention import Mixer
 from llamado.models.parts.experts import Mixture
 from llamado.models.parts.feedforward import FeedForward, Gated
-from llamado.models.parts.latent import Compressed, ExpandedAttention, LatentAttention, LatentSizes
+from llamado.models.parts.latent import (
+    Compressed,
+    ExpandedAttention,
+    GatedLatentAttention,
+    LatentAttention,
+    LatentSizes,
+)
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.parts.recurrent.kimi_delta import KimiDelta
 from llamado.models.weights import RoleWeights
@@ -65,5 +71,5 @@ class KimiLinearModel(Decoder):
     def remembers(self, layer: int) -> LayerMemory:
         """A latent row, or the state of the delta rule."""
         mixer = self._layers[layer].attention
-        assert isinstance(mixer, (KimiDelta, LatentAttention, ExpandedAttention))
+        assert isinstance(mixer, (KimiDelta, LatentAttention, GatedLatentAttention, ExpandedAttention))
         return mixer.remembers()

@@ -27,7 +27,9 @@ class Narrowed(NamedTuple):
 
 
 def _take(w: RoleWeights, name: str, n_embd: int, narrow: int, n: int) -> Narrowed | Linear:
-    """`name_a`, and `name_b` where the file has it."""
+    """`name`, or `name_a`, and `name_b` where the file has it."""
+    if w.has(f"{name}.weight"):
+        return w.linear(name, n_embd, n)
     if not w.has(f"{name}_b.weight"):
         return w.linear(f"{name}_a", n_embd, n)
     return Narrowed(w.linear(f"{name}_a", n_embd, narrow), w.linear(f"{name}_b", narrow, n))
@@ -37,7 +39,7 @@ class KimiDelta(NamedTuple):
     """Queries, keys and values each mixed with those before by a convolution, the delta rule, and a gate.
 
     Logarithms of decays are softplus(x + shift) · factor, or with a `bound` below zero no less than it:
-    sigmoid((x + shift) · factor) · bound.
+    sigmoid((x + shift) · |factor|) · bound.
     """
 
     head: int
@@ -52,11 +54,23 @@ class KimiDelta(NamedTuple):
     norm: Tensor
     out: Linear
     bound: float
+    negative: bool
 
     @classmethod
-    def take(cls, w: RoleWeights, n_embd: int, head: int, n_heads: int, kernel: int, bound: float = 0.0) -> KimiDelta:
+    def take(
+        cls,
+        w: RoleWeights,
+        n_embd: int,
+        head: int,
+        n_heads: int,
+        kernel: int,
+        bound: float = 0.0,
+        *,
+        negative: bool = False,
+    ) -> KimiDelta:
         """`attn_q`, `attn_k` and `attn_v`, `ssm_conv1d_q` and its like, `ssm_f_a`, `ssm_dt`, `ssm_a`, `ssm_beta`,
-        `ssm_g_a`, `ssm_norm` and `attn_output`, and where the file has them `ssm_f_b` and `ssm_g_b`.
+        `ssm_g_a`, `ssm_norm` and `attn_output`, and where the file has them `ssm_f_b` and `ssm_g_b`,
+        or `ssm_g`. `negative`: with a bound, too, `ssm_a` is below zero.
 
         Raises InvalidModel.
         """
@@ -70,12 +84,13 @@ class KimiDelta(NamedTuple):
             kernels=(of_q, of_k, of_v),
             forget=_take(w, "ssm_f", n_embd, head, n),
             shift=w.need("ssm_dt.bias", n),
-            factor=w.need("ssm_a", 1, n_heads),
+            factor=w.need("ssm_a", *((1,) if w.ne("ssm_a")[0] == 1 else ()), n_heads),
             beta=w.linear("ssm_beta", n_embd, n_heads),
             gate=_take(w, "ssm_g", n_embd, head, n),
             norm=w.need("ssm_norm.weight", head),
             out=w.linear("attn_output", n, n_embd),
             bound=bound,
+            negative=negative,
         )
 
     def remembers(self) -> RecurrentState:
@@ -107,7 +122,11 @@ class KimiDelta(NamedTuple):
 
     def _decay(self, x: Tensor) -> Tensor:
         """Logarithms of decays, of heads."""
-        return scale(sigmoid(mul(x, self.factor)), self.bound) if self.bound else mul(softplus(x), self.factor)
+        factor = reshape(self.factor, 1, self.n_heads)
+        if not self.bound:
+            return mul(softplus(x), factor)
+        x = mul(x, factor)
+        return scale(sigmoid(scale(x, -1.0) if self.negative else x), self.bound)
 
     def _kernel(self, i: int) -> Tensor:
         n, _, channels, _ = self.kernels[i].ne
