@@ -193,7 +193,66 @@ K3_KEYS = {
 }
 K3_ATTENDS = {**{name: None for name in K3_DELTA if name != "attn_norm.weight"}, **K3_LATENT}
 
+STREAMS, POOL, INDEX, INDEX_HEADS = 4, 4, 32, 4
+CONNECTIONS = {
+    f"hc_{part}_{name}.weight": shape
+    for part in ("attn", "ffn")
+    for name, shape in (("fn", (STREAMS * N_EMBD, 6 * STREAMS)), ("scale", 3), ("base", 6 * STREAMS))
+}
+GLM5_DELTA = {**KIMI_DELTA, "ssm_a": 4}
+GLM5_LATENT = {
+    "attn_q_a.weight": (N_EMBD, RANK),
+    "attn_q_a_norm.weight": RANK,
+    "attn_q_b.weight": (RANK, 4 * NOPE),
+    "attn_kv_a_mqa.weight": (N_EMBD, RANK),
+    "attn_kv_a_norm.weight": RANK,
+    "attn_k_b.weight": (NOPE, RANK, 4),
+    "attn_v_b.weight": (RANK, VALUE, 4),
+    "attn_output.weight": (4 * VALUE, N_EMBD),
+}
+GLM5_INDEXER = {
+    "indexer.attn_q_b.weight": (RANK, INDEX_HEADS * INDEX),
+    "indexer.attn_k.weight": (N_EMBD, INDEX),
+    "indexer.k_norm.weight": INDEX,
+    "indexer.k_norm.bias": INDEX,
+    "indexer.proj.weight": (N_EMBD, INDEX_HEADS),
+    "indexer_compressor_gate.weight": (N_EMBD, INDEX),
+    "indexer_compressor_ape.weight": (INDEX, POOL),
+}
+GLM5_KEYS = {
+    **KIMI_KEYS,
+    "attention.head_count_kv": [0, 1, 0, 1, 0],
+    "attention.key_length": RANK,
+    "attention.key_length_mla": NOPE,
+    "attention.q_lora_rank": RANK,
+    "attention.layer_norm_epsilon": 1e-6,
+    "rope.dimension_count": 0,
+    "kda.gate_lower_bound": -5.0,
+    "expert_weights_norm": True,
+    "swiglu_clamp_exp": [0.7] * 5,
+    "attention.indexer.head_count": INDEX_HEADS,
+    "attention.indexer.key_length": INDEX,
+    "attention.indexer.top_k": 40,
+    "attention.indexer.kpool": POOL,
+    "attention.indexer.kpool_select_tail": True,
+    "hyper_connection.count": STREAMS,
+    "hyper_connection.sinkhorn_iterations": 4,
+    "hyper_connection.epsilon": 1e-6,
+}
+GLM5_ATTENDS = {**{name: None for name in GLM5_DELTA if name != "attn_norm.weight"}, **GLM5_LATENT}
+
 MODELS = (
+    Tiny(
+        "glm5-next",
+        {**GLM5_KEYS, "attention.indexer.types": [True, True, True, False, True]},
+        {**GLM5_DELTA, **KIMI_MIXTURE, **CONNECTIONS},
+        layers={
+            0: {**NO_MIXTURE, **GATED},
+            1: {**GLM5_ATTENDS, **GLM5_INDEXER},
+            3: GLM5_ATTENDS,
+        },
+        n_layer=5,
+    ),
     Tiny(
         "kimi-k3",
         K3_KEYS,

@@ -181,6 +181,10 @@ class Pass:
 
         return self.once(table.name, make)
 
+    def kept(self, layer: int) -> Kept:
+        """What a layer's memory is."""
+        return self._memory[layer]
+
     def _reach(self, kept: Kept) -> int:
         """Rows of a layer's memory that attention reads."""
         return min(self.shape.n_kv, kept.part.n_rows)

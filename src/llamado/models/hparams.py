@@ -163,23 +163,25 @@ ROPE_TYPES = ("none", "linear", "yarn", "longrope")
 """How positions are stretched (`llama_rope_scaling_type`). LongRoPE is in factors of frequencies alone, see Factors."""
 
 
-def rotated(keys: Keys, suffix: str, default: int, head_dim: int) -> int:
-    """How many elements of a head are turned. Raises GgufError or InvalidModel."""
+def rotated(keys: Keys, suffix: str, default: int, head_dim: int, *, or_none: bool = False) -> int:
+    """How many elements of a head are turned; with `or_none` perhaps 0. Raises GgufError or InvalidModel."""
     n = keys.int_(suffix, default)
-    if n > head_dim or n % 2:
+    if n > head_dim or n % 2 or not (n or or_none):
         raise InvalidModel(f"metadata key '{keys.name(suffix)}' is {n}; an even number up to {head_dim} is expected")
     return n
 
 
-def read_rope(keys: Keys, head_dim: int, n_ctx_train: int, mode: RopeMode, *, file_betas: bool = False) -> Rope:
+def read_rope(
+    keys: Keys, head_dim: int, n_ctx_train: int, mode: RopeMode, *, file_betas: bool = False, or_none: bool = False
+) -> Rope:
     """The rotary embedding of the global layers, as the file and the user have it (llama-context.cpp).
 
     `file_betas`: whether the file says where YaRN's ramp begins and ends; of most architectures llama.cpp does not read
-    it. Raises GgufError, InvalidModel or UnsupportedModel.
+    it. `or_none`: see `rotated`. Raises GgufError, InvalidModel or UnsupportedModel.
     """
     wanted = keys.rope
     wanted.check()
-    n_dims = rotated(keys, "rope.dimension_count", head_dim, head_dim)
+    n_dims = rotated(keys, "rope.dimension_count", head_dim, head_dim, or_none=or_none)
     kind = wanted.scaling or _rope_type(keys)
     freq_scale = 1.0 if kind == "none" else wanted.freq_scale or _trained_scale(keys)
     ext_factor = wanted.ext_factor
@@ -395,8 +397,8 @@ def read_hparams(
     """The hyper-parameters every model has; an architecture replaces those it treats otherwise.
 
     `norm_eps` names the key of the norms' epsilon; `file_betas`: see read_rope. With `recurrent` layers may have no
-    heads of keys and values, no heads at all, or no feed-forward network. Raises GgufError (missing key, wrong
-    type), InvalidModel (impossible value) or UnsupportedModel, naming the key.
+    heads of keys and values, no heads at all, no part of heads that is turned, or no feed-forward network. Raises
+    GgufError (missing key, wrong type), InvalidModel (impossible value) or UnsupportedModel, naming the key.
     """
     n_layer = n_blocks = keys.int_("block_count")
     n_nextn = keys.int_("nextn_predict_layers", 0)
@@ -426,7 +428,7 @@ def read_hparams(
     head_dim_k = keys.int_("attention.key_length", head_dim)
     head_dim_v = keys.int_("attention.value_length", head_dim)
     n_ctx_train = keys.int_("context_length")
-    rope = read_rope(keys, head_dim_k, n_ctx_train, rope_mode, file_betas=file_betas)
+    rope = read_rope(keys, head_dim_k, n_ctx_train, rope_mode, file_betas=file_betas, or_none=recurrent)
     mixture = keys.int_("expert_count", 0) > 0
     return HyperParameters(
         architecture=keys.architecture,

@@ -54,6 +54,7 @@ INTEGERS: dict[str, Range] = {
     "attention.temperature_length": Range(1, _INT32, "positions are I32"),
     "attention.indexer.head_count": Range(1, 2**16, "as attention.head_count"),
     "attention.indexer.key_length": Range(2, 2**16, "as attention.key_length"),
+    "attention.indexer.kpool": Range(2, 256, "runs of cells begin at multiples of 256"),
     "attention.indexer.top_k": Range(1, _INT32, "a number of tokens"),
     "attention.indexer.block_size": Range(1, 2**16, "a number of tokens"),
     "attention.indexer.local_blocks": Range(0, _INT32, "a number of blocks"),
@@ -66,7 +67,7 @@ INTEGERS: dict[str, Range] = {
     "attention.relative_buckets_count": Range(4, 256, "a quarter is 1 to 64; 32 in use"),
     "attention.sliding_window": Range(0, _INT32, "positions are I32"),
     "attention.sliding_window_pattern": Range(0, MOST_LAYERS, "a number of layers"),
-    "rope.dimension_count": Range(2, 2**16, "as attention.key_length"),
+    "rope.dimension_count": Range(2, 2**16, "as attention.key_length", or_zero=True),
     "rope.scaling.original_context_length": Range(1, _INT32, "ROPE's op_params hold it as I32"),
     "expert_count": Range(0, _EXPERTS, "as many as llama.cpp has room for"),
     "expert_used_count": Range(0, _EXPERTS, "as expert_count"),
@@ -98,6 +99,8 @@ INTEGERS: dict[str, Range] = {
     "rescale_every_n_layers": Range(0, MOST_LAYERS, "a number of layers"),
     "shortconv.l_cache": Range(2, 16, "as ssm.conv_kernel"),
     "wkv.head_size": Range(1, 1024, "as kda.head_dim"),
+    "hyper_connection.count": Range(2, 64, "4 in use"),
+    "hyper_connection.sinkhorn_iterations": Range(1, 256, "20 in use"),
     "expert_latent_length": Range(0, 2**20, "as embedding_length"),
     "attn_res_block_size": Range(0, MOST_LAYERS, "a number of layers"),
     "moe_latent_size": Range(0, 2**20, "as embedding_length"),
@@ -127,6 +130,7 @@ FLOATS: dict[str, Range] = {
     "hyper_connection.magnitude": _STRENGTH,
     "adapters.router_gain": Range(1e-3, 1e3, "e to the power of it is a weight; 15 in use"),
     "attention.scale": _FACTOR,
+    "hyper_connection.epsilon": _EPSILON,
     "kda.gate_lower_bound": Range(-1e3, -1e-3, "the logarithm of the least decay; -5 in use"),
     "attention.output_scale": _FACTOR,
     "attention.value_scale": _FACTOR,
@@ -162,8 +166,8 @@ FLOATS: dict[str, Range] = {
 """Those that are numbers."""
 
 BOOLS = (
-    "attention.causal", "expert_weights_norm", "rope.scaling.finetuned", "ssm.dt_b_c_rms",
-    "skip_loop_final_norm", "use_parallel_residual", "norm_before_residual", "norm_before_fc",
+    "attention.causal", "attention.indexer.kpool_select_tail", "expert_weights_norm", "rope.scaling.finetuned",
+    "ssm.dt_b_c_rms", "skip_loop_final_norm", "use_parallel_residual", "norm_before_residual", "norm_before_fc",
 )  # fmt: skip
 STRINGS = ("hidden_activation", "rope.scaling.type")
 

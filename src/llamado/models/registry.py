@@ -81,6 +81,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "glm-dsa": Architecture("deepseek.deepseek32:GlmDsaModel", "GLM-5, GLM-5.1, GLM-5.2"),
     "glm4": Architecture("glm.glm4:Glm4Model", "GLM-4-0414, GLM-Z1"),
     "glm4moe": Architecture("glm.glm4moe:Glm4MoeModel", "GLM-4.5, 4.6 and 4.7, their Air models, Solar Open"),
+    "glm5-next": Architecture("glm.glm5_next:Glm5NextModel", "GLM-5.3 Flash: its text"),
     "gpt-oss": Architecture("experts.gpt_oss:GptOssModel", "gpt-oss 20B and 120B"),
     "gpt2": Architecture("gpt.gpt2:Gpt2Model", "GPT-2, DistilGPT-2"),
     "gptneox": Architecture("gpt.gptneox:GptNeoxModel", "GPT-NeoX, Pythia, Dolly 2, RedPajama"),
@@ -207,7 +208,7 @@ NOT_HERE = {
     ),
     "deepseek4": "memory of compressed tokens and several streams of hidden states, not yet here",
     **dict.fromkeys(
-        ("clef", "glm5-next", "qwen4exp"),
+        ("clef", "qwen4exp"),
         "linear attention of another form than those that run, not yet here",
     ),
 }

@@ -5,7 +5,7 @@ large ones see.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from llamado.ggml.graph import (
     add,
@@ -82,6 +82,10 @@ class Indexer(NamedTuple):
             eps,
         )
 
+    @property
+    def width(self) -> int:
+        return self.sizes.dim
+
     def key(self, step: Pass, layer: int, x: Tensor) -> Tensor:
         """The keys of tokens, [dim, n_tokens]."""
         dim, n_tokens = self.sizes.dim, x.ne[1]
@@ -105,27 +109,46 @@ class Indexer(NamedTuple):
 
     def _scores(self, step: Pass, layer: int, x: Tensor, low: Tensor, keys: Tensor) -> Tensor:
         n_head, dim, _ = self.sizes
-        n_rows, n_tokens = keys.ne[1], x.ne[1]
+        n_tokens = x.ne[1]
         q = reshape(self.q(step, low, f"indexer_q-{layer}"), dim, n_head, n_tokens)
         q = self._rotated(step, q, f"indexer_q_pe-{layer}")
         weights = scale(self.weigh(step, x, f"indexer_weights-{layer}"), 1.0 / math.sqrt(dim * n_head))
-        total = None
-        for first in range(0, n_head, _TOGETHER):
-            n = min(_TOGETHER, n_head - first)
-            some = view_3d(q, dim, n, n_tokens, q.nb[1], q.nb[2], first * q.nb[1])
-            products = relu(mul_mat(keys, cont(permute(some, 0, 2, 1, 3))))
-            by_token = cont(permute(products, 1, 2, 0, 3))  # [heads, rows, tokens]
-            factors = view_2d(weights, n, n_tokens, weights.nb[1], first * weights.nb[0])
-            factors = reshape(cont(factors), n, 1, n_tokens)
-            part = reshape(sum_rows(mul(by_token, factors)), n_rows, n_tokens)
-            total = part if total is None else add(total, part)
-        assert total is not None
-        return total
+        return scores(q, keys, weights)
 
     def _rotated(self, step: Pass, x: Tensor, name: str) -> Tensor:
         """As keys are kept: rotated, and spread over the largest power of two of their elements (hadamard.py)."""
         x, dim = step.rotate(x, self.rope, None, name, offset=self.rope_at), self.sizes.dim
         return turn(step.input(Hadamard(dim & -dim)), x) if self.turned else x
+
+
+def scores(q: Tensor, keys: Tensor, weights: Tensor) -> Tensor:
+    """Of queries [dim, n_head, n_tokens], keys [dim, rows] and weights of heads [n_head, n_tokens] the sums over heads
+    of weight · relu(query · key): F32 [rows, n_tokens].
+    """
+    (dim, n_head, n_tokens, _), n_rows = q.ne, keys.ne[1]
+    total = None
+    for first in range(0, n_head, _TOGETHER):
+        n = min(_TOGETHER, n_head - first)
+        some = view_3d(q, dim, n, n_tokens, q.nb[1], q.nb[2], first * q.nb[1])
+        products = relu(mul_mat(keys, cont(permute(some, 0, 2, 1, 3))))
+        by_token = cont(permute(products, 1, 2, 0, 3))  # [heads, rows, tokens]
+        factors = view_2d(weights, n, n_tokens, weights.nb[1], first * weights.nb[0])
+        factors = reshape(cont(factors), n, 1, n_tokens)
+        part = reshape(sum_rows(mul(by_token, factors)), n_rows, n_tokens)
+        total = part if total is None else add(total, part)
+    assert total is not None
+    return total
+
+
+class Chooser(Protocol):
+    """What chooses the tokens that attention sees, by `width` elements that are kept of each."""
+
+    @property
+    def width(self) -> int: ...
+
+    def key(self, step: Pass, layer: int, x: Tensor) -> Tensor: ...
+
+    def mask(self, step: Pass, layer: int, x: Tensor, low: Tensor, keys: Tensor, mask: Tensor) -> Tensor: ...
 
 
 class SparseAttention(NamedTuple):
@@ -135,7 +158,7 @@ class SparseAttention(NamedTuple):
     """
 
     latent: LatentAttention
-    indexer: Indexer | None
+    indexer: Chooser | None
     owner: int
     """The layer whose indexer chooses."""
     n_chosen: int
@@ -145,7 +168,7 @@ class SparseAttention(NamedTuple):
     def remembers(self) -> LayerMemory:
         """One row for keys and values, and behind it the indexer's key."""
         sizes = self.latent.compressed.sizes
-        return Latent(sizes.rank + sizes.rope + (0 if self.indexer is None else self.indexer.sizes.dim))
+        return Latent(sizes.rank + sizes.rope + (0 if self.indexer is None else self.indexer.width))
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         q, row = self.latent.keys(step, layer, x)

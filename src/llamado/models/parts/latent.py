@@ -92,13 +92,15 @@ class Compressed:
             factors=factors,
         )
 
-    def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [key, n_head, n_tokens], latent rows [rank, n_tokens], and [rope, 1, n_tokens] of keys."""
+    def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queries [key, n_head, n_tokens], latent rows [rank, n_tokens], and [rope, 1, n_tokens] of keys, if any."""
         s, n_tokens = self.sizes, x.ne[1]
         q = reshape(self.q(step, x, f"q-{layer}"), s.key, s.n_head, n_tokens)
         both = self.row(step, x, f"kv_cmpr_pe-{layer}")
         size, stride = both.nb[0], both.nb[1]
         latent = self.norm(step, view_2d(both, s.rank, n_tokens, stride), f"kv_cmpr-{layer}")
+        if not s.rope:
+            return q, latent, None
         k = view_3d(both, s.rope, 1, n_tokens, stride, stride, s.rank * size)
         if self.k_norm is not None:
             k = self.k_norm(step, k, f"k_pe_norm-{layer}")
@@ -150,9 +152,11 @@ class LatentAttention(NamedTuple):
         s, n_tokens = self.compressed.sizes, x.ne[1]
         q, latent, k = self.compressed(step, layer, x)
         plain = view_3d(q, s.nope, s.n_head, n_tokens, q.nb[1], q.nb[2])
+        absorbed = step.mul_mat(self.k_b, permute(plain, 0, 2, 1, 3), f"q_nope_absorbed-{layer}")
+        if k is None:
+            return self.compressed.warmed(step, cont(permute(absorbed, 0, 2, 1, 3))), latent
         turned = view_3d(q, s.rope, s.n_head, n_tokens, q.nb[1], q.nb[2], s.nope * q.nb[0])
         turned = self.compressed.turned(step, turned, f"q_pe-{layer}")
-        absorbed = step.mul_mat(self.k_b, permute(plain, 0, 2, 1, 3), f"q_nope_absorbed-{layer}")
         q = self.compressed.warmed(step, concat(permute(absorbed, 0, 2, 1, 3), turned, 0))
         return q, concat(latent, reshape(k, s.rope, n_tokens), 0)
 
@@ -213,6 +217,7 @@ class ExpandedAttention(NamedTuple):
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         s, n_tokens = self.compressed.sizes, x.ne[1]
         q, latent, turned = self.compressed(step, layer, x)
+        assert turned is not None
         kv = self.kv_b(step, latent, f"kv-{layer}")
         head = (s.nope + s.value) * kv.nb[0]
         plain = view_3d(kv, s.nope, s.n_head, n_tokens, head, kv.nb[1])

@@ -248,10 +248,10 @@ class DeltaNet(NamedTuple):
         return reshape(spread, s.head, s.n_values, n, n_seqs)
 
 
-def unit(step: Pass, heads: Tensor) -> Tensor:
-    """Heads of length 1."""
+def unit(step: Pass, heads: Tensor, eps: float = 0.0) -> Tensor:
+    """Heads of length 1; `eps`, or else what norms add, is added to the squares of their lengths."""
     n = heads.ne[0]
-    return scale(rms_norm(heads, step.norm_eps / n), 1.0 / sqrt(n))
+    return scale(rms_norm(heads, (eps or step.norm_eps) / n), 1.0 / sqrt(n))
 
 
 def delta_rule(

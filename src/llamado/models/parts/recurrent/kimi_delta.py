@@ -55,6 +55,7 @@ class KimiDelta(NamedTuple):
     out: Linear
     bound: float
     negative: bool
+    eps: float
 
     @classmethod
     def take(
@@ -67,10 +68,12 @@ class KimiDelta(NamedTuple):
         bound: float = 0.0,
         *,
         negative: bool = False,
+        eps: float = 0.0,
     ) -> KimiDelta:
         """`attn_q`, `attn_k` and `attn_v`, `ssm_conv1d_q` and its like, `ssm_f_a`, `ssm_dt`, `ssm_a`, `ssm_beta`,
         `ssm_g_a`, `ssm_norm` and `attn_output`, and where the file has them `ssm_f_b` and `ssm_g_b`,
-        or `ssm_g`. `negative`: with a bound, too, `ssm_a` is below zero.
+        or `ssm_g`. `negative`: with a bound, too, `ssm_a` is below zero. `eps`: what is added to squares of
+        lengths where that is not what norms add.
 
         Raises InvalidModel.
         """
@@ -91,6 +94,7 @@ class KimiDelta(NamedTuple):
             out=w.linear("attn_output", n, n_embd),
             bound=bound,
             negative=negative,
+            eps=eps,
         )
 
     def remembers(self) -> RecurrentState:
@@ -112,8 +116,8 @@ class KimiDelta(NamedTuple):
             for i, row in enumerate(rows)
         )
         decay, beta = reshape(decay, *heads), reshape(beta, 1, *heads[1:])
-        name = f"attn_output-{layer}"
-        found, after = delta_rule(step, layer, _STATE, unit(step, q), unit(step, k), v, decay, beta, name)
+        q, k = unit(step, q, self.eps), unit(step, k, self.eps)
+        found, after = delta_rule(step, layer, _STATE, q, k, v, decay, beta, f"attn_output-{layer}")
         step.keep_states(layer, _STATE, after)
         if step.ends_with(layer):
             return None

@@ -1,0 +1,150 @@
+"""Hyper-connections (arXiv 2409.19606): several streams of hidden states, which each half of a layer reads from and
+adds to as it likes; how they mix is held to matrices whose rows and columns sum to one (arXiv 2512.24880).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from llamado.ggml.graph import (
+    add,
+    cont,
+    div,
+    mul,
+    permute,
+    repeat,
+    reshape,
+    rms_norm,
+    scale,
+    sigmoid,
+    soft_max_ext,
+    sum_rows,
+    view_1d,
+    view_2d,
+    view_3d,
+)
+from llamado.ggml.tensor import Tensor
+from llamado.models.forward import Pass
+from llamado.models.keys import Keys
+from llamado.models.weights import RoleWeights
+
+
+class ConnectionSizes(NamedTuple):
+    """Streams; how often rows and columns of their mixing are made to sum to one; what is added to such sums."""
+
+    n: int
+    n_rounds: int
+    eps: float
+
+    @classmethod
+    def read(cls, keys: Keys) -> ConnectionSizes:
+        """Raises GgufError or InvalidModel."""
+        return cls(
+            keys.int_("hyper_connection.count"),
+            keys.int_("hyper_connection.sinkhorn_iterations"),
+            keys.float_("hyper_connection.epsilon"),
+        )
+
+
+class Held(NamedTuple):
+    """What a half of a layer leaves as it is: streams [n_embd, n, n_tokens], how much of what it makes is added to each
+    [n, n_tokens], and how they mix [to, from, n_tokens].
+    """
+
+    streams: Tensor
+    added: Tensor
+    mixing: Tensor
+
+    def kept(self, step: Pass, layer: int) -> Held:
+        """In the last layer, only the rows that get logits."""
+        rows = (reshape(t, t.ne[0] * t.ne[1], t.ne[2]) for t in (self.streams, self.mixing))
+        streams, mixing, added = step.keep_outputs(layer, *rows, self.added)
+        n = added.ne[1]
+        return Held(reshape(streams, *self.streams.ne[:2], n), added, reshape(mixing, *self.mixing.ne[:2], n))
+
+
+class HyperConnections(NamedTuple):
+    """One matrix makes of all streams, normed as one row, what is read of each, what is added to each, and how they
+    mix; `factor` has a factor for each of these three, `shift` is added to all.
+    """
+
+    sizes: ConnectionSizes
+    matrix: Tensor
+    factor: Tensor
+    shift: Tensor
+
+    @classmethod
+    def take(cls, w: RoleWeights, name: str, n_embd: int, sizes: ConnectionSizes) -> HyperConnections:
+        """`name_fn`, `name_scale` and `name_base`. Raises InvalidModel."""
+        n = sizes.n
+        return cls(
+            sizes,
+            w.need(f"{name}_fn.weight", n * n_embd, (2 + n) * n),
+            w.need(f"{name}_scale.weight", 3),
+            w.need(f"{name}_base.weight", (2 + n) * n),
+        )
+
+    def read(self, step: Pass, x: Tensor, name: str) -> tuple[Tensor, Held]:
+        """Of streams [n_embd, n, n_tokens] what a half of a layer sees [n_embd, n_tokens], and the rest."""
+        (n_embd, n, n_tokens, _), eps = x.ne, self.sizes.eps
+        row = rms_norm(reshape(x, n * n_embd, n_tokens), step.norm_eps)
+        mixes = step.mul_mat(self.matrix, row, f"{name}_mixes")
+        read = scale(sigmoid(self._part(mixes, 0, n)), 1.0, eps, f"{name}_pre")
+        added = scale(sigmoid(self._part(mixes, 1, n)), 2.0, name=f"{name}_post")
+        mixing = self._balanced(soft_max_ext(reshape(self._part(mixes, 2, n * n), n, n, n_tokens), None, 1.0))
+        return weighted_sum(x, read, f"{name}_in"), Held(x, added, step.graph.expand(mixing))
+
+    def _part(self, mixes: Tensor, i: int, width: int) -> Tensor:
+        n, size = self.sizes.n, mixes.nb[0]
+        part = cont(view_2d(mixes, width, mixes.ne[1], mixes.nb[1], i * n * size))
+        return add(mul(part, view_1d(self.factor, 1, i * size)), view_1d(self.shift, width, i * n * size))
+
+    def _balanced(self, mixing: Tensor) -> Tensor:
+        """Sinkhorn and Knopp's rounds: columns, then rows and columns in turns."""
+        n, _, n_tokens, _ = mixing.ne
+        eps = self.sizes.eps
+        mixing = scale(mixing, 1.0, eps)
+        for i in range(self.sizes.n_rounds):
+            if i:
+                mixing = div(mixing, scale(sum_rows(mixing), 1.0, eps))
+            columns = sum_rows(cont(permute(mixing, 1, 0, 2, 3)))
+            mixing = div(mixing, reshape(scale(columns, 1.0, eps), n, 1, n_tokens))
+        return mixing
+
+
+def joined(made: Tensor, held: Held, name: str) -> Tensor:
+    """The streams after a half of a layer has made [n_embd, n_tokens] of what it saw."""
+    streams, (n_embd, n, n_tokens, _) = held.streams, held.streams.ne
+    total = mul(_spread(made, n), reshape(held.added, 1, n, n_tokens))
+    for i in range(n):
+        stream = cont(view_2d(streams, n_embd, n_tokens, streams.nb[2], i * streams.nb[1]))
+        m = held.mixing
+        factors = cont(view_3d(m, 1, n, n_tokens, m.nb[0], m.nb[2], i * m.nb[1]))
+        total = add(total, mul(_spread(stream, n), factors), name)
+    return total
+
+
+def _spread(x: Tensor, n: int) -> Tensor:
+    """Rows [n_embd, n_tokens] as [n_embd, n, n_tokens], n times the same."""
+    n_embd, n_tokens = x.ne[:2]
+    return repeat(reshape(x, n_embd, 1, n_tokens), n_embd, n, n_tokens, 1)
+
+
+def embedded(x: Tensor, n: int) -> Tensor:
+    """The streams that a pass begins with."""
+    return _spread(x, n)
+
+
+def weighted_sum(x: Tensor, weights: Tensor, name: str) -> Tensor:
+    """Of streams [n_embd, n, n_tokens] the sum [n_embd, n_tokens] with weights [n, n_tokens]."""
+    return sum_of_streams(mul(x, reshape(weights, 1, *weights.ne[:2])), name)
+
+
+def sum_of_streams(x: Tensor, name: str) -> Tensor:
+    """Of streams [n_embd, n, n_tokens] the sum [n_embd, n_tokens]."""
+    n_embd, n, n_tokens = x.ne[:3]
+    parts = [cont(view_2d(x, n_embd, n_tokens, x.nb[2], i * x.nb[1])) for i in range(n)]
+    total = parts[0]
+    for part in parts[1:]:
+        total = add(total, part, name)
+    return total
