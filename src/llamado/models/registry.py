@@ -223,9 +223,6 @@ REFUSED = {
     "a token's place in text, glm4, glm4moe and hunyuan-dense may have any",
     "lfm2 that is not causal (`lfm2.attention.causal`)": "embedders made of LFM2, whose convolution sees tokens of "
     "both sides",
-    "the vocabulary of PLaMo 2 and 3 (`tokenizer.ggml.model` plamo2)": "its way of cutting words is not known here; a "
-    "file with another one runs. llama.cpp (b11434) does not come to an end on PLaMo 2's own files, "
-    "whose first layer has no heads",
     "ModernBERT with decision blocks (`modern-bert.decision_block_count`)": "what they decide is asked for by nothing "
     "in llama-server's API for embeddings and ranks",
     "pre-tokenizers `mmbert` and `whitespace`": "of mmBERT and jina-embeddings-v2-base-zh; all others of llama.cpp "

@@ -15,6 +15,7 @@ from llamado.gguf.metadata import Metadata
 from llamado.text.errors import TokenizerError
 from llamado.text.tokenizer.bpe import BytePairs, unspell
 from llamado.text.tokenizer.partition import Partition
+from llamado.text.tokenizer.plamo import ScoredPieces
 from llamado.text.tokenizer.pretokenizers import PreTokenizer, pre_tokenizer
 from llamado.text.tokenizer.rwkv import LongestBytes
 from llamado.text.tokenizer.spm import SPACE, ScoredPairs
@@ -177,7 +178,7 @@ class Tokenizer:
 
     def _piece(self, token: int) -> bytes:
         vocabulary = self.vocabulary
-        if isinstance(self._model, LongestBytes):
+        if isinstance(self._model, (LongestBytes, ScoredPieces)):
             return self._model.spelled(token)
         raw = vocabulary.strings.raw(token) or vocabulary.text(token).encode()
         if vocabulary.has(token, Attribute.CONTROL | Attribute.UNKNOWN | Attribute.USER_DEFINED):
@@ -287,11 +288,27 @@ def _load_rwkv(metadata: Metadata) -> Tokenizer:
     )
 
 
+def _load_plamo(metadata: Metadata) -> Tokenizer:
+    vocabulary = Vocabulary(metadata, SpecialIds(bos=1, eos=2, unk=0, pad=3))
+    return Tokenizer(
+        vocabulary,
+        ScoredPieces(vocabulary, metadata),
+        add_bos=metadata.bool_(KEY + "add_bos_token", False),
+        add_eos=metadata.bool_(KEY + "add_eos_token", False),
+        add_sep=metadata.bool_(KEY + "add_sep_token", False),
+        add_space_prefix=metadata.bool_(KEY + "add_space_prefix", False),
+        clean_spaces=False,
+        spaces_spelled=True,
+        encodes_prefix=False,
+    )
+
+
 _KINDS: dict[str, Callable[[Metadata], Tokenizer]] = {
     "bert": _load_wpm,
     "gemma4": _load_gemma4,
     "gpt2": _load_gpt2,
     "llama": _load_spm,
+    "plamo2": _load_plamo,
     "rwkv": _load_rwkv,
     "t5": _load_unigram,
 }
