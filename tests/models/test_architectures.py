@@ -60,7 +60,8 @@ def read(runner: ModelRunner, handle: Handle, sizes: list[int]) -> Array:
     for n in sizes:
         part = TOKENS[handle.used : handle.used + n]
         rows = np.arange(part.size, dtype=np.int32)
-        found.append(runner.start(part, [Span(handle, handle.used, part.size)], rows).result(60).copy())
+        spans = [Span(handle, handle.used, part.size, before=TOKENS[: handle.used].tolist())]
+        found.append(runner.start(part, spans, rows).result(60).copy())
         handle.used += part.size
     return np.concatenate(found)
 
@@ -109,7 +110,10 @@ def test_the_same_bits_among_others(runner: ModelRunner) -> None:
     for handle, n in zip(handles, (30, 40, 20), strict=True):
         read(runner, handle, [n])
     for _ in range(2):
-        spans = [Span(handles[i], handles[i].used, n) for i, n in ((2, 5), (1, 1), (0, 9))]
+        spans = [
+            Span(handles[i], handles[i].used, n, before=TOKENS[: handles[i].used].tolist())
+            for i, n in ((2, 5), (1, 1), (0, 9))
+        ]
         part = np.concatenate([TOKENS[span.handle.used : span.handle.used + span.n] for span in spans])
         found = runner.start(part, spans, np.array([5], np.int32)).result(60).copy()
         assert found[0].tobytes() == right[handles[1].used].tobytes()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tiny.llama import ATTENTION, EXPERT, EXPERT_KEYS, EXPERTS, GATED, HEAD, KEYS, N_EMBD
 from tiny.spec import Tiny
 
@@ -241,7 +243,81 @@ GLM5_KEYS = {
 }
 GLM5_ATTENDS = {**{name: None for name in GLM5_DELTA if name != "attn_norm.weight"}, **GLM5_LATENT}
 
+Q4_RANK, GRAM, GRAM_HEADS, GRAM_TAPS, GRAM_ROWS = 24, 3, 2, 4, 97
+Q4_GATES = {
+    f"hc_{part}_{name}.weight": shape
+    for part in ("attn", "ffn")
+    for name, shape in (
+        ("norm", STREAMS * N_EMBD),
+        ("down", (STREAMS * N_EMBD, Q4_RANK)),
+        ("up", (Q4_RANK, STREAMS * N_EMBD)),
+        ("inject", (STREAMS * N_EMBD, STREAMS)),
+    )
+}
+Q4_OUT = {
+    "output_norm.weight": None,
+    "output_hc_norm.weight": STREAMS * N_EMBD,
+    "output_hc_down.weight": (STREAMS * N_EMBD, Q4_RANK),
+    "output_hc_up.weight": (Q4_RANK, STREAMS * N_EMBD),
+}
+Q4_DELTA = {name: shape for name, shape in {**DELTA_NET, **OWN}.items() if "norm" not in name or "ssm" in name}
+Q4_ATTENDS = {
+    **dict.fromkeys(Q4_DELTA),
+    **GATED_ATTENTION,
+    "indexer.q_proj.weight": (N_EMBD, INDEX_HEADS * INDEX),
+    "indexer.k_proj.weight": (N_EMBD, INDEX),
+    "indexer.q_norm.weight": INDEX,
+    "indexer.k_norm.weight": INDEX,
+}
+Q4_NGRAMS = {
+    "ple_key.weight": (N_EMBD, STREAMS * N_EMBD),
+    "ple_value.weight": (N_EMBD, N_EMBD),
+    "ple_norm_key.weight": STREAMS * N_EMBD,
+    "ple_norm_query.weight": STREAMS * N_EMBD,
+    "ple_norm_conv.weight": STREAMS * N_EMBD,
+    "ple_conv1d.weight": (GRAM_TAPS, STREAMS * N_EMBD),
+}
+Q4_KEYS = {
+    **DELTA_KEYS,
+    **SECTIONS,
+    **MIXTURE_KEYS,
+    "full_attention_interval": 2,
+    "hyper_connection.count": STREAMS,
+    "hyper_connection.low_rank": Q4_RANK,
+    "attention.indexer.head_count": INDEX_HEADS,
+    "attention.indexer.key_length": INDEX,
+    "attention.indexer.top_k": 40,
+    "attention.compress_ratios": [0, POOL, 0, POOL],
+}
+Q4_NGRAM_KEYS = {
+    "ple.layers": [2],
+    "ple.ngram_size": GRAM,
+    "ple.heads_per_ngram": GRAM_HEADS,
+    "ple.conv_kernel": GRAM_TAPS,
+    "ple.eos_token_id": 2,
+    "embedding_length_per_layer_input": N_EMBD // (GRAM_HEADS * (GRAM - 1)),
+    "ple.layer_multipliers": np.array([(1 << 44) + 7, (1 << 43) + 99, 12345678901], np.uint64),
+    "ple.head_offsets": np.arange(0, 4 * GRAM_ROWS, GRAM_ROWS, np.uint64),
+    "ple.head_vocab_sizes": np.array([GRAM_ROWS, 89, 83, 79], np.uint64),
+}
+Q4_MIXTURE = {name: shape for name, shape in MIXTURE.items() if name != "ffn_norm.weight"}
+
 MODELS = (
+    Tiny(
+        "qwen4exp",
+        {**Q4_KEYS, **Q4_NGRAM_KEYS},
+        {**Q4_DELTA, **Q4_MIXTURE, **Q4_GATES},
+        {**Q4_OUT, "per_layer_token_embd.weight": (N_EMBD // (GRAM_HEADS * (GRAM - 1)), 4 * GRAM_ROWS + 3)},
+        layers={1: Q4_ATTENDS, 2: Q4_NGRAMS, 3: Q4_ATTENDS},
+    ),
+    Tiny(
+        "qwen4exp",
+        {**Q4_KEYS, "attention.compress_ratios": [0, 0, 0, POOL]},
+        {**Q4_DELTA, **Q4_MIXTURE, **Q4_GATES},
+        {**Q4_OUT, "output.weight": None},
+        layers={1: Q4_ATTENDS, 3: Q4_ATTENDS},
+        variant="plain",
+    ),
     Tiny(
         "glm5-next",
         {**GLM5_KEYS, "attention.indexer.types": [True, True, True, False, True]},

@@ -137,5 +137,8 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_float32(key, value)
     elif isinstance(value, str):
         writer.add_string(key, value)
+    elif isinstance(value, np.ndarray):  # where more than 32 bits are wanted
+        assert value.dtype == np.uint64
+        writer.add_key_value(key, value.tolist(), gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT64)
     else:
         writer.add_array(key, value)

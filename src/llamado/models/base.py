@@ -150,6 +150,11 @@ class Model(ABC):
         """Whether it has logits: whether text can be made with it."""
         return True
 
+    @property
+    def n_before(self) -> int:
+        """How many tokens before each one of a batch it looks back at."""
+        return 0
+
     def remembers(self, layer: int) -> LayerMemory:
         """What a layer remembers of what it has read."""
         hp = self.hparams
@@ -187,7 +192,7 @@ class Model(ABC):
         hp = self.hparams
         check_types(hp.head_dim_k, (type_k,))
         check_types(hp.head_dim_v, (type_v,))
-        return Memory(
+        memory = Memory(
             [self.remembers(layer) for layer in range(hp.n_layer)],
             n_cells,
             n_sequences=n_sequences,
@@ -200,6 +205,8 @@ class Model(ABC):
             turned=turned,
             n_drafted=n_drafted,
         )
+        memory.n_before = self.n_before
+        return memory
 
     def build(self, shape: BatchShape, memory: Memory) -> ForwardGraph:
         """The forward pass of a batch; the graph says what fills its inputs (see inputs.py).

@@ -75,7 +75,8 @@ class Batch:
     `positions`: int32 [n], the place of each token in its sequence, or [4, n] where places have several dimensions;
     `outputs`: int32, the rows that are given out, ascending; `memory`: for each part of the model's memory; `tokens`:
     int32 [n], or where there are none `embeddings`: float32 [n, n_embd]. `n_seqs`: see BatchShape. `given`: float32
-    [n, BatchShape.given], for a model that drafts.
+    [n, BatchShape.given], for a model that drafts. `before`: int32 [n, k], the k tokens before each one in its
+    sequence, -1 where there is none, for models that look back.
     """
 
     positions: NDArray[np.integer]
@@ -85,6 +86,7 @@ class Batch:
     embeddings: NDArray[np.float32] | None = None
     n_seqs: int = 0
     given: NDArray[np.float32] | None = None
+    before: NDArray[np.int32] | None = None
 
     @property
     def n_tokens(self) -> int:

@@ -231,10 +231,19 @@ class Pass:
         """RMS norm, scaled by a weight."""
         return mul(rms_norm(x, self._hparams.norm_eps), weight, name)
 
-    def rotate(self, x: Tensor, rope: Rope, factors: Tensor | Factors | None, name: str, *, offset: int = 0) -> Tensor:
+    def rotate(
+        self,
+        x: Tensor,
+        rope: Rope,
+        factors: Tensor | Factors | None,
+        name: str,
+        *,
+        offset: int = 0,
+        positions: Tensor | None = None,
+    ) -> Tensor:
         """Rotary position embedding of heads [head_dim, n_head, n_tokens], from element `offset` on.
 
-        `factors` divide the frequencies.
+        `factors` divide the frequencies. `positions`: I32 [n_tokens], where they are not those of the batch.
         """
         if isinstance(factors, Factors):
             factors = factors.long if self._memory.n_ctx > self._hparams.n_ctx_short else factors.short
@@ -242,7 +251,7 @@ class Pass:
             factors = self.input(StillPairs(rope.n_dims // 2, rope.still))
         return rope_ext(
             x,
-            self.positions(),
+            self.positions() if positions is None else positions,
             factors,
             rope.n_dims,
             rope.mode,
@@ -269,12 +278,15 @@ class Pass:
         sinks: Tensor | None = None,
         max_bias: float = 0.0,
         bias: Tensor | None = None,
+        index: Tensor | None = None,
+        choose: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> Tensor | None:
         """Writes keys and values to the cache and attends: F32 [head_dim of v × n_head, n_tokens].
 
         q, k, v are [head_dim, heads, n_tokens]; heads of values may have another size than those of keys. `softcap`,
-        `sinks` (F32 [n_head]) and `max_bias` (ALiBi) are those of `flash_attn_ext`; `bias` is that of `_biased`. None
-        when nothing behind the cache is wanted: the last layer of a batch without logits.
+        `sinks` (F32 [n_head]) and `max_bias` (ALiBi) are those of `flash_attn_ext`; `bias` is that of `_biased`.
+        `index` [n, n_tokens] is written, too, and `choose` makes another mask of all of it [n, rows] and of the mask.
+        None when nothing behind the cache is wanted: the last layer of a batch without logits.
         """
         graph, kept = self.graph, self._memory[layer]
         only_cache = self.ends_with(layer)
@@ -284,15 +296,21 @@ class Pass:
         for tensor in wanted[1:] if only_cache else wanted:
             graph.expand(tensor)
         cells = self.cells(kept)
-        k_cache, v_cache = kept.tensors
+        k_cache, v_cache = kept.tensors[:2]
         graph.expand(set_rows(k_cache, view_2d(k, k.ne[0] * k.ne[1], k.ne[2], k.nb[2]), cells))
         graph.expand(set_rows(v_cache, view_2d(v, v.ne[0] * v.ne[1], v.ne[2], v.nb[2]), cells))
+        if index is not None:
+            graph.expand(set_rows(kept.tensors[2], index, cells))
         if only_cache:
             return None
         n_kv = self._reach(kept)
+        mask = None
+        if choose is not None:
+            rows = kept.tensors[2]
+            mask = choose(view_2d(rows, rows.ne[0], n_kv, rows.nb[1]), self.mask(kept))
         keys = _heads(k_cache, k.ne[0], k.ne[1], n_kv)
         values = _heads(v_cache, v.ne[0], v.ne[1], n_kv)
-        return self._attention(layer, kept, q, keys, values, scale, softcap, sinks, max_bias, bias)
+        return self._attention(layer, kept, q, keys, values, scale, softcap, sinks, max_bias, bias, mask)
 
     def attend_apart(
         self,
@@ -348,7 +366,7 @@ class Pass:
         q = self._turned(q, kept.turns[0])
         self.graph.expand(q)
         n_kv = self._reach(kept)
-        keys, values = (_heads(cache, cache.ne[0] // n_head_kv, n_head_kv, n_kv) for cache in kept.tensors)
+        keys, values = (_heads(cache, cache.ne[0] // n_head_kv, n_head_kv, n_kv) for cache in kept.tensors[:2])
         return self._attention(layer, kept, q, keys, values, scale, softcap)
 
     def attend_latent(

@@ -164,6 +164,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3next": Architecture("qwen.qwen3next:Qwen3NextModel", "Qwen3-Next-80B-A3B, Qwen3-Coder-Next"),
     "qwen3vl": Architecture("qwen.qwen3vl:Qwen3VlModel", "Qwen3-VL 2B to 32B: their text"),
     "qwen3vlmoe": Architecture("qwen.qwen3vl:Qwen3VlMoeModel", "Qwen3-VL-30B-A3B, 235B-A22B: their text"),
+    "qwen4exp": Architecture("qwen.qwen4exp:Qwen4ExpModel", "Qwen3.8 Flash Next: its text"),
     "refact": Architecture("others.refact:RefactModel", "Refact 1.6B"),
     "rwkv6": Architecture("rwkv.rwkv6:Rwkv6Model", "RWKV-6, Finch"),
     "rwkv6qwen2": Architecture("rwkv.rwkv6qwen2:Rwkv6Qwen2Model", "QRWKV6 32B"),
@@ -208,7 +209,7 @@ NOT_HERE = {
     ),
     "deepseek4": "memory of compressed tokens and several streams of hidden states, not yet here",
     **dict.fromkeys(
-        ("clef", "qwen4exp"),
+        ("clef",),
         "linear attention of another form than those that run, not yet here",
     ),
 }

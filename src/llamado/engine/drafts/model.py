@@ -214,9 +214,11 @@ class ModelKind(DraftKind):
     ) -> NDArray[np.float32]:
         """Reads tokens of sequences; of each the logits behind its last one, if they are wanted."""
         spans, ends, n = [], [], 0
+        n_before = self._forward.memory.n_before
         for drafter, tokens in zip(drafters, pieces, strict=True):
             assert drafter.handle is not None
-            spans.append(Span(drafter.handle, drafter.handle.used, len(tokens)))
+            before = drafter.read[-n_before:] if n_before else []
+            spans.append(Span(drafter.handle, drafter.handle.used, len(tokens), before=before))
             n += len(tokens)
             ends.append(n - 1)
         batch = np.array([token for tokens in pieces for token in tokens], np.int32)

@@ -285,7 +285,9 @@ class Embedder:
             for first in range(0, n, step):
                 part = tokens[first : first + step]
                 outputs = np.arange(max(start, first), min(stop, first + len(part)), dtype=np.int32) - first
-                rows = self.forward.start(part, [Span(handle, first, len(part))], outputs, scales=scales).result()
+                before = tokens[max(first - memory.n_before, 0) : first].tolist()
+                spans = [Span(handle, first, len(part), before=before)]
+                rows = self.forward.start(part, spans, outputs, scales=scales).result()
                 handle.used += len(part)
                 found.append(rows.copy())
         finally:

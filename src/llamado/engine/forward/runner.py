@@ -30,7 +30,7 @@ from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models.base import Model
 from llamado.models.batch import Batch, BatchShape, Output
-from llamado.models.memory import Placed, Span
+from llamado.models.memory import Placed, Span, windows_before
 
 if TYPE_CHECKING:
     from llamado.devices.split.placement import Placement
@@ -195,12 +195,15 @@ class ModelRunner:
         if lost is not None:
             raise lost
         try:
+            n = self.memory.n_before
+            before = windows_before(tokens, spans, n) if n else None
             parts = self.memory.place(spans, self._graphs.fit)
         except ValueError as error:
             raise ForwardError(str(error)) from error
         if parts[0].tokens is None:
-            return self.submit(Batch(parts[0].positions, outputs, parts[0].rows, tokens, given=given), scales, features)
-        return self._start_each(parts, tokens, outputs, scales, features)
+            batch = Batch(parts[0].positions, outputs, parts[0].rows, tokens, given=given, before=before)
+            return self.submit(batch, scales, features)
+        return self._start_each(parts, tokens, outputs, scales, features, before)
 
     def _start_each(
         self,
@@ -209,6 +212,7 @@ class ModelRunner:
         outputs: NDArray[np.int32],
         scales: Scales,
         features: NDArray[np.float32] | None,
+        before: NDArray[np.int32] | None,
     ) -> Future[NDArray[np.float32]]:
         """Evaluates a batch in the parts that it was divided into."""
         if len(tokens) > self.max_batch:
@@ -218,7 +222,8 @@ class ModelRunner:
             assert part.tokens is not None
             places = np.flatnonzero(np.isin(outputs, part.tokens))
             wanted = np.searchsorted(part.tokens, outputs[places])
-            batch = Batch(part.positions, wanted, part.rows, tokens[part.tokens], n_seqs=part.n_seqs)
+            behind = None if before is None else before[part.tokens]
+            batch = Batch(part.positions, wanted, part.rows, tokens[part.tokens], n_seqs=part.n_seqs, before=behind)
             own = None if features is None else np.empty((len(part.tokens), self.features_width), np.float32)
             joined.add(self.submit(batch, scales, own), places, part.tokens, own)
         return joined.future
@@ -341,7 +346,8 @@ class ModelRunner:
         tail = np.zeros(self.memory.tail_bytes(start), np.uint8)
         self.memory.write_tail(handle, start, tail)
         handle.used = start  # whatever lies there
-        self.start(np.zeros(n, np.int32), [Span(handle, start, n)], np.array([n - 1], np.int32)).result()
+        spans = [Span(handle, start, n, before=[0] * start)]
+        self.start(np.zeros(n, np.int32), spans, np.array([n - 1], np.int32)).result()
         self.memory.free(handle)
         return device.profile(self._graphs.get(self._graphs.shape(n, 1, start + n, n_seqs=n_seqs)).parts[0].graph)
 

@@ -258,7 +258,9 @@ class Planner:
             elif not count:
                 continue
             self._sequences.going_on(slot, count + len(draft))
-            spans.append(Span(handle, used + n_ahead, count + len(draft), n_ahead))
+            first, back = used + n_ahead, memory.n_before
+            said = [*slot.tokens[max(used - back, 0) : used], *task.ahead.tokens[:n_ahead]] if back else []
+            spans.append(Span(handle, first, count + len(draft), n_ahead, said[-back:]))
             row = None
             if end == slot.length:
                 row = len(outputs)

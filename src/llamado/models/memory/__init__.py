@@ -2,7 +2,7 @@
 
 from llamado.models.memory.layers import KeysValues, Latent, LayerMemory, RecurrentState, SharedMemory, SideBySide
 from llamado.models.memory.layout import KV_TYPES, Kept, check_types
-from llamado.models.memory.memory import Handle, Memory, Placed, Span
+from llamado.models.memory.memory import Handle, Memory, Placed, Span, windows_before
 from llamado.models.memory.parts import SPARE, RowSpan, Storage
 from llamado.models.memory.pool import align
 
@@ -24,4 +24,5 @@ __all__ = [
     "Storage",
     "align",
     "check_types",
+    "windows_before",
 ]

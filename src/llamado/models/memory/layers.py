@@ -11,7 +11,8 @@ class KeysValues:
 
     A token at position p sees positions p - window + 1 to p, or where memory is `chunked` those from the last multiple
     of the window on. Where it is `symmetric` it sees half a window to each side. `head_k` and `head_v` are the elements
-    of a head, where rows are those of heads. `block`: rows of a sequence begin at multiples of it.
+    of a head, where rows are those of heads. `block`: rows of a sequence begin at multiples of it. `index`: elements of
+    a further row, F16, by which tokens are chosen.
     """
 
     k: int
@@ -22,6 +23,7 @@ class KeysValues:
     head_k: int = 0
     head_v: int = 0
     block: int = 1
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)

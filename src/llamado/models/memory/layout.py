@@ -40,7 +40,7 @@ class Kept(NamedTuple):
     """Of its part: `Placed.rows` has one entry for each."""
     part: Tokens | Window | States
     tensors: tuple[Tensor, ...]
-    """K and V; one latent row; or the states."""
+    """K and V, and where there is one an index; one latent row; or the states."""
     window: int
     chunked: bool
     symmetric: bool = False
@@ -144,6 +144,8 @@ class Layout:
             bounded = window and not whole and not memory.symmetric
             part = self._window(window, n, max_batch, slack) if bounded else self._tokens
             named = (("k", memory.k, self.types[0]), ("v", memory.v, self.types[1]))
+            if memory.index:
+                named = (*named, ("i", memory.index, TensorType.F16))  # type: ignore[assignment]
         elif isinstance(memory, Latent):
             bounded = memory.window and not whole
             part = self._window(memory.window, n, max_batch, slack) if bounded else self._tokens

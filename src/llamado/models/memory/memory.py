@@ -67,13 +67,33 @@ class Handle:
 class Span(NamedTuple):
     """The next `n` tokens of a sequence in a batch: those from position `first` on.
 
-    The last `on_trust` tokens before them are on their way, and may turn out not to be the sequence's.
+    The last `on_trust` tokens before them are on their way, and may turn out not to be the sequence's. `before`:
+    the last of the tokens before them, `Memory.n_before` or all there are, where the model looks back at them.
     """
 
     handle: Handle
     first: int
     n: int
     on_trust: int = 0
+    before: Sequence[int] = ()
+
+
+def windows_before(tokens: NDArray[np.int32], spans: Sequence[Span], n: int) -> NDArray[np.int32]:
+    """The `n` tokens before each one of a batch in its sequence, -1 where there is none: int32 [n_tokens, n].
+
+    Raises ValueError for a span that does not say what came before it.
+    """
+    found = np.empty((len(tokens), n), np.int32)
+    at = 0
+    for span in spans:
+        known = min(n, span.first)
+        if len(span.before) < known:
+            raise ValueError(f"{known} tokens before position {span.first} are needed, and {len(span.before)} given")
+        before = [*[-1] * (n - known), *span.before[len(span.before) - known :]]
+        line = np.concatenate([np.array(before, np.int32), tokens[at : at + span.n]])
+        found[at : at + span.n] = np.lib.stride_tricks.sliding_window_view(line, n)[: span.n]
+        at += span.n
+    return found
 
 
 class Placed(NamedTuple):
@@ -92,6 +112,8 @@ class Memory(Layout):
 
     n_moves = 0
     """How often tokens were moved."""
+    n_before = 0
+    """How many tokens before each one of a batch the model looks back at (see Span)."""
     _storage: Storage = NoStorage()
 
     def attach(self, storage: Storage) -> None:
@@ -246,7 +268,7 @@ class Memory(Layout):
 
         Raises ValueError where a sequence has no room for its tokens, and DeviceLost.
         """
-        for handle, first, count, on_trust in spans:
+        for handle, first, count, on_trust, *_ in spans:
             if first != handle.used + on_trust or count < 1:
                 raise ValueError(f"{count} tokens from position {first} of a sequence that has {handle.used}")
             if on_trust and count > self.room(handle, first, on_trust=True):
@@ -292,7 +314,7 @@ class Memory(Layout):
         lengths = [len(spans) if isinstance(part, States) else n for part in self.parts]
         arrays = [tuple(np.empty(length, np.int64) for _ in range(3)) for length in lengths]
         at = 0
-        for number, (handle, first, count, _) in enumerate(spans):
+        for number, (handle, first, count, *_) in enumerate(spans):
             end = at + count
             positions[at:end] = first if count == 1 else np.arange(first, first + count)
             filled = iter(arrays)

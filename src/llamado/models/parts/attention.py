@@ -199,8 +199,10 @@ class Attention:
         factor = self.scale
         if self.scale_queries:
             q, factor = scale(q, factor), 1.0
-        bent = {"softcap": self.softcap, "max_bias": self.max_bias}
-        attended = step.attend(layer, q, k, v, factor, sinks=self.sinks, bias=self.bias, **bent)
+        softcap, max_bias = self.softcap, self.max_bias
+        attended = step.attend(
+            layer, q, k, v, factor, softcap=softcap, sinks=self.sinks, max_bias=max_bias, bias=self.bias
+        )
         if attended is None:
             return None
         if self.gate is not None:

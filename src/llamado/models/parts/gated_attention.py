@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from llamado.ggml.graph import cont, mul, sigmoid, view_3d
@@ -10,11 +11,15 @@ from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import HyperParameters, Rope
 from llamado.models.parts.attention import FusedProjection, Heads, Projections, as_heads, take_projections
 from llamado.models.parts.norms import RmsNorm
+from llamado.models.parts.pooled_indexer import RunChooser
 from llamado.models.weights import RoleWeights
 
 
 class GatedAttention(NamedTuple):
-    """Grouped-query attention with norms of heads; a row of queries has each head's query and then its gate."""
+    """Grouped-query attention with norms of heads; a row of queries has each head's query and then its gate.
+
+    `chooser`: of the tokens that are seen, where not all are.
+    """
 
     heads: Heads
     project: Projections | FusedProjection
@@ -23,6 +28,7 @@ class GatedAttention(NamedTuple):
     out: Linear
     scale: float
     rope: Rope
+    chooser: RunChooser | None = None
 
     @classmethod
     def take(cls, w: RoleWeights, hp: HyperParameters, layer: int) -> GatedAttention:
@@ -49,7 +55,11 @@ class GatedAttention(NamedTuple):
         k = self.k_norm(step, as_heads(k, h.dim_k, h.n_kv, n_tokens, f"Kcur-{layer}"), f"Kcur_normed-{layer}")
         v = as_heads(v, h.dim_v, h.n_kv, n_tokens, f"Vcur-{layer}")
         q, k = (step.rotate(t, self.rope, None, f"{name}-{layer}") for t, name in ((q, "Qcur"), (k, "Kcur")))
-        attended = step.attend(layer, q, k, v, self.scale)
+        if self.chooser is None:
+            attended = step.attend(layer, q, k, v, self.scale)
+        else:
+            index, choose = self.chooser.key(step, layer, x), partial(self.chooser.mask, step, layer, x)
+            attended = step.attend(layer, q, k, v, self.scale, index=index, choose=choose)
         if attended is None:
             return None
         gate = sigmoid(cont(gate, h.dim_k * h.n, n_tokens, name=f"gate-{layer}"), f"gate_sigmoid-{layer}")

@@ -121,9 +121,9 @@ class Indexer(NamedTuple):
         return turn(step.input(Hadamard(dim & -dim)), x) if self.turned else x
 
 
-def scores(q: Tensor, keys: Tensor, weights: Tensor) -> Tensor:
-    """Of queries [dim, n_head, n_tokens], keys [dim, rows] and weights of heads [n_head, n_tokens] the sums over heads
-    of weight · relu(query · key): F32 [rows, n_tokens].
+def scores(q: Tensor, keys: Tensor, weights: Tensor | None) -> Tensor:
+    """Of queries [dim, n_head, n_tokens], keys [dim, rows] and weights of heads [n_head, n_tokens], 1 where there are
+    none, the sums over heads of weight · relu(query · key): F32 [rows, n_tokens].
     """
     (dim, n_head, n_tokens, _), n_rows = q.ne, keys.ne[1]
     total = None
@@ -132,9 +132,10 @@ def scores(q: Tensor, keys: Tensor, weights: Tensor) -> Tensor:
         some = view_3d(q, dim, n, n_tokens, q.nb[1], q.nb[2], first * q.nb[1])
         products = relu(mul_mat(keys, cont(permute(some, 0, 2, 1, 3))))
         by_token = cont(permute(products, 1, 2, 0, 3))  # [heads, rows, tokens]
-        factors = view_2d(weights, n, n_tokens, weights.nb[1], first * weights.nb[0])
-        factors = reshape(cont(factors), n, 1, n_tokens)
-        part = reshape(sum_rows(mul(by_token, factors)), n_rows, n_tokens)
+        if weights is not None:
+            factors = view_2d(weights, n, n_tokens, weights.nb[1], first * weights.nb[0])
+            by_token = mul(by_token, reshape(cont(factors), n, 1, n_tokens))
+        part = reshape(sum_rows(by_token), n_rows, n_tokens)
         total = part if total is None else add(total, part)
     assert total is not None
     return total

@@ -30,8 +30,10 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.models.batch import Batch
 from llamado.models.forward import Linear, Pass
+from llamado.models.hparams import Rope
 from llamado.models.inputs import Bytes, Input
 from llamado.models.parts.indexer import IndexerSizes, scores
+from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
 _HIDDEN = -1e30
@@ -77,6 +79,80 @@ def choose_pools(step: Pass, layer: int, found: Tensor, n_chosen: int, mask: Ten
     shown = reshape(scale(open_, -_HIDDEN, _HIDDEN), 1, n_runs, n_tokens)
     shown = reshape(repeat(shown, size, n_runs, n_tokens, 1), n_rows, n_tokens)
     return cast(add(shown, cast(mask, TensorType.F32)), TensorType.F16, f"pool_mask-{layer}")
+
+
+class RunPositions(Input):
+    """I32 [n_rows / size]: the place of the first token of each run of `size` rows in its sequence."""
+
+    def __init__(self, n_rows: int, size: int, part: int) -> None:
+        super().__init__(f"pools{part}_positions", TensorType.I32, n_rows // size)
+        self._size, self._part = size, part
+
+    def fill(self, batch: Batch) -> Bytes:
+        """See Input."""
+        rows, size = batch.memory[self._part], self._size
+        found = np.zeros(self.ne[0], np.int32)
+        for first, last in dict(zip(rows.first.tolist(), rows.written.tolist(), strict=True)).items():
+            places = np.arange(0, last + 1 - first, size, dtype=np.int32)
+            found[first // size : first // size + places.size] = places
+        return found.view(np.uint8)
+
+
+class RunChooser(NamedTuple):
+    """The key of a run of `size` tokens is the mean of theirs, normed, and turned to the place of its first token.
+
+    The `n_chosen` tokens in runs of the greatest scores are seen, and those of the run that is not whole yet.
+    """
+
+    sizes: IndexerSizes
+    size: int
+    q: Linear
+    k: Linear
+    q_norm: RmsNorm
+    k_norm: RmsNorm
+    rope: Rope
+
+    @classmethod
+    def take(cls, w: RoleWeights, n_embd: int, sizes: IndexerSizes, size: int, rope: Rope) -> RunChooser:
+        """`indexer.q_proj`, `indexer.k_proj`, `indexer.q_norm` and `indexer.k_norm`. Raises InvalidModel."""
+        return cls(
+            sizes=sizes,
+            size=size,
+            q=w.linear("indexer.q_proj", n_embd, sizes.n_head * sizes.dim),
+            k=w.linear("indexer.k_proj", n_embd, sizes.dim),
+            q_norm=RmsNorm.take(w, "indexer.q_norm", sizes.dim),
+            k_norm=RmsNorm.take(w, "indexer.k_norm", sizes.dim),
+            rope=rope,
+        )
+
+    def key(self, step: Pass, layer: int, x: Tensor) -> Tensor:
+        """The keys of tokens, [dim, n_tokens]."""
+        return self.k(step, x, f"indexer_k_raw-{layer}")
+
+    def mask(self, step: Pass, layer: int, x: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+        """F16 [rows, n_tokens]: `mask`, and minus infinity where a row of `keys` [dim, rows] is not chosen."""
+        (n_head, dim, n_chosen), n_rows, n_tokens = self.sizes, keys.ne[1], x.ne[1]
+        if n_rows <= n_chosen:  # all are
+            return mask
+        q = reshape(self.q(step, x, f"indexer_q-{layer}"), dim, n_head, n_tokens)
+        q = step.rotate(self.q_norm(step, q, f"indexer_q_norm-{layer}"), self.rope, None, f"indexer_q_pe-{layer}")
+        places = step.input(RunPositions(n_rows, self.size, step.kept(layer).number))
+        pooled = reshape(self.k_norm(step, self._mean(keys), f"indexer_k_norm-{layer}"), dim, 1, n_rows // self.size)
+        pooled = step.rotate(pooled, self.rope, None, f"indexer_k_pe-{layer}", positions=places)
+        pooled = reshape(pooled, dim, n_rows // self.size)
+        found = scale(scores(q, cast(pooled, TensorType.F16, f"indexer_k-{layer}"), None), 1.0 / math.sqrt(dim))
+        return choose_pools(step, layer, found, n_chosen // self.size, mask, tail=True)
+
+    def _mean(self, keys: Tensor) -> Tensor:
+        """Of keys of tokens [dim, rows] the means of runs [dim, rows / size]."""
+        dim, size = keys.ne[0], self.size
+        each = cast(keys, TensorType.F32)
+        row = each.nb[1]
+        parts = [cont(view_2d(each, dim, keys.ne[1] // size, size * row, i * row)) for i in range(size)]
+        total = parts[0]
+        for part in parts[1:]:
+            total = add(total, part)
+        return scale(total, 1.0 / size)
 
 
 class PooledIndexer(NamedTuple):

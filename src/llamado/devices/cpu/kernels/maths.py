@@ -131,6 +131,9 @@ UNARY: dict[UnaryOp, Function] = {
     UnaryOp.EXP: exp,
     UnaryOp.SOFTPLUS: softplus,
     UnaryOp.NEG: lambda c, x: -x,
+    UnaryOp.SGN: lambda c, x: c.select(
+        x > 0.0, c.const(x.type, 1.0), c.select(x < 0.0, c.const(x.type, -1.0), c.const(x.type, 0.0))
+    ),
     UnaryOp.ABS: lambda c, x: c.abs(x),
     UnaryOp.STEP: lambda c, x: c.select(x > 0.0, c.const(x.type, 1.0), c.const(x.type, 0.0)),
 }

@@ -18,10 +18,12 @@ from llamado.ggml.graph import (
     sigmoid,
     silu,
     softplus,
+    unary,
     view_2d,
     view_3d,
     view_4d,
 )
+from llamado.ggml.ops import UnaryOp
 from llamado.ggml.tensor import Tensor
 from llamado.models.errors import InvalidModel
 from llamado.models.forward import Linear, Pass
@@ -200,6 +202,7 @@ class DeltaNet(NamedTuple):
     norm: Tensor
     out: Linear
     interleaved: bool
+    gate: UnaryOp = UnaryOp.SILU
 
     @classmethod
     def take(
@@ -233,7 +236,7 @@ class DeltaNet(NamedTuple):
         step.keep_states(layer, STATE, after)
         if step.ends_with(layer):
             return None
-        z = silu(reshape(gate, s.head, s.n_values, n, n_seqs))
+        z = unary(reshape(gate, s.head, s.n_values, n, n_seqs), self.gate)
         y = mul(step.norm(found, self.norm, f"attn_out_norm-{layer}"), z, f"final_output-{layer}")
         return self.out(step, reshape(y, s.value, n * n_seqs), f"linear_attn_out-{layer}")
 
