@@ -208,10 +208,7 @@ NOT_HERE = {
         "it drafts for another model, whose hidden states it reads, and says nothing by itself",
     ),
     "deepseek4": "memory of compressed tokens and several streams of hidden states, not yet here",
-    **dict.fromkeys(
-        ("clef",),
-        "linear attention of another form than those that run, not yet here",
-    ),
+    "clef": "it has no text, but scores of options for llama-server's /v1/systemone, which is not here",
 }
 """Architectures of llama.cpp's list (b11434) that do not run here, and why."""
 
@@ -224,8 +221,8 @@ REFUSED = {
     "a token's place in text, glm4, glm4moe and hunyuan-dense may have any",
     "lfm2 that is not causal (`lfm2.attention.causal`)": "embedders made of LFM2, whose convolution sees tokens of "
     "both sides",
-    "ModernBERT with decision blocks (`modern-bert.decision_block_count`)": "what they decide is asked for by nothing "
-    "in llama-server's API for embeddings and ranks",
+    "ModernBERT with decision blocks (`modern-bert.decision_block_count`)": "what they decide is asked for by "
+    "llama-server's /v1/systemone alone, which is not here",
     "pre-tokenizers `mmbert` and `whitespace`": "of mmBERT and jina-embeddings-v2-base-zh; all others of llama.cpp "
     "are known",
     "minimax-m3 with an `attention.indexer.block_size` that does not divide 256": "sequences begin at multiples of 256 "
