@@ -191,7 +191,7 @@ K3_KEYS = {
     "expert_latent_length": K3_NARROW,
     "activation.situ_beta": 1.5,
     "activation.situ_linear_beta": 2.0,
-    "attn_res_block_size": 2,
+    "attn_res.block_size": 2,
 }
 K3_ATTENDS = {**{name: None for name in K3_DELTA if name != "attn_norm.weight"}, **K3_LATENT}
 

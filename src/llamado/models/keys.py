@@ -108,7 +108,7 @@ INTEGERS: dict[str, Range] = {
     "ple.eos_token_id": Range(0, _INT32, "a token"),
     "ple.image_token_id": Range(0, _INT32, "a token"),
     "expert_latent_length": Range(0, 2**20, "as embedding_length"),
-    "attn_res_block_size": Range(0, MOST_LAYERS, "a number of layers"),
+    "attn_res.block_size": Range(0, MOST_LAYERS, "a number of layers"),
     "moe_latent_size": Range(0, 2**20, "as embedding_length"),
     "pooling_type": Range(0, _INT32, "llama_pooling_type without the unspecified one"),
     "classifier.pooling_type": Range(-1, _INT32, "llama_pooling_type"),

@@ -141,7 +141,7 @@ def scores(q: Tensor, keys: Tensor, weights: Tensor | None) -> Tensor:
     return total
 
 
-class Chooser(Protocol):
+class TokenChooser(Protocol):
     """What chooses the tokens that attention sees, by `width` elements that are kept of each."""
 
     @property
@@ -159,7 +159,7 @@ class SparseAttention(NamedTuple):
     """
 
     latent: LatentAttention
-    indexer: Chooser | None
+    indexer: TokenChooser | None
     owner: int
     """The layer whose indexer chooses."""
     n_chosen: int

@@ -35,7 +35,7 @@ from llamado.models.errors import InvalidModel
 from llamado.models.forward import Linear, Pass
 from llamado.models.inputs import Bytes, Input
 from llamado.models.keys import Keys
-from llamado.models.parts.stream_gates import StreamNorm
+from llamado.models.parts.streams.stream_gates import StreamNorm
 from llamado.models.weights import RoleWeights
 
 

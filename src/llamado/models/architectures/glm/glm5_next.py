@@ -18,17 +18,17 @@ from llamado.models.memory.pool import ALIGN
 from llamado.models.parts.attention import Mixer
 from llamado.models.parts.experts import Mixture
 from llamado.models.parts.feedforward import FeedForward, Gated
-from llamado.models.parts.hyper_connections import (
+from llamado.models.parts.indexer import IndexerSizes, SparseAttention
+from llamado.models.parts.latent import Compressed, LatentAttention
+from llamado.models.parts.pooled_indexer import PooledIndexer
+from llamado.models.parts.recurrent.kimi_delta import KimiDelta
+from llamado.models.parts.streams.hyper_connections import (
     ConnectionSizes,
     HyperConnections,
     embedded,
     joined,
     sum_of_streams,
 )
-from llamado.models.parts.indexer import IndexerSizes, SparseAttention
-from llamado.models.parts.latent import Compressed, LatentAttention
-from llamado.models.parts.pooled_indexer import PooledIndexer
-from llamado.models.parts.recurrent.kimi_delta import KimiDelta
 from llamado.models.weights import RoleWeights, Weights
 
 _DELTA_EPS = 1e-6

@@ -30,7 +30,7 @@ class KimiK3Model(KimiLinearModel):
         self._bound = keys.float_("kda.gate_lower_bound", 0.0)
         self._q_rank = keys.int_("attention.q_lora_rank", 0)
         self._latent = keys.int_("expert_latent_length", 0)
-        self._every = keys.int_("attn_res_block_size")
+        self._every = keys.int_("attn_res.block_size")
         self._act = Situ(keys.float_("activation.situ_beta"), keys.float_("activation.situ_linear_beta"))
         return replace(hp, experts=read_experts(keys, hp.n_ff[0], from_file=True))
 

@@ -16,12 +16,12 @@ from llamado.models.keys import Keys
 from llamado.models.memory import KeysValues, LayerMemory, RecurrentState
 from llamado.models.memory.pool import ALIGN
 from llamado.models.parts.gated_attention import GatedAttention
-from llamado.models.parts.hyper_connections import embedded
 from llamado.models.parts.indexer import IndexerSizes
 from llamado.models.parts.ngrams import Hashes, NgramLayer
 from llamado.models.parts.pooled_indexer import RunChooser
 from llamado.models.parts.recurrent.delta_net import DeltaNet
-from llamado.models.parts.stream_gates import StreamGates, injected
+from llamado.models.parts.streams.hyper_connections import embedded
+from llamado.models.parts.streams.stream_gates import StreamGates, injected
 from llamado.models.weights import RoleWeights, Weights
 
 _STATES = 2

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from llamado.ggml.graph import add, mul, repeat, reshape, rms_norm, scale, sigmoid, silu
 from llamado.ggml.tensor import Tensor
 from llamado.models.forward import Linear, Pass
-from llamado.models.parts.hyper_connections import sum_of_streams
+from llamado.models.parts.streams.hyper_connections import sum_of_streams
 from llamado.models.weights import RoleWeights
 
 

@@ -1,0 +1,1 @@
+"""Several streams of hidden states in the place of one."""
