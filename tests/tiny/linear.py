@@ -212,12 +212,14 @@ GLM5_LATENT = {
     "attn_v_b.weight": (RANK, VALUE, 4),
     "attn_output.weight": (4 * VALUE, N_EMBD),
 }
+GLM5_HEADS = 12
+"""With few of them some scores are 0, and of equal ones the real llama.cpp takes any."""
 GLM5_INDEXER = {
-    "indexer.attn_q_b.weight": (RANK, INDEX_HEADS * INDEX),
+    "indexer.attn_q_b.weight": (RANK, GLM5_HEADS * INDEX),
     "indexer.attn_k.weight": (N_EMBD, INDEX),
     "indexer.k_norm.weight": INDEX,
     "indexer.k_norm.bias": INDEX,
-    "indexer.proj.weight": (N_EMBD, INDEX_HEADS),
+    "indexer.proj.weight": (N_EMBD, GLM5_HEADS),
     "indexer_compressor_gate.weight": (N_EMBD, INDEX),
     "indexer_compressor_ape.weight": (INDEX, POOL),
 }
@@ -232,7 +234,7 @@ GLM5_KEYS = {
     "kda.gate_lower_bound": -5.0,
     "expert_weights_norm": True,
     "swiglu_clamp_exp": [0.7] * 5,
-    "attention.indexer.head_count": INDEX_HEADS,
+    "attention.indexer.head_count": GLM5_HEADS,
     "attention.indexer.key_length": INDEX,
     "attention.indexer.top_k": 40,
     "attention.indexer.kpool": POOL,
