@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,3 +150,28 @@ def make_eagle(path: Path, *, n_drafted: int = 0, own: bool = False, repeats: bo
 def make_target(path: Path) -> Path:
     """Writes the small llama model of four layers that it drafts for."""
     return make(Headed("llama", {**KEYS, "rope.dimension_count": HEAD}, LLAMA, n_layer=4), path)
+
+
+def make_dflash(path: Path, *, n_drafted: int = 0, own: bool = False, more: Sequence[str] = (), **keys: Any) -> Path:
+    """Writes a DFlash head of two layers for it; `more`: weights that some files have, -attn_v.weight: not."""
+    n = N_EMBD
+    optional: dict[str, Shape] = {
+        "post_attention_norm.weight": n,
+        "post_ffw_norm.weight": n,
+        "attn_sinks.weight": 4,
+        "layer_output_scale.weight": 1,
+    }
+    layer: dict[str, Shape] = {**LLAMA, "attn_q_norm.weight": HEAD, "attn_k_norm.weight": HEAD}
+    layer |= {name: optional[name] for name in more if name in optional}
+    if "-attn_v.weight" in more:
+        del layer["attn_v.weight"]
+    tensors: dict[str, Shape | None] = {
+        "fc.weight": (3 * n, n),
+        "enc.output_norm.weight": n,
+        "output.weight": (n, n_drafted) if n_drafted else None,
+        "d2t": n_drafted or None,
+    }
+    if not own:
+        tensors["token_embd.weight"] = None
+    wanted = {"target_layers": [0, 1, 3], "block_size": 6, "tokenizer.ggml.mask_token_id": 5, **keys}
+    return make(Eagle("dflash", {**KEYS, **wanted}, layer, tensors, n_layer=2), path)

@@ -316,10 +316,10 @@ COMPUTE = _group(
     _used("--spec-type",
           "where tokens come from that are evaluated along with the last one, comma-separated, answers are the same "
           "bytes: draft-simple (the model of -md), draft-mtp (the block behind the model's layers that predicts the "
-          "token after next, in its file or that of -md), draft-eagle3 (the EAGLE-3 head of -md), suffix (what "
-          "followed the longest end that was there before, in the sequence or in what this server said), ngram-simple, "
-          "ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache (as in llama.cpp), none, or auto: suffix with --rpc, "
-          "where it hides the links, with -md that and what drafts in its file",
+          "token after next, in its file or that of -md), draft-eagle3 and draft-dflash (the EAGLE-3 or DFlash head of "
+          "-md), suffix (what followed the longest end that was there before, in the sequence or in what this server "
+          "said), ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache (as in llama.cpp), none, or auto: "
+          "suffix with --rpc, where it hides the links, with -md that and what drafts in its file",
           type="str", default="auto", metavar="TYPES", env="LLAMA_ARG_SPEC_TYPE", commands=_SAMPLING),
     _used("--spec-default", "the same as --spec-type ngram-mod", default=False, commands=_SAMPLING),
     _used("-md --model-draft --spec-draft-model",

@@ -151,5 +151,5 @@ def test_what_does_not_fit_is_refused(keys: dict[str, Any], message: str, tmp_pa
     target, path = make_target(tmp_path / "t.gguf"), make_eagle(tmp_path / "e.gguf", **keys)
     with pytest.raises(Exception, match=message):
         load(target, "draft-eagle3", path)
-    with pytest.raises(InvalidModel, match="no EAGLE-3 file"):
+    with pytest.raises(InvalidModel, match="its architecture is not 'eagle3'"):
         load(target, "draft-eagle3", target)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from headed_models import make_eagle, make_headed, make_target
+from headed_models import make_dflash, make_eagle, make_headed, make_target
 from peer_server import llama_server
 
+from llamado.engine.drafts.contract import Proposal
 from llamado.engine.drafts.cost import Cost
+from llamado.engine.drafts.head import HeadKind
 from llamado.engine.engine import Engine
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import DraftOptions, EngineOptions, ModelSource
@@ -32,11 +36,11 @@ class Free(Cost):
 Drafted = list[tuple[list[int], int, int]]
 
 
-def theirs(programs: Path, path: Path, kind: str, model: Path | None, log: Path, most: int) -> Drafted:
+def theirs(programs: Path, path: Path, kind: str, model: Path | None, log: Path, most: int, *more: str) -> Drafted:
     """Tokens of each answer, and how many tokens were drafted and right."""
     flags = ["-c", str(N_CTX), "-t", "1", "-np", "1", "-ctk", "f32", "-ctv", "f32", "-fa", "on", "--spec-type", kind]
     flags += ["--spec-draft-n-max", str(most), "--spec-draft-n-min", "0", "--spec-draft-p-min", "0"]
-    flags += ["-ctkd", "f32", "-ctvd", "f32", *(["-md", str(model)] if model else [])]
+    flags += [*more, "-ctkd", "f32", "-ctvd", "f32", *(["-md", str(model)] if model else [])]
     found = []
     with llama_server(programs, path, log, *flags) as client:
         for prompt in PROMPTS:
@@ -91,10 +95,55 @@ def test_a_block_in_its_own_file(peer_bin: Path, tmp_path: Path) -> None:
     compare(ours(path, "draft-mtp", alone, 1), right)
 
 
-def test_eagle3(peer_bin: Path, tmp_path: Path) -> None:
-    """Drafts of what was said last, which are right where a text goes round in circles; and of few tokens."""
+_CANDIDATE = re.compile(r"draft candidate +0, pos +(\d+): +(\d+) ")
+
+
+def drafts_in(log: Path) -> list[list[int]]:
+    """What llama-server drafted, draft by draft: its log has the likeliest token of each place."""
+    found: list[list[int]] = []
+    for place, token in _CANDIDATE.findall(log.read_text(errors="replace")):
+        if place == "0":
+            found.append([])
+        found[-1].append(int(token))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("draft-eagle3", {"n_drafted": 40}),
+        ("draft-eagle3", {"norm_before_residual": True, "norm_before_fc": True, "own": True}),
+        ("draft-dflash", {"n_drafted": 40}),
+        ("draft-dflash", {"more": ("post_attention_norm.weight", "attn_sinks.weight", "layer_output_scale.weight")}),
+        ("draft-dflash", {"more": ("-attn_v.weight", "post_ffw_norm.weight"), "own": True}),
+        ("draft-dflash", {"attention.causal": True}),
+    ],
+)
+def test_heads_of_their_own(
+    kind: str, options: dict[str, Any], peer_bin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same tokens are drafted, right or not."""
     path = make_target(tmp_path / "t.gguf")
-    for options in ({"repeats": True, "target_layers": [1, 2, 3], "own": True}, {"n_drafted": 40}):
-        head = make_eagle(tmp_path / "e.gguf", **options)  # type: ignore[arg-type]
-        right = theirs(peer_bin, path, "draft-eagle3", head, tmp_path / "s.log", 2)
-        assert ours(path, "draft-eagle3", head, 2) == right
+    head = (make_eagle if kind == "draft-eagle3" else make_dflash)(tmp_path / "h.gguf", **options)
+    right = theirs(peer_bin, path, kind, head, tmp_path / "s.log", 3, "-lv", "10")
+    drafted: list[list[int]] = []
+    propose = HeadKind.propose
+
+    def heard(self: HeadKind, asks: Any, chance: Any) -> list[Proposal]:
+        found = propose(self, asks, chance)
+        drafted.extend(proposal.tokens for proposal in found)
+        return found
+
+    monkeypatch.setattr(HeadKind, "propose", heard)
+    found = ours(path, kind, head, 3)
+    assert [tokens for tokens, _, _ in found] == [tokens for tokens, _, _ in right]
+    rounds = zip(drafted, drafts_in(tmp_path / "s.log"), strict=False)
+    same = [a == b for one, other in rounds for a, b in zip(one, other, strict=False)]
+    assert len(same) > 400 and sum(same) > 0.97 * len(same)
+
+
+def test_eagle3_where_it_is_right(peer_bin: Path, tmp_path: Path) -> None:
+    """Drafts of what was said last, which are right where a text goes round in circles."""
+    path = make_target(tmp_path / "t.gguf")
+    head = make_eagle(tmp_path / "e.gguf", repeats=True, target_layers=[1, 2, 3])
+    assert ours(path, "draft-eagle3", head, 2) == theirs(peer_bin, path, "draft-eagle3", head, tmp_path / "s.log", 2)

@@ -62,8 +62,8 @@ class FitOptions:
 
 
 DRAFT_KINDS = (
-    "suffix", "draft-simple", "draft-mtp", "draft-eagle3", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod",
-    "ngram-cache",
+    "suffix", "draft-simple", "draft-mtp", "draft-eagle3", "draft-dflash", "ngram-simple", "ngram-map-k",
+    "ngram-map-k4v", "ngram-mod", "ngram-cache",
 )  # fmt: skip
 """Sources of drafts."""
 

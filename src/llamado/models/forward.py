@@ -295,12 +295,9 @@ class Pass:
         wanted = (q, k, v) if self._hparams.n_swa else (q, v, k)
         for tensor in wanted[1:] if only_cache else wanted:
             graph.expand(tensor)
-        cells = self.cells(kept)
-        k_cache, v_cache = kept.tensors[:2]
-        graph.expand(set_rows(k_cache, view_2d(k, k.ne[0] * k.ne[1], k.ne[2], k.nb[2]), cells))
-        graph.expand(set_rows(v_cache, view_2d(v, v.ne[0] * v.ne[1], v.ne[2], v.nb[2]), cells))
+        k_cache, v_cache = self._write(kept, k, v)
         if index is not None:
-            graph.expand(set_rows(kept.tensors[2], index, cells))
+            graph.expand(set_rows(kept.tensors[2], index, self.cells(kept)))
         if only_cache:
             return None
         n_kv = self._reach(kept)
@@ -355,6 +352,19 @@ class Pass:
             part = self._attention(layer, kept, one_q, one_k, one_v, scale, mask=mask)
             found = part if found is None else concat(found, part, 0, f"kqv_out-{layer}")
         return found
+
+    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Writes keys and values to the cache, as `attend`, and does no more."""
+        kept = self._memory[layer]
+        k, v = (self.graph.expand(self._turned(x, n)) for x, n in zip((k, v), kept.turns, strict=True))
+        self._write(kept, k, v)
+
+    def _write(self, kept: Kept, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """Keys and values of all tokens into a layer's cache, which is given back."""
+        cells, caches = self.cells(kept), kept.tensors[:2]
+        for cache, x in zip(caches, (k, v), strict=True):
+            self.graph.expand(set_rows(cache, view_2d(x, x.ne[0] * x.ne[1], x.ne[2], x.nb[2]), cells))
+        return caches
 
     def attend_shared(
         self, layer: int, q: Tensor, n_head_kv: int, scale: float, *, softcap: float = 0.0

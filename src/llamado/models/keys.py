@@ -64,6 +64,8 @@ INTEGERS: dict[str, Range] = {
     "rope.dimension_count_swa": Range(2, 2**16, "as attention.key_length"),
     "nextn_predict_layers": Range(0, MOST_LAYERS, "as block_count"),
     "target_hidden_size": Range(1, 2**20, "as embedding_length"),
+    "block_size": Range(2, 1024, "tokens that are drafted at once; 8 to 16 in use"),
+    "tokenizer.ggml.mask_token_id": Range(0, _INT32, "tokens are I32"),
     "attention.relative_buckets_count": Range(4, 256, "a quarter is 1 to 64; 32 in use"),
     "attention.sliding_window": Range(0, _INT32, "positions are I32"),
     "attention.sliding_window_pattern": Range(0, MOST_LAYERS, "a number of layers"),

@@ -172,15 +172,16 @@ class HeadKind(ModelKind):
         said = text[: drafter.end_of_states].tolist()
         try:
             if drafter.base + drafter.n_sure < len(said) and self._make_room(drafter, said, 0):
-                tokens = drafter.pending(said, ())
-                while tokens:
-                    n = min(len(tokens), self._forward.max_batch)
-                    self._read([drafter], [tokens[:n]], outputs=False)
-                    del tokens[:n]
+                self._read_all(drafter, drafter.pending(said, ()))
         except (DeviceError, ForwardError) as error:
             log.warning("the head drafts no more: %s", error)
             self.lost = True
         drafter.trim(drafter.end_of_states)
+
+    def _read_all(self, drafter: ModelDrafter, tokens: list[int]) -> None:
+        """Reads tokens of a sequence whose target's states are known."""
+        for at in range(0, len(tokens), self._forward.max_batch):
+            self._read([drafter], [tokens[at : at + self._forward.max_batch]], outputs=False)
 
     def _read(
         self, drafters: Sequence[ModelDrafter], pieces: Sequence[list[int]], *, outputs: bool
@@ -220,9 +221,15 @@ class HeadKind(ModelKind):
         given = np.concatenate([rows for _, _, rows in group])
         own = np.empty((len(group) if outputs else 0, self._own_width), np.float32)
         wanted = np.array(ends if outputs else [], np.int32)
-        rows = self._forward.start(batch, spans, wanted, given=given, features=own if outputs else None).result()
-        if self._tokens is not None and outputs:
-            whole = np.full((len(rows), self._n_vocab), -np.inf, np.float32)
-            whole[:, self._tokens] = rows
-            return whole, own
-        return rows[:, : self._n_vocab], own
+        return self._start(batch, spans, wanted, given=given, features=own if outputs else None), own
+
+    def _start(
+        self, tokens: NDArray[np.int32], spans: Sequence[Span], outputs: NDArray[np.int32], **options: States | None
+    ) -> NDArray[np.float32]:
+        """Logits of all the target's tokens, of rows of a batch."""
+        rows = self._forward.start(tokens, spans, outputs, **options).result()  # type: ignore[arg-type]
+        if self._tokens is None or not len(outputs):
+            return rows[:, : self._n_vocab]
+        whole = np.full((len(rows), self._n_vocab), -np.inf, np.float32)
+        whole[:, self._tokens] = rows
+        return whole

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from llamado.devices.split.measure import figures_of
+from llamado.engine.drafts.block import BlockKind
 from llamado.engine.drafts.contract import DraftKind
 from llamado.engine.drafts.drafts import MOST, Drafts
 from llamado.engine.drafts.head import HeadKind
@@ -26,7 +27,9 @@ from llamado.gguf.header import Header
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.sources.resolve import resolve
 from llamado.models import Model, load_model
-from llamado.models.heads.eagle3 import load_eagle3
+from llamado.models.heads.dflash import DFlashHead
+from llamado.models.heads.eagle3 import Eagle3Head
+from llamado.models.heads.fused import FusedHead
 from llamado.models.heads.head import Head
 from llamado.models.heads.next_token import has_next_token_head, load_next_token_head
 from llamado.text.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -39,7 +42,8 @@ log = logging.getLogger(__name__)
 
 _TYPE = "tokenizer.ggml.model"
 
-MODEL_KINDS = ("draft-simple", "draft-mtp", "draft-eagle3")
+_FUSED: dict[str, type[FusedHead]] = {"draft-eagle3": Eagle3Head, "draft-dflash": DFlashHead}
+MODEL_KINDS = ("draft-simple", "draft-mtp", *_FUSED)
 """Sources of drafts that are models."""
 
 
@@ -55,6 +59,8 @@ class DraftModel:
         head = opened.model
         if not isinstance(head, Head):
             return ModelKind(runner, n_vocab, name=opened.kind, least=least, ends=ends)
+        if isinstance(head, DFlashHead):
+            return BlockKind(runner, n_vocab, head, name=opened.kind, least=least, ends=ends)
         return HeadKind(runner, n_vocab, head, name=opened.kind, least=least, ends=ends)
 
     def close(self) -> None:
@@ -154,7 +160,7 @@ def open_draft_model(target: GGUFFile, tokenizer: Tokenizer, model: Model, optio
         if kind == "draft-mtp":
             head = load_next_token_head(file, options.rope)
         else:
-            head = load_eagle3(file, options.rope, target=model, target_file=target)
+            head = _FUSED[kind](file, model, target, options.rope)
         _check_weights(file.header, head)
         if head.hparams.n_vocab != model.hparams.n_vocab:
             raise EngineError(
@@ -170,8 +176,10 @@ def open_draft_model(target: GGUFFile, tokenizer: Tokenizer, model: Model, optio
 
 def kind_of(header: Header) -> str:
     """What a file that drafts is a source of, as `--spec-type` has it."""
-    if header.metadata.str_("general.architecture", "") == "eagle3":
-        return "draft-eagle3"
+    architecture = header.metadata.str_("general.architecture", "")
+    for kind, head in _FUSED.items():
+        if architecture == head.name:
+            return kind
     return "draft-mtp" if has_next_token_head(header) else "draft-simple"
 
 

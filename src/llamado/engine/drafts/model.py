@@ -190,7 +190,7 @@ class ModelKind(DraftKind):
             for i, row in zip(which, rows, strict=True):
                 ask, (tokens, marks) = asks[i], found[i]
                 token, probability = self._choose(ask, row[: self._n_vocab], len(ask.ahead) + len(tokens))
-                mark = sum(probability >= least for least in _BINS)
+                mark = mark_of(probability)
                 trust[i] *= chance[i](mark)
                 if trust[i] <= ask.least or probability < self._least:
                     del pending[i]
@@ -262,6 +262,11 @@ class ModelKind(DraftKind):
                 self._left.remove(other)
                 drafter.take_over(other, said)
                 return
+
+
+def mark_of(probability: float) -> int:
+    """The mark of a token that a model finds so probable."""
+    return sum(probability >= least for least in _BINS)
 
 
 class ChanceOf(Protocol):

@@ -66,7 +66,7 @@ class Graphs:
         scales: Scales = (),
         embeddings: bool = False,
         n_seqs: int = 0,
-        given: int | None = None,
+        given: int = 0,
     ) -> BatchShape:
         """The shape that serves a batch of `n` tokens and `n_out` outputs that sees the first `used` cells.
 
@@ -75,8 +75,7 @@ class Graphs:
         n_tokens, n_outputs, reach = self._sizes(n, n_out, used)
         n_seqs = n_tokens if n_seqs == n else n_seqs
         reach = min(reach, self._n_cells)
-        features, given = self._features, self._takes[0] if given is None else given
-        return BatchShape(n_tokens, n_outputs, reach, self._output, scales, embeddings, n_seqs, features, given)
+        return BatchShape(n_tokens, n_outputs, reach, self._output, scales, embeddings, n_seqs, self._features, given)
 
     def fit(self, n: int) -> int:
         """The greatest size of a batch up to `n`: a token that filled it up would change the state of its sequence."""
@@ -90,7 +89,7 @@ class Graphs:
     def _shapes(self, n: int, n_out: int, used: int, scales: Scales = ()) -> list[BatchShape]:
         """Those that serve `n` tokens: of one sequence, and of as many."""
         if not self._n_states:
-            return [self.shape(n, n_out, used, scales)]
+            return [self.shape(n, n_out, used, scales, given=given) for given in self._takes]
         found = [self.shape(self.fit(n), min(n_out, self.fit(n)), used, scales, n_seqs=1)]
         if 1 < n <= self._n_states:
             found.append(self.shape(n, n_out, used, scales, n_seqs=n))

@@ -240,7 +240,7 @@ class ModelRunner:
         if embeddings and not self._graphs.largest[-1].embeddings:
             self._make_room_for_embeddings()
         n_tokens, n_outputs = batch.n_tokens, len(batch.outputs)
-        given = None if batch.given is None else batch.given.shape[1]
+        given = 0 if batch.given is None else batch.given.shape[1]
         shape = self._graphs.shape(n_tokens, n_outputs, used, scales, embeddings, batch.n_seqs, given)
         return self._begin(shape, batch, features)
 

@@ -1,0 +1,142 @@
+"""DFlash heads: what they compute, and that answers do not depend on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from headed_models import make_dflash, make_eagle, make_target
+
+from llamado.engine.loaded_model import LoadedModel
+from llamado.engine.options import DraftOptions, EngineOptions, ModelSource
+from llamado.models import InvalidModel, UnsupportedModel
+from llamado.models.memory import Span
+
+from .test_drafting_eagle3 import Array, norm, weights
+from .test_drafting_heads import answers, load, told, work
+
+HEAD = 32
+
+
+def rotated(x: Array, positions: Any) -> Array:
+    """Heads [n, heads, dim], elements of both halves turned together (NEOX)."""
+    half = HEAD // 2
+    angles = positions[:, None, None] * 10000.0 ** (-np.arange(half) / half)
+    first, second = x[..., :half], x[..., half:]
+    cos, sin = np.cos(angles), np.sin(angles)
+    return np.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
+
+
+def dflash(w: dict[str, Array], embedding: Array, features: Array, tokens: list[int], *, causal: bool) -> Array:
+    """Logits of all places of a block behind a context, by the published formula."""
+    context = norm(features @ w["fc.weight"].T, w["enc.output_norm.weight"])
+    n, m = len(context), len(tokens)
+    x = embedding[tokens]
+
+    def heads(layer: int, y: Array, name: str) -> Array:
+        return (y @ w[f"blk.{layer}.attn_{name}.weight"].T).reshape(len(y), -1, HEAD)
+
+    for layer in range(2):
+        block = f"blk.{layer}."
+        h = norm(x, w[block + "attn_norm.weight"])
+        seen = np.concatenate([context, h])
+        k = rotated(norm(heads(layer, seen, "k"), w[block + "attn_k_norm.weight"]), np.arange(n + m))
+        shared = block + "attn_v.weight" not in w
+        v = norm(heads(layer, seen, "k"), np.ones(HEAD)) if shared else heads(layer, seen, "v")
+        q = rotated(norm(heads(layer, h, "q"), w[block + "attn_q_norm.weight"]), np.arange(n, n + m))
+        scores = np.einsum("ihd,jhd->hij", q, np.repeat(k, 2, axis=1)) / np.sqrt(HEAD)
+        if causal:
+            scores[:, :, n:][:, np.triu(np.ones((m, m), bool), 1)] = -np.inf
+        most = scores.max(axis=-1, keepdims=True)
+        shares = np.exp(scores - most)
+        sinks = w.get(block + "attn_sinks.weight")
+        total = shares.sum(axis=-1, keepdims=True)
+        shares /= total if sinks is None else total + np.exp(sinks.reshape(-1, 1, 1) - most)
+        h = np.einsum("hij,jhd->ihd", shares, np.repeat(v, 2, axis=1)).reshape(m, -1)
+        h = h @ w[block + "attn_output.weight"].T
+        if block + "post_attention_norm.weight" in w:
+            h = norm(h, w[block + "post_attention_norm.weight"])
+        x = x + h
+        h = norm(x, w[block + "ffn_norm.weight"])
+        gate = h @ w[block + "ffn_gate.weight"].T
+        h = (gate / (1 + np.exp(-gate)) * (h @ w[block + "ffn_up.weight"].T)) @ w[block + "ffn_down.weight"].T
+        if block + "post_ffw_norm.weight" in w:
+            h = norm(h, w[block + "post_ffw_norm.weight"])
+        x = (x + h) * w.get(block + "layer_output_scale.weight", np.ones(1))
+    return norm(x, w["output_norm.weight"]) @ w["output.weight"].T
+
+
+ALL = ("post_attention_norm.weight", "post_ffw_norm.weight", "attn_sinks.weight", "layer_output_scale.weight")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"more": ALL, "own": True}, {"more": ("-attn_v.weight",)}, {"attention.causal": True}],
+)
+def test_it_computes_the_published_formula(options: dict[str, Any], tmp_path: Path) -> None:
+    target = make_target(tmp_path / "t.gguf")
+    path = make_dflash(tmp_path / "d.gguf", n_drafted=100, **options)
+    w = weights(path)
+    embedding = w.get("token_embd.weight", weights(target)["token_embd.weight"])
+    features = np.random.default_rng(2).standard_normal((9, 384)).astype(np.float32)
+    block = [300, 5, 5, 5]
+    right = dflash(w, embedding, features.astype(np.float64), block, causal="attention.causal" in options)
+    with load(target, "draft-dflash", path, type_k="f32") as model:
+        assert model.draft is not None
+        runner = model.draft.runner
+        handle = runner.memory.allocate(32)
+        assert handle is not None
+        nothing = np.empty(0, np.int32)
+        for at, n in ((0, 5), (5, 4)):  # in two parts
+            given = features[at : at + n]
+            runner.start(np.zeros(n, np.int32), [Span(handle, at, n)], nothing, given=given).result()
+            handle.used = at + n
+        for _ in range(2):  # nothing is kept of a block
+            rows = runner.start(np.array(block, np.int32), [Span(handle, 9, 4)], np.arange(4, dtype=np.int32)).result()
+    assert np.abs(rows - right).max() < 2e-2 * np.abs(right).max()
+
+
+def test_answers_are_the_same_with_and_without(tmp_path: Path) -> None:
+    target = make_target(tmp_path / "t.gguf")
+    path = make_dflash(tmp_path / "d.gguf", n_drafted=40)
+    options = {"n_slots": 3, "n_batch": 24, "n_ctx": 768, "cache_ram": 16}
+    with load(target, None, **options) as model:
+        plain = work(model, disturbed=False)
+        said = told(answers(model))
+    with load(target, "draft-dflash", path, **options) as model:
+        assert work(model, disturbed=True) == plain
+        assert work(model, disturbed=False) == plain
+        assert told(answers(model)) == said
+        (counts,) = model.engine.snapshot().counters.drafts
+        assert counts.name == "draft-dflash" and counts.n_drafted > 400 and counts.n_accepted > 0
+
+
+def test_a_file_says_what_it_is(tmp_path: Path) -> None:
+    target, path = make_target(tmp_path / "t.gguf"), make_dflash(tmp_path / "d.gguf")
+    drafts = DraftOptions(model=ModelSource(spec=str(path)))
+    with LoadedModel.load(target, EngineOptions(n_ctx=256, n_threads=1, drafts=drafts)) as model:
+        assert [count.name for count in model.engine.snapshot().counters.drafts] == ["suffix", "draft-dflash"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"attention.sliding_window": 64}, "DFlash heads with sliding windows do not run here"),
+        ({"hyper_connection.count": 4}, "DFlash heads with hyper-connections"),
+        ({"hidden_activation": "relu"}, "'relu'; silu, gelu"),
+        ({"tokenizer.ggml.mask_token_id": 512}, "is 512 of 512 tokens"),
+        ({"target_layers": [0, 1, 5]}, r"wants layers \[0, 1, 5\]; the model has 4 layers"),
+    ],
+)
+def test_what_does_not_run_is_refused(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
+    target, path = make_target(tmp_path / "t.gguf"), make_dflash(tmp_path / "d.gguf", **keys)
+    with pytest.raises((UnsupportedModel, InvalidModel), match=message):
+        load(target, "draft-dflash", path)
+
+
+def test_a_head_of_another_kind_is_refused(tmp_path: Path) -> None:
+    target, eagle = make_target(tmp_path / "t.gguf"), make_eagle(tmp_path / "e.gguf")
+    with pytest.raises(InvalidModel, match="its architecture is not 'dflash'"):
+        load(target, "draft-dflash", eagle)
