@@ -286,6 +286,10 @@ UNARY: dict[UnaryOp, Callable[[Array], Array]] = {
     UnaryOp.SGN: np.sign,
     UnaryOp.NEG: np.negative,
     UnaryOp.STEP: lambda x: (x > 0).astype(x.dtype),
+    UnaryOp.FLOOR: np.floor,
+    UnaryOp.CEIL: np.ceil,
+    UnaryOp.ROUND: lambda x: np.trunc(x + np.copysign(0.5, x)),
+    UnaryOp.TRUNC: np.trunc,
     UnaryOp.TANH: np.tanh,
     UnaryOp.ELU: lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
     UnaryOp.RELU: lambda x: np.maximum(x, 0),
@@ -336,6 +340,9 @@ def glu(device: ReferenceDevice, node: Tensor) -> Array:
         alpha, limit = f32(node, 2), f32(node, 3)
         gate = np.minimum(gate, limit)
         return gate * sigmoid(alpha * gate) * (1 + np.clip(up, -limit, limit))
+    if op == GluOp.SWIGLU_CLAMP:
+        limit = f32(node, 3)
+        return silu(np.minimum(gate, limit)) * np.clip(up, -limit, limit)
     return GATES[op](gate) * up
 
 
@@ -397,6 +404,27 @@ def cumsum(device: ReferenceDevice, node: Tensor) -> Array:
 @rule(Op.ARGMAX)
 def argmax(device: ReferenceDevice, node: Tensor) -> Array:
     return device.get(source(node, 0)).argmax(axis=3)
+
+
+@rule(Op.POOL_2D)
+def pool_2d(device: ReferenceDevice, node: Tensor) -> Array:
+    kind, k0, k1, s0, s1, p0, p1 = (i32(node, i) for i in range(7))
+    nothing = -np.finfo(np.float32).max if kind == 0 else 0.0
+    x = np.pad(device.get(source(node, 0)), [(0, 0), (0, 0), (p1, p1), (p0, p0)], constant_values=nothing)
+    windows = np.lib.stride_tricks.sliding_window_view(x, (k1, k0), axis=(2, 3))[:, :, ::s1, ::s0]
+    return np.maximum(windows.max((4, 5)), nothing) if kind == 0 else windows.mean((4, 5))
+
+
+@rule(Op.LIGHTNING_INDEXER)
+def lightning_indexer(device: ReferenceDevice, node: Tensor) -> Array:
+    q, k, weights, mask = (device.get(source(node, i)) for i in range(4))
+    products = np.maximum(np.einsum("sthd,skxd->stkh", q, k), 0)
+    return np.einsum("stkh,sxth->stk", products, weights)[:, None] + mask
+
+
+@rule(Op.ARANGE)
+def arange(device: ReferenceDevice, node: Tensor) -> Array:
+    return f32(node, 0) + f32(node, 2) * np.arange(node.ne[0], dtype=device.dtype).reshape(1, 1, 1, -1)
 
 
 @rule(Op.FILL)

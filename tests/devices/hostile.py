@@ -134,6 +134,10 @@ class Maker:
             lambda: g.argmax(x),
             lambda: Tensor(T.F32, (n + 3, *x.ne[1:]), contiguous_strides(T.F32, (n + 3, *x.ne[1:])), Op.PAD, (x,),
                            struct.pack("<9i28x", 1, 2, 0, 0, 0, 0, 0, 0, 0)),
+            lambda: self.window(x),
+            lambda: self.scores(),
+            lambda: Tensor(T.F32, (n, 1, 1, 1), contiguous_strides(T.F32, (n, 1, 1, 1)), Op.ARANGE, (),
+                           struct.pack("<3f52x", 0.0, float(n), pick((1.0, np.inf)))),
             lambda: g.view_2d(x, n, rows, x.nb[1]),
             lambda: self.experts(n),
             lambda: g.add_id(x, self.new(n, 4), self.new(rows, x.ne[2], type=T.I32)),
@@ -146,6 +150,25 @@ class Maker:
             lambda: self.scan(),
         ]  # fmt: skip
         return pick(makers)()
+
+    def window(self, x: Tensor) -> Tensor:
+        pick = self.random.choice
+        k0, s0, p0 = pick((1, 3, 16, 1 << 30)), pick((1, 3, 16)), pick((0, 1, 5, 1 << 30))
+        ne = (max((x.ne[0] + 2 * p0 - k0) // s0 + 1, 1), *x.ne[1:])
+        params = struct.pack("<7i36x", pick((0, 1, 2)), k0, 1, s0, 1, p0, 0)
+        return Tensor(T.F32, ne, contiguous_strides(T.F32, ne), Op.POOL_2D, (x,), params)
+
+    def scores(self) -> Tensor:
+        pick = self.random.choice
+        dim, heads, n, n_kv, streams = pick((32, 64)), pick((1, 3)), pick((1, 5)), pick((1, 70)), pick((1, 2))
+        ne = (n_kv, n, 1, streams)
+        sources = (
+            self.new(dim, heads, n, streams),
+            self.new(dim, 1, n_kv, streams, type=pick((T.F32, T.F16, T.Q8_0))),
+            self.new(heads, n, 1, streams),
+            self.new(n_kv, n, 1, pick((1, streams)), type=T.F16),
+        )
+        return Tensor(T.F32, ne, contiguous_strides(T.F32, ne), Op.LIGHTNING_INDEXER, sources)
 
     def experts(self, n: int) -> Tensor:
         pick = self.random.choice

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 from running import PLAIN, WEIGHTS, Array, Case, check, new, values, weight_bytes
@@ -141,8 +143,18 @@ def test_gated_activation_with_limits(device: CpuDevice, halves: bool) -> None:
     check(device, result, {whole: x}, rtol=1e-5)
 
 
-def test_filling(device: CpuDevice) -> None:
-    check(device, g.fill(new(7, 3, 2), -np.inf), {})
+@pytest.mark.parametrize("halves", [False, True])
+def test_an_activation_whose_gate_and_factor_are_bounded(device: CpuDevice, halves: bool) -> None:
+    gate, up, whole = new(40, 3, 4), new(40, 3, 4), new(80, 3, 4)
+    data = {whole: values(80, 3, 4, scale=6.0)} if halves else {t: values(40, 3, 4, scale=6.0) for t in (gate, up)}
+    result = g.glu(whole, GluOp.SWIGLU_CLAMP) if halves else g.glu_split(gate, up, GluOp.SWIGLU_CLAMP)
+    result.op_params = struct.pack("<2i2f48x", GluOp.SWIGLU_CLAMP, 0, 0.0, 2.5)
+    check(device, result, data, rtol=1e-5)
+
+
+@pytest.mark.parametrize("type", [T.F32, T.F16])
+def test_filling(device: CpuDevice, type: T) -> None:
+    check(device, g.fill(new(7, 3, 2, type=type), -np.inf), {})
 
 
 def feed_forward(x: Tensor, router: Tensor, up: Tensor, gate: Tensor, down: Tensor, n_used: int) -> Tensor:

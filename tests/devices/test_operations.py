@@ -10,6 +10,7 @@ import pytest
 from running import PLAIN, Array, Case, check, new, values, weight_bytes
 
 from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.device import DeviceError
 from llamado.ggml import GluOp, Op, RopeMode, SortOrder, Tensor, UnaryOp
 from llamado.ggml import graph as g
 from llamado.ggml.tensor import contiguous_strides
@@ -301,6 +302,51 @@ def test_sums_orders_and_greatest(device: CpuDevice, ne: tuple[int, ...]) -> Non
         check(device, g.top_k(x, k), data, rtol=0)
     if len(ne) <= 2:
         check(device, g.argmax(x), data, rtol=0)
+
+
+def not_built(op: Op, ne: tuple[int, ...], sources: tuple[Tensor, ...], params: bytes = bytes(64)) -> Tensor:
+    """A node that only graphs from elsewhere have."""
+    shape = (*ne, 1, 1, 1)[:4]
+    return Tensor(T.F32, shape, contiguous_strides(T.F32, shape), op, sources, params)
+
+
+@pytest.mark.parametrize("window", [(16, 1, 16, 1, 0, 0), (3, 2, 2, 1, 1, 1), (5, 5, 5, 5, 0, 2)])
+@pytest.mark.parametrize("kind", [0, 1])
+def test_windows(device: CpuDevice, window: tuple[int, ...], kind: int) -> None:
+    k0, k1, s0, s1, p0, p1 = window
+    x, data = new(48, 7, 3, 2), values(48, 7, 3, 2)
+    data[..., :16] = -np.inf if kind == 0 else 1.0
+    ne = ((48 + 2 * p0 - k0) // s0 + 1, (7 + 2 * p1 - k1) // s1 + 1, 3, 2)
+    node = not_built(Op.POOL_2D, ne, (x,), struct.pack("<7i36x", kind, *window))
+    check(device, node, {x: data}, rtol=1e-6)
+
+
+def test_sequences_of_numbers(device: CpuDevice) -> None:
+    x = new(16, 3)
+    steps = not_built(Op.ARANGE, (16,), (), struct.pack("<3f52x", 2.0, 10.0, 0.5))
+    check(device, g.add(x, steps), {x: values(16, 3)}, rtol=1e-6)
+    long = not_built(Op.ARANGE, (1 << 21,), (), struct.pack("<3f52x", 0.0, 2.0**21, 1.0))
+    with pytest.raises(DeviceError, match="not supported"):
+        Case({"r": long}, {}).run(device)
+
+
+@pytest.mark.parametrize("keys", [T.F32, T.F16, T.Q8_0])
+def test_scores_of_keys(device: CpuDevice, keys: T) -> None:
+    n_kv, n_tokens, n_streams = 70, 5, 2
+    q, w = new(64, 3, n_tokens, n_streams), new(3, n_tokens, 1, n_streams)
+    k, mask = new(64, 1, n_kv, n_streams, type=keys), new(n_kv, n_tokens, type=T.F16)
+    hidden = np.where(values(n_kv, n_tokens) > 0.5, -np.inf, 0.0).astype(np.float16)
+    raw = weight_bytes(keys, 64, n_kv * n_streams) if keys == T.Q8_0 else values(64, 1, n_kv, n_streams)
+    data = {q: values(64, 3, n_tokens, n_streams), w: values(3, n_tokens, 1, n_streams), mask: hidden}
+    data[k] = raw if keys == T.Q8_0 else raw.astype(np.float16 if keys == T.F16 else np.float32)
+    node = not_built(Op.LIGHTNING_INDEXER, (n_kv, n_tokens, 1, n_streams), (q, k, w, mask))
+    check(device, node, data, rtol=1e-4, atol=1e-4)
+
+
+def test_halves_are_rounded_away_from_zero(device: CpuDevice) -> None:
+    x = new(8)
+    data = np.array([0.5, -0.5, 1.5, -2.5, 0.49999997, -0.49999997, 3.0, -7.75], np.float32)
+    check(device, g.unary(x, UnaryOp.ROUND), {x: data}, rtol=0)
 
 
 def test_orders_of_equal_numbers_and_of_what_is_none(device: CpuDevice) -> None:

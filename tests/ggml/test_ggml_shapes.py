@@ -20,10 +20,10 @@ def new(*ne: int, type: T = T.F32) -> Tensor:
     return g.new_tensor(type, *ne)
 
 
-def made(op: Op, a: Tensor, *ne: int, params: bytes = bytes(64)) -> Tensor:
+def made(op: Op, a: Tensor, *ne: int, params: bytes = bytes(64), others: tuple[Tensor, ...] = ()) -> Tensor:
     """A node of an operation that the builder does not have."""
     shape = (*ne, 1, 1, 1)[:4]
-    return Tensor(a.type, shape, contiguous_strides(a.type, shape), op, (a,), params)
+    return Tensor(a.type, shape, contiguous_strides(a.type, shape), op, (a, *others), params)
 
 
 def rope(a: Tensor, pos: Tensor, factors: Tensor | None = None) -> Tensor:
@@ -39,6 +39,7 @@ X = (8, 5, 3)
 HEADS = new(8, 2, 12)
 DELTA = (*(new(8, 2, 4, 3),) * 3, *(new(1, 2, 4, 3),) * 2, new(8, 8, 2, 3))
 SCAN = (new(16, 8, 2, 7), new(8, 2, 4, 3), new(2, 4, 3), new(1, 2), *(new(16, 1, 4, 3),) * 2)
+SCORED = (new(16, 1, 9), new(3, 5), new(9, 5, type=T.F16))
 NODES: dict[Op, Callable[[], Tensor]] = {
     Op.ADD: lambda: g.add(new(*X), new(8, 1)),
     Op.SUB: lambda: g.sub(new(*X), new(8, 5)),
@@ -61,6 +62,8 @@ NODES: dict[Op, Callable[[], Tensor]] = {
     Op.CONCAT: lambda: g.concat(new(*X), new(8, 2, 3), 1),
     Op.REPEAT: lambda: g.repeat(new(2, 3, 4, 5), 4, 3, 4, 5),
     Op.PAD: lambda: made(Op.PAD, new(*X), 11, 5, 3, params=struct.pack("<8i32x", 1, 2, 0, 0, 0, 0, 0, 0)),
+    Op.POOL_2D: lambda: made(Op.POOL_2D, new(*X), 4, 4, 3, params=struct.pack("<7i36x", 0, 2, 2, 2, 1, 0, 0)),
+    Op.LIGHTNING_INDEXER: lambda: made(Op.LIGHTNING_INDEXER, new(16, 3, 5), 9, 5, others=SCORED),
     Op.SUM: lambda: g.sum_all(new(*X)),
     Op.SUM_ROWS: lambda: g.sum_rows(new(*X)),
     Op.MEAN: lambda: g.mean(new(*X)),
@@ -167,6 +170,30 @@ def test_builder_wire_and_device_refuse_for_one_reason(case: int) -> None:
         check_node(node)
     assert built.value.reason in str(sent.value)
     assert built.value.reason in str(compiled.value)
+
+
+@pytest.mark.parametrize(
+    ("op", "sources", "params"),
+    [
+        (Op.POOL_2D, (new(*X),), (0, 0, 2, 2, 1, 0, 0)),
+        (Op.POOL_2D, (new(*X),), (0, 2, 2, 0, 1, 0, 0)),
+        (Op.POOL_2D, (new(*X),), (0, 2, 2, 2, 1, -1, 0)),
+        (Op.POOL_2D, (new(*X),), (0, 9, 2, 2, 1, 0, 0)),
+        (Op.LIGHTNING_INDEXER, (new(16, 3, 5, type=T.F16), *SCORED), ()),
+        (Op.LIGHTNING_INDEXER, (new(8, 3, 5), *SCORED), ()),
+        (Op.LIGHTNING_INDEXER, (new(16, 4, 5), *SCORED), ()),
+        (Op.LIGHTNING_INDEXER, (new(16, 3, 5), *SCORED[:2], new(8, 5, type=T.F16)), ()),
+    ],
+)
+def test_what_only_others_build_is_refused(op: Op, sources: tuple[Tensor, ...], params: tuple[int, ...]) -> None:
+    node = NODES[op]()
+    node.src = sources
+    if params:
+        node.op_params = struct.pack("<7i36x", *params)
+    with pytest.raises(ShapeError):
+        check_result(node)
+    with pytest.raises(DeviceError):
+        check_node(node)
 
 
 def test_a_head_is_bounded_where_graphs_come_from_elsewhere() -> None:

@@ -24,7 +24,7 @@ N_CTX = 256
 EXPERTS = ((r"_exps", "CPU"),)
 NAMES = [
     "qwen3moe", "glm4moe", "deepseek2", "deepseek2-expanded", "gpt-oss", "llama4", "gemma4-experts", "gemma4",
-    "qwen35moe", "kimi-linear", "jamba",
+    "qwen35moe", "kimi-linear", "jamba", "hy_v4", "dots3note", "minimax-m3", "graniteswitch",
 ]  # fmt: skip
 
 
@@ -66,7 +66,17 @@ def test_on_two_workers(workers: dict[str, list[WorkerProcess]], tmp_path: Path,
 
 @pytest.mark.parametrize(
     ("name", "flash"),
-    [*((name, "on") for name in NAMES), ("deepseek2", "off"), ("gpt-oss", "off"), ("rwkv7", "on"), ("falcon-h1", "on")],
+    [
+        *((name, "on") for name in NAMES),
+        ("deepseek2", "off"),
+        ("gpt-oss", "off"),
+        ("rwkv7", "on"),
+        ("falcon-h1", "on"),
+        ("deepseek32", "on"),
+        ("maple", "on"),
+        ("grovemoe", "on"),
+        ("hrm_text", "on"),
+    ],
 )
 def test_the_real_llama_cpp_on_our_worker(
     peer_bin: Path, workers: dict[str, list[WorkerProcess]], tmp_path: Path, name: str, flash: str

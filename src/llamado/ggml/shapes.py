@@ -154,6 +154,17 @@ def top_k(a: Tensor, k: int) -> Result:
     return _I32, (k, *a.ne[1:])
 
 
+def pool_2d(a: Tensor, params: tuple[int, ...]) -> Result:
+    """A number for each place of a window over dimensions 0 and 1; `params`: its kind, sizes, steps, and padding."""
+    _, k0, k1, s0, s1, p0, p1 = params
+    if min(k0, k1, s0, s1) < 1 or min(p0, p1) < 0:
+        raise ShapeError("pool_2d", "sizes and steps of a window are at least 1, and padding is not negative", a)
+    ne = ((a.ne[0] + 2 * p0 - k0) // s0 + 1, (a.ne[1] + 2 * p1 - k1) // s1 + 1, *a.ne[2:])
+    if min(ne[:2]) < 1:
+        raise ShapeError("pool_2d", "the window is larger than what it goes over", a)
+    return _F32, ne
+
+
 def soft_max(a: Tensor, mask: Tensor | None, sinks: Tensor | None, max_bias: float) -> Result:
     """The mask covers the scores and is repeated over dimensions 2 and 3; there is a sink for each of dimension 2."""
     if mask is not None:
@@ -237,6 +248,18 @@ def flash_attn_ext(
         raise ShapeError("flash_attn_ext", "ALiBi needs a mask", q, k, v)
     _check_sinks("flash_attn_ext", q, sinks)
     return _F32, (vn[0], qn[2], qn[1], qn[3])
+
+
+def lightning_indexer(q: Tensor, k: Tensor, weights: Tensor, mask: Tensor) -> Result:
+    """A score for each key and token."""
+    qn, kn, wn, mn, given = q.ne, k.ne, weights.ne, mask.ne, (q, k, weights, mask)
+    if q.type is not _F32 or weights.type is not _F32 or mask.type is not _F16:
+        raise ShapeError("lightning_indexer", "queries and weights must be F32, and the mask F16", *given)
+    if qn[0] != kn[0] or kn[1] != 1 or kn[3] != qn[3] or wn != (qn[1], qn[2], 1, qn[3]):
+        raise ShapeError("lightning_indexer", "queries, keys and weights do not fit", *given)
+    if mn[:3] != (kn[2], qn[2], 1) or not mn[3] or qn[3] % mn[3]:
+        raise ShapeError("lightning_indexer", "the mask does not cover the scores", *given)
+    return _F32, (kn[2], qn[2], 1, qn[3])
 
 
 # --- linear attention with a state ----------------------------------------------------------------------------------
@@ -398,6 +421,8 @@ _RULES: dict[Op, tuple[int, int, Callable[..., Result]]] = {
     Op.CONCAT: (2, 2, lambda node, a, b: concat(a, b, _ints(node, "<i")[0])),
     Op.REPEAT: (1, 1, lambda node, a: repeat(a, node.ne)),
     Op.PAD: (1, 1, lambda node, a: pad(a, _ints(node, "<8i"))),
+    Op.POOL_2D: (1, 1, lambda node, a: pool_2d(a, _ints(node, "<7i"))),
+    Op.LIGHTNING_INDEXER: (4, 4, lambda node, *sources: lightning_indexer(*sources)),
     Op.CUMSUM: (1, 1, lambda node, a: cumsum(a)),
     Op.SUM: (1, 1, lambda node, a: sum_all(a)),
     Op.SUM_ROWS: (1, 1, lambda node, a: sum_rows(a)),

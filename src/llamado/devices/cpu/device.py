@@ -300,6 +300,6 @@ class CpuDevice:
 
 def _columns(graph: Graph) -> int:
     """Columns of the widest product with a weight: the tokens of the batch; rows of anything where there is none."""
-    products = [(node.nrows, node.src[0]) for node in graph.nodes if node.op is Op.MUL_MAT]
+    products = [(node.nrows, node.source(0)) for node in graph.nodes if node.op is Op.MUL_MAT]
     wide = [n for n, w in products if w is not None and w.ne[2] * w.ne[3] == 1]
     return max(wide or [node.nrows for node in graph.nodes if not node.is_noop], default=0)

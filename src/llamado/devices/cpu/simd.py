@@ -399,6 +399,9 @@ class Code:
         """To the nearest integer, ties to even."""
         return self._unary("rint", a)
 
+    def floor(self, a: Value) -> Value:
+        return self._unary("floor", a)
+
     def max(self, a: Value, b: Value | Number) -> Value:
         """The greater lane; b where a is not a number."""
         other = b if isinstance(b, Value) else self.const(a.type, b)

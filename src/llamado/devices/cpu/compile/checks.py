@@ -70,6 +70,11 @@ def _work(node: Tensor) -> int:
         return node.nelements * a.ne[0]
     if node.op is Op.FLASH_ATTN_EXT and a is not None and b is not None:
         return (a.nelements + node.nelements) * b.ne[1]
+    if node.op is Op.LIGHTNING_INDEXER and a is not None:
+        return node.nelements * a.ne[0] * a.ne[1]
+    if node.op is Op.POOL_2D:
+        k0, k1 = (int(n) for n in struct.unpack_from("<2i", node.op_params, 4))
+        return _ELEMENT * node.nelements * max(k0, 1) * max(k1, 1)
     if node.op in RECURRENCES and a is not None:
         return 4 * node.nelements * a.ne[0]
     if node.op in (Op.SSM_CONV, Op.SSM_SCAN) and a is not None and b is not None:
@@ -108,6 +113,8 @@ def check_node(node: Tensor) -> None:
         check_result(node)
     except ShapeError as error:
         raise DeviceError(f"{misfit}: {error.reason}") from None
+    if node.op is Op.ARANGE and not given:
+        return
     if node.source(0) is None or any(s is not None and 0 in s.ne for s in node.src):
         raise DeviceError(misfit)
     if not _is_possible(node):
@@ -150,6 +157,8 @@ def _is_possible(node: Tensor) -> bool:
             return b is not None or a.ne[0] % 2 == 0
         case Op.SOFT_MAX:
             return (b is None or a.ne[2] <= MAX_HEADS) and (c is None or flat(c))
+        case Op.LIGHTNING_INDEXER:
+            return mask is not None and mask.ne[3] in (1, a.ne[3])
         case Op.MUL_MAT_ID:
             return a.ne[2] <= MAX_EXPERTS
         case Op.GATED_DELTA_NET:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import struct
 
+import numpy as np
+
 from llamado.devices.cpu.compile.chains import move_rows
 from llamado.devices.cpu.compile.emitter import Emitter, Fields
 from llamado.devices.cpu.kernels import floats
@@ -21,6 +23,8 @@ from llamado.gguf.types import TensorType
 
 WRITABLE = frozenset(type_ for type_, form in FORMATS.items() if form.writable)
 """Types that rows of f32 become."""
+_MOST_NUMBERS = 1 << 20
+"""Of a sequence that a graph has as an operation; the sizes of its blocks are in use."""
 _CONVERTIBLE = frozenset({TensorType.I32, *(type_ for type_, form in FORMATS.items() if isinstance(form, Plain))})
 
 
@@ -131,10 +135,28 @@ def concat(out: Emitter, node: Tensor) -> None:
 
 def fill(out: Emitter, node: Tensor) -> None:
     """FILL."""
-    if node.type != TensorType.F32 or not node.is_contiguous():
+    if not node.is_contiguous():
         raise DeviceError("filling of this form is not supported here")
+    if node.type != TensorType.F32:
+        whole = made(TensorType.F32, node.ne)
+        whole.op_params = node.op_params
+        fill(out, whole)
+        copy(out, whole, node)
+        return
     span, number = out.span(node), struct.unpack_from("<f", node.op_params)[0]
     out.emit(floats.fill, {}, {"x": span.place, "size": span.size, "number": number}, [], [span], "fill")
+
+
+def arange(out: Emitter, node: Tensor) -> None:
+    """ARANGE: numbers that are known when the graph is compiled."""
+    start, _, step = struct.unpack_from("<3f", node.op_params)
+    if node.type != TensorType.F32 or not node.is_contiguous() or node.nrows != 1 or node.ne[0] > _MOST_NUMBERS:
+        raise DeviceError("a sequence of this form is not supported here")
+    numbers = np.float32(start) + np.float32(step) * np.arange(node.ne[0], dtype=np.float32)
+    fields: Fields = {"x": out.constant(numbers), "y": out.place(node)}
+    for d in range(4):
+        fields |= {f"x{d}": node.nb[d], f"y{d}": node.nb[d], f"n{d}": node.ne[d], f"m{d}": node.ne[d]}
+    out.emit(floats.copy, {"source": "F32", "target": "F32", "repeated": False}, fields, [], [out.span(node)], "arange")
 
 
 def pad(out: Emitter, node: Tensor) -> None:

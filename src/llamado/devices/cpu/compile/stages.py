@@ -71,6 +71,9 @@ def _glu(chain: Chain, node: Tensor) -> None:
     if gate is GluOp.SWIGLU_OAI and up is not None and not swapped:
         chain.operand(("swiglu_oai",), up, node, gate.name, alpha=alpha, limit=limit)
         return
+    if gate is GluOp.SWIGLU_CLAMP and up is not None and not swapped:
+        chain.operand(("swiglu_clamp",), up, node, gate.name, limit=limit)
+        return
     if gate not in GATE or up is None or swapped:
         raise DeviceError(f"gated activation {gate.name} of this form is not supported here")
     chain.operand(("glu", gate.name), up, node, gate.name)

@@ -1,4 +1,4 @@
-"""Operations that need a whole row for each number of theirs: sums, places of the greatest, orders."""
+"""Operations that need a whole row for each number of theirs: sums, places of the greatest, orders, scores."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from llamado.devices.cpu.compile import copies
 from llamado.devices.cpu.compile.copies import made, straight
 from llamado.devices.cpu.compile.emitter import Emitter, Fields
 from llamado.devices.cpu.kernels import sorting
+from llamado.devices.cpu.kernels.formats import FORMATS
+from llamado.devices.cpu.kernels.formats.format import Plain
 from llamado.devices.device import DeviceError
 from llamado.ggml.ops import Op, SortOrder
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
+
+_GREATEST, _MEAN = 0, 1
+"""Kinds of windows (ggml_op_pool)."""
 
 
 def reduce(out: Emitter, node: Tensor) -> None:
@@ -44,6 +49,42 @@ def sort(out: Emitter, node: Tensor) -> None:
     order = struct.unpack_from("<i", node.op_params)[0]
     falling = node.op is Op.TOP_K or SortOrder(order) is SortOrder.DESC
     _emit(out, node, a, sorting.sort, {"falling": falling}, node.nb[1:], k=node.ne[0])
+
+
+def pool(out: Emitter, node: Tensor) -> None:
+    """POOL_2D."""
+    a = node.src[0]
+    assert a is not None
+    a = straight(out, a)
+    kind, *sizes = struct.unpack_from("<7i", node.op_params)
+    if kind not in (_GREATEST, _MEAN) or not node.has_contiguous_rows():
+        raise DeviceError("a window of this form is not supported here")
+    fields: Fields = {"x": out.place(a), "y": out.place(node), "n": a.ne[0], "m": a.ne[1], "width": node.ne[0]}
+    fields |= {f"{name}{d}": t.nb[d] for name, t in (("x", a), ("y", node)) for d in (1, 2, 3)}
+    fields |= {f"n{d}": node.ne[d] for d in (1, 2, 3)}
+    fields |= dict(zip(("k0", "k1", "s0", "s1", "p0", "p1"), sizes, strict=True))
+    out.emit(sorting.pool, {"greatest": kind == _GREATEST}, fields, [out.span(a)], [out.span(node)], "pool")
+
+
+def score(out: Emitter, node: Tensor) -> None:
+    """LIGHTNING_INDEXER."""
+    q, k, w, mask = (node.src[i] for i in range(4))
+    assert q is not None and k is not None and w is not None and mask is not None
+    q, w, mask = straight(out, q), straight(out, w), straight(out, mask, TensorType.F16)
+    if not isinstance(FORMATS.get(k.type), Plain) or not k.has_contiguous_rows():
+        k = straight(out, k)
+    if not node.has_contiguous_rows():
+        raise DeviceError("rows of the result have gaps")
+    fields: Fields = {
+        "q": out.place(q), "q1": q.nb[1], "q2": q.nb[2], "q3": q.nb[3],
+        "k": out.place(k), "k2": k.nb[2], "k3": k.nb[3],
+        "w": out.place(w), "w1": w.nb[1], "w3": w.nb[3],
+        "mask": out.place(mask), "mask1": mask.nb[1], "mask3": 0 if mask.ne[3] == 1 else mask.nb[3],
+        "y": out.place(node), "y1": node.nb[1], "y3": node.nb[3],
+        "n": q.ne[0], "n_head": q.ne[1], "n_tokens": q.ne[2], "n_kv": k.ne[2], "n3": q.ne[3],
+    }  # fmt: skip
+    reads = [out.span(t) for t in (q, k, w, mask)]
+    out.emit(sorting.score_keys, {"keys": k.type.name}, fields, reads, [out.span(node)], node.op.name)
 
 
 def _emit(

@@ -121,6 +121,22 @@ def _trigonometric(c: Code, x: Value, which: int) -> Value:
     return sincos(c, x.to(wide))[which].to(x.type)
 
 
+def ceil(c: Code, x: Value) -> Value:
+    return -c.floor(-x)
+
+
+def trunc(c: Code, x: Value) -> Value:
+    """To the integer next to it on the side of zero."""
+    return c.select(x < 0.0, ceil(c, x), c.floor(x))
+
+
+def rounded(c: Code, x: Value) -> Value:
+    """To the nearest integer, halves away from zero (roundf)."""
+    whole, one, none = trunc(c, x), c.const(x.type, 1.0), c.const(x.type, 0.0)
+    rest = x - whole
+    return whole + c.select(rest >= 0.5, one, none) - c.select(rest <= -0.5, one, none)
+
+
 UNARY: dict[UnaryOp, Function] = {
     UnaryOp.RELU: relu,
     UnaryOp.SILU: silu,
@@ -136,6 +152,10 @@ UNARY: dict[UnaryOp, Function] = {
     ),
     UnaryOp.ABS: lambda c, x: c.abs(x),
     UnaryOp.STEP: lambda c, x: c.select(x > 0.0, c.const(x.type, 1.0), c.const(x.type, 0.0)),
+    UnaryOp.FLOOR: lambda c, x: c.floor(x),
+    UnaryOp.CEIL: ceil,
+    UnaryOp.ROUND: rounded,
+    UnaryOp.TRUNC: trunc,
 }
 
 ALONE: dict[Op, Function] = {

@@ -27,6 +27,7 @@ stage                          fields                    meaning
 ("glu", op)                    x s1 s2 s3                op(row) · operand
 ("swiglu_oai",)                x s1 s2 s3 alpha limit    with g = min(row, limit): g·sigmoid(alpha·g)·(1 + operand),
                                                          the operand within ±limit
+("swiglu_clamp",)              x s1 s2 s3 limit          silu(min(row, limit)) · operand, that within ±limit
 ("rope", mode)                 table step n_dims         rotation of `n_dims` elements from `offset` on by the table
                                offset                    of token i2 (rope_table)
 ("soft_max", mask, sinks)      scale mask s1 s2 s3       softmax(row · scale + slope[i2] · mask[i1, i2 % m2, i3 % m3]);
@@ -79,6 +80,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "add_id": ("x", "nb1", "ids", "id1", "id2", "rows"),
     "glu": _OPERAND,
     "swiglu_oai": (*_OPERAND, "alpha", "limit"),
+    "swiglu_clamp": (*_OPERAND, "limit"),
     "rope": ("table", "step", "n_dims", "offset"),
     "soft_max": ("scale", "mask", "s1", "s2", "s3", "m2", "m3", "slopes", "sinks"),
     "store": _OPERAND,
@@ -164,6 +166,8 @@ class _RowCode:
                     self._add_id(i)
                 case "swiglu_oai":
                     self._swiglu_oai(self.operand(i), self.number(i, "alpha"), self.number(i, "limit"))
+                case "swiglu_clamp":
+                    self._swiglu_clamp(self.operand(i), self.number(i, "limit"))
                 case "glu":
                     self._gate(maths.GATE[GluOp[stage[1]]], self.operand(i))
                 case "rope":
@@ -226,6 +230,15 @@ class _RowCode:
             most = _like(limit, v)
             gate, value = c.min(v, most), c.min(c.max(up, -most), most)
             return gate * maths.sigmoid(c, gate * _like(alpha, v)) * (value + 1.0)
+
+        self._with_operand(gated, operand)
+
+    def _swiglu_clamp(self, operand: Value, limit: Value) -> None:
+        c = self.c
+
+        def gated(v: Value, up: Value) -> Value:
+            most = _like(limit, v)
+            return maths.silu(c, c.min(v, most)) * c.min(c.max(up, -most), most)
 
         self._with_operand(gated, operand)
 

@@ -1,12 +1,17 @@
-"""What a whole row comes to: sums, places of the greatest, orders. One thread takes a row."""
+"""What a whole row comes to: sums, places of the greatest, orders, windows, scores. One thread takes a row."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
 from llamado.devices.cpu.jit import kernel
+from llamado.devices.cpu.kernels.floats import dot_rows
+from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.cpu.simd import F32, I32, I64, Code, F32x8, Value, Work
+from llamado.gguf.types import TensorType
 
+_KEYS = 64
+"""Keys that a thread scores for a token at a time."""
 _ROWS = ("x", "x1", "x2", "x3", "y", "y1", "y2", "y3", "n", "n1", "n2", "n3")
 
 
@@ -40,6 +45,56 @@ def reduce_rows(c: Code, a: SimpleNamespace, work: Work, *, kind: str) -> None:
                 tail.value = tail.value + c.load(F32, x + i * 4)
             total = c.sum_lanes(sums.value) + tail.value
             c.store(y, total / a.n.to(F32) if kind == "mean" else total)
+
+
+_LEAST = -3.4028234663852886e38
+"""The least number of f32: what a window's greatest begins with (FLT_MAX)."""
+
+
+@kernel(*_ROWS, "m", "width", "k0", "k1", "s0", "s1", "p0", "p1")
+def pool(c: Code, a: SimpleNamespace, work: Work, *, greatest: bool) -> None:
+    """y = the greatest number of f32 in a window over x, or their mean, padding being 0.
+
+    `n` and `m`: elements of rows of x, and its rows; the other sizes are those of y.
+    """
+    with c.shares(work, a.n1 * a.n2 * a.n3, c.i64(1)) as row:
+        i1, rest = row % a.n1, row // a.n1
+        i2, i3 = rest % a.n2, rest // a.n2
+        x, y = a.x + i2 * a.x2 + i3 * a.x3, a.y + i1 * a.y1 + i2 * a.y2 + i3 * a.y3
+        with c.range(0, a.width) as i0:
+            found = c.var(c.f32(_LEAST if greatest else 0.0))
+            with c.range(0, a.k1) as j1, c.range(0, a.k0) as j0:
+                at1, at0 = i1 * a.s1 - a.p1 + j1, i0 * a.s0 - a.p0 + j0
+                with c.when((at1 >= 0) & (at1 < a.m) & (at0 >= 0) & (at0 < a.n)):
+                    v = c.load(F32, x + at1 * a.x1 + at0 * 4)
+                    found.value = c.max(v, found.value) if greatest else found.value + v
+            c.store(y + i0 * 4, found.value if greatest else found.value / (a.k0 * a.k1).to(F32))
+
+
+@kernel(
+    *("q", "q1", "q2", "q3", "k", "k2", "k3", "w", "w1", "w3", "mask", "mask1", "mask3", "y", "y1", "y3"),
+    *("n", "n_head", "n_tokens", "n_kv", "n3"),
+)
+def score_keys(c: Code, a: SimpleNamespace, work: Work, *, keys: str) -> None:
+    """y = Σ over heads of weight · max(query · key, 0), and the mask, for each token and key (LIGHTNING_INDEXER).
+
+    A unit of work is a token and _KEYS keys.
+    """
+    form, blocks = FORMATS[TensorType[keys]], (a.n_kv + _KEYS - 1) // _KEYS
+    with c.shares(work, blocks * a.n_tokens * a.n3, c.i64(1)) as unit:
+        block, rest = unit % blocks, unit // blocks
+        token, i3 = rest % a.n_tokens, rest // a.n_tokens
+        q, w = a.q + token * a.q2 + i3 * a.q3, a.w + token * a.w1 + i3 * a.w3
+        mask, y = a.mask + token * a.mask1 + i3 * a.mask3, a.y + token * a.y1 + i3 * a.y3
+        first = block * _KEYS
+        stop = c.select(first + _KEYS < a.n_kv, first + _KEYS, a.n_kv)
+        with c.range(first, stop) as key:
+            total = c.var(c.f32(0.0))
+            with c.range(0, a.n_head) as head:
+                row = a.k + key * a.k2 + i3 * a.k3
+                [[product]] = dot_rows(c, form, [row], [q + head * a.q1], a.n)
+                total.value = total.value + c.max(product, 0.0) * c.load(F32, w + head * 4)
+            c.store(y + key * 4, total.value + c.load_f16(mask + key * 2))
 
 
 @kernel(*_ROWS)
