@@ -17,9 +17,9 @@ from llamado.devices.device import DeviceError
 from llamado.engine.drafts.ahead import Ahead
 from llamado.engine.drafts.chances import Chances
 from llamado.engine.drafts.contract import Draft, Drafter, DraftKind, Proposal
-from llamado.engine.drafts.cost import Cost
+from llamado.engine.drafts.cost import Cost, Windows
 from llamado.engine.drafts.drafts import Drafts
-from llamado.engine.drafts.model import ModelKind
+from llamado.engine.drafts.model import Ask, ModelKind
 from llamado.engine.drafts.ngram_cache import NgramCache, read_lookup_cache
 from llamado.engine.drafts.ngram_map import NgramMap
 from llamado.engine.drafts.ngram_mod import NgramMod
@@ -30,6 +30,7 @@ from llamado.engine.errors import EngineError
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import DraftOptions, EngineOptions, ModelSource
 from llamado.engine.request import Counters, Request
+from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.params import Sampling
 
 from .fake import ALL, FakeForward, FakeTokenizer, ask, send, settled
@@ -222,6 +223,37 @@ def test_a_token_is_worth_more_while_batches_wait_for_networks() -> None:
     assert 1 <= sum(gain < 0.5 for gain in gains) < 10  # now and then it is tried again
 
 
+def test_windows_are_as_short_as_they_may_be() -> None:
+    windows = Windows()
+    assert windows.length == 2
+    for _ in range(20):
+        windows.note(0.05)
+    assert windows.length == 1
+    for _ in range(20):
+        windows.note(0.08)  # they wait for each other
+    assert windows.length > 6
+    for _ in range(200):
+        windows.note(0.08)  # links have become slower
+    assert windows.length == 1
+
+
+def test_what_it_would_be_without_is_known_of_one_sequence() -> None:
+    """Nothing is tried then that is known to be worse."""
+    cost, now = Cost(), 0.0
+    for i in range(1000):
+        assert cost.drafts(1)
+        n = 1 + i % 3
+        now += 0.05
+        cost.note(1, n, 0.05, n, now)
+    drafted = []
+    for i in range(1000):  # what is worse is seen at once
+        drafted.append(cost.drafts(1))
+        n = 1 + i % 3 if drafted[-1] else 1
+        now += 0.05 * n * n
+        cost.note(1, n, 0.05 * n * n, 1, now)
+    assert sum(drafted[50:]) < 200
+
+
 def test_what_gives_more_tokens_per_second_is_done() -> None:
     cost = Cost()
     busy = company(cost, 8, lambda drafting: 250.0 if drafting else 400.0, 0.01, 0.001)
@@ -251,16 +283,24 @@ def free(*kinds: DraftKind, **options: Any) -> Drafts:
 
 
 class LateForward(FakeForward):
-    """Batches that are computed when they are asked for, up to four of them on their way."""
+    """Batches that are computed when they are asked for, and there when `together` were started, itself the first."""
 
-    depth = 4
+    depth = together = 4
 
     def start(self, *args: Any, **options: Any) -> Future[Any]:
         found: Future[Any] = Future()
         done = super().start(*args, **options)
         late = self.late = getattr(self, "late", [])
         late.append(found)
-        found.result = lambda timeout=None: (late.remove(found), done.result())[1]  # type: ignore[method-assign]
+
+        def result(timeout: float | None = None) -> Any:
+            del late[: late.index(found) + 1]  # those before it, if nobody asked, are of no use
+            self.n_asked = getattr(self, "n_asked", 0) + 1
+            return done.result()
+
+        found.result = result  # type: ignore[method-assign]
+        number = len(self.sizes)
+        found.done = lambda: len(self.sizes) - number >= self.together - 1  # type: ignore[method-assign]
         self.most_late = max(getattr(self, "most_late", 0), len(late))
         return found
 
@@ -354,8 +394,31 @@ def test_several_windows_are_on_their_way(every: int) -> None:
     known = Known([*prompt, *tokens], lambda at: at % every == every - 1)
     found, counters, forward = told(free(known))
     assert found == tokens
-    assert without.most_late == 1 and forward.most_late == 4
+    assert without.most_late == 1 and 4 <= forward.most_late <= 7  # nobody waits for what is behind a wrong token
     assert len(forward.sizes) < (90 if every == 7 else 40) and counters.n_accepted > 110
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_more_is_drafted_until_the_first_is_there(depth: int) -> None:
+    """Also where no more batches would be on their way; nobody waits for what is behind a wrong token."""
+    prompt = [1, 2, 3, 4, 5]
+    request = Request(prompt=prompt, n_predict=150, sampling=Sampling(seed=1, ignore_eos=True))
+    forward = LateForward(1024, max_batch=64)
+    engine = Engine(forward, FakeTokenizer(), n_slots=1, n_ctx=256)
+    tokens = ask(engine, request).tokens
+    engine.close()
+    for every, most in ((10**9, 0), (50, 3 * 4)):
+        forward = LateForward(1024, max_batch=64)
+        forward.depth, forward.together = depth, 4
+        known = Known([*prompt, *tokens], lambda at, every=every: at % every == every - 1)  # type: ignore[misc]
+        engine = Engine(forward, FakeTokenizer(), n_slots=1, n_ctx=256, drafts=free(known, most=2))
+        try:
+            assert ask(engine, request).tokens == tokens
+        finally:
+            engine.close()
+        assert forward.most_late == 4 if every > 50 else 4 <= forward.most_late <= 7
+        stale = len(forward.sizes) - forward.n_asked - len(forward.late)
+        assert (stale > 0) == (most > 0) and stale <= most
 
 
 def test_windows_leave_room_for_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,6 +497,51 @@ def test_a_model_that_is_the_same_is_always_right() -> None:
         )  # what it has read is not read again
     finally:
         engine.close()
+
+
+def test_a_model_makes_windows_of_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they follow each other; it is asked again though it does not seem worth it."""
+    request = Request(prompt=[1, 2, 3], n_predict=100, sampling=Sampling(seed=1, ignore_eos=True))
+    sizes = {}
+    for length in (3, 5):
+        forward, draft = LateForward(1024, max_batch=64), FakeForward(1024, max_batch=64)
+        drafts = free(ModelKind(draft, 97, ends=frozenset()))
+        monkeypatch.setattr(Windows, "length", length)
+        engine = Engine(forward, FakeTokenizer(), n_slots=1, n_ctx=256, drafts=drafts)
+        try:
+            assert len(ask(engine, request).tokens) == 100
+        finally:
+            engine.close()
+        sizes[length] = forward.sizes[2:]
+    assert all(max(found) == length for length, found in sizes.items()) and sizes[3].count(3) > 20
+
+
+@pytest.mark.parametrize(
+    ("least", "least_next", "drafted", "wanted"),
+    [(0.3, 0.4, 1, 1), (0.3, 0.2, 2, 1), (0.2, 0.2, 2, 2), (0.2, 0.1, 3, 2)],
+)
+def test_what_is_drafted_is_evaluated_though_no_more_is_drafted(
+    least: float, least_next: float, drafted: int, wanted: int
+) -> None:
+    """Half of the tokens are right: what a token took to be made is no reason not to evaluate it."""
+    draft = FakeForward(256, max_batch=64)
+    kind = ModelKind(draft, 97, ends=frozenset())
+    guess = Sampler(Sampling(temperature=0.0), seed=1, n_vocab=97)
+    ask = Ask(kind.drafter(), [1, 2, 3], [], 8, guess, 3, least, least_next, 1.0)
+    (proposal,) = kind.propose([ask], [lambda mark: 0.5])
+    assert (len(draft.sizes), len(proposal.tokens)) == (drafted, wanted)
+
+
+def test_a_model_is_asked_again() -> None:
+    forward, draft = FakeForward(1024, max_batch=64), FakeForward(1024, max_batch=64)
+    drafts = free(ModelKind(draft, 97, ends=frozenset()))
+    drafts.cost.least_gain = lambda n, seconds=0.0: 2.0  # type: ignore[method-assign]
+    engine = Engine(forward, FakeTokenizer(), n_slots=1, n_ctx=256, drafts=drafts)
+    try:
+        ask(engine, Request(prompt=[1, 2, 3], n_predict=100, sampling=Sampling(seed=1, ignore_eos=True)))
+    finally:
+        engine.close()
+    assert 10 <= len(draft.sizes) <= 14, "it is read and asked, though nothing of it is worth its time"
 
 
 def test_a_lost_draft_device_ends_no_answer() -> None:

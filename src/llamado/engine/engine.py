@@ -52,6 +52,8 @@ log = logging.getLogger(__name__)
 # Where nothing can be done until a slot is saved or restored, the engine looks again after this long.
 _LOOK_AGAIN = 0.05
 _SNAPSHOTS = SnapshotOptions()
+_MOST_ON_TRUST = 16
+"""Batches on their way while windows of drafted tokens are sent behind them."""
 
 
 class _Flight(NamedTuple):
@@ -65,6 +67,11 @@ class _Flight(NamedTuple):
     n_tokens: int
     n_prompt: int
     began: float
+
+    @property
+    def stale(self) -> bool:
+        """Whether all of it is drafts behind a token that was wrong."""
+        return all(not share.n and share.epoch != share.task.ahead.epoch for share in self.shares)
 
 
 class Engine:
@@ -384,15 +391,16 @@ class Engine:
         """
         changed = False
         launched = len(self._flights)
-        while len(self._flights) < self._forward.depth:
-            changed = self._queue.drop_cancelled()
-            self._sequences.tidy()
-            changed |= self._start_slot_tasks()
-            changed |= self._admit()
-            if changed:
-                self._show()
+        while (enough := len(self._flights) >= self._forward.depth) is False or self._has_time():
+            if not enough:
+                changed = self._queue.drop_cancelled()
+                self._sequences.tidy()
+                changed |= self._start_slot_tasks()
+                changed |= self._admit()
+                if changed:
+                    self._show()
             try:
-                slots, counts = self._planner.plan()
+                slots, counts = self._planner.on_trust() if enough else self._planner.plan()
             except DeviceLost as error:  # of copying cells
                 self._recovery.note(error)
                 return True
@@ -411,6 +419,11 @@ class Engine:
             launched += 1
         self._land(self._flights.popleft())
         return True
+
+    def _has_time(self) -> bool:
+        """Whether more may be drafted until the next batch is there."""
+        drafting = self._drafts is not None and len(self._flights) < _MOST_ON_TRUST
+        return drafting and not self._flights[0].rows.done()
 
     def _get_ready(self, flight: _Flight) -> None:
         """While a batch is computed: find out which tokens may come next where that is limited."""
@@ -474,6 +487,7 @@ class Engine:
         else:
             rows = self._forward.start(tokens, spans, outputs, scales=scales)
         self._planner.started(batch)
+        self._planner.overlaps = not rows.done()
         self._flights.append(_Flight(rows, shares, spans, features, tokens.size, n_prompt, began))
         return True
 
@@ -507,8 +521,10 @@ class Engine:
                     self._queue.fail(share.slot, constraint_failed(error) if limited else compute_failed(error))
         self._show_features(flight, valid)
         if self._drafts is not None and not flight.n_prompt:
-            n_generating = self._planner.n_generating
-            self._drafts.note(n_generating, flight.n_tokens, now - flight.began, n_yielded, now)
+            n, overlaps = self._planner.n_generating, self._planner.overlaps
+            self._drafts.note(n, flight.n_tokens, now - flight.began, n_yielded, now, overlaps=overlaps)
+        # What was drafted behind a wrong token is of no use to anybody.
+        self._flights = deque(flight for flight in self._flights if not flight.stale)
 
     @staticmethod
     def _is_valid(share: BatchShare) -> bool:

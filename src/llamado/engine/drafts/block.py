@@ -32,6 +32,8 @@ class _Places(NamedTuple):
 class BlockKind(HeadKind):
     """Drafts of a DFlash head, whose forward pass is `forward`; see ModelKind."""
 
+    at_once = True
+
     def __init__(
         self,
         forward: Forward,

@@ -11,6 +11,10 @@ _TRIALS, _MOST_TRIALS = 8, 64  # windows after which the other way is tried agai
 _DOUBT = 1.2
 _USUAL, _BELIEF = 0.1, 4.0  # what a token more costs before it was seen, in tokens, and how much that counts
 _TRY_AGAIN = 32  # times until what seemed worse is tried again
+_ALONE = 0.8  # of what batches of one token take, per batch
+_LATE = 1.25  # times the shortest way of a window, above which windows wait for each other
+_FORGET = 1.01  # what that is taken to have grown by with each window, as links and loads change
+_FIRST_LENGTH, _MOST_LENGTH = 2.0, 16.0
 
 
 class Cost:
@@ -36,7 +40,7 @@ class Cost:
         """
         fit, trial = self._company(n_generating)
         fit.note(float(n_tokens), seconds, n_yielded, drafting)
-        trial.note(n_yielded, now)
+        trial.note(n_yielded, now, 1.0 / fit.alone if n_generating == 1 and fit.alone else 0.0)
 
     def drafts(self, n_generating: int) -> bool:
         """Whether drafting pays."""
@@ -46,6 +50,27 @@ class Cost:
         """The chance of being right above which one more token in a batch is worth its time, and `seconds` besides."""
         fit, trial = self._company(n_generating)
         return max(fit.least_gain(seconds), _LEAST_GAIN) if trial.drafting else 1.0
+
+
+class Windows:
+    """How many tokens a model drafts before they are sent behind others that are on their way.
+
+    The fewer the sooner they are there, but each window costs devices as much as one token: where they wait for each
+    other they are made longer until they do not.
+    """
+
+    def __init__(self) -> None:
+        self._length, self._shortest = _FIRST_LENGTH, 0.0
+
+    @property
+    def length(self) -> int:
+        return int(self._length)
+
+    def note(self, seconds: float) -> None:
+        """One took so long from its start to its end."""
+        self._shortest = min(_FORGET * self._shortest, seconds) if self._shortest else seconds
+        late = seconds > _LATE * self._shortest
+        self._length = min(self._length + 0.5, _MOST_LENGTH) if late else max(self._length - 0.125, 1.0)
 
 
 class _Trial:
@@ -59,7 +84,8 @@ class _Trial:
         self._n = self._batches = self._windows = 0
         self._patience = _TRIALS
 
-    def note(self, n_yielded: int, now: float) -> None:
+    def note(self, n_yielded: int, now: float, plain: float) -> None:
+        """`plain`: tokens per second without drafts, where that is known, 0 else."""
         pause, self._last = now - self._last, now
         if self._skip or pause > _PAUSE:  # another request began meanwhile, or a prompt was read
             self._skip = max(self._skip - 1, 0)
@@ -75,8 +101,10 @@ class _Trial:
         self._windows += 1
         # How many drafts are right is up to the text, which changes: they get the benefit of the doubt.
         with_, without = _DOUBT * self._rates.get(True, 0.0), self._rates.get(False)
+        if self.drafting and plain:
+            without = plain
         worse = without is None or (without > with_ if self.drafting else with_ > without)
-        if not worse and self._windows < self._patience:
+        if not worse and (self._windows < self._patience or (self.drafting and plain)):
             return
         if worse and self._windows == 1 and without is not None:  # it was a trial, and is still worse
             self._patience = min(2 * self._patience, _MOST_TRIALS)
@@ -93,11 +121,15 @@ class _Fit:
         self._n = self._x = self._y = self._xx = self._xy = self._yielded = self._drafting = 0.0
         self._asked = 0
         self._sizes: set[float] = set()
+        self.alone = 0.0
+        """Seconds of a batch of one token; 0: not known."""
 
     def note(self, x: float, seconds: float, n_yielded: int, drafting: float) -> None:
         if x not in self._sizes:  # the first batch of a size may have been compiled for
             self._sizes.add(x)
             return
+        if x == 1.0:
+            self.alone = _ALONE * self.alone + (1.0 - _ALONE) * seconds if self.alone else seconds
         self._n = _MEMORY * self._n + 1.0
         self._x = _MEMORY * self._x + x
         self._y = _MEMORY * self._y + seconds

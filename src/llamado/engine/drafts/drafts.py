@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from llamado.engine.drafts.ahead import Ahead
 from llamado.engine.drafts.chances import Chances
 from llamado.engine.drafts.contract import Draft, Drafter, DraftKind
-from llamado.engine.drafts.cost import Cost
+from llamado.engine.drafts.cost import Cost, Windows
 from llamado.engine.drafts.head import HeadKind
 from llamado.engine.drafts.model import ANY, Ask, Guess, ModelDrafter, ModelKind
 from llamado.engine.request import KindCounts
@@ -76,6 +76,7 @@ class Drafts:
     def __init__(self, kinds: Sequence[DraftKind], *, most: int = MOST, least: int = 0) -> None:
         self.kinds = list(kinds)
         self.cost = Cost()
+        self.windows = Windows()
         self._model = next((kind for kind in self.kinds if isinstance(kind, ModelKind)), None)
         self._seconds = 0.0  # that the model took since the last batch
         self._most, self._least = most, least
@@ -101,14 +102,22 @@ class Drafts:
             assert isinstance(drafter, ModelDrafter)
             self._model.show(drafter, text, first, states)
 
-    def propose(self, wishes: Sequence[Wish], n_generating: int) -> list[Draft | None]:
-        """For each sequence what is worth evaluating, while so many are being generated; it counts as on its way."""
+    def propose(
+        self, wishes: Sequence[Wish], n_generating: int, *, overlaps: bool = False, waiting: bool = False
+    ) -> list[Draft | None]:
+        """For each sequence what is worth evaluating, while so many are being generated; it counts as on its way.
+
+        `overlaps`: whether more can be sent behind it before it is known; `waiting`: whether there is nothing else to
+        do until what is on its way is known.
+        """
         if not wishes or not self.cost.drafts(n_generating):
             return [None] * len(wishes)
         least_gain = self.cost.least_gain(n_generating)
         found = [self._best(wish, least_gain) for wish in wishes]
         if self._model is not None and not self._model.lost:
-            found = self._ask_model(self._model, wishes, found, n_generating)
+            short = overlaps and not self._model.at_once
+            most = min(self._most, self.windows.length) if short else self._most
+            found = self._ask_model(self._model, wishes, found, n_generating, least_gain, most, waiting)
         for wish, (draft, _) in zip(wishes, found, strict=True):
             if draft is not None:
                 wish.followed.ahead.add(draft)
@@ -134,21 +143,34 @@ class Drafts:
         return best, most_worth
 
     def _ask_model(
-        self, model: ModelKind, wishes: Sequence[Wish], found: list[tuple[Draft | None, float]], n_generating: int
+        self,
+        model: ModelKind,
+        wishes: Sequence[Wish],
+        found: list[tuple[Draft | None, float]],
+        n_generating: int,
+        least: float,
+        n: int,
+        waiting: bool,
     ) -> list[tuple[Draft | None, float]]:
-        """The same with drafts of the model where they are probably worth more, and their time."""
+        """The same with drafts of the model, of at most `n` tokens, where they are probably worth more, and their time.
+
+        `least`: the chance of being right above which a token is worth being evaluated.
+        """
         number = self.kinds.index(model)
-        least_gain = self.cost.least_gain(n_generating, model.seconds(len(wishes)))
+        least_next = least
+        if not waiting:
+            least_next = max(least, self.cost.least_gain(n_generating, model.seconds(len(wishes))))
         asks, which = [], []
         for i, (wish, (_, worth)) in enumerate(zip(wishes, found, strict=True)):
             followed, most = wish.followed, min(wish.most, self._most)
             drafter, chances, trust = followed.drafters[number], followed.chances[number], followed.trust()
-            expected = _worth(chances.all_right([ANY] * most, trust), least_gain)[1]
-            if expected <= worth:
-                continue
             assert isinstance(drafter, ModelDrafter)
+            expected = _worth(chances.all_right([ANY] * most, trust), least_next)[1]
+            if expected <= worth and (worth or trust < 1.0 or not drafter.pass_over()):
+                continue
             ahead, guess = followed.ahead.tokens, followed.guess
-            asks.append(Ask(drafter, followed.said, ahead, most, guess, wish.place, least_gain, trust))
+            most = min(most, n)
+            asks.append(Ask(drafter, followed.said, ahead, most, guess, wish.place, least, least_next, trust))
             which.append(i)
         if not asks:
             return found
@@ -160,10 +182,14 @@ class Drafts:
                 found[i] = Draft(number, tokens, marks), 0.0
         return found
 
-    def note(self, n_generating: int, n_tokens: int, seconds: float, n_yielded: int, now: float) -> None:
-        """See Cost.note."""
+    def note(
+        self, n_generating: int, n_tokens: int, seconds: float, n_yielded: int, now: float, *, overlaps: bool = False
+    ) -> None:
+        """See Cost.note; `overlaps`: see `propose`."""
         self.cost.note(n_generating, n_tokens, seconds, n_yielded, now, self._seconds)
         self._seconds = 0.0
+        if overlaps:
+            self.windows.note(seconds)
 
     def learn(self, followed: Followed) -> None:
         """From what turned out of the tokens ahead of a sequence."""

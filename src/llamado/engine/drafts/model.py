@@ -28,6 +28,7 @@ _CATCH_UP = 256  # tokens of sequences that are read in one go, before all else 
 _BINS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99)  # probabilities, at least, for each mark
 _FIRST_GUESS = 0.85
 _COMMON = 32  # tokens with which sequences must begin alike for one to go on with what was read of the other, or all
+_ASK_AGAIN = 16  # times after which one is asked that seems not to be worth it
 ANY = -1
 """The mark that each of its tokens has besides its own."""
 _MOST_DIFFERENCE, _FIRST_COMPARED = 128, 5  # llama.cpp's: sizes of vocabularies, and tokens that may differ in any way
@@ -43,7 +44,8 @@ class Ask(NamedTuple):
     """A sequence that the model is to go on with.
 
     `place`: that of the first token behind `said` among the request's random numbers. `least`: the chance that all
-    drafted tokens are right below which none more is wanted; `trust`: that those ahead are.
+    drafted tokens are right below which one is not worth being evaluated, and `least_next` below which it is not worth
+    being drafted; `trust`: that those ahead are.
     """
 
     drafter: ModelDrafter
@@ -53,6 +55,7 @@ class Ask(NamedTuple):
     guess: Guess
     place: int
     least: float
+    least_next: float
     trust: float
 
 
@@ -66,10 +69,16 @@ class ModelDrafter(Drafter):
         self._agreed = 0  # of them, tokens that are known to be the sequence's
         self.base = 0
         """Which token of the sequence is the first of them."""
+        self._passed = 0
         self.t_last = 0.0
 
     def propose(self, said: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
         return NOTHING  # see ModelKind.propose
+
+    def pass_over(self) -> bool:
+        """It does not seem worth being asked; whether it is nevertheless, lest nobody learn that things changed."""
+        self._passed = (self._passed + 1) % _ASK_AGAIN
+        return not self._passed
 
     def forget(self) -> None:
         self._agreed = 0
@@ -106,6 +115,9 @@ class ModelKind(DraftKind):
 
     `least`: probability below which a token is not drafted. `ends`: tokens behind which nothing comes.
     """
+
+    at_once = False
+    """Whether the tokens of a draft are made at once, not one after the other."""
 
     def __init__(
         self, forward: Forward, n_vocab: int, *, name: str = "draft-simple", least: float = 0.0, ends: frozenset[int]
@@ -198,7 +210,8 @@ class ModelKind(DraftKind):
                 tokens.append(token)
                 marks.append(mark)
                 pending[i] = [token]
-                if len(tokens) >= ask.most or token in self._ends:
+                too_unsure = trust[i] * chance[i](ANY) <= ask.least_next
+                if len(tokens) >= ask.most or token in self._ends or too_unsure:
                     del pending[i]
             seconds = time.perf_counter() - began
             self._seconds = 0.9 * self._seconds + 0.1 * seconds if self._seconds else seconds

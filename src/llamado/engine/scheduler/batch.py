@@ -89,6 +89,8 @@ class Planner:
         self.n_generating = 0
         """Sequences that are being generated, those whose tokens are on their way included."""
         self._drafts = drafts
+        self.overlaps = False
+        """Whether batches take their time, in which others can follow."""
         # Tokens of a sequence that is being generated that may have to be read: its last one, and those behind a state
         # that wrong drafts made it go back to.
         self._behind = MOST if drafts is not None and forward.memory.has_states else 1
@@ -102,7 +104,7 @@ class Planner:
         No tokens of each: all that is to be evaluated is on its way, and only drafted ones can go after it.
         """
         slots, counts = self._plan_next()
-        return (slots, counts) if slots or self._drafts is None else self._on_trust()
+        return (slots, counts) if slots or self._drafts is None else self.on_trust()
 
     def _plan_next(self) -> tuple[list[Slot], list[int]]:
         for slot in self._slots:
@@ -170,7 +172,7 @@ class Planner:
             return self._add_prompts(slots, counts, reading, n_generating)
         return slots, counts
 
-    def _on_trust(self) -> tuple[list[Slot], list[int]]:
+    def on_trust(self) -> tuple[list[Slot], list[int]]:
         """Sequences whose drafted tokens are all on their way: more may be drafted behind those."""
         memory = self._sequences.memory
         slots: list[Slot] = []
@@ -286,7 +288,7 @@ class Planner:
             if not task.generated or handle.used + count != slot.length:
                 continue
             length = slot.length + len(task.ahead)
-            most = min(MOST if self._forward.depth == 1 else WINDOW, room, self._n_ctx - length - 1)
+            most = min(WINDOW if self.overlaps else MOST, room, self._n_ctx - length - 1)
             if self._sequences.memory.has_states:
                 most = min(most, _TOGETHER - count)
             most = min(most, self._sequences.memory.room(handle, length, on_trust=not count))
@@ -298,7 +300,10 @@ class Planner:
                 place = task.n_prompt + len(task.generated)
                 wishes.append(Wish(task.followed, slot.tokens, slot.length, most, place))
                 wished.append(i)
-        for i, draft in zip(wished, self._drafts.propose(wishes, self.n_generating), strict=True):
+        drafts = self._drafts.propose(
+            wishes, self.n_generating, overlaps=self.overlaps, waiting=self.overlaps and not any(counts)
+        )
+        for i, draft in zip(wished, drafts, strict=True):
             if draft is not None:
                 found[i] = draft.tokens
         return found
