@@ -13,6 +13,7 @@ from parity import log_softmax, logits_along
 from peer_server import llama_server
 from rpc_workers import our_worker
 from saved_logits import saved_logits
+from tiny import TINY, make
 from tiny_models import make_llama
 
 from llamado.devices.split.placement import SplitOptions
@@ -60,3 +61,23 @@ def test_the_real_one_says_the_same(peer_bin: Path, tmp_path: Path) -> None:
                 found.append((result.tokens, result.probs))
         assert found[0] == found[1] and one.graphs() > 1 and two.graphs() > 1
     assert found[0][0] == answer["tokens"]
+
+
+@pytest.mark.parametrize("name", ["graniteswitch", "hrm_text"])
+def test_layers_have_the_real_ones_numbers(peer_bin: Path, tmp_path: Path, name: str) -> None:
+    """Also where what is gone through is not what the file has."""
+    model = make(TINY[name], tmp_path / "m.gguf")
+    vector = make_control(tmp_path / "a.gguf", TINY[name].n_embd, (1,), size=0.6)
+    text = tmp_path / "text.txt"
+    text.write_text(long_text(4 * N_CTX))
+    options = EngineOptions(n_ctx=N_CTX, type_k="f32", type_v="f32")
+    theirs = saved_logits(peer_bin, model, text, N_CTX, ["--chunks", "1", "--control-vector", str(vector), *CACHE])
+    found = []
+    for control in ((), ((str(vector), 1.0),)):
+        with LoadedModel.load(model, replace(options, control=control)) as llama:
+            llama.engine.close()  # the forward pass is driven from here
+            rows = logits_along(llama.forward, theirs.tokens[0].tolist(), theirs.first)
+            ours = np.array([log_softmax(row) for row in rows][:-1])
+        top = np.argsort(theirs.logprobs[0], axis=-1)[:, -10:]
+        found.append(np.abs(np.take_along_axis(ours - theirs.logprobs[0], top, -1)).max())
+    assert found[0] > 0.1 and found[1] < 1e-2
