@@ -30,6 +30,11 @@ CHANGES: dict[str, dict[str, Any]] = {
 """Without what layers have and the block behind them has not, and as the real ones want it."""
 
 
+def _own_random(name: str) -> np.random.Generator:
+    """Of a tensor, the same in all layers."""
+    return np.random.default_rng(zlib.crc32(_OF_BLOCKS.sub("", name).encode()))
+
+
 def _adds(name: str) -> bool:
     """Whether a matrix makes what a half of a layer adds."""
     return any(part in name for part in ("attn_output", "ssm_out", "ffn_down"))
@@ -53,8 +58,7 @@ class Headed(Tiny):
 
     def values(self, rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         """See Tiny."""
-        own = np.random.default_rng(zlib.crc32(_OF_BLOCKS.sub("", name).encode()))
-        values = super().values(own, name, shape)
+        values = super().values(_own_random(name), name, shape)
         if name == "token_embd.weight":  # so that a norm of them changes nothing
             return values / np.sqrt((values**2).mean(axis=1, keepdims=True))
         if name.endswith("nextn.eh_proj.weight"):
@@ -62,7 +66,7 @@ class Headed(Tiny):
             left = np.zeros((n, n)) if self.repeats else np.eye(n)
             right = np.eye(n) if self.repeats else self.sway * values[:, n:]
             return np.concatenate([left, right], axis=1).astype(np.float32)
-        if "nextn" in name or name == "output_norm.weight":
+        if "nextn" in name:
             return np.ones_like(values)
         block = int(name.split(".")[1]) if name.startswith("blk.") else self.n_layer
         silent = (self.repeats and block == self.n_layer - 1) or (self.quiet and block < self.n_layer - 2)
@@ -72,10 +76,13 @@ class Headed(Tiny):
 def headed(name: str, **options: Any) -> Headed:
     """A layer of a small model and a block behind it; of Qwen3.5 and alike all layers, of which others have states."""
     base = TINY[name]
-    if name.startswith("qwen"):
-        keys = {**base.keys, "nextn_predict_layers": 1}
-        return Headed(base.architecture, keys, base.layer, base.tensors, base.layers, n_layer=5, **options)
     n = base.n_embd
+    # What hidden states are given behind the model's norm needs none of its own.
+    normed = options.get("repeats") and name not in ("mimo2", "step35")
+    own_norm: dict[str, Shape | None] = {"nextn.shared_head_norm.weight": n} if normed else {}
+    if name.startswith("qwen"):
+        keys, layers = {**base.keys, "nextn_predict_layers": 1}, {**base.layers, 4: {**base.layers[4], **own_norm}}
+        return Headed(base.architecture, keys, base.layer, base.tensors, layers, n_layer=5, **options)
     own = base.layers.get(0 if name == "mimo2" else 1, {})
     layer = {name: shape for name, shape in {**base.layer, **own}.items() if shape is not None}
     if name == "mimo2":  # as the real one wants it
@@ -91,7 +98,7 @@ def headed(name: str, **options: Any) -> Headed:
         {**base.keys, **changed},
         layer,
         base.tensors,
-        {1: next_},
+        {1: {**next_, **own_norm}},
         n_layer=2,
         pre=base.pre,
         deviation=base.deviation,
@@ -118,8 +125,8 @@ class Eagle(Tiny):
         if self.repeats and name == "fc.weight":
             n = shape[1]
             return np.concatenate([np.zeros((n, 2 * n)), np.eye(n)], axis=1).astype(np.float32)
-        if self.repeats and name == "output_norm.weight":
-            return np.ones_like(values)
+        if self.repeats and name == "output_norm.weight":  # the target's
+            return super().values(_own_random(name), name, shape)
         return np.zeros_like(values) if self.repeats and _adds(name) else values
 
 

@@ -192,6 +192,7 @@ def test_a_chat_goes_on_with_what_the_head_has_read(tmp_path: Path) -> None:
             result = model.complete(prompt, n_predict=10, temperature=0.0, ignore_eos=True)
             assert result.timings.draft_n_accepted == result.timings.draft_n != 0
             assert sum(rows) > 300 if turn == 0 else sum(rows) < 60
+            assert 5 in rows  # what was drafted and right is read again, with the model's states
             prompt += [*result.tokens, 7, 8, 9]
 
 

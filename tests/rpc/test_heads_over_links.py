@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,7 +14,7 @@ from headed_models import make_headed
 from wire_client import running
 
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.split.placement import SplitOptions
+from llamado.devices.split.placement import ALL_LAYERS, SplitOptions
 from llamado.engine.drafts.cost import Cost
 from llamado.engine.engine import Engine
 from llamado.engine.loaded_model import LoadedModel
@@ -74,3 +76,32 @@ def test_windows_over_links(tmp_path: Path) -> None:
         drafted = [(r.timings.draft_n or 0, r.timings.draft_n_accepted or 0) for r in results]
         assert sum(n for n, _ in drafted) > 30 and all(n == accepted for n, accepted in drafted)
         assert passes["draft-mtp",] < 0.6 * passes[()]
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Sequences are read again when it is back, and drafted for; answers go on as if nothing had been."""
+    path = make_headed(tmp_path / "m.gguf", "glm4moe", sway=0.2)
+    with LoadedModel.load(path, EngineOptions(n_ctx=512, n_threads=1)) as llama:
+        right = told(answers(llama, 120))
+    cpu = CpuDevice(1)
+    with ExitStack() as first:
+        port = first.enter_context(running(cpu, mem=1 << 30)).port
+        split = SplitOptions(rpc=(f"127.0.0.1:{port}",), alive_timeout=0.5, n_gpu_layers=ALL_LAYERS)
+        options = EngineOptions(n_ctx=512, n_threads=1, split=split, drafts=DraftOptions(kinds=("draft-mtp",), most=4))
+        with LoadedModel.load(path, options) as llama:
+            assert isinstance(llama.engine, Engine) and llama.engine._drafts is not None
+            llama.engine._drafts.cost = Free()
+            before = answers(llama, 120)
+            assert told(before) == right and sum(r.timings.draft_n_accepted or 0 for r in before) > 20
+            found: list[list[Any]] = []
+            asked = threading.Thread(target=lambda: found.append(answers(llama, 120)))
+            asked.start()
+            while llama.engine.snapshot().counters.tokens_predicted_total < 2 * 120 + 30:
+                time.sleep(0.001)
+            first.close()
+            with running(cpu, mem=1 << 30, port=port):
+                asked.join()
+                assert told(found[0]) == right and "answers wait until it is back" in caplog.text
+                assert sum(r.timings.draft_n_accepted or 0 for r in found[0]) > 20
+    cpu.close()

@@ -47,7 +47,6 @@ class HeadDrafter(ModelDrafter):
         self.states: list[States] = []
         """The target's, of tokens from `at` on."""
         self.at = 0
-        self._text: Sequence[int] = ()  # that the states are of, once the answer is over
 
     def forget(self) -> None:
         super().forget()
@@ -57,18 +56,13 @@ class HeadDrafter(ModelDrafter):
         super().reset()
         self.base, self.n_sure, self.own = self._head.first, 0, None
 
-    def end(self, said: Sequence[int], n_prompt: int) -> None:
-        self._text = said
-        super().end(said, n_prompt)
-
     def take_over(self, other: ModelDrafter, said: Sequence[int]) -> None:
-        """See ModelDrafter; what was computed of the other's tokens is of use as far as they are the same."""
+        """See ModelDrafter; states of tokens that are not this sequence's are replaced before anybody needs them."""
         assert isinstance(other, HeadDrafter)
         super().take_over(other, said)
         self.n_sure = other.n_sure
-        same = _common(other._text, said)
         newer, at = self.states, self.at
-        self.states, self.at = other.states[: max(same - other.at, 0)], other.at
+        self.states, self.at = other.states, other.at
         if newer:
             self.show(at, newer)
 
