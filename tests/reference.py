@@ -386,6 +386,13 @@ def sum_rows(device: ReferenceDevice, node: Tensor) -> Array:
     return device.get(source(node, 0)).sum(axis=3, keepdims=True)
 
 
+@rule(Op.REPEAT_BACK)
+def repeat_back(device: ReferenceDevice, node: Tensor) -> Array:
+    x = device.get(source(node, 0))
+    parts = [part for n, m in zip(x.shape, node.ne[::-1], strict=True) for part in (n // m, m)]
+    return x.reshape(parts).sum(axis=(0, 2, 4, 6))
+
+
 @rule(Op.SUM)
 def sum_all(device: ReferenceDevice, node: Tensor) -> Array:
     return device.get(source(node, 0)).sum()

@@ -129,6 +129,7 @@ class Maker:
             lambda: g.repeat(x, 2 * n, *x.ne[1:]),
             lambda: g.concat(x, self.new(*x.ne, type=x.type), self.random.randrange(4)),
             lambda: pick((g.sum_rows, g.mean, g.sum_all, g.cumsum))(x),
+            lambda: g.repeat_back(pick((x, g.sqr(x))), n, 1, pick((1, x.ne[2]))),
             lambda: g.argsort(x, pick((*SortOrder,))),
             lambda: g.top_k(x, self.random.randint(1, n)),
             lambda: g.argmax(x),

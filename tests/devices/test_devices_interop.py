@@ -215,6 +215,7 @@ OPERATIONS: dict[str, Callable[[], Made]] = {
     "pad": one(padded, 5, 3, 2),
     "sum": one(g.sum_all, 50, 3, 2),
     "sum_rows": one(g.sum_rows, 50, 3, 2),
+    "repeat_back": one(lambda a: g.repeat_back(a, 10, 3, 1, 2), 50, 3, 4, 2),
     "mean": one(g.mean, 50, 3, 2),
     "cumsum": one(g.cumsum, 50, 3, 2),
     "argmax": one(g.argmax, 50, 30),

@@ -62,6 +62,7 @@ def test_tensor_queries() -> None:
         (g.concat(new(4, 5, 6), new(4, 2, 6), 1), (4, 7, 6, 1)),
         (g.repeat(new(2, 3), 4, 9, 2), (4, 9, 2, 1)),
         (g.sum_rows(new(4, 5, 6)), (1, 5, 6, 1)),
+        (g.repeat_back(new(4, 5, 6), 4, 1, 3), (4, 1, 3, 1)),
         (g.mean(new(4, 5, 6)), (1, 5, 6, 1)),
         (g.sum_all(new(4, 5, 6)), (1, 1, 1, 1)),
         (g.argsort(new(4, 5)), (4, 5, 1, 1)),

@@ -191,6 +191,7 @@ def test_rows() -> None:
     np.testing.assert_allclose(compute(g.sum_rows(a), {a: x}).reshape(3), x.sum(1), rtol=1e-5)
     np.testing.assert_allclose(compute(g.mean(a), {a: x}).reshape(3), x.mean(1), rtol=1e-5)
     np.testing.assert_allclose(compute(g.cumsum(a), {a: x}), x.cumsum(1), rtol=1e-5)
+    np.testing.assert_allclose(compute(g.repeat_back(a, 5), {a: x}).reshape(5), x.sum(0), rtol=1e-5)
     np.testing.assert_allclose(compute(g.sum_all(a), {a: x}), x.sum(), rtol=1e-5)
     np.testing.assert_array_equal(compute(g.argmax(a), {a: x}), x.argmax(1))
     np.testing.assert_array_equal(compute(g.argsort(a), {a: x}), x.argsort(1))

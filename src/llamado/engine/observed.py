@@ -82,8 +82,9 @@ class ProductObserver:
             else:
                 if name is None:
                     name = f"observed {weight.name}"
-                    _output(graph, g.sum_rows(g.cont(g.transpose(g.sqr(x)))), name)
-                    _output(graph, g.sum_rows(g.cont(g.transpose(x))), name + " plain")
+                    one = (x.ne[0], 1, *x.ne[2:])
+                    _output(graph, g.repeat_back(g.sqr(x), *one), name)
+                    _output(graph, g.repeat_back(x, *one), name + " plain")
                 self._seen[weight.name] = _DenseProduct(name, x.ne, weight.ne[2], weight.ne[3])
             done[x] = name
 

@@ -396,6 +396,11 @@ def sum_rows(a: Tensor, name: str = "") -> Tensor:
     return _make(*shapes.sum_rows(a), Op.SUM_ROWS, (a,), name=name)
 
 
+def repeat_back(a: Tensor, *ne: int, name: str = "") -> Tensor:
+    """The sum of the copies of shape `ne` that an F32 tensor is made of: of `[n]`, the sum of all rows."""
+    return _make(*shapes.repeat_back(a, _shape("repeat_back", ne)), Op.REPEAT_BACK, (a,), name=name)
+
+
 def sum_all(a: Tensor, name: str = "") -> Tensor:
     """The sum of all elements: [1]."""
     return _make(*shapes.sum_all(a), Op.SUM, (a,), name=name)

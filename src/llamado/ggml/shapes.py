@@ -79,6 +79,13 @@ def repeat(a: Tensor, ne: Shape) -> Result:
     return a.type, ne
 
 
+def repeat_back(a: Tensor, ne: Shape) -> Result:
+    """`a` is whole copies of `ne`, which are added up."""
+    if 0 in ne or any(n % m for n, m in zip(a.ne, ne, strict=True)):
+        raise ShapeError("repeat_back", f"whole copies of {list(ne)} do not fill it", a)
+    return a.type, ne
+
+
 def pad(a: Tensor, pads: tuple[int, ...]) -> Result:
     """`pads` are the elements before and behind each dimension."""
     n0, n1, n2, n3 = (n + before + behind for n, before, behind in zip(a.ne, pads[::2], pads[1::2], strict=True))
@@ -420,6 +427,7 @@ _RULES: dict[Op, tuple[int, int, Callable[..., Result]]] = {
     Op.FLASH_ATTN_EXT: (3, 5, _attention),
     Op.CONCAT: (2, 2, lambda node, a, b: concat(a, b, _ints(node, "<i")[0])),
     Op.REPEAT: (1, 1, lambda node, a: repeat(a, node.ne)),
+    Op.REPEAT_BACK: (1, 1, lambda node, a: repeat_back(a, node.ne)),
     Op.PAD: (1, 1, lambda node, a: pad(a, _ints(node, "<8i"))),
     Op.POOL_2D: (1, 1, lambda node, a: pool_2d(a, _ints(node, "<7i"))),
     Op.LIGHTNING_INDEXER: (4, 4, lambda node, *sources: lightning_indexer(*sources)),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -114,7 +116,7 @@ def _read_text(options: ImatrixOptions, collected: Collected) -> None:
     from llamado.engine.options import EngineOptions, ModelSource
     from llamado.engine.supported import fetch_model
     from llamado.gguf import GGUFFile
-    from llamado.models import load_model
+    from llamado.models import Output, load_model
     from llamado.text.tokenizer.tokenizer import load_tokenizer
 
     text = read_file("-f/--file", options.text_file or "").removesuffix("\n")
@@ -130,9 +132,15 @@ def _read_text(options: ImatrixOptions, collected: Collected) -> None:
         count = len(tokens) // n if options.chunks < 0 else min(options.chunks, len(tokens) // n)
         observer = ProductObserver(model.weights, lambda name: is_observed(name, head=options.head))
         device = open_device("cpu", DeviceOptions(n_threads=options.n_threads))
-        runner = ModelRunner(file, model, [device], n_cells=n, max_batch=min(n, _BATCH), observer=observer)
+        # Layers' weights alone need no logits. All rows are given out: the last layer computes no others.
+        output = Output.LOGITS if options.perplexity or options.head else Output.HIDDEN
+        runner = ModelRunner(
+            file, model, [device], n_cells=n, max_batch=min(n, _BATCH), output=output, observer=observer
+        )
         try:
-            reader = ChunkReader(runner, observer, tokenizer.bos if tokenizer.add_bos else None, options.perplexity)
+            reader = ChunkReader(
+                runner, observer, tokenizer.bos if tokenizer.add_bos else None, options.perplexity, options.n_threads
+            )
             began = time.monotonic()
             for i in range(count):
                 collected.add(reader.read(tokens[i * n : (i + 1) * n]))
@@ -154,8 +162,16 @@ def _read_text(options: ImatrixOptions, collected: Collected) -> None:
 class ChunkReader:
     """Reads chunks one by one, each as a text of its own; `bos` stands instead of its first token."""
 
-    def __init__(self, runner: ModelRunner, observer: ProductObserver, bos: int | None, scores: bool) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        observer: ProductObserver,
+        bos: int | None,
+        scores: bool,
+        n_threads: int | None = None,
+    ) -> None:
         self._runner, self._observer, self._bos, self._scores = runner, observer, bos, scores
+        self._pool = ThreadPoolExecutor(n_threads or len(os.sched_getaffinity(0)), "imatrix-scores")
         self._nll, self._n = 0.0, 0
 
     @property
@@ -191,10 +207,14 @@ class ChunkReader:
 
     def _add_scores(self, logits: NDArray[np.float32], chunk: NDArray[np.int32], at: int) -> None:
         first, stop = max(len(chunk) // 2 - at, 0), min(len(logits), len(chunk) - 1 - at)
-        for i in range(first, stop):
+
+        def surprise(i: int) -> float:
             row = logits[i]
             top = row.max()
-            self._nll += float(np.log(np.exp(row - top).sum(dtype=np.float64)) + top - row[chunk[at + i + 1]])
+            return float(np.log(np.exp(row - top).sum(dtype=np.float64)) + top - row[chunk[at + i + 1]])
+
+        for found in self._pool.map(surprise, range(first, stop)):
+            self._nll += found
             self._n += 1
 
 

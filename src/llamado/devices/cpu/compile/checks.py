@@ -149,7 +149,7 @@ def _is_possible(node: Tensor) -> bool:
     a, b, c, mask = (node.source(i) for i in range(4))
     assert a is not None  # check_node has looked
     match node.op:
-        case Op.SUM | Op.SUM_ROWS:
+        case Op.SUM | Op.SUM_ROWS | Op.REPEAT_BACK:
             return node.type == TensorType.F32
         case Op.PAD:
             return all(n >= 0 for n in struct.unpack_from("<8i", node.op_params))

@@ -35,6 +35,7 @@ _EMIT: dict[Op, Callable[[Emitter, Tensor], None]] = {
     Op.ARANGE: copies.arange,
     **dict.fromkeys((Op.SUM, Op.SUM_ROWS, Op.MEAN, Op.ARGMAX), whole_rows.reduce),
     Op.CUMSUM: whole_rows.cumulate,
+    Op.REPEAT_BACK: whole_rows.add_copies,
     **dict.fromkeys((Op.ARGSORT, Op.TOP_K), whole_rows.sort),
     Op.POOL_2D: whole_rows.pool,
     Op.LIGHTNING_INDEXER: whole_rows.score,
@@ -106,6 +107,10 @@ class Compiler:
         if node.op is Op.GET_ROWS and self._waits(node):
             assert node.src[0] is not None and node.src[1] is not None
             self._out.waiting[node] = node.src[0], node.src[1]
+        elif node.op is Op.SQR and (sums := self._sums_of(node)) is not None:
+            checks.check_node(sums)
+            whole_rows.add_copies(self._out, sums, squares=node)
+            self._out.did(sums)
         elif node.op in STAGES:
             if checks.is_row_operation(node):
                 self._rows.chain(node, node)
@@ -133,6 +138,13 @@ class Compiler:
         between = self.graph.nodes[numbers[node] + 1 : numbers[reader]]
         checks.check_node(reader)
         return node.ne[1] == linear.n_seqs(reader) and reading.waits(self._out, node, reader, between)
+
+    def _sums_of(self, node: Tensor) -> Tensor | None:
+        """What adds up a node's numbers at once, and alone needs them."""
+        readers, numbers = self._rows.consumers(node), self._rows.numbers
+        if len(readers) != 1 or readers[0].op is not Op.REPEAT_BACK or readers[0].src[0] is not node:
+            return None
+        return readers[0] if node.buffer is None and numbers.get(readers[0]) == numbers[node] + 1 else None
 
     def _between(self, node: Tensor) -> Callable[[Tensor], list[Tensor] | None]:
         """What the graph computes between a node and another one; None where it does not list them in this order."""

@@ -42,6 +42,22 @@ def cumulate(out: Emitter, node: Tensor) -> None:
     _emit(out, node, a, sorting.cumulate, {}, node.nb[1:])
 
 
+def add_copies(out: Emitter, node: Tensor, squares: Tensor | None = None) -> None:
+    """REPEAT_BACK, of the `squares` (SQR) that its source is."""
+    a = node.src[0] if squares is None else squares.src[0]
+    assert a is not None
+    a = straight(out, a)
+    if not node.has_contiguous_rows():
+        raise DeviceError("rows of the result have gaps")
+    fields: Fields = {"x": out.place(a), "y": out.place(node), "n": node.ne[0]}
+    fields |= {f"{name}{d}": nb[d] for name, nb in (("x", a.nb), ("y", node.nb)) for d in (1, 2, 3)}
+    fields |= {f"n{d}": node.ne[d] for d in (1, 2, 3)}
+    fields |= {f"k{d}": a.ne[d] // node.ne[d] for d in range(4)}
+    out.emit(
+        sorting.add_copies, {"squares": squares is not None}, fields, [out.span(a)], [out.span(node)], node.op.name
+    )
+
+
 def sort(out: Emitter, node: Tensor) -> None:
     """ARGSORT and TOP_K."""
     a = node.src[0]

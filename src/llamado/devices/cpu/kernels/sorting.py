@@ -7,12 +7,14 @@ from types import SimpleNamespace
 from llamado.devices.cpu.jit import kernel
 from llamado.devices.cpu.kernels.floats import dot_rows
 from llamado.devices.cpu.kernels.formats import FORMATS
-from llamado.devices.cpu.simd import F32, I32, I64, Code, F32x8, Value, Work
+from llamado.devices.cpu.simd import F32, I32, I64, Code, F32x8, Type, Value, Work
 from llamado.gguf.types import TensorType
 
 _KEYS = 64
 """Keys that a thread scores for a token at a time."""
 _ROWS = ("x", "x1", "x2", "x3", "y", "y1", "y2", "y3", "n", "n1", "n2", "n3")
+_STRIP = 64
+"""Elements of a row that a thread adds up at a time."""
 
 
 def _rows(a: SimpleNamespace, row: Value) -> tuple[Value, Value]:
@@ -106,6 +108,40 @@ def cumulate(c: Code, a: SimpleNamespace, work: Work) -> None:
         with c.range(0, a.n) as i:
             total.value = total.value + c.load(F32, x + i * 4)
             c.store(y + i * 4, total.value)
+
+
+@kernel(*_ROWS, "k0", "k1", "k2", "k3")
+def add_copies(c: Code, a: SimpleNamespace, work: Work, *, squares: bool) -> None:
+    """y = the sum of the k0 · k1 · k2 · k3 copies of it that x (or x²) is made of, added in order; n to n3 are y's.
+
+    A thread takes 64 elements of a row, whose sums stay in registers.
+    """
+    strips = (a.n + (_STRIP - 1)) // _STRIP
+
+    def add(x: Value, y: Value, first: Value, lanes: int, many: int) -> None:
+        type_ = Type("f32", lanes)
+        sums = [c.var(c.const(type_, 0.0)) for _ in range(many)]
+        with c.range(0, a.k3) as r3, c.range(0, a.k2) as r2, c.range(0, a.k1) as r1, c.range(0, a.k0) as r0:
+            at = x + r3 * a.n3 * a.x3 + r2 * a.n2 * a.x2 + r1 * a.n1 * a.x1 + (r0 * a.n + first) * 4
+            for i, total in enumerate(sums):
+                v = c.load(type_, at + 4 * lanes * i)
+                total.value = total.value + (v * v if squares else v)
+        for i, total in enumerate(sums):
+            c.store(y + first * 4 + 4 * lanes * i, total.value)
+
+    with c.shares(work, a.n1 * a.n2 * a.n3 * strips, c.i64(1)) as item:
+        x, y = _rows(a, item // strips)
+        first = item % strips * _STRIP
+        end = c.min(first + _STRIP, a.n)
+        whole = (end - first).equals(_STRIP)
+        with c.when(whole):
+            add(x, y, first, 8, _STRIP // 8)
+        with c.when(whole.equals(0)):
+            last8 = first + (end - first) // 8 * 8
+            with c.range(first, last8, 8) as at:
+                add(x, y, at, 8, 1)
+            with c.range(last8, end) as at:
+                add(x, y, at, 1, 1)
 
 
 @kernel(*_ROWS, "k")
