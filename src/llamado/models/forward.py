@@ -279,14 +279,15 @@ class Pass:
         max_bias: float = 0.0,
         bias: Tensor | None = None,
         index: Tensor | None = None,
-        choose: Callable[[Tensor, Tensor], Tensor] | None = None,
+        choose: Callable[[Tensor], Tensor] | None = None,
+        written: Callable[[], None] | None = None,
     ) -> Tensor | None:
         """Writes keys and values to the cache and attends: F32 [head_dim of v × n_head, n_tokens].
 
         q, k, v are [head_dim, heads, n_tokens]; heads of values may have another size than those of keys. `softcap`,
         `sinks` (F32 [n_head]) and `max_bias` (ALiBi) are those of `flash_attn_ext`; `bias` is that of `_biased`.
-        `index` [n, n_tokens] is written, too, and `choose` makes another mask of all of it [n, rows] and of the mask.
-        None when nothing behind the cache is wanted: the last layer of a batch without logits.
+        `index` [n, n_tokens] is written, too; `choose` makes another mask of the mask, and `written` is called once all
+        is written. None when nothing behind the cache is wanted: the last layer of a batch without logits.
         """
         graph, kept = self.graph, self._memory[layer]
         only_cache = self.ends_with(layer)
@@ -298,13 +299,12 @@ class Pass:
         k_cache, v_cache = self._write(kept, k, v)
         if index is not None:
             graph.expand(set_rows(kept.tensors[2], index, self.cells(kept)))
+        if written is not None:
+            written()
         if only_cache:
             return None
         n_kv = self._reach(kept)
-        mask = None
-        if choose is not None:
-            rows = kept.tensors[2]
-            mask = choose(view_2d(rows, rows.ne[0], n_kv, rows.nb[1]), self.mask(kept))
+        mask = None if choose is None else choose(self.mask(kept))
         keys = _heads(k_cache, k.ne[0], k.ne[1], n_kv)
         values = _heads(v_cache, v.ne[0], v.ne[1], n_kv)
         return self._attention(layer, kept, q, keys, values, scale, softcap, sinks, max_bias, bias, mask)
@@ -389,18 +389,21 @@ class Pass:
         choose: Callable[[Tensor, Tensor], Tensor] | None = None,
         *,
         sinks: Tensor | None = None,
+        written: Callable[[], None] | None = None,
     ) -> Tensor | None:
         """As `attend` where a token has one latent row [n, n_tokens] for all heads: F32 [n_v × n_head, n_tokens].
 
         The row begins with the key, whose first `n_v` elements are the value. q is [n_key, heads, n_tokens]. `choose`
-        makes another mask of what comes behind the keys [n − n_key, rows], and of the mask.
+        makes another mask of what comes behind the keys [n − n_key, rows], and of the mask. `written`: see `attend`.
         """
         graph, kept = self.graph, self._memory[layer]
-        (cache,) = kept.tensors
+        cache = kept.tensors[0]
         only_cache = self.ends_with(layer)
         if not only_cache:
             graph.expand(q)
         graph.expand(set_rows(cache, row, self.cells(kept)))
+        if written is not None:
+            written()
         if only_cache:
             return None
         n_kv = self._reach(kept)

@@ -12,7 +12,7 @@ class KeysValues:
     A token at position p sees positions p - window + 1 to p, or where memory is `chunked` those from the last multiple
     of the window on. Where it is `symmetric` it sees half a window to each side. `head_k` and `head_v` are the elements
     of a head, where rows are those of heads. `block`: rows of a sequence begin at multiples of it. `index`: elements of
-    a further row, F16, by which tokens are chosen.
+    a further row, F16, by which tokens are chosen. `pooled`: see Latent.
     """
 
     k: int
@@ -24,17 +24,20 @@ class KeysValues:
     head_v: int = 0
     block: int = 1
     index: int = 0
+    pooled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Latent:
     """Multi-head latent attention (DeepSeek-V2, 2024): one row of `n` elements per token, keys and values in one.
 
-    `window`: as that of KeysValues.
+    `window`: as that of KeysValues. `pooled`: elements, F16, that each token has of what several are together: so many
+    tokens behind each other have one row.
     """
 
     n: int
     window: int = 0
+    pooled: int = 0
 
 
 @dataclass(frozen=True, slots=True)

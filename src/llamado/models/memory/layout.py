@@ -40,7 +40,7 @@ class Kept(NamedTuple):
     """Of its part: `Placed.rows` has one entry for each."""
     part: Tokens | Window | States
     tensors: tuple[Tensor, ...]
-    """K and V, and where there is one an index; one latent row; or the states."""
+    """K and V, and where there are such an index and what is pooled; one latent row; or the states."""
     window: int
     chunked: bool
     symmetric: bool = False
@@ -155,6 +155,8 @@ class Layout:
                 self._states = States("_s", n, n_drafted)
             part = self._states
             named = tuple((f"s{i}", width, TensorType.F32) for i, width in enumerate(memory.widths))  # type: ignore
+        if not isinstance(memory, RecurrentState) and memory.pooled:
+            named = (*named, ("p", memory.pooled, TensorType.F16))  # type: ignore[assignment]
         tensors = tuple(
             new_tensor(type, width, part.n_rows + part.n_spare, name=f"cache_{name}_l{layer}")
             for name, width, type in named

@@ -59,7 +59,8 @@ class GatedAttention(NamedTuple):
             attended = step.attend(layer, q, k, v, self.scale)
         else:
             index, choose = self.chooser.key(step, layer, x), partial(self.chooser.mask, step, layer, x)
-            attended = step.attend(layer, q, k, v, self.scale, index=index, choose=choose)
+            written = partial(self.chooser.pool, step, layer)
+            attended = step.attend(layer, q, k, v, self.scale, index=index, choose=choose, written=written)
         if attended is None:
             return None
         gate = sigmoid(cont(gate, h.dim_k * h.n, n_tokens, name=f"gate-{layer}"), f"gate_sigmoid-{layer}")

@@ -5,6 +5,7 @@ large ones see.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from llamado.ggml.graph import (
@@ -86,6 +87,13 @@ class Indexer(NamedTuple):
     def width(self) -> int:
         return self.sizes.dim
 
+    @property
+    def pooled(self) -> int:
+        return 0
+
+    def pool(self, step: Pass, layer: int, first: int) -> None:
+        """Nothing: each token has a key of its own."""
+
     def key(self, step: Pass, layer: int, x: Tensor) -> Tensor:
         """The keys of tokens, [dim, n_tokens]."""
         dim, n_tokens = self.sizes.dim, x.ne[1]
@@ -142,10 +150,18 @@ def scores(q: Tensor, keys: Tensor, weights: Tensor | None) -> Tensor:
 
 
 class TokenChooser(Protocol):
-    """What chooses the tokens that attention sees, by `width` elements that are kept of each."""
+    """What chooses the tokens that attention sees, by `width` elements that are kept of each.
+
+    It may `pool` what was kept, from an element on, of several tokens: `pooled` elements of each.
+    """
 
     @property
     def width(self) -> int: ...
+
+    @property
+    def pooled(self) -> int: ...
+
+    def pool(self, step: Pass, layer: int, first: int) -> None: ...
 
     def key(self, step: Pass, layer: int, x: Tensor) -> Tensor: ...
 
@@ -168,12 +184,14 @@ class SparseAttention(NamedTuple):
 
     def remembers(self) -> LayerMemory:
         """One row for keys and values, and behind it the indexer's key."""
-        sizes = self.latent.compressed.sizes
-        return Latent(sizes.rank + sizes.rope + (0 if self.indexer is None else self.indexer.width))
+        n = self.latent.compressed.sizes.rank + self.latent.compressed.sizes.rope
+        return Latent(n) if self.indexer is None else Latent(n + self.indexer.width, pooled=self.indexer.pooled)
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         q, row = self.latent.keys(step, layer, x)
+        written = None
         if self.indexer is not None:
+            written = partial(self.indexer.pool, step, layer, row.ne[0])
             row = concat(row, self.indexer.key(step, layer, x), 0)
 
         def choose(keys: Tensor, mask: Tensor) -> Tensor:
@@ -188,7 +206,7 @@ class SparseAttention(NamedTuple):
             return step.once(f"indexer_mask-{self.owner}", make)
 
         rank, factor = self.latent.compressed.sizes.rank, self.latent.scale
-        attended = step.attend_latent(layer, q, row, rank, factor, choose, sinks=self.sinks)
+        attended = step.attend_latent(layer, q, row, rank, factor, choose, sinks=self.sinks, written=written)
         if attended is None or self.gate is None:
             return None if attended is None else self.latent.result(step, layer, attended)
         gated = self.gate(step, layer, x, self.latent.values(step, layer, attended))

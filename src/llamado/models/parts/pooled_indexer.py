@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llamado.ggml.graph import (
     add,
@@ -36,6 +38,7 @@ from llamado.models.parts.indexer import IndexerSizes, scores
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
+Numbers = NDArray[np.int64]
 _HIDDEN = -1e30
 """The score of what is not seen; as f16 it is minus infinity."""
 
@@ -81,21 +84,80 @@ def choose_pools(step: Pass, layer: int, found: Tensor, n_chosen: int, mask: Ten
     return cast(add(shown, cast(mask, TensorType.F32)), TensorType.F16, f"pool_mask-{layer}")
 
 
-class RunPositions(Input):
-    """I32 [n_rows / size]: the place of the first token of each run of `size` rows in its sequence."""
+def _touched(batch: Batch, part: int, size: int, n: int, n_seqs: int) -> tuple[Numbers, Numbers]:
+    """The numbers of `n` runs of each sequence that have tokens of the batch, the last one again where there are fewer;
+    and the first row of each sequence. Where a graph has more sequences, those of the first one again.
+    """
+    rows = batch.memory[part]
+    each = batch.n_tokens // (batch.n_seqs or 1)
+    first, last = rows.written[::each] // size, rows.written[each - 1 :: each] // size
+    runs = np.minimum(first[:, None] + np.arange(n), last[:, None])
+    places = np.arange(n_seqs) % len(runs) * (np.arange(n_seqs) < len(runs))
+    return runs[places], rows.first[::each][places]
 
-    def __init__(self, n_rows: int, size: int, part: int) -> None:
-        super().__init__(f"pools{part}_positions", TensorType.I32, n_rows // size)
-        self._size, self._part = size, part
+
+class RunsMade(Input):
+    """I64 [n × n_seqs]: the numbers of the runs of `size` rows that the batch's tokens are in."""
+
+    def __init__(self, n: int, n_seqs: int, size: int, part: int) -> None:
+        super().__init__(f"runs{part}", TensorType.I64, n * n_seqs)
+        self._given = part, size, n, n_seqs
 
     def fill(self, batch: Batch) -> Bytes:
         """See Input."""
-        rows, size = batch.memory[self._part], self._size
-        found = np.zeros(self.ne[0], np.int32)
-        for first, last in dict(zip(rows.first.tolist(), rows.written.tolist(), strict=True)).items():
-            places = np.arange(0, last + 1 - first, size, dtype=np.int32)
-            found[first // size : first // size + places.size] = places
-        return found.view(np.uint8)
+        return _touched(batch, *self._given)[0].astype(np.int64).reshape(-1).view(np.uint8)
+
+
+class RowsOfRuns(Input):
+    """I32 [size × n × n_seqs]: the rows of those runs."""
+
+    def __init__(self, n: int, n_seqs: int, size: int, part: int) -> None:
+        super().__init__(f"runs{part}_rows", TensorType.I32, size * n * n_seqs)
+        self._given = part, size, n, n_seqs
+
+    def fill(self, batch: Batch) -> Bytes:
+        """See Input."""
+        size = self._given[1]
+        runs = _touched(batch, *self._given)[0]
+        return (runs[..., None] * size + np.arange(size)).astype(np.int32).reshape(-1).view(np.uint8)
+
+
+class RunPositions(Input):
+    """I32 [n × n_seqs]: the place of the first token of each of those runs in its sequence."""
+
+    def __init__(self, n: int, n_seqs: int, size: int, part: int) -> None:
+        super().__init__(f"runs{part}_positions", TensorType.I32, n * n_seqs)
+        self._given = part, size, n, n_seqs
+
+    def fill(self, batch: Batch) -> Bytes:
+        """See Input."""
+        runs, first = _touched(batch, *self._given)
+        return (runs * self._given[1] - first[:, None]).astype(np.int32).reshape(-1).view(np.uint8)
+
+
+def _sizes(step: Pass, layer: int, size: int) -> tuple[int, int, int, int]:
+    """What the inputs above are made of."""
+    each = step.shape.n_tokens // step.n_seqs
+    return (each + size - 2) // size + 1, step.n_seqs, size, step.kept(layer).number
+
+
+def keep_runs(step: Pass, layer: int, rows: Tensor, size: int, make: Callable[[Tensor], Tensor]) -> None:
+    """Makes the keys of all runs that have tokens of the batch, of what is kept of those in `rows` [n, all].
+
+    `make` makes keys [dim, n_runs] of rows [n, size · n_runs]. Runs that are not whole yet are made again when they
+    are. Sequences of a batch have equally many tokens, as they have where layers remember states.
+    """
+    sizes = _sizes(step, layer, size)
+    made = make(get_rows(rows, step.input(RowsOfRuns(*sizes))))
+    all_ = _runs(step, layer, size, step.kept(layer).part.n_rows)
+    step.graph.expand(set_rows(all_, made, step.input(RunsMade(*sizes)), f"pool_k-{layer}"))
+
+
+def _runs(step: Pass, layer: int, size: int, n_rows: int) -> Tensor:
+    """The keys of the runs of the first `n_rows` rows, [dim, n_rows / size]."""
+    kept = step.kept(layer).tensors[-1]
+    row = kept.nb[1] * size
+    return view_2d(kept, kept.ne[0] * size, n_rows // size, row)
 
 
 class RunChooser(NamedTuple):
@@ -129,26 +191,37 @@ class RunChooser(NamedTuple):
         """The keys of tokens, [dim, n_tokens]."""
         return self.k(step, x, f"indexer_k_raw-{layer}")
 
-    def mask(self, step: Pass, layer: int, x: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
-        """F16 [rows, n_tokens]: `mask`, and minus infinity where a row of `keys` [dim, rows] is not chosen."""
-        (n_head, dim, n_chosen), n_rows, n_tokens = self.sizes, keys.ne[1], x.ne[1]
+    @property
+    def pooled(self) -> int:
+        """Elements of a token in keys of runs."""
+        return self.sizes.dim // self.size
+
+    def pool(self, step: Pass, layer: int) -> None:
+        """Keeps the keys of the runs that the batch's tokens are in."""
+
+        def make(rows: Tensor) -> Tensor:
+            means = self.k_norm(step, self._mean(rows), f"indexer_k_norm-{layer}")
+            heads = reshape(means, self.sizes.dim, 1, means.ne[1])
+            places = step.input(RunPositions(*_sizes(step, layer, self.size)))
+            turned = step.rotate(heads, self.rope, None, f"indexer_k_pe-{layer}", positions=places)
+            return reshape(turned, self.sizes.dim, means.ne[1])
+
+        keep_runs(step, layer, step.kept(layer).tensors[2], self.size, make)
+
+    def mask(self, step: Pass, layer: int, x: Tensor, mask: Tensor) -> Tensor:
+        """F16 [rows, n_tokens]: `mask`, and minus infinity where a row is not chosen."""
+        (n_head, dim, n_chosen), n_rows, n_tokens = self.sizes, mask.ne[0], x.ne[1]
         if n_rows <= n_chosen:  # all are
             return mask
         q = reshape(self.q(step, x, f"indexer_q-{layer}"), dim, n_head, n_tokens)
         q = step.rotate(self.q_norm(step, q, f"indexer_q_norm-{layer}"), self.rope, None, f"indexer_q_pe-{layer}")
-        places = step.input(RunPositions(n_rows, self.size, step.kept(layer).number))
-        pooled = reshape(self.k_norm(step, self._mean(keys), f"indexer_k_norm-{layer}"), dim, 1, n_rows // self.size)
-        pooled = step.rotate(pooled, self.rope, None, f"indexer_k_pe-{layer}", positions=places)
-        pooled = reshape(pooled, dim, n_rows // self.size)
-        found = scale(scores(q, cast(pooled, TensorType.F16, f"indexer_k-{layer}"), None), 1.0 / math.sqrt(dim))
+        found = scale(scores(q, _runs(step, layer, self.size, n_rows), None), 1.0 / math.sqrt(dim))
         return choose_pools(step, layer, found, n_chosen // self.size, mask, tail=True)
 
     def _mean(self, keys: Tensor) -> Tensor:
         """Of keys of tokens [dim, rows] the means of runs [dim, rows / size]."""
-        dim, size = keys.ne[0], self.size
-        each = cast(keys, TensorType.F32)
-        row = each.nb[1]
-        parts = [cont(view_2d(each, dim, keys.ne[1] // size, size * row, i * row)) for i in range(size)]
+        dim, size, row = keys.ne[0], self.size, keys.nb[1]
+        parts = [cont(view_2d(keys, dim, keys.ne[1] // size, size * row, i * row)) for i in range(size)]
         total = parts[0]
         for part in parts[1:]:
             total = add(total, part)
@@ -204,20 +277,30 @@ class PooledIndexer(NamedTuple):
         return concat(add(k, self.k_shift, f"indexer_k_norm-{layer}"), self.gate(step, x, f"indexer_gate-{layer}"), 0)
 
     def mask(self, step: Pass, layer: int, x: Tensor, low: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
-        """F16 [rows, n_tokens]: `mask`, and minus infinity where a row of `keys` [2 · dim, rows] is not chosen.
+        """F16 [rows, n_tokens]: `mask`, and minus infinity where a row is not chosen.
 
         `low` [q_rank, n_tokens] is what queries are made of.
         """
         (n_head, dim, n_chosen), n_tokens = self.sizes, x.ne[1]
         q = reshape(self.q(step, low, f"indexer_q-{layer}"), dim, n_head, n_tokens)
         weights = scale(self.weigh(step, x, f"indexer_weights-{layer}"), 1.0 / math.sqrt(dim * n_head))
-        found = scores(q, cast(self._pooled(keys), TensorType.F16, f"indexer_pool_k-{layer}"), weights)
+        found = scores(q, _runs(step, layer, self.size, mask.ne[0]), weights)
         return choose_pools(step, layer, found, n_chosen // self.size, mask, tail=self.tail)
 
-    def _pooled(self, kept: Tensor) -> Tensor:
-        """The keys of runs, [dim, rows / size]."""
-        dim, size, n_runs = self.sizes.dim, self.size, kept.ne[1] // self.size
-        both = cast(kept, TensorType.F32)
+    @property
+    def pooled(self) -> int:
+        """Elements of a token in keys of runs."""
+        return self.sizes.dim // self.size
+
+    def pool(self, step: Pass, layer: int, first: int) -> None:
+        """Keeps the keys of the runs that the batch's tokens are in; theirs begin at an element of what is kept."""
+        kept = step.kept(layer).tensors[0]
+        rows = view_2d(kept, self.width, kept.ne[1], kept.nb[1], kept.nb[1] * first // kept.ne[0])
+        keep_runs(step, layer, rows, self.size, self._means)
+
+    def _means(self, both: Tensor) -> Tensor:
+        """Of keys and gates of tokens [2 · dim, rows] the keys of runs [dim, rows / size]."""
+        dim, size, n_runs = self.sizes.dim, self.size, both.ne[1] // self.size
         keys, gates = (
             reshape(cont(view_2d(both, dim, both.ne[1], both.nb[1], at * dim * both.nb[0])), dim, size, n_runs)
             for at in (0, 1)

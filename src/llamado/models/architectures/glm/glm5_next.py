@@ -56,10 +56,14 @@ class Glm5NextModel(KimiLinearModel):
         )
         self._pool = keys.int_("attention.indexer.kpool")
         self._tail = keys.bool_("attention.indexer.kpool_select_tail", False)
-        if ALIGN % self._pool or self._indexer.n_chosen % self._pool:
+        if ALIGN % self._pool or self._indexer.n_chosen % self._pool or self._indexer.dim % self._pool:
             raise UnsupportedModel(
-                f"metadata key '{keys.name('attention.indexer.kpool')}' is {self._pool}; a divisor of {ALIGN} and of "
-                f"'{keys.name('attention.indexer.top_k')}' is expected"
+                f"metadata key '{keys.name('attention.indexer.kpool')}' is {self._pool}; a divisor of {ALIGN}, of "
+                f"'{keys.name('attention.indexer.top_k')}' and of the indexer's key_length is expected"
+            )
+        if all(hp.n_head_kv):
+            raise UnsupportedModel(
+                f"metadata key '{keys.name('attention.head_count_kv')}' leaves no layer with a state"
             )
         if hp.rope.n_dims:
             raise InvalidModel(f"metadata key '{keys.name('rope.dimension_count')}' is {hp.rope.n_dims}; 0 is expected")

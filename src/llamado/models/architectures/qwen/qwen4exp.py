@@ -59,11 +59,14 @@ class Qwen4ExpModel(Qwen35MoeModel):
         n_blocks = hp.n_layer + hp.n_nextn
         found = keys.metadata.ints(name, n=n_blocks)[: hp.n_layer] if name in keys.metadata else (0,) * hp.n_layer
         sizes = {size for size in found if size}
-        if len(sizes) > 1 or any(size < 2 or ALIGN % size or self._indexer.n_chosen % size for size in sizes):
+        given = self._indexer.n_chosen, self._indexer.dim
+        if len(sizes) > 1 or any(size < 2 or ALIGN % size or any(n % size for n in given) for size in sizes):
             raise UnsupportedModel(
                 f"metadata key '{name}' is {list(found)}; one number for all layers that have any is expected, a "
-                f"divisor of {ALIGN} and of '{keys.name('attention.indexer.top_k')}'"
+                f"divisor of {ALIGN}, of '{keys.name('attention.indexer.top_k')}' and of the indexer's key_length"
             )
+        if sizes and not any(self._recurrent):
+            raise UnsupportedModel(f"metadata key '{name}' of a model in which no layer has a state")
         return found
 
     @property
@@ -137,5 +140,5 @@ class Qwen4ExpModel(Qwen35MoeModel):
         if isinstance(found, RecurrentState) and self._ngrams is not None and layer == self._ngram_layer:
             return RecurrentState((*found.widths, self._ngrams.width()))
         if isinstance(found, KeysValues) and self._pools[layer]:
-            return replace(found, index=self._indexer.dim)
+            return replace(found, index=self._indexer.dim, pooled=self._indexer.dim // self._pools[layer])
         return found
