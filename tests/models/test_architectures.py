@@ -104,18 +104,18 @@ def test_the_same_bits_however_it_is_read(runner: ModelRunner) -> None:
 def test_the_same_bits_among_others(runner: ModelRunner) -> None:
     """Three sequences in one batch, in an order of their own."""
     alone = begin(runner)
-    right = read(runner, alone, [40, 1, 1])
+    right = read(runner, alone, [80, *[1] * 12])
     runner.memory.free(alone)
     handles = [begin(runner) for _ in range(3)]
-    for handle, n in zip(handles, (30, 40, 20), strict=True):
+    for handle, n in zip(handles, (30, 80, 20), strict=True):
         read(runner, handle, [n])
-    for _ in range(2):
+    for sizes in [(5, 1, 9)] * 2 + [(1, 1, 1)] * 10:
         spans = [
             Span(handles[i], handles[i].used, n, before=TOKENS[: handles[i].used].tolist())
-            for i, n in ((2, 5), (1, 1), (0, 9))
+            for i, n in zip((2, 1, 0), sizes, strict=True)
         ]
         part = np.concatenate([TOKENS[span.handle.used : span.handle.used + span.n] for span in spans])
-        found = runner.start(part, spans, np.array([5], np.int32)).result(60).copy()
+        found = runner.start(part, spans, np.array([sizes[0]], np.int32)).result(60).copy()
         assert found[0].tobytes() == right[handles[1].used].tobytes()
         for span in spans:
             span.handle.used += span.n
