@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,11 +66,35 @@ class Headed(Tiny):
             left = np.zeros((n, n)) if self.repeats else np.eye(n)
             right = np.eye(n) if self.repeats else self.sway * values[:, n:]
             return np.concatenate([left, right], axis=1).astype(np.float32)
+        halves = self.architecture == "nemotron_h_moe"
+        if halves and "post_attention_norm" in name:
+            return super().values(_own_random("attn_norm.weight"), name, shape)
+        if "layer_output_norm" in name or (halves and "shared_head_norm" in name and not self.repeats):
+            return super().values(_own_random("output_norm.weight"), name, shape)
         if "nextn" in name:
             return np.ones_like(values)
+        if halves and self.quiet:
+            return np.zeros_like(values) if "ssm_out" in name else values
         block = int(name.split(".")[1]) if name.startswith("blk.") else self.n_layer
         silent = (self.repeats and block == self.n_layer - 1) or (self.quiet and block < self.n_layer - 2)
         return np.zeros_like(values) if silent and _adds(name) else values
+
+
+WITH_STATES = ("qwen35", "qwen35moe", "qwen3next", "bailingmoe3", "nemotron_h_moe")
+
+
+def _with_states(base: Tiny, more: Mapping[str, Shape | None], options: Mapping[str, Any]) -> Headed:
+    """All layers of a model of which some have states, and a block behind them like that with attention."""
+    keys, block = {**base.keys, "nextn_predict_layers": 1}, {**base.layers[3 if 3 in base.layers else 1], **more}
+    if base.architecture == "nemotron_h_moe":  # a half in each layer, both in the block
+        network = {name: shape for name, shape in base.layers[2].items() if shape is not None}
+        block |= {**network, "post_attention_norm.weight": base.n_embd, "nextn.shared_head_norm.weight": base.n_embd}
+    if base.architecture == "bailingmoe3":
+        block["layer_output_norm.weight"] = base.n_embd
+    for key in ("attention.head_count_kv", "feed_forward_length"):
+        if isinstance(keys[key], list):
+            keys[key] = [*keys[key], max(keys[key])]
+    return Headed(base.architecture, keys, base.layer, base.tensors, {**base.layers, 4: block}, n_layer=5, **options)
 
 
 def headed(name: str, **options: Any) -> Headed:
@@ -80,17 +104,16 @@ def headed(name: str, **options: Any) -> Headed:
     # What hidden states are given behind the model's norm needs none of its own.
     normed = options.get("repeats") and name not in ("mimo2", "step35")
     own_norm: dict[str, Shape | None] = {"nextn.shared_head_norm.weight": n} if normed else {}
-    if name.startswith("qwen"):
-        keys, layers = {**base.keys, "nextn_predict_layers": 1}, {**base.layers, 4: {**base.layers[4], **own_norm}}
-        return Headed(base.architecture, keys, base.layer, base.tensors, layers, n_layer=5, **options)
+    more: dict[str, Shape | None] = {
+        "nextn.eh_proj.weight": (2 * n, n), "nextn.enorm.weight": n, "nextn.hnorm.weight": n, **own_norm,
+    }  # fmt: skip
+    if name in WITH_STATES:
+        return _with_states(base, more, options)
     own = base.layers.get(0 if name == "mimo2" else 1, {})
     layer = {name: shape for name, shape in {**base.layer, **own}.items() if shape is not None}
     if name == "mimo2":  # as the real one wants it
         parts = [layer.pop(f"attn_{part}.weight") for part in "qkv"]
         layer["attn_qkv.weight"] = (n, sum(shape[1] for shape in parts if isinstance(shape, tuple)))
-    next_: dict[str, Shape | None] = {
-        "nextn.eh_proj.weight": (2 * n, n), "nextn.enorm.weight": n, "nextn.hnorm.weight": n,
-    }  # fmt: skip
     lists = {key: [value[-1]] * 2 for key, value in base.keys.items() if isinstance(value, list) and "rope" not in key}
     changed = {"leading_dense_block_count": 0, "nextn_predict_layers": 1, **lists, **CHANGES.get(name, {})}
     return Headed(
@@ -98,7 +121,7 @@ def headed(name: str, **options: Any) -> Headed:
         {**base.keys, **changed},
         layer,
         base.tensors,
-        {1: {**next_, **own_norm}},
+        {1: more},
         n_layer=2,
         pre=base.pre,
         deviation=base.deviation,

@@ -11,9 +11,12 @@ from llamado.gguf.header import ModelFile
 from llamado.models.architectures.cohere.cohere2moe import Cohere2MoeModel
 from llamado.models.architectures.deepseek.deepseek2 import Deepseek2Model
 from llamado.models.architectures.deepseek.deepseek32 import Deepseek32Model, GlmDsaModel
+from llamado.models.architectures.experts.dots1 import Dots1Model
 from llamado.models.architectures.experts.mimo2 import MiMo2Model
 from llamado.models.architectures.experts.step35 import Step35Model
 from llamado.models.architectures.glm.glm4moe import Glm4MoeModel
+from llamado.models.architectures.mamba.nemotron_h_moe import NemotronHMoeModel
+from llamado.models.architectures.moonshot.bailingmoe3 import BailingMoe3Model
 from llamado.models.architectures.qwen.qwen3next import Qwen3NextModel
 from llamado.models.architectures.qwen.qwen35 import Qwen35Model
 from llamado.models.architectures.qwen.qwen35moe import Qwen35MoeModel
@@ -25,8 +28,12 @@ from llamado.models.heads.head import Head
 from llamado.models.hparams import HyperParameters
 from llamado.models.keys import FILE_ROPE, Keys, RopeOptions
 from llamado.models.memory import LayerMemory
-from llamado.models.parts.attention import Attention
+from llamado.models.parts.attention import Attention, AttentionMatrices
+from llamado.models.parts.norms import LayerNorm, RmsNorm
 from llamado.models.weights import RoleWeights, Weights
+
+_NORMS = ("nextn.shared_head_norm", "layer_output_norm")
+"""What stands before the head, by the names that files have for it."""
 
 
 class NextTokenHead(Head, Decoder):
@@ -53,12 +60,13 @@ class NextTokenHead(Head, Decoder):
         self.takes = (hp.n_embd,)
         w = weights.layer(0, block=hp.first_block)
         self._token_embd = w.maybe("nextn.embed_tokens.weight", hp.n_embd, hp.n_vocab) or self._token_embd
-        if not w.has("nextn.shared_head_head.weight") or not w.has("nextn.shared_head_norm.weight"):
+        norm = next((name for name in _NORMS if w.has(f"{name}.weight")), None)
+        if norm is None or not w.has("nextn.shared_head_head.weight"):
             super()._take_head(weights)
         if w.has("nextn.shared_head_head.weight"):
             self._output = w.linear("nextn.shared_head_head", hp.n_embd, hp.n_vocab)
-        if w.has("nextn.shared_head_norm.weight"):
-            self._output_norm = self._take_norm(w, "nextn.shared_head_norm", hp.n_embd)
+        if norm is not None:
+            self._output_norm = self._take_norm(w, norm, hp.n_embd)
         self._enorm = self._take_norm(w, "nextn.enorm", hp.n_embd)
         self._hnorm = self._take_norm(w, "nextn.hnorm", hp.n_embd)
         self._join = w.linear("nextn.eh_proj", 2 * hp.n_embd, hp.n_embd)
@@ -144,13 +152,50 @@ class Qwen3NextHead(_QwenHead, Qwen3NextModel):
     """Of Qwen3-Next."""
 
 
+class HyV3Head(NextTokenHead, Dots1Model):
+    """Of HY 3."""
+
+
+class BailingMoe3Head(NextTokenHead, BailingMoe3Model):
+    """Of Ling 3.0: a layer with gated latent attention."""
+
+
+class NemotronHMoeHead(NextTokenHead, NemotronHMoeModel):
+    """Of Nemotron 3: both halves of a layer, behind which there is a layer norm."""
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        return NemotronHMoeModel._read_hparams(self, keys, n_vocab)
+
+    def _take_head(self, weights: Weights) -> None:
+        super()._take_head(weights)
+        w = weights.layer(0, block=self.hparams.first_block)
+        self._output_norm = LayerNorm.take(w, "nextn.shared_head_norm", self.hparams.n_embd, biased=False)
+
+    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+        hp = self.hparams
+        matrices = AttentionMatrices.take(w, hp, layer)
+        return Layer(
+            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
+            attention=Attention(matrices=matrices, scale=hp.attention_scale, rope=None),
+            ffn_norm=RmsNorm.take(w, "post_attention_norm", hp.n_embd),
+            feed_forward=NemotronHMoeModel._take_feed_forward(self, w, layer),
+        )
+
+    def remembers(self, layer: int) -> LayerMemory:
+        """Keys and values."""
+        return Decoder.remembers(self, layer)
+
+
 HEADS: dict[str, type[NextTokenHead]] = {
+    "bailingmoe3": BailingMoe3Head,
     "cohere2moe": Cohere2MoeHead,
     "deepseek2": Deepseek2Head,
     "deepseek32": Deepseek32Head,
     "glm-dsa": GlmDsaHead,
     "glm4moe": Glm4MoeHead,
+    "hy_v3": HyV3Head,
     "mimo2": MiMo2Head,
+    "nemotron_h_moe": NemotronHMoeHead,
     "qwen35": Qwen35Head,
     "qwen35moe": Qwen35MoeHead,
     "qwen3next": Qwen3NextHead,
