@@ -71,11 +71,11 @@ def rate(answers: Drafted) -> float:
     return sum(n for _, _, n in answers) / sum(n for _, n, _ in answers)
 
 
-def compare(found: Drafted, right: Drafted) -> None:
+def compare(found: Drafted, right: Drafted, within: float = 0.07) -> None:
     """Of tokens that are nearly as probable, a rounding decides which one comes."""
     same = [(one, other) for one, other in zip(found, right, strict=True) if one[0] == other[0]]
     assert len(same) >= len(PROMPTS) - 1
-    assert abs(rate([one for one, _ in same]) - rate([other for _, other in same])) < 0.07
+    assert abs(rate([one for one, _ in same]) - rate([other for _, other in same])) < within
     assert max(n for _, n, _ in found) > 20
 
 
@@ -85,7 +85,8 @@ def test_blocks_behind_the_layers(name: str, peer_bin: Path, tmp_path: Path) -> 
     for most in (1, 3):
         right = theirs(peer_bin, path, "draft-mtp", None, tmp_path / "s.log", most)
         found = ours(path, "draft-mtp", None, most)
-        compare(found, right)
+        # Where it cannot go back to a state it reads what was right once more, and drafts nothing meanwhile.
+        compare(found, right, 0.15 if name == "qwen3next" else 0.07)
         assert rate(found) > 0.4
 
 
