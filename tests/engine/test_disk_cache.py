@@ -271,6 +271,27 @@ def test_the_end_of_a_sequence_goes_before_its_beginning(tmp_path: Path) -> None
     assert chain is not None and 500 < chain.n < 2000 and [b.start for b in chain.blocks][:2] == [0, BLOCK]
 
 
+def test_tails_take_about_as_much_room_as_cells(tmp_path: Path) -> None:
+    """Of a sequence that is written as it grows: those at its end, and as many before as its cells take room."""
+    disk, other = cache(tmp_path), sequence(2, 500, (250, 500))
+    disk.put(other)
+    whole = sequence(1, 1200)
+    for n in (400, 800, 1200):
+        tails = {t: np.full(1000, t % 97, np.uint8) for t in range(40, n + 1, 40)}
+        disk.put(Stored(whole.tokens[:n], (), sequence(1, n).cells, tails, 7 * n))
+        assert eventually(lambda: not disk._waiting and not disk._pending)
+        found = [block for blocks in disk._children.values() for block in blocks.values() if block.is_tail]
+        ends = sorted(block.end for block in found if block.tokens[0] in whole.tokens and block.n_bytes == 1000)
+        assert len(ends) == 4 + 3 * n // 1000 and ends[-3:] == [n - 80, n - 40, n]
+        assert all(read_data(block)[0] == block.end % 97 for block in found)
+        chain = disk.find(whole.tokens[:n], (), min, True)
+        assert chain is not None and chain.n == n
+    found_other = disk.find(other.tokens, (), min, True)
+    assert found_other is not None and found_other.n == 500  # another sequence's are left alone
+    disk.finish([], 5)
+    assert sum(path.suffix == ".tail" for path in files(tmp_path)) == 4 + 3 + 2
+
+
 def test_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What cannot be written is not there, nothing is left of it, and the rest goes on."""
     disk = cache(tmp_path)

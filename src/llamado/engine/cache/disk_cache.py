@@ -32,7 +32,7 @@ from llamado.engine.cache.blocks import (
     write_block,
 )
 from llamado.engine.cache.prompt_cache import ReadRate, Stored, shared
-from llamado.engine.cache.snapshots import NEAR
+from llamado.engine.cache.snapshots import NEAR, thinned
 from llamado.engine.errors import EngineError
 from llamado.engine.forward.contract import CellKind, Cells, Scales, piece_cells
 from llamado.engine.request import DiskCounters
@@ -51,6 +51,8 @@ _STALE_SECONDS = 3600.0
 """A file that nobody finished in this time was left behind."""
 _SLACK = 0.05
 """Share of the room that is made free beyond what is needed, so that it is seldom made."""
+_TAILS = 4
+"""Tails of a sequence that are kept however much they take: at its end, and the one before that is missed most."""
 _AHEAD = 4
 """Pieces that are read before the engine takes them."""
 
@@ -442,16 +444,25 @@ class DiskCache:
             start, parent = start + n, block.name
             if n == size:
                 parents.append(block.name)
-        last = -NEAR
-        for n, tail in sorted(stored.tails.items()):
-            if n - last < NEAR and n != stored.tokens.size:
-                continue
-            last, at = n, (n - 1) // size
-            if tail.size and not self._late():
-                block = self._put_block(parents[at], at * size, stored.tokens[at * size : n], True, tail)
+        wanted = _wanted_tails(stored, sum(memory.row_sizes))
+        if wanted:
+            self._drop_tails(stored.tokens, parents, size, wanted)
+        for n in wanted:
+            at = (n - 1) // size
+            if not self._late():
+                block = self._put_block(parents[at], at * size, stored.tokens[at * size : n], True, stored.tails[n])
                 if block is not None:
                     chain.append(block)
         self.used(chain)
+
+    def _drop_tails(self, tokens: Tokens, parents: list[bytes], size: int, wanted: list[int]) -> None:
+        """Remove the tails of a sequence's beginnings, as it was written when it was shorter, that it needs no more."""
+        for at, parent in enumerate(parents):
+            for block in [*self._children.get(parent, {}).values()]:
+                n = at * size + shared(block.tokens, tokens[at * size :])
+                if block.is_tail and n == block.end and n not in wanted:
+                    self._forget(block)
+                    self._unlink(block.path)
 
     def _put_block(self, parent: bytes, start: int, tokens: Tokens, is_tail: bool, data: Cells) -> Block | None:
         """A block's file, written where it is not there yet; None where there is no room for it."""
@@ -491,6 +502,20 @@ class DiskCache:
         self._looked = None
         self._look()
         return True
+
+
+def _wanted_tails(stored: Stored, token_bytes: int) -> list[int]:
+    """Numbers of first tokens of which a sequence's tails are worth their room.
+
+    A window of 512 tokens may take as much as the cells of thousands. So, beyond a few, tails take no more room than
+    cells: those go first that are quickest computed again from the one before.
+    """
+    found: list[int] = []
+    for n in sorted(n for n, tail in stored.tails.items() if tail.size):
+        if not found or n - found[-1] >= NEAR or n == stored.tokens.size:
+            found.append(n)
+    largest = max((stored.tails[n].size for n in found), default=1)
+    return thinned(found, _TAILS + stored.tokens.size * token_bytes // largest)
 
 
 def _is_old(entry: os.DirEntry[str]) -> bool:
