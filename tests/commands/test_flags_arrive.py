@@ -213,9 +213,12 @@ ROWS: dict[str, Row] = {
             "engine.drafts": ("ngram-mod", "suffix"),
             "forward.n_drafted": 1,
         },
+        elsewhere={"plan": {"sizes.n_drafted": 1}},
     ),
     "serve --spec-default": Row(
-        None, {"drafts.kinds": ("ngram-mod",), "engine.drafts": ("ngram-mod",), "forward.n_drafted": 1}
+        None,
+        {"drafts.kinds": ("ngram-mod",), "engine.drafts": ("ngram-mod",), "forward.n_drafted": 1},
+        elsewhere={"plan": {"sizes.n_drafted": 1}},
     ),
     "serve --model-draft": drafting("model.spec", "small", "small", part=True),
     "serve --hf-repo-draft": drafting("model.hf_repo", "u/r", "u/r", part=True),

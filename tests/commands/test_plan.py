@@ -120,6 +120,38 @@ def test_what_does_not_fit_is_shown_and_said(
     assert cli.main(["plan", "-m", str(model_path)]) == 1
 
 
+def test_a_draft_model_has_its_share(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, model_path: Path
+) -> None:
+    """It is named with what it takes, and what is left for the model is less by what loading leaves to it."""
+    small = make_llama(tmp_path / "small.gguf", n_layer=2)
+    command = ["plan", "-m", str(model_path), "-c", "512", "-md", str(small)]
+    free, given_up = [], []
+    for options in ([], ["--spec-type", "suffix"], ["-md", str(small), "--no-mmap"]):
+        given(monkeypatch, 800 * MIB)
+        assert cli.main([*command[: 5 if options else 7], *options]) == 0
+        text = capsys.readouterr().out
+        free.append(float(rows(text, "CPU")[0][1].split()[0]))
+        told = re.search(
+            r"small.gguf drafts \(draft-simple\): ([\d.]+) MiB of weights, ([\d.]+) MiB of K/V cache", text
+        )
+        assert bool(told) == (options != ["--spec-type", "suffix"])
+        if told:
+            assert float(told[1]) == pytest.approx(small.stat().st_size / MIB, abs=0.3)
+            whole = rows(text, "in all")[0][3]
+            assert float(told[2]) == pytest.approx(float(whole.split()[0]) / 3, abs=0.1)
+            left = re.search(r"([\d.]+) MiB are left to it", text)
+            assert left is not None and free[-1] == pytest.approx(800 - float(left[1]), abs=1)
+            given_up.append(float(left[1]))
+    assert free[1] == 800 > free[0] and given_up[1] > given_up[0], "weights that are not mapped count, too"
+
+    on_workers = [*command, "--rpc", "far:1", "--spec-draft-device", "RPC0", "-ts", "1"]
+    given(monkeypatch, 800 * MIB, 800 * MIB)
+    assert cli.main(on_workers) == 0
+    text = capsys.readouterr().out
+    assert "on the workers of --spec-draft-device" in text and rows(text, "CPU")[0][1] == "800 MiB"
+
+
 def test_context_slots_and_cache_types_count(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,32 @@ def test_a_block_in_its_own_file(peer_bin: Path, tmp_path: Path) -> None:
     alone = make_headed(tmp_path / "mtp.gguf", "glm4moe", sway=0.15, alone=True)
     right = theirs(peer_bin, path, "draft-mtp", alone, tmp_path / "s.log", 1)
     compare(ours(path, "draft-mtp", alone, 1), right)
+
+
+def test_a_smaller_model(peer_bin: Path, smollm2_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same model in fewer bits drafts for itself: of as many tokens as many are right.
+
+    Products in few bits are not the same sums in both, so answers part where two tokens are nearly as probable.
+    """
+    draft = tmp_path / "q2_k.gguf"
+    command = [str(peer_bin / "llama-quantize"), "--allow-requantize", str(smollm2_path), str(draft), "Q2_K"]
+    subprocess.run(command, check=True, capture_output=True)
+    questions = ("The capital of France is", "def add(a, b):", '{"name": "Ann", "age":', "Once upon a time",
+                 "1, 2, 3, 4, 5,", "for i in range(10):\n    print(")  # fmt: skip
+    with LoadedModel.load(smollm2_path, EngineOptions(n_ctx=N_CTX, n_threads=1)) as llama:
+        prompts = tuple(llama.tokenize(text) for text in questions)
+    monkeypatch.setattr(f"{__name__}.PROMPTS", prompts)
+    right = theirs(peer_bin, smollm2_path, "draft-simple", draft, tmp_path / "s.log", 3)
+    found = ours(smollm2_path, "draft-simple", draft, 3)
+    same = [
+        sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=True)))
+        for (one, *_), (other, *_) in zip(found, right, strict=True)
+    ]
+    assert sum(n == N_PREDICT for n in same) >= 3, same
+    for (_, n, accepted), (_, n_theirs, accepted_theirs), n_same in zip(found, right, same, strict=True):
+        if n_same == N_PREDICT:
+            assert abs(n - n_theirs) <= 6 and abs(accepted - accepted_theirs) <= 3
+    assert abs(rate(found) - rate(right)) < 0.05 and rate(found) > 0.4
 
 
 _CANDIDATE = re.compile(r"draft candidate +0, pos +(\d+): +(\d+) ")

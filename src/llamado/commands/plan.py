@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from llamado.devices.device import Device
     from llamado.devices.registry import Backend
+    from llamado.engine.drafts.sizes import PlannedDraft
     from llamado.gguf.types import TensorType
 
 _MIB = 1 << 20
@@ -101,6 +102,7 @@ def plan(flags: Parsed) -> int:
     """Print how the model would be divided, against other ways; 1 where it does not fit. Raises LlamadoError."""
     from rich.console import Console
 
+    from llamado.engine.drafts.sizes import planned_draft
     from llamado.engine.forward.fitting import context_size, fit, memory_options, read_text, sizes_for
     from llamado.engine.forward.sizes import usual_weights
     from llamado.engine.supported import check_supported
@@ -117,15 +119,19 @@ def plan(flags: Parsed) -> int:
     header = replace(header, mapped=header.mapped and options.mmap)
     check_supported(header, workers=options.split is not None)
     model = load_model(header, options.rope)
+    draft = planned_draft(header, options)
     figures = _figures(options, *usual_weights(header, model))
+    if draft is not None:
+        figures[0] = replace(figures[0], free=max(figures[0].free - draft.reserve, 0))
     wanted = memory_options(options)
     n_ctx = wanted.asked(model.hparams.n_ctx_train)
     n_cells = context_size(n_ctx, options.n_slots, options.unified)[1]
     sizes = sizes_for(header, model, wanted, n_ctx)
     notes: tuple[str, ...] = ()
+    n_ctx_slot = wanted.shape(n_ctx)[0]
     with suppress(NotEnoughMemory):  # the tables show where, and then it is said
         found = fit(header, model, wanted, figures, options.split)
-        sizes, n_cells, notes = found.sizes, found.n_cells, found.notes
+        sizes, n_cells, notes, n_ctx_slot = found.sizes, found.n_cells, found.notes, found.n_ctx_slot
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     console.print(
         f"{header.source.rpartition('/')[2]}: {sizes.n_layer} layers and the head, {mib(sizes.weights)} of weights"
@@ -135,6 +141,8 @@ def plan(flags: Parsed) -> int:
         markup=False,
         soft_wrap=True,
     )
+    if draft is not None:
+        console.print(draft_text(draft, n_ctx_slot), highlight=False, markup=False, soft_wrap=True)
     for note in notes:
         errors.print(note, highlight=False, markup=False, soft_wrap=True)
     console.print(devices_table(figures))
@@ -150,6 +158,18 @@ def plan(flags: Parsed) -> int:
     if first.problem is not None:
         raise first.problem
     return 0
+
+
+def draft_text(draft: PlannedDraft, n_ctx: int) -> str:
+    """What a model that drafts takes with a context of so many tokens, and where."""
+    sizes = draft.sizes(n_ctx)
+    cache = "" if sizes is None else f", {mib(sum(sizes.kv))} of K/V cache"
+    where = (
+        "on the workers of --spec-draft-device"
+        if draft.elsewhere
+        else f"on this machine, of whose free memory {mib(draft.reserve)} are left to it"
+    )
+    return f"{draft.where} drafts ({draft.kind}): {mib(draft.weights)} of weights{cache}, {where}"
 
 
 def _figures(options: EngineOptions, type: TensorType, width: int) -> list[DeviceFigures]:

@@ -23,7 +23,7 @@ from llamado.engine.errors import EngineError
 from llamado.engine.forward.fitting import Fit, before_reading, fit, memory_options, sizes_for
 from llamado.engine.options import DraftOptions, EngineOptions, ModelSource, Report
 from llamado.engine.supported import check_before_fetching, check_supported, check_types
-from llamado.gguf.header import Header
+from llamado.gguf.header import Header, ModelFile
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.sources.resolve import resolve
 from llamado.models import Model, load_model
@@ -89,14 +89,19 @@ class DraftFile(NamedTuple):
 
     def reserve(self) -> int:
         """Bytes that it takes on this machine at least: with as long a context as is never cut."""
-        if self.options.split is not None:
-            return 0
-        wanted = memory_options(self.options)
-        n_train = self.model.hparams.n_ctx_train
-        n_ctx = min(wanted.asked(n_train), max(wanted.fit.least_context * wanted.n_streams, wanted.n_slots))
-        sizes = sizes_for(self.file, self.model, wanted, n_ctx)
-        weights = 0 if self.file.mapped else sizes.weights
-        return weights + sum(sizes.kv) + sizes.compute + sizes.head_compute
+        return reserved(self.file, self.model, self.options)
+
+
+def reserved(file: ModelFile, model: Model, options: EngineOptions) -> int:
+    """See DraftFile.reserve; `options` are its own."""
+    if options.split is not None:
+        return 0
+    wanted = memory_options(options)
+    n_train = model.hparams.n_ctx_train
+    n_ctx = min(wanted.asked(n_train), max(wanted.fit.least_context * wanted.n_streams, wanted.n_slots))
+    sizes = sizes_for(file, model, wanted, n_ctx)
+    weights = 0 if file.mapped else sizes.weights
+    return weights + sum(sizes.kv) + sizes.compute + sizes.head_compute
 
 
 _NGRAMS: dict[str, Callable[[DraftOptions], DraftKind]] = {
@@ -120,18 +125,26 @@ def drafts_for(options: EngineOptions, model: DraftModel | None, n_vocab: int) -
     return Drafts(kinds, most=MOST if wanted.most is None else min(wanted.most, MOST), least=wanted.least)
 
 
-def open_draft_model(target: GGUFFile, tokenizer: Tokenizer, model: Model, options: EngineOptions) -> DraftFile | None:
-    """The model that drafts for another one, `model` of the file `target`, checked; None where there is none.
+def named_kind(options: EngineOptions) -> str | None:
+    """What the model that drafts is a source of, as `--spec-type` names it; empty: its file tells; None: there is none.
 
-    Raises LlamadoError.
+    Raises EngineError.
     """
     wanted = options.drafts
     named = [name for name in MODEL_KINDS if name in (wanted.kinds or ())]
     if len(named) > 1:
         raise EngineError(f"--spec-type: one model drafts at a time, not {' and '.join(named)}")
-    if not named and (wanted.model is None or wanted.kinds is not None):
+    if named:
+        return named[0]
+    if wanted.model is None or wanted.kinds is not None:
         return None
-    own = replace(
+    return ""
+
+
+def own_options(options: EngineOptions) -> EngineOptions:
+    """Those of a model that drafts for one with these."""
+    wanted = options.drafts
+    return replace(
         options,
         n_batch=min(options.n_batch, 256),
         n_ubatch=min(options.n_ubatch, 256),
@@ -144,10 +157,22 @@ def open_draft_model(target: GGUFFile, tokenizer: Tokenizer, model: Model, optio
         lora=(),
         drafts=DraftOptions(kinds=()),
     )
+
+
+def open_draft_model(target: GGUFFile, tokenizer: Tokenizer, model: Model, options: EngineOptions) -> DraftFile | None:
+    """The model that drafts for another one, `model` of the file `target`, checked; None where there is none.
+
+    Raises LlamadoError.
+    """
+    wanted = options.drafts
+    kind = named_kind(options)
+    if kind is None:
+        return None
+    own = own_options(options)
     shared = wanted.model is None
     file = target if wanted.model is None else GGUFFile.open(_fetch(wanted.model, own), mmap=options.mmap)
     try:
-        kind = named[0] if named else kind_of(file.header)
+        kind = kind or kind_of(file.header)
         if kind == "draft-simple":
             check_supported(file.header, workers=own.split is not None)
             own_tokenizer = load_tokenizer(file.metadata)

@@ -1,0 +1,63 @@
+"""What a model that drafts takes of memory, as the header of its file tells."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llamado.devices.split.placement import ModelSizes
+from llamado.engine.drafts.load import kind_of, named_kind, own_options, reserved
+from llamado.engine.forward.fitting import memory_options, sizes_for
+from llamado.engine.options import EngineOptions
+from llamado.engine.supported import check_supported
+from llamado.gguf.header import Header
+from llamado.models import Model, load_model
+from llamado.models.heads.next_token import load_next_token_head
+
+
+class PlannedDraft:
+    """A model that drafts for the one of `target`, as these options want it; `where`: of which file it is."""
+
+    def __init__(self, target: Header, draft: Header, kind: str, options: EngineOptions) -> None:
+        self.kind, self.where = kind, draft.source.rpartition("/")[2]
+        self._header, self._options = draft, own_options(options)
+        self._model: Model | None = None
+        if kind == "draft-simple":
+            check_supported(draft, workers=self.elsewhere)
+            self._model = load_model(draft, options.rope)
+        elif kind == "draft-mtp":
+            self._model = load_next_token_head(target if options.drafts.model is None else draft, options.rope)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it is on workers."""
+        return self._options.split is not None
+
+    @property
+    def reserve(self) -> int:
+        """Bytes that it takes on this machine at least."""
+        return 0 if self._model is None else reserved(self._header, self._model, self._options)
+
+    @property
+    def weights(self) -> int:
+        """Bytes of those that are its own."""
+        sizes = self.sizes(self._options.n_slots)
+        return self._header.nbytes if sizes is None else sizes.weights
+
+    def sizes(self, n_ctx_slot: int) -> ModelSizes | None:
+        """What it takes with as long a context as the other; None of heads that only their whole file tells of."""
+        if self._model is None:
+            return None
+        options = self._options
+        n_ctx = n_ctx_slot * (1 if options.unified else options.n_slots)
+        return sizes_for(self._header, self._model, memory_options(replace(options, n_ctx=n_ctx)), n_ctx)
+
+
+def planned_draft(target: Header, options: EngineOptions) -> PlannedDraft | None:
+    """The model that drafts for another one, None where there is none. Raises LlamadoError."""
+    source = options.drafts.model
+    kind = named_kind(options)
+    if kind is None:
+        return None
+    header = target if source is None else source.header()
+    header = replace(header, mapped=header.mapped and options.mmap)
+    return PlannedDraft(target, header, kind or kind_of(header), options)
