@@ -207,7 +207,8 @@ NOT_HERE = {
         ("eagle3", "dflash", "gemma4-assistant"),
         "it drafts for another model, whose hidden states it reads, and says nothing by itself",
     ),
-    "deepseek4": "memory of compressed tokens and several streams of hidden states, not yet here",
+    "deepseek4": "beside a window it sees rows that 4 or 128 tokens have together, and its first layers choose "
+    "experts by the token alone: not yet here",
     "clef": "it has no text, but scores of options for llama-server's /v1/systemone, which is not here",
 }
 """Architectures of llama.cpp's list (b11434) that do not run here, and why."""

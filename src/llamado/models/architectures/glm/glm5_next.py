@@ -16,7 +16,7 @@ from llamado.models.keys import Keys
 from llamado.models.memory import LayerMemory
 from llamado.models.memory.pool import ALIGN
 from llamado.models.parts.attention import Mixer
-from llamado.models.parts.experts import Mixture
+from llamado.models.parts.experts import Mixture, add_up
 from llamado.models.parts.feedforward import FeedForward, Gated
 from llamado.models.parts.indexer import IndexerSizes, SparseAttention
 from llamado.models.parts.latent import Compressed, LatentAttention
@@ -25,10 +25,9 @@ from llamado.models.parts.recurrent.kimi_delta import KimiDelta
 from llamado.models.parts.streams.hyper_connections import (
     ConnectionSizes,
     HyperConnections,
-    embedded,
     joined,
-    sum_of_streams,
 )
+from llamado.models.parts.streams.spread import spread
 from llamado.models.weights import RoleWeights, Weights
 
 _DELTA_EPS = 1e-6
@@ -123,7 +122,7 @@ class Glm5NextModel(KimiLinearModel):
         return Mixture.take(w, hp.n_embd, hp.experts, act, shared=shared, limit=self._limits[layer])
 
     def _embed(self, step: Pass) -> Tensor:
-        return embedded(super()._embed(step), self._connections.n)
+        return spread(super()._embed(step), self._connections.n)
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         w, i = self._layers[layer], layer
@@ -138,7 +137,7 @@ class Glm5NextModel(KimiLinearModel):
         return joined(w.feed_forward(step, i, w.ffn_norm(step, h, f"ffn_norm-{i}")), held, f"l_out-{i}")
 
     def _hidden(self, step: Pass, x: Tensor) -> Tensor:
-        return super()._hidden(step, scale(sum_of_streams(x, "hc_head"), 1.0 / x.ne[1]))
+        return super()._hidden(step, scale(add_up(step, x, "hc_head"), 1.0 / x.ne[1]))
 
     def remembers(self, layer: int) -> LayerMemory:
         """A latent row and the indexer's, or the state of the delta rule."""

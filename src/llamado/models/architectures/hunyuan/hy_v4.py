@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from llamado.ggml.graph import add, mul, repeat, reshape, rms_norm, scale, sigmoid, view_1d, view_2d
+from llamado.ggml.graph import add, mul, reshape, rms_norm, scale, sigmoid, view_1d, view_2d
 from llamado.ggml.ops import GluOp
 from llamado.ggml.tensor import Tensor
 from llamado.models.architectures.deepseek.deepseek2 import Deepseek2Model
@@ -20,6 +20,7 @@ from llamado.models.parts.experts import Mixture, add_up
 from llamado.models.parts.feedforward import FeedForward
 from llamado.models.parts.indexer import ALL, Indexer, IndexerSizes, SparseAttention
 from llamado.models.parts.latent import LatentAttention
+from llamado.models.parts.streams.spread import injected, spread
 from llamado.models.weights import RoleWeights, Weights
 
 
@@ -63,13 +64,6 @@ class HyperConnection(NamedTuple):
         part = view_2d(mixes, n, mixes.ne[1], mixes.nb[1], number * n * size)
         part = mul(part, view_1d(self.factors, 1, number * size))
         return sigmoid(add(part, view_1d(self.shifts, n, number * n * size)))
-
-
-def _spread(y: Tensor, streams: Tensor, parts: Tensor, name: str) -> Tensor:
-    """The streams [n_embd, n, n_tokens], each with its part of y [n_embd, n_tokens]."""
-    n_embd, n, n_tokens = streams.ne[:3]
-    each = repeat(reshape(y, n_embd, 1, n_tokens), n_embd, n, n_tokens, 1)
-    return add(streams, mul(each, reshape(parts, 1, n, n_tokens)), name)
 
 
 class HyV4Model(Deepseek2Model):
@@ -150,9 +144,7 @@ class HyV4Model(Deepseek2Model):
         return attention.remembers()
 
     def _embed(self, step: Pass) -> Tensor:
-        x = super()._embed(step)
-        n_embd, n_tokens = x.ne[:2]
-        return repeat(reshape(x, n_embd, 1, n_tokens), n_embd, self._streams.n, n_tokens, 1, name="hc_init")
+        return spread(super()._embed(step), self._streams.n, "hc_init")
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         w, i, (n_embd, n, n_tokens) = self._layers[layer], layer, x.ne[:3]
@@ -164,10 +156,10 @@ class HyV4Model(Deepseek2Model):
             return None
         attended, mixes, flat = step.keep_outputs(i, attended, mixes, reshape(x, n_embd * n, n_tokens))
         x = reshape(flat, n_embd, n, flat.ne[1])
-        x = _spread(attended, x, before.back(mixes, f"hc_attn-{i}"), f"hc_attn_out-{i}")
+        x = injected(x, attended, before.back(mixes, f"hc_attn-{i}"), f"hc_attn_out-{i}")
         h, mixes = after.seen(step, x, f"hc_ffn-{i}")
         y = w.feed_forward(step, i, w.ffn_norm(step, h, f"ffn_norm-{i}"))
-        return _spread(y, x, after.back(mixes, f"hc_ffn-{i}"), f"l_out-{i}")
+        return injected(x, y, after.back(mixes, f"hc_ffn-{i}"), f"l_out-{i}")
 
     def _hidden(self, step: Pass, x: Tensor) -> Tensor:
         return super()._hidden(step, self._collect.seen(step, x, "hc_head")[0])

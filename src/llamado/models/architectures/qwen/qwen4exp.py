@@ -20,8 +20,8 @@ from llamado.models.parts.indexer import IndexerSizes
 from llamado.models.parts.ngrams import Hashes, NgramLayer
 from llamado.models.parts.pooled_indexer import RunChooser
 from llamado.models.parts.recurrent.delta_net import DeltaNet
-from llamado.models.parts.streams.hyper_connections import embedded
-from llamado.models.parts.streams.stream_gates import StreamGates, injected
+from llamado.models.parts.streams.spread import injected, spread
+from llamado.models.parts.streams.stream_gates import StreamGates
 from llamado.models.weights import RoleWeights, Weights
 
 _STATES = 2
@@ -113,7 +113,7 @@ class Qwen4ExpModel(Qwen35MoeModel):
         return super()._take_delta_net(w)._replace(gate=UnaryOp.SIGMOID)
 
     def _embed(self, step: Pass) -> Tensor:
-        return embedded(super()._embed(step), self._n)
+        return spread(super()._embed(step), self._n)
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         w, i = self._layers[layer], layer

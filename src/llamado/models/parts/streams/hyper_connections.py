@@ -12,7 +12,6 @@ from llamado.ggml.graph import (
     div,
     mul,
     permute,
-    repeat,
     reshape,
     rms_norm,
     scale,
@@ -26,6 +25,8 @@ from llamado.ggml.graph import (
 from llamado.ggml.tensor import Tensor
 from llamado.models.forward import Pass
 from llamado.models.keys import Keys
+from llamado.models.parts.experts import add_up
+from llamado.models.parts.streams.spread import spread
 from llamado.models.weights import RoleWeights
 
 
@@ -92,7 +93,8 @@ class HyperConnections(NamedTuple):
         read = scale(sigmoid(self._part(mixes, 0, n)), 1.0, eps, f"{name}_pre")
         added = scale(sigmoid(self._part(mixes, 1, n)), 2.0, name=f"{name}_post")
         mixing = self._balanced(soft_max_ext(reshape(self._part(mixes, 2, n * n), n, n, n_tokens), None, 1.0))
-        return weighted_sum(x, read, f"{name}_in"), Held(x, added, step.graph.expand(mixing))
+        seen = add_up(step, mul(x, reshape(read, 1, n, n_tokens)), f"{name}_in")
+        return seen, Held(x, added, step.graph.expand(mixing))
 
     def _part(self, mixes: Tensor, i: int, width: int) -> Tensor:
         n, size = self.sizes.n, mixes.nb[0]
@@ -115,36 +117,10 @@ class HyperConnections(NamedTuple):
 def joined(made: Tensor, held: Held, name: str) -> Tensor:
     """The streams after a half of a layer has made [n_embd, n_tokens] of what it saw."""
     streams, (n_embd, n, n_tokens, _) = held.streams, held.streams.ne
-    total = mul(_spread(made, n), reshape(held.added, 1, n, n_tokens))
+    total = mul(spread(made, n), reshape(held.added, 1, n, n_tokens))
     for i in range(n):
         stream = cont(view_2d(streams, n_embd, n_tokens, streams.nb[2], i * streams.nb[1]))
         m = held.mixing
         factors = cont(view_3d(m, 1, n, n_tokens, m.nb[0], m.nb[2], i * m.nb[1]))
-        total = add(total, mul(_spread(stream, n), factors), name)
-    return total
-
-
-def _spread(x: Tensor, n: int) -> Tensor:
-    """Rows [n_embd, n_tokens] as [n_embd, n, n_tokens], n times the same."""
-    n_embd, n_tokens = x.ne[:2]
-    return repeat(reshape(x, n_embd, 1, n_tokens), n_embd, n, n_tokens, 1)
-
-
-def embedded(x: Tensor, n: int) -> Tensor:
-    """The streams that a pass begins with."""
-    return _spread(x, n)
-
-
-def weighted_sum(x: Tensor, weights: Tensor, name: str) -> Tensor:
-    """Of streams [n_embd, n, n_tokens] the sum [n_embd, n_tokens] with weights [n, n_tokens]."""
-    return sum_of_streams(mul(x, reshape(weights, 1, *weights.ne[:2])), name)
-
-
-def sum_of_streams(x: Tensor, name: str) -> Tensor:
-    """Of streams [n_embd, n, n_tokens] the sum [n_embd, n_tokens]."""
-    n_embd, n, n_tokens = x.ne[:3]
-    parts = [cont(view_2d(x, n_embd, n_tokens, x.nb[2], i * x.nb[1])) for i in range(n)]
-    total = parts[0]
-    for part in parts[1:]:
-        total = add(total, part, name)
+        total = add(total, mul(spread(stream, n), factors), name)
     return total

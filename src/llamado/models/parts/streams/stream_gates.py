@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from llamado.ggml.graph import add, mul, repeat, reshape, rms_norm, scale, sigmoid, silu
+from llamado.ggml.graph import mul, reshape, rms_norm, scale, sigmoid, silu
 from llamado.ggml.tensor import Tensor
 from llamado.models.forward import Linear, Pass
-from llamado.models.parts.streams.hyper_connections import sum_of_streams
+from llamado.models.parts.experts import add_up
 from llamado.models.weights import RoleWeights
 
 
@@ -53,15 +53,8 @@ class StreamGates(NamedTuple):
         row = reshape(self.norm(step, x), n * n_embd, n_tokens, name=f"{name}_norm")
         low = silu(scale(self.down(step, row, f"{name}_down"), 1.0 / n))
         gated = mul(row, sigmoid(self.up(step, low, f"{name}_gate")))
-        seen = scale(sum_of_streams(reshape(gated, n_embd, n, n_tokens), f"{name}_sum"), 1.0 / n, name=f"{name}_mixed")
+        seen = scale(add_up(step, reshape(gated, n_embd, n, n_tokens), f"{name}_sum"), 1.0 / n, name=f"{name}_mixed")
         if self.inject is None:
             return seen, None
         added = scale(self.inject(step, row, f"{name}_inject"), 1.0 / n)
         return seen, step.graph.expand(scale(sigmoid(added), 2.0))
-
-
-def injected(streams: Tensor, made: Tensor, added: Tensor, name: str) -> Tensor:
-    """Streams [n_embd, n, n_tokens], and as much of what was made [n_embd, n_tokens] as `added` says [n, n_tokens]."""
-    n_embd, n, n_tokens, _ = streams.ne
-    each = repeat(reshape(made, n_embd, 1, n_tokens), n_embd, n, n_tokens, 1)
-    return add(streams, mul(each, reshape(added, 1, n, n_tokens)), name)

@@ -1,0 +1,18 @@
+"""From one row of each token to several streams."""
+
+from __future__ import annotations
+
+from llamado.ggml.graph import add, mul, repeat, reshape
+from llamado.ggml.tensor import Tensor
+
+
+def spread(x: Tensor, n: int, name: str = "") -> Tensor:
+    """Rows [n_embd, n_tokens] as streams [n_embd, n, n_tokens], n times the same."""
+    n_embd, n_tokens = x.ne[:2]
+    return repeat(reshape(x, n_embd, 1, n_tokens), n_embd, n, n_tokens, 1, name=name)
+
+
+def injected(streams: Tensor, made: Tensor, parts: Tensor, name: str) -> Tensor:
+    """Streams [n_embd, n, n_tokens], each with its part, of [n, n_tokens], of what was made [n_embd, n_tokens]."""
+    _, n, n_tokens, _ = streams.ne
+    return add(streams, mul(spread(made, n), reshape(parts, 1, n, n_tokens)), name)
