@@ -181,6 +181,20 @@ def test_what_was_not_computed_is_not_read(tmp_path: Path) -> None:
         assert timings.draft_n_accepted == timings.draft_n and (timings.draft_n or 0) > 3 and sum(rows) > 115
 
 
+def test_after_a_shift_the_head_begins_where_states_are_known(tmp_path: Path) -> None:
+    """What the head has read began late, since of the first tokens there were no states; now there are."""
+    path = make_headed(tmp_path / "m.gguf", "glm4moe")
+    request = Request(prompt=[*range(5, 230)], n_predict=8, sampling=Sampling(seed=1, ignore_eos=True))
+    with load(path, None, n_ctx=256) as model:
+        send(engine_of(model), request).result  # noqa: B018
+        engine_of(model).save_slot(0, tmp_path / "slot").result()
+    with load(path, "draft-mtp", n_ctx=256, context_shift=True) as model:
+        engine_of(model).restore_slot(0, tmp_path / "slot").result()
+        again = Request(prompt=request.prompt, n_predict=120, sampling=Sampling(seed=1, ignore_eos=True, temperature=0))
+        timings = send(engine_of(model), again).result.timings
+        assert timings.cache_n > 200 and (timings.draft_n_accepted or 0) > 60
+
+
 def test_a_chat_goes_on_with_what_the_head_has_read(tmp_path: Path) -> None:
     path = make_headed(tmp_path / "m.gguf", "glm4moe")
     with load(path, "draft-mtp", n_ctx=1024) as model:

@@ -95,7 +95,7 @@ class HeadDrafter(ModelDrafter):
         start = self._known_from(len(said))
         if start > len(said) - 1:
             return []
-        if start > kept + 1:
+        if start > kept + 1 or start < kept == self.base:
             self._go_back(0)
             self.base = kept = start
         return [*said[kept:]]
