@@ -136,13 +136,18 @@ def make_headed(path: Path, name: str, **options: Any) -> Path:
 
 @dataclass(frozen=True)
 class Eagle(Tiny):
-    """`repeats`: it adds nothing to the state of the last of the layers that it sees."""
+    """`repeats`: it adds nothing to the state of the last of the layers that it sees. `table`: of the tokens that it
+    drafts.
+    """
 
     repeats: bool = False
+    table: tuple[int, ...] = ()
 
     def values(self, rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         """See Tiny."""
         values = super().values(rng, name, shape)
+        if name == "d2t" and self.table:
+            return np.array(self.table, np.int64)
         if name == "d2t":
             return np.sort(np.random.default_rng(1).permutation(self.n_vocab)[: shape[0]]).astype(np.int64)
         if self.repeats and name == "fc.weight":
@@ -182,9 +187,19 @@ def make_target(path: Path) -> Path:
     return make(Headed("llama", {**KEYS, "rope.dimension_count": HEAD}, LLAMA, n_layer=4), path)
 
 
-def make_dflash(path: Path, *, n_drafted: int = 0, own: bool = False, more: Sequence[str] = (), **keys: Any) -> Path:
-    """Writes a DFlash head of two layers for it; `more`: weights that some files have, -attn_v.weight: not."""
-    n = N_EMBD
+def make_dflash(
+    path: Path,
+    *,
+    n_drafted: int = 0,
+    table: tuple[int, ...] = (),
+    own: bool = False,
+    more: Sequence[str] = (),
+    **keys: Any,
+) -> Path:
+    """Writes a DFlash head of two layers for it, which drafts so many tokens, or those of a table; `more`: weights that
+    some files have, -attn_v.weight: not.
+    """
+    n, n_drafted = N_EMBD, n_drafted or len(table)
     optional: dict[str, Shape] = {
         "post_attention_norm.weight": n,
         "post_ffw_norm.weight": n,
@@ -204,4 +219,4 @@ def make_dflash(path: Path, *, n_drafted: int = 0, own: bool = False, more: Sequ
     if not own:
         tensors["token_embd.weight"] = None
     wanted = {"target_layers": [0, 1, 3], "block_size": 6, "tokenizer.ggml.mask_token_id": 5, **keys}
-    return make(Eagle("dflash", {**KEYS, **wanted}, layer, tensors, n_layer=2), path)
+    return make(Eagle("dflash", {**KEYS, **wanted}, layer, tensors, n_layer=2, table=table), path)
