@@ -157,7 +157,7 @@ def logits_along(forward: Forward, tokens: list[int], first: int) -> Iterable[ND
         batch = np.array(tokens[at : at + forward.max_batch], np.int32)
         positions = np.arange(at, at + len(batch), dtype=np.int32)
         rows = np.nonzero(positions >= first)[0].astype(np.int32)
-        yield from forward.start(batch, [Span(handle, at, len(batch))], rows).result()
+        yield from forward.start(batch, [Span(handle, at, len(batch), before=tokens[:at])], rows).result()
         handle.used += len(batch)
     forward.memory.free(handle)
 

@@ -9,6 +9,11 @@ import pytest
 from tiny import TINY, make
 
 from llamado import Llama
+from llamado.commands.bench.perplexity import Score, score_chunk
+from llamado.devices.cpu.device import CpuDevice
+from llamado.engine.forward.runner import ModelRunner
+from llamado.gguf.reader import GGUFFile
+from llamado.models import load_model
 from llamado.models.batch import Batch
 from llamado.models.memory import Handle, Span, windows_before
 from llamado.models.memory.pool import Run
@@ -56,6 +61,22 @@ def test_what_was_before_each_token() -> None:
     assert found.tolist() == [[-1, -1], [-1, 10], [-1, 4], [2, 3], [3, 30], [30, 31]]
     with pytest.raises(ValueError, match="2 tokens before position 9"):
         windows_before(np.array([1], np.int32), [Span(handle, 9, 1, before=[3])], 2)
+
+
+def test_texts_are_scored_alike_in_batches_of_any_size(tmp_path: Path) -> None:
+    path, tokens, found = (
+        make(TINY["qwen4exp"], tmp_path / "m.gguf"),
+        np.random.default_rng(3).integers(3, 300, 150),
+        [],
+    )
+    for max_batch in (160, 16):
+        with GGUFFile.open(path) as file:
+            runner = ModelRunner(file, load_model(file), [CpuDevice(1)], n_cells=256, max_batch=max_batch)
+            score = Score()
+            score_chunk(runner, tokens.tolist(), score)
+            found.append((score.count, score.nll))
+            runner.close()
+    assert found[0] == found[1]
 
 
 def test_answers_do_not_depend_on_how_a_prompt_is_read(tmp_path: Path) -> None:

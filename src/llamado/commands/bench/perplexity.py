@@ -62,7 +62,7 @@ def score_chunk(forward: Forward, tokens: Sequence[int], score: Score) -> None:
         part = chunk[at : at + step]
         positions = np.arange(at, at + len(part), dtype=np.int32)
         scored = np.nonzero((positions >= first) & (positions < n - 1))[0].astype(np.int32)
-        logits = forward.start(part, [Span(handle, at, len(part))], scored).result()
+        logits = forward.start(part, [Span(handle, at, len(part), before=chunk[:at])], scored).result()
         handle.used += len(part)
         for row, i in zip(logits, scored.tolist(), strict=True):
             wide = row.astype(np.float64)

@@ -95,7 +95,8 @@ class MeasuredSequence:
         for at in range(0, n, batch):
             part = tokens[at : at + batch]
             outputs = np.array([len(part) - 1] if at + batch >= n else [], dtype=np.int32)
-            span = Span(self._handle, self._handle.used, len(part))
+            used = self._handle.used
+            span = Span(self._handle, used, len(part), before=np.zeros(used, np.int32))
             started.append(self._forward.start(part, [span], outputs))
             self._handle.used += len(part)
         for future in started:

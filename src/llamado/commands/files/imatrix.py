@@ -195,7 +195,8 @@ class ChunkReader:
         while at < n:
             size = runner.exactly(min(n - at, runner.max_batch))
             everything = np.arange(size, dtype=np.int32)
-            logits = runner.start(given[at : at + size], [Span(handle, at, size)], everything).result()
+            spans = [Span(handle, at, size, before=given[:at])]
+            logits = runner.start(given[at : at + size], spans, everything).result()
             handle.used += size
             for name, sums in self._observer.sums(runner.read).items():
                 total[name] = sums.plus(total.get(name))

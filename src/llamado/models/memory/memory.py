@@ -75,7 +75,7 @@ class Span(NamedTuple):
     first: int
     n: int
     on_trust: int = 0
-    before: Sequence[int] = ()
+    before: Sequence[int] | NDArray[np.int32] = ()
 
 
 def windows_before(tokens: NDArray[np.int32], spans: Sequence[Span], n: int) -> NDArray[np.int32]:
