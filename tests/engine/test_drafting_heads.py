@@ -222,6 +222,15 @@ def test_a_head_from_its_own_file(tmp_path: Path) -> None:
         assert names == ["suffix", "draft-mtp"]
 
 
+def test_a_smaller_model_with_a_block_of_its_own_drafts_as_a_whole(tmp_path: Path) -> None:
+    target = make_llama(tmp_path / "l.gguf", n_vocab=512, n_layer=3)
+    small = make_headed(tmp_path / "s.gguf", "glm4moe")
+    for path, kind in ((target, "draft-simple"), (small, "draft-mtp")):
+        drafts = DraftOptions(model=ModelSource(spec=str(small)))
+        with LoadedModel.load(path, EngineOptions(n_ctx=256, n_threads=1, drafts=drafts)) as model:
+            assert [count.name for count in engine_of(model).snapshot().counters.drafts] == ["suffix", kind]
+
+
 def test_what_has_no_head_is_refused(tmp_path: Path) -> None:
     llama = make_llama(tmp_path / "l.gguf", n_vocab=320)
     with pytest.raises(UnsupportedModel, match="no tokens are drafted with blocks behind the layers of 'llama'"):

@@ -170,9 +170,11 @@ def open_draft_model(target: GGUFFile, tokenizer: Tokenizer, model: Model, optio
         return None
     own = own_options(options)
     shared = wanted.model is None
-    file = target if wanted.model is None else GGUFFile.open(_fetch(wanted.model, own), mmap=options.mmap)
+    file = (
+        target if wanted.model is None else GGUFFile.open(_fetch(wanted.model, own, target.header), mmap=options.mmap)
+    )
     try:
-        kind = kind or kind_of(file.header)
+        kind = kind or kind_of(file.header, target.header)
         if kind == "draft-simple":
             check_supported(file.header, workers=own.split is not None)
             own_tokenizer = load_tokenizer(file.metadata)
@@ -199,13 +201,13 @@ def open_draft_model(target: GGUFFile, tokenizer: Tokenizer, model: Model, optio
         raise
 
 
-def kind_of(header: Header) -> str:
-    """What a file that drafts is a source of, as `--spec-type` has it."""
+def kind_of(header: Header, target: Header) -> str:
+    """What a file that drafts is a source of, as `--spec-type` has it; a smaller model's own block is of no use."""
     architecture = header.metadata.str_("general.architecture", "")
     for kind, head in _FUSED.items():
         if architecture == head.name:
             return kind
-    return "draft-mtp" if has_next_token_head(header) else "draft-simple"
+    return "draft-mtp" if has_next_token_head(header, target) else "draft-simple"
 
 
 def _check_weights(header: Header, head: Head) -> None:
@@ -213,11 +215,11 @@ def _check_weights(header: Header, head: Head) -> None:
     check_types(replace(header, tensors={name: t for name, t in header.tensors.items() if name in head.weights}))
 
 
-def _fetch(source: ModelSource, options: EngineOptions) -> Path:
+def _fetch(source: ModelSource, options: EngineOptions, target: Header) -> Path:
     """The file of a model that drafts, fetched where it is not here yet, if it can. Raises LlamadoError."""
 
     def check(header: Header) -> None:
-        if kind_of(header) == "draft-simple":
+        if kind_of(header, target) == "draft-simple":
             check_before_fetching(header, options, log.info)
 
     return resolve(source.spec, hf_repo=source.hf_repo, hf_file=source.hf_file, check=check)

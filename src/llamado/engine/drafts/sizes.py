@@ -60,4 +60,4 @@ def planned_draft(target: Header, options: EngineOptions) -> PlannedDraft | None
         return None
     header = target if source is None else source.header()
     header = replace(header, mapped=header.mapped and options.mmap)
-    return PlannedDraft(target, header, kind or kind_of(header), options)
+    return PlannedDraft(target, header, kind or kind_of(header, target), options)

@@ -204,11 +204,21 @@ HEADS: dict[str, type[NextTokenHead]] = {
 """By architecture."""
 
 
-def has_next_token_head(file: ModelFile) -> bool:
-    """Whether the last block of a file is one that drafts."""
+def has_next_token_head(file: ModelFile, target: ModelFile) -> bool:
+    """Whether the last block of a file is one that drafts for the model of another."""
     architecture = file.metadata.str_("general.architecture", "")
     last = file.metadata.int_(f"{architecture}.block_count", 0) - 1
-    return f"blk.{last}.nextn.eh_proj.weight" in file.tensors
+    if f"blk.{last}.nextn.eh_proj.weight" not in file.tensors:
+        return False
+    own, others = (
+        (
+            one.metadata.int_(f"{architecture}.block_count", 0)
+            - one.metadata.int_(f"{architecture}.nextn_predict_layers", 0),
+            one.metadata.int_(f"{architecture}.embedding_length", 0),
+        )
+        for one in (file, target)
+    )
+    return own == others
 
 
 def load_next_token_head(file: ModelFile, rope: RopeOptions = FILE_ROPE) -> NextTokenHead:
