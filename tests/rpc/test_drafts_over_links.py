@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import TINY, make
 from tiny_models import make_llama
 from wire_client import running
 
@@ -85,6 +86,27 @@ def test_windows_over_links(model: Path) -> None:
                 drafted = [(r.timings.draft_n or 0, r.timings.draft_n_accepted or 0) for r in results]
         assert sum(n for n, _ in drafted) > 30 and all(n == accepted for n, accepted in drafted)
         assert passes["draft-simple",] < 0.6 * passes[()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["falcon-h1", "lfm2", "qwen35"])
+def test_windows_of_a_model_that_remembers_states(name: str, tmp_path: Path) -> None:
+    """Its own drafts, which are right, and those of another one with its vocabulary, which are wrong."""
+    path, other = (make(TINY[name], tmp_path / f"{i}.gguf", seed=i) for i in (1, 2))
+    with LoadedModel.load(path, EngineOptions(n_ctx=512, n_threads=1)) as llama:
+        right = told(answers(llama))
+    with worker() as first, worker() as second:
+        split = SplitOptions(rpc=(f"127.0.0.1:{first.port}", f"127.0.0.1:{second.port}"), tensor_split=(1.0, 1.0))
+        for draft in (path, other):
+            drafts = DraftOptions(kinds=("draft-simple",), model=ModelSource(spec=str(draft)))
+            options = EngineOptions(n_ctx=512, n_threads=1, split=split, drafts=drafts)
+            with LoadedModel.load(path, options) as llama:
+                assert isinstance(llama.engine, Engine) and llama.engine._drafts is not None
+                llama.engine._drafts.cost = Free()
+                results = answers(llama)
+                assert told(results) == right
+                rate = sum(r.timings.draft_n_accepted for r in results) / sum(r.timings.draft_n for r in results)
+                assert rate == 1 if draft == path else rate < 0.5, (draft, rate)
 
 
 @pytest.mark.slow
