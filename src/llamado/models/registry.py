@@ -204,9 +204,10 @@ NOT_HERE = {
     "wavtokenizer-dec": "it makes sound of numbers, and has no text",
     **dict.fromkeys(("qwen3tts", "pockettts"), "they make numbers of which another model makes sound, not text"),
     **dict.fromkeys(
-        ("eagle3", "dflash", "gemma4-assistant"),
-        "it drafts for another model, whose hidden states it reads, and says nothing by itself",
+        ("eagle3", "dflash"),
+        "it drafts for another model, whose `-md` it is (`--spec-type`), and says nothing by itself",
     ),
+    "gemma4-assistant": "it drafts for Gemma 4, whose keys and values it reads: such drafts are not here",
     "deepseek4": "beside a window it sees rows that 4 or 128 tokens have together, and its first layers choose "
     "experts by the token alone: not yet here",
     "clef": "it has no text, but scores of options for llama-server's /v1/systemone, which is not here",
