@@ -778,6 +778,8 @@ IMATRIX = _group(
           commands=_IMATRIX),
     _used("-c --ctx-size", "tokens of a chunk", type="int", default=512, metavar="N", commands=_IMATRIX),
     _used("-t --threads", "threads (default: one per core)", type="int", metavar="N", commands=_IMATRIX),
+    _used("--rpc", "workers that share the model: host:port, tls://host:port, comma-separated; may be repeated",
+          type="str", many=True, metavar="SERVERS", commands=_IMATRIX),
     _used("--chunk --from-chunk", "chunk of the text to begin with", type="int", default=0, metavar="N",
           commands=_IMATRIX),
     _used("--chunks", "chunks to read at most (-1: all)", type="int", default=-1, metavar="N", commands=_IMATRIX),

@@ -498,6 +498,7 @@ ROWS: dict[str, Row] = {
     "imatrix --output": observed("output", "o.gguf", Path("o.gguf")),
     "imatrix --ctx-size": observed("n_ctx", "64", 64),
     "imatrix --threads": observed("n_threads", "3", 3),
+    "imatrix --rpc": observed("rpc", "a:1,b:2", ("a:1", "b:2"), base="--in-file i.gguf"),
     "imatrix --chunk": observed("first", "2", 2),
     "imatrix --chunks": observed("chunks", "2", 2),
     "imatrix --ppl": observed("perplexity", None, False),

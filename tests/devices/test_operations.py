@@ -350,33 +350,26 @@ def test_halves_are_rounded_away_from_zero(device: CpuDevice) -> None:
 
 
 @pytest.mark.parametrize("ne", [(576, 40), (64, 7, 3, 2), (100, 9), (13, 4, 2), (70, 6)])
-@pytest.mark.parametrize("squared", [False, True])
-def test_copies_are_added_up(device: CpuDevice, ne: tuple[int, ...], squared: bool) -> None:
+def test_copies_are_added_up(device: CpuDevice, ne: tuple[int, ...]) -> None:
     """All of them in one order, so that a sum over rows does not depend on how they came."""
     x = new(*ne)
     data = {x: values(*ne)}
-    source = g.sqr(x) if squared else x
-    check(device, g.repeat_back(source, ne[0]), data, rtol=1e-5, atol=1e-5)
-    check(device, g.repeat_back(source, ne[0], 1, *ne[2:]), data, rtol=1e-5, atol=1e-5)
+    check(device, g.repeat_back(x, ne[0]), data, rtol=1e-5, atol=1e-5)
+    check(device, g.repeat_back(x, ne[0], 1, *ne[2:]), data, rtol=1e-5, atol=1e-5)
     if ne == (70, 6):
-        check(device, g.repeat_back(source, 35, 2), data, rtol=1e-5, atol=1e-5)
-        turned = g.permute(source, 1, 0, 2, 3)
+        check(device, g.repeat_back(x, 35, 2), data, rtol=1e-5, atol=1e-5)
+        turned = g.permute(x, 1, 0, 2, 3)
         check(device, g.repeat_back(turned, 3, 7), data, rtol=1e-5, atol=1e-5)
 
 
-def test_squares_that_are_added_up_alone_are_never_stored(device: CpuDevice) -> None:
-    """To the bit what they come to one after the other, in numpy's order of single additions."""
-    x = new(100, 33)
-    given = values(100, 33)
+def test_rows_are_added_up_in_order(device: CpuDevice) -> None:
+    """To the bit what numpy's single additions come to, one row after the other."""
+    x, given = new(100, 33), values(100, 33)
     right = np.zeros(100, np.float32)
     for row in given.reshape(33, 100):
         right += row * row
-    for others in (False, True):
-        squares = g.sqr(x)
-        wanted = {"sum": g.repeat_back(squares, 100)} | ({"too": g.scale(squares, 2.0)} if others else {})
-        found = Case(wanted, {x: given}).run(device)
-        assert found["sum"].tobytes() == right.tobytes()
-        assert not others or (found["too"] == 2 * np.square(given).reshape(found["too"].shape)).all()
+    found = Case({"sum": g.repeat_back(g.sqr(x), 100)}, {x: given}).run(device)
+    assert found["sum"].tobytes() == right.tobytes()
 
 
 def test_orders_of_equal_numbers_and_of_what_is_none(device: CpuDevice) -> None:

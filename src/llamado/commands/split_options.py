@@ -14,6 +14,24 @@ from llamado.models.parts.name_patterns import EXPERTS, NETWORKS, of_first_layer
 _LEAST_TIMEOUT = 0.1  # seconds; less than that and a busy machine is taken for one that is gone
 
 
+def workers(given: list[str]) -> tuple[str, ...]:
+    """The endpoints that --rpc names. Raises FlagError."""
+    from llamado.rpc.endpoint import Endpoint
+
+    endpoints: dict[str, None] = {}
+    for text in listed(given):
+        try:
+            endpoint = str(Endpoint.parse(text))
+        except LlamadoError as error:
+            raise FlagError(f"--rpc: {error}") from None
+        if endpoint in endpoints:
+            raise FlagError(f"--rpc: {endpoint} is named twice")
+        endpoints[endpoint] = None
+    if given and not endpoints:
+        raise FlagError("--rpc: expected host:port, comma-separated, got an empty text")
+    return tuple(endpoints)
+
+
 def split_options(flags: Parsed) -> SplitOptions | None:
     """How the model is divided among machines; None where there are no others. Raises FlagError."""
     given = [key for key in ("rpc", "cluster_token", "discover") if flags.values.get(key)]
@@ -23,19 +41,7 @@ def split_options(flags: Parsed) -> SplitOptions | None:
         if flags.values.get(key):
             others = " and ".join(f"--{other.replace('_', '-')}" for other in given)
             raise FlagError(f"{label}: texts are made into vectors on this machine alone: leave out {others}")
-    from llamado.rpc.endpoint import Endpoint
-
-    endpoints: dict[str, None] = {}
-    for text in listed(flags.rpc or []):
-        try:
-            endpoint = str(Endpoint.parse(text))
-        except LlamadoError as error:
-            raise FlagError(f"--rpc: {error}") from None
-        if endpoint in endpoints:
-            raise FlagError(f"--rpc: {endpoint} is named twice")
-        endpoints[endpoint] = None
-    if flags.rpc and not endpoints:
-        raise FlagError("--rpc: expected host:port, comma-separated, got an empty text")
+    endpoints = workers(flags.rpc or [])
     for key in ("rpc_failover", "rpc_wait", "rpc_request_wait"):
         seconds = flags.values[key]
         if seconds is not None and not 0 <= seconds < math.inf:
@@ -48,7 +54,7 @@ def split_options(flags: Parsed) -> SplitOptions | None:
     if bool(flags.rpc_cert) != bool(flags.rpc_key):
         raise FlagError("--rpc-cert and --rpc-key: give both or none")
     return SplitOptions(
-        rpc=tuple(endpoints),
+        rpc=endpoints,
         tensor_split=_tensor_split(flags.tensor_split),
         n_gpu_layers=_gpu_layers(flags.gpu_layers),
         devices=_devices(flags),

@@ -61,10 +61,18 @@ class ProductObserver:
         self._seen: dict[str, _DenseProduct | _RoutedProduct] = {}
 
     def add(self, graph: Graph) -> None:
-        """Outputs for every product with a wanted weight. Called for each graph that is built."""
+        """Outputs for every product with a wanted weight, beside it. Called for each graph that is built.
+
+        Where a graph is divided, sums are then computed where the weights are: only they travel.
+        """
         self._seen = {}
         done: dict[Tensor, str] = {}
-        for node in list(graph.nodes):
+        order: list[Tensor] = []
+        n_nodes = len(graph.nodes)
+        for node in graph.nodes[:n_nodes]:
+            order += graph.nodes[n_nodes:]  # what was added for the node before
+            del graph.nodes[n_nodes:]
+            order.append(node)
             weight, x = node.source(0), node.source(1)
             if node.op not in (Op.MUL_MAT, Op.MUL_MAT_ID) or weight not in self._weights or x is None:
                 continue
@@ -87,6 +95,7 @@ class ProductObserver:
                     _output(graph, g.repeat_back(x, *one), name + " plain")
                 self._seen[weight.name] = _DenseProduct(name, x.ne, weight.ne[2], weight.ne[3])
             done[x] = name
+        graph.nodes[:] = order + graph.nodes[n_nodes:]
 
     def sums(self, read: Read) -> dict[str, RowSums]:
         """Sums of the batch that was computed last, by the names of weights."""

@@ -18,11 +18,13 @@ from rich.console import Console
 from rich.table import Table
 
 from llamado.commands.options import read_file
+from llamado.commands.split_options import workers
 from llamado.flags import FlagError, Parsed
 from llamado.quantize.imatrix import Imatrix, Sums, is_observed, merged, read_imatrix, write_imatrix
 from llamado.quantize.statistics import SCHEMA, TensorSums, statistics
 
 if TYPE_CHECKING:
+    from llamado.devices.device import Device
     from llamado.engine.forward.runner import ModelRunner
     from llamado.engine.observed import ProductObserver, RowSums
 
@@ -47,6 +49,7 @@ class ImatrixOptions:
     copies: int = 0
     legacy: bool = False
     before: tuple[str, ...] = ()
+    rpc: tuple[str, ...] = ()
 
 
 def run_imatrix(flags: Parsed) -> int:
@@ -60,7 +63,7 @@ def run_imatrix(flags: Parsed) -> int:
     options = ImatrixOptions(
         flags.model, flags.file, Path(flags.output), flags.ctx_size, flags.threads, flags.chunk, flags.chunks,
         flags.ppl, flags.process_output, flags.parse_special, flags.output_frequency, flags.save_frequency,
-        flags.output_format == "dat", before,
+        flags.output_format == "dat", before, workers(flags.rpc or []),
     )  # fmt: skip
     if options.text_file is None and not before:
         raise FlagError("-f/--file: which text? (or --in-file: files to add up)")
@@ -111,6 +114,9 @@ class Collected:
 
 def _read_text(options: ImatrixOptions, collected: Collected) -> None:
     from llamado.devices.registry import DeviceOptions, open_device
+    from llamado.devices.split.placement import SplitOptions
+    from llamado.engine.forward.device_pool import DevicePool
+    from llamado.engine.forward.fitting import memory_options
     from llamado.engine.forward.runner import ModelRunner
     from llamado.engine.observed import ProductObserver
     from llamado.engine.options import EngineOptions, ModelSource
@@ -131,11 +137,17 @@ def _read_text(options: ImatrixOptions, collected: Collected) -> None:
             raise FlagError(f"{len(tokens)} tokens of text are left; a context of {n} needs at least {2 * n} (-c, -f)")
         count = len(tokens) // n if options.chunks < 0 else min(options.chunks, len(tokens) // n)
         observer = ProductObserver(model.weights, lambda name: is_observed(name, head=options.head))
-        device = open_device("cpu", DeviceOptions(n_threads=options.n_threads))
+        devices: list[Device] = [open_device("cpu", DeviceOptions(n_threads=options.n_threads))]
+        placement = None
+        if options.rpc:
+            split = SplitOptions(rpc=options.rpc, tensor_split=())  # by memory: workers are named to have a part
+            wanted = memory_options(EngineOptions(n_ctx=n, n_slots=1, n_batch=_BATCH, n_ubatch=_BATCH, split=split))
+            pool = DevicePool(split, devices[0], file, model, wanted)
+            devices, placement = pool.devices, pool.fit.placement
         # Layers' weights alone need no logits. All rows are given out: the last layer computes no others.
         output = Output.LOGITS if options.perplexity or options.head else Output.HIDDEN
         runner = ModelRunner(
-            file, model, [device], n_cells=n, max_batch=min(n, _BATCH), output=output, observer=observer
+            file, model, devices, placement, n_cells=n, max_batch=min(n, _BATCH), output=output, observer=observer
         )
         try:
             reader = ChunkReader(

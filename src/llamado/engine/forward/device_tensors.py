@@ -90,9 +90,9 @@ class DeviceTensors:
     def cut(self, shape: BatchShape) -> CutGraph:
         """The graph for a shape, in parts, on the tensors that are here."""
         graph = self._model.build(shape, self._memory)
+        if self._observer is not None:
+            self._observer.add(graph)
         if self.placement is None:
-            if self._observer is not None:
-                self._observer.add(graph)
             return CutGraph([GraphPart(0, graph)], graph.feeds)
         return CutGraph(self._divide(graph, self.placement, self._own), graph.feeds)
 
@@ -114,9 +114,9 @@ class DeviceTensors:
         roles = self._roles.get(leaf.name)
         return None if roles is None else placement.home(roles, rows=node.op is Op.GET_ROWS)
 
-    def given(self, name: str) -> Tensor:
-        """The place of an output of the first device."""
-        return self._fixed[name, 0]
+    def given(self, name: str) -> tuple[int, Tensor]:
+        """The device that an output is on, and its place there."""
+        return next((device, tensor) for (key, device), tensor in self._fixed.items() if key == name)
 
     # -- memory ------------------------------------------------------------------------------------------------------
 

@@ -167,8 +167,8 @@ class ModelRunner:
 
     def read(self, name: str) -> NDArray[np.float32]:
         """An observer's output as the last batch left it; its memory may have further numbers behind it."""
-        tensor = self._tensors.given(name)
-        return np.frombuffer(self.devices[0].read(tensor, 0, tensor.nbytes).result(), np.float32)
+        device, tensor = self._tensors.given(name)
+        return np.frombuffer(self.devices[device].read(tensor, 0, tensor.nbytes).result(), np.float32)
 
     @property
     def depth(self) -> int:

@@ -107,10 +107,6 @@ class Compiler:
         if node.op is Op.GET_ROWS and self._waits(node):
             assert node.src[0] is not None and node.src[1] is not None
             self._out.waiting[node] = node.src[0], node.src[1]
-        elif node.op is Op.SQR and (sums := self._sums_of(node)) is not None:
-            checks.check_node(sums)
-            whole_rows.add_copies(self._out, sums, squares=node)
-            self._out.did(sums)
         elif node.op in STAGES:
             if checks.is_row_operation(node):
                 self._rows.chain(node, node)
@@ -138,13 +134,6 @@ class Compiler:
         between = self.graph.nodes[numbers[node] + 1 : numbers[reader]]
         checks.check_node(reader)
         return node.ne[1] == linear.n_seqs(reader) and reading.waits(self._out, node, reader, between)
-
-    def _sums_of(self, node: Tensor) -> Tensor | None:
-        """What adds up a node's numbers at once, and alone needs them."""
-        readers, numbers = self._rows.consumers(node), self._rows.numbers
-        if len(readers) != 1 or readers[0].op is not Op.REPEAT_BACK or readers[0].src[0] is not node:
-            return None
-        return readers[0] if node.buffer is None and numbers.get(readers[0]) == numbers[node] + 1 else None
 
     def _between(self, node: Tensor) -> Callable[[Tensor], list[Tensor] | None]:
         """What the graph computes between a node and another one; None where it does not list them in this order."""

@@ -42,9 +42,9 @@ def cumulate(out: Emitter, node: Tensor) -> None:
     _emit(out, node, a, sorting.cumulate, {}, node.nb[1:])
 
 
-def add_copies(out: Emitter, node: Tensor, squares: Tensor | None = None) -> None:
-    """REPEAT_BACK, of the `squares` (SQR) that its source is."""
-    a = node.src[0] if squares is None else squares.src[0]
+def add_copies(out: Emitter, node: Tensor) -> None:
+    """REPEAT_BACK."""
+    a = node.src[0]
     assert a is not None
     a = straight(out, a)
     if not node.has_contiguous_rows():
@@ -53,9 +53,7 @@ def add_copies(out: Emitter, node: Tensor, squares: Tensor | None = None) -> Non
     fields |= {f"{name}{d}": nb[d] for name, nb in (("x", a.nb), ("y", node.nb)) for d in (1, 2, 3)}
     fields |= {f"n{d}": node.ne[d] for d in (1, 2, 3)}
     fields |= {f"k{d}": a.ne[d] // node.ne[d] for d in range(4)}
-    out.emit(
-        sorting.add_copies, {"squares": squares is not None}, fields, [out.span(a)], [out.span(node)], node.op.name
-    )
+    out.emit(sorting.add_copies, {}, fields, [out.span(a)], [out.span(node)], node.op.name)
 
 
 def sort(out: Emitter, node: Tensor) -> None:

@@ -111,8 +111,8 @@ def cumulate(c: Code, a: SimpleNamespace, work: Work) -> None:
 
 
 @kernel(*_ROWS, "k0", "k1", "k2", "k3")
-def add_copies(c: Code, a: SimpleNamespace, work: Work, *, squares: bool) -> None:
-    """y = the sum of the k0 · k1 · k2 · k3 copies of it that x (or x²) is made of, added in order; n to n3 are y's.
+def add_copies(c: Code, a: SimpleNamespace, work: Work) -> None:
+    """y = the sum of the k0 · k1 · k2 · k3 copies of it that x is made of, added in order; n to n3 are y's.
 
     A thread takes 64 elements of a row, whose sums stay in registers.
     """
@@ -124,8 +124,7 @@ def add_copies(c: Code, a: SimpleNamespace, work: Work, *, squares: bool) -> Non
         with c.range(0, a.k3) as r3, c.range(0, a.k2) as r2, c.range(0, a.k1) as r1, c.range(0, a.k0) as r0:
             at = x + r3 * a.n3 * a.x3 + r2 * a.n2 * a.x2 + r1 * a.n1 * a.x1 + (r0 * a.n + first) * 4
             for i, total in enumerate(sums):
-                v = c.load(type_, at + 4 * lanes * i)
-                total.value = total.value + (v * v if squares else v)
+                total.value = total.value + c.load(type_, at + 4 * lanes * i)
         for i, total in enumerate(sums):
             c.store(y + first * 4 + 4 * lanes * i, total.value)
 
