@@ -429,6 +429,36 @@ def lightning_indexer(device: ReferenceDevice, node: Tensor) -> Array:
     return np.einsum("stkh,sxth->stk", products, weights)[:, None] + mask
 
 
+@rule(Op.DSV4_HC_PRE)
+def read_streams(device: ReferenceDevice, node: Tensor) -> Array:
+    x, w = device.get(source(node, 0)), device.get(source(node, 1))
+    factor, gated = unpack_from("<fi", node.op_params)
+    parts = 1 / (1 + np.exp(-w)) if gated else w[0, 0][None, :, :, None]
+    return factor * (x * parts).sum(2)[:, None]
+
+
+@rule(Op.DSV4_HC_POST)
+def add_to_streams(device: ReferenceDevice, node: Tensor) -> Array:
+    x, streams, parts = (device.get(source(node, i)) for i in range(3))
+    mixing = node.source(3)
+    kept = streams if mixing is None else np.einsum("btsn,btsd->btdn", streams, device.get(mixing))
+    return kept + x[0, 0][None, :, None] * parts[0, 0][None, :, :, None]
+
+
+@rule(Op.DSV4_HC_COMB)
+def mix_streams(device: ReferenceDevice, node: Tensor) -> Array:
+    x, factors, shifts = (device.get(source(node, i)) for i in range(3))
+    eps, n_rounds = unpack_from("<fi", node.op_params)
+    y = (x[0, 0, :, 8:] * factors[0, 0, 0, 2] + shifts[0, 0, 0, 8:]).reshape(-1, 4, 4)
+    y = np.exp(y - y.max(-1, keepdims=True))
+    y = y / y.sum(-1, keepdims=True) + eps
+    for i in range(n_rounds):
+        if i:
+            y = y / (y.sum(-1, keepdims=True) + eps)
+        y = y / (y.sum(-2, keepdims=True) + eps)
+    return y[None]
+
+
 @rule(Op.ARANGE)
 def arange(device: ReferenceDevice, node: Tensor) -> Array:
     return f32(node, 0) + f32(node, 2) * np.arange(node.ne[0], dtype=device.dtype).reshape(1, 1, 1, -1)

@@ -137,6 +137,7 @@ class Maker:
                            struct.pack("<9i28x", 1, 2, 0, 0, 0, 0, 0, 0, 0)),
             lambda: self.window(x),
             lambda: self.scores(),
+            lambda: self.streams(),
             lambda: Tensor(T.F32, (n, 1, 1, 1), contiguous_strides(T.F32, (n, 1, 1, 1)), Op.ARANGE, (),
                            struct.pack("<3f52x", 0.0, float(n), pick((1.0, np.inf)))),
             lambda: g.view_2d(x, n, rows, x.nb[1]),
@@ -170,6 +171,22 @@ class Maker:
             self.new(n_kv, n, 1, pick((1, streams)), type=T.F16),
         )
         return Tensor(T.F32, ne, contiguous_strides(T.F32, ne), Op.LIGHTNING_INDEXER, sources)
+
+    def streams(self) -> Tensor:
+        pick = self.random.choice
+        n, n_streams, n_tokens = pick((1, 32, 100)), pick((1, 3, 4)), pick((1, 5))
+        x, row = self.new(n, n_streams, n_tokens), self.new(n, n_tokens)
+        parts, mixing = self.new(n_streams, n_tokens), self.new(n_streams, n_streams, n_tokens)
+        params = struct.pack("<fi56x", pick((0.0, 1e-6, np.inf, np.nan)), pick((0, 1, 7)))
+        op, ne, sources = pick(
+            (
+                (Op.DSV4_HC_PRE, (n, n_tokens), (x, pick((parts, self.new(n, n_streams, n_tokens))))),
+                (Op.DSV4_HC_POST, (n, n_streams, n_tokens), (row, x, parts, *pick(((), (mixing,))))),
+                (Op.DSV4_HC_COMB, (4, 4, n_tokens), (self.new(24, n_tokens), self.new(3), self.new(24))),
+            )
+        )
+        shape = (*ne, 1, 1, 1)[:4]
+        return Tensor(T.F32, shape, contiguous_strides(T.F32, shape), op, sources, params)
 
     def experts(self, n: int) -> Tensor:
         pick = self.random.choice

@@ -343,6 +343,25 @@ def test_scores_of_keys(device: CpuDevice, keys: T) -> None:
     check(device, node, data, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("n", [64, 100])
+def test_streams(device: CpuDevice, n: int) -> None:
+    """What is read of several streams, what is added to them, and how four of them mix."""
+    x, made, parts = new(n, 3, 7), new(n, 7), new(3, 7)
+    data = {x: values(n, 3, 7), made: values(n, 7), parts: values(3, 7)}
+    pre = not_built(Op.DSV4_HC_PRE, (n, 7), (x, parts), struct.pack("<fi56x", 1.5, 0))
+    check(device, pre, data, rtol=1e-4, atol=1e-4)
+    gates, mixing = new(n, 3, 7), new(3, 3, 7)
+    pre = not_built(Op.DSV4_HC_PRE, (n, 7), (x, gates), struct.pack("<fi56x", 0.5, 1))
+    check(device, pre, {**data, gates: values(n, 3, 7)}, rtol=1e-4, atol=1e-4)
+    post = not_built(Op.DSV4_HC_POST, (n, 3, 7), (made, x, parts))
+    check(device, post, data, rtol=1e-4, atol=1e-4)
+    post = not_built(Op.DSV4_HC_POST, (n, 3, 7), (made, x, parts, mixing))
+    check(device, post, {**data, mixing: values(3, 3, 7)}, rtol=1e-4, atol=1e-4)
+    mixes, factors, shifts = new(24, 7), new(3), new(24)
+    comb = not_built(Op.DSV4_HC_COMB, (4, 4, 7), (mixes, factors, shifts), struct.pack("<fi56x", 1e-6, 5))
+    check(device, comb, {mixes: values(24, 7), factors: values(3), shifts: values(24)}, rtol=1e-4, atol=1e-4)
+
+
 def test_halves_are_rounded_away_from_zero(device: CpuDevice) -> None:
     x = new(8)
     data = np.array([0.5, -0.5, 1.5, -2.5, 0.49999997, -0.49999997, 3.0, -7.75], np.float32)

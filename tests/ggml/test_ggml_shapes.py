@@ -40,6 +40,9 @@ HEADS = new(8, 2, 12)
 DELTA = (*(new(8, 2, 4, 3),) * 3, *(new(1, 2, 4, 3),) * 2, new(8, 8, 2, 3))
 SCAN = (new(16, 8, 2, 7), new(8, 2, 4, 3), new(2, 4, 3), new(1, 2), *(new(16, 1, 4, 3),) * 2)
 SCORED = (new(16, 1, 9), new(3, 5), new(9, 5, type=T.F16))
+# Three streams of five tokens, or what four of them mix by.
+STREAMS, MADE, PARTS, MIXING = new(8, 3, 5), new(8, 5), new(3, 5), new(3, 3, 5)
+MIXES = (new(24, 5), new(3), new(24))
 NODES: dict[Op, Callable[[], Tensor]] = {
     Op.ADD: lambda: g.add(new(*X), new(8, 1)),
     Op.SUB: lambda: g.sub(new(*X), new(8, 5)),
@@ -65,6 +68,11 @@ NODES: dict[Op, Callable[[], Tensor]] = {
     Op.PAD: lambda: made(Op.PAD, new(*X), 11, 5, 3, params=struct.pack("<8i32x", 1, 2, 0, 0, 0, 0, 0, 0)),
     Op.POOL_2D: lambda: made(Op.POOL_2D, new(*X), 4, 4, 3, params=struct.pack("<7i36x", 0, 2, 2, 2, 1, 0, 0)),
     Op.LIGHTNING_INDEXER: lambda: made(Op.LIGHTNING_INDEXER, new(16, 3, 5), 9, 5, others=SCORED),
+    Op.DSV4_HC_PRE: lambda: made(Op.DSV4_HC_PRE, STREAMS, 8, 5, others=(PARTS,)),
+    Op.DSV4_HC_POST: lambda: made(Op.DSV4_HC_POST, MADE, 8, 3, 5, others=(STREAMS, PARTS, MIXING)),
+    Op.DSV4_HC_COMB: lambda: made(
+        Op.DSV4_HC_COMB, MIXES[0], 4, 4, 5, others=MIXES[1:], params=struct.pack("<fi56x", 1e-6, 3)
+    ),
     Op.SUM: lambda: g.sum_all(new(*X)),
     Op.SUM_ROWS: lambda: g.sum_rows(new(*X)),
     Op.MEAN: lambda: g.mean(new(*X)),
@@ -185,6 +193,17 @@ def test_builder_wire_and_device_refuse_for_one_reason(case: int) -> None:
         (Op.LIGHTNING_INDEXER, (new(8, 3, 5), *SCORED), ()),
         (Op.LIGHTNING_INDEXER, (new(16, 4, 5), *SCORED), ()),
         (Op.LIGHTNING_INDEXER, (new(16, 3, 5), *SCORED[:2], new(8, 5, type=T.F16)), ()),
+        (Op.DSV4_HC_PRE, (STREAMS, new(4, 5)), ()),
+        (Op.DSV4_HC_PRE, (STREAMS, new(3, 5, type=T.F16)), ()),
+        (Op.DSV4_HC_PRE, (STREAMS, PARTS), (0, 1, 0, 0, 0, 0, 0)),
+        (Op.DSV4_HC_POST, (new(7, 5), STREAMS, PARTS, MIXING), ()),
+        (Op.DSV4_HC_POST, (MADE, STREAMS, new(3, 4), MIXING), ()),
+        (Op.DSV4_HC_POST, (MADE, STREAMS, PARTS, new(3, 2, 5)), ()),
+        (Op.DSV4_HC_COMB, (new(23, 5), *MIXES[1:]), ()),
+        (Op.DSV4_HC_COMB, (MIXES[0], new(2), MIXES[2]), ()),
+        (Op.DSV4_HC_COMB, (*MIXES[:2], new(23)), ()),
+        (Op.DSV4_HC_COMB, MIXES, (0, 0, 0, 0, 0, 0, 0)),
+        (Op.DSV4_HC_COMB, MIXES, (0, 2000, 0, 0, 0, 0, 0)),
     ],
 )
 def test_what_only_others_build_is_refused(op: Op, sources: tuple[Tensor, ...], params: tuple[int, ...]) -> None:

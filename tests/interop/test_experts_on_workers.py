@@ -76,6 +76,10 @@ def test_on_two_workers(workers: dict[str, list[WorkerProcess]], tmp_path: Path,
         ("maple", "on"),
         ("grovemoe", "on"),
         ("hrm_text", "on"),
+        ("minimax-01", "on"),
+        ("kimi-k3", "on"),
+        ("glm5-next", "on"),
+        ("qwen4exp", "on"),
     ],
 )
 def test_the_real_llama_cpp_on_our_worker(

@@ -269,6 +269,46 @@ def lightning_indexer(q: Tensor, k: Tensor, weights: Tensor, mask: Tensor) -> Re
     return _F32, (kn[2], qn[2], 1, qn[3])
 
 
+# --- several streams of hidden states --------------------------------------------------------------------------------
+
+
+def _all_f32(op: str, *given: Tensor | None) -> None:
+    there = [t for t in given if t is not None]
+    if any(t.type is not _F32 for t in there):
+        raise ShapeError(op, "all must be F32", *there)
+
+
+def read_streams(x: Tensor, weights: Tensor, gated: bool) -> Result:
+    """A weight for each stream, or each of its elements."""
+    n, n_streams, n_tokens, one = x.ne
+    _all_f32("dsv4_hc_pre", x, weights)
+    if one != 1 or weights.ne != ((n, n_streams, n_tokens, 1) if gated else (n_streams, n_tokens, 1, 1)):
+        raise ShapeError("dsv4_hc_pre", "there must be a weight for each stream", x, weights)
+    return _F32, (n, n_tokens, 1, 1)
+
+
+def add_to_streams(x: Tensor, streams: Tensor, parts: Tensor, mixing: Tensor | None) -> Result:
+    """A part for each stream, and a square of how they mix."""
+    n, n_streams, n_tokens, one = streams.ne
+    _all_f32("dsv4_hc_post", x, streams, parts, mixing)
+    if one != 1 or x.ne != (n, n_tokens, 1, 1) or parts.ne != (n_streams, n_tokens, 1, 1):
+        raise ShapeError("dsv4_hc_post", "streams, what is added and its parts do not fit", x, streams, parts)
+    if mixing is not None and mixing.ne != (n_streams, n_streams, n_tokens, 1):
+        raise ShapeError("dsv4_hc_post", "there must be a square for each token", streams, mixing)
+    return _F32, streams.ne
+
+
+def mix_streams(x: Tensor, factors: Tensor, shifts: Tensor, n_rounds: int) -> Result:
+    """Of four streams."""
+    n, given = 4, (x, factors, shifts)
+    _all_f32("dsv4_hc_comb", *given)
+    if x.ne[0] != (2 + n) * n or x.ne[2:] != (1, 1) or shifts.ne != (x.ne[0], 1, 1, 1) or factors.ne[1:] != (1, 1, 1):
+        raise ShapeError("dsv4_hc_comb", "there must be 24 numbers for each token, and their shifts", *given)
+    if factors.ne[0] < 3 or not 0 < n_rounds <= 1024:
+        raise ShapeError("dsv4_hc_comb", "needs three factors, and 1 to 1024 rounds", *given)
+    return _F32, (n, n, x.ne[1], 1)
+
+
 # --- linear attention with a state ----------------------------------------------------------------------------------
 
 
@@ -431,6 +471,9 @@ _RULES: dict[Op, tuple[int, int, Callable[..., Result]]] = {
     Op.PAD: (1, 1, lambda node, a: pad(a, _ints(node, "<8i"))),
     Op.POOL_2D: (1, 1, lambda node, a: pool_2d(a, _ints(node, "<7i"))),
     Op.LIGHTNING_INDEXER: (4, 4, lambda node, *sources: lightning_indexer(*sources)),
+    Op.DSV4_HC_PRE: (2, 2, lambda node, x, w: read_streams(x, w, _ints(node, "<i", 4)[0] != 0)),
+    Op.DSV4_HC_POST: (3, 4, lambda node, x, s, p, m=None: add_to_streams(x, s, p, m)),
+    Op.DSV4_HC_COMB: (3, 3, lambda node, x, f, s: mix_streams(x, f, s, _ints(node, "<i", 4)[0])),
     Op.CUMSUM: (1, 1, lambda node, a: cumsum(a)),
     Op.SUM: (1, 1, lambda node, a: sum_all(a)),
     Op.SUM_ROWS: (1, 1, lambda node, a: sum_rows(a)),

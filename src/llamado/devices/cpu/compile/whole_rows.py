@@ -8,7 +8,7 @@ from typing import Any
 from llamado.devices.cpu.compile import copies
 from llamado.devices.cpu.compile.copies import made, straight
 from llamado.devices.cpu.compile.emitter import Emitter, Fields
-from llamado.devices.cpu.kernels import sorting
+from llamado.devices.cpu.kernels import sorting, streams
 from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.cpu.kernels.formats.format import Plain
 from llamado.devices.device import DeviceError
@@ -99,6 +99,52 @@ def score(out: Emitter, node: Tensor) -> None:
     }  # fmt: skip
     reads = [out.span(t) for t in (q, k, w, mask)]
     out.emit(sorting.score_keys, {"keys": k.type.name}, fields, reads, [out.span(node)], node.op.name)
+
+
+def read_streams(out: Emitter, node: Tensor) -> None:
+    """DSV4_HC_PRE."""
+    x, w = node.src[0], node.src[1]
+    assert x is not None and w is not None
+    x, w = straight(out, x), straight(out, w)
+    factor, gated = struct.unpack_from("<fi", node.op_params)
+    fields: Fields = {
+        "x": out.place(x), "x1": x.nb[1], "x2": x.nb[2], "w": out.place(w), "w1": w.nb[1], "w2": w.nb[2],
+        "y": out.place(node), "y1": node.nb[1], "n": x.ne[0], "n_streams": x.ne[1], "n_tokens": x.ne[2],
+        "factor": float(factor),
+    }  # fmt: skip
+    parameters = {"gated": bool(gated)}
+    out.emit(streams.read_streams, parameters, fields, [out.span(x), out.span(w)], [out.span(node)], node.op.name)
+
+
+def add_to_streams(out: Emitter, node: Tensor) -> None:
+    """DSV4_HC_POST."""
+    x, r, p, m = (node.source(i) for i in range(4))
+    assert x is not None and r is not None and p is not None
+    given = [straight(out, t) for t in (x, r, p, *(() if m is None else (m,)))]
+    x, r, p, m = given[0], given[1], given[2], given[-1]
+    fields: Fields = {
+        "x": out.place(x), "x1": x.nb[1], "r": out.place(r), "r1": r.nb[1], "r2": r.nb[2],
+        "p": out.place(p), "p1": p.nb[1], "m": out.place(m), "m1": m.nb[1], "m2": m.nb[2],
+        "y": out.place(node), "y1": node.nb[1], "y2": node.nb[2],
+        "n": x.ne[0], "n_streams": r.ne[1], "n_tokens": x.ne[1],
+    }  # fmt: skip
+    reads = [out.span(t) for t in given]
+    out.emit(streams.add_to_streams, {"mixed": len(given) > 3}, fields, reads, [out.span(node)], node.op.name)
+
+
+def mix_streams(out: Emitter, node: Tensor) -> None:
+    """DSV4_HC_COMB."""
+    x, factors, shifts = (node.src[i] for i in range(3))
+    assert x is not None and factors is not None and shifts is not None
+    x, factors, shifts = (straight(out, t) for t in (x, factors, shifts))
+    eps, n_rounds = struct.unpack_from("<fi", node.op_params)
+    fields: Fields = {
+        "x": out.place(x), "x1": x.nb[1], "factors": out.place(factors), "shifts": out.place(shifts),
+        "y": out.place(node), "y2": node.nb[2], "n_tokens": x.ne[1],
+        "eps": float(eps), "n_rounds": n_rounds,
+    }  # fmt: skip
+    reads = [out.span(t) for t in (x, factors, shifts)]
+    out.emit(streams.mix_streams, {}, fields, reads, [out.span(node)], node.op.name)
 
 
 def _emit(
