@@ -68,11 +68,9 @@ NODES: dict[Op, Callable[[], Tensor]] = {
     Op.PAD: lambda: made(Op.PAD, new(*X), 11, 5, 3, params=struct.pack("<8i32x", 1, 2, 0, 0, 0, 0, 0, 0)),
     Op.POOL_2D: lambda: made(Op.POOL_2D, new(*X), 4, 4, 3, params=struct.pack("<7i36x", 0, 2, 2, 2, 1, 0, 0)),
     Op.LIGHTNING_INDEXER: lambda: made(Op.LIGHTNING_INDEXER, new(16, 3, 5), 9, 5, others=SCORED),
-    Op.DSV4_HC_PRE: lambda: made(Op.DSV4_HC_PRE, STREAMS, 8, 5, others=(PARTS,)),
-    Op.DSV4_HC_POST: lambda: made(Op.DSV4_HC_POST, MADE, 8, 3, 5, others=(STREAMS, PARTS, MIXING)),
-    Op.DSV4_HC_COMB: lambda: made(
-        Op.DSV4_HC_COMB, MIXES[0], 4, 4, 5, others=MIXES[1:], params=struct.pack("<fi56x", 1e-6, 3)
-    ),
+    Op.DSV4_HC_PRE: lambda: g.read_streams(STREAMS, PARTS),
+    Op.DSV4_HC_POST: lambda: g.add_to_streams(MADE, STREAMS, PARTS, MIXING),
+    Op.DSV4_HC_COMB: lambda: g.mix_streams(*MIXES, 1e-6, 3),
     Op.SUM: lambda: g.sum_all(new(*X)),
     Op.SUM_ROWS: lambda: g.sum_rows(new(*X)),
     Op.MEAN: lambda: g.mean(new(*X)),

@@ -25,6 +25,7 @@ _MUL_MAT, _RMS_NORM, _ROPE, _GLU, _SET_ROWS = Op.MUL_MAT, Op.RMS_NORM, Op.ROPE, 
 
 _pack_f = Struct("<f60x").pack
 _pack_ff = Struct("<2f56x").pack
+_pack_fi = Struct("<fi56x").pack
 _pack_i = Struct("<i60x").pack
 _pack_xielu = Struct("<i4f44x").pack
 _pack_ii = Struct("<ii56x").pack
@@ -552,6 +553,32 @@ def flash_attn_ext(
         raise ShapeError("flash_attn_ext", "the mask must be contiguous", q, k, v, mask)
     params = _pack_flash(scale, max_bias, logit_softcap, precision, 0)
     return _make(*result, Op.FLASH_ATTN_EXT, (q, k, v, mask, sinks), params, name)
+
+
+# --- several streams of hidden states -------------------------------------------------------------------------------
+
+
+def read_streams(x: Tensor, weights: Tensor, name: str = "") -> Tensor:
+    """The sum of streams [n, n_streams, n_tokens] with weights [n_streams, n_tokens]: F32 [n, n_tokens]."""
+    return _make(*shapes.read_streams(x, weights, False), Op.DSV4_HC_PRE, (x, weights), _pack_fi(1.0, 0), name)
+
+
+def add_to_streams(x: Tensor, streams: Tensor, parts: Tensor, mixing: Tensor, name: str = "") -> Tensor:
+    """Streams [n, n_streams, n_tokens] mixed by `mixing` [to, from, n_tokens], and to each its part of [n_streams,
+    n_tokens] of x [n, n_tokens].
+    """
+    result = shapes.add_to_streams(x, streams, parts, mixing)
+    return _make(*result, Op.DSV4_HC_POST, (x, streams, parts, mixing), name=name)
+
+
+def mix_streams(x: Tensor, factors: Tensor, shifts: Tensor, eps: float, n_rounds: int, name: str = "") -> Tensor:
+    """How four streams mix: F32 [to, from, n_tokens], whose columns and rows sum to one, almost.
+
+    x [24, n_tokens] has behind the first eight numbers of each token those that make it, times the third of `factors`
+    and shifted by `shifts` [24]: the softmax of each row, and Sinkhorn and Knopp's rounds, which add `eps` to sums.
+    """
+    result = shapes.mix_streams(x, factors, shifts, n_rounds)
+    return _make(*result, Op.DSV4_HC_COMB, (x, factors, shifts), _pack_fi(eps, n_rounds), name)
 
 
 # --- linear attention with a state ---------------------------------------------------------------------------------

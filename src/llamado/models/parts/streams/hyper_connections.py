@@ -8,26 +8,26 @@ from typing import NamedTuple
 
 from llamado.ggml.graph import (
     add,
+    add_to_streams,
     cont,
-    div,
+    mix_streams,
     mul,
-    permute,
+    read_streams,
     reshape,
     rms_norm,
     scale,
     sigmoid,
-    soft_max_ext,
-    sum_rows,
     view_1d,
     view_2d,
-    view_3d,
 )
 from llamado.ggml.tensor import Tensor
+from llamado.models.errors import UnsupportedModel
 from llamado.models.forward import Pass
 from llamado.models.keys import Keys
-from llamado.models.parts.experts import add_up
-from llamado.models.parts.streams.spread import spread
 from llamado.models.weights import RoleWeights
+
+N_STREAMS = 4
+"""That mix in `mix_streams`."""
 
 
 class ConnectionSizes(NamedTuple):
@@ -39,12 +39,13 @@ class ConnectionSizes(NamedTuple):
 
     @classmethod
     def read(cls, keys: Keys) -> ConnectionSizes:
-        """Raises GgufError or InvalidModel."""
-        return cls(
-            keys.int_("hyper_connection.count"),
-            keys.int_("hyper_connection.sinkhorn_iterations"),
-            keys.float_("hyper_connection.epsilon"),
-        )
+        """Raises GgufError, InvalidModel or UnsupportedModel."""
+        n, n_rounds = keys.int_("hyper_connection.count"), keys.int_("hyper_connection.sinkhorn_iterations")
+        if n != N_STREAMS:
+            raise UnsupportedModel(
+                f"metadata key '{keys.name('hyper_connection.count')}' is {n}; {N_STREAMS} streams run here"
+            )
+        return cls(n, n_rounds, keys.float_("hyper_connection.epsilon"))
 
 
 class Held(NamedTuple):
@@ -90,37 +91,17 @@ class HyperConnections(NamedTuple):
         (n_embd, n, n_tokens, _), eps = x.ne, self.sizes.eps
         row = rms_norm(reshape(x, n * n_embd, n_tokens), step.norm_eps)
         mixes = step.mul_mat(self.matrix, row, f"{name}_mixes")
-        read = scale(sigmoid(self._part(mixes, 0, n)), 1.0, eps, f"{name}_pre")
-        added = scale(sigmoid(self._part(mixes, 1, n)), 2.0, name=f"{name}_post")
-        mixing = self._balanced(soft_max_ext(reshape(self._part(mixes, 2, n * n), n, n, n_tokens), None, 1.0))
-        seen = add_up(step, mul(x, reshape(read, 1, n, n_tokens)), f"{name}_in")
-        return seen, Held(x, added, step.graph.expand(mixing))
+        read = scale(sigmoid(self._part(mixes, 0)), 1.0, eps, f"{name}_pre")
+        added = scale(sigmoid(self._part(mixes, 1)), 2.0, name=f"{name}_post")
+        mixing = mix_streams(mixes, self.factor, self.shift, eps, self.sizes.n_rounds, f"{name}_comb")
+        return read_streams(x, read, f"{name}_in"), Held(x, added, step.graph.expand(mixing))
 
-    def _part(self, mixes: Tensor, i: int, width: int) -> Tensor:
+    def _part(self, mixes: Tensor, i: int) -> Tensor:
         n, size = self.sizes.n, mixes.nb[0]
-        part = cont(view_2d(mixes, width, mixes.ne[1], mixes.nb[1], i * n * size))
-        return add(mul(part, view_1d(self.factor, 1, i * size)), view_1d(self.shift, width, i * n * size))
-
-    def _balanced(self, mixing: Tensor) -> Tensor:
-        """Sinkhorn and Knopp's rounds: columns, then rows and columns in turns."""
-        n, _, n_tokens, _ = mixing.ne
-        eps = self.sizes.eps
-        mixing = scale(mixing, 1.0, eps)
-        for i in range(self.sizes.n_rounds):
-            if i:
-                mixing = div(mixing, scale(sum_rows(mixing), 1.0, eps))
-            columns = sum_rows(cont(permute(mixing, 1, 0, 2, 3)))
-            mixing = div(mixing, reshape(scale(columns, 1.0, eps), n, 1, n_tokens))
-        return mixing
+        part = cont(view_2d(mixes, n, mixes.ne[1], mixes.nb[1], i * n * size))
+        return add(mul(part, view_1d(self.factor, 1, i * size)), view_1d(self.shift, n, i * n * size))
 
 
 def joined(made: Tensor, held: Held, name: str) -> Tensor:
     """The streams after a half of a layer has made [n_embd, n_tokens] of what it saw."""
-    streams, (n_embd, n, n_tokens, _) = held.streams, held.streams.ne
-    total = mul(spread(made, n), reshape(held.added, 1, n, n_tokens))
-    for i in range(n):
-        stream = cont(view_2d(streams, n_embd, n_tokens, streams.nb[2], i * streams.nb[1]))
-        m = held.mixing
-        factors = cont(view_3d(m, 1, n, n_tokens, m.nb[0], m.nb[2], i * m.nb[1]))
-        total = add(total, mul(spread(stream, n), factors), name)
-    return total
+    return add_to_streams(made, held.streams, held.added, held.mixing, name)
