@@ -24,7 +24,8 @@ N_CTX = 256
 EXPERTS = ((r"_exps", "CPU"),)
 NAMES = [
     "qwen3moe", "glm4moe", "deepseek2", "deepseek2-expanded", "gpt-oss", "llama4", "gemma4-experts", "gemma4",
-    "qwen35moe", "kimi-linear", "jamba", "hy_v4", "dots3note", "minimax-m3", "graniteswitch",
+    "qwen35moe", "kimi-linear", "jamba", "hy_v4", "dots3note", "minimax-m3", "graniteswitch", "kimi-k3", "glm5-next",
+    "qwen4exp", "minimax-01",
 ]  # fmt: skip
 
 

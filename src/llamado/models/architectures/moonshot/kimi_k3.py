@@ -82,6 +82,9 @@ class KimiK3Model(KimiLinearModel):
         if attended is None:
             return None
         attended, x, *before = step.keep_outputs(i, attended, x, *self._before(step, i + 1))
+        if i == self.hparams.n_layer - 1:
+            for number, stream in enumerate(before):
+                step.once(f"stream_out-{number}", lambda stream=stream: stream)  # type: ignore[misc]
         x = attended if begins else add(x, attended, f"ffn_inp-{i}")
         h = x if not self._every else self._mean(step, i, before, x, self._scores_ffn[i])
         return add(x, w.feed_forward(step, i, w.ffn_norm(step, h, f"ffn_norm-{i}")), f"l_out-{i}")
@@ -110,7 +113,7 @@ class KimiK3Model(KimiLinearModel):
 
     def _hidden(self, step: Pass, x: Tensor) -> Tensor:
         if self._every:
-            last = self.hparams.n_layer - 1
-            before = [*step.keep_outputs(last, *self._before(step, last + 1))]
-            x = self._mean(step, last + 1, before, x, self._scores_out)
+            n_layer = self.hparams.n_layer
+            before = [step.made(f"stream_out-{i}") for i in range(len(self._before(step, n_layer)))]
+            x = self._mean(step, n_layer, before, x, self._scores_out)
         return super()._hidden(step, x)
