@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -35,7 +35,7 @@ from llamado.devices.split.placement import SplitOptions
 from llamado.engine.drafts.cost import Cost
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import DraftOptions, EngineOptions, ModelSource
-from llamado.engine.request import Result
+from llamado.engine.request import KindCounts, Result
 from llamado.gguf.sources.resolve import resolve
 
 CODE = (
@@ -96,8 +96,15 @@ def answered(llama: LoadedModel, text: str, seed: int, temperature: float, n: in
     return llama.complete(llama.tokenize(chat, add_special=True), n_predict=n, seed=seed, temperature=temperature)
 
 
+def of_kinds(after: Sequence[KindCounts], before: Sequence[KindCounts]) -> dict[str, list[int]]:
+    """Of each source, tokens that were drafted and that were right meanwhile."""
+    pairs = zip(after, before, strict=True)
+    return {a.name: [a.n_drafted - b.n_drafted, a.n_accepted - b.n_accepted] for a, b in pairs}
+
+
 def compared(sides: dict[str, LoadedModel], n: int, n_predict: int, temperature: float) -> dict[str, Any]:
     """Rates of both sides, answer by answer in turns, and how many differ."""
+    before = sides["drafts"].engine.snapshot().counters.drafts
     rates: dict[str, list[float]] = {name: [] for name in sides}
     drafted = accepted = different = 0
     seconds = dict.fromkeys(sides, 0.0)
@@ -121,8 +128,7 @@ def compared(sides: dict[str, LoadedModel], n: int, n_predict: int, temperature:
         "temperature": temperature, "prompts": n, "different": different, "tokens": n_tokens,
         "plain": round(n_tokens / seconds["plain"], 2), "drafts": round(n_tokens / seconds["drafts"], 2),
         "ratio": round(seconds["plain"] / seconds["drafts"], 3), "median": round(statistics.median(ratios), 3),
-        "least": round(min(ratios), 3), "drafted": drafted, "accepted": accepted,
-        "kinds": {kind.name: [kind.n_drafted, kind.n_accepted] for kind in counts},
+        "least": round(min(ratios), 3), "drafted": drafted, "accepted": accepted, "kinds": of_kinds(counts, before),
     }  # fmt: skip
 
 
@@ -142,7 +148,7 @@ def equal(sides: dict[str, LoadedModel], n: int, n_predict: int, temperature: fl
     """How many answers differ, of prompts that are all asked at once."""
     drafts = sides["drafts"].engine._drafts  # type: ignore[union-attr]
     assert drafts is not None
-    drafts.cost = Always()
+    drafts.cost, before = Always(), drafts.counts
     answers = {}
     with ThreadPoolExecutor(8) as threads:
         for name, llama in sides.items():
@@ -155,7 +161,7 @@ def equal(sides: dict[str, LoadedModel], n: int, n_predict: int, temperature: fl
     return {
         "temperature": temperature, "prompts": n, "tokens": sum(a.n_predicted for a, _ in pairs),
         "different": sum((a.content, a.tokens, a.stop_type) != (b.content, b.tokens, b.stop_type) for a, b in pairs),
-        "kinds": {kind.name: [kind.n_drafted, kind.n_accepted] for kind in counts},
+        "kinds": of_kinds(counts, before),
     }  # fmt: skip
 
 
