@@ -1,9 +1,9 @@
 """`llamado quantize` beside the real llama-quantize: the same file to the byte, and how long each takes.
 
-    python benchmarks/quantize.py MODEL-F16.gguf [--imatrix FILE] [--threads N] [KIND …]
+    python benchmarks/quantize.py MODEL-F16.gguf [--imatrix FILE] [--threads N] [--alternations N] [KIND …]
 
-Prints a Markdown table. Sides alternate; each kind is written once by each side, after one that is not counted, which
-compiles our kernels (they are kept on disk) and has the model in memory.
+Prints a Markdown table of medians. Sides alternate, after one run of ours that is not counted, which compiles our
+kernels (they are kept on disk) and has the model in memory.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 
 KINDS = ["Q8_0", "Q4_0", "Q5_1", "Q4_K_M", "Q6_K", "Q3_K_M", "Q2_K", "IQ4_XS"]
 PEER = Path(os.environ.get("LLAMADO_PEER_HOME", Path.home() / ".cache" / "llamado-peer" / "b11434"))
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", default=KINDS)
     parser.add_argument("--imatrix")
     parser.add_argument("--threads", default="2")
+    parser.add_argument("--alternations", type=int, default=1)
     given = parser.parse_args()
     more = ["--imatrix", given.imatrix] if given.imatrix else []
     ours = [sys.executable, "-m", "llamado", "quantize", *more, str(given.model)]
@@ -42,11 +44,14 @@ def main() -> None:
         left, right = Path(folder) / "ours.gguf", Path(folder) / "theirs.gguf"
         for kind in given.kinds:
             seconds([*ours, str(left), kind, given.threads])
-            a = seconds([*ours, str(left), kind, given.threads])
-            b = seconds([*theirs, str(right), kind, given.threads])
+            times = [
+                (seconds([*ours, str(left), kind, given.threads]), seconds([*theirs, str(right), kind, given.threads]))
+                for _ in range(given.alternations)
+            ]
+            a, b = (median(side) for side in zip(*times, strict=True))
             equal = "yes" if left.read_bytes() == right.read_bytes() else "no"
             print(
-                f"| {kind}{' with an importance matrix' if more else ''} | {equal} | {a:.1f} | {b:.1f} | {b / a:.1f} |"
+                f"| {kind}{' with an importance matrix' if more else ''} | {equal} | {a:.1f} | {b:.1f} | {b / a:.2f} |"
             )
             sys.stdout.flush()
 
