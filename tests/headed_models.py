@@ -64,7 +64,8 @@ class Headed(Tiny):
         if name.endswith("nextn.eh_proj.weight"):
             n = shape[1]
             left = np.zeros((n, n)) if self.repeats else np.eye(n)
-            right = np.eye(n) if self.repeats else self.sway * values[:, n:]
+            other = np.random.default_rng(zlib.crc32(name.encode())).permutation(values[:, n:])  # of each block
+            right = np.eye(n) if self.repeats else self.sway * other
             return np.concatenate([left, right], axis=1).astype(np.float32)
         halves = self.architecture == "nemotron_h_moe"
         if halves and "post_attention_norm" in name:
@@ -97,8 +98,8 @@ def _with_states(base: Tiny, more: Mapping[str, Shape | None], options: Mapping[
     return Headed(base.architecture, keys, base.layer, base.tensors, {**base.layers, 4: block}, n_layer=5, **options)
 
 
-def headed(name: str, **options: Any) -> Headed:
-    """A layer of a small model and a block behind it; of Qwen3.5 and alike all layers, of which others have states."""
+def headed(name: str, *, n_heads: int = 1, **options: Any) -> Headed:
+    """A layer of a small model and blocks behind it; of Qwen3.5 and alike all layers, of which others have states."""
     base = TINY[name]
     n = base.n_embd
     # What hidden states are given behind the model's norm needs none of its own.
@@ -114,15 +115,16 @@ def headed(name: str, **options: Any) -> Headed:
     if name == "mimo2":  # as the real one wants it
         parts = [layer.pop(f"attn_{part}.weight") for part in "qkv"]
         layer["attn_qkv.weight"] = (n, sum(shape[1] for shape in parts if isinstance(shape, tuple)))
-    lists = {key: [value[-1]] * 2 for key, value in base.keys.items() if isinstance(value, list) and "rope" not in key}
-    changed = {"leading_dense_block_count": 0, "nextn_predict_layers": 1, **lists, **CHANGES.get(name, {})}
+    changed = {**base.keys, "leading_dense_block_count": 0, "nextn_predict_layers": n_heads, **CHANGES.get(name, {})}
+    lists = [key for key, value in changed.items() if isinstance(value, list) and "rope" not in key]
+    changed |= {key: [changed[key][-1]] * (1 + n_heads) for key in lists if key != "attention.indexer.types"}
     return Headed(
         base.architecture,
-        {**base.keys, **changed},
+        changed,
         layer,
         base.tensors,
-        {1: more},
-        n_layer=2,
+        {1 + i: more for i in range(n_heads)},
+        n_layer=1 + n_heads,
         pre=base.pre,
         deviation=base.deviation,
         **options,

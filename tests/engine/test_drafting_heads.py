@@ -83,6 +83,17 @@ def test_a_head_that_is_the_model_is_right(name: str, tmp_path: Path) -> None:
     assert accepted(found) > (0.4 if name == "nemotron_h_moe" else 0.98)
 
 
+@pytest.mark.parametrize("name", ["step35", "mimo2"])
+def test_each_of_several_heads_drafts_one_token_more(name: str, tmp_path: Path) -> None:
+    path = make_headed(tmp_path / "m.gguf", name, n_heads=3)
+    with load(path, None, n_slots=2) as model:
+        plain, side_by_side = told(answers(model)), work(model, disturbed=False)
+    with load(path, "draft-mtp", n_slots=2) as model:
+        found = answers(model)
+        assert told(found) == plain and accepted(found) > 0.98
+        assert work(model, disturbed=True) == side_by_side
+
+
 def test_hidden_states_are_those_of_the_token_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A head that says again what the model said drafts the last token, which that hidden state predicted."""
     drafted: list[tuple[int, list[int]]] = []

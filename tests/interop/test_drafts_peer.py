@@ -152,10 +152,28 @@ def drafts_in(log: Path) -> list[list[int]]:
 def test_heads_of_their_own(
     kind: str, options: dict[str, Any], peer_bin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same tokens are drafted, right or not."""
     path = make_target(tmp_path / "t.gguf")
     head = (make_eagle if kind == "draft-eagle3" else make_dflash)(tmp_path / "h.gguf", **options)
-    right = theirs(peer_bin, path, kind, head, tmp_path / "s.log", 3, "-lv", "10")
+    compare_drafts(peer_bin, path, kind, head, tmp_path / "s.log", monkeypatch)
+
+
+def test_several_blocks(peer_bin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each drafts one token more; where a rounding makes another draft right, what is drafted next differs."""
+    path = make_headed(tmp_path / "m.gguf", "mimo2", sway=0.3, n_heads=3)
+    compare_drafts(peer_bin, path, "draft-mtp", None, tmp_path / "s.log", monkeypatch, least=0.9)
+
+
+def compare_drafts(
+    programs: Path,
+    path: Path,
+    kind: str,
+    head: Path | None,
+    log: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    least: float = 0.97,
+) -> None:
+    """The same tokens are drafted, right or not."""
+    right = theirs(programs, path, kind, head, log, 3, "-lv", "10")
     drafted: list[list[int]] = []
     propose = HeadKind.propose
 
@@ -167,9 +185,9 @@ def test_heads_of_their_own(
     monkeypatch.setattr(HeadKind, "propose", heard)
     found = ours(path, kind, head, 3)
     assert [tokens for tokens, _, _ in found] == [tokens for tokens, _, _ in right]
-    rounds = zip(drafted, drafts_in(tmp_path / "s.log"), strict=False)
+    rounds = list(zip(drafted, drafts_in(log), strict=False))
     same = [a == b for one, other in rounds for a, b in zip(one, other, strict=False)]
-    assert len(same) > 400 and sum(same) > 0.97 * len(same)
+    assert len(same) > 200 and sum(same) > least * len(same)
 
 
 def test_eagle3_where_it_is_right(peer_bin: Path, tmp_path: Path) -> None:

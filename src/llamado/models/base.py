@@ -44,8 +44,8 @@ class Model(ABC):
     control: ControlVector | None = None
     borrowed: Mapping[str, GGUFFile] = MappingProxyType({})
     """Weights that lie in another file than the model's, by name."""
-    is_head: ClassVar[bool] = False
-    """Whether it is a block behind the layers of its file, which drafts."""
+    most_heads: ClassVar[int] = 0
+    """As many of the blocks behind the layers of its file, which draft, it is at most; 0: it is the layers."""
     takes: tuple[int, ...] = (0,)
     """Numbers of the hidden state that comes with each token: one of these. 0: none does."""
 
@@ -62,12 +62,12 @@ class Model(ABC):
                 f"{file.source}: tensor 'token_embd.weight' has {n_vocab} rows, but 'tokenizer.ggml.tokens' names "
                 f"{len(tokens)} tokens"
             )
-        self.hparams = self._read_hparams(Keys(file.metadata, rope, head=self.is_head), n_vocab)
+        self.hparams = self._read_hparams(Keys(file.metadata, rope, n_heads=self.most_heads), n_vocab)
         self.architecture = self.hparams.architecture
         self._token_embd = weights.input.need("token_embd.weight", self.hparams.n_embd, n_vocab)
         self._take_head(weights)
         self._take_weights(weights)
-        if not self.is_head:
+        if not self.most_heads:
             weights.check_all_taken(range(self.hparams.n_layer, self.hparams.n_layer + self.hparams.n_nextn))
         self.weights, self.roles = weights.taken, weights.roles
         self.adapters = ()

@@ -28,7 +28,7 @@ class BatchShape:
 
     `features`: of which points between layers hidden states are given out, of all tokens, for one who drafts: i is the
     input of layer i, n_layer what comes behind the last one, n_layer + 1 what comes behind the last norm. `given`: of a
-    model that drafts, numbers of the hidden state that comes with each token.
+    model that drafts, numbers of the hidden state that comes with each token; `stage`: which of its heads predicts.
 
     `n_outputs` may be 0: a chunk of a prompt that only fills the cache. `n_seqs`: where layers remember states, how
     many sequences the tokens are of, each of which has as many; elsewhere 0.
@@ -43,6 +43,7 @@ class BatchShape:
     n_seqs: int = 0
     features: tuple[int, ...] = ()
     given: int = 0
+    stage: int = 0
 
     def __post_init__(self) -> None:
         if self.n_tokens < 1 or not 0 <= self.n_outputs <= self.n_tokens or self.n_kv < 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from llamado.ggml.graph import (
@@ -85,10 +85,11 @@ class Factors(NamedTuple):
 class Pass:
     """A forward pass being built: its graph, and the inputs, each made when a layer first asks for it.
 
+    `last`: the layer that logits are made of, where that is not the last; `cached`: layers that only remember.
     `every_row`: what is given out is made of all tokens, not only of those that have rows in it.
     """
 
-    __slots__ = ("_adapters", "_common", "_hparams", "_last", "_memory", "graph", "shape")
+    __slots__ = ("_adapters", "_cached", "_common", "_hparams", "_last", "_memory", "graph", "shape")
 
     def __init__(
         self,
@@ -98,6 +99,8 @@ class Pass:
         adapters: Sequence[Adapter] = (),
         *,
         every_row: bool = False,
+        last: int | None = None,
+        cached: Collection[int] = (),
     ) -> None:
         self.graph = ForwardGraph()
         self.shape = shape
@@ -106,7 +109,8 @@ class Pass:
         self._memory = memory
         self._adapters = [pair for pair in zip(adapters, shape.scales, strict=False) if pair[1]]
         # The layer after which only the rows with logits go on.
-        self._last = -1 if every_row else hparams.n_layer - 1
+        self._last = -1 if every_row else hparams.n_layer - 1 if last is None else last
+        self._cached = cached
 
     @property
     def norm_eps(self) -> float:
@@ -480,7 +484,7 @@ class Pass:
 
     def ends_with(self, layer: int) -> bool:
         """Whether nothing behind a layer's memory is wanted: the last layer of a batch without logits."""
-        return layer == self._last and not self.shape.n_outputs
+        return layer in self._cached or (layer == self._last and not self.shape.n_outputs)
 
     def mean_of_texts(self, x: Tensor) -> Tensor:
         """Of rows of all tokens the mean of each text that has a row that is given out: F32 [n, n_outputs].

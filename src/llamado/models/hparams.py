@@ -367,7 +367,7 @@ def read_experts(
         n_groups_used=n_groups_used,
         n_shared=keys.int_("expert_shared_count", 0),
         n_ff_shared=keys.int_("expert_shared_feed_forward_length", 0),
-        n_dense_layers=0 if keys.head else keys.int_("leading_dense_block_count", 0),
+        n_dense_layers=0 if keys.n_heads else keys.int_("leading_dense_block_count", 0),
     )
 
 
@@ -407,7 +407,7 @@ def read_hparams(
             f"metadata key '{keys.name('nextn_predict_layers')}' is {n_nextn}; fewer than the {n_layer} layers are "
             "expected"
         )
-    if keys.head and not n_nextn:
+    if keys.n_heads and not n_nextn:
         raise InvalidModel("the file has no block that predicts tokens beyond the next one")
     n_embd = keys.int_("embedding_length")
     n_head = keys.per_layer("attention.head_count", n_blocks, or_none=recurrent)
@@ -432,7 +432,7 @@ def read_hparams(
     mixture = keys.int_("expert_count", 0) > 0
     return HyperParameters(
         architecture=keys.architecture,
-        n_layer=1 if keys.head else n_layer - n_nextn,
+        n_layer=min(keys.n_heads, n_nextn) or n_layer - n_nextn,
         n_embd=n_embd,
         n_head=keys.own(n_head),
         n_head_kv=keys.own(n_head_kv),
@@ -445,7 +445,7 @@ def read_hparams(
             )
         ),
         n_nextn=n_nextn,
-        first_block=n_layer - n_nextn if keys.head else 0,
+        first_block=n_layer - n_nextn if keys.n_heads else 0,
         n_vocab=n_vocab,
         n_ctx_train=_context_length(keys, n_ctx_train, rope),
         n_ctx_short=keys.int_("rope.scaling.original_context_length", n_ctx_train),

@@ -220,15 +220,15 @@ class Keys:
     what a user wants in place of some.
     """
 
-    def __init__(self, metadata: Metadata, rope: RopeOptions = FILE_ROPE, *, head: bool = False) -> None:
-        """`head`: the model is the first block behind the layers, which predicts tokens beyond the next one."""
-        self.metadata, self.rope, self.head = metadata, rope, head
+    def __init__(self, metadata: Metadata, rope: RopeOptions = FILE_ROPE, *, n_heads: int = 0) -> None:
+        """`n_heads`: the model is the first so many blocks behind the layers, which predict tokens beyond the next."""
+        self.metadata, self.rope, self.n_heads = metadata, rope, n_heads
         self.architecture = metadata.str_("general.architecture")
 
     def own(self, blocks: tuple[T, ...]) -> tuple[T, ...]:
         """Of what all blocks of the file have, that of the model's layers."""
         n = len(blocks) - self.int_("nextn_predict_layers", 0)
-        return blocks[n : n + 1] if self.head else blocks[:n]
+        return blocks[n : n + self.n_heads] if self.n_heads else blocks[:n]
 
     def name(self, suffix: str) -> str:
         """The full name of a key."""

@@ -1,7 +1,6 @@
-"""A head that drafts a block of tokens at once: DFlash.
+"""Heads that draft some tokens and no more: DFlash a block of them at once, several heads one token each.
 
-It reads the target's hidden states as other heads do. A draft takes one more forward pass: of the last token,
-and of mask tokens behind it, of which nothing is kept.
+They read the target's hidden states as other heads do. What they read of drafted tokens is not kept.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamado.engine.drafts.contract import Proposal
-from llamado.engine.drafts.head import HeadKind
-from llamado.engine.drafts.model import Ask, ChanceOf, mark_of
+from llamado.engine.drafts.head import HeadDrafter, HeadKind, States
+from llamado.engine.drafts.model import Ask, ChanceOf
 from llamado.engine.forward.contract import Forward
 from llamado.models.heads.dflash import DFlashHead
+from llamado.models.heads.next_token import NextTokenHead
 from llamado.models.memory import Span
 
 
@@ -78,21 +77,82 @@ class BlockKind(HeadKind):
         rows = self._start(np.array(tokens, np.int32), spans, np.array(wanted, np.int32))
         at = 0
         for i, ask, n in blocks:
-            self._choose_all(ask, rows[at : at + n - 1], found[i], chance[i])
+            trust = [ask.trust]
+            for row in rows[at : at + n - 1]:
+                if self._add(ask, row, found[i], trust, 0, chance[i]) is None:
+                    break
             at += n - 1
         seconds = (time.perf_counter() - began) / max(n for _, _, n in blocks)
         self._seconds = 0.9 * self._seconds + 0.1 * seconds if self._seconds else seconds
 
-    def _choose_all(self, ask: Ask, rows: NDArray[np.float32], proposal: Proposal, chance: ChanceOf) -> None:
-        """Draws the tokens of a block, as long as they are worth it."""
-        trust, (tokens, marks) = ask.trust, proposal
-        for row in rows:
-            token, probability = self._choose(ask, row, len(tokens))
-            mark = mark_of(probability)
-            trust *= chance(mark)
-            if trust <= ask.least or probability < self._least:
+
+class ChainKind(HeadKind):
+    """Drafts of as many heads as `head` has stages, whose forward pass is `forward`; see ModelKind.
+
+    All of them read the target's hidden states. A later one reads what was drafted before it, each token with the
+    state that the head before it made there.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        n_vocab: int,
+        head: NextTokenHead,
+        *,
+        name: str,
+        least: float = 0.0,
+        ends: frozenset[int],
+    ) -> None:
+        super().__init__(forward, n_vocab, head, name=name, least=least, ends=ends)
+        self._n_stages = head.n_stages
+
+    def _propose(self, asks: Sequence[Ask], chance: Sequence[ChanceOf]) -> list[Proposal]:
+        found = [Proposal([], []) for _ in asks]
+        trust = [ask.trust for ask in asks]
+        ready: dict[int, int] = {}  # the last token of each
+        for i, ask in enumerate(asks):
+            if ask.ahead or not self._make_room(ask.drafter, ask.said, self._n_stages):
+                continue  # of tokens ahead there are no hidden states yet
+            tokens = ask.drafter.pending(ask.said, ())
+            if tokens and max(tokens) < self._forward.n_vocab:
+                self._read_all(ask.drafter, tokens[:-1])
+                ready[i] = tokens[-1]
+        states: dict[int, list[States]] = {i: [] for i in ready}
+        for stage in range(self._n_stages):
+            which = list(ready)[: self._forward.max_batch // self._n_stages or 1]
+            if not which:
                 break
-            tokens.append(token)
-            marks.append(mark)
-            if token in self._ends:
-                break
+            began = time.perf_counter()
+            if stage == 0:
+                rows = self._read([asks[i].drafter for i in which], [[ready[i]] for i in which], outputs=True)
+                for i in which:
+                    drafter = asks[i].drafter
+                    assert isinstance(drafter, HeadDrafter) and drafter.own is not None
+                    states[i].append(drafter.own)
+            else:
+                rows = self._go_on([(asks[i], found[i].tokens, states[i]) for i in which], stage)
+            ready = {
+                i: token
+                for i, row in zip(which, rows, strict=True)
+                if (token := self._add(asks[i], row, found[i], trust, i, chance[i])) is not None
+            }
+            seconds = time.perf_counter() - began
+            self._seconds = 0.9 * self._seconds + 0.1 * seconds if self._seconds else seconds
+        return found
+
+    def _go_on(self, those: Sequence[tuple[Ask, list[int], list[States]]], stage: int) -> States:
+        """The next head reads what was drafted; the logits behind the last token of each. Nothing is kept."""
+        spans, wanted, n = [], [], 0
+        for ask, tokens, _ in those:
+            handle = ask.drafter.handle
+            assert handle is not None
+            spans.append(Span(handle, handle.used, len(tokens)))
+            n += len(tokens)
+            wanted.append(n - 1)
+        batch = np.array([token for _, tokens, _ in those for token in tokens], np.int32)
+        given = np.concatenate([np.array(states) for _, _, states in those])
+        own = np.empty((len(those), self._own_width), np.float32)
+        rows = self._start(batch, spans, np.array(wanted, np.int32), given=given, features=own, stage=stage)
+        for (_, _, states), state in zip(those, own, strict=True):
+            states.append(state)
+        return rows

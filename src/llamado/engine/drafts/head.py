@@ -11,12 +11,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from itertools import takewhile
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceError
-from llamado.engine.drafts.model import ModelDrafter, ModelKind
+from llamado.engine.drafts.contract import Proposal
+from llamado.engine.drafts.model import Ask, ChanceOf, ModelDrafter, ModelKind, mark_of
 from llamado.engine.forward.contract import Forward, ForwardError
 from llamado.models.heads.head import Head
 from llamado.models.memory import Span
@@ -172,6 +174,20 @@ class HeadKind(ModelKind):
             self.lost = True
         drafter.trim(drafter.end_of_states)
 
+    def _add(
+        self, ask: Ask, row: NDArray[np.float32], proposal: Proposal, trust: list[float], number: int, chance: ChanceOf
+    ) -> int | None:
+        """Draws one token more of a draft; None where none is to follow. `trust[number]`: that of all before it."""
+        tokens, marks = proposal
+        token, probability = self._choose(ask, row, len(ask.ahead) + len(tokens))
+        mark = mark_of(probability)
+        trust[number] *= chance(mark)
+        if trust[number] <= ask.least or probability < self._least:
+            return None
+        tokens.append(token)
+        marks.append(mark)
+        return None if len(tokens) >= ask.most or token in self._ends else token
+
     def _read_all(self, drafter: ModelDrafter, tokens: list[int]) -> None:
         """Reads tokens of a sequence whose target's states are known."""
         for at in range(0, len(tokens), self._forward.max_batch):
@@ -218,10 +234,10 @@ class HeadKind(ModelKind):
         return self._start(batch, spans, wanted, given=given, features=own if outputs else None), own
 
     def _start(
-        self, tokens: NDArray[np.int32], spans: Sequence[Span], outputs: NDArray[np.int32], **options: States | None
+        self, tokens: NDArray[np.int32], spans: Sequence[Span], outputs: NDArray[np.int32], **options: Any
     ) -> NDArray[np.float32]:
-        """Logits of all the target's tokens, of rows of a batch."""
-        rows = self._forward.start(tokens, spans, outputs, **options).result()  # type: ignore[arg-type]
+        """Logits of all the target's tokens, of rows of a batch; `options`: see Forward.start."""
+        rows = self._forward.start(tokens, spans, outputs, **options).result()
         if self._tokens is None or not len(outputs):
             return rows[:, : self._n_vocab]
         whole = np.full((len(rows), self._n_vocab), -np.inf, np.float32)

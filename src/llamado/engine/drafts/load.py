@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from llamado.devices.split.measure import figures_of
-from llamado.engine.drafts.block import BlockKind
+from llamado.engine.drafts.block import BlockKind, ChainKind
 from llamado.engine.drafts.contract import DraftKind
 from llamado.engine.drafts.drafts import MOST, Drafts
 from llamado.engine.drafts.head import HeadKind
@@ -31,7 +31,7 @@ from llamado.models.heads.dflash import DFlashHead
 from llamado.models.heads.eagle3 import Eagle3Head
 from llamado.models.heads.fused import FusedHead
 from llamado.models.heads.head import Head
-from llamado.models.heads.next_token import has_next_token_head, load_next_token_head
+from llamado.models.heads.next_token import NextTokenHead, has_next_token_head, load_next_token_head
 from llamado.text.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ class DraftModel:
             return ModelKind(runner, n_vocab, name=opened.kind, least=least, ends=ends)
         if isinstance(head, DFlashHead):
             return BlockKind(runner, n_vocab, head, name=opened.kind, least=least, ends=ends)
+        if isinstance(head, NextTokenHead) and head.n_stages > 1:
+            return ChainKind(runner, n_vocab, head, name=opened.kind, least=least, ends=ends)
         return HeadKind(runner, n_vocab, head, name=opened.kind, least=least, ends=ends)
 
     def close(self) -> None:

@@ -137,15 +137,16 @@ class Forward(Protocol):
         scales: Scales = (),
         features: NDArray[np.float32] | None = None,
         given: NDArray[np.float32] | None = None,
+        stage: int = 0,
     ) -> Future[NDArray[np.float32]]:
         """Evaluate tokens; logits `[len(outputs), n_vocab]`, valid until the next batch is started.
 
         `spans`: whose they are, one after the other; each goes on where its sequence is (`Handle.used`), which is for
         the caller to move on. `outputs`: the rows that get logits, ascending. `scales`: how strong adapters are. The
         arrays may change once this returns, but `features`: `[len(tokens), features_width]`, which has the tokens'
-        hidden states when the future is done. `given`: those that a model which drafts takes with each token; its
-        `features` are those of the outputs. The future fails with DeviceLost when a device is gone: all sequences are
-        void then, and nothing can be started until `restore` has succeeded.
+        hidden states when the future is done. `given`, `stage`: what a model which drafts takes with each token, and
+        which of its heads predicts; its `features` are those of the outputs. The future fails with DeviceLost when a
+        device is gone: all sequences are void then, and nothing can be started until `restore` has succeeded.
         """
         ...
 

@@ -67,6 +67,7 @@ class Graphs:
         embeddings: bool = False,
         n_seqs: int = 0,
         given: int = 0,
+        stage: int = 0,
     ) -> BatchShape:
         """The shape that serves a batch of `n` tokens and `n_out` outputs that sees the first `used` cells.
 
@@ -75,7 +76,9 @@ class Graphs:
         n_tokens, n_outputs, reach = self._sizes(n, n_out, used)
         n_seqs = n_tokens if n_seqs == n else n_seqs
         reach = min(reach, self._n_cells)
-        return BatchShape(n_tokens, n_outputs, reach, self._output, scales, embeddings, n_seqs, self._features, given)
+        return BatchShape(
+            n_tokens, n_outputs, reach, self._output, scales, embeddings, n_seqs, self._features, given, stage
+        )
 
     def fit(self, n: int) -> int:
         """The greatest size of a batch up to `n`: a token that filled it up would change the state of its sequence."""

@@ -189,6 +189,7 @@ class ModelRunner:
         scales: Scales = (),
         features: NDArray[np.float32] | None = None,
         given: NDArray[np.float32] | None = None,
+        stage: int = 0,
     ) -> Future[NDArray[np.float32]]:
         """See Forward."""
         lost = self.lost()
@@ -202,7 +203,7 @@ class ModelRunner:
             raise ForwardError(str(error)) from error
         if parts[0].tokens is None:
             batch = Batch(parts[0].positions, outputs, parts[0].rows, tokens, given=given, before=before)
-            return self.submit(batch, scales, features)
+            return self.submit(batch, scales, features, stage)
         return self._start_each(parts, tokens, outputs, scales, features, before)
 
     def _start_each(
@@ -229,7 +230,7 @@ class ModelRunner:
         return joined.future
 
     def submit(
-        self, batch: Batch, scales: Scales = (), features: NDArray[np.float32] | None = None
+        self, batch: Batch, scales: Scales = (), features: NDArray[np.float32] | None = None, stage: int = 0
     ) -> Future[NDArray[np.float32]]:
         """Evaluates a batch; see Forward.start."""
         used = self._check(batch)
@@ -241,7 +242,7 @@ class ModelRunner:
             self._make_room_for_embeddings()
         n_tokens, n_outputs = batch.n_tokens, len(batch.outputs)
         given = 0 if batch.given is None else batch.given.shape[1]
-        shape = self._graphs.shape(n_tokens, n_outputs, used, scales, embeddings, batch.n_seqs, given)
+        shape = self._graphs.shape(n_tokens, n_outputs, used, scales, embeddings, batch.n_seqs, given, stage)
         return self._begin(shape, batch, features)
 
     def _make_room_for_embeddings(self) -> None:

@@ -28,7 +28,6 @@ class FusedHead(Head):
     """
 
     first: ClassVar[int] = 1
-    is_head = True
     name: ClassVar[str]
     """Of its architecture in files."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from llamado.ggml.graph import concat
 from llamado.ggml.tensor import Tensor
@@ -20,20 +20,40 @@ from llamado.models.architectures.moonshot.bailingmoe3 import BailingMoe3Model
 from llamado.models.architectures.qwen.qwen3next import Qwen3NextModel
 from llamado.models.architectures.qwen.qwen35 import Qwen35Model
 from llamado.models.architectures.qwen.qwen35moe import Qwen35MoeModel
-from llamado.models.batch import FEATURES
+from llamado.models.batch import FEATURES, BatchShape, Output
 from llamado.models.decoder import Decoder, Layer
 from llamado.models.errors import InvalidModel, UnsupportedModel
-from llamado.models.forward import Pass
+from llamado.models.forward import Linear, Pass
 from llamado.models.heads.head import Head
 from llamado.models.hparams import HyperParameters
+from llamado.models.inputs import ForwardGraph
 from llamado.models.keys import FILE_ROPE, Keys, RopeOptions
-from llamado.models.memory import LayerMemory
+from llamado.models.memory import LayerMemory, Memory
 from llamado.models.parts.attention import Attention, AttentionMatrices
-from llamado.models.parts.norms import LayerNorm, RmsNorm
+from llamado.models.parts.norms import LayerNorm, Norm, RmsNorm
 from llamado.models.weights import RoleWeights, Weights
 
+_MOST_HEADS = 8
+"""Blocks of a file; 3 in use."""
 _NORMS = ("nextn.shared_head_norm", "layer_output_norm")
 """What stands before the head, by the names that files have for it."""
+
+
+class _Stage(NamedTuple):
+    """What a block has besides a layer."""
+
+    embedding: Tensor
+    enorm: Norm
+    hnorm: Norm
+    join: Linear
+    norm: Norm
+    output: Linear
+
+    def read(self, step: Pass) -> Tensor:
+        """What goes into the layer: F32 [n_embd, n_tokens]."""
+        token = self.enorm(step, step.get_rows(self.embedding, step.tokens(), "mtp_tok_embd"), "mtp_enorm")
+        state = self.hnorm(step, step.given(), "mtp_hnorm")
+        return self.join(step, concat(token, state, 0, "mtp_concat"), "mtp_eh_proj")
 
 
 class NextTokenHead(Head, Decoder):
@@ -41,7 +61,7 @@ class NextTokenHead(Head, Decoder):
     normed, through one matrix. Embedding, norm and head are its own where the file has them, else the model's.
     """
 
-    is_head = True
+    most_heads = 1
     normed: ClassVar[bool] = True
     """Whether hidden states are those behind the last norm."""
 
@@ -58,23 +78,43 @@ class NextTokenHead(Head, Decoder):
     def _take_head(self, weights: Weights) -> None:
         hp = self.hparams
         self.takes = (hp.n_embd,)
-        w = weights.layer(0, block=hp.first_block)
-        self._token_embd = w.maybe("nextn.embed_tokens.weight", hp.n_embd, hp.n_vocab) or self._token_embd
+        self._stages = [self._take_stage(weights, i) for i in range(hp.n_layer)]
+
+    def _take_stage(self, weights: Weights, stage: int) -> _Stage:
+        hp = self.hparams
+        n, w = hp.n_embd, weights.layer(stage, block=hp.first_block + stage)
         norm = next((name for name in _NORMS if w.has(f"{name}.weight")), None)
         if norm is None or not w.has("nextn.shared_head_head.weight"):
             super()._take_head(weights)
-        if w.has("nextn.shared_head_head.weight"):
-            self._output = w.linear("nextn.shared_head_head", hp.n_embd, hp.n_vocab)
-        if norm is not None:
-            self._output_norm = self._take_norm(w, norm, hp.n_embd)
-        self._enorm = self._take_norm(w, "nextn.enorm", hp.n_embd)
-        self._hnorm = self._take_norm(w, "nextn.hnorm", hp.n_embd)
-        self._join = w.linear("nextn.eh_proj", 2 * hp.n_embd, hp.n_embd)
+        own = w.has("nextn.shared_head_head.weight")
+        return _Stage(
+            embedding=w.maybe("nextn.embed_tokens.weight", n, hp.n_vocab) or self._token_embd,
+            enorm=self._take_norm(w, "nextn.enorm", n),
+            hnorm=self._take_norm(w, "nextn.hnorm", n),
+            join=w.linear("nextn.eh_proj", 2 * n, n),
+            norm=self._output_norm if norm is None else self._take_last_norm(w, norm),
+            output=w.linear("nextn.shared_head_head", n, hp.n_vocab) if own else self._output,
+        )
 
-    def _embed(self, step: Pass) -> Tensor:
-        token = self._enorm(step, step.get_rows(self._token_embd, step.tokens(), "mtp_tok_embd"), "mtp_enorm")
-        state = self._hnorm(step, step.given(), "mtp_hnorm")
-        return self._join(step, concat(token, state, 0, "mtp_concat"), "mtp_eh_proj")
+    def _take_last_norm(self, w: RoleWeights, name: str) -> Norm:
+        return self._take_norm(w, name, self.hparams.n_embd)
+
+    @property
+    def n_stages(self) -> int:
+        """Its blocks, each of which drafts one token more; a single one drafts any number."""
+        return self.hparams.n_layer
+
+    def build(self, shape: BatchShape, memory: Memory) -> ForwardGraph:
+        """See Model: block `shape.stage` predicts; with the first one all others remember the batch, too."""
+        n, stage = self.n_stages, shape.stage
+        step = Pass(self.hparams, shape, memory, last=stage, cached=() if stage else range(1, n))
+        for i in () if stage else range(1, n):
+            self._layer(step, i, self._stages[i].read(step))
+        x = self._layer(step, stage, self._stages[stage].read(step))
+        if x is not None and shape.n_outputs:
+            self._output_norm, self._output = self._stages[stage][-2:]
+            step.graph.output(Output.LOGITS.value, self._head(step, x))
+        return step.graph
 
     def _hidden(self, step: Pass, x: Tensor) -> Tensor:
         if not self.normed:
@@ -117,19 +157,21 @@ class Cohere2MoeHead(NextTokenHead, Cohere2MoeModel):
 
 
 class MiMo2Head(NextTokenHead, MiMo2Model):
-    """Of MiMo-V2; the first of its blocks."""
+    """Of MiMo-V2, which has several."""
 
+    most_heads = _MOST_HEADS
     normed = False
 
 
 class Step35Head(NextTokenHead, Step35Model):
-    """Of Step 3.5 Flash; the first of its blocks. Its activations have no bounds."""
+    """Of Step 3.5 Flash, which has several. Their activations have no bounds."""
 
+    most_heads = _MOST_HEADS
     normed = False
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
-        self._limits = self._shared_limits = (0.0,)
+        self._limits = self._shared_limits = (0.0,) * hp.n_layer
         return hp
 
 
@@ -166,10 +208,8 @@ class NemotronHMoeHead(NextTokenHead, NemotronHMoeModel):
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         return NemotronHMoeModel._read_hparams(self, keys, n_vocab)
 
-    def _take_head(self, weights: Weights) -> None:
-        super()._take_head(weights)
-        w = weights.layer(0, block=self.hparams.first_block)
-        self._output_norm = LayerNorm.take(w, "nextn.shared_head_norm", self.hparams.n_embd, biased=False)
+    def _take_last_norm(self, w: RoleWeights, name: str) -> Norm:
+        return LayerNorm.take(w, name, self.hparams.n_embd, biased=False)
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp = self.hparams
