@@ -52,8 +52,9 @@ def test_completion(model: Path) -> None:
 
 
 def test_chat(model: Path) -> None:
-    asked = [line for line in run("chat.py", model).splitlines() if line.startswith("> ")]
-    assert asked == ["> What is the capital of France?", "> And how many people live there?"]
+    first, _, rest = run("chat.py", model).partition("\n> And how many people live there?\n")
+    assert first.startswith("> What is the capital of France?\n")
+    assert rest.strip()
 
 
 def test_json_schema(model: Path) -> None:

@@ -164,9 +164,12 @@ ROPE_TYPES = ("none", "linear", "yarn", "longrope")
 
 
 def rotated(keys: Keys, suffix: str, default: int, head_dim: int, *, or_none: bool = False) -> int:
-    """How many elements of a head are turned; with `or_none` perhaps 0. Raises GgufError or InvalidModel."""
+    """How many elements of a head are turned; with `or_none`, or without heads, perhaps 0.
+
+    Raises GgufError or InvalidModel.
+    """
     n = keys.int_(suffix, default)
-    if n > head_dim or n % 2 or not (n or or_none):
+    if n > head_dim or n % 2 or not (n or or_none or not head_dim):
         raise InvalidModel(f"metadata key '{keys.name(suffix)}' is {n}; an even number up to {head_dim} is expected")
     return n
 
@@ -393,12 +396,14 @@ def read_hparams(
     norm_eps: str = "attention.layer_norm_rms_epsilon",
     file_betas: bool = False,
     recurrent: bool = False,
+    unturned: bool = False,
 ) -> HyperParameters:
     """The hyper-parameters every model has; an architecture replaces those it treats otherwise.
 
     `norm_eps` names the key of the norms' epsilon; `file_betas`: see read_rope. With `recurrent` layers may have no
-    heads of keys and values, no heads at all, no part of heads that is turned, or no feed-forward network. Raises
-    GgufError (missing key, wrong type), InvalidModel (impossible value) or UnsupportedModel, naming the key.
+    heads of keys and values, no heads at all, or no feed-forward network; with `unturned` perhaps no part of a head is
+    turned. Raises GgufError (missing key, wrong type), InvalidModel (impossible value) or UnsupportedModel, naming the
+    key.
     """
     n_layer = n_blocks = keys.int_("block_count")
     n_nextn = keys.int_("nextn_predict_layers", 0)
@@ -428,7 +433,7 @@ def read_hparams(
     head_dim_k = keys.int_("attention.key_length", head_dim)
     head_dim_v = keys.int_("attention.value_length", head_dim)
     n_ctx_train = keys.int_("context_length")
-    rope = read_rope(keys, head_dim_k, n_ctx_train, rope_mode, file_betas=file_betas, or_none=recurrent)
+    rope = read_rope(keys, head_dim_k, n_ctx_train, rope_mode, file_betas=file_betas, or_none=unturned)
     mixture = keys.int_("expert_count", 0) > 0
     return HyperParameters(
         architecture=keys.architecture,

@@ -28,7 +28,7 @@ class KimiLinearModel(Decoder):
     """Kimi Delta Attention, and in the layers that have heads of keys latent attention without positions."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL, recurrent=True)
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL, recurrent=True, unturned=True)
         self._state, self._kernel = keys.int_("kda.head_dim"), keys.int_("ssm.conv_kernel")
         dim_k = keys.int_("attention.key_length_mla")
         self._sizes = LatentSizes(
