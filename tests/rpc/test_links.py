@@ -27,6 +27,7 @@ from llamado.rpc.endpoint import client_tls
 from llamado.rpc.wire import (
     LINKED,
     LLAMADO,
+    TELLS_NUMERICS,
     Attach,
     Await,
     Awaited,
@@ -327,7 +328,7 @@ def test_strangers_learn_little(pair: tuple[Worker, Worker], monkeypatch: pytest
 def test_a_worker_without_the_ring(device: CpuDevice, pair: tuple[Worker, Worker], caplog: Any) -> None:
     with running(device, ring=False) as alone:
         with Client(alone) as client:
-            assert isinstance(client.hello, HelloResponse) and client.hello.own == LLAMADO
+            assert isinstance(client.hello, HelloResponse) and client.hello.own == LLAMADO | TELLS_NUMERICS
             assert refused(alone, str(pair[0].endpoint))
             assert "--no-ring" in caplog.text
         devices = [connect(str(one.endpoint))[0] for one in (alone, pair[0])]
@@ -336,7 +337,7 @@ def test_a_worker_without_the_ring(device: CpuDevice, pair: tuple[Worker, Worker
         for one in devices:
             one.close()
     with Client(pair[0]) as client:
-        assert isinstance(client.hello, HelloResponse) and client.hello.own == LLAMADO | LINKED
+        assert isinstance(client.hello, HelloResponse) and client.hello.own == LLAMADO | LINKED | TELLS_NUMERICS
 
 
 def test_only_allowed_networks_are_dialled(device: CpuDevice, caplog: Any) -> None:

@@ -20,7 +20,7 @@ import pytest
 from peer_worker import free_port
 from scripted_worker import ScriptedWorker
 from tiny_models import make_llama
-from wire_client import running
+from wire_client import running, until
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.registry import DeviceOptions, Unreachable, backend
@@ -158,6 +158,12 @@ def test_one_that_dies_while_the_model_is_loaded(model: Path, right: list[int], 
             second.__exit__(None, None, None)
 
 
+def _stopped(pid: int) -> bool:
+    """Whether no thread of a process goes on: on a busy machine that takes a while."""
+    threads = [stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(state == "T" for state in threads)
+
+
 @pytest.mark.slow
 def test_one_that_freezes_while_the_model_is_loaded(model: Path, right: list[int]) -> None:
     port = free_port()
@@ -174,6 +180,7 @@ def test_one_that_freezes_while_the_model_is_loaded(model: Path, right: list[int
             if what.startswith("sending weights") and not frozen.is_set():
                 frozen.set()
                 os.kill(process.pid, signal.SIGSTOP)
+                until(lambda: _stopped(process.pid))
             elif what.startswith("waiting since"):
                 os.kill(process.pid, signal.SIGCONT)
 

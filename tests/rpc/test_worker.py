@@ -136,7 +136,7 @@ class Sum:
 
 
 def test_greeting(client: Client) -> None:
-    assert client.hello == HelloResponse(7, 0, 0, own=0x4D)
+    assert client.hello == HelloResponse(7, 0, 0, own=0x5D)
     assert client.number(DeviceCount()) == 1
     assert client.number(GetAlignment(0)) == 64
     assert client.number(GetMaxSize(0)) == 2**64 - 1
@@ -1061,7 +1061,7 @@ def test_tls(device: CpuDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture
         with Client(worker, greet=False) as client:
             context = client_tls(own.pem, own.cert, own.key)
             client.sock = context.wrap_socket(client.sock, server_hostname="127.0.0.1")
-            assert client.ask(Hello()) == HelloResponse(7, 0, 0, own=0x4D)
+            assert client.ask(Hello()) == HelloResponse(7, 0, 0, own=0x5D)
             data = np.random.default_rng(0).integers(0, 256, 3_000_000, np.uint8).tobytes()
             ptr, base = client.alloc(len(data))
             client.set(raw(ptr, base, len(data)), data)
