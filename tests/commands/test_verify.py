@@ -110,6 +110,7 @@ def test_equal_servers(replica: Make, capsys: Output) -> None:
         assert asked == sorted((p, seed_of(f"verify-{i}")) for i, p in enumerate(made_prompts(20)))
 
 
+@pytest.mark.slow
 def test_the_first_differing_token(replica: Make, capsys: Output) -> None:
     wrong = seed_of("verify-7")
 

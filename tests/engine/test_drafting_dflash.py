@@ -99,6 +99,7 @@ def test_it_computes_the_published_formula(options: dict[str, Any], tmp_path: Pa
     assert np.abs(rows - right).max() < 2e-2 * np.abs(right).max()
 
 
+@pytest.mark.slow
 def test_answers_are_the_same_with_and_without(tmp_path: Path) -> None:
     target = make_target(tmp_path / "t.gguf")
     options = {"n_slots": 3, "n_batch": 24, "n_ctx": 768, "cache_ram": 16}

@@ -113,6 +113,7 @@ def test_hidden_states_are_those_of_the_token_before(tmp_path: Path, monkeypatch
     assert len(drafted) > 30 and all(tokens == [last] * len(tokens) and tokens for last, tokens in drafted)
 
 
+@pytest.mark.slow
 def test_answers_are_the_same_with_and_without(tmp_path: Path) -> None:
     target = make_target(tmp_path / "t.gguf")
     path = make_eagle(tmp_path / "e.gguf", n_drafted=40)

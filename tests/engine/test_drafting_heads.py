@@ -71,6 +71,7 @@ def accepted(results: Sequence[Result]) -> float:
     return sum(r.timings.draft_n_accepted or 0 for r in results) / drafted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(HEADS))
 def test_a_head_that_is_the_model_is_right(name: str, tmp_path: Path) -> None:
     path = make_headed(tmp_path / "m.gguf", name, quiet=True)
@@ -83,6 +84,7 @@ def test_a_head_that_is_the_model_is_right(name: str, tmp_path: Path) -> None:
     assert accepted(found) > (0.4 if name == "nemotron_h_moe" else 0.98)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["step35", "mimo2"])
 def test_each_of_several_heads_drafts_one_token_more(name: str, tmp_path: Path) -> None:
     path = make_headed(tmp_path / "m.gguf", name, n_heads=3)
@@ -94,6 +96,7 @@ def test_each_of_several_heads_drafts_one_token_more(name: str, tmp_path: Path) 
         assert work(model, disturbed=True) == side_by_side
 
 
+@pytest.mark.slow
 def test_hidden_states_are_those_of_the_token_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A head that says again what the model said drafts the last token, which that hidden state predicted."""
     drafted: list[tuple[int, list[int]]] = []
@@ -145,6 +148,7 @@ def work(model: LoadedModel, *, disturbed: bool) -> list[Any]:
     return told(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["glm4moe", "mimo2", "qwen35moe"])
 def test_answers_are_the_same_with_and_without(name: str, tmp_path: Path) -> None:
     path = make_headed(tmp_path / "m.gguf", name, sway=0.3)
@@ -159,6 +163,7 @@ def test_answers_are_the_same_with_and_without(name: str, tmp_path: Path) -> Non
         assert 0 < counts[0].n_accepted < 0.9 * counts[0].n_drafted
 
 
+@pytest.mark.slow
 def test_a_context_that_is_full_is_shifted(tmp_path: Path) -> None:
     path = make_headed(tmp_path / "m.gguf", "glm4moe", sway=0.2)
     found = []
