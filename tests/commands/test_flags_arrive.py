@@ -630,6 +630,7 @@ class Runs:
 @pytest.fixture(scope="module")
 def runs(folder: Path) -> Iterator[Runs]:
     with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)  # a folder whose name is the default is made here
         yield Runs(Commands(patch, folder))
 
 
