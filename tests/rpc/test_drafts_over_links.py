@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
+from drafted_answers import Free, answers, told
 from tiny import TINY, make
 from tiny_models import make_llama
 from wire_client import running
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.split.placement import ALL_LAYERS, SplitOptions
-from llamado.engine.drafts.cost import Cost
 from llamado.engine.drafts.model import ModelKind
 from llamado.engine.engine import Engine
 from llamado.engine.loaded_model import LoadedModel
@@ -30,33 +29,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llama(tmp_path_factory.mktemp("m") / "m.gguf", n_layer=4)
 
 
-class Free(Cost):
-    """Drafts are always worth their time."""
-
-    def least_gain(self, n_generating: int, seconds: float = 0.0) -> float:
-        return 0.0
-
-    def drafts(self, n_generating: int) -> bool:
-        return True
-
-
 @contextmanager
 def worker() -> Iterator[Worker]:
     cpu = CpuDevice(1)
     with running(cpu, mem=1 << 30) as one:
         yield one
     cpu.close()
-
-
-def answers(llama: LoadedModel, n: int = 40) -> list[Any]:
-    return [
-        llama.complete(prompt, n_predict=n, temperature=t, seed=7, ignore_eos=True, n_probs=1)
-        for t, prompt in ((0.0, [1, 2, 3]), (0.8, [5, 9, 17, 4, 8]))
-    ]
-
-
-def told(results: list[Any]) -> list[Any]:
-    return [(r.tokens, r.content, r.probs, r.stop_type, r.n_predicted) for r in results]
 
 
 @pytest.mark.slow

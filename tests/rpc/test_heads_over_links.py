@@ -10,26 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drafted_answers import Free, answers, told
 from headed_models import make_headed
 from wire_client import running
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.split.placement import ALL_LAYERS, SplitOptions
-from llamado.engine.drafts.cost import Cost
 from llamado.engine.engine import Engine
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import DraftOptions, EngineOptions
 from llamado.rpc.tap.proxy import Tap, TapOptions
-
-
-class Free(Cost):
-    """Drafts are always worth their time."""
-
-    def least_gain(self, n_generating: int, seconds: float = 0.0) -> float:
-        return 0.0
-
-    def drafts(self, n_generating: int) -> bool:
-        return True
 
 
 @contextmanager
@@ -41,17 +31,6 @@ def tapped(latency: float) -> Iterator[Tap]:
     ):
         yield tap
     cpu.close()
-
-
-def answers(llama: LoadedModel, n: int = 40) -> list[Any]:
-    return [
-        llama.complete(prompt, n_predict=n, temperature=t, seed=7, ignore_eos=True, n_probs=1)
-        for t, prompt in ((0.0, [1, 2, 3]), (0.8, [5, 9, 17, 4, 8]))
-    ]
-
-
-def told(results: list[Any]) -> list[Any]:
-    return [(r.tokens, r.content, r.probs, r.stop_type, r.n_predicted) for r in results]
 
 
 @pytest.mark.slow
