@@ -14,7 +14,7 @@ from tiny_models import make_gemma3, make_llama
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType as T
 from llamado.models import BatchShape, Output, load_model
-from llamado.models.batch import Batch, MemoryRows
+from llamado.models.batch import Batch, Beginning, MemoryRows, Stretch
 from llamado.models.inputs import (
     AttentionTemperature,
     Embeddings,
@@ -22,10 +22,12 @@ from llamado.models.inputs import (
     Mask,
     OutputRows,
     Positions,
+    RelativeBuckets,
     RowsWritten,
     StateRows,
     TokenIds,
 )
+from llamado.models.parts.pooled_indexer import Pools, RunPositions
 
 Array = np.ndarray[Any, Any]
 
@@ -211,3 +213,79 @@ def test_temperatures() -> None:
     np.testing.assert_allclose(found, [1, 1, 1 + 0.1 * np.log(2), 1 + 0.1 * np.log(2), 1 + 0.1 * np.log(13), 0], 1e-6)
     plain = filled(AttentionTemperature(5, 0.1, 8192), given).reshape(-1)
     np.testing.assert_allclose(plain[:4], [1, 1, 1, 1 + 0.1 * np.log(2)], 1e-6)
+
+
+def _apart() -> tuple[Batch, Batch, Array]:
+    """Two tokens of a sequence of 100 and three of one of 70 that lie together, from rows 128 and 0 on; the same where
+    the first 64 and 32 tokens lie elsewhere; and where the rows of the first batch are in the second.
+    """
+    places = np.array([98, 99, 67, 68, 69], np.int32)
+    first = np.array([128, 128, 0, 0, 0], np.int64)
+    together = MemoryRows(first + places, first, first + places, SPARE)
+    moved = np.arange(256)
+    moved[128:160], moved[160:192], moved[192:256] = range(32, 64), range(96, 128), range(320, 384)
+    moved[0:32], moved[32:96] = range(32), range(192, 256)
+    own = np.array([320, 320, 192, 192, 192], np.int64)
+    written = moved[together.written]
+    beginnings = (Beginning(0, 2, (Stretch(32, 32), Stretch(96, 32))), Beginning(2, 5, (Stretch(0, 32),)))
+    apart = MemoryRows(written, own, written, SPARE, beginnings)
+    tokens = np.zeros(5, np.int32)
+    return (
+        batch(positions=places, memory=(together,), tokens=tokens),
+        batch(positions=places, memory=(apart,), tokens=tokens),
+        moved,
+    )
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {},
+        {"window": 20},
+        {"window": 50},
+        {"window": 80},
+        {"window": 500},
+        {"window": 33, "chunked": True},
+        {"window": 90, "symmetric": True},
+        {"distances": True},
+        {"distances": True, "window": 60},
+    ],
+    ids=str,
+)
+def test_a_mask_of_sequences_that_lie_in_several_places(kind: dict[str, Any]) -> None:
+    together, apart, moved = _apart()
+    right = np.full((8, 512), -np.inf, np.float16)
+    plain = filled(Mask("mask", 256, 8, **kind), together)
+    for token, row in enumerate(plain):
+        (columns,) = np.nonzero(row > -np.inf)
+        right[token, moved[columns]] = row[columns]
+    np.testing.assert_array_equal(filled(Mask("mask", 512, 8, **kind), apart), right)
+
+
+def test_buckets_of_sequences_that_lie_in_several_places() -> None:
+    together, apart, moved = _apart()
+    plain = filled(RelativeBuckets(256, 8, 32), together).reshape(8, 256)
+    found = filled(RelativeBuckets(512, 8, 32), apart).reshape(8, 512)
+    for token, row in enumerate(filled(Mask("mask", 256, 8), together)[:5]):
+        (columns,) = np.nonzero(row > -np.inf)
+        np.testing.assert_array_equal(found[token, moved[columns]], plain[token, columns])
+
+
+def test_runs_of_sequences_that_lie_in_several_places() -> None:
+    together, apart, moved = _apart()
+    for own in (False, True):
+        plain = filled(Pools(256, 5, 4, 0, own=own), together)
+        right = np.zeros((5, 128), np.float32)
+        for token, run in zip(*np.nonzero(plain), strict=True):
+            right[token, moved[4 * run] // 4] = 1
+        np.testing.assert_array_equal(filled(Pools(512, 5, 4, 0, own=own), apart), right)
+    one = [Batch(b.positions[:2], b.outputs[:0], (rows(b, 2),), b.positions[:2], n_seqs=1) for b in (together, apart)]
+    plain, found = (filled(RunPositions(2, 1, 4, 0), b) for b in one)
+    assert plain.tolist() == found.tolist() == [96, 96]
+
+
+def rows(given: Batch, n: int) -> MemoryRows:
+    """Those of the first `n` tokens."""
+    all_ = given.memory[0]
+    kept = tuple(beginning for beginning in all_.beginnings if beginning.start < n)
+    return MemoryRows(all_.written[:n], all_.first[:n], all_.last[:n], SPARE, kept)

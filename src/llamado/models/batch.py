@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +53,28 @@ class BatchShape:
             raise ValueError(f"sequences of unequal length: {self}")
 
 
+class Stretch(NamedTuple):
+    """Rows `row` to `row + n` of a memory, which hold so many tokens of a sequence in the order of their positions."""
+
+    row: int
+    n: int
+
+
+class Beginning(NamedTuple):
+    """Where the first tokens of a sequence lie, apart from those behind: the tokens `start` to `stop` of a batch see
+    them, as those of other sequences may. Their rows ascend.
+    """
+
+    start: int
+    stop: int
+    stretches: tuple[Stretch, ...]
+
+    @property
+    def n(self) -> int:
+        """How many tokens they are."""
+        return sum(stretch.n for stretch in self.stretches)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryRows:
     """What a batch does in one part of a model's memory: token i is written to row `written[i]` and sees rows
@@ -60,13 +83,25 @@ class MemoryRows:
     Where states are remembered, of each sequence: it goes on from that of row `first[i]`, and leaves its own in row
     `written[i]`. All are int64 [n_seqs].
 
-    `spare`: a row that no token sees, for what fills a batch up.
+    `spare`: a row that no token sees, for what fills a batch up. `beginnings`: of those sequences of the batch whose
+    first tokens lie elsewhere, below row `first[i]`.
     """
 
     written: NDArray[np.int64]
     first: NDArray[np.int64]
     last: NDArray[np.int64]
     spare: int
+    beginnings: tuple[Beginning, ...] = ()
+
+    @property
+    def origins(self) -> NDArray[np.int64]:
+        """For each token the row at which its sequence would begin if all of it lay together; perhaps below 0."""
+        if not self.beginnings:
+            return self.first
+        origins = self.first.copy()
+        for beginning in self.beginnings:
+            origins[beginning.start : beginning.stop] -= beginning.n
+        return origins
 
 
 @dataclass(frozen=True, slots=True, eq=False)

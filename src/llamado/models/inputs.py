@@ -202,28 +202,42 @@ class Mask(Input):
         for at in range(0, n_tokens, step):
             yield 2 * n_kv * at, self._rows(at, min(at + step, n_tokens), seen)
 
-    def _seen(self, batch: Batch) -> list[tuple[int, int, int]]:
-        """Each token's own row, and the first and the last that it sees."""
+    def _seen(self, batch: Batch) -> list[list[tuple[int, int, int]]]:
+        """What each token sees: intervals of rows from the first to behind the last, each with the row in line with it
+        that the token itself is in.
+        """
         rows = batch.memory[self._part]
-        first, last = rows.first, rows.last
+        own, last = rows.written, rows.last
+        least = rows.origins
         if self._window and self._symmetric:
             half = self._window // 2
-            first, last = np.maximum(first, rows.written - half), np.minimum(last, rows.written + half)
+            least, last = np.maximum(least, own - half), np.minimum(last, own + half)
         elif self._window:
             behind = _times(batch) % self._window if self._chunked else self._window - 1
-            first, last = np.maximum(first, rows.written - behind), rows.written
-        return list(zip(rows.written.tolist(), first.tolist(), last.tolist(), strict=True))
+            least, last = np.maximum(least, own - behind), own
+        first = np.maximum(least, rows.first).tolist()
+        seen = [[interval] for interval in zip(first, (last + 1).tolist(), own.tolist(), strict=True)]
+        for beginning in rows.beginnings:
+            for i in range(beginning.start, beginning.stop):
+                at = int(rows.first[i]) - beginning.n
+                for row, n in beginning.stretches:
+                    skip = max(int(least[i]) - at, 0)
+                    if skip < n:
+                        seen[i].append((row + skip, row + n, int(own[i]) - at + row))
+                    at += n
+        return seen
 
-    def _rows(self, first: int, stop: int, seen: Sequence[tuple[int, int, int]]) -> Bytes:
+    def _rows(self, first: int, stop: int, seen: Sequence[Sequence[tuple[int, int, int]]]) -> Bytes:
         """The bytes of some tokens' rows."""
         mask = np.full((stop - first, self.ne[0]), _HIDDEN, np.uint16)
-        for row, (own, begin, end) in zip(mask, seen[first:stop], strict=False):
-            shown = row[begin : end + 1]
-            if self._distances:
-                cells = np.arange(begin, begin + shown.size)
-                shown[:] = (-np.abs(cells - own)).astype(np.float16).view(np.uint16)
-            else:
-                shown[:] = 0
+        for row, intervals in zip(mask, seen[first:stop], strict=False):
+            for begin, end, own in intervals:
+                shown = row[begin:end]
+                if self._distances:
+                    cells = np.arange(begin, begin + shown.size)
+                    shown[:] = (-np.abs(cells - own)).astype(np.float16).view(np.uint16)
+                else:
+                    shown[:] = 0
         return mask.reshape(-1).view(np.uint8)
 
 
@@ -250,9 +264,15 @@ class RelativeBuckets(Input):
 
     def fill(self, batch: Batch) -> Bytes:
         """See Input."""
-        own = batch.memory[self._part].written
+        rows = batch.memory[self._part]
+        own = rows.written
         distance = np.zeros((self._n_tokens, self._n_kv), np.int64)
         distance[: len(own)] = np.arange(self._n_kv) - own[:, None]
+        for start, stop, stretches in rows.beginnings:
+            at = rows.origins[start:stop, None]
+            for row, n in stretches:
+                distance[start:stop, row : row + n] += at - row
+                at = at + n
         buckets = self._ahead[np.minimum(np.abs(distance), self._n_kv - 1)] + self._half * (distance > 0)
         return buckets.astype(np.int32).reshape(-1).view(np.uint8)
 

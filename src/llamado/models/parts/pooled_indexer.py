@@ -61,6 +61,9 @@ class Pools(Input):
                 row[first // size : (last + 1) // size] = 1
             elif (last + 1) % size:
                 row[last // size] = 1
+        for start, stop, stretches in rows.beginnings if not self._own else ():
+            for first, n in stretches:
+                found[start:stop, first // size : (first + n) // size] = 1
         return found.reshape(-1).view(np.uint8)
 
 
@@ -86,14 +89,15 @@ def choose_pools(step: Pass, layer: int, found: Tensor, n_chosen: int, mask: Ten
 
 def _touched(batch: Batch, part: int, size: int, n: int, n_seqs: int) -> tuple[Numbers, Numbers]:
     """The numbers of `n` runs of each sequence that have tokens of the batch, the last one again where there are fewer;
-    and the first row of each sequence. Where a graph has more sequences, those of the first one again.
+    and the row at which each sequence would begin if it lay together. Where a graph has more sequences, those of the
+    first one again.
     """
     rows = batch.memory[part]
     each = batch.n_tokens // (batch.n_seqs or 1)
     first, last = rows.written[::each] // size, rows.written[each - 1 :: each] // size
     runs = np.minimum(first[:, None] + np.arange(n), last[:, None])
     places = np.arange(n_seqs) % len(runs) * (np.arange(n_seqs) < len(runs))
-    return runs[places], rows.first[::each][places]
+    return runs[places], rows.origins[::each][places]
 
 
 class RunsMade(Input):
