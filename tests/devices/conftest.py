@@ -8,7 +8,7 @@ import pytest
 from running import BEST, can_run, jit_for
 
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.lowering import LOWERINGS
+from llamado.devices.cpu.lowerings import LOWERINGS
 
 
 @pytest.fixture(

@@ -12,9 +12,10 @@ import pytest
 from block_types import encode
 from reference import ReferenceDevice
 
+from llamado.devices.cpu import lowerings
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
-from llamado.devices.cpu.lowering import LOWERINGS, choose
+from llamado.devices.cpu.lowerings import LOWERINGS, choose
 from llamado.ggml import Graph, RopeMode, Tensor
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
@@ -129,14 +130,13 @@ def turned_by_sections(mode: RopeMode) -> tuple[Tensor, dict[Tensor, Any]]:
 
 # --- lowerings ---
 
-_NEEDS = {"portable": (), "avx2": ("avx2", "fma", "f16c"), "vnni": ("avx512vnni", "avx512vl", "avx512bw")}
-BEST = choose(dict(llvm.get_host_cpu_features())).name
+FEATURES = dict(llvm.get_host_cpu_features())
+BEST = choose(FEATURES).name
 
 
 def can_run(lowering: str) -> bool:
     """Whether this machine has the instructions of a lowering."""
-    features = llvm.get_host_cpu_features()
-    return all(features.get(name) for name in _NEEDS[lowering])
+    return lowerings.can_run(LOWERINGS[lowering], FEATURES)
 
 
 _jits: dict[str, Jit] = {}
@@ -145,7 +145,7 @@ _jits: dict[str, Jit] = {}
 def jit_for(lowering: str) -> Jit:
     """One Jit per lowering for the whole session: a kernel is loaded once."""
     if not can_run(lowering):
-        pytest.skip(f"this machine has no {' '.join(_NEEDS[lowering])}")
+        pytest.skip(f"this machine has no {' '.join(LOWERINGS[lowering].needs)}")
     if lowering not in _jits:
         _jits[lowering] = Jit(LOWERINGS[lowering])
     return _jits[lowering]

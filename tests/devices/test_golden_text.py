@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from running import BEST, can_run
 
-from llamado.devices.cpu.lowering import LOWERINGS
+from llamado.devices.cpu.lowerings import LOWERINGS
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
 

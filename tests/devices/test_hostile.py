@@ -13,7 +13,7 @@ from running import can_run, new, values
 from llamado.devices.cpu.compile import checks
 from llamado.devices.cpu.compile.compiler import Compiler
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.lowering import LOWERINGS
+from llamado.devices.cpu.lowerings import LOWERINGS
 from llamado.devices.device import DeviceError
 from llamado.ggml import Graph, RopeMode, Tensor
 from llamado.ggml import graph as g

@@ -24,7 +24,8 @@ from running import Case, new, values, weight_bytes
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit, JitError, kernel
 from llamado.devices.cpu.kernels.rows import rows_kernel
-from llamado.devices.cpu.lowering import LOWERINGS
+from llamado.devices.cpu.lowerings import LOWERINGS, choose
+from llamado.devices.cpu.lowerings.lowering import Lowering
 from llamado.errors import LlamadoError
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
@@ -304,9 +305,21 @@ def test_the_lowering_can_be_forced(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     process = start(tmp_path, LLAMADO_SIMD="portable")
     assert process.communicate(timeout=60)[0] == "portable 1\n"
     monkeypatch.setenv("LLAMADO_SIMD", "mmx")
-    with pytest.raises(JitError, match="portable, avx2, vnni") as caught:
+    with pytest.raises(JitError, match="LLAMADO_SIMD=mmx: not on this processor; one of portable") as caught:
         Jit(folder=tmp_path)
     assert isinstance(caught.value, LlamadoError)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS.values(), ids=list(LOWERINGS))
+def test_a_processor_gets_what_it_has_instructions_for(lowering: Lowering, monkeypatch: pytest.MonkeyPatch) -> None:
+    features = dict.fromkeys(lowering.needs, True)
+    assert choose(features) is lowering
+    for missing in lowering.needs:
+        assert choose(features | {missing: False}) is not lowering
+        monkeypatch.setenv("LLAMADO_SIMD", lowering.name)
+        with pytest.raises(ValueError, match="not on this processor"):
+            choose(features | {missing: False})
+        monkeypatch.delenv("LLAMADO_SIMD")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from reference import decode_rows
 from running import BEST, CODEBOOKS, PLAIN, WEIGHTS, Array, Case, check, jit_for, new, values, weight_bytes
 
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.lowering import LOWERINGS
+from llamado.devices.cpu.lowerings import LOWERINGS
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
 

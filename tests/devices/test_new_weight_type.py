@@ -15,7 +15,7 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.kernels.formats import FORMATS, bits
 from llamado.devices.cpu.kernels.formats.format import Block32, Blocks32
-from llamado.devices.cpu.lowering import LOWERINGS
+from llamado.devices.cpu.lowerings import LOWERINGS
 from llamado.devices.cpu.simd import Code, Value
 from llamado.ggml import graph as g
 from llamado.ggml import tensor

@@ -11,7 +11,7 @@ from running import Array, Case, jit_for, new, values
 
 from llamado.devices.cpu.compile.compiler import Compiler
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.lowering import LOWERINGS
+from llamado.devices.cpu.lowerings import LOWERINGS
 from llamado.ggml import Op, Tensor
 from llamado.ggml import graph as g
 from llamado.ggml.errors import ShapeError

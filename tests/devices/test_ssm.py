@@ -10,7 +10,7 @@ from recurrences import Scan
 from running import Array, Case, check, jit_for, new, values
 
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.lowering import LOWERINGS
+from llamado.devices.cpu.lowerings import LOWERINGS
 from llamado.ggml import Tensor
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T

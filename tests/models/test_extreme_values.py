@@ -22,7 +22,7 @@ from tiny.gemma import gemma3n
 from tiny_models import make_llama
 
 from llamado.devices.cpu.compile.compiler import Compiler
-from llamado.devices.cpu.lowering import PORTABLE
+from llamado.devices.cpu.lowerings import PORTABLE
 from llamado.devices.cpu.memory import CpuBuffer
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions

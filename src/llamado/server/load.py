@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from llamado.devices.cpu.lowering import of_this_machine
+from llamado.devices.cpu.lowerings import of_this_machine
 from llamado.engine.embedding.load import pair
 from llamado.engine.options import EngineOptions, as_share
 from llamado.http.logs import EVERYTHING

@@ -26,7 +26,8 @@ from pathlib import Path
 from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
-from llamado.devices.cpu.lowering import Lowering, choose
+from llamado.devices.cpu.lowerings import choose
+from llamado.devices.cpu.lowerings.lowering import Lowering
 from llamado.devices.device import KernelQuota
 from llamado.devices.owned import foreign
 from llamado.errors import LlamadoError

@@ -3,7 +3,7 @@
 A kernel is a Python function that runs once, when it is compiled. The values it handles (`Value`) stand for registers:
 arithmetic on them appends instructions, an ordinary Python loop unrolls, `Code.range` makes a loop of the machine.
 Vectors are 256 bits wide (`F32x8`, `I32x8`, `I16x16`, `I8x32`); what one instruction set does better than another is
-a word of its own (`Words`; `lowering.py` spells them), everything else is plain LLVM vector arithmetic and runs
+a word of its own (`Words`; `lowerings` spell them), everything else is plain LLVM vector arithmetic and runs
 anywhere.
 
 No instruction carries a fast-math flag, and nothing is contracted or reordered behind the author's back: the order of

@@ -21,7 +21,7 @@ from llamado.devices.cpu.compile.recurrent import keeping, linear, reading, ssm
 from llamado.devices.cpu.compile.recurrent.keeping import Keeping, Made
 from llamado.devices.cpu.compile.row_operations import RowOperations
 from llamado.devices.cpu.compile.stages import STAGES
-from llamado.devices.cpu.lowering import Lowering
+from llamado.devices.cpu.lowerings.lowering import Lowering
 from llamado.devices.device import DeviceError
 from llamado.ggml.graph import Graph
 from llamado.ggml.ops import VIEW_OPS, Op

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from llamado.devices.cpu.compile import checks
 from llamado.devices.cpu.compile.program import ByteSpan, Operation, Place, Temporary
 from llamado.devices.cpu.jit import Kernel
-from llamado.devices.cpu.lowering import Lowering
+from llamado.devices.cpu.lowerings.lowering import Lowering
 from llamado.devices.cpu.memory import CpuBuffer
 from llamado.devices.device import DeviceError
 from llamado.ggml.graph import Graph

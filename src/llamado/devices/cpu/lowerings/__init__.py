@@ -1,0 +1,34 @@
+"""How each instruction set spells the words that it does better than plain LLVM arithmetic, and which one is used."""
+
+from __future__ import annotations
+
+import os
+
+from llamado.devices.cpu.lowerings.lowering import PORTABLE, Lowering
+from llamado.devices.cpu.lowerings.x86 import AVX2, VNNI
+
+LOWERINGS = {lowering.name: lowering for lowering in (PORTABLE, AVX2, VNNI)}
+"""The better ones last."""
+
+
+def can_run(lowering: Lowering, features: dict[str, bool]) -> bool:
+    """Whether a processor with these features (LLVM's names) has all that a lowering needs."""
+    return all(features.get(name) for name in lowering.needs)
+
+
+def choose(features: dict[str, bool]) -> Lowering:
+    """The best lowering for a CPU's features; LLAMADO_SIMD, the name of one it can run, forces that."""
+    able = {name: lowering for name, lowering in LOWERINGS.items() if can_run(lowering, features)}
+    forced = os.environ.get("LLAMADO_SIMD")
+    if not forced:
+        return list(able.values())[-1]
+    if forced not in able:
+        raise ValueError(f"LLAMADO_SIMD={forced}: not on this processor; one of {', '.join(able)}")
+    return able[forced]
+
+
+def of_this_machine() -> Lowering:
+    """The lowering that this machine computes with."""
+    import llvmlite.binding as llvm
+
+    return choose(dict(llvm.get_host_cpu_features()))

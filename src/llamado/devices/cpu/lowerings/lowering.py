@@ -1,0 +1,87 @@
+"""Words of the SIMD language that instruction sets spell differently: integer dot products.
+
+The words stand here in plain LLVM arithmetic, which every processor has. All lowerings give the same integers, so the
+same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llamado.devices.cpu.simd import I32, Code, I8x32, Type, Value
+
+_I32x16, _I32x32 = Type("i32", 16), Type("i32", 32)
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """One way to spell the words; `columns` is the widest column group its matmul kernels keep in registers."""
+
+    name: str
+    columns: int
+
+    needs: tuple[str, ...] = ()
+    """Features that a processor must have, in LLVM's names."""
+
+    # Rows that `matmul_many` unpacks together: the lanes of its vectors.
+    panel_rows: int = 8
+
+    # A weight of zero point z is held as u = w + z, unsigned; weights that need all of u8, which AVX2's saturating
+    # multiply does not allow, stay signed there.
+    full_u8: bool = True
+
+    def dot(
+        self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], peak: int
+    ) -> None:
+        """sums[j] (I32x8) += Σ_g groups of four of weights[g] (unsigned bytes ≤ `peak`; signed ones where a greater
+        peak than 127 is not `full_u8`) · x[g][j] (address of 4 signed bytes).
+        """
+        for w, addresses in zip(weights, x, strict=True):
+            for j, address in enumerate(addresses):
+                sums[j] = sums[j] + _dot4(c, w.zext(_I32x32), self._spread(c, address).to(_I32x32))
+
+    def dot_scaled(
+        self,
+        c: Code,
+        sums: list[Value],
+        weights: Sequence[Value],
+        x: Sequence[Sequence[Value]],
+        scale: Value,
+        peak: int,
+    ) -> None:
+        """sums[j] += scale · (the dot product of `dot`), `scale` as made by `scale`."""
+        part = [c.const(total.type, 0) for total in sums]
+        self.dot(c, part, weights, x, peak)
+        for j, value in enumerate(part):
+            sums[j] = sums[j] + value * scale
+
+    def dot_pairs(self, c: Code, total: Value, a: Value, b: Value) -> Value:
+        """total + the sums of neighbouring products of two I16x16."""
+        wide = a.to(_I32x16) * b.to(_I32x16)
+        even, odd = c.shuffle(wide, None, range(0, 16, 2)), c.shuffle(wide, None, range(1, 16, 2))
+        return total + even + odd
+
+    def scale(self, c: Code, value: Value) -> Value:
+        """Prepares an I32x8 of small integers (−128 … 127) as the scale of `dot_scaled`."""
+        return value
+
+    def lookup(self, c: Code, table: Sequence[int], numbers: Value) -> Value:
+        """table[number] for each byte of `numbers` (I8x32 of 0 … 15)."""
+        row = [c.const(I8x32, v) for v in table]
+        for bit in range(4):
+            odd = (numbers & (1 << bit)).differs(0)
+            row = [c.select(odd, row[i + 1], row[i]) for i in range(0, len(row), 2)]
+        return row[0]
+
+    def _spread(self, c: Code, address: Value) -> Value:
+        return c.load(I32, address).splat(8).bits(I8x32)
+
+
+def _dot4(c: Code, a: Value, b: Value) -> Value:
+    product = a * b
+    parts = [c.shuffle(product, None, range(k, 32, 4)) for k in range(4)]
+    return (parts[0] + parts[1]) + (parts[2] + parts[3])
+
+
+PORTABLE = Lowering("portable", columns=4)

@@ -1,0 +1,99 @@
+"""Integer dot products of x86.
+
+`Vnni` multiplies unsigned by signed bytes and adds groups of four in one instruction. `Avx2` needs a multiply to i16
+pairs and keeps adding in i16 while that cannot overflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llamado.devices.cpu.lowerings.lowering import Lowering
+from llamado.devices.cpu.simd import I32, Code, I8x32, I16x16, I32x8, Type, Value
+
+
+class Avx2(Lowering):
+    """AVX2 with FMA and F16C."""
+
+    def dot(
+        self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], peak: int
+    ) -> None:
+        ones = c.const(I16x16, 1)
+        for part, j in self._parts(c, len(sums), weights, x, peak):
+            sums[j] = sums[j] + _madd(c, part, ones)
+
+    def dot_scaled(
+        self,
+        c: Code,
+        sums: list[Value],
+        weights: Sequence[Value],
+        x: Sequence[Sequence[Value]],
+        scale: Value,
+        peak: int,
+    ) -> None:
+        for part, j in self._parts(c, len(sums), weights, x, peak):
+            sums[j] = sums[j] + _madd(c, part, scale)
+
+    def _parts(
+        self, c: Code, columns: int, weights: Sequence[Value], x: Sequence[Sequence[Value]], peak: int
+    ) -> list[tuple[Value, int]]:
+        """Partial sums in I16x16, each of as many products as i16 holds, with their columns."""
+        signed = peak > 127
+        many = 1 if signed else 32767 // (2 * 127 * peak)
+        parts: list[tuple[Value, int]] = []
+        for first in range(0, len(weights), many):
+            rows = list(zip(weights[first : first + many], x[first : first + many], strict=True))
+            held: list[Value | None] = [None] * columns
+            for w, addresses in rows:
+                magnitude = c.intrinsic("llvm.abs.v32i8", I8x32, [w, c.const(Type("i1"), 0)]) if signed else w
+                for j, address in enumerate(addresses):
+                    operand = self._spread(c, address)
+                    if signed:
+                        operand = c.intrinsic("llvm.x86.avx2.psign.b", I8x32, [operand, w])
+                    product = _maddubs(c, magnitude, operand)
+                    before = held[j]
+                    held[j] = product if before is None else before + product
+            parts += [(value, j) for j, value in enumerate(held) if value is not None]
+        return parts
+
+    def dot_pairs(self, c: Code, total: Value, a: Value, b: Value) -> Value:
+        return total + _madd(c, a, b)
+
+    def scale(self, c: Code, value: Value) -> Value:
+        low = value & 0xFFFF
+        return (low | (low << 16)).bits(I16x16)
+
+    def lookup(self, c: Code, table: Sequence[int], numbers: Value) -> Value:
+        return c.intrinsic("llvm.x86.avx2.pshuf.b", I8x32, [c.const(I8x32, [*table, *table]), numbers])
+
+
+def _maddubs(c: Code, unsigned: Value, signed: Value) -> Value:
+    return c.intrinsic("llvm.x86.avx2.pmadd.ub.sw", I16x16, [unsigned, signed])
+
+
+def _madd(c: Code, a: Value, b: Value) -> Value:
+    return c.intrinsic("llvm.x86.avx2.pmadd.wd", I32x8, [a, b])
+
+
+class Vnni(Avx2):
+    """AVX-512 VNNI: 32 registers of 256 or, for panels of 16 rows, 512 bits, operands broadcast from memory."""
+
+    def dot(
+        self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], peak: int
+    ) -> None:
+        for w, addresses in zip(weights, x, strict=True):
+            name = f"llvm.x86.avx512.vpdpbusd.{8 * w.type.bytes}"
+            for j, address in enumerate(addresses):
+                operand = c.load(I32, address).splat(w.type.lanes // 4).bits(w.type)
+                sums[j] = c.intrinsic(name, sums[j].type, [sums[j], w, operand])
+
+    dot_scaled = Lowering.dot_scaled
+    scale = Lowering.scale
+
+    def dot_pairs(self, c: Code, total: Value, a: Value, b: Value) -> Value:
+        return c.intrinsic(f"llvm.x86.avx512.vpdpwssd.{8 * a.type.bytes}", total.type, [total, a, b])
+
+
+_AVX2 = ("avx2", "fma", "f16c")
+AVX2 = Avx2("avx2", columns=4, needs=_AVX2, full_u8=False)
+VNNI = Vnni("vnni", columns=8, needs=(*_AVX2, "avx512vnni", "avx512vl", "avx512bw"), panel_rows=16)
