@@ -261,8 +261,6 @@ class Commands:
         class Grammars:
             def __init__(self, tokenizer: Any) -> None: ...
 
-            def prepare(self) -> None: ...
-
             def compile(self, source: Any) -> None:
                 note("grammars", compiled=source)
 

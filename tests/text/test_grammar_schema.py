@@ -13,7 +13,6 @@ from typing import Any
 import jsonschema_rs
 import pytest
 from guided import Vocabulary, bytes_tokenizer, pieces_tokenizer
-from llguidance import LLParserLimits
 
 from llamado.text.grammar import compiler
 from llamado.text.grammar.schema_formats import FORMATS
@@ -339,7 +338,7 @@ def test_few_grammars_are_kept() -> None:
 
 
 def test_limits_while_generating_are_errors_that_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "LIMITS", LLParserLimits(max_lexer_states=60, precompute_large_lexemes=False))
+    monkeypatch.setattr(compiler, "LIMITS", compiler.LIMITS._replace(max_lexer_states=60))
     vocabulary = Vocabulary(bytes_tokenizer())
     chance = random.Random(1)
     matcher = vocabulary.constraint("regex", "[ab]*a[ab]{12}").start()

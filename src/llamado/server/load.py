@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from llamado.devices.cpu.lowerings import of_this_machine
@@ -42,13 +41,13 @@ def load_served(settings: Settings, report: Callable[[float, str], None]) -> Ser
 
     llama = LoadedModel.load(settings.source, settings.engine, defaults=settings.defaults, progress=as_share(report))
     try:
-        return serve_llama(settings, llama, report)
+        return serve_llama(settings, llama)
     except BaseException:
         llama.close()
         raise
 
 
-def serve_llama(settings: Settings, llama: LoadedModel, report: Callable[[float, str], None]) -> Served:
+def serve_llama(settings: Settings, llama: LoadedModel) -> Served:
     """A loaded model behind the endpoints."""
     generates = llama.model.generates
     if generates and log.isEnabledFor(EVERYTHING):
@@ -65,7 +64,7 @@ def serve_llama(settings: Settings, llama: LoadedModel, report: Callable[[float,
         info=describe(settings, llama.file, llama.model, llama.tokenizer, llama.template, llama.engine.n_ctx),
         n_slots=settings.engine.n_slots,
         defaults=settings.defaults,
-        grammars=_grammars(settings, llama, report) if generates else None,
+        grammars=_grammars(settings, llama) if generates else None,
         n_batch=settings.engine.n_batch,
         longest_token=(lambda: llama.tokenizer.longest) if generates else (lambda: 0),
         embeddings=None if llama.embedder is None else _embeddings(settings.engine, llama, llama.embedder),
@@ -74,15 +73,10 @@ def serve_llama(settings: Settings, llama: LoadedModel, report: Callable[[float,
     )
 
 
-def _grammars(settings: Settings, llama: LoadedModel, report: Callable[[float, str], None]) -> Grammars:
+def _grammars(settings: Settings, llama: LoadedModel) -> Grammars:
     from llamado.text.grammar.compiler import GrammarCompiler
-    from llamado.text.grammar.source import GrammarError
 
-    report(1.0, "getting ready for grammars")
     grammars = GrammarCompiler(llama.tokenizer)
-    # One call that keeps all other threads waiting, up to a second for the largest vocabularies: not once we answer.
-    with suppress(GrammarError):  # a vocabulary without an end serves all but grammars, which will say so
-        grammars.prepare()
     if settings.switches.grammar is not None:
         grammars.compile(settings.switches.grammar)  # one that cannot be used is found now, not by every request
     return grammars

@@ -13,7 +13,7 @@ from llamado.engine.sampling.params import RANDOM_SEED
 from llamado.engine.sampling.rng import Seed
 from llamado.server.errors import invalid, not_supported
 from llamado.server.generate.request import GenerationRequest
-from llamado.server.generate.threads import off_loop
+from llamado.server.generate.threads import off_loop, off_loop_grammar
 from llamado.server.loaded_model import Grammars
 from llamado.text.grammar.source import GrammarError
 
@@ -33,8 +33,10 @@ class SubmittedRequest(Request):
 
 async def engine_requests(asked: GenerationRequest, grammars: Grammars | None) -> list[SubmittedRequest]:
     """The engine's requests; in a thread where a grammar is to be compiled, which may take seconds. Raises ApiError."""
-    limited = asked.grammar is not None or asked.limits.reasoning is not None
-    return await off_loop(partial(_requests, asked, grammars), math.inf if limited else 64 * asked.n_answers)
+    make = partial(_requests, asked, grammars)
+    if asked.grammar is not None:
+        return await off_loop_grammar(make)
+    return await off_loop(make, 64 * asked.n_answers if asked.limits.reasoning is None else math.inf)
 
 
 def _requests(asked: GenerationRequest, grammars: Grammars | None) -> list[SubmittedRequest]:

@@ -20,6 +20,8 @@ LONG_CHAT = 1 << 16
 _workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="llamado-text")
 # For work that may take a minute and that no answer waits for.
 _patient = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llamado-long-text")
+# For grammars: the first one waits until the vocabulary is made ready for all of them.
+_grammars = ThreadPoolExecutor(max_workers=2, thread_name_prefix="llamado-grammar")
 # For chats, which wait for a process that renders their template: long ones behind each other, short ones beside them.
 _chats = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llamado-chat")
 _long_chats = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llamado-long-chat")
@@ -39,6 +41,11 @@ async def off_loop(work: Callable[[], T], size: float, *, patient: bool = False)
 async def in_thread(work: Callable[[], T], *, patient: bool = False) -> T:
     """Run `work` in a thread, so that the event loop keeps answering; `patient` work waits for others of its kind."""
     return await _in(_patient if patient else _workers, work)
+
+
+async def off_loop_grammar(work: Callable[[], T]) -> T:
+    """Run `work`, which compiles a grammar, in a thread where nothing but grammars waits for it."""
+    return await _in(_grammars, work)
 
 
 async def off_loop_chat(work: Callable[[], T], body: Mapping[str, Any]) -> T:

@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits
 from numpy.typing import NDArray
 
 from llamado.text.grammar.gbnf import FAILED
 from llamado.text.grammar.gbnf_lark import gbnf_grammar
+from llamado.text.grammar.guidance import GuidedMatcher, ParserLimits
 from llamado.text.grammar.lark import lark_error, lark_grammar, regex_grammar
 from llamado.text.grammar.lazy import LazyConstraint
-from llamado.text.grammar.matcher import GrammarConstraint, reason
+from llamado.text.grammar.matcher import GrammarConstraint
 from llamado.text.grammar.schema import schema_error, schema_grammar
 from llamado.text.grammar.source import GrammarError, GrammarSource, Trigger
 from llamado.text.grammar.thinking import ThinkingConstraint, Thoughts
@@ -31,16 +31,14 @@ __all__ = ["Constraint", "GrammarCompiler", "Matcher"]
 
 Mask = NDArray[np.uint32]
 
-# What compiling and each step may cost; the units are llguidance's ("fuel": about 20,000 a millisecond). Compiling
-# stays below half a second, a mask below 50 ms.
-LIMITS = LLParserLimits(
+# With these, compiling stays below half a second, a mask below 50 ms.
+LIMITS = ParserLimits(
     max_items_in_row=2_000,
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
     step_max_items=400_000,
     max_lexer_states=20_000,
     max_grammar_size=200_000,
-    verbose_errors=False,
 )
 MAX_TEXT = 1 << 19  # characters of a grammar
 _STACK = 1 << 27  # bytes for llguidance's recursion over nested grammars, which would otherwise end the process
@@ -82,13 +80,6 @@ class GrammarCompiler:
         self.vocabulary = GuidedVocabulary(tokenizer)
         self._lock = threading.Lock()
         self._cache: OrderedDict[GrammarSource, GrammarConstraint | str] = OrderedDict()
-
-    def prepare(self) -> None:
-        """Build what all grammars share, which otherwise the first one does.
-
-        Takes about 0.2 s for 49,000 tokens and 1.3 s for 262,000, most of it without letting other threads run.
-        """
-        _ = self.vocabulary.guided
 
     def compile(
         self, source: GrammarSource, *, triggers: Sequence[Trigger] = (), generation_prompt: str = ""
@@ -147,8 +138,8 @@ class GrammarCompiler:
             raise GrammarError("the grammar cannot be used: it is nested too deep") from None
 
         def build() -> GrammarConstraint | str:
-            matcher = LLMatcher(guided, text, log_level=0, limits=LIMITS)
-            return reason(matcher) if matcher.is_error() else GrammarConstraint(matcher, vocabulary.words)
+            matcher = GuidedMatcher.of(guided, text, LIMITS)
+            return matcher.error or GrammarConstraint(matcher, vocabulary.words)
 
         built = _with_deep_stack(build)
         if not isinstance(built, str):

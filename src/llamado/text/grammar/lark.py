@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 
-from llguidance import LLMatcher
-
 from llamado.text.grammar.schema import json_rule
 from llamado.text.grammar.source import GrammarError
 from llamado.text.grammar.vocabulary import GuidedVocabulary
@@ -59,6 +57,8 @@ def lark_grammar(text: str, vocabulary: GuidedVocabulary) -> str:
 
 def regex_grammar(text: str) -> str:
     """Lark for the texts that match a regular expression as a whole."""
+    from llguidance import LLMatcher
+
     grammars = json.loads(LLMatcher.grammar_from_regex(text))["grammars"]
     return _FIRST_LINE + str(grammars[0]["lark_grammar"])
 

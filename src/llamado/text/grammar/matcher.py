@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-from llguidance import LLMatcher
 from numpy.typing import NDArray
 
+from llamado.text.grammar.guidance import GuidedMatcher
 from llamado.text.grammar.source import ConstraintError, GrammarError
 
 Mask = NDArray[np.uint32]
@@ -17,29 +14,26 @@ Mask = NDArray[np.uint32]
 class GrammarMatcher:
     """One answer under a grammar."""
 
-    def __init__(self, matcher: LLMatcher, first: Mask) -> None:
+    def __init__(self, matcher: GuidedMatcher, first: Mask) -> None:
         self._matcher = matcher
         self._mask = first.copy()
-        self._address = self._mask.ctypes.data
         self._fresh = True  # whether the mask belongs to the present state
 
     def mask(self) -> Mask:
         if not self._fresh:
-            fill(self._matcher, self._mask, self._address)
+            fill(self._matcher, self._mask)
             self._fresh = True
         return self._mask
 
     def accept(self, token: int) -> None:
         self._fresh = False
-        if not _guarded(self._matcher.consume_token, token):
-            raise ConstraintError(f"token {token} does not fit the grammar: {reason(self._matcher)}")
+        if not self._matcher.accept(token):
+            raise ConstraintError(f"token {token} does not fit the grammar: {self._matcher.error}")
 
     def advance(self, tokens: list[int]) -> bool:
         """Accept all of these tokens, or none and say so."""
-        if self._matcher.validate_tokens(tokens) < len(tokens):
-            return False
         self._fresh = False
-        return self._matcher.consume_tokens(tokens)
+        return self._matcher.accept_all(tokens)
 
 
 class GrammarConstraint:
@@ -48,21 +42,21 @@ class GrammarConstraint:
     `words`: uint32 words of a mask. Raises GrammarError where no answer can begin.
     """
 
-    def __init__(self, matcher: LLMatcher, words: int) -> None:
+    def __init__(self, matcher: GuidedMatcher, words: int) -> None:
         self._matcher = matcher
         self._first = np.zeros(words, np.uint32)
         try:
-            fill(matcher, self._first, self._first.ctypes.data)
+            fill(matcher, self._first)
         except ConstraintError as error:
             raise GrammarError(str(error)) from None
 
     def start(self) -> GrammarMatcher:
-        return GrammarMatcher(self._matcher.deep_copy(), self._first)
+        return GrammarMatcher(self._matcher.copy(), self._first)
 
     def after(self, tokens: list[int], text: str) -> GrammarConstraint:
         """The same grammar for answers of which the prompt holds the beginning. Raises GrammarError."""
-        matcher = self._matcher.deep_copy()
-        if matcher.validate_tokens(tokens) < len(tokens) or not matcher.consume_tokens(tokens):
+        matcher = self._matcher.copy()
+        if not matcher.accept_all(tokens):
             raise GrammarError(f"the grammar does not allow what the prompt ends with: {text!r}")
         return GrammarConstraint(matcher, len(self._first))
 
@@ -70,27 +64,10 @@ class GrammarConstraint:
         return False
 
 
-def fill(matcher: LLMatcher, mask: Mask, address: int) -> None:
+def fill(matcher: GuidedMatcher, mask: Mask) -> None:
     """Write the mask of the matcher's state, without the interpreter's lock. Raises ConstraintError."""
-    _guarded(matcher.unsafe_compute_mask_ptr, address, mask.nbytes)
-    if matcher.is_error():
-        raise ConstraintError(f"the grammar cannot be followed any further: {reason(matcher)}")
+    matcher.mask(mask)
+    if matcher.error:
+        raise ConstraintError(f"the grammar cannot be followed any further: {matcher.error}")
     if not mask.any():
         raise ConstraintError("the grammar allows no token of this model's vocabulary here")
-
-
-def _guarded(call: Callable[..., Any], *arguments: int) -> Any:
-    """Call llguidance; where that comes to a bug of its own, it is an error like others."""
-    try:
-        return call(*arguments)
-    except Exception:
-        raise
-    except BaseException as panic:  # so that nobody catches it by accident, but this answer alone shall end
-        if type(panic).__name__ != "PanicException":
-            raise
-        raise ConstraintError(f"the grammar's parser came to an end: {panic}") from None
-
-
-def reason(matcher: LLMatcher) -> str:
-    """Why a matcher failed, as llguidance says it."""
-    return matcher.get_error().strip() or matcher.stop_reason()
