@@ -74,7 +74,7 @@ def integer_peak(threads: int) -> float:
     out = np.zeros(8 * n * threads, np.int32)
     rounds = 1_000_000
     fields = np.array([weights.ctypes.data, activations.ctypes.data, out.ctypes.data, rounds], np.int64)
-    seconds = fastest(lambda i: function(fields.ctypes.data, i, threads, 0), threads)
+    seconds = fastest(lambda i: function(fields.ctypes.data, i, threads, 0, 0), threads)
     return 1e-9 * 2 * 32 * _ROWS * n * rounds * threads / seconds
 
 

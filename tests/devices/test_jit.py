@@ -43,7 +43,7 @@ def double(jit: Jit) -> None:
     values |= {"n": x.size, "n1": 1, "n2": 1, "n3": 1, "share": 1, "scratch": scratch.ctypes.data}
     values |= {"s0_x": x.ctypes.data, "s1_factor": 2.0, "s1_bias": 1.0, "s3_x": y.ctypes.data}
     fields = np.array(KERNEL.pack(values, int), np.int64)
-    jit.function(KERNEL, stages=STAGES)(fields.ctypes.data, 0, 1, counter.ctypes.data)
+    jit.function(KERNEL, stages=STAGES)(fields.ctypes.data, 0, 1, counter.ctypes.data, 8)
     assert y.tolist() == np.maximum(2 * x + 1, 0).tolist()
 
 
@@ -84,7 +84,7 @@ def test_a_kernel_of_somebody_elses_is_compiled_anew_when_it_is_edited(tmp_path:
         exec(compile(text, "<stdin>" if typed else str(file), "exec"), names)
         jit = Jit(folder=tmp_path / "kernels")
         fields = np.array(names["filled"].pack({"x": x.ctypes.data}), np.int64)
-        jit.function(names["filled"])(fields.ctypes.data, 0, 1, counter.ctypes.data)
+        jit.function(names["filled"])(fields.ctypes.data, 0, 1, counter.ctypes.data, 8)
         assert x.tolist() == [number] * 8
         compiled.append(jit.compiled)
     assert compiled == [1, 1, 0]

@@ -6,17 +6,19 @@ import ctypes
 import logging
 import mmap
 import os
+import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from running import PLAIN, WEIGHTS, Array, Case, jit_for, new, values, weight_bytes
 
-from llamado.devices.cpu import memory
+from llamado.devices.cpu import memory, numa
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.memory import CpuBuffer
-from llamado.devices.cpu.numa import NumaBinding, memory_nodes
+from llamado.devices.cpu.numa import Matrix, MemoryNode, NumaBinding, memory_nodes
 from llamado.devices.device import DeviceError
 from llamado.devices.limits import MachineMemory
 from llamado.ggml import Graph
@@ -159,10 +161,10 @@ needs_two = pytest.mark.skipif(
 )
 
 
-def halves() -> list[frozenset[int]]:
+def halves() -> list[MemoryNode]:
     """A machine of two nodes, made of the CPUs there are."""
     cpus = sorted(os.sched_getaffinity(0))
-    return [frozenset(cpus[::2]), frozenset(cpus[1::2])]
+    return [MemoryNode(0, frozenset(cpus[::2])), MemoryNode(1, frozenset(cpus[1::2]))]
 
 
 def affinities(device: CpuDevice) -> list[frozenset[int]]:
@@ -179,11 +181,11 @@ def spread(strategy: str, n: int, monkeypatch: pytest.MonkeyPatch) -> CpuDevice:
 
 
 @needs_two
-def test_distributed_threads_take_turns_among_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distributed_threads_of_a_node_are_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     own = os.sched_getaffinity(0)
     device = spread("distribute", 4, monkeypatch)
-    even, odd = halves()
-    assert affinities(device) == [odd, even, odd]
+    even, odd = (node.cpus for node in halves())
+    assert affinities(device) == [even, odd, odd]
     assert os.sched_getaffinity(0) == own  # the caller is only borrowed
     device.close()
 
@@ -191,11 +193,11 @@ def test_distributed_threads_take_turns_among_the_nodes(monkeypatch: pytest.Monk
 @needs_two
 def test_isolated_threads_stay_on_the_node_they_were_started_from(monkeypatch: pytest.MonkeyPatch) -> None:
     own = os.sched_getaffinity(0)
-    home = halves()[1]
+    home = halves()[1].cpus
     os.sched_setaffinity(0, {min(home)})
     try:
         monkeypatch.setattr("llamado.devices.cpu.numa.os.sched_getaffinity", lambda pid, real=os.sched_getaffinity: own)
-        placement = NumaBinding("isolate", [frozenset(own) - home, home])
+        placement = NumaBinding("isolate", 2, [MemoryNode(0, frozenset(own) - home), MemoryNode(1, home)])
     finally:
         monkeypatch.undo()
         os.sched_setaffinity(0, own)
@@ -217,7 +219,7 @@ def test_one_node_means_nothing_to_do_and_says_so_once(caplog: pytest.LogCapture
     _say_once.cache_clear()
     with caplog.at_level(logging.INFO, "llamado.devices"):
         for _ in range(2):
-            placement = NumaBinding("distribute", [frozenset({0})])
+            placement = NumaBinding("distribute", 2, [MemoryNode(0, frozenset({0}))])
     assert caplog.text.count("one memory node") == 1
     before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     placement.pin(1)
@@ -236,8 +238,57 @@ def test_nodes_are_read_from_the_system(tmp_path: Path) -> None:
     for name, cpus in (("node0", "0-3,8\n"), ("node1", "4-7\n"), ("node10", "9"), ("node2", "\n"), ("power", "x")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "cpulist").write_text(cpus)
-    assert memory_nodes(tmp_path) == [frozenset({0, 1, 2, 3, 8}), frozenset({4, 5, 6, 7}), frozenset({9})]
+    cpus = {0: frozenset({0, 1, 2, 3, 8}), 1: frozenset({4, 5, 6, 7}), 10: frozenset({9})}
+    assert memory_nodes(tmp_path) == [MemoryNode(*node) for node in cpus.items()]
     assert memory_nodes(tmp_path / "missing") == []
+
+
+def resident(address: int) -> int:
+    """Bytes of the mapping at an address that are in this process's page tables."""
+    found = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            found = int(line.split("-")[0], 16) <= address < int(line.split()[0].split("-")[1], 16)
+        elif found and line.startswith("Rss:"):
+            return int(line.split()[1]) << 10
+    raise AssertionError("nothing is mapped there")
+
+
+@needs_two
+@pytest.mark.skipif(sys.platform != "linux", reason="nodes are Linux's")
+def test_weights_lie_where_the_threads_are_that_read_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each matrix the first half of the rows on the first node; every page once, also where rows end within one."""
+    page = mmap.PAGESIZE
+    rows = [(64, 3 * page // 2), (2, 8 * page), (30, 100)]  # the last of three experts
+    size = sum(n * row for n, row in rows) + 2 * 30 * 100
+    (tmp_path / "weights").write_bytes(bytes(size))
+    memory = np.memmap(tmp_path / "weights", np.uint8, "r")
+    start, at, weights = memory.ctypes.data, 0, []
+    for n, row in rows:
+        weights.append(Matrix(start + at, n, row, 3 if row == 100 else 1))
+        at += n * row * weights[-1].n
+    taken: list[tuple[int, int, int, frozenset[int]]] = []
+
+    def bring(begin: int, end: int, node: int, real: Any = numa._bring) -> None:
+        taken.append((begin - start, end - start, node, frozenset(os.sched_getaffinity(0))))
+        real(begin, end, node)
+
+    monkeypatch.setattr(numa, "_bring", bring)
+    nodes, before = halves(), os.sched_getaffinity(0)
+    assert resident(start) == 0
+    NumaBinding("distribute", 2, nodes).spread(weights)
+    assert os.sched_getaffinity(0) == before
+    assert resident(start) == -(-size // page) * page
+    assert all(cpus == nodes[node].cpus for _, _, node, cpus in taken)
+    first = {(begin, end) for begin, end, _, cpus in taken if cpus == nodes[0].cpus}
+    second = {(begin, end) for begin, end, node, _ in taken if node == 1}
+    assert (0, 48 * page) in first and (48 * page, 96 * page) in second  # 32 rows each
+    assert (96 * page, 104 * page) in first and (104 * page, 112 * page) in second
+    assert {end - begin for begin, end in (first | second) if begin >= 112 * page} == {1500}
+    taken.clear()
+    NumaBinding(None, 2, nodes).spread(weights)
+    NumaBinding("isolate", 2, nodes).spread(weights)
+    assert not taken
 
 
 def test_programs_outlive_a_larger_one(best: CpuDevice) -> None:

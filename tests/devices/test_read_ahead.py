@@ -146,7 +146,7 @@ class Bench:
         """Some operations alone."""
         arena = CpuBuffer.allocate(1 << 24)
         size = plan(operations)
-        program = link(operations, self.device.jit, arena.address, size, self.device.team.counter_bytes)
+        program = link(operations, self.device.jit, arena.address, size, self.device.team.n_counters)
         self.device.team.run(program.table, program.counters, 2)
 
 

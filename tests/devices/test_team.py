@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from running import Case, jit_for, new, values, weight_bytes
 
 from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.jit import kernel
+from llamado.devices.cpu.simd import GROUP, Code, Work
 from llamado.devices.device import DeviceError
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
@@ -28,8 +31,33 @@ def team_threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name.startswith("llamado-cpu")]
 
 
+@kernel("items", "n", "share")
+def count(c: Code, a: SimpleNamespace, work: Work) -> None:
+    """One more for each item."""
+    with c.shares(work, a.n, a.share) as item:
+        c.atomic_add(a.items + item * 8, 1)
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 7, 8, 9, 20, 33])
+def test_who_comes_does_the_work_of_those_who_do_not(n_threads: int) -> None:
+    """In its own group and in all others; every item once, whoever comes, and where some are taken already."""
+    function = jit_for("portable").function(count)
+    groups = -(-n_threads // GROUP)
+    for n, share, busy in ((1, 1, ()), (5, 2, ()), (100, 1, ()), (1000, 7, (0, n_threads - 1)), (77, 3, (0,))):
+        items, counters = np.zeros(n, np.int64), np.zeros((n_threads + groups, 3), np.int64)
+        for one in set(busy):  # has taken three items, and does them
+            counters[one, 1] = min(3, n * (one + 1) // n_threads - n * one // n_threads)
+            items[n * one // n_threads :][: counters[one, 1]] = 1
+        fields = np.array([items.ctypes.data, n, share], np.int64)
+        for thread in ((n_threads * 2) // 3, 0, n_threads - 1):
+            function(fields.ctypes.data, thread, n_threads, counters.ctypes.data + 8, counters.strides[0])
+            assert items.tolist() == [1] * n
+        assert not counters[:, 0].any() and not counters[:, 2].any()  # other operations' counters
+        assert counters[n_threads:, 1].tolist() == [1] * groups
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [1, 2, 3, 5])
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 9, 17])
 def test_many_programs_in_a_row_on_any_number_of_threads(n: int) -> None:
     """Also more threads than cores, and programs that want fewer threads than the team has."""
     device, one = CpuDevice(n, jit=jit_for("portable")), case()

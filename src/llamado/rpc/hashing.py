@@ -57,11 +57,11 @@ def _jit() -> Jit:
 
 
 @cache
-def _compiled(lanes: int) -> Callable[[int, int, int, int], None]:
+def _compiled(lanes: int) -> Callable[[int, int, int, int, int], None]:
     return _jit().function(fnv1a_lanes, lanes=lanes)
 
 
-def _function(lanes: int) -> Callable[[int, int, int, int], None]:
+def _function(lanes: int) -> Callable[[int, int, int, int, int], None]:
     with _lock:  # a Jit serves one caller at a time
         return _compiled(lanes)
 
@@ -109,4 +109,4 @@ def _advance(hashes: NDArray[np.uint64], arrays: Sequence[Bytes], at: Sequence[i
     fields = np.array(
         fnv1a_lanes.pack({"hashes": hashes.ctypes.data, "addresses": addresses.ctypes.data, "n": n}), np.int64
     )
-    _function(len(arrays))(fields.ctypes.data, 0, 1, 0)
+    _function(len(arrays))(fields.ctypes.data, 0, 1, 0, 0)

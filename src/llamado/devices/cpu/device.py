@@ -21,7 +21,7 @@ from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.kernels.elements import SCALAR
 from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.cpu.memory import CpuBuffer, view_of
-from llamado.devices.cpu.numa import NumaBinding
+from llamado.devices.cpu.numa import Matrix, NumaBinding
 from llamado.devices.cpu.read_ahead import ReadAhead
 from llamado.devices.cpu.team import Team
 from llamado.devices.device import (
@@ -71,9 +71,9 @@ class CpuDevice:
         self.name = "CPU"
         self.n_threads = n_threads or limits.cores()
         self.n_threads_batch = n_threads_batch or self.n_threads
-        placement = NumaBinding(numa)
+        self._numa = NumaBinding(numa, self.n_threads)
         self.jit = jit or Jit()
-        self.team = Team(self.jit, max(self.n_threads, self.n_threads_batch), placement)
+        self.team = Team(self.jit, max(self.n_threads, self.n_threads_batch), self._numa)
         self.reserve: Callable[[int], None] = lambda size: None
         self.read_ahead = ReadAhead(self._free_for_weights)
         self._allocated: WeakSet[CpuBuffer] = WeakSet()
@@ -152,6 +152,11 @@ class CpuDevice:
             if progress is not None:
                 progress(data.nbytes)
         self.read_ahead.add(buffers)
+        if sum(buffer.size for buffer in buffers) <= self._free_for_weights():
+            self._numa.spread(
+                Matrix(buffer.address, tensor.ne[1], tensor.nb[1], tensor.ne[2] * tensor.ne[3])
+                for buffer, (tensor, _) in zip(buffers, weights, strict=True)
+            )
         return [*buffers]
 
     def write(self, tensor: Tensor, data: NDArray[Any], offset: int = 0) -> None:
@@ -195,7 +200,7 @@ class CpuDevice:
             self._arena = CpuBuffer.allocate(size + size // 4)
         self.jit.quota = quota
         try:
-            program = link(operations, self.jit, self._arena.address, size, self.team.counter_bytes)
+            program = link(operations, self.jit, self._arena.address, size, self.team.n_counters)
         finally:
             self.jit.quota = None
         compiled = _Compiled(graph, program, n_threads, compiler.constants, compiler.places)

@@ -54,8 +54,7 @@ class JitError(LlamadoError):
 class Kernel:
     """A kernel's name, its argument fields (each 8 bytes) and the function that writes its code.
 
-    The machine function is `void kernel(fields*, thread, threads, counters*)`: one i64 per thread, zero when the
-    operation starts, for sharing work out.
+    The machine function is `void kernel(fields*, thread, threads, counters*, step)`; see `Work`.
     """
 
     name: str
@@ -221,12 +220,12 @@ class Jit:
             self._segments.move_to_end(id(found.segment))
         return found
 
-    def function(self, kernel: Kernel, **parameters: Any) -> Callable[[int, int, int, int], None]:
+    def function(self, kernel: Kernel, **parameters: Any) -> Callable[[int, int, int, int, int], None]:
         """The kernel as a function that Python calls (without the GIL): fields address, thread, threads,
-        counters address.
+        counters address, bytes between counters.
         """
         loaded = self.load(kernel, **parameters)
-        function: Any = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(loaded.address)
+        function: Any = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(loaded.address)
         function.segment = loaded.segment
         return function  # type: ignore[no-any-return]
 
@@ -238,7 +237,7 @@ class Jit:
 
         module = ir.Module(kernel.name)
         i64 = ir.IntType(64)
-        function = ir.Function(module, ir.FunctionType(ir.VoidType(), [i64] * 4), symbol)
+        function = ir.Function(module, ir.FunctionType(ir.VoidType(), [i64] * 5), symbol)
         code = Code(module, function, self.lowering)
         fields, *work = (Value(code, I64, a) for a in function.args)
         arguments = SimpleNamespace(**{name: code.load(I64, fields + 8 * i) for i, name in enumerate(kernel.fields)})

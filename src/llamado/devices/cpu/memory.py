@@ -21,6 +21,13 @@ _SLACK = 64
 """Bytes after a buffer: kernels load eight elements at a time, also the last row of a mask of an odd length."""
 
 
+def on_lines(n: int) -> NDArray[np.int64]:
+    """`n` words of zeros that begin on a cache line."""
+    words = np.zeros(n + 7, np.int64)
+    skip = -words.ctypes.data % 64 // 8
+    return words[skip : skip + n]
+
+
 class CpuBuffer:
     """Bytes of this process: allocated here (pages appear when touched), or somebody else's (a mapped file)."""
 

@@ -1,14 +1,20 @@
-"""Where threads run on machines with several memory nodes (NUMA)."""
+"""Where threads run, and weights lie, on machines with several memory nodes (NUMA)."""
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import mmap
 import os
-from collections.abc import Callable
+import platform
+import threading
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from llamado.devices.device import DeviceError
 
@@ -19,20 +25,45 @@ log = logging.getLogger("llamado.devices")
 
 STRATEGIES = ("distribute", "isolate", "numactl")
 _FOLDER = Path("/sys/devices/system/node")
+_POPULATE_READ = 22  # madvise(2), Linux 5.14
+# move_pages(2), which, unlike mbind(2), does not divide the mapping.
+_MOVE_PAGES = {"x86_64": 279, "aarch64": 239}.get(platform.machine())
+_MOVE = 2
+_AT_ONCE = 1 << 16
+
+
+class MemoryNode(NamedTuple):
+    """The system's number of a node, and its CPUs."""
+
+    number: int
+    cpus: frozenset[int]
+
+
+class Matrix(NamedTuple):
+    """Weights in memory: `n` matrices of `n_rows` rows each, one behind the other."""
+
+    address: int
+    n_rows: int
+    row_bytes: int
+    n: int = 1
 
 
 class NumaBinding:
     """The CPUs each thread of a team may run on, by ggml's strategies (`ggml_numa_init`).
 
-    `distribute`: thread i on node i mod n; `isolate`: all on the node they were started from; `numactl`: all on the
-    CPUs this process was given. None, and any strategy on a machine of one node: wherever the system likes.
+    `distribute`: as many threads on each node, those of a node beside each other, for they read rows of weights that
+    do; `isolate`: all on the node they were started from; `numactl`: all on the CPUs this process was given. None, and
+    any strategy on a machine of one node: wherever the system likes.
     """
 
-    def __init__(self, strategy: str | None, nodes: list[frozenset[int]] | None = None) -> None:
-        """Raises DeviceError for a strategy that does not exist."""
+    def __init__(self, strategy: str | None, n_threads: int = 1, nodes: list[MemoryNode] | None = None) -> None:
+        """`n_threads`: that all programs have; the team may have more. Raises DeviceError for a strategy that does not
+        exist.
+        """
         if strategy is not None and strategy not in STRATEGIES:
             raise DeviceError(f"no NUMA strategy {strategy!r}; there are {', '.join(STRATEGIES)}")
         self._choose: Callable[[int], frozenset[int]] | None = None
+        self._nodes: list[MemoryNode] = []
         if strategy is None:
             return
         nodes = memory_nodes() if nodes is None else nodes
@@ -41,10 +72,11 @@ class NumaBinding:
             return
         allowed = frozenset(os.sched_getaffinity(0))
         if strategy == "distribute":
-            self._choose = lambda thread: nodes[thread % len(nodes)] & allowed or allowed
+            self._nodes = nodes
+            self._choose = lambda thread: nodes[thread % n_threads * len(nodes) // n_threads].cpus & allowed or allowed
         elif strategy == "isolate":
             here = _current_cpu()
-            home = next((node for node in nodes if here in node), allowed) & allowed or allowed
+            home = next((node.cpus for node in nodes if here in node.cpus), allowed) & allowed or allowed
             self._choose = lambda thread: home
         else:
             self._choose = lambda thread: allowed
@@ -67,9 +99,55 @@ class NumaBinding:
         finally:
             _set_affinity(before)
 
+    def spread(self, weights: Iterable[Matrix]) -> None:
+        """Has every row of weights lie on the node whose threads will read it, where the strategy is `distribute`.
 
-def memory_nodes(folder: Path = _FOLDER) -> list[frozenset[int]]:
-    """The CPUs of each memory node of this machine; nodes without any are left out."""
+        All nodes at once, each by a thread of its own: a page that is not in memory yet comes to the node of the thread
+        that reads it first, one that is somewhere else is moved where the system allows it.
+        """
+        matrices = list(weights)
+        threads = [
+            threading.Thread(target=self._take, args=(node, i, matrices), name=f"llamado-node-{node.number}")
+            for i, node in enumerate(self._nodes)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _take(self, node: MemoryNode, i: int, matrices: list[Matrix]) -> None:
+        """The rows of the i-th node, of all matrices."""
+        _set_affinity(node.cpus & os.sched_getaffinity(0) or node.cpus)
+        of = len(self._nodes)
+        for address, n_rows, row_bytes, n in matrices:
+            for matrix in range(n):
+                begin = address + matrix * n_rows * row_bytes
+                _bring(begin + n_rows * i // of * row_bytes, begin + n_rows * (i + 1) // of * row_bytes, node.number)
+
+
+def _bring(start: int, stop: int, node: int) -> None:
+    """The pages that begin in these bytes come to memory, and to a node."""
+    page = mmap.PAGESIZE
+    start, stop = -(-start // page) * page, -(-stop // page) * page
+    if start >= stop:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    address, size = ctypes.c_void_p(start), ctypes.c_size_t(stop - start)
+    if libc.madvise(address, size, _POPULATE_READ):
+        log.debug("pages are left to come when they are read: %s", os.strerror(ctypes.get_errno()))
+    if _MOVE_PAGES is None:
+        return
+    for first in range(start, stop, page * _AT_ONCE):
+        pages = np.arange(first, min(first + page * _AT_ONCE, stop), page, dtype=np.uint64)
+        nodes, status = np.full(pages.size, node, np.int32), np.zeros(pages.size, np.int32)
+        addresses = (ctypes.c_void_p(array.ctypes.data) for array in (pages, nodes, status))
+        if libc.syscall(_MOVE_PAGES, 0, ctypes.c_ulong(pages.size), *addresses, _MOVE) < 0:
+            log.debug("pages stay on the node they are on: %s", os.strerror(ctypes.get_errno()))
+            return
+
+
+def memory_nodes(folder: Path = _FOLDER) -> list[MemoryNode]:
+    """The memory nodes of this machine that have CPUs."""
     found = []
     for path in sorted(folder.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
         try:
@@ -77,7 +155,7 @@ def memory_nodes(folder: Path = _FOLDER) -> list[frozenset[int]]:
         except (OSError, ValueError):
             continue
         if cpus:
-            found.append(cpus)
+            found.append(MemoryNode(int(path.name[4:]), cpus))
     return found
 
 
@@ -88,8 +166,6 @@ def _cpu_list(text: str) -> frozenset[int]:
 
 
 def _current_cpu() -> int:
-    import ctypes
-
     try:
         return int(ctypes.CDLL(None).sched_getcpu())
     except (AttributeError, OSError):

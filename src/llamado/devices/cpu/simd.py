@@ -57,12 +57,25 @@ F16x8, F32x8 = Type("f16", 8), Type("f32", 8)
 Number = int | float
 
 
+GROUP = 8
+"""Threads that stand together: they wait for each other first (control.py), and help each other first."""
+
+
 class Work(NamedTuple):
-    """What a kernel knows of its threads: which it is, how many there are, where their counters (i64, zero) lie."""
+    """What a kernel knows of its threads: which it is, how many there are, and where their counters lie.
+
+    Those are i64, zero when the operation starts: one of each thread, `step` bytes apart, and behind them one of each
+    group of threads. What lies beside a counter belongs to other operations of the same thread.
+    """
 
     thread: Value
     threads: Value
     counters: Value
+    step: Value
+
+    @property
+    def groups(self) -> Value:
+        return (self.threads + (GROUP - 1)) // GROUP
 
 
 class Value:
@@ -509,18 +522,31 @@ class Code:
         """Divides n items among the threads; gives each item.
 
         Every thread has a stretch of its own and takes `share` items of it at a time, in order (memory likes that). Who
-        is through helps the next one, so that a thread the system has put aside does not hold up the rest.
+        is through helps those of its group, and then other groups, so that a thread the system has put aside does not
+        hold up the rest. Of many threads each would look at all others' counters, which takes longer than a small
+        operation: of a group that is through one word says so.
         """
-        with self.range(0, work.threads) as turn:
-            owner = (work.thread + turn) % work.threads
-            last = n * (owner + 1) // work.threads
-            counter = work.counters + owner * 8
-            offset = n * owner // work.threads
-            with self.loop() as loop:
-                first = offset + self.atomic_add_value(counter, share)
-                self.leave(loop, first >= last)
-                with self.range(first, self.min(first + share, last)) as item:
-                    yield item
+        own_group, groups = work.thread // GROUP, work.groups
+        with self.range(0, groups) as turn:
+            group = (own_group + turn) % groups
+            through = work.counters + (work.threads + group) * work.step
+            with self.when(self.atomic_load(through).equals(0)):
+                begin = group * GROUP
+                size = self.min(work.threads - begin, GROUP)
+                with self.range(0, size) as k:
+                    owner = begin + (work.thread + k) % size
+                    last = n * (owner + 1) // work.threads
+                    counter = work.counters + owner * work.step
+                    offset = n * owner // work.threads
+                    with self.loop() as loop:
+                        # one that is through is only looked at: taking from it would take its line from the others
+                        self.leave(loop, offset + self.atomic_load(counter) >= last)
+                        first = offset + self.atomic_add_value(counter, share)
+                        self.leave(loop, first >= last)
+                        with self.range(first, self.min(first + share, last)) as item:
+                            yield item
+                with self.when(self.atomic_load(through).equals(0)):
+                    self.atomic_store(through, self.i64(1))
 
     def atomic_add_value(self, address: Value, amount: Value) -> Value:
         """`atomic_add` of an amount known only at run time."""

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.kernels import control
+from llamado.devices.cpu.memory import on_lines
 from llamado.devices.cpu.numa import NumaBinding
+from llamado.devices.cpu.simd import GROUP
 from llamado.devices.device import DeviceError
 
 _NONE_LEFT = 1 << 62
@@ -27,18 +29,16 @@ class Team:
     def __init__(self, jit: Jit, n: int, placement: NumaBinding | None = None) -> None:
         self.n = n
         self._placement = placement or NumaBinding(None)
-        self._state = np.zeros(control.STATE_WORDS + 8, np.int64)
-        aligned = (-self._state.ctypes.data // 8) % 8
-        self._state = self._state[aligned : aligned + control.STATE_WORDS]
+        self._state = on_lines(control.state_words(n))
         self._state[control.TEAM // 8] = n
-        self.counter_bytes = -(-8 * n // 64) * 64
-        self._state[control.COUNTER_STEP // 8] = self.counter_bytes
+        self.n_counters = n + -(-n // GROUP)
+        """That a program has for each operation: of threads, and of groups of them."""
         self._fields = np.array([self._state.ctypes.data], np.int64)
         self._jit = jit  # its machine code is what the threads are in
         self._dispatch = jit.function(control.dispatch)
         self._work = jit.function(control.work)
         self._lock = threading.Lock()
-        self._counters = np.zeros(1, np.int64)
+        self._counters = np.zeros((1, 1), np.int64)
         self._closed = False
         self._threads = [
             threading.Thread(target=self._serve, args=(i,), name=f"llamado-cpu-{i}", daemon=True) for i in range(1, n)
@@ -49,7 +49,7 @@ class Team:
 
     def _serve(self, number: int) -> None:
         self._placement.pin(number)
-        self._work(self._fields.ctypes.data, number, self.n, 0)
+        self._work(self._fields.ctypes.data, number, self.n, 0, 0)
 
     def run(
         self,
@@ -72,10 +72,11 @@ class Team:
             state[control.PROGRAM // 8] = program.ctypes.data
             state[control.LENGTH // 8] = len(program)
             state[control.COUNTERS // 8] = counters.ctypes.data
+            state[control.COUNTER_STEP // 8] = counters.strides[0]
             state[control.THREADS // 8] = min(n_threads, self.n)
             state[control.TIMES // 8] = 0 if times is None else times.ctypes.data
             with self._placement.pinned(0):
-                self._dispatch(self._fields.ctypes.data, 0, self.n, 0)
+                self._dispatch(self._fields.ctypes.data, 0, self.n, 0, 0)
 
     def abandon(self) -> None:
         """Leaves no work in any operation of the program that runs: its threads finish what they have in hand.

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.cpu.jit import CodeSegment, Jit, Kernel
+from llamado.devices.cpu.memory import on_lines
 from llamado.devices.first_fit import FOREVER, Life, place
 
 _ALIGN = 64
@@ -68,6 +69,7 @@ class Program:
 
     table: NDArray[np.int64]
     counters: NDArray[np.int64]
+    """[threads and groups of them, operations]: see `Work`. Each thread's are on cache lines of its own."""
     fields: NDArray[np.int64]
     arena_size: int
     labels: list[str] = field(default_factory=list)
@@ -98,8 +100,8 @@ def plan(operations: list[Operation]) -> int:
     return size
 
 
-def link(operations: list[Operation], jit: Jit, arena: int, arena_size: int, counter_bytes: int) -> Program:
-    """Packs planned operations for an arena at address `arena`; each gets `counter_bytes` of counters."""
+def link(operations: list[Operation], jit: Jit, arena: int, arena_size: int, n_counters: int) -> Program:
+    """Packs planned operations for an arena at address `arena`; each gets `n_counters` counters."""
     table = np.zeros((len(operations), 3), np.int64)
     values: list[int] = []
     starts: list[int] = []
@@ -117,7 +119,8 @@ def link(operations: list[Operation], jit: Jit, arena: int, arena_size: int, cou
         table[i, 2] = barrier
     fields = np.array(values or [0], np.int64)
     table[:, 1] = fields.ctypes.data + 8 * np.array(starts, np.int64)
-    counters = np.zeros(counter_bytes // 8 * max(len(operations), 1), np.int64)
+    lines = -(-max(len(operations), 1) // 8) | 1  # odd, or a counter of all threads is in one set of a cache
+    counters = on_lines(n_counters * 8 * lines).reshape(n_counters, 8 * lines)
     labels = [o.label or o.kernel.name for o in operations]
     return Program(table, counters, fields, arena_size, labels, [*code.values()])
 

@@ -4,6 +4,10 @@ one.
 A program is an array of (kernel address, fields address, barrier before it: 0 or 1). Operations with no barrier
 between them touch nothing of each other's, so a thread that finds no work left in one goes on with the next. Every
 operation has counters of its own, one per thread, by which its work is shared out.
+
+Threads that wait for each other look at a word that one of them writes. Where many look at one word, writing it takes
+as long as telling all of them; so threads stand in groups (`GROUP`): who comes last in a group counts for it among the
+groups, and who comes last of all tells the groups, each by a word of its own.
 """
 
 from __future__ import annotations
@@ -14,13 +18,20 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 from llamado.devices.cpu.jit import kernel
-from llamado.devices.cpu.simd import I32, I64, Code, Value, Work
+from llamado.devices.cpu.simd import GROUP, I32, I64, Code, Value, Work
 
-STATE_WORDS = 88
-"""Words (i64) of the block the threads share; the numbers below are byte offsets, each on its own cache line."""
-GENERATION, PROGRAM, LENGTH, COUNTERS, THREADS, ARRIVED, FINISHED, SLEEPERS, TEAM, COUNTER_STEP, TIMES = (
-    64 * i for i in range(11)
+# Byte offsets in the block the threads share, each on its own cache line.
+GENERATION, PROGRAM, LENGTH, COUNTERS, THREADS, ARRIVED, FINISHED, SLEEPERS, TEAM, COUNTER_STEP, TIMES, _GROUPS = (
+    64 * i for i in range(12)
 )
+# Of each group from _GROUPS on: how many of it have arrived, and how often it was told to go on.
+_GROUP_BYTES, _TOLD = 128, 64
+
+
+def state_words(n_threads: int) -> int:
+    """Words (i64) of the block that so many threads share."""
+    return (_GROUPS + _GROUP_BYTES * -(-n_threads // GROUP)) // 8
+
 
 FUTEX = {"x86_64": 202, "aarch64": 98, "arm64": 98}.get(platform.machine()) if sys.platform == "linux" else None
 WAIT, WAKE = 128, 129  # private to the process
@@ -37,16 +48,16 @@ def _run(c: Code, state: Value, thread: Value, threads: Value) -> None:
     program, length, counters = (c.load(I64, state + at) for at in (PROGRAM, LENGTH, COUNTERS))
     step = c.load(I64, state + COUNTER_STEP)
     times = c.load(I64, state + TIMES)
-    due = c.var(c.i64(0))
+    barriers = c.var(c.i64(0))
     with c.range(0, length) as i:
         op = program + i * 24
         stamps = times + (i * threads + thread) * 24
         _stamp(c, times, stamps)
         with c.when(c.load(I64, op + 16).differs(0)):
-            due.value = due.value + threads
-            _barrier(c, state, due.value)
+            barriers.value = barriers.value + 1
+            _barrier(c, state, thread, threads, barriers.value)
         _stamp(c, times, stamps + 8)
-        c.call_address(c.load(I64, op), [c.load(I64, op + 8), thread, threads, counters + i * step])
+        c.call_address(c.load(I64, op), [c.load(I64, op + 8), thread, threads, counters + i * 8, step])
         _stamp(c, times, stamps + 16)
 
 
@@ -56,9 +67,20 @@ def _stamp(c: Code, times: Value, at: Value) -> None:
         c.store(at, c.intrinsic("llvm.readcyclecounter", I64, []))
 
 
-def _barrier(c: Code, state: Value, due: Value) -> None:
-    c.atomic_add(state + ARRIVED, 1)
-    _spin_until(c, lambda: c.atomic_load(state + ARRIVED) >= due)
+def _barrier(c: Code, state: Value, thread: Value, threads: Value, number: Value) -> None:
+    """Waits until all threads have come to the barrier of this number, the program's first is 1."""
+    groups, group = (threads + (GROUP - 1)) // GROUP, thread // GROUP
+    own = state + group * _GROUP_BYTES + _GROUPS
+    due = number * c.min(threads - group * GROUP, GROUP)
+    arrived = c.atomic_add(own, 1) + 1
+    with c.when(groups.equals(1)):
+        _spin_until(c, lambda: c.atomic_load(own) >= due)
+    with c.when(groups > 1):
+        with c.when(arrived.equals(due)):
+            last = (c.atomic_add(state + ARRIVED, 1) + 1).equals(number * groups)
+            with c.when(last), c.range(0, groups) as other:
+                c.atomic_store(state + other * _GROUP_BYTES + (_GROUPS + _TOLD), number)
+        _spin_until(c, lambda: c.atomic_load(own + _TOLD) >= number)
 
 
 def _spin_until(c: Code, done: Callable[[], Value]) -> None:
@@ -77,6 +99,9 @@ def dispatch(c: Code, a: SimpleNamespace, work: Work) -> None:
     """Starts the program that `state` names on all threads, takes part as thread 0, returns when all are done."""
     n, team = c.load(I64, a.state + THREADS), c.load(I64, a.state + TEAM)
     c.atomic_store(a.state + ARRIVED, c.i64(0))
+    with c.range(0, (n + (GROUP - 1)) // GROUP) as group:
+        for word in (0, _TOLD):
+            c.atomic_store(a.state + group * _GROUP_BYTES + (_GROUPS + word), c.i64(0))
     c.atomic_store(a.state + FINISHED, c.i64(0))
     with c.when(team > 1):
         c.atomic_add(a.state + GENERATION, 1)
