@@ -8,13 +8,11 @@ import time
 from typing import Any
 
 import orjson
-from fastapi import FastAPI
-from fastapi.routing import APIRoute
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Mount
-from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
 from llamado import __version__
@@ -30,13 +28,13 @@ from llamado.server.api.infill import infill_router
 from llamado.server.api.lora import lora_router
 from llamado.server.api.predict import predict_router
 from llamado.server.api.responses import responses_router
+from llamado.server.api.routes import Routes, document
 from llamado.server.api.slots import slots_router
 from llamado.server.api.status import health_body, monitor_router
 from llamado.server.api.tokenize import text_router
 from llamado.server.errors import ApiError, not_found, translate
 from llamado.server.generate.generator import Generator
 from llamado.server.generate.streaming import Mailbox
-from llamado.server.generate.threads import in_thread
 from llamado.server.ops.sleep import QUIET
 from llamado.server.state import ServerState
 
@@ -74,7 +72,7 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
 class ServerApp:
     """What every request goes through before the routes see it; notes what became of it."""
 
-    def __init__(self, app: FastAPI, state: ServerState) -> None:
+    def __init__(self, app: Starlette, state: ServerState) -> None:
         self._app = app
         self._state = state
         self._prefix = state.switches.api_prefix
@@ -192,7 +190,12 @@ def _reason(body: bytes) -> str:
 
 def create_app(state: ServerState) -> ServerApp:
     """The application for one server; call it inside the event loop that will run it."""
-    app = FastAPI(title="llamado", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    handlers: dict[Any, Any] = {
+        LlamadoError: _answer_error,
+        HTTPException: _answer_http_error,
+        Exception: _answer_error,
+    }
+    app = Starlette(exception_handlers=handlers)
     app.router.redirect_slashes = False
     generator = Generator(state, Mailbox(asyncio.get_running_loop()))
     routers = [
@@ -208,25 +211,19 @@ def create_app(state: ServerState) -> ServerApp:
         cluster_router(state),
     ]
     if (wanted := state.switches.predict) is not None:
-        routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
-        paths = sorted(route.path for route in routes if "POST" in (route.methods or ()))
+        paths = sorted(route.path for router in routers for route in router.routes if route.method == "POST")
         routers.append(predict_router(app, wanted.predict, [*reversed(paths)]))  # `/v1/…` before the same without
-    for router in routers:
-        app.include_router(router)
+    about = Routes("about")
 
-    @app.get("/openapi.json", include_in_schema=False)
-    async def openapi() -> Response:
-        # Putting the document together takes a while, the first time.
-        return json_response(orjson.dumps(await in_thread(app.openapi)))
+    @about.get("/openapi.json", hidden=True)
+    async def openapi(_: Request) -> Response:
+        return json_response(orjson.dumps(document(routers, "llamado", __version__)))
 
+    for router in [*routers, about]:
+        app.router.routes += router.routes
     if state.switches.static_path:
+        from starlette.staticfiles import StaticFiles
+
         # Behind all endpoints, so that no file can stand in for one.
         app.mount("/", StaticFiles(directory=state.switches.static_path, html=True))
-    handlers: dict[type[Exception], Any] = {
-        LlamadoError: _answer_error,
-        HTTPException: _answer_http_error,
-        Exception: _answer_error,
-    }
-    for kind, handler in handlers.items():
-        app.add_exception_handler(kind, handler)
     return ServerApp(app, state)

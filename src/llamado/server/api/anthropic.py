@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from llamado.engine.parameters import PARAMETERS
@@ -20,6 +20,7 @@ from llamado.errors import LlamadoError
 from llamado.http.answer import json_response
 from llamado.http.json_body import read_object
 from llamado.server.api.openapi import describe
+from llamado.server.api.routes import Routes
 from llamado.server.errors import ApiError, invalid, translate
 from llamado.server.generate.formats import answer_reader
 from llamado.server.generate.generator import Generator
@@ -320,9 +321,9 @@ def _written(events: list[dict[str, Any]]) -> bytes:
     return b"".join(b"event: " + e["type"].encode() + b"\ndata: " + orjson.dumps(e) + b"\n\n" for e in events)
 
 
-def messages_router(generator: Generator) -> APIRouter:
+def messages_router(generator: Generator) -> Routes:
     """Anthropic's Messages API."""
-    router = APIRouter(tags=["generate"])
+    router = Routes("generate")
 
     @router.post("/v1/messages", **describe("messages"))
     async def messages(request: Request) -> Response:

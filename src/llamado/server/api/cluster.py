@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import orjson
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from llamado.engine.cluster.membership import UnknownWorker
@@ -18,6 +18,7 @@ from llamado.errors import LlamadoError
 from llamado.http.access import digest
 from llamado.http.answer import json_response
 from llamado.http.json_body import read_object
+from llamado.server.api.routes import Routes
 from llamado.server.errors import RETRY_AFTER, ApiError, invalid, not_supported
 from llamado.server.loaded_model import ServedCluster
 from llamado.server.state import ServerState
@@ -30,12 +31,12 @@ _MOST_DEVICES = 256
 T = TypeVar("T")
 
 
-def cluster_router(state: ServerState) -> APIRouter:
+def cluster_router(state: ServerState) -> Routes:
     """Who is there, and who comes and goes."""
-    router = APIRouter(tags=["cluster"])
+    router = Routes("cluster")
 
     @router.get("/cluster")
-    async def cluster() -> Response:
+    async def cluster(_: Request) -> Response:
         served = state.loaded()
         devices = None if served.cluster is None else served.cluster.view()
         return json_response(orjson.dumps(cluster_json(served.info.name, devices)))

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import orjson
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from llamado.http.answer import json_response
 from llamado.http.json_body import read_object
 from llamado.server.api.openapi import describe
+from llamado.server.api.routes import Routes
 from llamado.server.errors import invalid, not_supported
 from llamado.server.generate.formats import ChatFormat, CompletionsFormat, NativeFormat
 from llamado.server.generate.generator import Generator
 from llamado.server.generate.json_values import text
 
 
-def completions_router(generator: Generator) -> APIRouter:
+def completions_router(generator: Generator) -> Routes:
     """`/completion` and its relatives."""
-    router = APIRouter(tags=["generate"])
+    router = Routes("generate")
 
     @router.post("/completion", **describe("completion"))
     @router.post("/completions", **describe("completion"))
@@ -50,9 +51,9 @@ def completions_router(generator: Generator) -> APIRouter:
         n_tokens = await generator.count(await read_object(request))
         return json_response(orjson.dumps({"input_tokens": n_tokens, "object": "response.input_tokens"}))
 
-    @router.post("/v1/audio/transcriptions", include_in_schema=False)
-    @router.post("/audio/transcriptions", include_in_schema=False)
-    async def transcriptions() -> Response:
+    @router.post("/v1/audio/transcriptions", hidden=True)
+    @router.post("/audio/transcriptions", hidden=True)
+    async def transcriptions(_: Request) -> Response:
         raise not_supported("The current model does not support audio input.")
 
     @router.post("/apply-template", **describe("apply_template"))

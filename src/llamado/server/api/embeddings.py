@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import orjson
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -19,6 +19,7 @@ from llamado.errors import LlamadoError
 from llamado.http.answer import error_response, json_response
 from llamado.http.json_body import read_object
 from llamado.models.hparams import Pooling
+from llamado.server.api.routes import Routes
 from llamado.server.errors import ApiError, invalid, not_supported, translate
 from llamado.server.generate.json_values import flag, text, type_name, whole
 from llamado.server.generate.prompts import tokenize_prompts
@@ -124,23 +125,23 @@ async def _rerank(state: ServerState, request: Request) -> Response:
     return Vectors(future, lambda found: _ranked(found, "score", top_n, shown))
 
 
-def embeddings_router(state: ServerState) -> APIRouter:
+def embeddings_router(state: ServerState) -> Routes:
     """Embeddings and reranking."""
-    router = APIRouter(tags=["embeddings"])
+    router = Routes("embeddings")
 
-    @router.post("/embedding", openapi_extra=_schema("content", "input", "embd_normalize"))
-    @router.post("/embeddings", openapi_extra=_schema("content", "input", "embd_normalize"))
+    @router.post("/embedding", operation=_schema("content", "input", "embd_normalize"))
+    @router.post("/embeddings", operation=_schema("content", "input", "embd_normalize"))
     async def native_embeddings(request: Request) -> Response:
         return await _embed(state, request, openai=False)
 
-    @router.post("/v1/embeddings", openapi_extra=_schema("input", "model", "encoding_format", "embd_normalize"))
+    @router.post("/v1/embeddings", operation=_schema("input", "model", "encoding_format", "embd_normalize"))
     async def openai_embeddings(request: Request) -> Response:
         return await _embed(state, request, openai=True)
 
-    @router.post("/rerank", openapi_extra=_schema("query", "documents", "texts", "top_n", "model", "return_text"))
-    @router.post("/reranking", openapi_extra=_schema("query", "documents", "texts", "top_n", "model", "return_text"))
-    @router.post("/v1/rerank", openapi_extra=_schema("query", "documents", "texts", "top_n", "model", "return_text"))
-    @router.post("/v1/reranking", openapi_extra=_schema("query", "documents", "texts", "top_n", "model", "return_text"))
+    @router.post("/rerank", operation=_schema("query", "documents", "texts", "top_n", "model", "return_text"))
+    @router.post("/reranking", operation=_schema("query", "documents", "texts", "top_n", "model", "return_text"))
+    @router.post("/v1/rerank", operation=_schema("query", "documents", "texts", "top_n", "model", "return_text"))
+    @router.post("/v1/reranking", operation=_schema("query", "documents", "texts", "top_n", "model", "return_text"))
     async def rank(request: Request) -> Response:
         return await _rerank(state, request)
 

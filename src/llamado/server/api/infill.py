@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from llamado.http.json_body import read_object
 from llamado.server.api.openapi import describe
+from llamado.server.api.routes import Routes
 from llamado.server.errors import invalid, not_supported
 from llamado.server.generate.formats import NativeFormat
 from llamado.server.generate.generator import Generator
@@ -121,9 +122,9 @@ def _around(files: Sequence[tuple[str, str]], tokenizer: ServedTokenizer) -> lis
     return tokens
 
 
-def infill_router(generator: Generator) -> APIRouter:
+def infill_router(generator: Generator) -> Routes:
     """`/infill`: code between a prefix and a suffix."""
-    router = APIRouter(tags=["generate"])
+    router = Routes("generate")
 
     @router.post("/infill", **describe("infill"))
     async def infill(request: Request) -> Response:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import orjson
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from llamado.http.answer import json_response
 from llamado.http.json_body import read_json
+from llamado.server.api.routes import Routes
 from llamado.server.errors import invalid
 from llamado.server.generate.fields import lora_scales
 from llamado.server.loaded_model import AdapterInfo
@@ -35,12 +35,12 @@ def _invocation(info: AdapterInfo) -> dict[str, Any]:
     return {"alora_invocation_string": info.invocation_text, "alora_invocation_tokens": info.invocation}
 
 
-def lora_router(state: ServerState) -> APIRouter:
+def lora_router(state: ServerState) -> Routes:
     """LoRA adapters: which there are and how strong they are."""
-    router = APIRouter(tags=["lora"])
+    router = Routes("lora")
 
     @router.get("/lora-adapters")
-    async def adapters() -> Response:
+    async def adapters(_: Request) -> Response:
         model = state.loaded()
         scales = model.engine.lora if isinstance(model.engine, HasAdapters) else ()
         found = [

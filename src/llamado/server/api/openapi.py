@@ -323,5 +323,5 @@ def describe(name: str) -> dict[str, Any]:
     responses |= {status: {"description": why, "content": _json(error)} for status, why in _FAILURES.items()}
     return {
         "responses": responses,
-        "openapi_extra": {"requestBody": {"required": True, "content": _json(body)}},
+        "operation": {"requestBody": {"required": True, "content": _json(body)}},
     }

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Scope
 
@@ -22,6 +22,7 @@ from llamado.http.answer import json_response
 from llamado.http.bodies import Bodies, Body
 from llamado.http.errors import ApiError, invalid
 from llamado.http.json_body import read_json
+from llamado.server.api.routes import Routes
 
 log = logging.getLogger("llamado.server")
 
@@ -37,9 +38,9 @@ def format_name(path: str) -> str:
     return first + "".join(word[:1].upper() + word[1:] for word in others)
 
 
-def predict_router(app: ASGIApp, route: str, paths: Sequence[str]) -> APIRouter:
+def predict_router(app: ASGIApp, route: str, paths: Sequence[str]) -> Routes:
     """The route; `paths` are the endpoints of `app` that instances can ask for, the first of a name has it."""
-    router = APIRouter(tags=["generate"])
+    router = Routes("generate")
     if route in paths:
         log.error("AIP_PREDICT_ROUTE=%s is another endpoint's path: nothing is predicted there", route)
         return router
@@ -47,7 +48,7 @@ def predict_router(app: ASGIApp, route: str, paths: Sequence[str]) -> APIRouter:
     for path in paths:
         names.setdefault(format_name(path), path)
 
-    @router.post(route, include_in_schema=False)
+    @router.post(route, hidden=True)
     async def predict(request: Request) -> Response:
         body = await read_json(request)
         if not isinstance(body, dict):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from llamado.engine.parameters import PARAMETERS
@@ -19,6 +19,7 @@ from llamado.engine.request import Progress, Result, Token
 from llamado.http.answer import error_response, json_response
 from llamado.http.json_body import read_object
 from llamado.server.api.openapi import describe
+from llamado.server.api.routes import Routes
 from llamado.server.errors import ApiError, invalid
 from llamado.server.generate.formats import answer_reader, progress_json, timings_json
 from llamado.server.generate.generator import Generator
@@ -374,9 +375,9 @@ def _items(reader: AnswerReader) -> list[dict[str, Any]]:
     return output + [{**_call_item(call), "status": "completed"} for call in reader.calls]
 
 
-def responses_router(generator: Generator) -> APIRouter:
+def responses_router(generator: Generator) -> Routes:
     """OpenAI's Responses API."""
-    router = APIRouter(tags=["generate"])
+    router = Routes("generate")
 
     @router.post("/v1/responses", **describe("responses"))
     @router.post("/responses", **describe("responses"))

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import orjson
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,6 +20,7 @@ from llamado.engine.cache.slot_file import SlotFile
 from llamado.engine.errors import NoRoom, SlotFileError, SlotNotSaved
 from llamado.http.answer import json_response
 from llamado.http.json_body import read_json
+from llamado.server.api.routes import Routes
 from llamado.server.errors import ApiError, invalid, not_supported
 from llamado.server.state import ServerState
 
@@ -30,6 +30,7 @@ _NUMBER = re.compile(r"\s*([+-]?[0-9]+)")
 _FORBIDDEN = re.compile(
     r'[\x00-\x1f\x7f-\x9f/\\:*?"<>|\u2024\u2044\u2215\u2216\u29f8\u29f9\ufe68\uff0e\uff0f\uff3c\ufeff\ufffd\ud800-\udfff]'
 )
+_ACTION = {"parameters": [{"name": "action", "in": "query", "required": False, "schema": {"type": "string"}}]}
 _LONGEST_NAME = 255  # bytes, on all usual file systems
 
 
@@ -72,12 +73,13 @@ async def _filename(request: Request) -> str:
     return name
 
 
-def slots_router(state: ServerState) -> APIRouter:
+def slots_router(state: ServerState) -> Routes:
     """The routes; `state.switches.slot_save_path` is the folder."""
-    router = APIRouter(tags=["slots"])
+    router = Routes("slots")
 
-    @router.post("/slots/{id_slot}")
-    async def act(id_slot: str, request: Request, action: str = "") -> Response:
+    @router.post("/slots/{id_slot}", operation=_ACTION)
+    async def act(request: Request) -> Response:
+        id_slot, action = request.path_params["id_slot"], request.query_params.get("action", "")
         folder = state.switches.slot_save_path
         engine = state.served.engine if state.served is not None else None
         if folder is None or not isinstance(engine, KeepsSlots):

@@ -8,14 +8,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
-from fastapi import APIRouter, Request
 from starlette.datastructures import QueryParams
+from starlette.requests import Request
 from starlette.responses import Response
 
 from llamado.build import BUILD
 from llamado.engine.request import Away, SlotSnapshot
 from llamado.engine.request import Request as EngineRequest
 from llamado.http.answer import json_response
+from llamado.server.api.routes import Routes
 from llamado.server.errors import RETRY_AFTER, ApiError, loading, not_supported
 from llamado.server.generate.generation_settings import generation_settings
 from llamado.server.generate.request import GenerationRequest
@@ -265,19 +266,19 @@ def _slots_health(served: Served, query: QueryParams) -> tuple[int, bytes]:
     return 503, orjson.dumps({"status": "no slot available", "slots_idle": 0, "slots_processing": busy})
 
 
-def monitor_router(state: ServerState) -> APIRouter:
+def monitor_router(state: ServerState) -> Routes:
     """Endpoints for people and machines that watch the server."""
-    router = APIRouter(tags=["monitor"])
+    router = Routes("monitor")
 
     @router.get("/livez", responses=_LIVE)
     @router.get("/healthz", responses=_LIVE)  # what old manifests restart containers by
-    async def live() -> Response:
+    async def live(_: Request) -> Response:
         status, body = live_body(state)
         return json_response(body, status)
 
     @router.get("/readyz", responses=_HEALTH)
-    @router.get("/health", responses=_HEALTH, openapi_extra=_query("include_slots", "fail_on_no_slot"))
-    @router.get("/v1/health", responses=_HEALTH, openapi_extra=_query("include_slots", "fail_on_no_slot"))
+    @router.get("/health", responses=_HEALTH, operation=_query("include_slots", "fail_on_no_slot"))
+    @router.get("/v1/health", responses=_HEALTH, operation=_query("include_slots", "fail_on_no_slot"))
     async def health(request: Request) -> Response:
         status, body = health_body(state)
         headers = {"Retry-After": str(RETRY_AFTER)} if status == 503 and state.served is not None else None
@@ -287,24 +288,24 @@ def monitor_router(state: ServerState) -> APIRouter:
 
     wanted = state.switches.predict
     if wanted is not None and wanted.health not in ("", "/health", "/v1/health"):
-        router.add_api_route(wanted.health, health, include_in_schema=False)
+        router.add("GET", wanted.health, health, hidden=True)
 
     @router.get("/v1/models", responses=_MODELS)
     @router.get("/models", responses=_MODELS)
-    async def models() -> Response:
+    async def models(_: Request) -> Response:
         return json_response(orjson.dumps(models_json(state.loaded().info)))
 
     @router.get("/props", responses=_PROPS)
-    async def props() -> Response:
+    async def props(_: Request) -> Response:
         return json_response(orjson.dumps(props_json(state.loaded(), state)))
 
     @router.post("/props", responses=_CHANGED)
-    async def change_props() -> Response:
+    async def change_props(_: Request) -> Response:
         if not state.switches.props:
             raise not_supported("This server does not support changing global properties. Start it with `--props`")
         return json_response(b'{"success":true}')
 
-    @router.get("/slots", responses=_SLOTS, openapi_extra=_query("fail_on_no_slot"))
+    @router.get("/slots", responses=_SLOTS, operation=_query("fail_on_no_slot"))
     async def slots(request: Request) -> Response:
         if not state.switches.slots:
             raise not_supported("This server does not support slots endpoint. Start it with `--slots`")
@@ -317,15 +318,15 @@ def monitor_router(state: ServerState) -> APIRouter:
     return router
 
 
-def _add_metrics(router: APIRouter, state: ServerState) -> None:
+def _add_metrics(router: Routes, state: ServerState) -> None:
     scrape = None
     if state.switches.metrics:
         from llamado.server.api.metrics import Scrape
 
         scrape = Scrape(state)
 
-    @router.get("/metrics", responses=_METRICS, response_class=Response)
-    async def metrics() -> Response:
+    @router.get("/metrics", responses=_METRICS)
+    async def metrics(_: Request) -> Response:
         if scrape is None:
             raise not_supported("This server does not support metrics endpoint. Start it with `--metrics`")
         headers = {

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from llamado.http.answer import json_response
 from llamado.http.json_body import read_object
 from llamado.server.api.openapi import describe
+from llamado.server.api.routes import Routes
 from llamado.server.errors import invalid
 from llamado.server.generate.generator import Generator
 from llamado.server.generate.json_values import flag, type_name
@@ -28,9 +29,9 @@ def _piece(tokenizer: ServedTokenizer, token: int) -> dict[str, Any]:
         return {"id": token, "piece": list(raw)}
 
 
-def text_router(generator: Generator) -> APIRouter:
+def text_router(generator: Generator) -> Routes:
     """Text to tokens and back."""
-    router = APIRouter(tags=["text"])
+    router = Routes("text")
 
     @router.post("/tokenize", **describe("tokenize"))
     async def tokenize(request: Request) -> Response:
