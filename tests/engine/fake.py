@@ -23,7 +23,7 @@ from llamado.engine.request import Away, Done, EngineSnapshot, Event, Failed, Pr
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.models.memory import Latent, LayerMemory, Memory, Placed, RecurrentState, RowSpan, Span
-from llamado.models.memory.parts import States
+from llamado.models.memory.parts import BLOCK, States
 
 U64 = np.uint64
 
@@ -147,6 +147,12 @@ class FakeForward:
         assert np.all(np.diff(outputs) > 0) and (outputs.size == 0 or outputs[-1] < n)
         for rows in placed.rows:
             assert rows.written.min() >= 0 and rows.written.max() < rows.spare
+            for beginning in rows.beginnings:
+                ends = [0, *(row + n for row, n in beginning.stretches)]
+                starts = [*(row for row, _ in beginning.stretches), int(rows.first[beginning.start])]
+                assert all(end <= start for end, start in zip(ends, starts, strict=True)), "rows ascend"
+                assert all(n % BLOCK == row % BLOCK == 0 for row, n in beginning.stretches)
+        below = [{i: b for b in rows.beginnings for i in range(b.start, b.stop)} for rows in placed.rows]
         for layer in range(len(self.memory)):
             if not isinstance(self.memory[layer].part, States):
                 written = placed.rows[self.memory[layer].number].written
@@ -170,8 +176,14 @@ class FakeForward:
                         written, first = int(rows.written[i]), int(rows.first[i])
                         if kept.window:
                             first = max(first, written - kept.window + 1)
-                        assert kept.window or written - first == position
                         seen, last = self._states(layer, first, written - first), position
+                        beginning = below[kept.number].get(i)
+                        if beginning is not None:
+                            whole = [self._states(layer, *stretch) for stretch in beginning.stretches]
+                            seen = np.concatenate([*whole, seen])
+                        if kept.window:
+                            seen = seen[max(seen.size - kept.window + 1, 0) :]
+                        assert kept.window or seen.size == position
                     if seen.size:  # the sum of all states seen, each stirred with its position
                         at = np.arange(last - seen.size, last, dtype=np.int64).astype(U64)
                         state = state + mix(seen + at * U64(0x2545F4914F6CDD1D)).sum(dtype=U64)

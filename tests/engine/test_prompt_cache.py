@@ -23,7 +23,7 @@ from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.request import Request
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler import recovery
-from llamado.engine.scheduler.prefix import MIN_COPY, MIN_STORE
+from llamado.engine.scheduler.prefix import MIN_SHARED, MIN_STORE
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 
@@ -137,7 +137,7 @@ def test_a_shared_beginning(make: Make) -> None:
     result = ask(engine, req(prompt(7, 150, head=100)))
     assert result.n_cached == 100, "the slot has it"
     assert not forward.writes
-    few = MIN_COPY - 1
+    few = MIN_SHARED - 1
     ask(engine, req(prompt(5)))
     assert ask(engine, req(prompt(6, 150, head=few))).n_cached == 0, "not worth a call"
 

@@ -229,7 +229,7 @@ def test_room_for_what_is_restored(make: Make, tmp_path: Path) -> None:
         gate.wait(30)
 
     forward.before = wait
-    busy = [send(engine, req(PROMPT[i:] * 2, 90, id_slot=i)) for i in (0, 2)]
+    busy = [send(engine, req(PROMPT[i:] * 2 + PROMPT[:120], 90, id_slot=i)) for i in (0, 2)]
     assert inside.wait(60)
     while engine.snapshot().requests_processing < 2:
         time.sleep(0.001)

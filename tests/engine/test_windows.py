@@ -137,17 +137,18 @@ def test_going_back(start: Open, right: Array) -> None:
         assert same(feed(runner, handle, text()[n : n + 60], 20), right[n : n + 60])
 
 
-def test_a_beginning_is_copied(start: Open, right: Array) -> None:
+def test_a_beginning_is_shared(start: Open, right: Array) -> None:
     runner = start()
-    memory, src, dst = runner.memory, allocated(runner), allocated(runner)
+    memory, src = runner.memory, allocated(runner)
     memory.mark(src, 299)
     feed(runner, src, text(), 32)
-    feed(runner, dst, text()[:50], 32)
-    assert not memory.copy(src, dst, 280) and dst.used == 50
-    assert memory.copy(src, dst, 299)
-    assert same(feed(runner, dst, text()[299:450], 32), right[299:450])
-    assert memory.copy(src, dst, N - 1)
-    assert same(feed(runner, dst, text()[N - 1 :], 1), right[N - 1 :])
+    with pytest.raises(ValueError, match="cannot go back"):
+        memory.fork(src, 280, 450)
+    for n, stop in ((299, 450), (N - 1, N)):
+        forked = memory.fork(src, n, N)
+        assert forked is not None and forked.used == n and memory.n_shared >= n - 64
+        assert same(feed(runner, forked, text()[n:stop], 32), right[n:stop])
+        memory.free(forked)
 
 
 def test_bytes_that_were_read_are_written_elsewhere(start: Open, right: Array) -> None:

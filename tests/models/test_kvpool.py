@@ -1,13 +1,17 @@
-"""The pool never lets two runs overlap and never loses a token, whatever is asked of it."""
+"""The pool never lets two runs overlap, never loses a token, and holds once what is shared, whatever is asked of it."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamado.models.memory.pool import ALIGN, KVPool, Run, align
+from llamado.models.memory.pool import ALIGN, KVPool, Run
+
+BLOCK = 32
 
 
 class Cells:
@@ -15,7 +19,7 @@ class Cells:
 
     def __init__(self, n_blocks: int) -> None:
         self.memory = np.full(n_blocks * ALIGN, -1)
-        self.pool = KVPool(n_blocks * ALIGN, self.copy)
+        self.pool = KVPool(n_blocks * ALIGN, self.copy, BLOCK)
         self.content: dict[Run, list[int]] = {}
         self.next = 0
         self.copied = 0
@@ -28,58 +32,184 @@ class Cells:
 
     def write(self, run: Run, n: int) -> None:
         for _ in range(n):
-            self.memory[run.start + run.used] = self.next
+            self.memory[run.start + run.n_own] = self.next
             self.content[run].append(self.next)
             run.used += 1
             self.next += 1
 
+    def fork(self, run: Run, n: int, need: int, want: int = 0) -> Run | None:
+        """With what is not shared copied."""
+        new = self.pool.fork(run, n, need, want)
+        if new is not None:
+            assert new.first % BLOCK == 0 <= n - new.first
+            row = new.start
+            for start, length in run.rows(new.first, n - new.first):
+                self.copy(start, row, length)
+                row += length
+            new.used = n
+            self.content[new] = self.content[run][:n]
+        return new
+
+    def back(self, run: Run, n: int) -> None:
+        self.pool.back(run, n)
+        del self.content[run][n:]
+
+    def read(self, run: Run) -> list[int]:
+        rows = run.rows(0, run.used)
+        return [number for row, n in rows for number in self.memory[row : row + n].tolist()]
+
     def check(self) -> None:
-        runs = self.pool.runs
-        assert set(runs) == set(self.content)
+        runs, pool = self.pool.runs, self.pool
+        own = [run for run in runs if not run.children]
+        assert set(own) == set(self.content)
         end = 0
         for run in runs:
             assert run.start >= end, "runs overlap or are out of order"
-            assert run.start % ALIGN == 0 and run.capacity % ALIGN == 0 and run.capacity > 0
-            assert max(run.used, run.need) <= run.capacity
-            assert self.memory[run.start : run.start + run.used].tolist() == self.content[run]
+            assert run.start % BLOCK == run.capacity % BLOCK == run.first % BLOCK == 0 < run.capacity
+            assert max(run.used, run.need) <= run.limit
+            assert run.children == sum(other.parent is run for other in runs)
+            if run.parent is not None:
+                assert run.parent in runs and run.parent.end <= run.start, "earlier tokens lie lower"
+                assert run.first == run.parent.limit == run.parent.used
             end = run.end
-        assert end <= self.pool.n_cells
-        assert self.pool.free_cells == self.pool.n_cells - sum(run.capacity for run in runs)
+        assert end <= pool.n_cells
+        for run in own:
+            assert self.read(run) == self.content[run]
+            stretches = run.stretches()
+            assert sum(n for _, n in stretches) == run.limit
+            assert all(a.row + a.n < b.row for a, b in itertools.pairwise(stretches))
+        assert pool.free_cells == pool.n_cells - sum(run.capacity for run in runs)
+        held = [row for run in own for start, n in run.rows(0, run.used) for row in range(start, start + n)]
+        _, times = np.unique(held, return_counts=True)
+        assert pool.n_used == times.size and pool.n_shared == np.sum(times > 1)
 
 
-ACTIONS = st.tuples(st.integers(0, 3), st.integers(0, 900), st.integers(0, 1500))
+def least(run: Run) -> int:
+    """Cells that the pool cannot take from a run."""
+    if run.children:
+        return run.capacity
+    return -(-(max(run.used, run.need, run.first + 1) - run.first) // BLOCK) * BLOCK
 
 
-@pytest.mark.slow
+def whole(n: int) -> int:
+    return -(-max(n, 1) // BLOCK) * BLOCK
+
+
+ACTIONS = st.tuples(st.integers(0, 6), st.integers(0, 900), st.integers(0, 1500))
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.integers(1, 12), st.lists(ACTIONS, max_size=60))
 def test_any_history(n_blocks: int, history: list[tuple[int, int, int]]) -> None:
     cells = Cells(n_blocks)
     pool = cells.pool
     for action, a, b in history:
-        runs = list(pool.runs)
-        least = sum(align(max(run.used, run.need, 1)) for run in runs)
-        if action == 0 or not runs:
+        runs = [*cells.content]
+        held = sum(least(run) for run in pool.runs)
+        run = runs[a % len(runs)] if runs else None
+        if action == 0 or run is None:
             run = pool.allocate(a, b)
-            assert (run is not None) == (least + align(max(a, 1)) <= pool.n_cells)
+            assert (run is not None) == (held + whole(a) <= pool.n_cells)
             if run is not None:
                 assert run.capacity >= a
                 cells.content[run] = []
         elif action == 1:
-            run = runs[a % len(runs)]
             pool.free(run)
             del cells.content[run]
         elif action == 2:
-            run = runs[a % len(runs)]
-            fits = least - align(max(run.used, run.need, 1)) + align(b) <= pool.n_cells
-            assert pool.grow(run, b, b + a) == (fits or b <= run.capacity)
-            assert run.capacity >= b or not fits
-        else:
-            run = runs[a % len(runs)]
+            fits = held - least(run) + whole(b - run.first) <= pool.n_cells
+            assert pool.grow(run, b, b + a) == (fits or b <= run.limit)
+            assert run.limit >= b or not fits
+        elif action == 3:
             if a % 5 == 0:
                 run.need = 0
-            cells.write(run, min(b, run.capacity - run.used))
+            cells.write(run, min(b, run.limit - run.used))
+        elif action == 4:
+            cells.back(run, b % (run.used + 1))
+        else:
+            n = min(b, run.used)
+            before = {other: cells.read(other) for other in runs}
+            new = cells.fork(run, n, n + a // 3, n + a)
+            shared = min(n, run.limit - 1) // BLOCK * BLOCK
+            assert new is not None or held + whole(n + a // 3 - shared) > pool.n_cells, "there was room"
+            assert new is None or (new.limit >= n + a // 3 and new.first in (0, shared))
+            assert all(cells.read(other) == content for other, content in before.items())
         cells.check()
+
+
+def test_sixty_four_that_begin_alike_hold_that_once() -> None:
+    cells = Cells(40)
+    first = cells.pool.allocate(2000, 2100)
+    assert first is not None
+    cells.content[first] = []
+    cells.write(first, 2000)
+    others = [cells.fork(first, 2000, 2050, 2080) for _ in range(63)]
+    assert all(others)
+    cells.check()
+    assert cells.pool.n_shared == 1984 and cells.copied == 63 * 16
+    assert cells.pool.n_used == 1984 + 64 * 16
+    cells.write(first, 50)
+    cells.pool.free(first)
+    del cells.content[first]
+    for other in others[1:]:
+        assert other is not None
+        cells.pool.free(other)
+        del cells.content[other]
+    cells.check()
+    (left,) = cells.content
+    assert cells.pool.n_shared == 0 and cells.pool.n_used == 2000 and left.rows(0, 2000)[0].n == 1984
+
+
+def test_a_sequence_that_goes_back_where_another_one_goes_on() -> None:
+    cells = Cells(4)
+    first = cells.pool.allocate(200)
+    assert first is not None
+    cells.content[first] = []
+    cells.write(first, 200)
+    second = cells.fork(first, 160, 200)
+    assert second is not None and second.first == 160
+    cells.back(second, 100)
+    cells.check()
+    assert second.first == 96 and cells.pool.n_shared == 96, "what is shared is whole blocks"
+    cells.write(second, 50)
+    cells.check()
+    cells.back(first, 0)
+    cells.check()
+    assert first.first == 0 and cells.pool.n_shared == 0 and second.parent is not None
+
+
+def test_shared_cells_move_for_all() -> None:
+    cells = Cells(3)
+    gone = cells.pool.allocate(200)
+    first = cells.pool.allocate(96, 96)
+    assert gone is not None and first is not None
+    cells.content[gone] = cells.content[first] = []
+    cells.content[first] = []
+    cells.write(first, 70)
+    forked = [cells.fork(first, 64, 96) for _ in range(2)]
+    assert all(forked)
+    cells.pool.free(gone)
+    del cells.content[gone]
+    row = first.stretches()[0].row
+    large = cells.pool.allocate(cells.pool.free_cells)
+    assert large is not None
+    cells.content[large] = []
+    cells.check()
+    assert first.stretches()[0].row < row
+
+
+def test_a_sequence_in_very_many_places_is_copied() -> None:
+    cells = Cells(40)
+    run = cells.pool.allocate(64)
+    assert run is not None
+    cells.content[run] = []
+    for _ in range(60):
+        cells.write(run, 33)
+        after = cells.fork(run, run.used, run.used + 33)
+        assert after is not None
+        run = after
+    cells.check()
+    assert max(len(run.stretches()) for run in cells.content) < 40
 
 
 def test_best_fit_and_growth_in_place() -> None:

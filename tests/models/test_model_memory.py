@@ -118,13 +118,17 @@ class Recorded:
 
     def look(self, kept: Kept, rows: Any, i: int, position: int, numbers: Array) -> None:
         written, first, last = int(rows.written[i]), int(rows.first[i]), int(rows.last[i])
+        (before,) = [b.stretches for b in rows.beginnings if b.start <= i < b.stop] or [()]
+        assert last == written and first % BLOCK == 0, "blocks of attention begin where rows do"
+        assert all(row % BLOCK == n % BLOCK == 0 for row, n in before)
+        seen = [row + i for row, n in (*before, (first, written + 1 - first)) for i in range(n)]
+        assert seen == sorted(seen) and seen[0] >= 0
+        seen = seen[-kept.window :] if kept.window else seen
+        assert len(seen) == min(position + 1, kept.window or position + 1)
         for tensor in kept.tensors:
             data = self.rows[tensor.name]
             data[written] = numbers[position]
-            begin = max(first, written - kept.window + 1) if kept.window else first
-            assert last == written and begin >= 0 and first % BLOCK == 0, "blocks of attention begin where rows do"
-            assert written - begin == min(position, kept.window - 1 if kept.window else position)
-            assert (data[begin : written + 1] == numbers[position - written + begin : position + 1][:, None]).all()
+            assert (data[seen] == numbers[position + 1 - len(seen) : position + 1][:, None]).all()
 
 
 ACTIONS = st.tuples(st.integers(0, 6), st.integers(0, 1000), st.integers(0, 1000))
@@ -163,14 +167,17 @@ def test_any_history(kind: str, history: list[tuple[int, int, int]]) -> None:
                 assert reached <= n and memory.reach(handle, reached) == reached
                 assert memory.rewind(handle, n) == (reached == n)
                 assert memory.rewind(handle, reached) and handle.used == reached
-            case 5:  # a beginning of another one
+            case 5:  # it begins as another one
                 other = handles[b % len(handles)]
                 n = memory.reach(other, (a * b) % (other.used + 1))
-                known = handle.used
-                common = known <= n and said[handle][:known] == said[other][:known] and other is not handle
-                if common and memory.grow(handle, n + 1):
-                    assert memory.copy(other, handle, n) and handle.used == n
-                    said[handle] = said[other][:n]
+                if other is not handle:
+                    memory.free(handle)
+                    del said[handle]
+                forked = memory.fork(other, n, n + 1, n + a)
+                assert forked is not None or len(said) == N_SEQUENCES or kind == "all"
+                if forked is not None:
+                    assert forked.used == n
+                    said[forked] = said[other][:n]
             case 6:  # written as it was read, in pieces, perhaps of a longer one
                 tails = memory.tails(handle)
                 assert handle.used in tails or not handle.used

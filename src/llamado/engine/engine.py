@@ -647,4 +647,5 @@ class Engine:
             store.nbytes + store.reserved if store is not None else 0,
             self._disk.counters if self._disk is not None else None,
             tuple(self._forward.away()),
+            memory.n_shared,
         )

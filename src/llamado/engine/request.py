@@ -436,3 +436,5 @@ class EngineSnapshot(NamedTuple):
     disk: DiskCounters | None = None
     degraded: tuple[Away, ...] = ()
     """Devices that the model is divided among, and that it does without now."""
+    kv_cells_shared: int = 0
+    """Cells with tokens of more than one sequence."""

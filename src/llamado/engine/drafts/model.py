@@ -154,8 +154,9 @@ class ModelKind(DraftKind):
     def go_back(self, handle: Handle, n: int) -> int:
         """To the first `n` tokens of a sequence, or as far before as it has to be."""
         memory = self._forward.memory
-        n = memory.reach(handle, n)
+        n, need = memory.reach(handle, n), handle.need
         memory.rewind(handle, n)
+        handle.need = need  # it is about to go on
         return n
 
     def seconds(self, n_sequences: int) -> float:

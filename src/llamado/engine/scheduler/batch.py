@@ -206,7 +206,7 @@ class Planner:
                 break
             if slot.leader is not None and not sequences.leader_done(slot):
                 continue
-            if slot.handle is None or slot.handle.need < slot.length:
+            if slot.leader is not None or slot.handle is None or slot.handle.need < slot.length:
                 got_room = sequences.make_room(slot)
                 if any(other.handle is None for other in slots):
                     keep = [i for i, other in enumerate(slots) if other.handle is not None]
@@ -214,8 +214,6 @@ class Planner:
                     counts = [counts[i] for i in keep]
                 if not got_room:
                     break  # the younger ones would only take what this one waits for
-            if slot.leader is not None:
-                sequences.copy_prefix(slot)
             if slot.recall:
                 sequences.recall(slot)
                 if slot.load is not None:

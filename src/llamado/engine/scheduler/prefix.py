@@ -1,7 +1,7 @@
 """The slots' sequences in the model's memory: who has room there, and what need not be computed again.
 
-Cells of a beginning that is known come from three places: the slot's last sequence, another slot (they are copied), or
-this machine's memory (see cache/prompt_cache.py).
+Cells of a beginning that is known come from three places: the slot's last sequence, another slot (they are shared: both
+have them), or this machine's memory (see cache/prompt_cache.py).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from llamado.engine.scheduler.statistics import Statistics
 
 log = logging.getLogger(__name__)
 
-# Copying a token's K and V costs microseconds, evaluating it up to milliseconds; below this many tokens the extra call
-# is not worth it.
-MIN_COPY = 16
+# Sharing a token's K and V costs microseconds, evaluating it up to milliseconds; below this many tokens the extra calls
+# are not worth it.
+MIN_SHARED = 16
 # Sequences that lose fewer tokens than this are not kept in memory.
 MIN_STORE = 64
 # Cells a sequence gets beyond those it needs now, at most, so that it seldom has to move.
@@ -116,19 +116,22 @@ class Sequences:
             scales = task.scales
             branch = min(slot.common_prefix(prompt, scales), prompt.size - 1)
             n_keep = self._reach(slot, branch)
-            longest = n_keep + MIN_COPY - 1
+            longest = n_keep + MIN_SHARED - 1
+            stored = 0
             if self.store is not None:
                 found = self.store.find(prompt[:-1], longest + 1, scales)
                 if found is not None:
-                    longest = max(longest, found[1])
+                    stored = found[1]
                     branch = max(branch, found[0].shared(prompt[:-1], scales))
             for other in self._slots:
                 if other is slot or (other.task is None and other.handle is None):
                     continue
                 shared = min(other.common_prefix(prompt, scales, other.length), prompt.size - 1)
                 branch = max(branch, shared)
-                if shared <= other.used:  # what is not read yet is copied as soon as it is
+                if shared <= other.used:
                     shared = self._reach(other, shared)
+                elif shared <= stored:  # what is not read yet is shared as soon as it is, but not waited for in vain
+                    continue
                 if shared > longest:
                     longest = shared
                     slot.leader = other, other.last_task
@@ -200,7 +203,11 @@ class Sequences:
     def settle(self, slot: Slot) -> None:
         """Drafted tokens of the slot's sequence were wrong, or are of no use any more; see Memory.settle."""
         if slot.handle is not None and not (slot.task is not None and slot.task.ahead):
-            self.memory.settle(slot.handle)
+            try:
+                self.memory.settle(slot.handle)
+            except DeviceLost as error:
+                self._note_loss(error)
+                self.drop(slot)
             if slot.task is None:
                 slot.length = slot.used
 
@@ -217,13 +224,13 @@ class Sequences:
     def _go_back(self, slot: Slot, n: int) -> None:
         """Take the slot's sequence back to its first `n` tokens, which it can reach."""
         handle = slot.handle
-        if handle is not None and not self.memory.rewind(handle, n):
-            _, tail = self._snapshot_for(slot, n)
-            try:
+        try:
+            if handle is not None and not self.memory.rewind(handle, n):
+                _, tail = self._snapshot_for(slot, n)
                 self.memory.go_back(handle, n, tail, slot.snapshots.tails[tail])
-            except DeviceLost as error:
-                self._note_loss(error)  # all cells are void, and will be forgotten
-                self.drop(slot)
+        except DeviceLost as error:
+            self._note_loss(error)  # all cells are void, and will be forgotten
+            self.drop(slot)
         slot.snapshots.cut(n)
 
     def _mark(self, slot: Slot) -> None:
@@ -296,7 +303,8 @@ class Sequences:
         """Cells for all tokens of the slot's sequence, taken from idle slots and, if need be, from younger requests.
 
         A request that loses its cells keeps its tokens, and reads them again when there is room: it is late, but its
-        answer is the same. The oldest request always gets room, so all get done.
+        answer is the same. The oldest request always gets room, so all get done. What the slot's leader has of the
+        sequence is shared, instead of being computed. Raises DeviceLost.
         """
         self._look_at_devices()
         task = slot.task
@@ -305,12 +313,16 @@ class Sequences:
         ahead = HEADROOM if task.budget < 0 else min(task.budget, HEADROOM)
         want = min(need + ahead, self._n_ctx)
         while True:
+            if self._fork(slot, need, want):
+                return True
             if slot.handle is None:
                 slot.handle = self.memory.allocate(need, want)
                 if slot.handle is not None:
+                    slot.leader = None
                     self._mark(slot)
                     return True
             elif self.memory.grow(slot.handle, need, want):
+                slot.leader = None
                 return True
             leader = slot.leader[0] if slot.leader is not None else None
             idle = [other for other in self._slots if other.idle and other.handle is not None]
@@ -344,7 +356,7 @@ class Sequences:
     # -- beginnings that are known -----------------------------------------------------------------------------------
 
     def leader_done(self, slot: Slot) -> bool:
-        """Whether the beginning that is to be copied is there, or will not come."""
+        """Whether the beginning that is to be shared is there, or will not come."""
         assert slot.leader is not None
         leader, task = slot.leader
         if leader.load is not None:
@@ -354,19 +366,37 @@ class Sequences:
         wanted = min(leader.common_prefix(slot.tokens[: slot.length], slot.scales, leader.length), slot.length - 1)
         return leader.handle.used >= wanted
 
-    def copy_prefix(self, slot: Slot) -> None:
-        """Take from the slot's leader what their sequences share, instead of computing it. Raises DeviceLost."""
-        assert slot.leader is not None and slot.handle is not None and slot.task is not None
-        leader, _ = slot.leader
-        slot.leader = None
+    def _fork(self, slot: Slot, need: int, want: int) -> bool:
+        """Begin the slot's sequence with what its leader has of it, where that is more than the slot has; whether that
+        was so and there was room. Raises DeviceLost.
+        """
+        if slot.leader is None or slot.task is None:
+            return False
+        leader, known = slot.leader[0], slot.used
         shared = min(leader.common_prefix(slot.tokens[: slot.length], slot.scales), slot.length - 1)
         shared = self._reach(leader, shared)
-        n = shared - slot.used
-        if leader.handle is not None and n >= MIN_COPY:
-            if not self.memory.copy(leader.handle, slot.handle, shared):
-                _, tail = self._snapshot_for(leader, shared)
-                self.memory.copy(leader.handle, slot.handle, shared, (tail, leader.snapshots.tails[tail]))
-            slot.task.n_cached += n
+        if leader.handle is None or shared - known < MIN_SHARED:
+            return False
+        tail = None
+        if self.memory.reach(leader.handle, shared) != shared:
+            at = self._snapshot_for(leader, shared)[1]
+            tail = at, leader.snapshots.tails[at]
+        if slot.handle is not None:  # it would not have a place beside the new one
+            self.memory.free(slot.handle)
+            slot.handle = None
+            self._count(slot.task, -known)
+        slot.handle = self.memory.fork(leader.handle, shared, need, want, tail)
+        if slot.handle is None:
+            return False
+        slot.leader = None
+        self._mark(slot)
+        self._count(slot.task, shared)
+        return True
+
+    def _count(self, task: Task, n: int) -> None:
+        """So many tokens of a request's prompt need not be computed."""
+        if not task.generated:
+            task.n_cached += n
             self._stats.n_cached += n
 
     def recall(self, slot: Slot) -> None:
@@ -376,7 +406,7 @@ class Sequences:
         assert task is not None and handle is not None
         # The last token is always evaluated: its logits are not kept.
         wanted = slot.tokens[: slot.length - 1]
-        found = self.store.find(wanted, handle.used + MIN_COPY, slot.scales) if self.store is not None else None
+        found = self.store.find(wanted, handle.used + MIN_SHARED, slot.scales) if self.store is not None else None
         if self._disk is not None:
             memory = self.memory
             chain = self._disk.find(wanted, slot.scales, memory.tail_reach, memory.has_tails)
@@ -393,9 +423,7 @@ class Sequences:
         self.memory.write_tail(handle, tail, stored.tails[tail])
         for at, n, cells in stored.pieces(used, shared):
             self.memory.write(handle, at + n - handle.used, cells, skip=handle.used - at)
-        if not task.generated:
-            task.n_cached += shared - used
-            self._stats.n_cached += shared - used
+        self._count(task, shared - used)
 
     # -- beginnings that come from disk ------------------------------------------------------------------------------
 
@@ -424,9 +452,7 @@ class Sequences:
                 self.memory.rewind(handle, 0)
             return
         load.done()
-        if not task.generated:
-            task.n_cached += handle.used - load.first
-            self._stats.n_cached += handle.used - load.first
+        self._count(task, handle.used - load.first)
 
     def tidy(self) -> None:
         """Forget what is read from disk for requests that are over."""

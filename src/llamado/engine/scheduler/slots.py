@@ -22,6 +22,9 @@ from llamado.models.memory import Handle
 
 log = logging.getLogger(__name__)
 
+_MUCH = 64
+"""Tokens of a sequence that are worth a slot of their own."""
+
 
 class Task:
     """A request on its way from `submit` to its last event."""
@@ -124,7 +127,7 @@ class Slot:
         self.task: Task | None = None
         self.last_task: Task | None = None
         self.leader: tuple[Slot, Task | None] | None = None
-        """A slot, and its request, that holds or is reading the same beginning of a prompt: it will be copied."""
+        """A slot, and its request, that holds or is reading the same beginning of a prompt: it will be shared."""
         self.load: Load | None = None
         """What is read from disk of its sequence, and nothing goes on before."""
         self.held = False
@@ -236,7 +239,8 @@ def choose_slot(slots: Sequence[Slot], task: Task, prompt: NDArray[np.int32], si
 
     As llama-server chooses: the idle slot whose cells share the longest beginning with the prompt, where that is more
     than `similarity` of the prompt; else the one idle for longest. But where taking the most similar slot would throw
-    away more than half of what it holds, the slot idle for longest is taken, and the common beginning copied over.
+    away more than half of what it holds, the slot idle for longest is taken, and where it would throw away much and
+    there is a slot that holds nothing, that one; the common beginning is shared.
     """
     idle = [slot for slot in slots if slot.idle]
     if task.request.id_slot >= 0:
@@ -251,4 +255,7 @@ def choose_slot(slots: Sequence[Slot], task: Task, prompt: NDArray[np.int32], si
         shared = slot.common_prefix(prompt, task.scales)
         if shared > longest and shared > similarity * prompt.size:
             best, longest = slot, shared
+    if best.used - longest >= _MUCH:
+        oldest = next((slot for slot in idle if not slot.used), oldest)
+        return oldest if not oldest.used or 2 * longest < best.used else best
     return best if 2 * longest >= best.used else oldest

@@ -78,7 +78,9 @@ class Layout:
         self.n_ctx = n_ctx or self.n_cells
         self._causal = causal
         self.types = type_k, type_v
-        self._tokens = Tokens(self.n_cells)
+        self.block = max(BLOCK, *(layer.block for layer in map(_attention, layers) if isinstance(layer, KeysValues)), 1)
+        """Rows of a sequence begin at multiples of it."""
+        self._tokens = Tokens(self.n_cells, self.block)
         self._windows: dict[int, Window] = {}
         self._states: States | None = None
         added: list[tuple[int, Tokens | Window | States, tuple[Tensor, ...]]] = []
@@ -91,8 +93,6 @@ class Layout:
                 beside[layer] = self._add(layer, memory.state, n_sequences, max_batch, slack, whole, n_drafted)[1]
                 memory = memory.attention
             added.append((layer, *self._add(layer, memory, n_sequences, max_batch, slack, whole, n_drafted)))
-        self.block = max(BLOCK, *(layer.block for layer in layers if isinstance(layer, KeysValues)), 1)
-        """Rows of a sequence begin at multiples of it."""
         self._others: list[Window | States] = [*self._windows.values()]
         if self._states is not None:
             self._others.append(self._states)

@@ -7,13 +7,14 @@ all tokens (to any of them), a window (while it is still there, or to a snapshot
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.models.batch import MemoryRows
+from llamado.models.batch import Beginning, MemoryRows
 from llamado.models.memory.layout import Layout
 from llamado.models.memory.parts import (
     Bytes,
@@ -25,7 +26,7 @@ from llamado.models.memory.parts import (
     WindowPlace,
     blocks,
 )
-from llamado.models.memory.pool import Run
+from llamado.models.memory.pool import KVPool, Run
 from llamado.models.memory.sound import are_sound, cut
 
 
@@ -58,7 +59,7 @@ class Handle:
     @property
     def capacity(self) -> int:
         """Tokens that it has room for."""
-        return self.run.capacity
+        return self.run.limit
 
     def __repr__(self) -> str:
         return f"Handle({self.run})"
@@ -140,18 +141,52 @@ class Memory(Layout):
 
     @property
     def n_used(self) -> int:
-        """Tokens of all sequences."""
-        return sum(run.used for run in self._tokens.pool.runs)
+        """Cells with tokens."""
+        return self._tokens.pool.n_used
+
+    @property
+    def n_shared(self) -> int:
+        """Cells with tokens of more than one sequence."""
+        return self._tokens.pool.n_shared
 
     def allocate(self, need: int, want: int = 0) -> Handle | None:
         """A sequence with room for `need` tokens, up to `want` where that is free; None where there is no room."""
+        return self._begin(lambda pool: pool.allocate(need, want))
+
+    def fork(
+        self, src: Handle, n: int, need: int, want: int = 0, tail: tuple[int, Bytes] | None = None
+    ) -> Handle | None:
+        """As `allocate`, a sequence that has the first `n` tokens of `src`, which has to be able to go back there; or
+        `tail` says of how many tokens its bytes are, see `tail_reach`. Raises DeviceLost.
+
+        Whole blocks of cells are shared: they are there once. What is left is copied.
+        """
+        if (self.reach(src, n) if tail is None else self.tail_reach(tail[0], n)) != n:
+            raise ValueError(f"the first {n} tokens of a sequence that cannot go back there")
+        handle = self._begin(lambda pool: pool.fork(src.run, n, need, want))
+        if handle is None:
+            return None
+        try:
+            if tail is not None:
+                self.write_tail(handle, *tail)
+            elif n:
+                for part, of_src, of_new in zip(self._others, src.places, handle.places, strict=True):
+                    part.copy(of_src, of_new, n, self._storage)  # type: ignore[arg-type]
+            self._tokens.copy(src.run, handle.run, n, self._storage)
+        except BaseException:
+            self.free(handle)
+            raise
+        return handle
+
+    def _begin(self, take: Callable[[KVPool], Run | None]) -> Handle | None:
+        """A sequence with a place in each part; None where one of them has none."""
         places: list[WindowPlace | StatePlace] = []
         for part in self._others:
             place = part.allocate()
             if place is None:
                 break
             places.append(place)
-        run = self._tokens.pool.allocate(need, want) if len(places) == len(self._others) else None
+        run = take(self._tokens.pool) if len(places) == len(self._others) else None
         if run is None:
             self._give_back(places)
             return None
@@ -194,16 +229,18 @@ class Memory(Layout):
         return _agreed(min(n, handle.used), less)
 
     def rewind(self, handle: Handle, n: int) -> bool:
-        """Go back to the first `n` tokens; whether that was possible. Nothing is moved yet."""
+        """Go back to the first `n` tokens; whether that was possible. Raises DeviceLost."""
         if self.reach(handle, n) != n:
             return False
+        self._tokens.rewind(handle.run, n)
         for part, place in zip(self._others, handle.places, strict=True):
             part.rewind(place, n)  # type: ignore[arg-type]
-        self._tokens.rewind(handle.run, n)
         return True
 
     def settle(self, handle: Handle) -> None:
-        """Drafted tokens were wrong: go back to where the sequence can go on from, at most its tokens that are used."""
+        """Drafted tokens were wrong: go back to where the sequence can go on from, at most its tokens that are used.
+        Raises DeviceLost.
+        """
         if self._states is not None:
             self.rewind(handle, self.reach(handle, handle.used))
 
@@ -219,26 +256,6 @@ class Memory(Layout):
             part.trim(place, n)  # type: ignore[arg-type]
         self.write_tail(handle, tail, data)
         self._tokens.rewind(handle.run, n)
-
-    def copy(self, src: Handle, dst: Handle, n: int, tail: tuple[int, Bytes] | None = None) -> bool:
-        """Give `dst` the first `n` tokens of `src`, of which it has some; whether that was possible.
-
-        `tail`: of how many tokens, and its bytes, where `src` itself cannot go back there (see `tail_reach`).
-        """
-        known = dst.used
-        if tail is not None:
-            if known < n:
-                self.write_tail(dst, *tail)
-                self._tokens.copy(src.run, dst.run, known, n, self._storage)
-            return True
-        if self.reach(src, n) != n:
-            return False
-        if n <= known:
-            return True
-        for part, of_src, of_dst in zip(self._others, src.places, dst.places, strict=True):
-            part.copy(of_src, of_dst, known, n, self._storage)  # type: ignore[arg-type]
-        self._tokens.copy(src.run, dst.run, known, n, self._storage)
-        return True
 
     def _move(self, src: int, dst: int, n: int) -> None:
         self.n_moves += 1
@@ -314,12 +331,17 @@ class Memory(Layout):
         lengths = [len(spans) if isinstance(part, States) else n for part in self.parts]
         arrays = [tuple(np.empty(length, np.int64) for _ in range(3)) for length in lengths]
         at = 0
+        beginnings: list[Beginning] = []
         for number, (handle, first, count, *_) in enumerate(spans):
             end = at + count
             positions[at:end] = first if count == 1 else np.arange(first, first + count)
             filled = iter(arrays)
             if self._tokens.layers:
-                _fill(next(filled), at, end, handle.run.start, first, self._causal)
+                *before, last = handle.run.stretches()
+                beginning = Beginning(at, end, tuple(before))
+                if before:
+                    beginnings.append(beginning)
+                _fill(next(filled), at, end, last.row, first - beginning.n, self._causal)
             for part, place in zip(self._others, handle.places, strict=True):
                 written, firsts, lasts = next(filled)
                 if isinstance(place, WindowPlace):
@@ -329,7 +351,10 @@ class Memory(Layout):
                     firsts[number], written[number] = part.step(place, first, count)
                     lasts[number] = 0  # no attention
             at = end
-        return Placed(positions, self._rows(arrays))
+        rows = self._rows(arrays)
+        if beginnings:
+            rows = dataclasses.replace(rows[0], beginnings=tuple(beginnings)), *rows[1:]
+        return Placed(positions, rows)
 
     def nowhere(self) -> Placed:
         """A batch of no tokens."""
@@ -359,7 +384,8 @@ class Memory(Layout):
 
     def read(self, handle: Handle, first: int, n: int) -> Bytes:
         """The bytes of `n` tokens from position `first` on, in the layers that keep all tokens. Raises DeviceLost."""
-        spans = [RowSpan(t, handle.run.start + first, n) for t in self._tokens.tensors]
+        rows = handle.run.rows(first, n)
+        spans = [RowSpan(tensor, *stretch) for tensor in self._tokens.tensors for stretch in rows]
         return self._storage.read_rows(spans) if spans else np.empty(0, np.uint8)
 
     def write(self, handle: Handle, n: int, data: Bytes, skip: int = 0) -> None:
@@ -377,7 +403,8 @@ class Memory(Layout):
             pieces.append(data[at + skip * row : at + (skip + n) * row])
             at += held * row
         if tensors and n:
-            self._storage.write_rows([RowSpan(t, handle.run.start + handle.used, n) for t in tensors], pieces)
+            row = handle.run.start + handle.run.n_own
+            self._storage.write_rows([RowSpan(tensor, row, n) for tensor in tensors], pieces)
         handle.used += n
 
     def tails(self, handle: Handle) -> list[int]:

@@ -114,21 +114,22 @@ class Part(ABC, Generic[Place]):
         """Room for `n` tokens more, behind `used` of which the last `on_trust` may turn out to be wrong."""
 
     @abstractmethod
-    def copy(self, src: Place, dst: Place, known: int, n: int, storage: Storage) -> None:
-        """Gives `dst`, which has `known` of them, the first `n` tokens of `src`, to which that can go back."""
+    def copy(self, src: Place, dst: Place, n: int, storage: Storage) -> None:
+        """Gives `dst`, which is new, the first `n` tokens of `src`, to which that can go back."""
 
 
 class Tokens(Part[Run]):
-    """All tokens of a sequence, in one run of cells in the order of their positions."""
+    """All tokens of a sequence, in runs of cells in the order of their positions (see `pool.py`)."""
 
-    def __init__(self, n_rows: int) -> None:
+    def __init__(self, n_rows: int, block: int) -> None:
         super().__init__("", n_rows)
+        self._block = block
         self.move: Callable[[int, int, int], None] | None = None
         """Copies so many cells from one to another."""
         self.clear()
 
     def clear(self) -> None:
-        self.pool = KVPool(self.n_rows, self._move)
+        self.pool = KVPool(self.n_rows, self._move, self._block)
 
     def _move(self, src: int, dst: int, n: int) -> None:
         if self.move is None:
@@ -139,15 +140,17 @@ class Tokens(Part[Run]):
         return min(used, n)
 
     def rewind(self, place: Run, n: int) -> None:
-        place.used = place.need = n
+        self.pool.back(place, n)
 
     def make_ready(self, place: Run, used: int, n: int, storage: Storage, on_trust: int = 0) -> None:
-        if used + n > place.capacity:
-            raise ValueError(f"{used + n} tokens in a run of {place.capacity} cells")
+        if used + n > place.limit:
+            raise ValueError(f"{used + n} tokens in runs of {place.limit} cells")
 
-    def copy(self, src: Run, dst: Run, known: int, n: int, storage: Storage) -> None:
-        if self.layers and n > known:
-            storage.copy_rows(self.tensors, src.start + known, dst.start + known, n - known)
+    def copy(self, src: Run, dst: Run, n: int, storage: Storage) -> None:
+        row = dst.start
+        for start, length in src.rows(dst.first, n - dst.first) if self.layers else ():
+            storage.copy_rows(self.tensors, start, row, length)
+            row += length
         dst.used = n
 
 
@@ -344,7 +347,7 @@ class Window(FixedPart[WindowPlace]):
         storage.copy_rows(self.tensors, place.base + first - place.first, free[0], n - first)
         place.snapshots.append(_Snapshot(n, first, free[0]))
 
-    def copy(self, src: WindowPlace, dst: WindowPlace, known: int, n: int, storage: Storage) -> None:
+    def copy(self, src: WindowPlace, dst: WindowPlace, n: int, storage: Storage) -> None:
         found = self._find(src, n)
         first = self._least(n)
         storage.copy_rows(self.tensors, found.row + first - found.first, dst.home, n - first)
@@ -481,9 +484,9 @@ class States(FixedPart[StatePlace]):
 
         return min(self._passing(place), key=order)
 
-    def copy(self, src: StatePlace, dst: StatePlace, known: int, n: int, storage: Storage) -> None:
+    def copy(self, src: StatePlace, dst: StatePlace, n: int, storage: Storage) -> None:
         storage.copy_rows(self.tensors, src.rows[n], dst.home, 1)
-        dst.rows = {at: row for at, row in dst.rows.items() if row != dst.home} | {n: dst.home}
+        dst.rows = {n: dst.home}
 
     def tail_rows(self, n: int) -> int:
         return 1

@@ -1,15 +1,21 @@
 """Who owns which cells of the KV cache.
 
-The cache is one pool of cells. Each sequence owns one run of cells in position order, so that a token's cell is the
-run's start plus its position and attention reads one range. Runs start and end at multiples of 256, the step in which
-attention's length is padded (one compiled program serves many lengths).
+The cache is one pool of cells. Each sequence has one run of cells in position order where it goes on, so that attention
+reads few ranges. A sequence that begins as another one does need not have those tokens in cells of its own: they are in
+a run that is the parent of both, and so on; together the runs are trees. Of a sequence's runs those with earlier tokens
+lie lower, and each begins at a multiple of the pool's block in the cells as in the sequence: attention works on whole
+blocks in the order of cells, which so is that of positions, wherever the runs lie.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+
+from llamado.models.batch import Stretch
 
 ALIGN = 256
+_MOST = 32
+"""Places that a sequence lies in, about, from which another one may share it: each has a price for every token."""
 
 
 def align(n: int) -> int:
@@ -18,16 +24,22 @@ def align(n: int) -> int:
 
 
 class Run:
-    """Cells `[start, start + capacity)` of one sequence, of which the first `used` hold its tokens.
+    """Cells `[start, start + capacity)` for the tokens of a sequence from position `first` on; `parent` has those
+    before them.
 
-    The pool may take back cells beyond the first `need`, which is what the last `allocate` or `grow` asked for.
+    A run without children is where its sequence goes on. `used` counts all of the sequence's tokens; the pool may take
+    back cells of those beyond the first `need`, which is what the last `allocate` or `grow` asked for. A run with
+    `children`, so many, is full, and nothing is written there.
     """
 
-    __slots__ = ("capacity", "need", "start", "used")
+    __slots__ = ("capacity", "children", "first", "need", "parent", "start", "used")
 
-    def __init__(self, start: int, capacity: int) -> None:
+    def __init__(self, start: int, capacity: int, first: int = 0, parent: Run | None = None) -> None:
         self.start = start
         self.capacity = capacity
+        self.first = first
+        self.parent = parent
+        self.children = 0
         self.need = 0
         self.used = 0
 
@@ -35,26 +47,63 @@ class Run:
     def end(self) -> int:
         return self.start + self.capacity
 
+    @property
+    def limit(self) -> int:
+        """Tokens that there is room for, those of its parents included."""
+        return self.first + self.capacity
+
+    @property
+    def n_own(self) -> int:
+        """Tokens in its own cells."""
+        return self.used - self.first
+
+    def path(self) -> Iterator[Run]:
+        """The runs of its sequence, the last first."""
+        run: Run | None = self
+        while run is not None:
+            yield run
+            run = run.parent
+
+    def stretches(self) -> list[Stretch]:
+        """Where the tokens of its sequence lie and will lie, in the order of positions; never two without a gap."""
+        found: list[Stretch] = []
+        for run in self.path():
+            if found and run.end == found[-1].row:
+                found[-1] = Stretch(run.start, run.capacity + found[-1].n)
+            else:
+                found.append(Stretch(run.start, run.capacity))
+        return found[::-1]
+
+    def rows(self, first: int, n: int) -> list[Stretch]:
+        """Where `n` tokens of its sequence lie from position `first` on."""
+        found, at = [], 0
+        for row, length in self.stretches():
+            begin, end = max(first, at), min(first + n, at + length)
+            if begin < end:
+                found.append(Stretch(row + begin - at, end - begin))
+            at += length
+        return found
+
     def __repr__(self) -> str:
-        return f"Run({self.start}..{self.end}, used {self.used})"
-
-
-def _least(run: Run) -> int:
-    return align(max(run.used, run.need, 1))
+        return f"Run({self.start}..{self.end}, from {self.first}, used {self.used})"
 
 
 class KVPool:
     """Allocates runs, and moves them with `copy_cells(src, dst, n)` when they must grow and have no room.
 
-    The pool never takes cells from a run: `allocate` and `grow` say no, and the engine decides who gives up a run.
+    Runs begin at multiples of `block`. The pool never takes cells from a run: `allocate`, `fork` and `grow` say no, and
+    the engine decides who gives up a run.
     """
 
-    def __init__(self, n_cells: int, copy_cells: Callable[[int, int, int], None]) -> None:
-        if n_cells <= 0 or n_cells % ALIGN:
-            raise ValueError(f"the pool's size must be a positive multiple of {ALIGN}, not {n_cells}")
+    def __init__(self, n_cells: int, copy_cells: Callable[[int, int, int], None], block: int = 1) -> None:
+        if n_cells <= 0 or n_cells % ALIGN or n_cells % block:
+            raise ValueError(f"the pool's size must be a positive multiple of {ALIGN} and {block}, not {n_cells}")
         self.n_cells = n_cells
+        self.block = block
         self._copy_cells = copy_cells
         self._runs: list[Run] = []  # by start
+        self.n_shared = 0
+        """Cells with tokens of more than one sequence."""
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -62,39 +111,130 @@ class KVPool:
         return tuple(self._runs)
 
     @property
+    def n_used(self) -> int:
+        """Cells with tokens."""
+        return sum(run.n_own for run in self._runs)
+
+    @property
     def free_cells(self) -> int:
         return self.n_cells - sum(run.capacity for run in self._runs)
 
     def allocate(self, need: int, want: int = 0) -> Run | None:
         """A run of at least `need` cells, of up to `want` where a gap offers them; None where even compacting fails."""
-        asked, need = need, align(max(need, 1))
-        want = max(align(want), need)
-        gap = self._fit(need, want)
+        return self._add(None, 0, need, want)
+
+    def fork(self, run: Run, n: int, need: int, want: int = 0) -> Run | None:
+        """As `allocate`, of a run for `need` tokens in all whose sequence begins with the first `n` of another one.
+
+        It has `first` of them: whole blocks, and the other keeps a block of its own. The rest is to be copied; where
+        the other is in very many places already, that is all.
+        """
+        n = min(n, run.limit - 1) // self.block * self.block
+        if not n or len(run.stretches()) > _MOST:
+            return self._add(None, 0, need, want)
+        found = self._add(_holder(run, n), n, need, want)
+        if found is None:
+            return None
+        found.parent = self._cut(_holder(run, n), n)
+        found.parent.children += 1
+        found.used = n
+        self._count()
+        return found
+
+    def _add(self, behind: Run | None, first: int, need: int, want: int) -> Run | None:
+        """A run for tokens from position `first` on, which lies behind another one."""
+        cells = self._whole(max(need - first, 1))
+        want = max(self._whole(want - first), cells)
+        gap = self._fit(cells, want, behind)
         if gap is None:
-            if self._spare(None) < need:
+            if self._spare(None) < cells:
                 return None
             self._compact()
-            start = self._runs[-1].end if self._runs else 0
-            gap = (start, need)
+            gap = (self._runs[-1].end if self._runs else 0, cells)
         start, room = gap
-        run = Run(start, min(room, want))
-        run.need = asked
+        run = Run(start, min(room, want), first)
+        run.need = need
         self._runs.append(run)
-        self._runs.sort(key=lambda run: run.start)
+        self._runs.sort(key=_start)
         return run
 
+    def _whole(self, n: int) -> int:
+        """The least number of cells in whole blocks that is at least n."""
+        return -(-n // self.block) * self.block
+
+    def _cut(self, run: Run, n: int) -> Run:
+        """The run that ends with the sequence's token `n`: the first part of this one, where that goes further."""
+        if run.children and run.limit == n:
+            return run
+        head = Run(run.start, n - run.first, run.first, run.parent)
+        head.children, head.used, head.need = 1, n, n
+        self._runs.insert(self._runs.index(run), head)
+        run.start, run.capacity, run.first, run.parent = head.end, run.limit - n, n, head
+        return head
+
     def free(self, run: Run) -> None:
-        """Give the run's cells back."""
+        """Give the run's cells back, and those of its parents that no other sequence has."""
         self._runs.remove(run)
-        run.capacity = run.used = 0
+        self._leave(run.parent)
+        run.capacity = run.used = run.first = 0
+        run.parent = None
+
+    def _leave(self, run: Run | None) -> None:
+        """A run has lost a child."""
+        while run is not None:
+            run.children -= 1
+            if run.children:
+                self._join(run)
+                break
+            self._runs.remove(run)
+            run = run.parent
+        self._count()
+
+    def _join(self, run: Run) -> None:
+        """Make one run of this one and its only child where that lies behind it."""
+        place = self._runs.index(run) + 1
+        child = self._runs[place] if place < len(self._runs) else None
+        if run.children == 1 and child is not None and child.parent is run and child.start == run.end:
+            child.start, child.capacity = run.start, run.capacity + child.capacity
+            child.first, child.parent = run.first, run.parent
+            self._runs.remove(run)
+
+    def back(self, run: Run, n: int) -> None:
+        """The run's sequence goes back to its first `n` tokens, some of which may be in a parent.
+
+        Those of a block of a parent that is not whole any more move to the run's own cells.
+        """
+        if n < run.first:
+            first = n // self.block * self.block
+            for row, length in run.rows(first, n - first):
+                self._copy_cells(row, run.start, length)
+            parent, run.parent = run.parent, None
+            if first:
+                assert parent is not None
+                run.parent = self._cut(_holder(parent, first), first)
+                run.parent.children += 1
+            run.first = first
+            run.used = run.need = n
+            self._leave(parent)
+        run.used = run.need = n
+
+    def _count(self) -> None:
+        sequences: dict[Run, int] = {}
+        for own in self._runs:
+            if not own.children:
+                for run in own.path():
+                    sequences[run] = sequences.get(run, 0) + 1
+        self.n_shared = sum(run.capacity for run, n in sequences.items() if n > 1)
 
     def grow(self, run: Run, need: int, want: int = 0) -> bool:
-        """Let the run hold at least `need` cells, up to `want` where they are free; its tokens move along.
+        """Let the run's sequence have at least `need` tokens, up to `want` where there are cells; those in the run move
+        along.
 
         In place where the cells behind are free, else in the best fitting gap, else after compacting the pool. False,
         with the run as it was, where the pool cannot hold it.
         """
-        if run.capacity >= need or self._extend(run, align(need), max(align(want), align(need))):
+        cells = self._whole(need - run.first)
+        if run.limit >= need or self._extend(run, cells, max(self._whole(want - run.first), cells)):
             run.need = need
             return True
         return False
@@ -105,27 +245,28 @@ class KVPool:
         if limit - run.start >= need:
             run.capacity = min(limit - run.start, want)
             return True
-        gap = self._fit(need, want)
+        gap = self._fit(need, want, run.parent)
         if gap is not None:
             start, room = gap
-            if run.used:
-                self._copy_cells(run.start, start, run.used)
+            if run.n_own:
+                self._copy_cells(run.start, start, run.n_own)
             run.start, run.capacity = start, min(room, want)
-            self._runs.sort(key=lambda run: run.start)
+            self._runs.sort(key=_start)
             return True
         if self._spare(run) < need:
             return False
         self._compact(run, need)
         return True
 
-    def _fit(self, need: int, want: int) -> tuple[int, int] | None:
+    def _fit(self, need: int, want: int, behind: Run | None = None) -> tuple[int, int] | None:
         """Start and size of the tightest gap of at least `want`, else of the widest of at least `need`; lowest first.
 
-        Low starts keep the range of the pool that a batch touches short.
+        Low starts keep the range of the pool that a batch touches short. `behind`: a run that the gap lies behind.
         """
         best: tuple[int, int] | None = None
-        start = 0
-        for run in [*self._runs, Run(self.n_cells, 0)]:
+        place = 0 if behind is None else self._runs.index(behind) + 1
+        start = 0 if behind is None else behind.end
+        for run in [*self._runs[place:], Run(self.n_cells, 0)]:
             room = run.start - start
             if room >= need:
                 if best is None:
@@ -138,16 +279,22 @@ class KVPool:
             start = run.end
         return best
 
+    def _least(self, run: Run) -> int:
+        """Cells that a run cannot do without."""
+        if run.children:
+            return run.capacity
+        return self._whole(max(run.used, run.need, run.first + 1) - run.first)
+
     def _spare(self, but: Run | None) -> int:
         """Cells free for one run when all others are trimmed to what they need."""
-        return self.n_cells - sum(_least(run) for run in self._runs if run is not but)
+        return self.n_cells - sum(self._least(run) for run in self._runs if run is not but)
 
     def _compact(self, growing: Run | None = None, need: int = 0) -> None:
         """Pack all runs to the start of the pool in their order, trimmed to what they need; `growing` gets `need`."""
         start = 0
         moves = []
         for run in self._runs:
-            run.capacity = need if run is growing else _least(run)
+            run.capacity = need if run is growing else self._least(run)
             moves.append((run, start))
             start += run.capacity
         # Downward moves from the bottom, then upward moves from the top: no copy lands on cells still to be moved,
@@ -155,6 +302,18 @@ class KVPool:
         down = [(run, start) for run, start in moves if start < run.start]
         up = [(run, start) for run, start in moves if start > run.start]
         for run, start in [*down, *reversed(up)]:
-            if run.used:
-                self._copy_cells(run.start, start, run.used)
+            if run.n_own:
+                self._copy_cells(run.start, start, run.n_own)
             run.start = start
+        for run in self.runs:
+            if run.children == 1:
+                self._join(run)
+
+
+def _start(run: Run) -> int:
+    return run.start
+
+
+def _holder(run: Run, n: int) -> Run:
+    """The one of a sequence's runs that has its token `n`, counted from 1."""
+    return next(holder for holder in run.path() if holder.first < n)

@@ -59,10 +59,17 @@ class LocalBlocks(Input):
 
     def fill(self, batch: Batch) -> Bytes:
         """See Input."""
-        own_blocks = batch.memory[self._part].written // self._sizes.block
+        rows, size = batch.memory[self._part], self._sizes.block
         whole = np.zeros((self.ne[1], self.ne[0]), np.float32)
-        for added, own in zip(whole, own_blocks, strict=False):  # another's blocks have scores of minus infinity
-            added[max(own - self._sizes.n_local + 1, 0) : own + 1] = _FIRST
+        least = rows.written // size - self._sizes.n_local + 1
+        for added, begin, own in zip(whole, np.maximum(least, rows.first // size), rows.written // size, strict=False):
+            added[begin : own + 1] = _FIRST
+        for start, stop, stretches in rows.beginnings:
+            for token in range(start, stop):
+                skip = least[token] - rows.origins[token] // size
+                for row, n in stretches:
+                    whole[token, (row // size) + max(skip, 0) : (row + n) // size] = _FIRST
+                    skip -= n // size
         return whole.reshape(-1).view(np.uint8)
 
 

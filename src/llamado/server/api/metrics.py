@@ -177,8 +177,9 @@ def _gauges(snapshot: EngineSnapshot, last: Counters) -> Iterator[Metric]:
 
 
 def _caches(snapshot: EngineSnapshot) -> Iterator[Metric]:
-    """Prompts that no slot holds."""
+    """Prompts that no slot holds, and what slots hold together."""
     gauges: dict[str, tuple[str, float]] = {
+        "shared_cells": ("Cells of the KV cache with tokens of more than one slot", snapshot.kv_cells_shared),
         "ram_prompts": ("Prompts in memory (--cache-ram)", snapshot.n_stored_prompts),
         "ram_bytes": ("Bytes of them, and of snapshots", snapshot.stored_prompt_bytes),
     }
