@@ -12,9 +12,9 @@ from steps import calls, steps
 from llamado.gguf.errors import GgufError
 from llamado.gguf.metadata import Metadata, StringArray
 from llamado.gguf.reader import GGUFFile
+from llamado.gguf.text_index import decode_all
 from llamado.text.tokenizer.bpe import SPELLING, spell_bytes, unspell
 from llamado.text.tokenizer.tokenizer import Tokenizer, TokenizerError, load_tokenizer
-from llamado.text.tokenizer.vocabulary import decode_all
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 

@@ -6,11 +6,12 @@ from functools import lru_cache
 from math import inf
 
 from llamado.gguf.metadata import Metadata
+from llamado.gguf.text_index import TextIndex
 from llamado.text.errors import TokenizerError
 from llamado.text.tokenizer.merging import merge
 from llamado.text.tokenizer.pretokenizers import PreTokenizer
 from llamado.text.tokenizer.unbroken import UNBROKEN, parts_of
-from llamado.text.tokenizer.vocabulary import KEY, Vocabulary, decode_all
+from llamado.text.tokenizer.vocabulary import KEY, Vocabulary
 
 CACHED_WORDS = 1 << 15
 LONGEST_CACHED = 64  # characters; keeps the cache below some 10 MiB whatever the texts
@@ -54,11 +55,15 @@ class BytePairs:
             raise TokenizerError(
                 f"the file lacks {KEY}merges, which a vocabulary of this kind needs; convert the model again"
             )
-        texts = decode_all(merges) if len(merges) else []
-        texts.reverse()  # of equal merges the first counts
-        self._ranks = dict(zip(texts, range(len(texts) - 1, -1, -1), strict=True))
-        self._ids = vocabulary.ids
+        rank = TextIndex(merges, last=False).find  # of equal merges the first counts
+        self._find = vocabulary.ids.find
         self._rule = rule
+
+        def cost(left: str, right: str) -> float:
+            found = rank(f"{left} {right}")  # a merge is stored so, and no symbol has a space
+            return found if found >= 0 else inf
+
+        self._cost = cost
         self._cached = lru_cache(CACHED_WORDS)(self._word)
 
     def encode(self, text: str) -> list[int]:
@@ -72,23 +77,20 @@ class BytePairs:
         return out
 
     def _word(self, word: str) -> tuple[int, ...]:
-        ids = self._ids
+        find = self._find
         rule = self._rule
         spelled = spell_bytes(word) if rule.byte_encode else word
         whole = rule.ignore_merges or (rule.newlines_whole and not word.strip("\n"))
-        if whole and spelled in ids:
-            return (ids[spelled],)
+        if whole and (token := find(spelled)) >= 0:
+            return (token,)
         out: list[int] = []
         for symbol in merge(spelled, self._cost):
-            token = ids.get(symbol)
-            if token is not None:
+            token = find(symbol)
+            if token >= 0:
                 out.append(token)
             else:
                 out += self._unknown(symbol)
         return tuple(out)
-
-    def _cost(self, left: str, right: str) -> float:
-        return self._ranks.get(f"{left} {right}", inf)  # a merge is stored so, and no symbol has a space
 
     def _unknown(self, symbol: str) -> list[int]:
         """A symbol without a token: its bytes as far as they have one, the rest is dropped as llama.cpp does."""
@@ -96,4 +98,4 @@ class BytePairs:
             spellings = [character for character in symbol if character.isascii()]
         else:
             spellings = [f"<0x{byte:02X}>" for byte in symbol.encode()]
-        return [self._ids[spelling] for spelling in spellings if spelling in self._ids]
+        return [token for token in map(self._find, spellings) if token >= 0]

@@ -6,11 +6,12 @@ for what cannot change the outcome (`pieces.py`).
 
 from __future__ import annotations
 
+from array import array
 from functools import lru_cache
 from math import inf
 
 from llamado.gguf.metadata import Metadata
-from llamado.text.tokenizer.merging import merge
+from llamado.text.tokenizer.merging import Cost, merge
 from llamado.text.tokenizer.pieces import Pieces
 from llamado.text.tokenizer.unbroken import parts_of
 from llamado.text.tokenizer.vocabulary import Vocabulary
@@ -25,10 +26,10 @@ class ScoredPairs:
 
     def __init__(self, vocabulary: Vocabulary, metadata: Metadata) -> None:
         self._vocabulary = vocabulary
-        self._ids = vocabulary.ids
-        costs: list[float] = (-vocabulary.scores(metadata)).tolist()
+        self._find = find = vocabulary.ids.find
+        costs = array("f", (-vocabulary.scores(metadata)).tobytes())
         costs.append(inf)  # of token -1, "no such token"
-        self._costs = costs
+        self._cost: Cost = lambda left, right: costs[find(left + right)]
         self._pieces = Pieces(vocabulary)
         self._cached = lru_cache(CACHED_PIECES)(self._piece)
 
@@ -42,26 +43,24 @@ class ScoredPairs:
         return out
 
     def _piece(self, piece: str) -> tuple[int, ...]:
-        ids = self._ids
         out: list[int] = []
         for symbol in merge(piece, self._cost):
-            token = ids.get(symbol)
-            if token is not None:
+            token = self._find(symbol)
+            if token >= 0:
                 out.append(token)
             else:
                 out += self._bytes(symbol)
         return tuple(out)
 
-    def _cost(self, left: str, right: str) -> float:
-        return self._costs[self._ids.get(left + right, -1)]
-
     def _bytes(self, symbol: str) -> list[int]:
         """A character without a token: its bytes' tokens, or the unknown token where the vocabulary lacks those."""
         out = []
         for byte in symbol.encode():
-            token = self._ids.get(f"<0x{byte:02X}>", self._ids.get(chr(byte)) if byte < 0x80 else None)
-            if token is None:
-                token = self._vocabulary.special.unk
-            if token is not None:
+            token = self._find(f"<0x{byte:02X}>")
+            if token < 0 and byte < 0x80:
+                token = self._find(chr(byte))
+            if token >= 0:
                 out.append(token)
+            elif self._vocabulary.special.unk is not None:
+                out.append(self._vocabulary.special.unk)
         return out

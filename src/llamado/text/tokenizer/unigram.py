@@ -15,7 +15,7 @@ from llamado.gguf.metadata import Metadata
 from llamado.text.tokenizer.charsmap import Normalizer
 from llamado.text.tokenizer.pieces import Pieces
 from llamado.text.tokenizer.spm import CACHED_PIECES, LONGEST_CACHED, SPACE
-from llamado.text.tokenizer.vocabulary import KEY, Attribute, Vocabulary
+from llamado.text.tokenizer.vocabulary import KEY, Attribute, Vocabulary, all_ids
 
 _MATCHED = Attribute.NORMAL | Attribute.USER_DEFINED | Attribute.UNUSED
 _PENALTY = 10.0  # by how much an unknown character is less likely than the least likely token
@@ -25,7 +25,7 @@ class Unigram:
     """Plain text → ids for one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary, metadata: Metadata, *, add_space_prefix: bool) -> None:
-        self._ids = vocabulary.ids
+        self._ids = all_ids(vocabulary.strings)
         self._unknown = vocabulary.special.unk
         scores = vocabulary.scores(metadata).astype(np.float64)
         normal = scores[(vocabulary.attributes & np.uint8(Attribute.NORMAL)) > 0]
@@ -33,7 +33,7 @@ class Unigram:
         scores[(vocabulary.attributes & np.uint8(Attribute.USER_DEFINED)) > 0] = 0.0
         scores[(vocabulary.attributes & np.uint8(_MATCHED)) == 0] = -inf
         self._scores: list[float] = scores.tolist()
-        self._longest = max(map(len, vocabulary.ids))
+        self._longest = max(map(len, self._ids))
         user_defined = [vocabulary.text(token) for token in vocabulary.having(Attribute.USER_DEFINED)]
         self._normalize = Normalizer(metadata, user_defined)
         self._merge_spaces = metadata.bool_(KEY + "remove_extra_whitespaces", False)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.gguf.metadata import Metadata, StringArray
+from llamado.gguf.text_index import TextIndex, decode_all
 from llamado.text.errors import TokenizerError
 
 KEY = "tokenizer.ggml."
@@ -175,7 +176,8 @@ class Vocabulary:
         self.n_vocab = len(self.strings)
         if not self.n_vocab:
             raise TokenizerError(f"the list of tokens ({KEY}tokens) is empty; the model file is damaged")
-        self.ids: dict[str, int] = _ids(self.strings)
+        self.ids = TextIndex(self.strings, last=True, names=empty_texts(self.strings))
+        """Tokens by their texts. Bytes that are not UTF-8 are lone surrogates, which no input has."""
         self.attributes = self._attributes(metadata)
         self.special = self._special(metadata, defaults)
         self.eog: frozenset[int] = self._end_of_generation()
@@ -282,25 +284,14 @@ class Vocabulary:
                 self.attributes[self.ids[text]] |= np.uint8(attribute)
 
 
-def _ids(strings: StringArray) -> dict[str, int]:
-    """Text → id of every token. Bytes that are not UTF-8 become lone surrogates, which no input has."""
+def empty_texts(strings: StringArray) -> dict[str, int]:
+    """What tokens without text are called."""
+    return {f"[EMPTY_{token}]": token for token in np.flatnonzero(np.diff(strings.offsets) == 0).tolist()}
+
+
+def all_ids(strings: StringArray) -> dict[str, int]:
+    """Text → id of every token, for those who look up every part of a text; see `Vocabulary.ids`."""
     texts = decode_all(strings)
-    ids = dict(zip(texts, range(len(texts)), strict=True))
-    if "" in ids:
-        for token in [i for i, text in enumerate(texts) if not text]:
-            ids[f"[EMPTY_{token}]"] = token
-        del ids[""]
+    ids = dict(zip(texts, range(len(texts)), strict=True)) | empty_texts(strings)
+    ids.pop("", None)
     return ids
-
-
-def decode_all(strings: StringArray) -> list[str]:
-    """All strings at once: joined by a byte that none has and split again, half the time of decoding each."""
-    buffer = np.frombuffer(strings.buffer, np.uint8)
-    offsets = strings.offsets
-    buffer = buffer[int(offsets[0]) : int(offsets[-1])]
-    unused = np.flatnonzero(np.bincount(buffer, minlength=0x80)[:0x80] == 0)
-    if not len(unused):
-        return [raw.decode("utf-8", "surrogateescape") for raw in strings.raw_list()]
-    separator = int(unused[0])
-    joined = np.insert(buffer, offsets[1:-1] - offsets[0], separator).tobytes()
-    return joined.decode("utf-8", "surrogateescape").split(chr(separator))

@@ -10,7 +10,7 @@ import unicodedata
 
 from llamado.gguf.metadata import Metadata
 from llamado.text.tokenizer.unicode_classes import MARK, PUNCTUATION, SPACE, reduce
-from llamado.text.tokenizer.vocabulary import KEY, Vocabulary
+from llamado.text.tokenizer.vocabulary import KEY, Vocabulary, all_ids
 
 _ASCII_SPACE = "\t\n\v\f\r "
 _ASCII_MARKS = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")  # punctuation and symbols: each is a word
@@ -33,9 +33,9 @@ class WordPieces:
     """Plain text → ids for one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary, metadata: Metadata) -> None:
-        self._ids = vocabulary.ids
+        self._ids = all_ids(vocabulary.strings)
         self._unknown = vocabulary.special.unk
-        self._longest = max(map(len, vocabulary.ids))
+        self._longest = max(map(len, self._ids))
         self._lowercase = metadata.bool_(KEY + "normalizer.lowercase", True)
         self._strip_accents = metadata.bool_(KEY + "normalizer.strip_accents", self._lowercase)
 
