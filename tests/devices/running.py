@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from block_types import encode
@@ -16,6 +15,7 @@ from llamado.devices.cpu import lowerings
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.lowerings import LOWERINGS, choose
+from llamado.devices.cpu.lowerings.host import processor
 from llamado.ggml import Graph, RopeMode, Tensor
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
@@ -130,7 +130,7 @@ def turned_by_sections(mode: RopeMode) -> tuple[Tensor, dict[Tensor, Any]]:
 
 # --- lowerings ---
 
-FEATURES = dict(llvm.get_host_cpu_features())
+FEATURES = processor()[1]
 BEST = choose(FEATURES).name
 
 

@@ -27,6 +27,7 @@ from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from llamado.devices.cpu.lowerings import choose
+from llamado.devices.cpu.lowerings.host import processor
 from llamado.devices.cpu.lowerings.lowering import Lowering
 from llamado.devices.device import KernelQuota
 from llamado.devices.owned import foreign
@@ -161,7 +162,7 @@ class Jit:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         self._llvm = llvm
-        cpu, features = host or (llvm.get_host_cpu_name(), dict(llvm.get_host_cpu_features()))
+        cpu, features = host or processor()
         self.cpu: str = cpu
         try:
             self.lowering = lowering or choose(features)

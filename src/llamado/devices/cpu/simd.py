@@ -209,6 +209,16 @@ class Value:
         zeros = ir.Constant(ir.VectorType(_ELEMENTS["i32"], lanes), [0] * lanes)
         return Value(self.code, type_, builder.shuffle_vector(one, empty, zeros))
 
+    def place(self) -> tuple[int, int]:
+        """What this is the sum of, where it was written as one: a number that stands for a value, and a constant."""
+        value, offset = self.ir, 0
+        while isinstance(value, ir.Instruction) and value.opname == "add":
+            left, right = value.operands
+            if not isinstance(right, ir.Constant):
+                break
+            value, offset = left, offset + right.constant
+        return id(value), offset
+
     def lane(self, index: int) -> Value:
         """One lane as a scalar."""
         element = self.code.llvm.extract_element(self.ir, ir.Constant(_ELEMENTS["i32"], index))

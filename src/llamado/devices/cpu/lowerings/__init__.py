@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 
+from llamado.devices.cpu.lowerings.arm import NEON
+from llamado.devices.cpu.lowerings.host import processor
 from llamado.devices.cpu.lowerings.lowering import PORTABLE, Lowering
 from llamado.devices.cpu.lowerings.x86 import AVX2, VNNI
 
-LOWERINGS = {lowering.name: lowering for lowering in (PORTABLE, AVX2, VNNI)}
+LOWERINGS = {lowering.name: lowering for lowering in (PORTABLE, AVX2, VNNI, NEON)}
 """The better ones last."""
 
 
@@ -29,6 +31,4 @@ def choose(features: dict[str, bool]) -> Lowering:
 
 def of_this_machine() -> Lowering:
     """The lowering that this machine computes with."""
-    import llvmlite.binding as llvm
-
-    return choose(dict(llvm.get_host_cpu_features()))
+    return choose(processor()[1])

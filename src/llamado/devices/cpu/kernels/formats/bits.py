@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llamado.devices.cpu.simd import F32, I16, I32, Code, F16x8, F32x8, I8x8, I8x32, I16x8, I16x16, I32x4, I32x8, Value
+from llamado.devices.cpu.simd import F32, I16, I32, Code, F16x8, F32x8, I8x8, I8x32, I16x8, I32x4, I32x8, Value
 
 # --- eight rows of a block ------------------------------------------------------------------------------------------
 
@@ -32,12 +32,7 @@ def cells8(c: Code, rows: Sequence[Value], offset: int) -> list[Value]:
 def nibbles(cells: Sequence[Value]) -> list[Value]:
     """Transposed cells of packed nibbles → the groups of all low nibbles, then of all high ones."""
     raw = [v.bits(I8x32) for v in cells]
-    return [v & 15 for v in raw] + [shift_bytes(v, 4) & 15 for v in raw]
-
-
-def shift_bytes(v: Value, n: int) -> Value:
-    """Bytes shifted right by n with the neighbour's bits coming in above: mask what you need."""
-    return (v.bits(I16x16) >> n).bits(I8x32)
+    return [v & 15 for v in raw] + [v >> 4 for v in raw]
 
 
 def four_bits(c: Code, word: Value, group: int, one: int) -> Value:
@@ -57,9 +52,8 @@ def five_bits(c: Code, rows: Sequence[Value], offset: int, qh: Value) -> list[Va
 
 def place_bit(v: Value, source: int, target: int) -> Value:
     """Bit `source` of each byte at bit `target`, all other bits clear."""
-    words = v.bits(I16x16)
-    moved = words << (target - source) if target >= source else words >> (source - target)
-    return moved.bits(I8x32) & (1 << target)
+    moved = v << (target - source) if target >= source else v >> (source - target)
+    return moved & (1 << target)
 
 
 # --- one block of a cache ---------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class TQ2_0(_Ternary):
             for half in range(2):
                 cells = bits.cells8(c, rows, 32 * half)
                 for quarter in range(4):
-                    yield from (bits.shift_bytes(cell.bits(I8x32), 2 * quarter) & 3 for cell in cells)
+                    yield from ((cell.bits(I8x32) >> (2 * quarter)) & 3 for cell in cells)
 
         return self._block(c, bits.halves(c, rows, 64), groups())
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from llamado.devices.cpu.kernels.formats import bits
 from llamado.devices.cpu.simd import I8, I32, I64, Code, I8x32, I16x16, I32x8, Value
 from llamado.gguf.codebooks import codebook
 from llamado.gguf.types import TensorType
@@ -72,7 +71,7 @@ def signs_of_sevens(c: Code, packed: Value) -> Value:
 def with_eighths(c: Code, sevens: Value) -> Value:
     """Bytes of seven signs with their eighth."""
     raw = sevens.bits(I8x32)
-    folded = (raw ^ bits.shift_bytes(raw, 4)) & 15
+    folded = (raw ^ (raw >> 4)) & 15
     return (raw | c.lowering.lookup(c, _PARITY, folded)).bits(I32x8)
 
 

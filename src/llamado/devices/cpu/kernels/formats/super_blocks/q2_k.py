@@ -29,7 +29,7 @@ class Q2_K(Blocks256):
             for half in range(2):
                 cells = bits.cells8(c, rows, _PAIRS + 32 * half)
                 for quarter in range(4):
-                    groups = [bits.shift_bytes(cell.bits(I8x32), 2 * quarter) & 3 for cell in cells]
+                    groups = [(cell.bits(I8x32) >> (2 * quarter)) & 3 for cell in cells]
                     for k in range(2):
                         s = 8 * half + 2 * quarter + k
                         scale = (heads[s // 4] >> 8 * (s % 4)) & 15

@@ -34,7 +34,7 @@ class Q3_K(Blocks256):
                 low = bits.cells8(c, rows, _LOW + 32 * half)
                 for quarter in range(4):
                     groups = [
-                        (bits.shift_bytes(pair.bits(I8x32), 2 * quarter) & 3)
+                        ((pair.bits(I8x32) >> (2 * quarter)) & 3)
                         | bits.place_bit(bit.bits(I8x32), 4 * half + quarter, 2)
                         for pair, bit in zip(low, high, strict=True)
                     ]

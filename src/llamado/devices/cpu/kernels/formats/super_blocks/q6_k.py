@@ -43,10 +43,10 @@ class Q6_K(Blocks256):
 
 def _six_bits(low: Value, high: Value, quarter: int) -> Value:
     """A group of a quarter of 128 weights: nibbles of `low`, and above them bits 2·quarter and the next of `high`."""
-    nibble = bits.shift_bytes(low.bits(I8x32), 4 * (quarter // 2)) & 15
+    nibble = (low.bits(I8x32) >> (4 * (quarter // 2))) & 15
     two = high.bits(I8x32)
     if quarter < 2:
-        two = (two.bits(I16x16) << (4 - 2 * quarter)).bits(I8x32)
+        two = two << (4 - 2 * quarter)
     elif quarter > 2:
-        two = bits.shift_bytes(two, 2 * quarter - 4)
+        two = two >> (2 * quarter - 4)
     return nibble | (two & 0x30)

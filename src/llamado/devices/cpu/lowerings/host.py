@@ -1,0 +1,47 @@
+"""This machine's processor in LLVM's words.
+
+On ARM, LLVM's own look at /proc/cpuinfo finds neither dot products nor matrix products, and on macOS nothing: there the
+operating system is asked for those features that lowerings need (`HWCAP_…` in Linux' asm/hwcap.h,
+`hw.optional.arm.FEAT_…` of sysctl).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import sys
+
+# LLVM's name → (number of the auxiliary vector's entry, bit), name of Apple's sysctl.
+_ARM: dict[str, tuple[tuple[int, int], str]] = {
+    "neon": ((16, 1), "AdvSIMD"),
+    "lse": ((16, 8), "FEAT_LSE"),
+    "dotprod": ((16, 20), "FEAT_DotProd"),
+    "i8mm": ((26, 13), "FEAT_I8MM"),
+}
+
+
+def processor() -> tuple[str, dict[str, bool]]:
+    """Name and features of this machine's processor, as LLVM spells them."""
+    import llvmlite.binding as llvm
+
+    features = dict(llvm.get_host_cpu_features())
+    if platform.machine() in ("aarch64", "arm64"):
+        features |= _arm_features()
+    return llvm.get_host_cpu_name(), features
+
+
+def _arm_features() -> dict[str, bool]:
+    libc = ctypes.CDLL(None)
+    if sys.platform == "darwin":
+
+        def has(name: str) -> bool:
+            value, size = ctypes.c_int(0), ctypes.c_size_t(4)
+            key = f"hw.optional.{name if name == 'AdvSIMD' else f'arm.{name}'}".encode()
+            return libc.sysctlbyname(key, ctypes.byref(value), ctypes.byref(size), None, 0) == 0 and value.value == 1
+
+        return {feature: has(name) for feature, (_, name) in _ARM.items()}
+    if sys.platform != "linux":
+        return {}
+    libc.getauxval.restype = ctypes.c_ulong
+    libc.getauxval.argtypes = [ctypes.c_ulong]
+    return {feature: bool(libc.getauxval(entry) >> bit & 1) for feature, ((entry, bit), _) in _ARM.items()}
