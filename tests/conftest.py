@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -10,7 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from bits import BITS
 from hypothesis import HealthCheck, settings
+
+from llamado.devices.cpu.lowerings import LOWERINGS
 
 # httpx looks for it with each request to an application in this process, through all of the path where it is not there.
 if find_spec("sniffio") is None:
@@ -25,6 +29,41 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("llamado")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--bits", type=Path, help="compare results, bit by bit, with this file; make it where there is none"
+    )
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    path: Path | None = session.config.getoption("--bits")
+    if path is not None and path.exists():
+        BITS.known = json.loads(path.read_text())
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Fails where hardly anything of the file was met: the tests were others, or had other numbers."""
+    path: Path | None = session.config.getoption("--bits")
+    if path is None or exitstatus:
+        return
+    if not path.exists():
+        path.write_text(json.dumps(BITS.known, indent=0))
+    elif BITS.new > BITS.met // 50:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    print(f"\n{path}: {BITS.met} results of the same bits, {BITS.new} that are not in it")
+
+
+@pytest.fixture(autouse=True)
+def bits_of_this_test(request: pytest.FixtureRequest) -> None:
+    """Results of a test are the same whichever lowering is its parameter."""
+    call = getattr(request.node, "callspec", None)
+    name = call.id if call else ""
+    for value in call.params.values() if call else ():
+        if isinstance(value, str) and value in LOWERINGS:
+            name = name.replace(value, "", 1)
+    BITS.begin(f"{request.node.nodeid.partition('[')[0]} {name}")
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bits import BITS
 from block_types import encode
 from reference import ReferenceDevice
 
@@ -86,16 +87,18 @@ class Case:
             device.compute(node)
         return {name: device.get(tensor) for name, tensor in self.outputs.items()}
 
-    def bind(self, device: CpuDevice) -> None:
-        """Writes every leaf, to memory it keeps: programs know where it is."""
-        for leaf, memory in self.leaf_bytes().items():
+    def bind(self, device: CpuDevice) -> dict[Tensor, Array]:
+        """Writes every leaf, to memory it keeps: programs know where it is. Gives what was written."""
+        leafs = self.leaf_bytes()
+        for leaf, memory in leafs.items():
             if leaf.buffer is None:
                 leaf.buffer, leaf.offset = device.alloc(memory.nbytes), 0
             device.write(leaf, memory)
+        return leafs
 
     def run(self, device: CpuDevice) -> dict[str, Array]:
-        """Every output (4-d) by the device."""
-        self.bind(device)
+        """Every output (4-d) by the device; bits are those of other lowerings."""
+        leafs = self.bind(device)
         device.submit(self.graph)
         seen = ReferenceDevice(np.float32)
         found = {}
@@ -103,6 +106,7 @@ class Case:
             root = tensor.root()[0]
             seen.bind(root, np.array(device.read(root, 0, root.nbytes).result()))
             found[name] = seen.get(tensor)
+        BITS.note(leafs.values(), found.values())
         return found
 
     def check(self, device: CpuDevice, rtol: float = 1e-5, atol: float = 1e-6) -> dict[str, Array]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llamado.devices.cpu.simd import I32, Code, I8x32, Type, Value
+from llamado.devices.cpu.simd import I8, I32, Code, I8x32, Type, Value
 
-_I32x16, _I32x32 = Type("i32", 16), Type("i32", 32)
+_I32x16 = Type("i32", 16)
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,12 @@ class Lowering:
         peak than 127 is not `full_u8`) · x[g][j] (address of 4 signed bytes).
         """
         for w, addresses in zip(weights, x, strict=True):
-            for j, address in enumerate(addresses):
-                sums[j] = sums[j] + _dot4(c, w.zext(_I32x32), self._spread(c, address).to(_I32x32))
+            words = w.bits(sums[0].type)
+            for k in range(4):
+                number = (words >> (8 * k)) & 0xFF
+                for j, address in enumerate(addresses):
+                    operand = c.load(I8, address + k).to(I32).splat(number.type.lanes)
+                    sums[j] = sums[j] + number * operand
 
     def dot_scaled(
         self,
@@ -73,15 +77,6 @@ class Lowering:
             odd = (numbers & (1 << bit)).differs(0)
             row = [c.select(odd, row[i + 1], row[i]) for i in range(0, len(row), 2)]
         return row[0]
-
-    def _spread(self, c: Code, address: Value) -> Value:
-        return c.load(I32, address).splat(8).bits(I8x32)
-
-
-def _dot4(c: Code, a: Value, b: Value) -> Value:
-    product = a * b
-    parts = [c.shuffle(product, None, range(k, 32, 4)) for k in range(4)]
-    return (parts[0] + parts[1]) + (parts[2] + parts[3])
 
 
 PORTABLE = Lowering("portable", columns=4)

@@ -56,6 +56,9 @@ class Avx2(Lowering):
             parts += [(value, j) for j, value in enumerate(held) if value is not None]
         return parts
 
+    def _spread(self, c: Code, address: Value) -> Value:
+        return c.load(I32, address).splat(8).bits(I8x32)
+
     def dot_pairs(self, c: Code, total: Value, a: Value, b: Value) -> Value:
         return total + _madd(c, a, b)
 
