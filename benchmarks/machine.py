@@ -1,106 +1,93 @@
-"""What this machine can do: reading memory, which limits decode, and 8-bit products in the cache, which limit prefill.
+"""What this machine can do: reading memory and caches, which limits decode, and products in the cache, which limit
+prefill; by the kernels of `llamado bench --roofline`.
 
-usage: machine.py
+usage: machine.py [--json FILE]
 """
 
 from __future__ import annotations
 
-import tempfile
-import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+import argparse
+import json
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
-import numpy as np
-
-from llamado.devices.cpu.jit import Jit, kernel
-from llamado.devices.cpu.simd import Code, I8x32, I32x8, Work
-
-THREADS = (1, 2)
-_READ_BYTES = 1 << 30
-# Four-bit weights, and the places of L1 the loop goes round in.
-_PEAK, _ROWS, _PLACES = 15, 8, 16
+from llamado.commands.bench.machine import Machine, beyond_caches, caches, thread_counts
+from llamado.commands.plan import processor
+from llamado.devices import limits as given
 
 
-def fastest(work: Callable[[int], object], threads: int, repeats: int = 5) -> float:
-    """Least seconds that `threads` threads need to do `work(number)` at once."""
-    seconds = []
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(repeats):
-            began = time.perf_counter()
-            list(pool.map(work, range(threads)))
-            seconds.append(time.perf_counter() - began)
-    return min(seconds)
+def sizes(found: dict[int, int]) -> dict[str, int]:
+    """Bytes that are read, by where they lie then: half of the second cache, a part of the third, and memory."""
+    levels = sorted(found)
+    places = {"memory": beyond_caches(found)}
+    for level in levels[1:]:
+        # of the last cache, which others share, more than the one before holds and much less than all of it
+        size = found[level] // 2 if level < levels[-1] else max(4 * found[levels[-2]], found[level] // 8)
+        places[f"L{level}"] = size
+    return places
 
 
-def read_bandwidth(threads: int) -> float:
-    """GB/s of reading 1 GB of memory from end to end, a part by each thread."""
-    words = np.ones(_READ_BYTES // 4, np.float32)
-    parts = np.array_split(words, threads)
-    # Of numpy's reductions the one that is bound by nothing but reading.
-    return 1e-9 * _READ_BYTES / fastest(lambda i: parts[i].max(), threads)
-
-
-@kernel("weights", "activations", "out", "rounds")
-def multiply(c: Code, a: SimpleNamespace, work: Work) -> None:
-    """The inner loop of our matrix products with nothing around it: integer products of operands in L1."""
-    n = c.lowering.columns
-    sums = [c.var(c.const(I32x8, 0)) for _ in range(n)]
-    with c.range(0, a.rounds) as i:
-        place = i % _PLACES
-        row = a.weights + place * (32 * _ROWS)
-        column = a.activations + place * (4 * n * _ROWS)
-        weights = [c.load(I8x32, row + 32 * g) & _PEAK for g in range(_ROWS)]
-        addresses = [[column + 4 * (n * g + j) for j in range(n)] for g in range(_ROWS)]
-        products = [s.value for s in sums]
-        c.lowering.dot(c, products, weights, addresses, _PEAK)
-        for s, value in zip(sums, products, strict=True):
-            s.value = value
-    for j, s in enumerate(sums):
-        c.store(a.out + work.thread * (32 * n) + 32 * j, s.value)
-
-
-def integer_peak(threads: int) -> float:
-    """GOP/s (a multiplication and an addition are two) of 8-bit products in the cache."""
-    with tempfile.TemporaryDirectory() as folder:
-        jit = Jit(folder=Path(folder))
-        function = jit.function(multiply)
-    n = jit.lowering.columns
-    random = np.random.default_rng(0)
-    weights = random.integers(0, 256, 32 * _ROWS * _PLACES, dtype=np.uint8)
-    activations = random.integers(-127, 128, 4 * n * _ROWS * _PLACES, dtype=np.int8)
-    out = np.zeros(8 * n * threads, np.int32)
-    rounds = 1_000_000
-    fields = np.array([weights.ctypes.data, activations.ctypes.data, out.ctypes.data, rounds], np.int64)
-    seconds = fastest(lambda i: function(fields.ctypes.data, i, threads, 0, 0), threads)
-    return 1e-9 * 2 * 32 * _ROWS * n * rounds * threads / seconds
-
-
-def measure() -> dict[str, dict[int, float]]:
-    """Both, by number of threads."""
+def measure() -> dict[str, Any]:
+    """All of it: figures per second, by number of threads."""
+    machine, threads, found = Machine(), thread_counts(), caches()
+    places = sizes(found)
     return {
-        "read_gigabytes_per_second": {n: read_bandwidth(n) for n in THREADS},
-        "integer_gigaops_per_second": {n: integer_peak(n) for n in THREADS},
+        "processor": processor(),
+        "cores": given.cores(),
+        "memory_bytes": given.memory().physical,
+        "lowering": machine.lowering,
+        "caches": {f"L{level}": size for level, size in found.items()},
+        "read_sizes": places,
+        "read": {where: {n: machine.read_bandwidth(size, n) for n in threads} for where, size in places.items()},
+        "integer": {32 * lanes: {n: machine.integer_products(n, lanes) for n in threads} for lanes in machine.widths},
+        "floats": {32 * lanes: {n: machine.float_products(n, lanes) for n in threads} for lanes in machine.widths},
     }
 
 
-def limits() -> dict[str, dict[int, float]]:
-    """Both, from a process of its own: the system counts what this one has held as held by all that it starts."""
+def limits() -> dict[str, Any]:
+    """As JSON gives it back, from a process of its own: the system counts what this one has held as held by all that it
+    starts.
+    """
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(measure).result()
+        found: dict[str, Any] = json.loads(json.dumps(pool.submit(measure).result()))
+    return found
 
 
-def describe(measured: dict[str, dict[int, float]]) -> str:
-    """One line of each limit."""
-    read, computed = measured["read_gigabytes_per_second"], measured["integer_gigaops_per_second"]
-    counts = " / ".join(map(str, THREADS))
-    return (
-        f"reading memory, {counts} threads: {' / '.join(f'{read[n]:.1f}' for n in THREADS)} GB/s\n"
-        f"8-bit products in the cache, {counts} threads: {' / '.join(f'{computed[n]:.0f}' for n in THREADS)} GOP/s"
-    )
+def rows(measured: dict[str, Any]) -> list[tuple[str, dict[str, float], str]]:
+    """What is limited, figures in billions by number of threads, and their unit."""
+    found = []
+    for where, by_threads in measured["read"].items():
+        size = measured["read_sizes"][where] / (1 << 20)
+        found.append((f"reading {where} ({size:,.0f} MiB)", by_threads, "GB/s"))
+    for what, key in (("8-bit products in L1", "integer"), ("float32 multiply-adds of registers", "floats")):
+        for bits, by_threads in measured[key].items():
+            found.append((f"{what}, {bits} bits wide", by_threads, "GOP/s"))
+    return [(what, {n: 1e-9 * value for n, value in by.items()}, unit) for what, by, unit in found]
+
+
+def table(measured: dict[str, Any]) -> str:
+    """A line of each limit."""
+    found = rows(measured)
+    counts = list(found[0][1])
+    lines = [f"| limit | {' | '.join(n + (' thread' if n == '1' else ' threads') for n in counts)} | |"]
+    lines.append(f"|---|{'---:|' * len(counts)}---|")
+    for what, by_threads, unit in found:
+        digits = 1 if unit == "GB/s" else 0
+        lines.append(f"| {what} | {' | '.join(f'{by_threads[n]:.{digits}f}' for n in counts)} | {unit} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", type=Path, help="write every figure to this file")
+    flags = parser.parse_args()
+    measured = limits()
+    print(table(measured))
+    if flags.json:
+        flags.json.write_text(json.dumps(measured, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    print(describe(limits()))
+    main()

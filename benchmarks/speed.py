@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from machine import describe, limits
+from machine import limits, table
 from sides import MODELS, SIDES, measured, model_path, our_command, peer_program
 
 _TIMEOUT = 3600.0
@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     flags = parser.parse_args()
     machine = limits()
-    print(describe(machine), end="\n\n", flush=True)
+    print(table(machine), end="\n\n", flush=True)
     rows: list[Row] = []
     print(HEADER, flush=True)
     for name in flags.models or MODELS:

@@ -364,6 +364,8 @@ class Commands:
 
     def _measuring(self) -> None:
         """bench and perplexity."""
+        from llamado.commands.bench import roofline
+
         note = self._note
 
         def speeds(loaded: Any, prompts: Any, generations: Any, repetitions: int, depth: int) -> list[Any]:
@@ -374,6 +376,14 @@ class Commands:
         def profile(loaded: Any, n: int, start: int) -> list[Any]:
             self._seen.setdefault("bench.profiled", []).append((n, start))
             return []
+
+        def measured_pass(loaded: Any, machine: Any, n: int, start: int, repetitions: int, threads: int) -> Any:
+            self._seen.setdefault("roofline.passes", []).append((n, start))
+            return [roofline.KernelRow("in all", 1, 1.0, roofline.PassWork(), 0.0)], roofline.Peaks(1.0, 1.0, 1.0)
+
+        def batch(forward: Any, pp: int, tg: int, pl: int) -> tuple[float, float]:
+            self._seen.setdefault("bench.batches", []).append((pp, tg, pl))
+            return 1.0, 1.0
 
         def score(forward: Any, tokens: Any, n_ctx: int, **options: Any) -> Any:
             from llamado.commands.bench.perplexity import Score
@@ -412,6 +422,8 @@ class Commands:
         self._patch.setattr("llamado.commands.bench.latency._load", self._load_divided)
         self._patch.setattr("llamado.commands.bench.speed.speeds", speeds)
         self._patch.setattr("llamado.commands.bench.speed._profile", profile)
+        self._patch.setattr(roofline, "measured_pass", measured_pass)
+        self._patch.setattr("llamado.commands.bench.batches.measure", batch)
         self._patch.setattr("llamado.commands.bench.perplexity.score_text", score)
 
     def _quantizing(self) -> None:

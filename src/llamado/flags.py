@@ -725,6 +725,11 @@ BENCH = _group(
           metavar="N,N", commands=frozenset({"bench"})),
     _used("--profile", "also show where the time of a pass goes, operation by operation", type="bool", default=False,
           commands=frozenset({"bench"})),
+    _used("--roofline", "what the kernels of a prompt and of a token reach of this machine's limits, which are "
+          "measured in the same minute", type="bool", default=False, commands=frozenset({"bench"})),
+    _used("-npl --n-parallel", "sequences that generate at once, comma-separated: a table as llama-batched-bench makes "
+          "it, of -p and -n tokens each", type="str", default="", metavar="N,N", commands=frozenset({"bench"}),
+          dest="n_parallel"),
     _used("-r --repetitions", "repetitions", type="int", default=5, metavar="N", commands=frozenset({"bench"})),
     _used("-o --output", "md (a table) or json", type="str", default="md", choices="md json", metavar="FORMAT",
           commands=frozenset({"bench"})),

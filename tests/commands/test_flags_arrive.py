@@ -400,6 +400,8 @@ ROWS: dict[str, Row] = {
     "bench --n-depth": Row("0,32", {"bench.depths": [0, 32], "forward.n_cells": 768,
                                     "bench.profiled": [(512, 0), (1, 127), (512, 32), (1, 159)]}, "--profile"),
     "bench --profile": Row(None, {"bench.profiled": [(512, 0), (1, 127)]}),
+    "bench --roofline": Row(None, {"roofline.passes": [(512, 0), (1, 127)]}, part=True),
+    "bench --n-parallel": Row("2", {"bench.batches": [(512, 2, 2), *[(512, 128, 2)] * 5]}, part=True),
     "bench --repetitions": Row("2", {"bench.repetitions": 2}),
     "bench --output": Row("json", {"printed": "["}),
     "bench --latency": Row("0,7", {"latency.delays": [0.0, 7.0] * 3}, part=True),

@@ -14,7 +14,7 @@ from tiny_models import hold_experts, make_llama
 
 from llamado.commands.bench import speed
 from llamado.commands.bench.perplexity import Score, score_text
-from llamado.commands.bench.speed import MeasuredSequence, _lengths, measure, weights_per_token
+from llamado.commands.bench.speed import MeasuredSequence, measure, weights_per_token, whole_numbers
 from llamado.flags import FlagError
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
@@ -135,11 +135,11 @@ def test_rates_of_a_known_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     assert deviation == pytest.approx(math.sqrt(((50 - mean) ** 2 + (25 - mean) ** 2 + (20 - mean) ** 2) / 2))
 
 
-def test_lengths() -> None:
-    assert _lengths("512,0, 64", "-p") == [512, 0, 64]
+def testwhole_numbers() -> None:
+    assert whole_numbers("512,0, 64", "-p") == [512, 0, 64]
     for bad in ("x", "1,-2", "1.5"):
         with pytest.raises(FlagError, match="-p"):
-            _lengths(bad, "-p")
+            whole_numbers(bad, "-p")
 
 
 @pytest.mark.parametrize("tied", [False, True])

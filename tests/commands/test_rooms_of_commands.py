@@ -9,7 +9,9 @@ import pytest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["run", "plan", "bench.speed", "bench.latency", "bench.perplexity", "options"])
+@pytest.mark.parametrize(
+    "name", ["run", "plan", "bench.speed", "bench.latency", "bench.perplexity", "bench.roofline", "options"]
+)
 def test_no_server_is_imported(name: str) -> None:
     code = f"import sys, llamado.commands.{name}, llamado.engine.loaded_model; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

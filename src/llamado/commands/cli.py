@@ -86,6 +86,14 @@ def _bench(flags: Parsed, _: argparse.Namespace) -> int:
         from llamado.commands.bench.latency import bench_latency
 
         return bench_latency(flags)
+    if flags.roofline:
+        from llamado.commands.bench.roofline import bench_roofline
+
+        return bench_roofline(flags)
+    if flags.n_parallel:
+        from llamado.commands.bench.batches import bench_batches
+
+        return bench_batches(flags)
     from llamado.commands.bench.speed import bench
 
     return bench(flags)

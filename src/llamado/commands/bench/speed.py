@@ -10,7 +10,8 @@ import json
 import re
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,6 +28,7 @@ from llamado.models.memory import Span
 if TYPE_CHECKING:
     from llamado.engine.forward.contract import Forward
     from llamado.engine.loaded_model import LoadedModel
+    from llamado.engine.options import EngineOptions, ModelSource
     from llamado.gguf.reader import GGUFFile
     from llamado.models.base import Model
 
@@ -44,7 +46,8 @@ class Speed:
     """Multiplications and additions of a prompt's weight matrices."""
 
 
-def _lengths(text: str, flag: str) -> list[int]:
+def whole_numbers(text: str, flag: str) -> list[int]:
+    """Numbers of a flag's value, comma-separated. Raises FlagError."""
     try:
         lengths = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
@@ -54,7 +57,60 @@ def _lengths(text: str, flag: str) -> list[int]:
     return lengths
 
 
-def _test(kind: str, n: int, depth: int) -> str:
+@dataclass(frozen=True)
+class TestLengths:
+    """Tokens of prompts and of generation, and tokens behind which both begin."""
+
+    __test__ = False  # for pytest: no test
+
+    prompts: list[int]
+    generations: list[int]
+    depths: list[int]
+
+    @classmethod
+    def of(cls, flags: Parsed) -> TestLengths:
+        """Of `-p`, `-n` and `-d`. Raises FlagError, for `-r` too."""
+        found = cls(
+            [n for n in whole_numbers(flags.n_prompt, "-p/--n-prompt") if n],
+            [n for n in whole_numbers(flags.n_gen, "-n/--n-gen") if n],
+            whole_numbers(flags.n_depth, "-d/--n-depth") or [0],
+        )
+        if flags.repetitions < 1:
+            raise FlagError(f"-r/--repetitions: expected 1 or more, got {flags.repetitions}")
+        if not found.prompts and not found.generations:
+            raise FlagError("nothing to measure: give -p or -n a length")
+        return found
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a test has at most."""
+        return max(self.depths) + max([*self.prompts, *self.generations])
+
+
+@contextmanager
+def measured_model(
+    flags: Parsed, n_tokens: int, n_sequences: int = 1
+) -> Iterator[tuple[ModelSource, EngineOptions, LoadedModel]]:
+    """The model of the flags with room for `n_tokens` of all sequences, and an engine that does nothing beside it.
+
+    Raises LlamadoError, FlagError where its context is smaller.
+    """
+    logs.configure(verbosity=9 if flags.verbose else min(flags.log_verbosity, 2))
+    options = engine_options(flags, n_slots=n_sequences)
+    source = model_source(flags)
+    from llamado.engine.loaded_model import LoadedModel
+
+    with LoadedModel.load(source, options.with_context(max(n_tokens, options.n_ctx))) as llama:
+        if n_tokens > llama.forward.memory.n_cells:
+            raise FlagError(
+                f"a test of {n_tokens} tokens does not fit the model's context of {llama.forward.memory.n_cells}"
+            )
+        # The engine would use its idle time, and the forward pass, to get ready for requests.
+        llama.engine.close()
+        yield source, options, llama
+
+
+def test_name(kind: str, n: int, depth: int) -> str:
     """A test's name, as llama-bench writes it."""
     return f"{kind}{n} @ d{depth}" if depth else f"{kind}{n}"
 
@@ -145,9 +201,9 @@ def speeds(
 
         mean, deviation = measure(work, n, repetitions, lambda: sequence.at(depth))
         if is_prompt:
-            results.append(Speed(_test("pp", n, depth), mean, deviation, None, 2e-9 * operations * mean))
+            results.append(Speed(test_name("pp", n, depth), mean, deviation, None, 2e-9 * operations * mean))
         else:
-            results.append(Speed(_test("tg", n, depth), mean, deviation, 1e-9 * read * mean, None))
+            results.append(Speed(test_name("tg", n, depth), mean, deviation, 1e-9 * read * mean, None))
     sequence.free()
     return results
 
@@ -168,7 +224,7 @@ def _profile(llama: LoadedModel, n: int, start: int) -> list[ProfileRow]:
     assert isinstance(llama.forward, ModelRunner)
     n = min(n, llama.forward.max_batch)
     parts: dict[str, ProfileRow] = {}
-    for time_ in llama.forward.profile(n, start):
+    for time_ in llama.forward.profile(n, start).operations:
         name = re.sub(r"\b[a-z]+\.\d+\.", "", time_.label)  # without the layer's number
         before = parts.get(name, ProfileRow(name, 0, 0.0, 0.0))
         parts[name] = ProfileRow(name, before.n + 1, before.work + time_.work, before.wait + time_.wait)
@@ -177,33 +233,15 @@ def _profile(llama: LoadedModel, n: int, start: int) -> list[ProfileRow]:
 
 def bench(flags: Parsed) -> int:
     """The command. Raises LlamadoError."""
-    logs.configure(verbosity=9 if flags.verbose else min(flags.log_verbosity, 2))
-    prompts = [n for n in _lengths(flags.n_prompt, "-p/--n-prompt") if n]
-    generations = [n for n in _lengths(flags.n_gen, "-n/--n-gen") if n]
-    depths = _lengths(flags.n_depth, "-d/--n-depth") or [0]
-    if flags.repetitions < 1:
-        raise FlagError(f"-r/--repetitions: expected 1 or more, got {flags.repetitions}")
-    options = engine_options(flags, n_slots=1)
-    need = max(depths) + max([*prompts, *generations, 1])
-    source = model_source(flags)
-    from llamado.engine.loaded_model import LoadedModel
-
-    with LoadedModel.load(source, options.with_context(max(need, options.n_ctx))) as llama:
-        if not prompts and not generations:
-            raise FlagError("nothing to measure: give -p or -n a length")
-        if need > llama.forward.memory.n_cells:
-            raise FlagError(
-                f"a test of {need} tokens does not fit the model's context of {llama.forward.memory.n_cells}"
-            )
-        # The engine would use its idle time, and the forward pass, to get ready for requests.
-        llama.engine.close()
+    lengths = TestLengths.of(flags)
+    with measured_model(flags, lengths.longest) as (source, _, llama):
         results: list[Speed] = []
         profiles: dict[str, list[ProfileRow]] = {}
-        for depth in depths:
-            results += speeds(llama, prompts, generations, flags.repetitions, depth)
+        for depth in lengths.depths:
+            results += speeds(llama, lengths.prompts, lengths.generations, flags.repetitions, depth)
             if flags.profile:
-                profiles |= {_test("pp", n, depth): _profile(llama, n, depth) for n in prompts}
-                profiles |= {_test("tg", n, depth): _profile(llama, 1, depth + n - 1) for n in generations}
+                profiles |= {test_name("pp", n, depth): _profile(llama, n, depth) for n in lengths.prompts}
+                profiles |= {test_name("tg", n, depth): _profile(llama, 1, depth + n - 1) for n in lengths.generations}
     if flags.output == "json":
         rows = [{"model": source.name, **asdict(r)} for r in results]
         for row in rows:

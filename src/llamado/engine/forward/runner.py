@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from llamado.engine.forward.device_tensors import DeviceTensors, Progress
 from llamado.engine.forward.graphs import Graphs
 from llamado.engine.forward.pipeline import JoinedRows, Pipeline
 from llamado.engine.observed import ProductObserver
+from llamado.ggml.graph import Graph
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models.base import Model
@@ -45,6 +46,13 @@ _REPLACED = (
     "it is read where it lies on the disk: replace it by renaming another file to its name, or start with --no-mmap, "
     "which reads it into memory at once"
 )
+
+
+class Profile(NamedTuple):
+    """A graph whose inputs are still what they were, and the times of its operations."""
+
+    graph: Graph
+    operations: list[OperationTime]
 
 
 class ModelRunner:
@@ -331,8 +339,9 @@ class ModelRunner:
             self._begin(shape, Batch(nothing, nothing, self.memory.nowhere().rows, nothing)).result()
         return True
 
-    def profile(self, n: int, start: int = 0) -> list[OperationTime]:
-        """Times of each operation for `n` tokens of one sequence from position `start` on, the last with logits.
+    def profile(self, n: int, start: int = 0, repeats: int = 20) -> Profile:
+        """Times of each operation for `n` tokens of one sequence from position `start` on, the last with logits:
+        medians over `repeats` passes.
 
         Raises ForwardError unless the whole model is on this machine.
         """
@@ -350,7 +359,8 @@ class ModelRunner:
         spans = [Span(handle, start, n, before=[0] * start)]
         self.start(np.zeros(n, np.int32), spans, np.array([n - 1], np.int32)).result()
         self.memory.free(handle)
-        return device.profile(self._graphs.get(self._graphs.shape(n, 1, start + n, n_seqs=n_seqs)).parts[0].graph)
+        graph = self._graphs.get(self._graphs.shape(n, 1, start + n, n_seqs=n_seqs)).parts[0].graph
+        return Profile(graph, device.profile(graph, repeats))
 
     def _settle(self, progress: Progress | None = None) -> None:
         """Gives devices what they lack by the placement of now."""

@@ -1,0 +1,146 @@
+"""`llamado bench -npl 1,2,4,8`: what sequences get in all that generate at once, as llama-batched-bench measures it.
+
+A test reads a prompt of PP tokens for each of B sequences and then generates TG tokens for each, a token of all of them
+in every step, without choosing: tokens are given. T are seconds, S tokens of all sequences a second; a test is run once
+to warm up.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.commands.bench.speed import TestLengths, measured_model, whole_numbers
+from llamado.flags import FlagError, Parsed
+from llamado.models.memory import Span
+from llamado.models.memory.pool import align
+
+if TYPE_CHECKING:
+    from llamado.engine.forward.contract import Forward
+
+_WARM_UP = 2  # steps of generation: all of a shape's steps are alike
+
+
+@dataclass(frozen=True)
+class Batched:
+    """Result of one test, with llama-batched-bench's names."""
+
+    pp: int
+    tg: int
+    pl: int
+    n_kv: int
+    t_pp: float
+    speed_pp: float
+    t_tg: float
+    speed_tg: float
+    t: float
+    speed: float
+
+    @classmethod
+    def of(cls, pp: int, tg: int, pl: int, t_pp: float, t_tg: float) -> Batched:
+        n_kv, t = pl * (pp + tg), t_pp + t_tg
+        rates = [n / seconds if seconds else 0.0 for n, seconds in ((pl * pp, t_pp), (pl * tg, t_tg), (n_kv, t))]
+        return cls(pp, tg, pl, n_kv, t_pp, rates[0], t_tg, rates[1], t, rates[2])
+
+
+class SequencesAtOnce:
+    """`n` sequences of up to `room` tokens each."""
+
+    def __init__(self, forward: Forward, n: int, room: int) -> None:
+        """Raises FlagError where they do not fit the memory."""
+        self._forward = forward
+        self._handles = []
+        for _ in range(n):
+            handle = forward.memory.allocate(room)
+            if handle is None:
+                self.free()
+                raise FlagError(f"{n} sequences of {room} tokens do not fit a memory of {forward.memory.n_cells}")
+            self._handles.append(handle)
+        self._random = np.random.default_rng(3)
+
+    def _evaluate(self, spans: list[Span], outputs: NDArray[np.int32]) -> None:
+        n = sum(span.n for span in spans)
+        tokens = self._random.integers(0, self._forward.n_vocab, n, dtype=np.int32)
+        future = self._forward.start(tokens, spans, outputs)
+        for span in spans:
+            span.handle.used += span.n
+        future.result()
+
+    def read_prompts(self, n: int) -> None:
+        """A prompt of `n` tokens each, one behind the other in as large batches as there are; logits for the last."""
+        spans: list[Span] = []
+        room = self._forward.chunk
+        for handle in self._handles:
+            left = n
+            while left:
+                took = min(left, room)
+                used = handle.used + sum(span.n for span in spans if span.handle is handle)
+                spans.append(Span(handle, used, took, before=np.zeros(used, np.int32)))
+                left, room = left - took, room - took
+                last = handle is self._handles[-1] and not left
+                if not room or last:
+                    at = sum(span.n for span in spans) - 1
+                    self._evaluate(spans, np.array([at] if last else [], np.int32))
+                    spans, room = [], self._forward.chunk
+
+    def generate(self, n: int) -> None:
+        """`n` steps of one token of every sequence, all with logits, in batches as large as there are."""
+        for _ in range(n):
+            for first in range(0, len(self._handles), self._forward.max_batch):
+                handles = self._handles[first : first + self._forward.max_batch]
+                spans = [Span(h, h.used, 1, before=np.zeros(h.used, np.int32)) for h in handles]
+                self._evaluate(spans, np.arange(len(spans), dtype=np.int32))
+
+    def free(self) -> None:
+        """Give the room back."""
+        for handle in self._handles:
+            self._forward.memory.free(handle)
+
+
+def measure(forward: Forward, pp: int, tg: int, pl: int) -> tuple[float, float]:
+    """Seconds of reading the prompts of `pl` sequences, and of generating."""
+    sequences = SequencesAtOnce(forward, pl, pp + tg)
+    times = []
+    for work, n in ((sequences.read_prompts, pp), (sequences.generate, tg)):
+        began = time.perf_counter()
+        work(n)
+        times.append(time.perf_counter() - began)
+    sequences.free()
+    return times[0], times[1]
+
+
+def bench_batches(flags: Parsed) -> int:
+    """The command. Raises LlamadoError."""
+    lengths = TestLengths.of(flags)
+    parallel = whole_numbers(flags.n_parallel, "-npl/--n-parallel")
+    if not all(parallel):
+        raise FlagError(f"-npl/--n-parallel: expected 1 or more sequences, got {flags.n_parallel!r}")
+    if lengths.depths != [0]:
+        raise FlagError("-npl/--n-parallel: each sequence begins behind its prompt (-p); -d is for one sequence alone")
+    each = align(max([*lengths.prompts, 0]) + max([*lengths.generations, 0]))
+    results = []
+    with measured_model(flags, max(parallel) * each, max(parallel)) as (source, _, llama):
+        for pp in lengths.prompts or [0]:
+            for tg in lengths.generations or [0]:
+                for pl in parallel:
+                    measure(llama.forward, pp, min(tg, _WARM_UP), pl)
+                    both = [measure(llama.forward, pp, tg, pl) for _ in range(flags.repetitions)]
+                    medians = [statistics.median(times) for times in zip(*both, strict=True)]
+                    results.append(Batched.of(pp, tg, pl, medians[0], medians[1]))
+    if flags.output == "json":
+        print(json.dumps([{"model": source.name, **asdict(r)} for r in results], indent=2))
+        return 0
+    print("| model | PP | TG | B | N_KV | T_PP s | S_PP t/s | T_TG s | S_TG t/s | T s | S t/s |")
+    print(f"|---|{'---:|' * 10}")
+    for r in results:
+        times = [f"{seconds:.3f} | {rate:.2f}" for seconds, rate in ((r.t_pp, r.speed_pp), (r.t_tg, r.speed_tg))]
+        print(
+            f"| {source.name} | {r.pp} | {r.tg} | {r.pl} | {r.n_kv} | {' | '.join(times)} | {r.t:.3f} | {r.speed:.2f} |"
+        )
+    return 0

@@ -1,0 +1,169 @@
+"""What this machine can do at most: reading bytes, which bounds generation, and products in the cache, which bound
+prompts.
+
+Measured by kernels of this file with nothing around them: vector loads from end to end of a piece of memory, the
+integer products of our matrix products (`Lowering.dot`) and float multiply-adds, both of what lies in L1.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from llamado.devices import limits
+from llamado.devices.cpu.jit import Jit, kernel
+from llamado.devices.cpu.simd import Code, Type, Work
+
+MEMORY_BYTES = 1 << 30
+"""What is read to see memory, where no cache is as large; twice the last cache where one is."""
+_STREAMS = 8  # loads under way at once, each into a register of its own
+_PEAK, _GROUPS, _PLACES = 15, 8, 16  # four-bit weights, vectors of them in a round, and the rounds that lie in L1
+_CHAINS = 12  # sums at once: more than the latency of an addition takes
+_ROUNDS = 400_000
+_TRIES = 5
+
+
+def caches(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> dict[int, int]:
+    """Bytes of a core's data caches by level, as Linux tells them; empty where it does not."""
+    found = {}
+    for folder in root.glob("index*"):
+        try:
+            level, kind = int((folder / "level").read_text()), (folder / "type").read_text().strip()
+            size = re.fullmatch(r"(\d+)([KMG]?)", (folder / "size").read_text().strip())
+        except (OSError, ValueError):
+            continue
+        if kind != "Instruction" and size is not None:
+            found[level] = int(size[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[size[2]]
+    return dict(sorted(found.items()))
+
+
+def beyond_caches(found: dict[int, int]) -> int:
+    """Bytes of which a cache holds little while they are read from end to end."""
+    return max(MEMORY_BYTES, 2 * max(found.values(), default=0))
+
+
+@kernel("memory", "n_bytes", "out")
+def read_through(c: Code, a: SimpleNamespace, work: Work, *, lanes: int) -> None:
+    """Loads every vector of `n_bytes` (a multiple of 8 vectors) of memory of the thread's own once."""
+    vector = Type("i32", lanes)
+    sums = [c.var(c.const(vector, 0)) for _ in range(_STREAMS)]
+    start = a.memory + work.thread * a.n_bytes
+    with c.range(0, a.n_bytes, _STREAMS * vector.bytes) as at:
+        for i, total in enumerate(sums):
+            total.value = total.value | c.load(vector, start + at + i * vector.bytes)
+    whole = sums[0].value
+    for total in sums[1:]:
+        whole = whole | total.value
+    c.store(a.out + work.thread * vector.bytes, whole)
+
+
+@kernel("weights", "columns", "out", "rounds")
+def multiply_integers(c: Code, a: SimpleNamespace, work: Work, *, lanes: int, columns: int) -> None:
+    """The inner loop of our matrix products of quantised weights."""
+    n, i8, i32 = columns, Type("i8", 4 * lanes), Type("i32", lanes)
+    sums = [c.var(c.const(i32, 0)) for _ in range(n)]
+    with c.range(0, a.rounds) as i:
+        place = i % _PLACES
+        row = a.weights + place * (i8.bytes * _GROUPS)
+        column = a.columns + place * (4 * n * _GROUPS)
+        weights = [c.load(i8, row + i8.bytes * g) & _PEAK for g in range(_GROUPS)]
+        addresses = [[column + 4 * (n * g + j) for j in range(n)] for g in range(_GROUPS)]
+        products = [s.value for s in sums]
+        c.lowering.dot(c, products, weights, addresses, _PEAK)
+        for s, value in zip(sums, products, strict=True):
+            s.value = value
+    for j, s in enumerate(sums):
+        c.store(a.out + work.thread * (n * i32.bytes) + i32.bytes * j, s.value)
+
+
+@kernel("numbers", "out", "rounds")
+def multiply_floats(c: Code, a: SimpleNamespace, work: Work, *, lanes: int) -> None:
+    """Float multiply-adds of registers, in chains that do not wait for one another."""
+    f32 = Type("f32", lanes)
+    factor = c.load(f32, a.numbers)
+    sums = [c.var(c.const(f32, 0.0)) for _ in range(_CHAINS)]
+    with c.range(0, a.rounds):
+        for s in sums:
+            s.value = c.fma(s.value, factor, factor)
+    for j, s in enumerate(sums):
+        c.store(a.out + work.thread * (_CHAINS * f32.bytes) + f32.bytes * j, s.value)
+
+
+class Machine:
+    """Measures with `jit`'s code. Each figure is the best of some tries, all threads at once."""
+
+    def __init__(self, jit: Jit | None = None) -> None:
+        self._jit = jit or Jit()
+        self.widths = (8, 16) if self._jit.lowering.panel_rows == 16 else (8,)
+        """Lanes of four bytes of a register: 256 and 512 bits."""
+
+    @property
+    def lowering(self) -> str:
+        """How integer products are spelled."""
+        return self._jit.lowering.name
+
+    def read_bandwidth(self, n_bytes: int, threads: int) -> float:
+        """Bytes per second of reading about `n_bytes` again and again, a part by each thread: by our loads, or by
+        numpy's fastest reduction where that is faster.
+        """
+        part = max(n_bytes // threads // 4096, 1) * 4096
+        memory = np.ones(part * threads // 4, np.float32)
+        again = max(1, (64 << 20) // (part * threads))  # what is small is read often, or starting would be measured
+        parts = memory.reshape(threads, -1)
+        best = _fastest(lambda i: [parts[i].max() for _ in range(again)], threads)
+        out = np.zeros(16 * threads, np.int32)
+        fields = np.array([memory.ctypes.data, part, out.ctypes.data], np.int64)
+        for lanes in self.widths:
+            function = self._jit.function(read_through, lanes=lanes)
+            seconds = _fastest(
+                lambda i, f=function: [f(fields.ctypes.data, i, threads, 0, 0) for _ in range(again)],  # type: ignore[misc]
+                threads,
+            )
+            best = min(best, seconds)
+        return again * part * threads / best
+
+    def integer_products(self, threads: int, lanes: int) -> float:
+        """Operations per second (a multiplication and an addition are two) of 8-bit products in the cache."""
+        return max(self._integer_products(threads, lanes, n) for n in (self._jit.lowering.columns, _CHAINS))
+
+    def _integer_products(self, threads: int, lanes: int, n: int) -> float:
+        random = np.random.default_rng(0)
+        weights = random.integers(0, 256, 4 * lanes * _GROUPS * _PLACES, dtype=np.uint8)
+        columns = random.integers(-127, 128, 4 * n * _GROUPS * _PLACES, dtype=np.int8)
+        out = np.zeros(lanes * n * threads, np.int32)
+        fields = np.array([weights.ctypes.data, columns.ctypes.data, out.ctypes.data, _ROUNDS], np.int64)
+        function = self._jit.function(multiply_integers, lanes=lanes, columns=n)
+        seconds = _fastest(lambda i: function(fields.ctypes.data, i, threads, 0, 0), threads)
+        return 2 * 4 * lanes * _GROUPS * n * _ROUNDS * threads / seconds
+
+    def float_products(self, threads: int, lanes: int) -> float:
+        """Operations per second of float multiply-adds of registers."""
+        numbers, out = np.full(lanes, 0.5, np.float32), np.zeros(lanes * _CHAINS * threads, np.float32)
+        rounds = 4 * _ROUNDS
+        fields = np.array([numbers.ctypes.data, out.ctypes.data, rounds], np.int64)
+        function = self._jit.function(multiply_floats, lanes=lanes)
+        seconds = _fastest(lambda i: function(fields.ctypes.data, i, threads, 0, 0), threads)
+        return 2 * lanes * _CHAINS * rounds * threads / seconds
+
+
+def _fastest(work: Callable[[int], object], threads: int) -> float:
+    """Least seconds that `threads` threads need to do `work(number)` at once, once they are there."""
+    seconds = []
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(threads)))
+        for _ in range(_TRIES):
+            began = time.perf_counter()
+            list(pool.map(work, range(threads)))
+            seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
+def thread_counts() -> tuple[int, ...]:
+    """One thread, and as many as compute side by side."""
+    return tuple(sorted({1, limits.cores()}))

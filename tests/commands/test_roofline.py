@@ -1,0 +1,197 @@
+"""What `llamado bench --roofline` counts of a graph, and how it holds it against the machine."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_models import make_llama
+
+from llamado.commands import cli
+from llamado.commands.bench import roofline
+from llamado.commands.bench.machine import Machine, beyond_caches, caches
+from llamado.commands.bench.roofline import (
+    ATTENTION,
+    REST,
+    PassWork,
+    Peaks,
+    in_all,
+    measured_pass,
+    product_work,
+    rows_of,
+)
+from llamado.devices.device import OperationTime
+from llamado.engine.loaded_model import LoadedModel
+from llamado.engine.options import EngineOptions
+from llamado.ggml import Graph
+from llamado.ggml import graph as g
+from llamado.gguf.reader import GGUFFile
+from llamado.gguf.types import TensorType as T
+
+N_LAYER, N_HEAD, N_HEAD_KV, HEAD, N_VOCAB = 3, 4, 2, 32, 320
+PEAKS = Peaks(read=2e8, integer=1e9, floats=5e8)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    types = {"ffn_down": "Q8_0", "output": "Q8_0"}
+    folder = tmp_path_factory.mktemp("roofline")
+    return make_llama(
+        folder / "m.gguf", n_layer=N_LAYER, n_head=N_HEAD, n_head_kv=N_HEAD_KV, n_vocab=N_VOCAB, types=types
+    )
+
+
+class KnownMachine(Machine):
+    """A machine whose limits are known."""
+
+    def __init__(self) -> None:
+        self.widths = (8,)
+        self.read: list[int] = []
+
+    def read_bandwidth(self, n_bytes: int, threads: int) -> float:
+        self.read.append(n_bytes)
+        return 1e9
+
+    def integer_products(self, threads: int, lanes: int) -> float:
+        return 2e9
+
+    def float_products(self, threads: int, lanes: int) -> float:
+        return 3e9
+
+
+@pytest.mark.parametrize(("n", "start"), [(1, 40), (1, 0), (8, 0), (8, 24)])
+def test_bytes_and_operations_of_a_pass(path: Path, n: int, start: int) -> None:
+    machine = KnownMachine()
+    with LoadedModel.load(path, EngineOptions(n_ctx=256, n_slots=1, n_threads=1)) as llama:
+        llama.engine.close()
+        rows, peaks = measured_pass(llama, machine, n, start, 2, 1)
+    with GGUFFile.open(path) as file:
+        sizes = {name: (t.type.name, t.nbytes, t.n_elements) for name, t in file.tensors.items() if t.ne[1] > 1}
+    found = {row.kernel: row for row in rows}
+    for kind in ("Q4_0", "Q8_0"):
+        of_kind = [
+            (name, size) for name, (type_, *size) in sizes.items() if type_ == kind and name != "token_embd.weight"
+        ]
+        # of the last token alone there are logits, which need no more of the last layer's network
+        alone = ("output.weight", f"blk.{N_LAYER - 1}.ffn")
+        operations = sum(2 * elements * (1 if name.startswith(alone) else n) for name, (_, elements) in of_kind)
+        assert found[f"{kind} products"].work == PassWork(sum(n_bytes for _, (n_bytes, _) in of_kind), operations, 0)
+    cell = 2 * 2 * N_HEAD_KV * HEAD  # keys and values in f16
+    pairs = sum(start + i + 1 for i in range(n))
+    assert found[ATTENTION].work == PassWork(N_LAYER * (start + n) * cell, 0, N_LAYER * 2 * pairs * N_HEAD * 2 * HEAD)
+    assert found[REST].work == PassWork() and rows[-1].kernel == REST and found[REST].of_limit is None
+    assert peaks == Peaks(1e9, 2e9, 3e9) and machine.read == [in_all(rows).work.n_bytes]
+
+
+def test_the_sum_of_times_is_that_of_the_pass(path: Path) -> None:
+    """As long as passes of the same graph take, on a machine that does other things too."""
+    from llamado.engine.forward.runner import ModelRunner
+
+    with LoadedModel.load(path, EngineOptions(n_ctx=256, n_slots=1, n_threads=1)) as llama:
+        llama.engine.close()
+        rows, _ = measured_pass(llama, KnownMachine(), 32, 0, 10, 1)
+        runner = llama.forward
+        assert isinstance(runner, ModelRunner)
+        graph, device, seconds = runner.profile(32, 0, 1).graph, runner.devices[0], []
+        for _ in range(20):
+            began = time.perf_counter()
+            device.submit(graph)
+            seconds.append(time.perf_counter() - began)
+    assert 0.2 * min(seconds) < in_all(rows).seconds < 5 * max(seconds)
+
+
+def test_rows_are_held_against_the_limits() -> None:
+    graph = Graph()
+    w, x = g.new_tensor(T.Q8_0, 64, 100, name="blk.0.w"), g.new_tensor(T.F32, 64, 10)
+    f, y = g.new_tensor(T.F16, 64, 50, name="f"), g.new_tensor(T.F32, 64, 2)
+    graph.output("a", g.mul_mat(w, x))
+    graph.output("b", g.mul_mat(f, y))
+    operations = [
+        OperationTime("Q8_0 blk.0.w", 3e-4, 1e-4),
+        OperationTime("F16 f", 1e-4, 0.0),
+        OperationTime("norm", 1.0, 0.5),
+        OperationTime("Q8_0 blk.0.w", 1e-4, 0.0),  # a product in two parts
+    ]
+    rows = rows_of(graph, operations, pytest.fail, PEAKS)
+    assert [(row.kernel, row.n, row.seconds) for row in rows] == [
+        ("Q8_0 products", 2, pytest.approx(5e-4)),
+        ("F16 products", 1, pytest.approx(1e-4)),
+        (REST, 1, 1.5),
+    ]
+    quantised, plain, _ = rows
+    assert quantised.work == PassWork(100 * 68, 2 * 64 * 100 * 10, 0)
+    assert quantised.of_limit == pytest.approx(128e-6 / 5e-4)  # operations take longer than bytes
+    assert plain.work == PassWork(2 * 64 * 50, 0, 2 * 64 * 50 * 2)
+    assert plain.of_limit == pytest.approx(32e-6 / 1e-4)  # here bytes do
+    assert in_all(rows).least == pytest.approx(128e-6 + 32e-6)
+
+
+def test_operations_of_floats_have_a_limit_of_their_own() -> None:
+    assert PEAKS.seconds(PassWork(0, 3 * 10**9, 5 * 10**8)) == 4.0 and PEAKS.seconds(PassWork(10**9, 1, 1)) == 5.0
+
+
+def test_experts_are_read_as_often_as_they_are_chosen() -> None:
+    w = g.new_tensor(T.Q8_0, 64, 32, 16)
+    for n_tokens, read in ((1, 4), (2, 8), (5, 16)):
+        ids = g.new_tensor(T.I32, 4, n_tokens)
+        node = g.mul_mat_id(w, g.new_tensor(T.F32, 64, 1, n_tokens), ids)
+        assert product_work(node) == PassWork(read * 68 * 32, 2 * 64 * 32 * 4 * n_tokens, 0)
+
+
+def test_masks_say_what_attention_reads() -> None:
+    q = g.new_tensor(T.F32, 32, 3, 4)
+    k, v = (g.new_tensor(T.F16, 32, 64, 2) for _ in range(2))
+    mask = g.new_tensor(T.F16, 64, 3)
+    node = g.flash_attn_ext(q, k, v, mask, 1.0)
+    seen = np.full((1, 1, 3, 64), -np.inf, np.float16)
+    seen[..., 0, 5:8] = seen[..., 1, 6:9] = 0  # a window of three; the last token fills the batch up
+    assert roofline.attention_work(node, lambda _: seen) == PassWork(4 * 2 * 2 * 32 * 2, 0, 2 * 6 * 4 * 64)
+    assert roofline.attention_work(g.flash_attn_ext(q, k, v, None, 1.0), pytest.fail).floats == 2 * 3 * 64 * 4 * 64
+
+
+def test_the_command(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamado.commands.bench.machine.Machine", KnownMachine)
+    given = ["bench", "-m", str(path), "--roofline", "-p", "8", "-n", "4", "-d", "0,16", "-r", "1", "-t", "1"]
+    assert cli.main([*given, "-o", "json"]) == 0
+    tests = json.loads(capsys.readouterr().out)
+    assert [test["test"] for test in tests] == ["pp8", "tg4", "pp8 @ d16", "tg4 @ d16"]
+    for test in tests:
+        *kernels, whole = test["kernels"]
+        assert whole["kernel"] == "in all" and whole["n"] == sum(one["n"] for one in kernels) > 10
+        assert {one["kernel"] for one in kernels} == {"Q4_0 products", "Q8_0 products", ATTENTION, REST}
+        assert whole["work"]["n_bytes"] == sum(one["work"]["n_bytes"] for one in kernels)
+    assert cli.main(given) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("| in all |") == 4 and "limits: 1.0 GB/s of reading as many bytes, 2 GOP/s" in shown
+
+
+def test_what_is_shown_in_a_terminal() -> None:
+    from rich.console import Console
+
+    rows = [roofline.KernelRow("Q4_0 products", 3, 2e-3, PassWork(10**6, 2 * 10**6, 0), 1e-3)]
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(roofline.table("tg1", rows, PEAKS))
+    assert "Q4_0 products │     3 │ 2.00 │  100% │ 1.0 │  0.5 │ 0.00 │     1 │      50%" in capture.get()
+
+
+@pytest.mark.slow
+def test_a_machine_is_measured() -> None:
+    machine = Machine()
+    assert 1e8 < machine.read_bandwidth(1 << 20, 2) < 1e13
+    for lanes in machine.widths:
+        assert 1e8 < machine.float_products(1, lanes) < machine.integer_products(1, lanes) * 4 < 1e14
+
+
+def test_caches_are_those_of_the_system(tmp_path: Path) -> None:
+    for i, (level, kind, size) in enumerate([(1, "Data", "48K"), (1, "Instruction", "64K"), (3, "Unified", "700M")]):
+        folder = tmp_path / f"index{i}"
+        folder.mkdir()
+        for name, text in (("level", str(level)), ("type", kind), ("size", size)):
+            (folder / name).write_text(f"{text}\n")
+    assert caches(tmp_path) == {1: 48 << 10, 3: 700 << 20}
+    assert beyond_caches(caches(tmp_path)) == 1400 << 20
+    assert beyond_caches({}) == beyond_caches({3: 32 << 20}) == 1 << 30
