@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from llamado.gguf.errors import GgufError
 from llamado.gguf.header import Header, TensorInfo
+from llamado.gguf.pages import expect_all, own_pages
 from llamado.gguf.report import Progress
 from llamado.gguf.shards import Shard, check_shard, check_tensor_count, other_shards, release
 
@@ -146,7 +147,8 @@ class GGUFFile:
 
 def _read_whole(path: Path, size: int, report: Callable[[int], None]) -> MemoryMap:
     """The bytes of a file in memory; `report` is told how many came."""
-    memory = MemoryMap(-1, size)  # anonymous and page-aligned, which np.empty is not
+    memory = own_pages(size)
+    expect_all(memory, 0, size)
     with open(path, "rb", buffering=0) as stream, memoryview(memory) as view:
         at = 0
         while at < size:

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
 import numpy as np
@@ -41,6 +41,8 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
 _PROGRAMS_KEPT = 160
+_LONG = 32 << 20
+"""Bytes of a tensor from which on it has large pages though it may be used in part: little is lost beside it."""
 _LEAST_ARENA = 1 << 16
 
 
@@ -129,6 +131,8 @@ class CpuDevice:
         buffer = self.alloc(size)
         for tensor, offset in zip(tensors, offsets, strict=True):
             tensor.buffer, tensor.offset = buffer, offset
+            if tensor.nbytes >= _LONG:
+                buffer.expect_all(offset, tensor.nbytes)
         return [buffer]
 
     own_weights = 0
@@ -165,6 +169,8 @@ class CpuDevice:
         target = view_of(tensor)
         if offset < 0 or offset + source.nbytes > target.nbytes:
             raise DeviceError(f"{source.nbytes} bytes at {offset} do not fit tensor {tensor.name} of {target.nbytes}")
+        root, inside = tensor.root()
+        cast(CpuBuffer, root.buffer).expect_all(root.offset + inside + offset, source.nbytes)
         target[offset : offset + source.nbytes] = source
 
     def submit(self, graph: Graph) -> None:
@@ -198,6 +204,7 @@ class CpuDevice:
             self._programs.clear()
             self._arena.free()
             self._arena = CpuBuffer.allocate(size + size // 4)
+            self._arena.expect_all(0, size)
         self.jit.quota = quota
         try:
             program = link(operations, self.jit, self._arena.address, size, self.team.n_counters)

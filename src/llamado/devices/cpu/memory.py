@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from llamado.devices import limits
 from llamado.devices.device import DeviceError, DeviceFull
 from llamado.ggml.tensor import Tensor
+from llamado.gguf.pages import expect_all, own_pages
 
 log = logging.getLogger("llamado.devices")
 
@@ -41,10 +42,15 @@ class CpuBuffer:
     def allocate(cls, size: int) -> CpuBuffer:
         """`size` zeroed bytes, page-aligned; DeviceFull where the system gives none."""
         try:
-            pages = mmap.mmap(-1, size + _SLACK)
+            pages = own_pages(size + _SLACK)
         except (OSError, ValueError, OverflowError) as error:
             raise DeviceFull(f"no {size / 1e6:.0f} MB of memory to be had: {error}") from error
         return cls(np.frombuffer(pages, np.uint8, size), pages)
+
+    def expect_all(self, start: int, size: int) -> None:
+        """Says that these bytes will all be used, before they are."""
+        if self._pages is not None:
+            expect_all(self._pages, start, size)
 
     def lock(self) -> bool:
         """Keeps the pages in RAM (mlock(2)); False, and a warning that says what to do, where the system refuses."""
@@ -78,9 +84,9 @@ class CpuBuffer:
     def discard(self, start: int) -> None:
         """Gives the pages from byte `start` on back to the system; they read as zeros then, where it takes them."""
         start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-        if self._pages is not None and start < self.size and hasattr(mmap, "MADV_REMOVE"):
+        if self._pages is not None and start < self.size and hasattr(mmap, "MADV_DONTNEED"):
             try:
-                self._pages.madvise(mmap.MADV_REMOVE, start, len(self._pages) - start)
+                self._pages.madvise(mmap.MADV_DONTNEED, start, len(self._pages) - start)
             except OSError as error:
                 log.debug("pages cannot be given back: %s", error)
 
