@@ -313,9 +313,9 @@ def settled(engine: Engine) -> EngineSnapshot:
     return snapshot
 
 
-def eventually(check: Callable[[], bool]) -> bool:
+def eventually(check: Callable[[], bool], seconds: float = 60.0) -> bool:
     """Whether something becomes true."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + seconds
     while not check():
         if time.monotonic() > end:
             return False

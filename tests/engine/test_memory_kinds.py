@@ -21,6 +21,7 @@ from llamado.engine.errors import SlotFileError
 from llamado.engine.request import Request
 from llamado.engine.sampling.params import Sampling
 from llamado.models.memory import KeysValues, LayerMemory
+from llamado.models.memory.parts import BLOCK
 
 from .fake import ALL, STATE, FakeForward, FakeTokenizer, ask, eventually, send
 from .test_recovery import FragileForward
@@ -281,4 +282,80 @@ def test_devices_die(layers: Layers, plain: Plain, make: Make, seed: int) -> Non
         eventually(lambda: forward.lost() is None)
     for client, prompt in zip(clients, prompts, strict=True):
         assert client.result.tokens == plain(prompt, 15)
+    forward.end()
+
+
+SYSTEM = tokens(77, 150)
+
+
+def together(engine: Engine, prompts: list[list[int]], n: int) -> list[list[int]]:
+    clients = [send(engine, req(prompt, n)) for prompt in prompts]
+    return [client.result.tokens for client in clients]
+
+
+SHARED = len(SYSTEM) // BLOCK * BLOCK
+"""Cells that sequences with the same beginning have together: all its whole blocks."""
+
+
+def test_what_sequences_begin_with_is_there_once(make: Make, plain: Plain, layers: Layers) -> None:
+    engine, _ = make()
+    prompts = [SYSTEM + tokens(i, 20) for i in range(N_SLOTS)]
+    assert together(engine, prompts, 12) == [plain(prompt, 12) for prompt in prompts]
+    assert eventually(lambda: engine.snapshot().kv_cells_shared == SHARED, 5)
+    held = sum(slot.n_prompt_tokens for slot in engine.snapshot().slots)
+    assert engine.snapshot().kv_cells_used == held - (N_SLOTS - 1) * SHARED
+    for turn in range(3):  # each goes on by itself
+        prompts = [prompt + plain(prompt, 12) + tokens(10 * turn + i, 9) for i, prompt in enumerate(prompts)]
+        assert together(engine, prompts, 12) == [plain(prompt, 12) for prompt in prompts]
+        assert engine.snapshot().kv_cells_shared == SHARED
+
+
+def test_who_goes_back_into_what_is_shared_leaves_it_to_the_others(make: Make, plain: Plain) -> None:
+    engine, _ = make(cache_ram=0)
+    prompts = [SYSTEM + tokens(i, 20) for i in range(N_SLOTS)]
+    together(engine, prompts, 4)
+    for n in (130, 97, 31, 1):
+        other = SYSTEM[:n] + tokens(n, 40)
+        assert ask(engine, req(other, 9, id_slot=1)).tokens == plain(other, 9)
+        for slot in (0, 2):
+            assert ask(engine, req(prompts[slot], 4, id_slot=slot)).tokens == plain(prompts[slot], 4)
+
+
+def test_a_full_memory_keeps_what_is_shared_for_the_others(make: Make, plain: Plain, layers: Layers) -> None:
+    """Cells for one sequence and a half: who is pushed out gives up what it alone has."""
+    engine, forward = make(new(layers, n_cells=512), n_ctx=400, cache_ram=0)
+    prompts = [SYSTEM + tokens(i, 60) for i in range(6)]
+    for _ in range(2):
+        assert together(engine, prompts, 40) == [plain(prompt, 40) for prompt in prompts]
+    assert sum(forward.sizes) < 2 * 6 * (len(SYSTEM) + 100), "the beginning is not read by each"
+
+
+def test_slot_files_of_sequences_that_share(make: Make, plain: Plain, tmp_path: Path) -> None:
+    engine, _ = make(cache_ram=0)
+    prompts = [SYSTEM + tokens(i, 20) for i in range(2)]
+    said = together(engine, prompts, 8)
+    number = next(slot.id for slot in engine.snapshot().slots if slot.request and slot.request.prompt == prompts[1])
+    saved = engine.save_slot(number, tmp_path / "slot").result(60)
+    assert saved.n_tokens == len(prompts[1]) + 7
+    engine.erase_slot(number).result(60)
+    assert engine.snapshot().kv_cells_shared == 0
+    engine.restore_slot(2, tmp_path / "slot").result(60)
+    for slot, (prompt, answer) in zip((2, 1 - number), reversed([*zip(prompts, said, strict=True)]), strict=True):
+        longer = [*prompt, *answer, 5]
+        result = ask(engine, req(longer, 8, id_slot=slot))
+        assert result.tokens == plain(longer) and result.n_cached >= len(prompt) + 7
+
+
+def test_a_worker_is_lost_while_sequences_share(make: Make, plain: Plain, layers: Layers) -> None:
+    forward = new(layers, FragileForward, seed=3, depth=3)
+    assert isinstance(forward, FragileForward)
+    engine, _ = make(forward)
+    prompts = [SYSTEM + tokens(i, 20) for i in range(N_SLOTS)]
+    clients = [send(engine, req(prompt, 60)) for prompt in prompts]
+    assert eventually(lambda: engine.snapshot().kv_cells_shared > 0, 5)
+    forward.die()
+    assert eventually(lambda: forward.lost() is None, 5)
+    for client, prompt in zip(clients, prompts, strict=True):
+        assert client.result.tokens == plain(prompt, 60)
+    assert eventually(lambda: engine.snapshot().kv_cells_shared == SHARED, 5), "and do so again"
     forward.end()

@@ -204,6 +204,7 @@ class Planner:
         for slot in reading:
             if room <= 0:
                 break
+            sequences.follow(slot)
             if slot.leader is not None and not sequences.leader_done(slot):
                 continue
             if slot.leader is not None or slot.handle is None or slot.handle.need < slot.length:

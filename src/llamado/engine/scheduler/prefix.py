@@ -123,18 +123,7 @@ class Sequences:
                 if found is not None:
                     stored = found[1]
                     branch = max(branch, found[0].shared(prompt[:-1], scales))
-            for other in self._slots:
-                if other is slot or (other.task is None and other.handle is None):
-                    continue
-                shared = min(other.common_prefix(prompt, scales, other.length), prompt.size - 1)
-                branch = max(branch, shared)
-                if shared <= other.used:
-                    shared = self._reach(other, shared)
-                elif shared <= stored:  # what is not read yet is shared as soon as it is, but not waited for in vain
-                    continue
-                if shared > longest:
-                    longest = shared
-                    slot.leader = other, other.last_task
+            branch = max(branch, self._find_leader(slot, prompt, scales, task.id, longest, stored))
         self._keep(slot, n_keep)
         self._go_back(slot, n_keep)
         slot.begin(task, prompt)
@@ -148,6 +137,37 @@ class Sequences:
                     self._keep(other)
                     if self._idle_slots == "clear":
                         self.drop(other)
+
+    def _find_leader(
+        self, slot: Slot, prompt: NDArray[np.int32], scales: Scales, age: int, longest: int, stored: int
+    ) -> int:
+        """The slot's leader: who has, or as an older request is reading, most of its prompt, if that is more than
+        `longest` tokens. `stored` of them need not be waited for. Gives after how many tokens it parts from all others.
+        """
+        branch = 0
+        for other in self._slots:
+            if other is slot or (other.task is None and other.handle is None):
+                continue
+            shared = min(other.common_prefix(prompt, scales, other.length), prompt.size - 1)
+            branch = max(branch, shared)
+            coming = shared > other.used
+            if not coming:
+                shared = self._reach(other, shared)
+            elif shared <= stored or other.age >= age:
+                continue
+            if shared > longest:
+                longest = shared
+                slot.leader = other, other.last_task
+                if coming and other.handle is not None:
+                    self.memory.mark(other.handle, shared)
+                elif coming:
+                    other.branch = shared
+        return branch
+
+    def follow(self, slot: Slot) -> None:
+        """A request that lost its cells, or has none yet, begins as others do by now."""
+        if slot.handle is None and slot.leader is None and slot.recall:
+            self._find_leader(slot, slot.tokens[: slot.length], slot.scales, slot.age, MIN_SHARED - 1, 0)
 
     def drop(self, slot: Slot) -> None:
         """A slot's cells are free; a request that has the slot reads its sequence again."""
