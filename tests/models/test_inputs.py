@@ -160,18 +160,44 @@ def test_what_was_filled_does_not_change_with_the_batch() -> None:
         np.testing.assert_array_equal(data, before)
 
 
-@pytest.mark.parametrize("n_kv", [80, 1 << 16, 1 << 20])
-@pytest.mark.parametrize("kind", [{}, {"window": 3}, {"distances": True}], ids=str)
-def test_pieces_are_the_whole(n_kv: int, kind: dict[str, Any]) -> None:
-    """Of a long mask no more than a few rows at a time."""
-    input = Mask("mask", n_kv, 21, **kind)
-    whole, found = input.fill(batch()), np.zeros(2 * n_kv * 21, np.uint8)
-    sizes = []
-    for at, piece in input.pieces(batch()):
-        found[at : at + piece.size] = piece
-        sizes.append(piece.size)
-    assert found.tobytes() == whole.tobytes() and sum(sizes) == whole.size
-    assert max(sizes) <= max(2 * n_kv, 1 << 20)
+def some_rows(random: np.random.Generator, n: int) -> tuple[Array, MemoryRows]:
+    """Positions and rows of `n` tokens; those of a sequence lie together, few of them see much."""
+    first = random.integers(0, 40, n) * random.integers(0, 3, n)
+    positions = random.integers(0, 60, n).astype(np.int32)
+    return positions, MemoryRows(first + positions, first, first + positions, SPARE)
+
+
+@pytest.mark.parametrize("kind", [{}, {"window": 7}, {"window": 8, "symmetric": True}, {"distances": True}], ids=str)
+def test_a_mask_that_is_renewed_is_the_mask(kind: dict[str, Any]) -> None:
+    """Whatever lay there before: of fewer tokens or more, of another size, of sequences that went on or are others."""
+    random = np.random.default_rng(5)
+    memory, held = np.full(2 * 256 * 8, 7, np.uint8), None
+    positions, rows = some_rows(random, 4)
+    for step in range(120):
+        n = random.integers(1, 9) if step % 3 else len(positions)
+        if n == len(positions) and step % 7:  # a token later
+            positions = positions + np.int32(1)
+            rows = MemoryRows(rows.written + 1, rows.first, rows.last + 1, SPARE)
+        else:
+            positions, rows = some_rows(random, n)
+        input = Mask("mask", 256 if step % 11 else 128, int(random.integers(n, 9)), **kind)
+        given, size = batch(positions=positions, memory=(rows,)), 2 * input.ne[0] * input.ne[1]
+        held = input.renew(given, memory[:size], held)
+        assert memory[:size].tobytes() == input.fill(given).tobytes()
+
+
+def test_of_a_mask_that_goes_on_little_is_written() -> None:
+    """What nobody changed is left alone: 64 sequences of many cells each get one more."""
+    first = np.arange(64, dtype=np.int64) * 2048
+    memory, held = np.zeros(2 * (1 << 17) * 64, np.uint8), None
+    for n in (1000, 1001):
+        rows = MemoryRows(first + n, first, first + n, SPARE)
+        given = batch(positions=np.full(64, n, np.int32), memory=(rows,))
+        held = Mask("mask", 1 << 17, 64).renew(given, memory, held)
+        memory[-2:] = 9  # a cell that nobody sees, before and after
+    assert memory[-2:].tolist() == [9, 9]
+    memory[-2:] = Mask("mask", 1 << 17, 64).fill(given)[-2:]
+    assert memory.tobytes() == Mask("mask", 1 << 17, 64).fill(given).tobytes()
 
 
 @pytest.mark.parametrize("embeddings", [False, True])

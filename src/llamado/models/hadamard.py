@@ -18,7 +18,7 @@ from llamado.ggml.ops import MatrixHint
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.models.batch import Batch
-from llamado.models.inputs import Bytes, Input
+from llamado.models.inputs import Bytes, Constant
 
 _LEAST = 64
 
@@ -44,7 +44,7 @@ def _turned(type: TensorType, heads: Collection[int]) -> int:
     return _LEAST if quantised and len(heads) == 1 and all(n and n % _LEAST == 0 for n in heads) else 0
 
 
-class Hadamard(Input):
+class Hadamard(Constant):
     """F32 [n, n]: the Walsh-Hadamard matrix whose rows have length one; n is a power of two."""
 
     def __init__(self, n: int) -> None:

@@ -8,7 +8,8 @@ architecture that needs something else makes an Input of its own; nothing else h
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,7 @@ from llamado.models.batch import Batch
 Bytes = NDArray[np.uint8]
 
 _HIDDEN = 0xFC00  # f16 −inf
-_PIECE = 1 << 20
-"""Bytes of a mask that are made at a time, about."""
+_INTEGERS: dict[TensorType, type[np.integer]] = {TensorType.I32: np.int32, TensorType.I64: np.int64}
 
 
 class Input(ABC):
@@ -37,9 +37,50 @@ class Input(ABC):
     def fill(self, batch: Batch) -> Bytes:
         """The tensor's bytes for a batch, in memory of their own."""
 
-    def pieces(self, batch: Batch) -> Iterator[tuple[int, Bytes]]:
-        """The same bytes piece by piece, each with its place: a device that has room for all needs none beside it."""
-        yield 0, self.fill(batch)
+    def renew(self, batch: Batch, memory: Bytes, held: object) -> object:
+        """Has `memory`, the tensor's own, hold what `fill` gives; what there is to know for the next time.
+
+        `held`: what the last call for an input of this name gave, of this size or another; None where anything may
+        lie there.
+        """
+        memory[:] = self.fill(batch)
+        return None
+
+
+class Constant(Input):
+    """An input that all batches fill alike."""
+
+    def renew(self, batch: Batch, memory: Bytes, held: object) -> object:
+        """See Input."""
+        if held != self.ne:
+            memory[:] = self.fill(batch)
+        return self.ne
+
+
+class _Numbers(Input):
+    """Whole numbers, and the same one behind them where a batch has fewer."""
+
+    @abstractmethod
+    def _of(self, batch: Batch) -> tuple[NDArray[np.integer], int]:
+        """The numbers, and what goes behind them."""
+
+    def fill(self, batch: Batch) -> Bytes:
+        """See Input."""
+        whole = np.empty(self.ne[0], _INTEGERS[self.type])
+        self._put(batch, whole)
+        return whole.view(np.uint8)
+
+    def renew(self, batch: Batch, memory: Bytes, held: object) -> object:
+        """See Input."""
+        self._put(batch, memory.view(_INTEGERS[self.type]))
+        return None
+
+    def _put(self, batch: Batch, whole: NDArray[np.integer]) -> None:
+        values, filler = self._of(batch)
+        n = len(values)
+        whole[:n] = values
+        if n < whole.size:
+            whole[n:] = filler
 
 
 class ForwardGraph(Graph):
@@ -60,17 +101,16 @@ class ForwardGraph(Graph):
         return tensor
 
 
-class TokenIds(Input):
+class TokenIds(_Numbers):
     """I32 [n_tokens]: the tokens."""
 
     def __init__(self, n_tokens: int) -> None:
         super().__init__("tokens", TensorType.I32, n_tokens)
 
-    def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
+    def _of(self, batch: Batch) -> tuple[NDArray[np.integer], int]:
         if batch.tokens is None:
             raise ValueError("a batch of embeddings for a graph that takes tokens")
-        return _filled(batch.tokens, np.int32, self.ne[0], 0)
+        return batch.tokens, 0
 
 
 class Embeddings(Input):
@@ -103,7 +143,7 @@ class Given(Input):
         return whole.reshape(-1).view(np.uint8)
 
 
-class Positions(Input):
+class Positions(_Numbers):
     """I32 [sections × n_tokens]: the place of each token in its sequence, one dimension of it after another.
 
     With M-RoPE there are four: time, height, width and one without a meaning; a token of text is at [p, p, p, 0]
@@ -114,20 +154,19 @@ class Positions(Input):
         super().__init__("positions", TensorType.I32, sections * n_tokens)
         self._sections = sections
 
-    def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
+    def _of(self, batch: Batch) -> tuple[NDArray[np.integer], int]:
         positions, n = batch.positions, batch.n_tokens
         if positions.ndim == 1 and self._sections == 1:
-            return _filled(positions, np.int32, self.ne[0], 0)
+            return positions, 0
         whole = np.zeros((self._sections, self.ne[0] // self._sections), np.int32)
         if positions.ndim == 1:
             whole[:3, :n] = positions
         else:
             whole[:, :n] = positions
-        return whole.reshape(-1).view(np.uint8)
+        return whole.reshape(-1), 0
 
 
-class StillPairs(Input):
+class StillPairs(Constant):
     """F32 [n_pairs]: a divisor of each rotary frequency, 1, or infinity for pairs that are not turned."""
 
     def __init__(self, n_pairs: int, still: tuple[int, ...]) -> None:
@@ -141,30 +180,38 @@ class StillPairs(Input):
         return factors.view(np.uint8)
 
 
-class RowsWritten(Input):
+class RowsWritten(_Numbers):
     """I64 [n]: the row of a part of the memory that each token, or each sequence's state, is written to."""
 
     def __init__(self, name: str, n: int, part: int = 0) -> None:
         super().__init__(name, TensorType.I64, n)
         self._part = part
 
-    def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
+    def _of(self, batch: Batch) -> tuple[NDArray[np.integer], int]:
         rows = batch.memory[self._part]
-        return _filled(rows.written, np.int64, self.ne[0], rows.spare)
+        return rows.written, rows.spare
 
 
-class StateRows(Input):
+class StateRows(_Numbers):
     """I32 [n_seqs]: the row of a part of the memory with the state that each sequence goes on from."""
 
     def __init__(self, name: str, n_seqs: int, part: int = 0) -> None:
         super().__init__(name, TensorType.I32, n_seqs)
         self._part = part
 
-    def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
+    def _of(self, batch: Batch) -> tuple[NDArray[np.integer], int]:
         rows = batch.memory[self._part]
-        return _filled(rows.first, np.int32, self.ne[0], rows.spare)
+        return rows.first, rows.spare
+
+
+_Interval = tuple[int, int, int]
+
+
+class _Shown(NamedTuple):
+    """What lies in a mask: rows of `n_kv` cells, and the intervals that each of them shows."""
+
+    n_kv: int
+    rows: list[list[_Interval]]
 
 
 class Mask(Input):
@@ -193,16 +240,25 @@ class Mask(Input):
 
     def fill(self, batch: Batch) -> Bytes:
         """See Input."""
-        return self._rows(0, self.ne[1], self._seen(batch))
+        whole = np.empty(2 * self.ne[0] * self.ne[1], np.uint8)
+        self.renew(batch, whole, None)
+        return whole
 
-    def pieces(self, batch: Batch) -> Iterator[tuple[int, Bytes]]:
-        """See Input."""
+    def renew(self, batch: Batch, memory: Bytes, held: object) -> object:
+        """See Input. Of a row that shows what it showed before and one more nothing else is written."""
         n_kv, n_tokens = self.ne
-        seen, step = self._seen(batch), max(1, _PIECE // (2 * n_kv))
-        for at in range(0, n_tokens, step):
-            yield 2 * n_kv * at, self._rows(at, min(at + step, n_tokens), seen)
+        mask, seen = memory.view(np.uint16).reshape(n_tokens, n_kv), self._seen(batch)
+        seen += [[] for _ in range(n_tokens - len(seen))]
+        before = held.rows if isinstance(held, _Shown) and held.n_kv == n_kv else []
+        for row, new, old in zip(mask, seen, before, strict=False):
+            if new != old:
+                self._change(row, old, new)
+        for i in range(len(before), n_tokens):
+            mask[i] = _HIDDEN
+            self._show(mask[i], seen[i])
+        return _Shown(n_kv, [*seen, *before[n_tokens:]])
 
-    def _seen(self, batch: Batch) -> list[list[tuple[int, int, int]]]:
+    def _seen(self, batch: Batch) -> list[list[_Interval]]:
         """What each token sees: intervals of rows from the first to behind the last, each with the row in line with it
         that the token itself is in.
         """
@@ -227,18 +283,27 @@ class Mask(Input):
                     at += n
         return seen
 
-    def _rows(self, first: int, stop: int, seen: Sequence[Sequence[tuple[int, int, int]]]) -> Bytes:
-        """The bytes of some tokens' rows."""
-        mask = np.full((stop - first, self.ne[0]), _HIDDEN, np.uint16)
-        for row, intervals in zip(mask, seen[first:stop], strict=False):
-            for begin, end, own in intervals:
-                shown = row[begin:end]
-                if self._distances:
-                    cells = np.arange(begin, begin + shown.size)
-                    shown[:] = (-np.abs(cells - own)).astype(np.float16).view(np.uint16)
-                else:
-                    shown[:] = 0
-        return mask.reshape(-1).view(np.uint8)
+    def _show(self, row: NDArray[np.uint16], intervals: Sequence[_Interval]) -> None:
+        for begin, end, own in intervals:
+            shown = row[begin:end]
+            if self._distances:
+                cells = np.arange(begin, begin + shown.size)
+                shown[:] = (-np.abs(cells - own)).astype(np.float16).view(np.uint16)
+            else:
+                shown[:] = 0
+
+    def _change(self, row: NDArray[np.uint16], old: Sequence[_Interval], new: Sequence[_Interval]) -> None:
+        """Has a row that shows `old` show `new`. Most often a sequence has got longer, or its window moved on."""
+        kept: list[tuple[int, int]] = []
+        if not self._distances:
+            kept = [(max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(old, new, strict=False)]
+        for i, (begin, end, _) in enumerate(old):
+            low, high = kept[i] if i < len(kept) and kept[i][0] < kept[i][1] else (end, end)
+            row[begin:low] = _HIDDEN
+            row[high:end] = _HIDDEN
+        for i, (begin, end, own) in enumerate(new):
+            low, high = kept[i] if i < len(kept) and kept[i][0] < kept[i][1] else (end, end)
+            self._show(row, [(begin, low, own), (high, end, own)])
 
 
 class RelativeBuckets(Input):
@@ -293,15 +358,14 @@ class AttentionTemperature(Input):
         return whole.view(np.uint8)
 
 
-class OutputRows(Input):
+class OutputRows(_Numbers):
     """I32 [n_outputs]: the rows of the batch that are given out."""
 
     def __init__(self, n_outputs: int) -> None:
         super().__init__("out_rows", TensorType.I32, n_outputs)
 
-    def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
-        return _filled(batch.outputs, np.int32, self.ne[0], 0)
+    def _of(self, batch: Batch) -> tuple[NDArray[np.integer], int]:
+        return batch.outputs, 0
 
 
 class TextShares(Input):
@@ -324,10 +388,3 @@ class TextShares(Input):
 def _times(batch: Batch) -> NDArray[np.integer]:
     """The place in time of each token."""
     return batch.positions if batch.positions.ndim == 1 else batch.positions[0]
-
-
-def _filled(values: NDArray[np.integer], type: type[np.integer], n: int, filler: int) -> Bytes:
-    """The bytes of `n` integers of a type: `values`, and `filler` behind them."""
-    whole = np.full(n, filler, type)
-    whole[: len(values)] = values
-    return whole.view(np.uint8)

@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from llamado.devices.device import Arrival, Bytes, Device, DeviceLost, TensorLink
 from llamado.devices.split.partition import GraphPart
 from llamado.engine.forward.contract import ForwardError
+from llamado.engine.forward.here import BatchesHere
 from llamado.engine.forward.ring import Ring
 from llamado.engine.forward.times import Times
 from llamado.ggml.tensor import Tensor
@@ -80,10 +81,6 @@ class Depth:
             self._at = next((at for at in near if 0 <= at < len(self._steps) and at not in self._rates), self._at)
 
 
-Pieces = Iterable[tuple[int, Bytes]]
-"""An input's bytes, each piece with its place."""
-
-
 class _Sent(NamedTuple):
     """What goes by a link, and its number there."""
 
@@ -113,7 +110,7 @@ class _Job:
     def __init__(
         self,
         parts: Sequence[GraphPart],
-        inputs: Mapping[str, Pieces],
+        inputs: Mapping[str, Bytes],
         n_tokens: int,
         n_outputs: int,
         features: NDArray[np.float32] | None,
@@ -202,6 +199,7 @@ class Pipeline:
         self._output = output
         self._width = width
         self.ring = Ring(devices)
+        self._here = BatchesHere(output, width, self.times)
         self._flying: set[Future[NDArray[np.float32]]] = set()
         self._order = threading.Lock()
         # By device: batches in the order in which they leave it.
@@ -211,6 +209,7 @@ class Pipeline:
 
     def set_up(self, parts: Sequence[GraphPart], used: Sequence[int]) -> None:
         """From now on batches go through parts like these, on devices of these numbers."""
+        self._here.forget()
         self.depth = Depth(len({part.device for part in parts[1:]}) if len(parts) > 1 else 1)
         alone = len(parts) == 1 and self._devices[parts[0].device].local
         for device in () if alone else used:
@@ -232,18 +231,14 @@ class Pipeline:
 
         A batch that this machine alone computes is done when this returns.
         """
-        n_outputs = len(batch.outputs)
         if len(parts) == 1 and self._devices[parts[0].device].local:
-            inputs = {feed.name: feed.pieces(batch) for feed in feeds}
-            job = _Job(parts, inputs, batch.n_tokens, n_outputs, features)
-            self._run(job, 0)
-        else:
-            # Several devices may want the same input, and later.
-            whole = {feed.name: [(0, feed.fill(batch))] for feed in feeds}
-            job = _Job(parts, whole, batch.n_tokens, n_outputs, features)
-            self._flying.add(job.future)
-            job.future.add_done_callback(self._flying.discard)
-            self._hand_over(job, 0)
+            return self._here.run(self._devices[parts[0].device], parts[0], feeds, batch, features)
+        # Several devices may want the same input, and later.
+        inputs = {feed.name: feed.fill(batch) for feed in feeds}
+        job = _Job(parts, inputs, batch.n_tokens, len(batch.outputs), features)
+        self._flying.add(job.future)
+        job.future.add_done_callback(self._flying.discard)
+        self._hand_over(job, 0)
         return job.future
 
     def finish(self) -> list[Future[NDArray[np.float32]]]:
@@ -291,9 +286,8 @@ class Pipeline:
         note = _Note(job.queued)
         job.notes.append(note)
         for name, tensor in part.graph.inputs.items():
-            for offset, piece in job.inputs[name]:
-                device.write(tensor, piece, offset)
-                note.n_bytes += piece.nbytes
+            device.write(tensor, job.inputs[name])
+            note.n_bytes += job.inputs[name].nbytes
         arrivals: list[Future[Arrival]] = []
         for name, tensor in part.takes.items():
             sent = job.sent.pop(name, None)
@@ -323,7 +317,7 @@ class Pipeline:
             try:
                 data = future.result()
                 # what lies in the device's working memory is gone with the next batch
-                job.values[name] = data if len(job.parts) == 1 or not device.local else data.copy()
+                job.values[name] = data.copy() if device.local else data
             except BaseException as error:
                 self._fail(job, error)
                 return

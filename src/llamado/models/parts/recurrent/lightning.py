@@ -23,13 +23,13 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.models.batch import Batch
 from llamado.models.forward import Linear, Pass
-from llamado.models.inputs import Bytes, Input
+from llamado.models.inputs import Bytes, Constant
 from llamado.models.memory import RecurrentState
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
 
-class Slopes(Input):
+class Slopes(Constant):
     """F32 [1, n_head]: 2^(-8 (h + 1) / n_head) for head h, the slopes of ALiBi (arXiv 2108.12409)."""
 
     def __init__(self, n_head: int) -> None:

@@ -1,0 +1,105 @@
+"""Python between two steps: from the end of one native call to the beginning of the next, while N slots generate.
+
+The engine runs in this process, and nothing else: no HTTP, no client. What is timed is the call that has the threads
+run a program; what lies between two such calls is the scheduler, sampling, text, and the inputs of the next step.
+Medians, and the 90th percentile, of all steps in which every slot generates.
+
+usage: steps.py [MODEL …] [--slots 1,8] [--tokens 200] [--sampling greedy | default] [--threads 2] [--rounds 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+from sides import model_path
+
+from llamado.engine.loaded_model import LoadedModel
+from llamado.engine.options import EngineOptions
+from llamado.engine.request import Done, Event, Failed
+
+_SKIPPED = 8
+"""Steps at either end of a round that do not count: prompts are read, answers end."""
+
+
+class TimedCall:
+    """A native call, with when it began and ended (ns) each time."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+        self.times: list[tuple[int, int]] = []
+
+    def __call__(self, *arguments: int) -> None:
+        began = time.perf_counter_ns()
+        self._call(*arguments)
+        self.times.append((began, time.perf_counter_ns()))
+
+
+def generate(llama: LoadedModel, n_slots: int, n_tokens: int, options: dict[str, Any]) -> None:
+    """Have all slots generate at once."""
+    ended, left = threading.Event(), [n_slots]
+
+    def take(event: Event) -> None:
+        if isinstance(event, Failed):
+            print(event.error)
+        if isinstance(event, (Done, Failed)):
+            left[0] -= 1
+            if not left[0]:
+                ended.set()
+
+    for i in range(n_slots):
+        prompt = llama.tokenize(f"A story about {i} mice:", add_special=True)
+        llama.engine.submit(llama.defaults.request(prompt, n_predict=n_tokens, seed=i, **options), take)
+    ended.wait()
+
+
+def milliseconds(values: list[int]) -> str:
+    """Median and 90th percentile."""
+    return f"{1e-6 * statistics.median(values):.3f} / {1e-6 * statistics.quantiles(values, n=10)[-1]:.3f}"
+
+
+def main() -> None:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("models", nargs="*", default=["smollm2"], metavar="MODEL")
+    parser.add_argument("--slots", default="1,8")
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--sampling", choices=("greedy", "default"), action="append")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    flags = parser.parse_args()
+    print("| model | slots | sampling | native, ms (median / 90%) | Python, ms | tokens/s |")
+    print("|---|---:|---|---:|---:|---:|")
+    for name in flags.models:
+        for n in (int(part) for part in flags.slots.split(",")):
+            settings = EngineOptions(n_ctx=1024 * n, n_slots=n, n_threads=flags.threads)
+            with LoadedModel.load(model_path(name), settings) as llama:
+                team = llama.forward.devices[0].team  # type: ignore[attr-defined]
+                call = team._dispatch = TimedCall(team._dispatch)
+                while not llama.engine._prepared:  # it uses idle time to get ready
+                    time.sleep(0.05)
+                for sampling in flags.sampling or ("greedy", "default"):
+                    options: dict[str, Any] = {"ignore_eos": True} | (
+                        {"temperature": 0.0} if sampling == "greedy" else {}
+                    )
+                    native: list[int] = []
+                    gaps: list[int] = []
+                    generate(llama, n, 16, options)
+                    for _ in range(flags.rounds):
+                        call.times.clear()
+                        generate(llama, n, flags.tokens, options)
+                        steps = call.times[_SKIPPED + n : -_SKIPPED - n]
+                        native += [end - began for began, end in steps]
+                        gaps += [b[0] - a[1] for a, b in pairwise(steps)]
+                    rate = 1e9 * n / (statistics.median(native) + statistics.median(gaps))
+                    times = f"{milliseconds(native)} | {milliseconds(gaps)}"
+                    print(f"| {name} | {n} | {sampling} | {times} | {rate:.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Batches that one device of this process computes whole: its memory is filled and read where it lies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import NamedTuple, cast
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.devices.device import Buffer, Bytes, Device
+from llamado.devices.split.partition import GraphPart
+from llamado.engine.forward.times import Times
+from llamado.ggml.tensor import Tensor
+from llamado.models.batch import FEATURES, Batch
+from llamado.models.inputs import Input
+
+
+class _Places(NamedTuple):
+    """Where a graph's inputs lie, in the order of what fills them, and what it gives."""
+
+    inputs: list[tuple[Input, Bytes]]
+    rows: Bytes | None
+    features: Bytes | None
+
+
+class BatchesHere:
+    """Runs batches one after the other; inputs that are much as they were are not filled anew (see Input.renew).
+
+    `output`, `width`: see Pipeline.
+    """
+
+    def __init__(self, output: str, width: int, times: Times) -> None:
+        self._output, self._width, self._times = output, width, times
+        self._places: WeakKeyDictionary[GraphPart, _Places] = WeakKeyDictionary()
+        self._held: dict[str, object] = {}
+
+    def forget(self) -> None:
+        """Tensors lie elsewhere from now on, or others wrote to them."""
+        self._places.clear()
+        self._held.clear()
+
+    def run(
+        self,
+        device: Device,
+        part: GraphPart,
+        feeds: Sequence[Input],
+        batch: Batch,
+        features: NDArray[np.float32] | None = None,
+    ) -> Future[NDArray[np.float32]]:
+        """See Pipeline.start; the rows are the device's own memory, which the next batch writes to."""
+        began = time.monotonic()
+        places = self._places.get(part) or self._find(part, feeds)
+        held, n_bytes = self._held, 0
+        for feed, memory in places.inputs:
+            known = held.pop(feed.name, None)
+            held[feed.name] = feed.renew(batch, memory, known)
+            n_bytes += memory.nbytes
+        device.submit(part.graph)
+        n_rows = len(batch.outputs)
+        if places.rows is None:
+            rows = np.empty((n_rows, self._width), np.float32)
+        else:
+            rows = places.rows[: 4 * self._width * n_rows].view(np.float32).reshape(n_rows, self._width)
+        if features is not None and places.features is not None:
+            features[:] = places.features[: features.nbytes].view(np.float32).reshape(features.shape)
+        self._times.part(part.device, began, began, n_bytes + rows.nbytes)
+        self._times.batch(began, n_rows)
+        future: Future[NDArray[np.float32]] = Future()
+        future.set_result(rows)
+        return future
+
+    def _find(self, part: GraphPart, feeds: Sequence[Input]) -> _Places:
+        graph = part.graph
+        rows, features = graph.outputs.get(self._output), graph.outputs.get(FEATURES)
+        places = self._places[part] = _Places(
+            [(feed, _memory(graph.inputs[feed.name])) for feed in feeds],
+            None if rows is None else _memory(rows),
+            None if features is None else _memory(features),
+        )
+        return places
+
+
+def _memory(tensor: Tensor) -> Bytes:
+    """The bytes of a bound tensor of a device whose memory is this process's."""
+    memory = cast(Buffer, tensor.buffer).memory
+    assert memory is not None
+    return memory[tensor.offset : tensor.offset + tensor.nbytes]
